@@ -1,0 +1,1 @@
+"""What people start: the commands, schedules, the demo and the benchmarks."""

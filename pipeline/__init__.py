@@ -1,0 +1,1 @@
+"""The pipeline itself: engine, policy, ingest, ledger, observe, and the stages that join them."""

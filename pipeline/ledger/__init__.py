@@ -1,0 +1,1 @@
+"""The store: jobs, groups, leases, completions, costs. The only room that speaks SQL."""

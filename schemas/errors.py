@@ -1,0 +1,97 @@
+"""Every error a user can meet.
+
+    SpecbatchError
+    ├── UsageError               bad flags, bad settings                     exit 2
+    │   ├── SpecError            a field of the job spec is wrong
+    │   ├── InputError           an input file or column is missing or unreadable
+    │   ├── ModelError           a model folder cannot be served
+    │   ├── OutputError          the output location holds another job, or is not writable
+    │   ├── IdempotencyError     same key, different spec
+    │   └── MissingExtraError    a part of the install is needed and absent
+    ├── JobNotFoundError         no such job                                  exit 2
+    ├── WaitTimeoutError         gave up waiting; the job goes on             exit 6
+    ├── StoreError               the database refused or is out of reach      exit 4
+    ├── ObjectError              an object store refused, or gave back bad bytes
+    ├── FencedError              a lease was lost: somebody else owns the work now
+    └── EngineError              the engine cannot go on
+        ├── ShapeError           arguments of a kernel do not fit together
+        ├── OutOfBlocksError     a sequence cannot fit the KV cache
+        └── RequestCancelled     the job was cancelled or the engine stopped
+
+The message is one sentence that names the thing and the remedy. Commands print it alone, without
+a traceback; anything that is not a `SpecbatchError` is a bug and keeps its traceback.
+"""
+
+
+class SpecbatchError(Exception):
+    """Base of all errors raised on purpose."""
+
+    exit_code = 4
+
+
+class UsageError(SpecbatchError):
+    """The request itself is wrong; nothing was started."""
+
+    exit_code = 2
+
+
+class SpecError(UsageError):
+    """A field of the job spec is wrong; the message names it and what is allowed."""
+
+
+class InputError(UsageError):
+    """An input cannot be read as asked; the message names the file and the row group or column."""
+
+
+class ModelError(UsageError):
+    """A model cannot be served; the message names the folder and the reason."""
+
+
+class OutputError(UsageError):
+    """The output location cannot be used; the message names it."""
+
+
+class IdempotencyError(UsageError):
+    """The idempotency key was used for a different spec; the message names the difference."""
+
+
+class MissingExtraError(UsageError):
+    """A needed extra is not installed; the message gives the pip command."""
+
+
+class JobNotFoundError(UsageError):
+    """No job has this id."""
+
+
+class WaitTimeoutError(SpecbatchError):
+    """The wait ended before the job did. The job goes on."""
+
+    exit_code = 6
+
+
+class StoreError(SpecbatchError):
+    """The database refused an operation or cannot be reached."""
+
+
+class ObjectError(SpecbatchError):
+    """An object store refused an operation or returned bytes of the wrong size or checksum."""
+
+
+class FencedError(SpecbatchError):
+    """The lease's generation is no longer current: the work belongs to somebody else."""
+
+
+class EngineError(SpecbatchError):
+    """The engine cannot go on with this request."""
+
+
+class ShapeError(EngineError):
+    """Kernel arguments do not fit together."""
+
+
+class OutOfBlocksError(EngineError):
+    """A sequence needs more KV blocks than the cache has."""
+
+
+class RequestCancelled(EngineError):
+    """The request was cancelled, or the engine was closed while it ran."""

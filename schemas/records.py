@@ -1,0 +1,296 @@
+"""Hot-path records: frozen, slotted dataclasses that cross rooms. Ids and numbers, no behaviour.
+
+Units are in the names: `_sec`, `_tokens`, `_usd`. Token ids are Python ints; positions count the
+generated tokens of one completion from 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import Any
+
+
+class Origin(IntEnum):
+    """Where a token of a completion came from."""
+
+    PLAIN = 0  # the verifier's own token, nothing was drafted at this step
+    ACCEPTED = 1  # a draft token the verifier agreed with
+    CORRECTED = 2  # the verifier's token where it disagreed with the draft
+    BONUS = 3  # the verifier's token after a fully accepted draft block
+
+
+class FinishReason(StrEnum):
+    """Why a completion ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ERROR = "error"
+    CANCELLED = "cancelled"
+
+
+class JobState(StrEnum):
+    """State of a job as people see it."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    DONE = "done"
+    PARTIAL = "partial"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_final(self) -> bool:
+        return self not in (JobState.QUEUED, JobState.RUNNING)
+
+
+class Stage(StrEnum):
+    """What has to happen next to a unit of work.
+
+    A job goes INGEST → RUN → PUBLISH → END; its groups go (PROPOSE →) VERIFY → RECORD → DONE, or
+    to FAILED or CANCELLED. RUN, END, DONE, FAILED and CANCELLED cannot be claimed.
+    """
+
+    INGEST = "ingest"
+    RUN = "run"
+    PUBLISH = "publish"
+    END = "end"
+    PROPOSE = "propose"
+    VERIFY = "verify"
+    RECORD = "record"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one completion is sampled. Temperature 0 is greedy.
+
+    `top_k` 0, `top_p` 1 and `min_p` 0 are off. `min_tokens` keeps stop ids from being chosen before
+    that many tokens. `ignore_eos` drops the model's own end tokens from the stop ids.
+    """
+
+    max_tokens: int = 128
+    min_tokens: int = 0
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRow:
+    """One accepted input row, tokenised. `overrides` are per-row sampling values (OpenAI bodies)."""
+
+    row_index: int
+    row_id: str
+    prompt_ids: tuple[int, ...]
+    seed: int  # of sample 0, in [0, 2**63)
+    tag: str | None = None
+    n: int = 1
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedRow:
+    """One input row in quarantine: `code` is a stable word, `reason` a sentence."""
+
+    row_index: int
+    row_id: str | None
+    code: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePosition:
+    """Where a group's rows begin: resume needs nothing else.
+
+    `version` is the ETag or (size, mtime) of the object, so a changed input is noticed.
+    """
+
+    uri: str
+    version: str
+    row_group: int
+    row_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Artefact:
+    """A bulk file in the job's workspace, named by its content."""
+
+    uri: str
+    sha256: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewGroup:
+    """A planned group, before the store knows it."""
+
+    index: int
+    source: SourcePosition
+    rows: int
+    prompt_tokens: int
+    prompts: Artefact
+    first_stage: Stage  # PROPOSE or VERIFY
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to work on one unit until it expires. `group_index` None: the job itself.
+
+    `generation` is the fencing token: it rises with every claim, and every later write names it.
+    """
+
+    job_id: str
+    group_index: int | None
+    stage: Stage
+    generation: int
+    owner: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupWork:
+    """A claimed group: the lease and where its files lie."""
+
+    lease: Lease
+    rows: int
+    prompts: Artefact
+    drafts: Artefact | None
+    results: Artefact | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobWork:
+    """A claimed job (to ingest or to publish)."""
+
+    lease: Lease
+    next_group: int  # index of the next group to plan
+    next_row: int  # row_index of the next input row
+    cursor: SourcePosition | None  # where to read on; None at the start
+
+
+@dataclass(frozen=True, slots=True)
+class StageTiming:
+    """What one attempt at a stage took."""
+
+    queue_sec: float  # from ready to claimed; filled by the store when 0
+    compute_sec: float  # device or CPU time spent on the unit
+    device_usd: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRecord:
+    """One finished (row, sample): everything that is kept about it.
+
+    The per-token tuples have one entry per token of `token_ids`. `proposed` counts draft tokens the
+    verifier looked at, `accepted` those it agreed with; `verifier_passes` the forward passes that
+    emitted tokens of this completion.
+    """
+
+    row_index: int
+    sample_index: int
+    row_id: str
+    tag: str | None
+    seed: int
+    prompt_tokens: int
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason
+    origins: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    proposed: int
+    accepted: int
+    verifier_passes: int
+    cost_usd: float
+    verifier: str
+    proposer: str | None
+    error: str | None = None
+    proposed_at_depth: tuple[int, ...] = ()  # [depth] draft tokens checked at draft position j
+    accepted_at_depth: tuple[int, ...] = ()  # [depth] of those, accepted
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """A job to be created. `spec` is the resolved spec as plain JSON values."""
+
+    job_id: str
+    name: str
+    tenant: str
+    spec: Mapping[str, Any]
+    spec_digest: str
+    verifier: str
+    proposer: str | None
+    output_uri: str
+    workspace_uri: str
+    idempotency_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """A job as the store knows it."""
+
+    job_id: str
+    name: str
+    tenant: str
+    spec: Mapping[str, Any]
+    spec_digest: str
+    state: JobState
+    stage: Stage
+    verifier: str
+    proposer: str | None
+    output_uri: str
+    workspace_uri: str
+    idempotency_key: str | None
+    cancel_requested: bool
+    error: str | None
+    rows_total: int  # rows read from the input, known once ingest is done
+    groups_total: int
+    prompt_tokens: int
+    created_at: float  # seconds since the epoch
+    started_at: float | None
+    finished_at: float | None
+    report: Mapping[str, Any] = field(default_factory=dict)  # engine measurements, merged per group
+
+
+@dataclass(frozen=True, slots=True)
+class JobProgress:
+    """Counts of one job right now, read with a handful of aggregate queries."""
+
+    job_id: str
+    state: JobState
+    rows_total: int
+    rows_done: int  # rows of finished groups plus quarantined rows
+    rows_failed: int  # quarantined, or finished with an error
+    groups_total: int
+    groups_done: int
+    completions: int
+    prompt_tokens: int
+    completion_tokens: int
+    proposed: int
+    accepted: int
+    verifier_passes: int
+    queue_sec: float
+    compute_sec: float
+    cost_usd: float
+    ingest_done: bool
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted ÷ proposed draft tokens; None when nothing was proposed."""
+        return self.accepted / self.proposed if self.proposed else None
+
+
+@dataclass(frozen=True, slots=True)
+class Bell:
+    """A unit of work somebody should look at. The broker carries nothing more."""
+
+    job_id: str
+    stage: Stage
+    group_index: int | None
+    model: str | None = None  # the verifier or proposer that must serve it: routing

@@ -1,0 +1,86 @@
+"""Settings of an installation, read once at the edge from the environment or a file.
+
+Every field is `SPECBATCH_<NAME>`; `SPECBATCH_SETTINGS` may name a TOML file with the same names in
+lower case (the environment wins). Secrets only ever travel in URLs read here; they are masked in
+`repr` and never reach the store, messages or logs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from pydantic import Field, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+
+class Settings(BaseSettings):
+    """One frozen object; each class gets only the values it needs, never the whole."""
+
+    model_config = SettingsConfigDict(env_prefix="SPECBATCH_", frozen=True, extra="ignore")
+
+    database_url: str = Field(
+        default="", description="SQLAlchemy URL; empty means SQLite inside the workspace"
+    )
+    broker_url: str = Field(default="memory://", description="Celery broker: redis, amqp or memory")
+    workspace: str = Field(
+        default="", description="folder or s3:// prefix for group artefacts; empty: ./specbatch-data"
+    )
+    s3_endpoint_url: str | None = Field(default=None, description="S3 endpoint other than AWS")
+    lease_sec: float = Field(default=60.0, gt=0, description="a lease without heartbeat ends then")
+    sweep_interval_sec: float = Field(default=5.0, gt=0, description="how often bells are re-rung")
+    max_attempts: int = Field(default=3, ge=1, description="claims of one group before it fails")
+    price_per_device_hour_usd: float = Field(default=0.20, ge=0, description="price of the device")
+    max_concurrent_sequences: int = Field(default=64, ge=1, description="sequences per fused batch")
+    max_batch_tokens: int = Field(default=2048, ge=16, description="tokens per forward pass")
+    kv_cache_mib: int = Field(default=1024, ge=16, description="memory for KV blocks, per model")
+    prometheus_port: int = Field(default=0, ge=0, description="metrics endpoint; 0 is off")
+
+    @field_validator("workspace", mode="after")
+    @classmethod
+    def _workspace_is_absolute(cls, value: str) -> str:
+        value = value or "specbatch-data"
+        return value if "://" in value else str(Path(value).expanduser().resolve())
+
+    @property
+    def store_url(self) -> str:
+        """The database URL; SQLite in the workspace unless one is set."""
+        if self.database_url:
+            return self.database_url
+        root = Path.cwd() / "specbatch-data" if "://" in self.workspace else Path(self.workspace)
+        return f"sqlite:///{root / 'specbatch.db'}"
+
+    @property
+    def masked(self) -> dict[str, object]:
+        """All values with passwords in URLs hidden, for printing."""
+        return {k: mask_url(v) if isinstance(v, str) else v for k, v in self.model_dump().items()}
+
+    def __repr__(self) -> str:
+        return f"Settings({self.masked})"
+
+    __str__ = __repr__
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        sources: list[PydanticBaseSettingsSource] = [init_settings, env_settings]
+        if path := os.environ.get("SPECBATCH_SETTINGS"):
+            sources.append(TomlConfigSettingsSource(settings_cls, toml_file=Path(path)))
+        return tuple(sources)
+
+
+def mask_url(url: str) -> str:
+    """`redis://user:secret@host` becomes `redis://user:***@host`."""
+    return re.sub(r"(://[^:/@]*:)[^@/]+@", r"\1***@", url)

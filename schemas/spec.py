@@ -1,0 +1,178 @@
+"""The job spec: what a user asks for, checked field by field before anything starts."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from specbatch.schemas.errors import SpecError
+from specbatch.schemas.records import SamplingParams
+
+Depth = Literal["auto", "off"] | Annotated[int, Field(ge=0, le=32)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class InputSpec(_Part):
+    """Where prompts come from and which columns mean what."""
+
+    uri: str = Field(min_length=1, description="file, folder, glob or s3:// of Parquet or JSONL")
+    format: Literal["auto", "parquet", "jsonl", "openai"] = Field(
+        default="auto", description="openai: a batch file of custom_id and body.messages"
+    )
+    prompt_column: str = Field(default="prompt", min_length=1, description="column with the prompt")
+    prompt_kind: Literal["auto", "text", "token_ids", "messages"] = Field(
+        default="auto", description="auto: by the column's type"
+    )
+    id_column: str | None = Field(default=None, description="default: `id` if present, else row number")
+    seed_column: str | None = Field(default=None, description="integer column with a seed per row")
+    tag_column: str | None = Field(default=None, description="default: `tag` if present")
+
+
+class OutputSpec(_Part):
+    """Where results go."""
+
+    uri: str = Field(min_length=1, description="folder or s3:// prefix; must not hold another job")
+
+
+class SamplingSpec(_Part):
+    """How completions are sampled; a row's own values (OpenAI bodies) win."""
+
+    max_tokens: int = Field(default=128, ge=1, le=131072)
+    min_tokens: int = Field(default=0, ge=0, le=131072)
+    temperature: float = Field(default=0.0, ge=0.0, le=10.0, description="0 is greedy")
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    top_k: int = Field(default=0, ge=0, description="0 is off")
+    min_p: float = Field(default=0.0, ge=0.0, lt=1.0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    n: int = Field(default=1, ge=1, le=128, description="completions per prompt")
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    @model_validator(mode="after")
+    def _min_fits_max(self) -> SamplingSpec:
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}")
+        return self
+
+    def params(self, overrides: dict[str, Any] | None = None) -> SamplingParams:
+        """The sampling of one row: the job's values, then the row's own."""
+        values = {
+            name: getattr(self, name) for name in SamplingParams.__dataclass_fields__
+        } | dict(overrides or {})
+        return SamplingParams(**values)
+
+
+class SpeculationSpec(_Part):
+    """How far drafts reach. Depth changes speed and cost, never outputs."""
+
+    depth: Depth = Field(default="auto", description="auto, off, or draft tokens per step")
+    pregenerate: bool = Field(
+        default=True, description="let proposer workers draft whole continuations beforehand"
+    )
+
+    @property
+    def enabled(self) -> bool:
+        return self.depth not in ("off", 0)
+
+
+class EngineSpec(_Part):
+    """How the verifier runs. Bits may depend on these; tokens are audited against them."""
+
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
+        default="auto", description="auto: bfloat16 where the device computes it, else float32"
+    )
+    exactness: Literal["bitwise", "fast"] = Field(
+        default="bitwise", description="bitwise: a token's bits do not depend on batch or depth"
+    )
+
+
+class JobSpec(_Part):
+    """A whole job. `load_spec` makes one from a mapping and explains what is wrong with it."""
+
+    name: str = Field(default="job", min_length=1, max_length=100, pattern=r"^[\w.@:+ -]+$")
+    tenant: str = Field(default="default", min_length=1, max_length=100, pattern=r"^[\w.@-]+$")
+    input: InputSpec
+    output: OutputSpec
+    verifier: str = Field(min_length=1, description="model folder, hub id, or a served name")
+    proposer: str | None = Field(default=None, description="draft model: folder, hub id or name")
+    sampling: SamplingSpec = SamplingSpec()
+    speculation: SpeculationSpec = SpeculationSpec()
+    engine: EngineSpec = EngineSpec()
+    group_size: int = Field(default=64, ge=1, le=4096, description="prompts per unit of work")
+    max_prompt_tokens: int | None = Field(default=None, ge=1, description="longer rows are refused")
+
+    @field_validator("proposer", mode="before")
+    @classmethod
+    def _empty_is_none(cls, value: object) -> object:
+        return None if value in ("", "none") else value
+
+    def resolved(self, base: Path) -> JobSpec:
+        """The same spec with local paths made absolute against `base`."""
+        return self.model_copy(
+            update={
+                "input": self.input.model_copy(update={"uri": absolute(self.input.uri, base)}),
+                "output": self.output.model_copy(update={"uri": absolute(self.output.uri, base)}),
+                "verifier": model_ref(self.verifier, base),
+                "proposer": model_ref(self.proposer, base) if self.proposer else None,
+            }
+        )
+
+    def digest(self) -> str:
+        """SHA-256 of the canonical JSON: equal specs, equal digests."""
+        return hashlib.sha256(
+            orjson.dumps(self.model_dump(mode="json"), option=orjson.OPT_SORT_KEYS)
+        ).hexdigest()
+
+    @property
+    def proposes(self) -> bool:
+        """Whether groups pass through the propose stage."""
+        return (
+            self.proposer is not None and self.speculation.enabled and self.speculation.pregenerate
+        )
+
+
+def absolute(uri: str, base: Path) -> str:
+    """Absolute form of a local path; anything with a scheme stays as it is."""
+    return uri if "://" in uri else str((base / Path(uri).expanduser()).absolute())
+
+
+def model_ref(ref: str, base: Path) -> str:
+    """Absolute path if the reference is a folder here; else a hub id or served name, as it is."""
+    path = base / Path(ref).expanduser()
+    return str(path.resolve()) if path.is_dir() or ref.startswith((".", "/", "~")) else ref
+
+
+def load_spec(values: dict[str, Any]) -> JobSpec:
+    """Build a spec; raise `SpecError` naming every wrong field and what is allowed."""
+    try:
+        return JobSpec.model_validate(values)
+    except ValidationError as error:
+        raise SpecError("job spec: " + "; ".join(_explain(e) for e in error.errors())) from None
+
+
+def _explain(error: Any) -> str:
+    where = ".".join(str(part) for part in error["loc"] if not str(part).startswith(("literal", "constrained"))) or "spec"
+    if error["type"] == "extra_forbidden":
+        return f"unknown field `{where}`; allowed here: {', '.join(_fields_at(error['loc'][:-1]))}"
+    if error["type"] == "missing":
+        return f"field `{where}` is required"
+    given = error.get("input")
+    shown = f" (got {given!r})" if isinstance(given, str | int | float | bool) else ""
+    return f"field `{where}`: {error['msg'][0].lower()}{error['msg'][1:]}{shown}"
+
+
+def _fields_at(location: tuple[Any, ...]) -> list[str]:
+    model: type[BaseModel] = JobSpec
+    for part in location:
+        annotation = model.model_fields[part].annotation if part in model.model_fields else None
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        model = annotation
+    return sorted(model.model_fields)
