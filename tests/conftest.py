@@ -1,0 +1,171 @@
+"""Fixtures of every room. Servers and models are made on first use, once per run."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from support.models import TinyPair, tiny_llama
+from support.servers import PrivatePostgres, PrivateRedis, PrivateS3, PrivateServer, ServerError
+
+LONG_OPTION = "--long"
+Server = TypeVar("Server", bound=PrivateServer)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(LONG_OPTION, action="store_true", help="also run the tests marked `long`")
+
+
+def pytest_configure() -> None:
+    # Before anything imports huggingface_hub, which reads this once.
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    for name in [name for name in os.environ if name.startswith("SPECBATCH_")]:
+        del os.environ[name]
+
+
+_long_tests_left_out = pytest.StashKey[int]()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption(LONG_OPTION):
+        return
+    long = [item for item in items if item.get_closest_marker("long")]
+    if long:
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=long)
+        config.stash[_long_tests_left_out] = len(long)
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    if count := config.stash.get(_long_tests_left_out, 0):
+        terminalreporter.write_line(f"{count} long tests not run; {LONG_OPTION} runs them")
+
+
+@pytest.fixture(autouse=True)
+def _seeds() -> None:
+    """The same random numbers in every test, whatever ran before."""
+    random.seed(0)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(0)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(0)
+
+
+def _running(server: Server) -> Iterator[Server]:
+    try:
+        server.__enter__()
+    except ServerError as error:
+        pytest.fail(str(error), pytrace=False)
+    try:
+        yield server
+    finally:
+        server.__exit__()
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[PrivateRedis]:
+    """The run's Redis. Tests that stop or kill a server take `own_redis`."""
+    yield from _running(PrivateRedis())
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PrivatePostgres]:
+    """The run's PostgreSQL. Tests that stop or kill a server take `own_postgres`."""
+    yield from _running(PrivatePostgres())
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[PrivateS3]:
+    """The run's S3."""
+    yield from _running(PrivateS3())
+
+
+@pytest.fixture
+def own_redis() -> Iterator[PrivateRedis]:
+    """A Redis of this test's own, to kill and restart."""
+    yield from _running(PrivateRedis())
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[PrivatePostgres]:
+    """A PostgreSQL of this test's own, to kill and restart."""
+    yield from _running(PrivatePostgres())
+
+
+_redis_databases = iter(range(1, sys.maxsize))
+
+
+@pytest.fixture
+def redis_url(redis_server: PrivateRedis) -> Iterator[str]:
+    """URL of an empty numbered database, this test's alone."""
+    database = next(_redis_databases) % redis_server.databases
+    redis_server.flush(database)
+    yield redis_server.url_of(database)
+    redis_server.flush(database)
+
+
+@pytest.fixture
+def postgres_url(postgres_server: PrivatePostgres) -> Iterator[str]:
+    """URL of an empty database, this test's alone."""
+    url = postgres_server.create_database()
+    yield url
+    postgres_server.drop_database(url)
+
+
+@dataclass(frozen=True)
+class S3:
+    """A fresh bucket and where it is."""
+
+    endpoint_url: str
+    bucket: str
+
+    @property
+    def uri(self) -> str:
+        return f"s3://{self.bucket}"
+
+    def client(self) -> Any:
+        """A boto3 client for it."""
+        import boto3
+
+        return boto3.client("s3", endpoint_url=self.endpoint_url)
+
+
+@pytest.fixture
+def s3(s3_server: PrivateS3, monkeypatch: pytest.MonkeyPatch) -> S3:
+    """A fresh bucket; the environment's `AWS_*` lead boto3 and pyarrow to it."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": s3_server.region,
+        "AWS_REGION": s3_server.region,
+        "AWS_ENDPOINT_URL": s3_server.url,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        "NO_PROXY": "127.0.0.1",
+        "no_proxy": "127.0.0.1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    return S3(endpoint_url=s3_server.url, bucket=s3_server.create_bucket())
+
+
+@pytest.fixture(scope="session")
+def tiny_pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
+    """A random two-layer verifier and one-layer draft with one 300-token vocabulary."""
+    folder: Path = tmp_path_factory.mktemp("tiny-pair")
+    return TinyPair(
+        verifier=tiny_llama(folder / "verifier", vocab_size=300, layers=2, seed=1),
+        draft=tiny_llama(folder / "draft", vocab_size=300, layers=1, seed=2),
+    )

@@ -1,0 +1,1 @@
+"""What tests share: private servers and tiny models. Import as `support.<module>`."""
