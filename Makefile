@@ -1,0 +1,58 @@
+# `make` alone prints what there is. The environment in .venv is made on first use.
+
+PYTHON ?= python3
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
+
+export PIP_ROOT_USER_ACTION := ignore
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-long lint types format clean distclean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.engine ## a small job from start to end on this machine, no server needed
+	@$(BIN)/specbatch demo
+
+test: $(VENV)/.dev ## ruff, mypy and pytest; ARGS="-k fencing" goes to pytest
+	@jobs/setup/ensure-servers
+	@jobs/setup/run-checks $(ARGS)
+
+test-long: $(VENV)/.dev ## the same with the fault and fuzz runs
+	@jobs/setup/ensure-servers
+	@jobs/setup/run-checks --long $(ARGS)
+
+lint: $(VENV)/.dev ## ruff check and the formatter's check
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev ## mypy, strict
+	@jobs/setup/types
+
+format: $(VENV)/.dev ## sort imports, apply safe fixes, format
+	@$(BIN)/ruff check --fix --quiet . || true
+	@$(BIN)/ruff format .
+
+clean: ## remove caches, build leftovers and the demo's output
+	@rm -rf demo-run build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
+
+distclean: clean ## also remove .venv
+	@rm -rf $(VENV)
+
+$(BIN)/python:
+	@jobs/setup/make-venv "$(PYTHON)" $(VENV)
+
+$(VENV)/.engine: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing specbatch and its engine into $(VENV) (first time only, some minutes)"
+	@$(PIP) install -c constraints.txt -e '.[engine]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing specbatch, its engine and the test tools into $(VENV) (first time only, some minutes)"
+	@$(PIP) install -c constraints.txt -e '.[engine,s3,postgres,dev]'
+	@touch $(VENV)/.engine $@
