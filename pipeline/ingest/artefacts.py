@@ -1,0 +1,131 @@
+"""A group's bulk files as Arrow IPC bytes (zstd): prompts, drafts, results.
+
+Equal content gives equal bytes, so an artefact can be named by its hash and a retry overwrites a
+file with itself. Bytes that are not such a file raise `ObjectError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+import pyarrow as pa
+
+from specbatch.schemas import arrow
+from specbatch.schemas.errors import ObjectError
+from specbatch.schemas.records import CompletionRecord, FinishReason, PromptRow
+
+_SEQUENCES = ("token_ids", "origins", "logprobs", "proposed_at_depth", "accepted_at_depth")
+
+
+@dataclass(frozen=True, slots=True)
+class DraftBlock:
+    """A proposer's guess at how a sample goes on. Only a hint: it may be wrong, late or lost."""
+
+    row_index: int
+    sample_index: int
+    token_ids: tuple[int, ...]
+
+
+def write_prompts(rows: Sequence[PromptRow]) -> bytes:
+    return _write(
+        arrow.PROMPTS,
+        {
+            "row_index": [row.row_index for row in rows],
+            "row_id": [row.row_id for row in rows],
+            "prompt_ids": [row.prompt_ids for row in rows],
+            "seed": [row.seed for row in rows],
+            "tag": [row.tag for row in rows],
+            "n": [row.n for row in rows],
+            "overrides": [_overrides_text(row.overrides) for row in rows],
+        },
+    )
+
+
+def read_prompts(data: bytes) -> list[PromptRow]:
+    return [
+        PromptRow(
+            item["row_index"],
+            item["row_id"],
+            tuple(item["prompt_ids"]),
+            item["seed"],
+            item["tag"],
+            item["n"],
+            _overrides(item["overrides"]),
+        )
+        for item in _read(arrow.PROMPTS, data)
+    ]
+
+
+def write_drafts(drafts: Sequence[DraftBlock]) -> bytes:
+    return _write(
+        arrow.DRAFTS,
+        {
+            "row_index": [draft.row_index for draft in drafts],
+            "sample_index": [draft.sample_index for draft in drafts],
+            "token_ids": [draft.token_ids for draft in drafts],
+        },
+    )
+
+
+def read_drafts(data: bytes) -> list[DraftBlock]:
+    return [
+        DraftBlock(item["row_index"], item["sample_index"], tuple(item["token_ids"]))
+        for item in _read(arrow.DRAFTS, data)
+    ]
+
+
+def write_results(records: Sequence[CompletionRecord]) -> bytes:
+    columns = {name: [getattr(record, name) for record in records] for name in arrow.RESULTS.names}
+    columns["finish_reason"] = [record.finish_reason.value for record in records]
+    columns["origins"] = [[int(origin) for origin in record.origins] for record in records]
+    return _write(arrow.RESULTS, columns)
+
+
+def read_results(data: bytes) -> list[CompletionRecord]:
+    return [
+        CompletionRecord(
+            **item
+            | {name: tuple(item[name]) for name in _SEQUENCES}
+            | {"finish_reason": FinishReason(item["finish_reason"])}
+        )
+        for item in _read(arrow.RESULTS, data)
+    ]
+
+
+def _write(schema: pa.Schema, columns: Mapping[str, list[Any]]) -> bytes:
+    arrays = [pa.array(columns[field.name], type=field.type) for field in schema]
+    sink = pa.BufferOutputStream()
+    # One thread: the order in which buffers are compressed must not depend on the machine.
+    options = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
+    with pa.ipc.new_file(sink, schema, options=options) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
+    return bytes(sink.getvalue())
+
+
+def _read(schema: pa.Schema, data: bytes) -> Iterable[dict[str, Any]]:
+    try:
+        with pa.ipc.open_file(pa.BufferReader(data)) as reader:
+            table = reader.read_all()
+    except (pa.ArrowException, OSError) as error:
+        raise ObjectError("an artefact is not an Arrow file; the workspace was damaged") from error
+    if not table.schema.equals(schema, check_metadata=True):
+        raise ObjectError(
+            "an artefact has another layout than this version of specbatch writes; "
+            "finish the job with the version that started it"
+        )
+    rows: list[dict[str, Any]] = table.to_pylist()
+    return rows
+
+
+def _overrides_text(overrides: Mapping[str, Any]) -> str:
+    return orjson.dumps(dict(overrides), option=orjson.OPT_SORT_KEYS).decode()
+
+
+def _overrides(text: str) -> dict[str, Any]:
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in orjson.loads(text).items()
+    }

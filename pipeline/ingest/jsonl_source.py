@@ -1,0 +1,176 @@
+"""Rows of JSONL files and of OpenAI batch files. A line that is not JSON is a bad row, not a bad
+file; blank lines are no rows. Positions are byte offsets, so a resume seeks straight there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+import orjson
+
+from specbatch.pipeline.ingest.objects import ObjectInfo, Objects
+from specbatch.pipeline.ingest.sources import (
+    BYTES_PER_BATCH,
+    ROWS_PER_BATCH,
+    Format,
+    PromptKind,
+    RawBatch,
+    RawRow,
+    as_input_error,
+    files_from,
+)
+from specbatch.schemas.errors import InputError, ObjectError
+from specbatch.schemas.records import SourcePosition
+from specbatch.schemas.spec import InputSpec
+
+MAX_LINE_BYTES = 32 << 20
+_BOM = b"\xef\xbb\xbf"
+_LINES_CHECKED = 100  # by the preflight, per file
+_CHAT_URL = "/v1/chat/completions"
+
+
+class JsonlSource:
+    """A list of JSONL files; `format` openai reads `custom_id` and `body` of each line."""
+
+    def __init__(self, spec: InputSpec, objects: Objects, files: list[ObjectInfo], name: Format):
+        self.files = files
+        self.format = name
+        self._spec = spec
+        self._objects = objects
+        self._id = "custom_id" if name == "openai" else spec.id_column or "id"
+        self._tag = spec.tag_column or "tag"
+        self._prompt = "body" if name == "openai" else spec.prompt_column
+        self._kind: PromptKind = "messages" if name == "openai" else spec.prompt_kind
+        self.has_ids = True  # any line may bring one
+
+    def check(self) -> None:
+        for info in self.files:
+            self._check_file(info)
+
+    def read(self, start: SourcePosition | None = None) -> Iterator[RawBatch]:
+        for info in files_from(self.files, start):
+            begin = start.row_offset if start is not None and info.uri == start.uri else 0
+            for offsets, lines in self._chunks(info, begin):
+                rows = [self._row(line) for line in lines]
+                yield RawBatch(info.uri, info.version, 0, offsets, self._kind, rows)
+
+    def ids_until(self, position: SourcePosition) -> Iterator[list[Any]]:
+        for info in self.files:
+            here = info.uri == position.uri
+            for offsets, lines in self._chunks(info, 0):
+                keep = [
+                    line
+                    for offset, line in zip(offsets, lines, strict=False)
+                    if not here or offset < position.row_offset
+                ]
+                yield [self._row(line).id for line in keep]
+                if here and offsets[-1] >= position.row_offset:
+                    return
+            if here:
+                return
+
+    def _check_file(self, info: ObjectInfo) -> None:
+        seen: dict[str, None] = {}
+        lines = []
+        with self._open(info) as file:
+            for _, _, line in _lines(file, 0):
+                lines.append(line)
+                if len(lines) >= _LINES_CHECKED:
+                    break
+        good = [value for line in lines if isinstance(value := _parse(line), dict)]
+        for value in good:
+            seen.update(dict.fromkeys(value))
+        if lines and not good:
+            raise InputError(f"{info.uri} is not JSONL: none of its first lines is a JSON object")
+        needed = {self._prompt, self._spec.id_column, self._spec.seed_column, self._spec.tag_column}
+        for name in sorted(filter(None, needed)):
+            if good and name not in seen:
+                raise InputError(
+                    f"{info.uri} has no field `{name}` in its first lines; "
+                    f"its fields are {', '.join(seen)}"
+                )
+
+    def _chunks(self, info: ObjectInfo, begin: int) -> Iterator[tuple[list[int], list[bytes]]]:
+        """(offset of every line and of what follows, lines) in bounded pieces."""
+        offsets: list[int] = []
+        lines: list[bytes] = []
+        size, end = 0, begin
+        try:
+            with self._open(info) as file:
+                for offset, end, line in _lines(file, begin):
+                    offsets.append(offset)
+                    lines.append(line)
+                    size += len(line)
+                    if len(lines) >= ROWS_PER_BATCH or size >= BYTES_PER_BATCH:
+                        yield [*offsets, end], lines
+                        offsets, lines, size = [], [], 0
+        except ObjectError as error:
+            raise as_input_error(error) from error
+        if lines:
+            yield [*offsets, end], lines
+
+    def _row(self, line: bytes) -> RawRow:
+        value = _parse(line)
+        if isinstance(value, tuple):
+            return RawRow(problem=value)
+        if self.format == "openai":
+            return self._request(value)
+        return RawRow(
+            value.get(self._id),
+            value.get(self._prompt),
+            value.get(self._spec.seed_column) if self._spec.seed_column else None,
+            value.get(self._tag),
+        )
+
+    def _request(self, value: dict[str, Any]) -> RawRow:
+        row = RawRow(id=value.get("custom_id"), tag=value.get(self._tag))
+        body, url, method = value.get("body"), value.get("url", _CHAT_URL), value.get("method")
+        if row.id is None or row.id == "":
+            row.problem = ("bad_parameter", "custom_id is missing")
+        elif not isinstance(body, dict):
+            row.problem = ("bad_json", "body is not a JSON object")
+        elif url != _CHAT_URL or method not in (None, "POST"):
+            row.problem = ("unsupported_parameter", f"only POST {_CHAT_URL} is supported")
+        else:
+            row.body, row.prompt = body, body.get("messages")
+        return row
+
+    def _open(self, info: ObjectInfo) -> BinaryIO:
+        try:
+            return self._objects.open(info.uri, info.version)
+        except ObjectError as error:
+            raise as_input_error(error) from error
+
+
+def _lines(file: BinaryIO, begin: int) -> Iterator[tuple[int, int, bytes]]:
+    """(offset, end, line) of every line that is not blank; a giant line is cut to stay bounded."""
+    file.seek(begin)
+    offset = begin
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        start = offset
+        offset += len(line)
+        if len(line) > MAX_LINE_BYTES:
+            rest = line
+            while rest and not rest.endswith(b"\n"):
+                rest = file.readline(BYTES_PER_BATCH)
+                offset += len(rest)
+        if start == 0:
+            line = line.removeprefix(_BOM)
+        if line.strip():
+            yield start, offset, line
+
+
+def _parse(line: bytes) -> dict[str, Any] | tuple[str, str]:
+    """The line's object, or the (code, reason) that ends the row."""
+    if len(line) > MAX_LINE_BYTES:
+        return "bad_json", f"the line is longer than {MAX_LINE_BYTES} bytes"
+    try:
+        value = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        try:
+            line.decode()
+        except UnicodeDecodeError:
+            return "invalid_utf8", "the line is not valid UTF-8"
+        return "bad_json", f"the line is not JSON: {str(error).partition(':')[0]}"
+    return value if isinstance(value, dict) else ("bad_json", "the line is not a JSON object")

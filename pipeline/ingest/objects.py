@@ -1,0 +1,266 @@
+"""Files by uri: a local path or `s3://bucket/key`, behind the same few operations.
+
+Knows nothing of what is in the files. A write is whole or absent: readers never meet half a file.
+Versions are the ETag (S3) or size and mtime (local), so a changed file is noticed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import tempfile
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from specbatch.schemas.errors import ObjectError
+from specbatch.schemas.records import Artefact
+
+CHUNK_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """One stored file."""
+
+    uri: str
+    size: int  # bytes
+    version: str
+
+
+class ObjectStore(Protocol):
+    """What every kind of store does. All methods raise `ObjectError` when the store refuses."""
+
+    def put_bytes(self, uri: str, data: bytes) -> Artefact:
+        """Write or replace a file."""
+        ...
+
+    def put_file(self, uri: str, local_path: Path) -> Artefact:
+        """Write or replace a file from a local one; memory does not grow with it."""
+        ...
+
+    def put_new(self, uri: str, data: bytes) -> bool:
+        """Write a file unless it exists; False when it did. Atomic: of two callers one wins."""
+        ...
+
+    def get_bytes(self, uri: str, expect: Artefact | None = None) -> bytes:
+        """Read a whole file; with `expect`, raise when size or SHA-256 differ."""
+        ...
+
+    def open(self, uri: str, version: str | None = None) -> BinaryIO:
+        """A random-access reader; raises when the file is no longer at `version`."""
+        ...
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        """Every file at or under a prefix (folder), sorted by uri."""
+        ...
+
+    def head(self, uri: str) -> ObjectInfo | None:
+        """Size and version, or None when there is no such file."""
+        ...
+
+    def delete(self, uri: str) -> None:
+        """Remove a file; it need not exist."""
+        ...
+
+
+class Objects:
+    """All stores at once, chosen by the uri's scheme. Thread-safe; clients are made when needed.
+
+    `scratch` is a folder for temporary files (default: the system's); what is put there goes at
+    `close`.
+    """
+
+    def __init__(self, s3_endpoint_url: str | None = None, scratch: str | Path | None = None):
+        self._s3_endpoint_url = s3_endpoint_url
+        self._scratch = Path(scratch) if scratch else None
+        self._local = LocalObjects()
+        self._s3: ObjectStore | None = None
+        self._lock = threading.Lock()
+
+    def put_bytes(self, uri: str, data: bytes) -> Artefact:
+        return self._store(uri).put_bytes(uri, data)
+
+    def put_file(self, uri: str, local_path: Path) -> Artefact:
+        return self._store(uri).put_file(uri, local_path)
+
+    def put_new(self, uri: str, data: bytes) -> bool:
+        return self._store(uri).put_new(uri, data)
+
+    def get_bytes(self, uri: str, expect: Artefact | None = None) -> bytes:
+        return self._store(uri).get_bytes(uri, expect)
+
+    def open(self, uri: str, version: str | None = None) -> BinaryIO:
+        return self._store(uri).open(uri, version)
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        return self._store(prefix).list(prefix)
+
+    def head(self, uri: str) -> ObjectInfo | None:
+        return self._store(uri).head(uri)
+
+    def exists(self, uri: str) -> bool:
+        """Whether a file (not a folder) is there."""
+        return self.head(uri) is not None
+
+    def delete(self, uri: str) -> None:
+        self._store(uri).delete(uri)
+
+    @contextmanager
+    def temp_folder(self) -> Iterator[Path]:
+        """A fresh local folder that is removed at the end of the block."""
+        if self._scratch:
+            self._scratch.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="specbatch-", dir=self._scratch) as folder:
+            yield Path(folder)
+
+    def _store(self, uri: str) -> ObjectStore:
+        scheme = uri.partition("://")[0] if "://" in uri else "file"
+        if scheme == "file":
+            return self._local
+        if scheme != "s3":
+            raise ObjectError(f"`{scheme}://` is not supported; use a local path or `s3://`")
+        with self._lock:
+            if self._s3 is None:
+                from specbatch.pipeline.ingest.s3_objects import S3Objects
+
+                self._s3 = S3Objects(self._s3_endpoint_url)
+            return self._s3
+
+
+class LocalObjects:
+    """Files in folders: written to a temporary neighbour, synced, then renamed into place."""
+
+    def put_bytes(self, uri: str, data: bytes) -> Artefact:
+        return self._put(uri, io.BytesIO(data))
+
+    def put_file(self, uri: str, local_path: Path) -> Artefact:
+        with _explained("write", uri), local_path.open("rb") as source:
+            return self._put(uri, source)
+
+    def put_new(self, uri: str, data: bytes) -> bool:
+        path = local_path(uri)
+        with _explained("write", uri), self._temporary(path, io.BytesIO(data)) as (temporary, _):
+            try:
+                path.hardlink_to(temporary)  # unlike a rename, refuses to replace
+            except FileExistsError:
+                return False
+            sync_folder(path.parent)
+        return True
+
+    def get_bytes(self, uri: str, expect: Artefact | None = None) -> bytes:
+        with _explained("read", uri):
+            data = local_path(uri).read_bytes()
+        return verified(uri, data, expect)
+
+    def open(self, uri: str, version: str | None = None) -> BinaryIO:
+        with _explained("read", uri):
+            file = local_path(uri).open("rb")
+        if version is not None and _version(os.fstat(file.fileno())) != version:
+            file.close()
+            raise changed(uri)
+        return file
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        root = local_path(prefix)
+        with _explained("list", prefix):
+            if root.is_file():
+                return [_info(root)]
+            return [_info(p) for p in sorted(root.rglob("*"), key=str) if p.is_file()]
+
+    def head(self, uri: str) -> ObjectInfo | None:
+        path = local_path(uri)
+        with _explained("look at", uri):
+            return _info(path) if path.is_file() else None
+
+    def delete(self, uri: str) -> None:
+        with _explained("delete", uri):
+            local_path(uri).unlink(missing_ok=True)
+
+    def _put(self, uri: str, source: BinaryIO) -> Artefact:
+        path = local_path(uri)
+        with _explained("write", uri), self._temporary(path, source) as (temporary, artefact):
+            temporary.replace(path)
+            sync_folder(path.parent)
+        return Artefact(uri, artefact.sha256, artefact.size_bytes)
+
+    @contextmanager
+    def _temporary(self, path: Path, source: BinaryIO) -> Iterator[tuple[Path, Artefact]]:
+        """A synced copy of `source` beside `path`, removed at the end if it is still there."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+        digest, size = hashlib.sha256(), 0
+        try:
+            with temporary.open("wb") as file:
+                while chunk := source.read(CHUNK_BYTES):
+                    digest.update(chunk)
+                    size += len(chunk)
+                    file.write(chunk)
+                file.flush()
+                os.fsync(file.fileno())
+            yield temporary, Artefact(str(path), digest.hexdigest(), size)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def local_path(uri: str) -> Path:
+    """The path of a local uri (`file://` is optional)."""
+    return Path(uri.removeprefix("file://"))
+
+
+def join(uri: str, name: str) -> str:
+    """`uri` as a folder or prefix, plus `name`."""
+    return f"{uri.rstrip('/')}/{name}"
+
+
+def verified(uri: str, data: bytes, expect: Artefact | None) -> bytes:
+    """`data` itself; raises `ObjectError` unless it is what `expect` describes."""
+    if expect is None:
+        return data
+    if len(data) != expect.size_bytes:
+        raise ObjectError(
+            f"{uri} has {len(data)} bytes where {expect.size_bytes} were written; "
+            "the file was damaged or replaced"
+        )
+    if hashlib.sha256(data).hexdigest() != expect.sha256:
+        raise ObjectError(f"{uri} fails its SHA-256 check; the file was damaged or replaced")
+    return data
+
+
+def changed(uri: str) -> ObjectError:
+    """The error for a file that is no longer the version asked for."""
+    return ObjectError(f"{uri} changed while it was being read; it must stay as it is")
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename in `folder` survive a power cut, where the system can."""
+    if os.name == "nt":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _info(path: Path) -> ObjectInfo:
+    stat = path.stat()
+    return ObjectInfo(str(path), stat.st_size, _version(stat))
+
+
+def _version(stat: os.stat_result) -> str:
+    return f"{stat.st_size}-{stat.st_mtime_ns}"
+
+
+@contextmanager
+def _explained(verb: str, uri: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = (error.strerror or type(error).__name__).lower()
+        raise ObjectError(f"cannot {verb} {uri}: {reason}") from error

@@ -1,0 +1,205 @@
+"""Where rows come from: finding the files, naming the format, one contract for every reader.
+
+A source knows files, columns and positions. It does not know which rows are good (`rows.py`) or
+how they are grouped (`planner.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import orjson
+
+from specbatch.pipeline.ingest.objects import ObjectInfo, Objects
+from specbatch.schemas.errors import InputError, ObjectError
+from specbatch.schemas.records import SourcePosition
+from specbatch.schemas.spec import InputSpec
+
+PromptKind = Literal["auto", "text", "token_ids", "messages"]
+Format = Literal["parquet", "jsonl", "openai"]
+
+ROWS_PER_BATCH = 4096
+BYTES_PER_BATCH = 8 << 20  # of input, roughly
+_SUFFIXES = {"parquet": (".parquet",), "jsonl": (".jsonl",), "openai": (".jsonl",)}
+
+
+@dataclass(slots=True)
+class RawRow:
+    """One row as it was read. Text that is not valid UTF-8 stays `bytes`.
+
+    `body` is the request of an OpenAI row; `problem` a (code, reason) that already ends the row.
+    """
+
+    id: Any = None
+    prompt: Any = None
+    seed: Any = None
+    tag: Any = None
+    body: dict[str, Any] | None = None
+    problem: tuple[str, str] | None = None
+
+
+@dataclass(slots=True)
+class RawBatch:
+    """Consecutive rows of one row group (Parquet) or file (JSONL)."""
+
+    uri: str
+    version: str
+    row_group: int  # always 0 in JSONL
+    offsets: Sequence[int]  # [rows + 1] row in the group, or byte in the JSONL file
+    kind: PromptKind
+    rows: list[RawRow] = field(default_factory=list)
+
+    def position(self, index: int) -> SourcePosition:
+        """Where row `index` begins; `len(rows)` gives where the next batch begins."""
+        return SourcePosition(self.uri, self.version, self.row_group, self.offsets[index])
+
+
+class Source(Protocol):
+    """The rows of one input, in order of file name, row group and row."""
+
+    format: Format
+    files: list[ObjectInfo]
+    has_ids: bool  # rows carry ids of their own, which may repeat
+
+    def check(self) -> None:
+        """Preflight without reading rows: raise `InputError` for what is missing or unreadable."""
+        ...
+
+    def read(self, start: SourcePosition | None = None) -> Iterator[RawBatch]:
+        """All rows from `start` on, in bounded memory.
+
+        Raises `InputError` for a damaged row group, or when the file of `start` has changed.
+        """
+        ...
+
+    def ids_until(self, position: SourcePosition) -> Iterator[list[Any]]:
+        """The ids of all rows before `position`; reads nothing else where the format allows."""
+        ...
+
+
+def open_source(spec: InputSpec, objects: Objects) -> Source:
+    """Find the input's files and choose the reader. Raises `InputError` when there are none."""
+    from specbatch.pipeline.ingest.jsonl_source import JsonlSource
+    from specbatch.pipeline.ingest.parquet_source import ParquetSource
+
+    files = _find(spec, objects)
+    name = _format(spec, files, objects)
+    if name == "parquet":
+        return ParquetSource(spec, objects, files)
+    return JsonlSource(spec, objects, files, name)
+
+
+def files_from(files: list[ObjectInfo], start: SourcePosition | None) -> list[ObjectInfo]:
+    """The files still to read; raises `InputError` when the one to resume in is not as it was."""
+    if start is None:
+        return files
+    for index, info in enumerate(files):
+        if info.uri == start.uri:
+            if info.version != start.version:
+                raise InputError(
+                    f"{info.uri} changed since this job began reading it; put the original back, "
+                    "or submit a new job"
+                )
+            return files[index:]
+    raise InputError(
+        f"{start.uri} is gone since this job began reading it; put it back, or submit a new job"
+    )
+
+
+def as_input_error(error: ObjectError) -> InputError:
+    """An input that cannot be read is the user's to mend."""
+    return InputError(str(error))
+
+
+# --- finding files ------------------------------------------------------------------------------
+def _find(spec: InputSpec, objects: Objects) -> list[ObjectInfo]:
+    uri = spec.uri.removeprefix("file://")
+    try:
+        if _is_glob(uri):
+            return _find_glob(uri, objects)
+        if not uri.endswith("/") and (info := objects.head(uri)):
+            return [info]
+        return _find_folder(uri, spec, objects)
+    except ObjectError as error:
+        raise as_input_error(error) from error
+
+
+def _find_folder(uri: str, spec: InputSpec, objects: Objects) -> list[ObjectInfo]:
+    root = uri.rstrip("/") + "/"
+    found = [info for info in objects.list(root) if not _hidden(info.uri.removeprefix(root))]
+    wanted = _SUFFIXES.get(spec.format, (".parquet", ".jsonl"))
+    files = [info for info in found if info.uri.endswith(wanted)]
+    if not found:
+        raise InputError(f"input {spec.uri} does not exist or is empty")
+    if not files:
+        names = " or ".join(f"*{suffix}" for suffix in wanted)
+        raise InputError(f"input folder {spec.uri} holds no {names} files")
+    if len({info.uri.rpartition(".")[2] for info in files}) > 1:
+        raise InputError(
+            f"input folder {spec.uri} holds both Parquet and JSONL; set input.format to choose"
+        )
+    return files
+
+
+def _find_glob(uri: str, objects: Objects) -> list[ObjectInfo]:
+    root = re.split(r"[*?\[]", uri, maxsplit=1)[0].rpartition("/")[0]
+    pattern = _glob_pattern(uri)
+    files = [info for info in objects.list(root + "/") if pattern.fullmatch(info.uri)]
+    if not files:
+        raise InputError(f"no file matches input {uri}")
+    return files
+
+
+def _is_glob(uri: str) -> bool:
+    return any(sign in uri for sign in "*?[")
+
+
+def _glob_pattern(glob: str) -> re.Pattern[str]:
+    """`*` stays within a folder, `**` does not."""
+    parts = re.split(r"(\*\*/?|\*|\?|\[[^\]]+\])", glob)
+    meaning = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    return re.compile(
+        "".join(
+            meaning.get(part) or (part.replace("[!", "[^") if part[:1] == "[" else re.escape(part))
+            for part in parts
+        )
+    )
+
+
+def _hidden(name: str) -> bool:
+    """Spark's `_SUCCESS`, temporary and dot files, at any depth."""
+    return any(part.startswith(("_", ".")) for part in name.split("/"))
+
+
+# --- naming the format --------------------------------------------------------------------------
+def _format(spec: InputSpec, files: list[ObjectInfo], objects: Objects) -> Format:
+    if spec.format != "auto":
+        return spec.format
+    try:
+        with objects.open(files[0].uri) as file:
+            head = file.read(4)
+            if files[0].uri.endswith(".parquet") or head == b"PAR1":
+                return "parquet"
+            file.seek(0)
+            line = _first_line(file)
+    except ObjectError as error:
+        raise as_input_error(error) from error
+    if line is None and not files[0].uri.endswith(".jsonl"):
+        raise InputError(
+            f"{files[0].uri} is neither Parquet nor JSONL; set input.format if it is one of them"
+        )
+    return "openai" if line and "custom_id" in line and "body" in line else "jsonl"
+
+
+def _first_line(file: Any) -> dict[str, Any] | None:
+    line = file.readline(BYTES_PER_BATCH)
+    while line and not line.strip():
+        line = file.readline(BYTES_PER_BATCH)
+    try:
+        value = orjson.loads(line.removeprefix(b"\xef\xbb\xbf"))
+    except orjson.JSONDecodeError:
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,79 @@
+"""Arrow schemas of every file specbatch writes. Imports pyarrow: the light base must not import it.
+
+Prompts, drafts and results are a group's artefacts (Arrow IPC, inside the workspace); `OUTPUT` is
+the Parquet schema of a job's published part files, documented in `pipeline/ingest/outputs.py`.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+SCHEMA_VERSION = 1
+
+_VERSION = {"specbatch_schema_version": str(SCHEMA_VERSION)}
+_TOKENS = pa.list_(pa.field("item", pa.int32(), nullable=False))
+
+
+def _schema(*fields: pa.Field) -> pa.Schema:
+    return pa.schema(fields, metadata=_VERSION)
+
+
+def _required(name: str, kind: pa.DataType) -> pa.Field:
+    return pa.field(name, kind, nullable=False)
+
+
+PROMPTS = _schema(
+    _required("row_index", pa.int64()),
+    _required("row_id", pa.string()),
+    _required("prompt_ids", _TOKENS),
+    _required("seed", pa.int64()),
+    pa.field("tag", pa.string()),
+    _required("n", pa.int32()),
+    _required("overrides", pa.string()),  # JSON object with sorted keys
+)
+
+DRAFTS = _schema(
+    _required("row_index", pa.int64()),
+    _required("sample_index", pa.int32()),
+    _required("token_ids", _TOKENS),
+)
+
+RESULTS = _schema(
+    _required("row_index", pa.int64()),
+    _required("sample_index", pa.int32()),
+    _required("row_id", pa.string()),
+    pa.field("tag", pa.string()),
+    _required("seed", pa.int64()),
+    _required("prompt_tokens", pa.int32()),
+    _required("token_ids", _TOKENS),
+    _required("text", pa.string()),
+    _required("finish_reason", pa.string()),
+    _required("origins", pa.list_(pa.field("item", pa.int8(), nullable=False))),
+    _required("logprobs", pa.list_(pa.field("item", pa.float64(), nullable=False))),
+    _required("proposed", pa.int32()),
+    _required("accepted", pa.int32()),
+    _required("verifier_passes", pa.int32()),
+    _required("cost_usd", pa.float64()),
+    _required("verifier", pa.string()),
+    pa.field("proposer", pa.string()),
+    pa.field("error", pa.string()),
+    _required("proposed_at_depth", _TOKENS),
+    _required("accepted_at_depth", _TOKENS),
+)
+
+OUTPUT = _schema(
+    pa.field("id", pa.string()),
+    _required("row_index", pa.int64()),
+    _required("sample_index", pa.int32()),
+    pa.field("text", pa.string()),
+    pa.field("token_ids", _TOKENS),
+    _required("finish_reason", pa.string()),
+    pa.field("prompt_tokens", pa.int32()),
+    pa.field("completion_tokens", pa.int32()),
+    pa.field("seed", pa.int64()),
+    pa.field("acceptance_rate", pa.float64()),
+    pa.field("cost_usd", pa.float64()),
+    pa.field("verifier", pa.string()),
+    pa.field("proposer", pa.string()),
+    pa.field("error", pa.string()),
+)

@@ -1,0 +1,60 @@
+"""Group artefacts come back as they went in, and equal content gives equal bytes."""
+
+from __future__ import annotations
+
+import pytest
+from ingest.making import completion
+
+from specbatch.pipeline.ingest.artefacts import (
+    DraftBlock,
+    read_drafts,
+    read_prompts,
+    read_results,
+    write_drafts,
+    write_prompts,
+    write_results,
+)
+from specbatch.schemas.errors import ObjectError
+from specbatch.schemas.records import FinishReason, PromptRow
+
+PROMPTS = [
+    PromptRow(0, "a", (1, 2, 3), 2**63 - 1, "news", 2, {"top_p": 0.1, "stop_token_ids": (7, 8)}),
+    PromptRow(5, "ü\n", (0,), 0),
+]
+DRAFTS = [DraftBlock(0, 0, (9, 8)), DraftBlock(0, 1, ())]
+RESULTS = [
+    completion(0, proposed_at_depth=(2, 1), accepted_at_depth=(1, 0)),
+    completion(1, 1, tag="t", text="", token_ids=(), origins=(), logprobs=(), proposer=None),
+    completion(2, finish_reason=FinishReason.ERROR, error="out of blocks"),
+]
+
+
+def test_prompts_come_back_as_written() -> None:
+    assert read_prompts(write_prompts(PROMPTS)) == PROMPTS
+    assert read_prompts(write_prompts([])) == []
+
+
+def test_drafts_come_back_as_written() -> None:
+    assert read_drafts(write_drafts(DRAFTS)) == DRAFTS
+
+
+def test_results_come_back_as_written() -> None:
+    assert read_results(write_results(RESULTS)) == RESULTS
+
+
+def test_equal_content_gives_equal_bytes() -> None:
+    other_order = {"stop_token_ids": (7, 8), "top_p": 0.1}
+    twin = PromptRow(0, "a", (1, 2, 3), 2**63 - 1, "news", 2, other_order)
+    assert write_prompts([twin, PROMPTS[1]]) == write_prompts(PROMPTS)
+    assert write_results(RESULTS) == write_results(list(RESULTS))
+
+
+def test_damaged_bytes_are_an_object_error() -> None:
+    data = write_drafts(DRAFTS)
+    with pytest.raises(ObjectError, match="not an Arrow file"):
+        read_drafts(data[:-20])
+
+
+def test_a_file_of_another_kind_is_an_object_error() -> None:
+    with pytest.raises(ObjectError, match="another layout"):
+        read_prompts(write_drafts(DRAFTS))

@@ -1,0 +1,195 @@
+"""Published output: complete, in input order, owned by one job, repeatable after a crash."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import orjson
+import pyarrow.parquet as pq
+import pytest
+from ingest.making import completion
+
+from specbatch.pipeline.ingest.objects import Objects
+from specbatch.pipeline.ingest.outputs import OutputWriter, read_manifest, read_output
+from specbatch.schemas.errors import ObjectError, OutputError
+from specbatch.schemas.records import CompletionRecord, FinishReason, RejectedRow
+
+REJECTED = [RejectedRow(1, None, "bad_json", "no JSON"), RejectedRow(4, "x", "too_long", "long")]
+COMPLETIONS = [completion(0), completion(0, 1), completion(2, proposed=0), completion(3)]
+SOURCES = {"local", "s3"}
+
+
+@pytest.fixture(params=sorted(SOURCES))
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Objects, str]:
+    if request.param == "local":
+        return Objects(), str(tmp_path / "out")
+    return request.getfixturevalue("s3"), request.getfixturevalue("bucket") + "/jobs/out"
+
+
+def test_rows_are_merged_in_input_order(place: tuple[Objects, str]) -> None:
+    objects, uri = place
+    manifest = OutputWriter(objects, uri, "job-a", rows_per_part=4).write(COMPLETIONS, REJECTED)
+    table = read_output(uri, objects)
+    assert table["row_index"].to_pylist() == [0, 0, 1, 2, 3, 4]
+    assert table["sample_index"].to_pylist() == [0, 1, 0, 0, 0, 0]
+    assert [part.rows for part in manifest.parts] == [4, 2]
+    assert (manifest.rows, manifest.completions, manifest.rejected) == (6, 4, 2)
+    assert read_manifest(uri, objects) == manifest
+
+
+def test_columns_say_what_happened(place: tuple[Objects, str]) -> None:
+    objects, uri = place
+    OutputWriter(objects, uri, "job-a").write(COMPLETIONS, REJECTED)
+    rows = read_output(uri, objects).to_pylist()
+    assert rows[0] == {
+        "id": "r0",
+        "row_index": 0,
+        "sample_index": 0,
+        "text": "text 0/0",
+        "token_ids": [5, 6, 0],
+        "finish_reason": "stop",
+        "prompt_tokens": 3,
+        "completion_tokens": 3,
+        "seed": 2**63 - 1,
+        "acceptance_rate": 0.25,
+        "cost_usd": 0.25,
+        "verifier": "big",
+        "proposer": "small",
+        "error": None,
+    }
+    assert rows[3]["acceptance_rate"] is None
+    bad = rows[2]
+    assert bad.pop("error") == "bad_json: no JSON"
+    assert bad.pop("finish_reason") == "error"
+    assert (bad.pop("row_index"), bad.pop("sample_index")) == (1, 0)
+    assert set(bad.values()) == {None}
+
+
+def test_an_output_without_rows_can_be_read(place: tuple[Objects, str]) -> None:
+    objects, uri = place
+    OutputWriter(objects, uri, "job-a").write([], [])
+    assert read_output(uri, objects).num_rows == 0
+
+
+def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
+    made = [
+        OutputWriter(Objects(), str(tmp_path / name), "job-a").write(COMPLETIONS, REJECTED)
+        for name in ("one", "two")
+    ]
+    assert made[0] == made[1]
+
+
+def test_another_jobs_output_is_refused(place: tuple[Objects, str]) -> None:
+    objects, uri = place
+    OutputWriter(objects, uri, "job-a").claim()
+    OutputWriter(objects, uri, "job-a").claim()
+    with pytest.raises(OutputError, match="holds job job-a"):
+        OutputWriter(objects, uri, "job-b").claim()
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "part-00000.parquet", "output.jsonl"])
+def test_output_files_without_a_marker_are_refused(place: tuple[Objects, str], name: str) -> None:
+    objects, uri = place
+    objects.put_bytes(f"{uri}/{name}", b"old")
+    with pytest.raises(OutputError, match=f"already holds {name}"):
+        OutputWriter(objects, uri, "job-a").claim()
+
+
+def test_unrelated_files_do_not_stand_in_the_way(place: tuple[Objects, str]) -> None:
+    objects, uri = place
+    objects.put_bytes(f"{uri}/notes.txt", b"hello")
+    OutputWriter(objects, uri, "job-a").claim()
+
+
+def test_an_output_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(OutputError, match="is a file"):
+        OutputWriter(Objects(), str(tmp_path / "out"), "job-a").claim()
+
+
+def test_a_crash_before_the_manifest_leaves_the_run_repeatable(place: tuple[Objects, str]) -> None:
+    objects, uri = place
+
+    def crashing() -> Iterator[CompletionRecord]:
+        yield from COMPLETIONS
+        raise RuntimeError("power cut")
+
+    writer = OutputWriter(objects, uri, "job-a", rows_per_part=1)
+    with pytest.raises(RuntimeError, match="power cut"):
+        writer.write(crashing(), REJECTED)
+    with pytest.raises(OutputError, match="has not finished"):
+        read_output(uri, objects)
+    OutputWriter(objects, uri, "job-a", rows_per_part=5).write(COMPLETIONS, REJECTED)
+    assert read_output(uri, objects).num_rows == 6
+    names = [info.uri.rpartition("/")[2] for info in objects.list(uri + "/")]
+    assert sorted(n for n in names if n.startswith("part-")) == [
+        "part-00000.parquet",
+        "part-00001.parquet",
+    ]
+
+
+def test_writing_again_takes_the_old_manifest_away_first(tmp_path: Path) -> None:
+    uri, objects = str(tmp_path / "out"), Objects()
+    writer = OutputWriter(objects, uri, "job-a")
+    writer.write(COMPLETIONS, REJECTED)
+
+    def looking() -> Iterator[CompletionRecord]:
+        assert not objects.exists(f"{uri}/manifest.json")
+        yield completion(0)
+
+    writer.write(looking(), [])
+    assert read_manifest(uri).rows == 1
+
+
+def test_a_damaged_part_is_noticed_when_read(tmp_path: Path) -> None:
+    uri = str(tmp_path / "out")
+    OutputWriter(Objects(), uri, "job-a").write(COMPLETIONS, REJECTED)
+    part = tmp_path / "out" / "part-00000.parquet"
+    data = bytearray(part.read_bytes())
+    data[len(data) // 2] ^= 1
+    part.write_bytes(bytes(data))
+    with pytest.raises(ObjectError, match="SHA-256"):
+        read_output(uri)
+
+
+def test_parts_are_ordinary_parquet(tmp_path: Path) -> None:
+    OutputWriter(Objects(), str(tmp_path), "job-a").write(COMPLETIONS, [], info={"name": "n"})
+    table = pq.read_table(tmp_path / "part-00000.parquet")
+    assert table.num_rows == 4
+    assert orjson.loads((tmp_path / "manifest.json").read_bytes())["info"] == {"name": "n"}
+
+
+def test_openai_files_hold_one_line_per_request(place: tuple[Objects, str]) -> None:
+    objects, uri = place
+    cancelled = completion(5, finish_reason=FinishReason.CANCELLED, text="")
+    manifest = OutputWriter(objects, uri, "job-a").write(
+        [*COMPLETIONS, cancelled], REJECTED, openai=True, created=1_700_000_000
+    )
+    output = lines(objects, f"{uri}/output.jsonl")
+    errors = lines(objects, f"{uri}/errors.jsonl")
+    assert [(f.name, f.rows) for f in manifest.openai_files] == [
+        ("output.jsonl", 3),
+        ("errors.jsonl", 3),
+    ]
+    first = output[0]
+    assert first["custom_id"] == "r0"
+    assert first["error"] is None
+    assert first["id"].startswith("batch_req_")
+    body = first["response"]["body"]
+    assert first["response"]["status_code"] == 200
+    assert body["object"] == "chat.completion"
+    assert [choice["message"]["content"] for choice in body["choices"]] == ["text 0/0", "text 0/1"]
+    assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 6, "total_tokens": 9}
+    assert body["created"] == 1_700_000_000
+    assert [(line["custom_id"], line["error"]["code"]) for line in errors] == [
+        (None, "bad_json"),
+        ("x", "too_long"),
+        ("r5", "cancelled"),
+    ]
+    assert all(line["response"] is None for line in errors)
+    assert len({line["id"] for line in output + errors}) == 6
+
+
+def lines(objects: Objects, uri: str) -> list[dict]:  # type: ignore[type-arg]
+    return [orjson.loads(line) for line in objects.get_bytes(uri).splitlines()]

@@ -1,0 +1,159 @@
+"""Groups over a whole input, and the same groups after a crash anywhere."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import orjson
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from ingest.making import make_spec, write_parquet
+
+from specbatch.pipeline.ingest.objects import Objects
+from specbatch.pipeline.ingest.planner import PlannedGroup, estimate, plan
+from specbatch.pipeline.ingest.rows import RowChecker
+from specbatch.pipeline.ingest.sources import open_source
+from specbatch.schemas.spec import JobSpec
+
+MakeChecker = Callable[..., RowChecker]
+
+
+def plan_all(spec: JobSpec, checker: RowChecker, **values: object) -> list[PlannedGroup]:
+    source = open_source(spec.input, Objects())
+    return list(plan(source, checker, spec.group_size, **values))  # type: ignore[arg-type]
+
+
+def test_rows_fill_groups_in_order(tmp_path: Path, make_checker: MakeChecker) -> None:
+    path = write_parquet(tmp_path / "a.parquet", {"prompt": [f"p{i}" for i in range(250)]})
+    spec = make_spec(path, group_size=64)
+    groups = plan_all(spec, make_checker(spec))
+    assert [len(group.rows) for group in groups] == [64, 64, 64, 58]
+    assert [group.index for group in groups] == [0, 1, 2, 3]
+    assert [row.row_index for group in groups for row in group.rows] == list(range(250))
+    assert groups[1].source == groups[0].cursor
+    assert groups[-1].next_row == 250
+    assert groups[0].prompt_tokens == sum(len(row.prompt_ids) for row in groups[0].rows)
+
+
+def test_rejected_rows_count_and_ride_with_their_group(
+    tmp_path: Path, make_checker: MakeChecker
+) -> None:
+    prompts = ["a", None, "b", "c", "", "d", None]
+    path = write_parquet(tmp_path / "a.parquet", {"prompt": prompts}, 3)
+    spec = make_spec(path, group_size=2)
+    groups = plan_all(spec, make_checker(spec))
+    assert [[row.row_index for row in group.rows] for group in groups] == [[0, 2], [3, 5], []]
+    assert [[row.row_index for row in group.rejected] for group in groups] == [[1], [4], [6]]
+    assert [group.next_row for group in groups] == [3, 6, 7]
+    assert groups[2].source == groups[2].cursor or groups[2].rows == ()
+
+
+def test_an_input_of_only_bad_rows_is_planned_in_bounded_pieces(
+    tmp_path: Path, make_checker: MakeChecker
+) -> None:
+    path = write_parquet(tmp_path / "a.parquet", {"prompt": [""] * 25_000}, 30_000)
+    spec = make_spec(path)
+    groups = plan_all(spec, make_checker(spec))
+    assert [len(group.rejected) for group in groups] == [10_000, 10_000, 5_000]
+    assert [group.index for group in groups] == [0, 0, 0]
+
+
+def test_a_group_stays_under_its_token_limit_unless_one_row_exceeds_it(
+    tmp_path: Path, make_checker: MakeChecker
+) -> None:
+    path = write_parquet(tmp_path / "a.parquet", {"prompt": ["x" * 9, "x" * 9, "x" * 40, "x", "x"]})
+    spec = make_spec(path)
+    groups = plan_all(spec, make_checker(spec), max_group_tokens=20)
+    assert [[len(row.prompt_ids) for row in group.rows] for group in groups] == [
+        [10, 10],
+        [41],
+        [2, 2],
+    ]
+
+
+def test_an_empty_file_plans_to_nothing(tmp_path: Path, make_checker: MakeChecker) -> None:
+    import pyarrow as pa
+
+    empty = pa.table({"prompt": pa.array([], pa.string())})
+    spec = make_spec(write_parquet(tmp_path / "a.parquet", empty))
+    assert plan_all(spec, make_checker(spec)) == []
+
+
+def test_estimate_counts_what_plan_would_make(tmp_path: Path, make_checker: MakeChecker) -> None:
+    prompts = [None if i % 10 == 0 else "x" * (i % 7 + 1) for i in range(1000)]
+    path = write_parquet(tmp_path / "a.parquet", {"prompt": prompts})
+    spec = make_spec(path, sampling={"n": 2})
+    total = estimate(open_source(spec.input, Objects()), make_checker(spec), 64)
+    groups = plan_all(spec, make_checker(spec))
+    assert (total.rows, total.accepted, total.completions) == (1000, 900, 1800)
+    assert total.rejected == {"null_prompt": 100}
+    assert [row.row_index for row in total.examples["null_prompt"]] == [0, 10, 20]
+    assert total.groups == len(groups)
+    assert total.prompt_tokens == sum(group.prompt_tokens for group in groups)
+    assert total.longest_prompt_tokens == 8
+
+
+# --- resume -------------------------------------------------------------------------------------
+ROWS = st.lists(
+    st.tuples(st.sampled_from(["a", "bb", "", None, "x" * 70]), st.sampled_from("abcdefghij")),
+    max_size=40,
+)
+
+
+@settings(derandomize=True, max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    files=st.lists(ROWS, min_size=1, max_size=3),
+    group_size=st.integers(1, 7),
+    rows_per_group=st.integers(1, 9),
+    max_tokens=st.integers(3, 12),
+    form=st.sampled_from(["parquet", "jsonl", "openai"]),
+)
+def test_planning_on_from_any_cursor_gives_the_same_groups(
+    make_checker: MakeChecker,
+    files: list[list[tuple[str | None, str]]],
+    group_size: int,
+    rows_per_group: int,
+    max_tokens: int,
+    form: str,
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        for number, rows in enumerate(files):
+            write_input(Path(folder), number, rows, rows_per_group, form)
+        spec = make_spec(folder, group_size=group_size, input={"format": form})
+        whole = plan_all(spec, make_checker(spec), max_group_tokens=max_tokens)
+        covered = [r.row_index for g in whole for r in (*g.rows, *g.rejected)]
+        assert sorted(covered) == list(range(sum(map(len, files))))
+        for done, group in enumerate(whole):
+            rest = plan_all(
+                spec,
+                make_checker(spec),
+                start=group.cursor,
+                next_row=group.next_row,
+                next_group=group.index + bool(group.rows),
+                max_group_tokens=max_tokens,
+            )
+            assert rest == whole[done + 1 :]
+
+
+def write_input(
+    folder: Path, number: int, rows: list[tuple[str | None, str]], rows_per_group: int, form: str
+) -> None:
+    if form == "parquet":
+        import pyarrow as pa
+
+        prompts = pa.array([prompt for prompt, _ in rows], pa.string())
+        ids = pa.array([row_id for _, row_id in rows], pa.string())
+        table = pa.table({"prompt": prompts, "id": ids})
+        write_parquet(folder / f"{number}.parquet", table, rows_per_group)
+        return
+    lines = []
+    for prompt, row_id in rows:
+        if form == "openai":
+            messages = prompt and [{"role": "user", "content": prompt}]
+            body = {"model": "m", "messages": messages, "seed": 5}
+            lines.append(orjson.dumps({"custom_id": row_id, "body": body}))
+        else:
+            lines.append(orjson.dumps({"prompt": prompt, "id": row_id}))
+    (folder / f"{number}.jsonl").write_bytes(b"\n\n".join(lines))
