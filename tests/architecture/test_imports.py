@@ -1,0 +1,109 @@
+"""The import directions of DESIGN's folder table, read from the source of every module."""
+
+from __future__ import annotations
+
+from support.tree import Import, Module, is_inside, modules
+
+# room: the rooms of ours it may import besides itself. The longest matching room counts.
+DIRECTIONS = {
+    "schemas": (),
+    "kernels": (),
+    "pipeline": (),  # its __init__
+    "pipeline.engine": ("kernels", "schemas", "pipeline.policy"),  # the step loop asks for depths
+    "pipeline.policy": ("schemas",),
+    "pipeline.ingest": ("schemas",),
+    "pipeline.ledger": ("schemas",),
+    "pipeline.observe": ("schemas",),
+    "pipeline.stages": ("pipeline", "schemas"),
+    "pipeline.bootstrap": ("pipeline", "schemas"),
+    "workers": ("pipeline.stages", "pipeline.bootstrap", "pipeline.ledger.contract", "schemas"),
+    "jobs": (
+        "pipeline.stages",
+        "pipeline.bootstrap",
+        "pipeline.policy",
+        "pipeline.observe",
+        "workers",
+        "schemas",
+    ),
+    "jobs.bench": ("kernels", "pipeline", "workers", "schemas", "jobs"),  # measures the parts
+    "jobs.demo": ("kernels", "pipeline", "workers", "schemas", "jobs"),  # trains and measures
+    "migrations": ("schemas",),
+}
+
+# third-party package: the only rooms that may import it
+KEPT_TO = {
+    "sqlalchemy": ("pipeline.ledger", "schemas.tables", "schemas.mapper", "migrations"),
+    "celery": ("workers", "jobs"),
+    "kombu": ("workers", "jobs"),
+}
+
+# room: third-party packages it must do without
+WITHOUT = {
+    "pipeline.engine": ("celery", "sqlalchemy", "pyarrow", "tokenizers"),
+    "pipeline.policy": ("torch", "sqlalchemy"),
+}
+
+
+def room_of(module: Module) -> str:
+    return max((room for room in DIRECTIONS if is_inside(module.name, room)), key=len)
+
+
+def may_import(module: Module, imported: Import) -> bool:
+    target = imported.target.removeprefix("specbatch").removeprefix(".")
+    room = room_of(module)
+    return any(is_inside(target, allowed) for allowed in (room, *DIRECTIONS[room]))
+
+
+def test_rooms_import_only_what_the_table_allows() -> None:
+    wrong = [
+        f"{module.at(imported.line)} imports {imported.target}, which {room_of(module)} may not"
+        for module in modules()
+        for imported in module.imports
+        if is_inside(imported.target, "specbatch") and not may_import(module, imported)
+    ]
+    assert not wrong, "\n" + "\n".join(wrong)
+
+
+def test_databases_and_brokers_stay_in_their_rooms() -> None:
+    wrong = [
+        f"{module.at(imported.line)} imports {imported.target}; only {', '.join(rooms)} may"
+        for module in modules()
+        for imported in module.imports
+        for package, rooms in KEPT_TO.items()
+        if is_inside(imported.target, package)
+        and not any(is_inside(module.name, room) for room in rooms)
+    ]
+    assert not wrong, "\n" + "\n".join(wrong)
+
+
+def test_engine_and_policy_do_without_what_they_need_not_know() -> None:
+    wrong = [
+        f"{module.at(imported.line)} imports {imported.target}; {room} does without it"
+        for module in modules()
+        for imported in module.imports
+        for room, packages in WITHOUT.items()
+        if is_inside(module.name, room)
+        and any(is_inside(imported.target, package) for package in packages)
+    ]
+    assert not wrong, "\n" + "\n".join(wrong)
+
+
+def test_no_import_is_relative() -> None:
+    wrong = [
+        module.at(imported.line)
+        for module in modules()
+        for imported in module.imports
+        if imported.level
+    ]
+    assert not wrong, f"import specbatch.* by its full name: {sorted(set(wrong))}"
+
+
+def test_our_folders_are_never_imported_by_their_bare_names() -> None:
+    bare = ("schemas", "kernels", "pipeline", "workers", "jobs", "migrations")
+    wrong = [
+        f"{module.at(imported.line)} imports {imported.target}"
+        for module in modules()
+        for imported in module.imports
+        if not imported.level and any(is_inside(imported.target, name) for name in bare)
+    ]
+    assert not wrong, "\n" + "\n".join(wrong)
