@@ -1,0 +1,1 @@
+"""Counter-based noise: Philox4x32-10 and Gumbel. `reference` is the definition."""

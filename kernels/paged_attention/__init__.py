@@ -1,0 +1,1 @@
+"""Attention of ragged queries over paged KV blocks. `reference` is the definition."""

@@ -1,0 +1,35 @@
+"""What goes into `verify` and what comes out, whatever implements it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+PLACEHOLDER = -1  # draft token of a row where nothing was drafted: it never matches
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """Sampling parameters, one entry per row of logits."""
+
+    temperature: Tensor  # [num_rows] float32; 0 is greedy
+    top_k: Tensor  # [num_rows] int64; 0 is off
+    top_p: Tensor  # [num_rows] float32; 1 is off
+    min_p: Tensor  # [num_rows] float32; 0 is off
+    forbidden_rows: Tensor  # [num_forbidden] int64, with forbidden_tokens: pairs set to -inf
+    forbidden_tokens: Tensor  # [num_forbidden] int64
+    # Known on the host, so that unused passes over the logits are never launched.
+    any_sampled: bool
+    any_top_k: bool
+    any_top_p: bool
+    any_min_p: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The verifier's own token of every row, and how much of each draft it confirms."""
+
+    tokens: Tensor  # [num_rows] int64
+    logprobs: Tensor  # [num_rows] float32, of `tokens` under the unprocessed logits
+    accepted: Tensor  # [num_seqs] int64, length of the matching prefix

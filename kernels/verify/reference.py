@@ -1,0 +1,100 @@
+"""Verification by coupled sampling in plain torch: the definition.
+
+    token(i) = argmax_v [ processed_logits_i(v) / temperature + gumbel(seed, i, v) ]
+
+A draft token is accepted when it equals the verifier's own token and all before it did. The same
+noise drives a proposer's sampling, which is what makes agreement likely (Gumbel coupling: Daliri,
+Musco, Suresh, arXiv 2408.07978).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specbatch.kernels.counters.reference import gumbel
+from specbatch.kernels.verify.contract import SamplingRows, Verdict
+
+_MIN_TEMPERATURE = 1e-6  # keeps greedy rows finite where sampled rows share the batch
+
+
+def verify(
+    target_logits: Tensor,  # [num_rows, vocab_size] float32, unprocessed
+    draft_tokens: Tensor,  # [num_rows] int64; PLACEHOLDER on each bonus row
+    row_offsets: Tensor,  # [num_seqs + 1] int64, rows of sequence i
+    counters: Tensor,  # [num_rows, 2] int64: (request key, position)
+    sampling: SamplingRows,
+) -> Verdict:
+    """Sample every row with its counter's Gumbel noise; keep the matching prefix.
+
+    Same counters and logits give the same tokens, whatever the batch.
+    """
+    tokens = sample(target_logits, counters, sampling)
+    logprobs = target_logits.gather(1, tokens[:, None])[:, 0] - target_logits.logsumexp(dim=1)
+    return Verdict(tokens, logprobs, match_prefix(tokens, draft_tokens, row_offsets))
+
+
+def sample(
+    logits: Tensor,  # [num_rows, vocab_size] float32, unprocessed
+    counters: Tensor,  # [num_rows, 2] int64
+    sampling: SamplingRows,
+) -> Tensor:
+    """The token of every row, int64 [num_rows]."""
+    scores = process(logits, sampling)
+    if sampling.any_sampled:
+        noise = gumbel(counters, logits.shape[1])
+        sampled = (sampling.temperature > 0)[:, None]
+        scores = torch.where(sampled, scores + noise, scores)
+    return scores.argmax(dim=1)
+
+
+def process(logits: Tensor, sampling: SamplingRows) -> Tensor:
+    """Forbidden tokens, temperature, top-k, top-p and min-p, in this order; dropped ones are -inf."""
+    scores = logits
+    if sampling.forbidden_rows.numel():
+        scores = scores.clone()
+        scores[sampling.forbidden_rows, sampling.forbidden_tokens] = float("-inf")
+    if not sampling.any_sampled:
+        return scores
+    sampled = sampling.temperature > 0
+    scale = torch.where(sampled, sampling.temperature.clamp_min(_MIN_TEMPERATURE), 1.0)
+    scores = scores / scale[:, None]
+    if sampling.any_top_k:
+        scores = _keep_top_k(scores, sampling.top_k)
+    if sampling.any_top_p:
+        scores = _keep_top_p(scores, sampling.top_p)
+    if sampling.any_min_p:
+        floor = scores.amax(dim=1) + sampling.min_p.log()  # log 0 is -inf: keeps all
+        scores = scores.masked_fill(scores < floor[:, None], float("-inf"))
+    return scores
+
+
+def match_prefix(tokens: Tensor, draft_tokens: Tensor, row_offsets: Tensor) -> Tensor:
+    """Rows before the first disagreement, per sequence: int64 [num_seqs].
+
+    The last row of every sequence holds PLACEHOLDER, so each has a disagreement to find.
+    """
+    num_rows = tokens.shape[0]
+    rows = torch.arange(num_rows, device=tokens.device)
+    disagreement = torch.where(tokens == draft_tokens, num_rows, rows)
+    nearest = disagreement.flip(0).cummin(0).values.flip(0)
+    first = row_offsets[:-1]
+    return nearest[first] - first
+
+
+def _keep_top_k(scores: Tensor, top_k: Tensor) -> Tensor:
+    vocab_size = scores.shape[1]
+    k = torch.where(top_k > 0, top_k.clamp_max(vocab_size), vocab_size)
+    ordered = scores.sort(dim=1, descending=True).values
+    floor = ordered.gather(1, (k - 1)[:, None])
+    return scores.masked_fill(scores < floor, float("-inf"))
+
+
+def _keep_top_p(scores: Tensor, top_p: Tensor) -> Tensor:
+    """The smallest set of most likely tokens whose probability reaches top_p; never empty."""
+    ordered, index = scores.sort(dim=1, descending=True, stable=True)
+    probability = ordered.softmax(dim=1)
+    before = probability.cumsum(dim=1) - probability
+    # A row with top_p 1 keeps everything, rounding of the sum included.
+    dropped = (before >= top_p[:, None]) & (top_p < 1)[:, None]
+    return scores.masked_fill(torch.zeros_like(dropped).scatter(1, index, dropped), float("-inf"))

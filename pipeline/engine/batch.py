@@ -1,0 +1,86 @@
+"""One forward pass: which tokens of which sequences, and the tensors made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specbatch.kernels.paged_attention.contract import RaggedBatch
+from specbatch.pipeline.engine.blocks import TRASH_BLOCK, KvState
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The next tokens of one sequence; logits are wanted for the last `logit_rows` of them."""
+
+    kv: KvState  # already grown to hold kv.length + len(token_ids) tokens
+    token_ids: Sequence[int]
+    logit_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """The chunks of all sequences as one row of tokens."""
+
+    input_ids: Tensor  # [1, num_tokens] int64
+    position_ids: Tensor  # [1, num_tokens] int64
+    ragged: RaggedBatch
+    logit_index: Tensor  # [padded num_rows] int64 into the tokens
+    num_rows: int
+
+
+def build_batch(
+    chunks: Sequence[Chunk],
+    block_size: int,
+    padded: Callable[[int], int],
+    device: torch.device,
+) -> ForwardBatch:
+    """Lay the chunks out behind one another, then pad tokens and logit rows to whole tiles."""
+    lengths = np.array([len(c.token_ids) for c in chunks], dtype=np.int64)
+    cached = np.array([c.kv.length for c in chunks], dtype=np.int64)
+    starts = np.concatenate(([0], np.cumsum(lengths)))
+    num_tokens = int(starts[-1])
+    width = padded(num_tokens)
+
+    # 1) Tokens and their positions.
+    input_ids = np.zeros(width, dtype=np.int64)
+    input_ids[:num_tokens] = np.concatenate([np.asarray(c.token_ids, np.int64) for c in chunks])
+    positions = np.zeros(width, dtype=np.int64)
+    within = np.arange(num_tokens) - np.repeat(starts[:-1], lengths)
+    positions[:num_tokens] = np.repeat(cached, lengths) + within
+
+    # 2) Where their KV goes; padding goes to the trash block.
+    slots = np.full(width, TRASH_BLOCK * block_size, dtype=np.int64)
+    for chunk, start, end in zip(chunks, starts[:-1], starts[1:], strict=True):
+        at = positions[start:end]
+        blocks = np.asarray(chunk.kv.blocks, dtype=np.int64)
+        slots[start:end] = blocks[at // block_size] * block_size + at % block_size
+
+    # 3) The rows whose logits are wanted.
+    rows = [
+        np.arange(end - chunk.logit_rows, end)
+        for chunk, end in zip(chunks, starts[1:], strict=True)
+    ]
+    num_rows = sum(len(r) for r in rows)
+    logit_index = np.zeros(padded(num_rows) if num_rows else 0, dtype=np.int64)
+    logit_index[:num_rows] = np.concatenate(rows)
+
+    def tensor(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(device)
+
+    return ForwardBatch(
+        input_ids=tensor(input_ids)[None],
+        position_ids=tensor(positions)[None],
+        ragged=RaggedBatch(
+            query_starts=starts.tolist(),
+            context_lens=(cached + lengths).tolist(),
+            block_tables=[c.kv.blocks for c in chunks],
+            slots=tensor(slots),
+        ),
+        logit_index=tensor(logit_index),
+        num_rows=num_rows,
+    )

@@ -1,0 +1,212 @@
+"""The verify engine: one ragged forward pass per step over every sequence of every group.
+
+The engine knows nothing of Celery, SQL or text. Read `step` first: it is the table of contents.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from specbatch.kernels.verify.contract import PLACEHOLDER, Verdict
+from specbatch.kernels.verify.reference import verify
+from specbatch.pipeline.engine.batch import Chunk
+from specbatch.pipeline.engine.proposer import Proposer
+from specbatch.pipeline.engine.runner import ModelRunner
+from specbatch.pipeline.engine.sampling import sampling_rows
+from specbatch.pipeline.engine.scheduler import Planned, Scheduler
+from specbatch.pipeline.engine.sequence import Completion, Request, Sequence
+from specbatch.pipeline.engine.speculator import Speculator
+from specbatch.pipeline.policy.step_time import StepTime
+from specbatch.schemas.records import FinishReason
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Running totals, read by whoever shows progress."""
+
+    steps: int = 0
+    generated_tokens: int = 0
+    finished: int = 0
+    proposed: int = 0
+    accepted: int = 0
+    verifier_passes: int = 0  # (sequence, step) pairs that decided tokens
+    busy_sec: float = 0.0
+    forward_sec: float = 0.0  # the verifier's forward passes alone
+
+
+@dataclass(slots=True)
+class _Work:
+    """One step's sequences that decide tokens, with their drafts."""
+
+    plan: list[Planned]
+    deciding: list[Sequence]
+    drafts: list[list[int]]
+    makers: list[Proposer | None]
+    begun: float  # seconds, by the performance counter
+    emitted: list[int] = field(default_factory=list)  # tokens decided, per deciding sequence
+
+    @property
+    def plain(self) -> bool:
+        """A pure decoding step at depth 0: a measurement of the baseline."""
+        return not any(self.drafts) and all(p.take == 1 for p in self.plan)
+
+    @property
+    def decoding(self) -> bool:
+        """No prompt takes part."""
+        return all(p.take == 1 for p in self.plan)
+
+
+class Engine:
+    """Continuous batching with verification by coupled sampling. Not thread-safe: one thread steps."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        proposers: tuple[Proposer, ...] = (),
+        max_sequences: int = 64,
+        max_batch_tokens: int = 2048,
+    ) -> None:
+        self._runner = runner
+        self._speculator = Speculator(proposers)
+        self._scheduler = Scheduler(
+            runner.blocks, max_sequences, max_batch_tokens, self._speculator.forget
+        )
+        self._plain_time = StepTime()  # decoding steps at depth 0, by number of sequences
+        self._rejected: list[Completion] = []
+        self.stats = EngineStats()
+
+    # --- what callers do -----------------------------------------------------------------------
+    def add(self, request: Request) -> None:
+        """Queue a request. One that cannot fit is answered with an error by the next step."""
+        limit = self._runner.context_tokens
+        eos = frozenset() if request.params.ignore_eos else self._runner.model.eos_ids
+        sequence = Sequence(
+            request=request,
+            stop_ids=eos | frozenset(request.params.stop_token_ids),
+            max_length=min(limit, len(request.prompt_ids) + request.params.max_tokens),
+        )
+        if len(request.prompt_ids) >= limit or not request.prompt_ids:
+            sequence.finish_reason = FinishReason.ERROR
+            sequence.error = (
+                f"prompt of {len(request.prompt_ids)} tokens does not fit the context of {limit}"
+            )
+            self._rejected.append(sequence.completion())
+            return
+        self._scheduler.waiting.append(sequence)
+
+    def cancel(self, matches: Callable[[Request], bool]) -> list[Completion]:
+        """Drop all requests that match; what they had so far is returned as cancelled."""
+        everyone = [*self._scheduler.running, *self._scheduler.waiting]
+        return [
+            self._finish(s, FinishReason.CANCELLED) for s in everyone if matches(s.request)
+        ]
+
+    @property
+    def idle(self) -> bool:
+        return self._scheduler.idle and not self._rejected
+
+    def step(self) -> list[Completion]:
+        """Decide at least one token for every decoding sequence; returns what finished."""
+        work = self._schedule_and_propose()
+        if not work.plan:
+            return self._take_rejected()
+        logits = self._forward(work)
+        verdict = self._verify(work, logits)
+        self._commit(work, verdict)
+        self._account(work)
+        return self._take_rejected() + self._take_finished(work)
+
+    # --- the stages of a step ------------------------------------------------------------------
+    def _schedule_and_propose(self) -> _Work:
+        begun = time.perf_counter()
+        plan = self._scheduler.schedule()
+        deciding = [p.sequence for p in plan if p.decides]
+        drafts, makers = self._speculator.propose(deciding, self._scheduler.room_for_draft)
+        return _Work(plan, deciding, drafts, makers, begun)
+
+    def _forward(self, work: _Work) -> Tensor:
+        """Logits of every row to be verified: the pending token's, then one per draft token."""
+        drafts = iter(work.drafts)
+        chunks = []
+        for planned in work.plan:
+            sequence, start = planned.sequence, planned.sequence.kv.length
+            tokens = sequence.tokens[start : start + planned.take]
+            draft = next(drafts) if planned.decides else []
+            rows = 1 + len(draft) if planned.decides else 0
+            chunks.append(Chunk(sequence.kv, [*tokens, *draft], rows))
+        begun = time.perf_counter()
+        logits = self._runner.forward(chunks)
+        elapsed = time.perf_counter() - begun
+        self.stats.forward_sec += elapsed
+        self._speculator.verify_time.observe(sum(len(c.token_ids) for c in chunks), elapsed)
+        return logits
+
+    @torch.inference_mode()
+    def _verify(self, work: _Work, logits: Tensor) -> Verdict:
+        rows = [1 + len(d) for d in work.drafts]
+        sampling, counters = sampling_rows(work.deciding, rows, logits.device)
+        draft_rows = [token for d in work.drafts for token in (*d, PLACEHOLDER)]
+        offsets = torch.tensor([0, *rows], device=logits.device).cumsum(0)
+        draft = torch.tensor(draft_rows, dtype=torch.int64, device=logits.device)
+        return verify(logits, draft, offsets, counters, sampling)
+
+    def _commit(self, work: _Work, verdict: Verdict) -> None:
+        """Append what was decided; forget the KV of rejected drafts."""
+        tokens, logprobs = verdict.tokens.tolist(), verdict.logprobs.tolist()
+        row = 0
+        for i, (sequence, draft) in enumerate(zip(work.deciding, work.drafts, strict=True)):
+            agreed, before = int(verdict.accepted[i]), sequence.num_output
+            end = row + agreed + 1
+            if any(math.isnan(x) for x in logprobs[row:end]):
+                sequence.finish_reason = FinishReason.ERROR
+                sequence.error = f"the verifier's logits are NaN at token {sequence.num_output}"
+            else:
+                sequence.accept(draft, tokens[row:end], logprobs[row:end])
+                self._runner.blocks.trim(sequence.kv, len(sequence.tokens) - 1)
+                self._speculator.observe(sequence, work.makers[i], draft, agreed)
+            work.emitted.append(sequence.num_output - before)
+            self.stats.proposed += len(draft)
+            self.stats.accepted += agreed
+            row += len(draft) + 1
+        self.stats.generated_tokens += sum(work.emitted)
+        self.stats.verifier_passes += len(work.deciding)
+
+    def _account(self, work: _Work) -> None:
+        """Share the step's time among its sequences, and note what depth 0 would have taken."""
+        elapsed = time.perf_counter() - work.begun
+        self.stats.steps += 1
+        self.stats.busy_sec += elapsed
+        drafted = dict(zip(work.deciding, work.drafts, strict=True))
+        sizes = [p.take + len(drafted.get(p.sequence, ())) for p in work.plan]
+        for planned, size in zip(work.plan, sizes, strict=True):
+            planned.sequence.compute_sec += elapsed * size / sum(sizes)
+        count = len(work.deciding)
+        if work.plain:
+            self._plain_time.observe(count, elapsed)
+        if work.decoding and self._plain_time.observations >= 3:
+            per_token = self._plain_time.predict(count) / count
+            for sequence, emitted, size in zip(work.deciding, work.emitted, sizes, strict=True):
+                sequence.baseline_sec += emitted * per_token
+                sequence.decode_sec += elapsed * size / sum(sizes)
+
+    # --- ends ----------------------------------------------------------------------------------
+    def _take_finished(self, work: _Work) -> list[Completion]:
+        done = [s for s in work.deciding if s.finish_reason is not None]
+        return [self._finish(s, s.finish_reason or FinishReason.ERROR) for s in done]
+
+    def _take_rejected(self) -> list[Completion]:
+        rejected, self._rejected = self._rejected, []
+        return rejected
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> Completion:
+        sequence.finish_reason = reason
+        self._scheduler.remove(sequence)
+        self._speculator.forget(sequence)
+        self.stats.finished += 1
+        return sequence.completion()

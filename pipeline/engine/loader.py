@@ -1,0 +1,140 @@
+"""Loads a checked model folder through transformers, with our attention and our linear layers."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AutoModelForCausalLM
+
+from specbatch.kernels.paged_attention import cpu, reference
+from specbatch.kernels.paged_attention.contract import RaggedBatch
+from specbatch.pipeline.engine.model_folder import ModelFolder
+from specbatch.pipeline.engine.row_tiles import RowTiles, TiledLinear, calibrate
+from specbatch.schemas.errors import ModelError
+
+log = logging.getLogger(__name__)
+
+ATTENTION_NAME = "specbatch_paged"
+_DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to run, and what a runner must know of it."""
+
+    folder: ModelFolder
+    module: nn.Module
+    dtype: torch.dtype
+    device: torch.device
+    tiles: RowTiles | None  # None: exactness "fast"
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    eos_ids: frozenset[int]
+
+
+def load_model(
+    folder: ModelFolder, dtype: str = "auto", exactness: str = "bitwise", device: str = "cpu"
+) -> LoadedModel:
+    """Raises `ModelError` when transformers cannot load the folder."""
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    chosen = choose_dtype(dtype, torch.device(device))
+    AttentionInterface.register(ATTENTION_NAME, _attention)
+    try:
+        module = AutoModelForCausalLM.from_pretrained(
+            str(folder.path),
+            dtype=chosen,
+            attn_implementation=ATTENTION_NAME,
+            use_safetensors=True,
+            trust_remote_code=False,
+        )
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise ModelError(f"model `{folder.ref}` cannot be loaded: {error}") from error
+    module = module.to(device).eval().requires_grad_(False)
+    tiles = tile_rows(module) if exactness == "bitwise" else None
+    config = module.config
+    heads = int(config.num_attention_heads)
+    log.info("model %s: %s on %s, exactness %s", folder.ref, chosen, device, exactness)
+    return LoadedModel(
+        folder=folder,
+        module=module,
+        dtype=chosen,
+        device=torch.device(device),
+        tiles=tiles,
+        num_layers=int(config.num_hidden_layers),
+        num_kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
+        head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
+        eos_ids=_eos_ids(module),
+    )
+
+
+def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """`auto` is bfloat16 where the device computes it, else float32; the choice is logged."""
+    if dtype != "auto":
+        return _DTYPES[dtype]
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    native = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return torch.bfloat16 if native else torch.float32
+
+
+def tile_rows(module: nn.Module) -> RowTiles:
+    """Replace every linear layer by its tiled form; returns the tiles they share."""
+    named = [(n, m) for n, m in module.named_modules() if isinstance(m, nn.Linear)]
+    tiles = calibrate(m for _, m in named)
+    for name, linear in named:
+        parent, _, leaf = name.rpartition(".")
+        setattr(module.get_submodule(parent), leaf, TiledLinear(linear, tiles))
+    return tiles
+
+
+def _eos_ids(module: Any) -> frozenset[int]:
+    """End tokens of the generation config, or of the model's."""
+    eos = getattr(module.generation_config, "eos_token_id", None)
+    eos = module.config.eos_token_id if eos is None else eos
+    if eos is None:
+        return frozenset()
+    return frozenset([eos] if isinstance(eos, int) else eos)
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,  # [1, num_heads, num_tokens, head_dim]
+    key: Tensor,  # [1, num_kv_heads, num_tokens, head_dim]
+    value: Tensor,  # [1, num_kv_heads, num_tokens, head_dim]
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    paged: tuple[RaggedBatch, list[tuple[Tensor, Tensor]]] | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """What transformers calls in place of its own attention: write the KV, then attend."""
+    assert paged is not None, "the runner passes the batch to every forward pass"
+    assert attention_mask is None, "an unregistered mask function yields no mask"
+    batch, caches = paged
+    key_cache, value_cache = caches[int(module.layer_idx)]
+    for cache, new in ((key_cache, key), (value_cache, value)):
+        cache.view(-1, *cache.shape[2:]).index_copy_(0, batch.slots, new[0].transpose(0, 1))
+    out = _ATTENTION[query.device.type](
+        query[0].transpose(0, 1),
+        key_cache,
+        value_cache,
+        batch,
+        scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        window=sliding_window,
+        softcap=softcap,
+    )
+    return out[None], None
+
+
+_ATTENTION = {"cpu": cpu.paged_attention, "cuda": reference.paged_attention}

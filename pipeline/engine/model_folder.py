@@ -1,0 +1,125 @@
+"""What can be said about a model before loading it, without torch: may it be served at all?"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from specbatch.schemas.errors import ModelError
+
+# Tested against `generate`; every other architecture is refused by name.
+SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """A checked model folder."""
+
+    ref: str  # as the user named it
+    path: Path
+    model_type: str
+    vocab_size: int
+    context_tokens: int
+    fingerprint: str  # SHA-256 of the config and the weights
+
+
+def inspect_model(ref: str) -> ModelFolder:
+    """Check a folder or hub id. Raises `ModelError` with one sentence that names the reason."""
+    path = _locate(ref)
+    config = _read_config(ref, path)
+    if "auto_map" in config:
+        raise ModelError(
+            f"model `{ref}` needs code from its own repository (trust_remote_code), which is "
+            "refused: use a model that transformers supports itself"
+        )
+    weights = sorted(path.glob("*.safetensors"))
+    if not weights:
+        found = sorted(p.name for p in path.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".pkl"))
+        reason = f"only pickle weights ({', '.join(found)})" if found else "no weights"
+        raise ModelError(f"model `{ref}` has {reason}: save it as safetensors")
+    model_type = config.get("model_type", "?")
+    if config.get("is_encoder_decoder") or model_type not in SUPPORTED_MODEL_TYPES:
+        raise ModelError(
+            f"model `{ref}` has architecture `{model_type}`, which is not supported: "
+            f"use one of {', '.join(SUPPORTED_MODEL_TYPES)}"
+        )
+    return ModelFolder(
+        ref=ref,
+        path=path,
+        model_type=model_type,
+        vocab_size=int(config["vocab_size"]),
+        context_tokens=int(config.get("max_position_embeddings", 2048)),
+        fingerprint=_fingerprint(path / "config.json", weights),
+    )
+
+
+def check_pair(verifier: ModelFolder, proposer: ModelFolder) -> None:
+    """Raise `ModelError` unless both models speak the same tokens."""
+    if verifier.vocab_size != proposer.vocab_size:
+        raise ModelError(
+            f"verifier `{verifier.ref}` has {verifier.vocab_size} tokens and proposer "
+            f"`{proposer.ref}` has {proposer.vocab_size}: they must share one vocabulary"
+        )
+    mine, theirs = (_vocabulary(m.path) for m in (verifier, proposer))
+    if mine is not None and theirs is not None and mine != theirs:
+        raise ModelError(
+            f"verifier `{verifier.ref}` and proposer `{proposer.ref}` give different meanings to "
+            "the same token ids: use a proposer trained with the verifier's tokenizer"
+        )
+
+
+def _locate(ref: str) -> Path:
+    path = Path(ref).expanduser()
+    if path.is_dir():
+        return path
+    if ref.startswith((".", "/", "~")) or ref.count("/") != 1:
+        raise ModelError(f"model folder `{ref}` does not exist: give a folder or a hub id owner/name")
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+        patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+        try:
+            return Path(snapshot_download(ref, allow_patterns=patterns))
+        except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+            raise ModelError(
+                f"model `{ref}` is neither a folder here nor to be had from the hub "
+                f"({type(error).__name__}): check the name or give a folder"
+            ) from error
+    except ImportError:
+        raise ModelError(f"model folder `{ref}` does not exist") from None
+
+
+def _read_config(ref: str, path: Path) -> dict[str, object]:
+    try:
+        config = json.loads((path / "config.json").read_text())
+    except FileNotFoundError:
+        raise ModelError(f"model folder `{ref}` has no config.json: is it a model folder?") from None
+    except (ValueError, OSError) as error:
+        raise ModelError(f"config.json of model `{ref}` cannot be read: {error}") from None
+    if not isinstance(config, dict) or "vocab_size" not in config:
+        raise ModelError(f"config.json of model `{ref}` names no vocab_size: is it a text model?")
+    return config
+
+
+def _fingerprint(config: Path, weights: list[Path]) -> str:
+    digest = hashlib.sha256(config.read_bytes())
+    for file in weights:
+        digest.update(file.name.encode())
+        with file.open("rb") as handle:
+            while block := handle.read(1 << 22):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def _vocabulary(path: Path) -> object:
+    """The token ids' meanings, or None where the folder has no tokenizer.json."""
+    try:
+        tokenizer = json.loads((path / "tokenizer.json").read_text())
+    except (OSError, ValueError):
+        return None
+    model = tokenizer.get("model", {})
+    added = [(t.get("id"), t.get("content")) for t in tokenizer.get("added_tokens", [])]
+    return model.get("vocab"), added

@@ -1,0 +1,31 @@
+"""The contract of every proposer: a draft is token ids, and only ever a hint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Protocol
+
+from specbatch.pipeline.engine.sequence import Sequence
+
+
+class Proposer(Protocol):
+    """Guesses the next tokens of sequences. Wrong guesses cost time, never correctness."""
+
+    name: str
+    needs_model: bool  # whether a token costs a pass of a draft model
+
+    def available(self, sequence: Sequence) -> int:
+        """How many draft tokens it could offer now; 0 when it has nothing to say."""
+        ...
+
+    def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:
+        """At most `depths[i]` (>= 1) draft tokens for `sequences[i]`; fewer or none is allowed."""
+        ...
+
+    def observe(self, sequence: Sequence, draft: list[int], accepted: int) -> None:
+        """What became of its draft; the sequence holds the verdict already."""
+        ...
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence is finished or was preempted."""
+        ...

@@ -1,0 +1,136 @@
+"""One completion on its way: what was asked, what is decided, where each token came from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from specbatch.pipeline.engine.blocks import KvState
+from specbatch.schemas.records import FinishReason, Origin, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the engine is asked to complete. Ids are the caller's and need only be unique now."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int  # Philox key, in [0, 2**63)
+    draft_ids: tuple[int, ...] = ()  # a pre-generated continuation, only ever a hint
+    depth: int | None = None  # draft tokens per step; None: as many as pay
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What came of a request. Per-token tuples have one entry per token of `token_ids`."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    origins: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: FinishReason
+    proposed: int
+    accepted: int
+    verifier_passes: int
+    compute_sec: float  # this request's share of the steps it took part in
+    decode_sec: float  # of that, in steps whose depth-0 price is known
+    baseline_sec: float  # what the tokens of those steps would have taken at depth 0
+    proposed_at_depth: tuple[int, ...]
+    accepted_at_depth: tuple[int, ...]
+    error: str | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """The row state of the engine: the only mutable thing a step works on."""
+
+    request: Request
+    stop_ids: frozenset[int]
+    max_length: int  # prompt and output together
+    tokens: list[int] = field(default_factory=list)  # prompt, then output
+    kv: KvState = field(default_factory=KvState)
+    origins: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    proposed: int = 0
+    accepted: int = 0
+    passes: int = 0
+    compute_sec: float = 0.0
+    decode_sec: float = 0.0
+    baseline_sec: float = 0.0
+    proposed_at_depth: list[int] = field(default_factory=list)
+    accepted_at_depth: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.request.prompt_ids)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - len(self.request.prompt_ids)
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[len(self.request.prompt_ids) :]
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be decided."""
+        return self.max_length - len(self.tokens)
+
+    @property
+    def pending(self) -> int:
+        """Decided tokens whose KV is not cached yet: 1 while decoding, more while prefilling."""
+        return len(self.tokens) - self.kv.length
+
+    def accept(self, draft: list[int], tokens: list[int], logprobs: list[float]) -> None:
+        """Append the verdict on `draft`: the agreed prefix and the verifier's token after it.
+
+        `tokens` holds the agreed prefix and one more. A stop token or the length limit inside
+        it cuts the rest.
+        """
+        agreed = len(tokens) - 1
+        self.passes += 1
+        self._count(len(draft), agreed)
+        last = Origin.PLAIN
+        if draft:
+            last = Origin.BONUS if agreed == len(draft) else Origin.CORRECTED
+        for i, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
+            self.tokens.append(token)
+            self.logprobs.append(logprob)
+            self.origins.append(Origin.ACCEPTED if i < agreed else last)
+            if token in self.stop_ids:
+                self.finish_reason = FinishReason.STOP
+                return
+            if self.remaining <= 0:
+                self.finish_reason = FinishReason.LENGTH
+                return
+
+    def _count(self, proposed: int, agreed: int) -> None:
+        """`accepted` counts agreement; draft positions after the first mismatch were not reached."""
+        self.proposed += proposed
+        self.accepted += agreed
+        while len(self.proposed_at_depth) < proposed:
+            self.proposed_at_depth.append(0)
+            self.accepted_at_depth.append(0)
+        for depth in range(proposed):
+            self.proposed_at_depth[depth] += 1
+            self.accepted_at_depth[depth] += depth < agreed
+
+    def completion(self) -> Completion:
+        return Completion(
+            request_id=self.request.request_id,
+            token_ids=tuple(self.output),
+            origins=tuple(int(o) for o in self.origins),
+            logprobs=tuple(self.logprobs),
+            finish_reason=self.finish_reason or FinishReason.ERROR,
+            proposed=self.proposed,
+            accepted=self.accepted,
+            verifier_passes=self.passes,
+            compute_sec=self.compute_sec,
+            decode_sec=self.decode_sec,
+            baseline_sec=self.baseline_sec,
+            proposed_at_depth=tuple(self.proposed_at_depth),
+            accepted_at_depth=tuple(self.accepted_at_depth),
+            error=self.error,
+        )

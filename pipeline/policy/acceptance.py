@@ -1,0 +1,33 @@
+"""How likely the verifier is to agree with the next draft token: a decayed Beta estimate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Acceptance:
+    """Probability that one draft token is accepted, given that all before it were.
+
+    `tested` counts the draft tokens that were looked at: the accepted ones and the first rejected
+    one, never those behind it. Older evidence fades by `decay` per test.
+    """
+
+    prior: float = 0.6
+    weight: float = 4.0  # the prior counts as so many tests
+    decay: float = 0.97
+    agreed: float = 0.0
+    tested: float = 0.0
+
+    @property
+    def rate(self) -> float:
+        return (self.agreed + self.prior * self.weight) / (self.tested + self.weight)
+
+    def observe(self, proposed: int, accepted: int) -> None:
+        """`accepted` of `proposed` draft tokens agreed, then one did not (if any was left)."""
+        tested = accepted + (accepted < proposed)
+        if not tested:
+            return
+        fade = self.decay**tested
+        self.agreed = self.agreed * fade + accepted
+        self.tested = self.tested * fade + tested
