@@ -36,7 +36,7 @@ class Store(Protocol):
         """Insert a job; with a known idempotency key return that job and False.
 
         Raises `IdempotencyError` (naming the differing top-level fields, dotted) when the key is
-        known with another spec digest.
+        known with another spec digest. A known `job_id` is treated the same way.
         """
         ...
 
@@ -61,19 +61,28 @@ class Store(Protocol):
         """Send FAILED and CANCELLED groups (and a failed ingest) back to work; returns how many.
 
         Only a final job can be retried; raises `UsageError` otherwise. Clears the cancel flag and
-        the error, sets the state to RUNNING.
+        the error, sets the state to RUNNING. A group starts again at RECORD when it has results, at
+        VERIFY when it has drafts, else at its first stage; ingest goes on from its cursor. A FAILED
+        or CANCELLED job with all groups done goes back to PUBLISH (that counts as one). With
+        nothing to send back the job stays as it is and 0 is returned.
         """
         ...
 
     def fail_job(self, lease: Lease, error: str) -> None:
-        """End the job as FAILED (an input or model that cannot be used). Needs a job lease."""
+        """End the job as FAILED (an input or model that cannot be used). Needs a job lease.
+
+        Its open groups become CANCELLED; whoever holds one learns it from the next heartbeat.
+        """
         ...
 
     # --- leases -----------------------------------------------------------------------------
-    def claim_job(
-        self, job_id: str, stage: Stage, owner: str, lease_sec: float
-    ) -> JobWork | None:
-        """Claim the job's INGEST or PUBLISH; None when it is not at that stage or leased."""
+    def claim_job(self, job_id: str, stage: Stage, owner: str, lease_sec: float) -> JobWork | None:
+        """Claim the job's INGEST or PUBLISH; None when it is not at that stage or leased.
+
+        The first claim of INGEST starts the job (RUNNING, `started_at`). INGEST of a job with the
+        cancel flag is left instead: for PUBLISH, or RUN while groups are open. A job whose attempts
+        are used up becomes FAILED instead; attempts count from the last `add_groups`.
+        """
         ...
 
     def claim_group(
@@ -82,8 +91,8 @@ class Store(Protocol):
         """Claim a group at `stage`; None when somebody else has it or it is elsewhere.
 
         Raises the generation and the attempt count in the same statement. A group whose attempts
-        are used up (`max_attempts` of the store) becomes FAILED instead, and None is returned.
-        A group of a job with the cancel flag becomes CANCELLED instead (not at RECORD: finished
+        are used up (`max_attempts` of the store) becomes FAILED instead, and None is returned; at
+        PROPOSE it goes on to VERIFY without drafts instead, for a draft is only a hint. A group of a job with the cancel flag becomes CANCELLED instead (not at RECORD: finished
         work is kept).
         """
         ...
@@ -95,8 +104,16 @@ class Store(Protocol):
     def release(self, lease: Lease, error: str) -> None:
         """Give a unit back after an error: ready again, or FAILED when attempts are used up.
 
-        A lost lease is ignored. A job lease (INGEST, PUBLISH) that runs out of attempts fails
-        the job.
+        At PROPOSE, used up attempts lead to VERIFY without drafts. A lost lease is ignored. A job
+        lease (INGEST, PUBLISH) that runs out of attempts fails the job. With the cancel flag, a
+        group becomes CANCELLED (not at RECORD) and INGEST is left.
+        """
+        ...
+
+    def cancel_group(self, lease: Lease) -> None:
+        """The worker stopped this group because its job was cancelled: CANCELLED.
+
+        When it was the last open group the job moves to PUBLISH (unless its input is being read).
         """
         ...
 
@@ -113,7 +130,11 @@ class Store(Protocol):
         next_row: int,
         cursor: SourcePosition,
     ) -> None:
-        """One transaction: groups, quarantined rows, and where to read on."""
+        """One transaction: groups, quarantined rows, and where to read on.
+
+        Group indexes go on from the last one, else `StoreError`. Groups of a job with the cancel
+        flag are born CANCELLED.
+        """
         ...
 
     def finish_ingest(self, lease: Lease, rows_total: int, models: Mapping[str, Any]) -> None:
@@ -125,22 +146,25 @@ class Store(Protocol):
 
     # --- groups -----------------------------------------------------------------------------
     def advance(
-        self, lease: Lease, to: Stage, artefact: Artefact, timing: StageTiming
+        self, lease: Lease, to: Stage, artefact: Artefact | None, timing: StageTiming
     ) -> None:
-        """PROPOSE → VERIFY with a drafts file, VERIFY → RECORD with a results file.
+        """PROPOSE → VERIFY with a drafts file (or None), VERIFY → RECORD with a results file.
 
         Ends the lease, resets attempts, adds the timing (queue seconds: ready to claimed).
         """
         ...
 
     def commit_group(
-        self, lease: Lease, completions: Sequence[CompletionRecord], timing: StageTiming,
+        self,
+        lease: Lease,
+        completions: Sequence[CompletionRecord],
+        timing: StageTiming,
         report: Mapping[str, float],
     ) -> None:
         """One transaction: completions (unique on job, row, sample), group DONE, totals, report.
 
         `report` values are added, key by key, to the job's report. When it was the last group and
-        ingest is done, the job moves to PUBLISH.
+        ingest is done, the job moves to PUBLISH. Log probabilities are kept in single precision.
         """
         ...
 
@@ -150,7 +174,7 @@ class Store(Protocol):
         ...
 
     def rejected(self, job_id: str) -> Iterator[RejectedRow]:
-        """Quarantined rows and the rows of failed groups' errors, by row."""
+        """Quarantined rows, by row. Failed groups are told by `failed_groups`."""
         ...
 
     def failed_groups(self, job_id: str) -> list[tuple[int, str, Artefact, str]]:

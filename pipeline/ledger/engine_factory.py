@@ -1,0 +1,116 @@
+"""SQLAlchemy engines for the two databases, with the settings that make them safe to share."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import orjson
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError
+
+from specbatch.schemas.errors import MissingExtraError, UsageError
+from specbatch.schemas.settings import mask_url
+
+BUSY_TIMEOUT_MS = 10_000
+WRITES = "specbatch_writes"  # execution option: this transaction will write
+
+_POSTGRES_DEFAULTS = {"connect_timeout": 10, "application_name": "specbatch"}
+_ON_CONNECT_POSTGRES = (
+    # A frozen worker must not hold a job's row for ever, nor wait for one for ever.
+    "SET idle_in_transaction_session_timeout = '60s'",
+    "SET lock_timeout = '30s'",
+)
+
+
+def make_engine(url: str, *, foreign_keys: bool = True) -> Engine:
+    """An engine for a SQLite file or a PostgreSQL database; nothing is connected yet.
+
+    Raises `UsageError` for any other URL and `MissingExtraError` when psycopg is not installed.
+    """
+    parsed = parse_url(url)
+    if parsed.get_backend_name() == "sqlite":
+        return _sqlite(parsed, foreign_keys)
+    return _postgres(parsed)
+
+
+def parse_url(url: str) -> URL:
+    """The URL with its driver spelled out. Raises `UsageError`."""
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        raise UsageError(
+            f"the database URL {mask(url)!r} cannot be read; use sqlite:///path or postgresql://..."
+        ) from None
+    if parsed.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
+        return parsed.set(drivername="postgresql+psycopg")
+    if parsed.drivername not in ("sqlite", "sqlite+pysqlite"):
+        raise UsageError(
+            f"the database URL {mask(url)!r} names {parsed.drivername}; use sqlite or postgresql"
+        )
+    if parsed.database in (None, "", ":memory:"):
+        raise UsageError("SQLite needs a file, for several threads share it: sqlite:///path/to.db")
+    return parsed
+
+
+def mask(url: str) -> str:
+    """The URL without its password, wherever it stands."""
+    return re.sub(r"(password=)[^&]+", r"\1***", mask_url(url))
+
+
+def _sqlite(url: URL, foreign_keys: bool) -> Engine:
+    assert url.database is not None
+    folder = Path(url.database).absolute().parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"the database's folder {folder} cannot be made: {error.strerror}"
+        ) from None
+    engine = create_engine(url, json_serializer=_dump_json, json_deserializer=orjson.loads)
+
+    @event.listens_for(engine, "connect")
+    def _prepare(connection: sqlite3.Connection, _record: object) -> None:
+        connection.isolation_level = None  # we say BEGIN ourselves, below
+        connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute(f"PRAGMA foreign_keys = {'ON' if foreign_keys else 'OFF'}")
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        # A transaction that reads first and writes later could fail half-way on a busy database.
+        writes = connection.get_execution_options().get(WRITES, False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    return engine
+
+
+def _postgres(url: URL) -> Engine:
+    try:
+        import psycopg  # noqa: F401 only to say early, and in plain words, that it is missing
+    except ImportError:
+        raise MissingExtraError(
+            "PostgreSQL needs the psycopg driver: pip install 'specbatch[postgres]'"
+        ) from None
+    engine = create_engine(
+        url,
+        # The store's locking is written for READ COMMITTED, whatever the server's default is.
+        isolation_level="READ COMMITTED",
+        json_serializer=_dump_json,
+        json_deserializer=orjson.loads,
+        connect_args={k: v for k, v in _POSTGRES_DEFAULTS.items() if k not in url.query},
+    )
+
+    @event.listens_for(engine, "connect")
+    def _prepare(connection: Any, _record: object) -> None:
+        autocommit, connection.autocommit = connection.autocommit, True
+        connection.execute("; ".join(_ON_CONNECT_POSTGRES))
+        connection.autocommit = autocommit
+
+    return engine
+
+
+def _dump_json(value: Any) -> str:
+    return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()

@@ -1,0 +1,86 @@
+"""What happens to a held group: it advances, is recorded or cancelled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, update
+from sqlalchemy.dialects import sqlite
+
+from specbatch.pipeline.ledger import copying, jobs, rules
+from specbatch.pipeline.ledger.jobs import FREE
+from specbatch.pipeline.ledger.leases import is_held
+from specbatch.pipeline.ledger.transactions import Now
+from specbatch.schemas import mapper
+from specbatch.schemas.records import Artefact, CompletionRecord, Lease, Stage, StageTiming
+from specbatch.schemas.tables import Completion, Group
+
+
+def advance(
+    conn: Connection,
+    now: Now,
+    lease: Lease,
+    to: Stage,
+    artefact: Artefact | None,
+    timing: StageTiming,
+) -> None:
+    """One statement: the fence, the artefact, the timing and the next stage."""
+    column = "drafts" if to is Stage.VERIFY else "results"
+    values = {column: artefact and mapper.artefact_values(artefact)}
+    _leave(conn, now, lease, to, {**values, **_timed(timing)})
+
+
+def cancel(conn: Connection, now: Now, lease: Lease) -> None:
+    jobs.lock(conn, lease.job_id)
+    _leave(conn, now, lease, Stage.CANCELLED, {"last_error": Group.last_error})
+    jobs.settle(conn, now, lease.job_id)
+
+
+def commit(
+    conn: Connection,
+    now: Now,
+    lease: Lease,
+    completions: Sequence[CompletionRecord],
+    timing: StageTiming,
+    report: Mapping[str, float],
+) -> None:
+    """Everything a finished group leaves behind, or nothing at all."""
+    values = [mapper.completion_values(lease, record) for record in completions]
+    on_postgres = conn.dialect.name == "postgresql"
+    if on_postgres:
+        copying.stage(conn, values)  # before the job's row is locked: others may commit meanwhile
+    job = jobs.lock(conn, lease.job_id)
+    if lease.stage is not Stage.RECORD:
+        raise rules.fenced(lease)
+    totals = rules.group_totals(completions)
+    _leave(conn, now, lease, Stage.DONE, {**_timed(timing), **totals})
+    if on_postgres:
+        copying.insert_staged(conn)
+    else:
+        _insert(conn, values)
+    merged = {"report": rules.merge_report(job.report, report)} if report else {}
+    jobs.settle(conn, now, lease.job_id, **merged)
+
+
+def _leave(conn: Connection, now: Now, lease: Lease, to: Stage, values: Mapping[str, Any]) -> None:
+    """End the lease at another stage. Raises `FencedError` when it is not current."""
+    fresh = {"stage": to.value, "ready_at": now, "attempts": 0, "last_error": None, **FREE}
+    done = conn.execute(update(Group).where(*is_held(lease)).values({**fresh, **values}))
+    if done.rowcount != 1:
+        raise rules.fenced(lease)
+
+
+def _timed(timing: StageTiming) -> dict[str, Any]:
+    """The timing added to the group's; the store's own queue time when none is given."""
+    return {
+        "queue_sec": Group.queue_sec + (timing.queue_sec or Group.waited_sec),
+        "compute_sec": Group.compute_sec + timing.compute_sec,
+        "device_usd": Group.device_usd + timing.device_usd,
+    }
+
+
+def _insert(conn: Connection, values: Iterable[Mapping[str, Any]]) -> None:
+    rows = list(values)
+    if rows:
+        conn.execute(sqlite.insert(Completion).on_conflict_do_nothing(), rows)

@@ -1,0 +1,265 @@
+"""Statements about whole jobs. Each runs inside a transaction that the caller opened.
+
+Lock order everywhere: the job's row first, its groups after. Whatever may close the last open group
+holds the job's row, so two of them cannot both believe that the other is still open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, case, exists, func, insert, or_, select, update
+from sqlalchemy.dialects import postgresql, sqlite
+
+from specbatch.pipeline.ledger import rules
+from specbatch.pipeline.ledger.transactions import Now
+from specbatch.schemas import mapper
+from specbatch.schemas.errors import JobNotFoundError
+from specbatch.schemas.records import (
+    JobRow,
+    JobState,
+    Lease,
+    NewGroup,
+    NewJob,
+    RejectedRow,
+    SourcePosition,
+    Stage,
+)
+from specbatch.schemas.tables import Group, Job, Rejected, group_is_open
+
+FREE: dict[str, Any] = {"lease_owner": None, "lease_until": 0.0}  # nobody holds the unit
+_CLOSED = (Stage.FAILED.value, Stage.CANCELLED.value)
+
+
+# --- create and read ------------------------------------------------------------------------
+
+
+def create(conn: Connection, now: Now, job: NewJob) -> tuple[JobRow, bool]:
+    """The new job and True, or the one that is known by its key or id and False."""
+    upsert: Any = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
+    statement = upsert(Job).values(**mapper.job_values(job, now))
+    made = conn.execute(statement.on_conflict_do_nothing().returning(*Job.__table__.c)).first()
+    if made is not None:
+        return mapper.job_row(made), True
+    same = Job.job_id == job.job_id
+    if job.idempotency_key:
+        same = or_(same, Job.idempotency_key == job.idempotency_key)
+    # The key's job comes first: it is the one that the caller asks for.
+    by_id = case((Job.job_id == job.job_id, 1), else_=0)
+    known = mapper.job_row(
+        conn.execute(select(*Job.__table__.c).where(same).order_by(by_id)).first()
+    )
+    rules.check_same_job(known, job)
+    return known, False
+
+
+def find(conn: Connection, job_id: str) -> Any:
+    """The job's row by id or by a unique prefix. Raises `JobNotFoundError`."""
+    match = Job.job_id == job_id
+    if len(job_id) >= rules.MIN_PREFIX:
+        match = or_(match, Job.job_id.startswith(job_id, autoescape=True))
+    found = conn.execute(select(*Job.__table__.c).where(match).order_by(Job.job_id).limit(2))
+    rows = [row for row in found if row.job_id.startswith(job_id)]  # SQLite's LIKE folds case
+    if rows and rows[0].job_id == job_id:  # an exact match sorts before what it is a prefix of
+        return rows[0]
+    if problem := rules.find_by_prefix(job_id, [row.job_id for row in rows]):
+        raise JobNotFoundError(problem)
+    return rows[0]
+
+
+def row(conn: Connection, job_id: str) -> JobRow:
+    return mapper.job_row(find(conn, job_id))
+
+
+def newest(conn: Connection, limit: int, state: JobState | None) -> list[JobRow]:
+    query = select(*Job.__table__.c).order_by(Job.created_at.desc(), Job.job_id.desc()).limit(limit)
+    if state is not None:
+        query = query.where(Job.state == state.value)
+    return [mapper.job_row(row) for row in conn.execute(query)]
+
+
+# --- locks and transitions ------------------------------------------------------------------
+
+
+def lock(conn: Connection, job_id: str) -> Any:
+    """The job's row, locked against all other writers; None when there is no such job.
+
+    SQLite needs no row lock, for it has one writer at a time.
+    """
+    # FOR NO KEY UPDATE: inserts of groups and completions (foreign keys) may still go on.
+    query = select(*Job.__table__.c).where(Job.job_id == job_id).with_for_update(key_share=True)
+    return conn.execute(query).first()
+
+
+def lock_held(conn: Connection, lease: Lease) -> Any:
+    """The locked row of the leased job. Raises `FencedError` when the lease is not current."""
+    row = lock(conn, lease.job_id) if lease.group_index is None else None
+    current = row and (row.generation, row.lease_owner, row.stage)
+    if current != (lease.generation, lease.owner, lease.stage.value):
+        raise rules.fenced(lease)
+    return row
+
+
+def settle(conn: Connection, now: Now, job_id: str, **values: Any) -> None:
+    """Move a RUN job without open groups to PUBLISH, and set `values` whether it moves or not.
+
+    The caller holds the job's row, and this is a statement of its own: under READ COMMITTED it sees
+    every group that was closed before the row was locked.
+    """
+    an_open_group = exists().where(Group.job_id == job_id, group_is_open())
+    moves = (Job.stage == Stage.RUN.value) & ~an_open_group
+    conn.execute(
+        update(Job)
+        .where(Job.job_id == job_id)
+        .values(
+            stage=case((moves, Stage.PUBLISH.value), else_=Job.stage),
+            ready_at=case((moves, now), else_=Job.ready_at),
+            **values,
+        )
+    )
+
+
+def move(conn: Connection, now: Now, job_id: str, to: Stage, **values: Any) -> None:
+    """Put the locked job at `to`: nobody's, ready now, with all attempts again."""
+    fresh = {"stage": to.value, "ready_at": now, "attempts": 0, "last_error": None, **FREE}
+    conn.execute(update(Job).where(Job.job_id == job_id).values({**fresh, **values}))
+
+
+def leave_ingest(conn: Connection, now: Now, job_id: str) -> None:
+    """The locked job reads no further: RUN while groups are open, else PUBLISH."""
+    move(conn, now, job_id, Stage.RUN)
+    settle(conn, now, job_id)
+
+
+def end(conn: Connection, now: Now, job_id: str, state: JobState, error: str | None) -> None:
+    """End the locked job; groups that are still open become CANCELLED."""
+    conn.execute(
+        update(Group)
+        .where(Group.job_id == job_id, group_is_open())
+        .values(
+            stage=Stage.CANCELLED.value,
+            ready_at=now,
+            attempts=0,
+            last_error=func.coalesce(Group.last_error, rules.JOB_ENDED),
+            **FREE,
+        )
+    )
+    move(conn, now, job_id, Stage.END, state=state.value, error=error, finished_at=now)
+
+
+# --- cancel and retry -----------------------------------------------------------------------
+
+
+def request_cancel(conn: Connection, now: Now, job_id: str) -> JobRow:
+    row = lock(conn, find(conn, job_id).job_id)
+    if JobState(row.state).is_final:
+        return mapper.job_row(row)
+    conn.execute(
+        update(Group)
+        .where(
+            Group.job_id == row.job_id,
+            Group.stage.in_([stage.value for stage in rules.CANCELLABLE]),
+            Group.lease_until <= now,
+        )
+        .values(stage=Stage.CANCELLED.value, ready_at=now, attempts=0, **FREE)
+    )
+    unread = (Job.stage == Stage.INGEST.value) & (Job.lease_until <= now)
+    stops = conn.scalar(select(Job.job_id).where(Job.job_id == row.job_id, unread))
+    if stops:
+        move(conn, now, row.job_id, Stage.RUN)
+    settle(conn, now, row.job_id, cancel_requested=True)
+    return mapper.job_row(find(conn, row.job_id))
+
+
+def retry(conn: Connection, now: Now, job_id: str) -> int:
+    """How many units went back to work; the job is unchanged when that is 0."""
+    row = lock(conn, find(conn, job_id).job_id)
+    rules.check_retry(mapper.job_row(row))
+    groups = conn.execute(
+        update(Group)
+        .where(Group.job_id == row.job_id, Group.stage.in_(_CLOSED))
+        .values(stage=_stage_after_retry(), ready_at=now, attempts=0, last_error=None, **FREE)
+    ).rowcount
+    unpublished = row.state in (JobState.FAILED.value, JobState.CANCELLED.value)
+    returns = groups + bool(not row.ingest_done or (unpublished and not groups))
+    if returns:
+        values = {"cancel_requested": False, "error": None, "finished_at": None}
+        to = Stage.RUN if row.ingest_done else Stage.INGEST
+        move(conn, now, row.job_id, to, state=JobState.RUNNING.value, **values)
+        settle(conn, now, row.job_id)
+    return returns
+
+
+def _stage_after_retry() -> ColumnElement[str]:
+    """`rules.stage_after_retry` in SQL, for all groups at once."""
+    return case(
+        (Group.results.is_not(None), Stage.RECORD.value),
+        (Group.drafts.is_not(None), Stage.VERIFY.value),
+        else_=Group.first_stage,
+    )
+
+
+# --- ingest and publish ---------------------------------------------------------------------
+
+
+def fail(conn: Connection, now: Now, lease: Lease, error: str) -> None:
+    lock_held(conn, lease)
+    end(conn, now, lease.job_id, JobState.FAILED, error)
+
+
+def add_groups(
+    conn: Connection,
+    now: Now,
+    lease: Lease,
+    groups: Sequence[NewGroup],
+    rejected: Sequence[RejectedRow],
+    next_row: int,
+    cursor: SourcePosition,
+) -> None:
+    job = lock_held(conn, lease)
+    rules.check_order(lease.job_id, job.groups_total, groups)
+    if groups:
+        ready_at = conn.scalar(select(now))  # many rows in one statement need plain values
+        conn.execute(
+            insert(Group),
+            [
+                mapper.group_values(
+                    lease.job_id,
+                    group,
+                    Stage.CANCELLED if job.cancel_requested else group.first_stage,
+                    ready_at,
+                )
+                for group in groups
+            ],
+        )
+    if rejected:
+        conn.execute(insert(Rejected), [mapper.rejected_values(lease.job_id, r) for r in rejected])
+    conn.execute(
+        update(Job)
+        .where(Job.job_id == lease.job_id)
+        .values(
+            groups_total=Job.groups_total + len(groups),
+            rows_rejected=Job.rows_rejected + len(rejected),
+            prompt_tokens=Job.prompt_tokens + sum(group.prompt_tokens for group in groups),
+            next_row=next_row,
+            cursor=mapper.position_values(cursor),
+            attempts=0,
+        )
+    )
+
+
+def finish_ingest(
+    conn: Connection, now: Now, lease: Lease, rows_total: int, models: Mapping[str, Any]
+) -> None:
+    job = lock_held(conn, lease)
+    report = {**job.report, **models}
+    move(conn, now, lease.job_id, Stage.RUN, ingest_done=True, rows_total=rows_total, report=report)
+    settle(conn, now, lease.job_id)
+
+
+def finish(conn: Connection, now: Now, lease: Lease, state: JobState, error: str | None) -> None:
+    lock_held(conn, lease)
+    if lease.stage is not Stage.PUBLISH:
+        raise rules.fenced(lease)
+    end(conn, now, lease.job_id, state, error)

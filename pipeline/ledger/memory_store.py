@@ -1,0 +1,478 @@
+"""The store in memory: the twin of `SqlStore` for tests, small enough to be read as the rules."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from specbatch.pipeline.ledger import rules
+from specbatch.schemas.errors import JobNotFoundError, StoreError
+from specbatch.schemas.mapper import as_float32
+from specbatch.schemas.records import (
+    Artefact,
+    Bell,
+    CompletionRecord,
+    GroupWork,
+    JobProgress,
+    JobRow,
+    JobState,
+    JobWork,
+    Lease,
+    NewGroup,
+    NewJob,
+    RejectedRow,
+    SourcePosition,
+    Stage,
+    StageTiming,
+)
+
+
+@dataclass
+class _Unit:
+    """What can be claimed."""
+
+    stage: Stage
+    ready_at: float
+    generation: int = 0
+    owner: str | None = None
+    lease_until: float = 0.0  # 0: nobody holds it
+    attempts: int = 0
+    last_error: str | None = None
+
+    def claim(self, owner: str, now: float, lease_sec: float) -> None:
+        self.generation += 1
+        self.attempts += 1
+        self.owner, self.lease_until = owner, now + lease_sec
+
+    def move(self, to: Stage, now: float) -> None:
+        """To another stage: nobody's, ready now, with all attempts again."""
+        self.stage, self.ready_at, self.attempts = to, now, 0
+        self.owner, self.lease_until = None, 0.0
+
+    def put_down(self, stage: Stage, now: float, error: str | None) -> None:
+        """Without its holder at `stage`, which may be the one it has: then attempts count on."""
+        attempts = self.attempts if stage is self.stage else 0
+        self.move(stage, now)
+        self.attempts, self.last_error = attempts, error
+
+    def is_held_by(self, lease: Lease) -> bool:
+        return (self.generation, self.owner, self.stage) == (
+            lease.generation,
+            lease.owner,
+            lease.stage,
+        )
+
+
+@dataclass
+class _Group(_Unit):
+    new: NewGroup = field(kw_only=True)
+    drafts: Artefact | None = None
+    results: Artefact | None = None
+    waited_sec: float = 0.0
+    queue_sec: float = 0.0
+    compute_sec: float = 0.0
+    totals: Mapping[str, Any] = field(default_factory=lambda: rules.group_totals([]))
+
+    def add(self, timing: StageTiming) -> None:
+        self.queue_sec += timing.queue_sec or self.waited_sec
+        self.compute_sec += timing.compute_sec
+
+
+@dataclass
+class _Job(_Unit):
+    row: JobRow = field(kw_only=True)
+    next_row: int = 0
+    cursor: SourcePosition | None = None
+    ingest_done: bool = False
+    groups: dict[int, _Group] = field(default_factory=dict)
+    rejected: dict[int, RejectedRow] = field(default_factory=dict)
+    completions: dict[tuple[int, int], CompletionRecord] = field(default_factory=dict)
+
+    def update(self, **values: Any) -> None:
+        self.row = replace(self.row, **values)
+
+    def settle(self, now: float) -> None:
+        if self.stage is Stage.RUN and not any(g.stage in rules.OPEN for g in self.groups.values()):
+            self.move(Stage.PUBLISH, now)
+
+    def end(self, state: JobState, error: str | None, now: float) -> None:
+        for group in self.groups.values():
+            if group.stage in rules.OPEN:
+                group.put_down(Stage.CANCELLED, now, group.last_error or rules.JOB_ENDED)
+        self.move(Stage.END, now)
+        self.update(state=state, error=error, finished_at=now)
+
+
+class MemoryStore:
+    """All of the contract under one lock. `clock` may be replaced by a test's own."""
+
+    def __init__(self, max_attempts: int = 3, clock: Callable[[], float] = time.time) -> None:
+        self._max_attempts = max_attempts
+        self._now = clock
+        self._lock = threading.RLock()
+        self._jobs: dict[str, _Job] = {}
+
+    # --- jobs -------------------------------------------------------------------------------
+    def create_job(self, job: NewJob) -> tuple[JobRow, bool]:
+        with self._lock:
+            for known in self._jobs.values():
+                same_key = job.idempotency_key not in (None, "") and (
+                    known.row.idempotency_key == job.idempotency_key
+                )
+                if same_key or known.row.job_id == job.job_id:
+                    rules.check_same_job(known.row, job)
+                    return self._row(known), False
+            now = self._now()
+            row = JobRow(
+                job_id=job.job_id,
+                name=job.name,
+                tenant=job.tenant,
+                spec=dict(job.spec),
+                spec_digest=job.spec_digest,
+                state=JobState.QUEUED,
+                stage=Stage.INGEST,
+                verifier=job.verifier,
+                proposer=job.proposer,
+                output_uri=job.output_uri,
+                workspace_uri=job.workspace_uri,
+                idempotency_key=job.idempotency_key or None,
+                cancel_requested=False,
+                error=None,
+                rows_total=0,
+                groups_total=0,
+                prompt_tokens=0,
+                created_at=now,
+                started_at=None,
+                finished_at=None,
+            )
+            self._jobs[job.job_id] = _Job(Stage.INGEST, now, row=row)
+            return row, True
+
+    def get_job(self, job_id: str) -> JobRow:
+        with self._lock:
+            return self._row(self._job(job_id))
+
+    def list_jobs(self, limit: int = 50, state: JobState | None = None) -> list[JobRow]:
+        with self._lock:
+            rows = [self._row(j) for j in self._jobs.values() if state in (None, j.row.state)]
+            return sorted(rows, key=lambda r: (r.created_at, r.job_id), reverse=True)[:limit]
+
+    def progress(self, job_id: str) -> JobProgress:
+        with self._lock:
+            job = self._job(job_id)
+            groups = list(job.groups.values())
+            finished = [g for g in groups if g.stage in (Stage.DONE, Stage.FAILED)]
+            failed = [g for g in groups if g.stage is Stage.FAILED]
+
+            def total(name: str) -> Any:
+                return sum(g.totals[name] for g in groups)
+
+            return JobProgress(
+                job_id=job.row.job_id,
+                state=job.row.state,
+                rows_total=job.row.rows_total if job.ingest_done else job.next_row,
+                rows_done=len(job.rejected) + sum(g.new.rows for g in finished),
+                rows_failed=len(job.rejected)
+                + total("rows_failed")
+                + sum(g.new.rows for g in failed),
+                groups_total=job.row.groups_total,
+                groups_done=len(finished),
+                completions=total("completions"),
+                prompt_tokens=job.row.prompt_tokens,
+                completion_tokens=total("completion_tokens"),
+                proposed=total("proposed"),
+                accepted=total("accepted"),
+                verifier_passes=total("verifier_passes"),
+                queue_sec=sum(g.queue_sec for g in groups),
+                compute_sec=sum(g.compute_sec for g in groups),
+                cost_usd=float(total("cost_usd")),
+                ingest_done=job.ingest_done,
+            )
+
+    def request_cancel(self, job_id: str) -> JobRow:
+        with self._lock:
+            job, now = self._job(job_id), self._now()
+            if job.row.state.is_final:
+                return self._row(job)
+            job.update(cancel_requested=True)
+            for group in job.groups.values():
+                if group.stage in rules.CANCELLABLE and group.lease_until <= now:
+                    group.put_down(Stage.CANCELLED, now, group.last_error)
+            if job.stage is Stage.INGEST and job.lease_until <= now:
+                job.move(Stage.RUN, now)
+            job.settle(now)
+            return self._row(job)
+
+    def retry_job(self, job_id: str) -> int:
+        with self._lock:
+            job, now = self._job(job_id), self._now()
+            rules.check_retry(job.row)
+            closed = [g for g in job.groups.values() if g.stage in (Stage.FAILED, Stage.CANCELLED)]
+            for g in closed:
+                to = rules.stage_after_retry(
+                    g.new.first_stage, g.drafts is not None, g.results is not None
+                )
+                g.move(to, now)
+                g.last_error = None
+            unpublished = job.row.state in (JobState.FAILED, JobState.CANCELLED)
+            returns = len(closed) + (not job.ingest_done or (unpublished and not closed))
+            if returns:
+                job.move(Stage.RUN if job.ingest_done else Stage.INGEST, now)
+                job.last_error = None
+                job.update(
+                    state=JobState.RUNNING, cancel_requested=False, error=None, finished_at=None
+                )
+                job.settle(now)
+            return returns
+
+    def fail_job(self, lease: Lease, error: str) -> None:
+        with self._lock:
+            self._held_job(lease).end(JobState.FAILED, error, self._now())
+
+    # --- leases -----------------------------------------------------------------------------
+    def claim_job(self, job_id: str, stage: Stage, owner: str, lease_sec: float) -> JobWork | None:
+        with self._lock:
+            job, now = self._jobs.get(job_id), self._now()
+            if job is None or job.stage is not stage or job.lease_until > now:
+                return None
+            if stage not in (Stage.INGEST, Stage.PUBLISH):
+                return None
+            if job.row.cancel_requested and stage is Stage.INGEST:
+                job.move(Stage.RUN, now)
+                job.settle(now)
+                return None
+            if job.attempts >= self._max_attempts:
+                job.end(
+                    JobState.FAILED,
+                    rules.last_words(Stage.FAILED, job.attempts, job.last_error),
+                    now,
+                )
+                return None
+            job.claim(owner, now, lease_sec)
+            if stage is Stage.INGEST:
+                started = now if job.row.started_at is None else job.row.started_at
+                job.update(state=JobState.RUNNING, started_at=started)
+            lease = Lease(job_id, None, stage, job.generation, owner, job.attempts)
+            return JobWork(lease, job.row.groups_total, job.next_row, job.cursor)
+
+    def claim_group(
+        self, job_id: str, index: int, stage: Stage, owner: str, lease_sec: float
+    ) -> GroupWork | None:
+        with self._lock:
+            job, now = self._jobs.get(job_id), self._now()
+            group = job.groups.get(index) if job else None
+            if job is None or group is None or group.stage is not stage or group.lease_until > now:
+                return None
+            if stage not in rules.OPEN:
+                return None
+            to = self._stage_without_lease(job, group)
+            if to is not stage:
+                group.put_down(to, now, rules.last_words(to, group.attempts, group.last_error))
+                job.settle(now)
+                return None
+            group.waited_sec = now - max(group.ready_at, group.lease_until)
+            group.claim(owner, now, lease_sec)
+            lease = Lease(job_id, index, stage, group.generation, owner, group.attempts)
+            return GroupWork(lease, group.new.rows, group.new.prompts, group.drafts, group.results)
+
+    def heartbeat(self, leases: Sequence[Lease], lease_sec: float) -> tuple[set[Lease], set[str]]:
+        with self._lock:
+            now, lost, cancelled = self._now(), set(), set()
+            for lease in leases:
+                unit = self._unit(lease)
+                if unit is None or not unit.is_held_by(lease):
+                    lost.add(lease)
+                else:
+                    unit.lease_until = now + lease_sec
+                job = self._jobs.get(lease.job_id)
+                if job is not None and job.row.cancel_requested:
+                    cancelled.add(lease.job_id)
+            return lost, cancelled
+
+    def release(self, lease: Lease, error: str) -> None:
+        with self._lock:
+            unit, now = self._unit(lease), self._now()
+            if unit is None or not unit.is_held_by(lease):
+                return
+            job = self._jobs[lease.job_id]
+            if isinstance(unit, _Group):
+                unit.put_down(self._stage_without_lease(job, unit), now, error)
+            elif job.row.cancel_requested and job.stage is Stage.INGEST:
+                job.move(Stage.RUN, now)
+            elif job.attempts >= self._max_attempts:
+                job.end(JobState.FAILED, error, now)
+            else:
+                job.put_down(job.stage, now, error)
+            job.settle(now)
+
+    def cancel_group(self, lease: Lease) -> None:
+        with self._lock:
+            group, now = self._held_group(lease), self._now()
+            group.put_down(Stage.CANCELLED, now, group.last_error)
+            self._jobs[lease.job_id].settle(now)
+
+    def due(self, limit: int = 1000) -> list[Bell]:
+        with self._lock:
+            now = self._now()
+            jobs = [j for j in self._jobs.values() if j.stage in (Stage.INGEST, Stage.PUBLISH)]
+            bells = [
+                (j.ready_at, j.row.job_id, -1, Bell(j.row.job_id, j.stage, None))
+                for j in jobs
+                if j.lease_until <= now
+            ]
+            groups = [
+                (g.ready_at, j.row.job_id, index, _group_bell(j, index, g))
+                for j in self._jobs.values()
+                for index, g in j.groups.items()
+                if g.stage in rules.OPEN and g.lease_until <= now
+            ]
+            return [*_bells_in_order(bells), *_bells_in_order(groups)][:limit]
+
+    # --- ingest -----------------------------------------------------------------------------
+    def add_groups(
+        self,
+        lease: Lease,
+        groups: Sequence[NewGroup],
+        rejected: Sequence[RejectedRow],
+        next_row: int,
+        cursor: SourcePosition,
+    ) -> None:
+        with self._lock:
+            job, now = self._held_job(lease), self._now()
+            rules.check_order(lease.job_id, job.row.groups_total, groups)
+            if any(row.row_index in job.rejected for row in rejected):
+                raise StoreError(f"a row of job {lease.job_id} is in quarantine already")
+            for g in groups:
+                cancelled = job.row.cancel_requested
+                job.groups[g.index] = _Group(
+                    Stage.CANCELLED if cancelled else g.first_stage, now, new=g
+                )
+            job.rejected |= {row.row_index: row for row in rejected}
+            job.next_row, job.cursor, job.attempts = next_row, cursor, 0
+            job.update(
+                groups_total=len(job.groups),
+                prompt_tokens=sum(g.new.prompt_tokens for g in job.groups.values()),
+            )
+
+    def finish_ingest(self, lease: Lease, rows_total: int, models: Mapping[str, Any]) -> None:
+        with self._lock:
+            job, now = self._held_job(lease), self._now()
+            job.ingest_done = True
+            job.update(rows_total=rows_total, report={**job.row.report, **models})
+            job.move(Stage.RUN, now)
+            job.last_error = None
+            job.settle(now)
+
+    # --- groups -----------------------------------------------------------------------------
+    def advance(
+        self, lease: Lease, to: Stage, artefact: Artefact | None, timing: StageTiming
+    ) -> None:
+        rules.check_step(lease.stage, to, artefact is not None)
+        with self._lock:
+            group = self._held_group(lease)
+            group.add(timing)
+            if to is Stage.VERIFY:
+                group.drafts = artefact
+            else:
+                group.results = artefact
+            group.move(to, self._now())
+            group.last_error = None
+
+    def commit_group(
+        self,
+        lease: Lease,
+        completions: Sequence[CompletionRecord],
+        timing: StageTiming,
+        report: Mapping[str, float],
+    ) -> None:
+        with self._lock:
+            group, job, now = self._held_group(lease), self._jobs[lease.job_id], self._now()
+            if lease.stage is not Stage.RECORD:
+                raise rules.fenced(lease)
+            for record in completions:
+                kept = replace(record, logprobs=as_float32(record.logprobs))
+                job.completions.setdefault((record.row_index, record.sample_index), kept)
+            group.add(timing)
+            group.totals = rules.group_totals(completions)
+            group.move(Stage.DONE, now)
+            group.last_error = None
+            job.update(report=rules.merge_report(job.row.report, report))
+            job.settle(now)
+
+    # --- publish ----------------------------------------------------------------------------
+    def completions(self, job_id: str, batch: int = 1000) -> Iterator[CompletionRecord]:  # noqa: ARG002 nothing to page
+        with self._lock:
+            job = self._jobs.get(job_id)
+            return iter([c for _, c in sorted(job.completions.items())] if job else [])
+
+    def rejected(self, job_id: str) -> Iterator[RejectedRow]:
+        with self._lock:
+            job = self._jobs.get(job_id)
+            return iter([r for _, r in sorted(job.rejected.items())] if job else [])
+
+    def failed_groups(self, job_id: str) -> list[tuple[int, str, Artefact, str]]:
+        with self._lock:
+            job = self._jobs.get(job_id)
+            return [
+                (index, g.stage.value, g.new.prompts, g.last_error or "")
+                for index, g in sorted(job.groups.items() if job else ())
+                if g.stage in (Stage.FAILED, Stage.CANCELLED)
+            ]
+
+    def finish_job(self, lease: Lease, state: JobState, error: str | None = None) -> None:
+        rules.check_final(state)
+        with self._lock:
+            job = self._held_job(lease)
+            if lease.stage is not Stage.PUBLISH:
+                raise rules.fenced(lease)
+            job.end(state, error, self._now())
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    # --- helpers ----------------------------------------------------------------------------
+    def _job(self, job_id: str) -> _Job:
+        if job_id in self._jobs:
+            return self._jobs[job_id]
+        found = [i for i in self._jobs if len(job_id) >= 6 and i.startswith(job_id)]
+        if problem := rules.find_by_prefix(job_id, found):
+            raise JobNotFoundError(problem)
+        return self._jobs[found[0]]
+
+    def _row(self, job: _Job) -> JobRow:
+        return replace(job.row, stage=job.stage)
+
+    def _unit(self, lease: Lease) -> _Unit | None:
+        job = self._jobs.get(lease.job_id)
+        if job is None or lease.group_index is None:
+            return job
+        return job.groups.get(lease.group_index)
+
+    def _held_job(self, lease: Lease) -> _Job:
+        unit = self._unit(lease)
+        if not isinstance(unit, _Job) or not unit.is_held_by(lease):
+            raise rules.fenced(lease)
+        return unit
+
+    def _held_group(self, lease: Lease) -> _Group:
+        unit = self._unit(lease)
+        if not isinstance(unit, _Group) or not unit.is_held_by(lease):
+            raise rules.fenced(lease)
+        return unit
+
+    def _stage_without_lease(self, job: _Job, group: _Group) -> Stage:
+        return rules.stage_without_lease(
+            group.stage, group.attempts, self._max_attempts, job.row.cancel_requested
+        )
+
+
+def _group_bell(job: _Job, index: int, group: _Group) -> Bell:
+    model = {Stage.PROPOSE: job.row.proposer, Stage.VERIFY: job.row.verifier}.get(group.stage)
+    return Bell(job.row.job_id, group.stage, index, model)
+
+
+def _bells_in_order(keyed: list[tuple[float, str, int, Bell]]) -> list[Bell]:
+    return [bell for *_, bell in sorted(keyed, key=lambda item: item[:3])]

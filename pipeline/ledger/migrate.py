@@ -1,0 +1,129 @@
+"""Migrations, run by the program itself: no alembic.ini, safe when many processes start at once."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from alembic.util import CommandError
+from sqlalchemy import Connection, Engine
+from tenacity import retry, retry_if_exception, stop_after_delay, wait_random_exponential
+
+import specbatch.migrations
+from specbatch.pipeline.ledger.engine_factory import WRITES, make_engine, mask
+from specbatch.pipeline.ledger.sql_store import SqlStore
+from specbatch.pipeline.ledger.transactions import (
+    RETRY_SEC,
+    explain,
+    is_database_error,
+    is_transient,
+)
+from specbatch.schemas.errors import StoreError
+from specbatch.schemas.tables import Base
+
+_LOCK_ID = 5_770_237_462  # any number that only specbatch's migrations use
+
+
+def open_store(
+    url: str,
+    max_attempts: int = 3,
+    migrate: bool = True,
+    clock: Callable[[], float] | None = None,
+) -> SqlStore:
+    """A store ready for use; with `migrate`, its tables are made or brought up to date first."""
+    if migrate:
+        upgrade(url)
+    return SqlStore(url, max_attempts, clock=clock)
+
+
+def _is_transient(error: BaseException) -> bool:
+    return isinstance(error, StoreError) and is_transient(error.__cause__ or error)
+
+
+@retry(
+    retry=retry_if_exception(_is_transient),
+    stop=stop_after_delay(RETRY_SEC),
+    wait=wait_random_exponential(multiplier=0.05, max=2.0),
+    reraise=True,
+)
+def upgrade(url: str, revision: str = "head") -> None:
+    """Bring the database to `revision`; does nothing, without a lock, when it is there already.
+
+    Raises `StoreError` when the database cannot be migrated, or belongs to a newer specbatch.
+    """
+    if revision == "head" and current(url) == head():
+        return
+    with _locked(url) as config:
+        command.upgrade(config, revision)
+
+
+def downgrade(url: str, revision: str = "base") -> None:
+    """Take the database back to `revision`; `base` drops everything."""
+    with _locked(url) as config:
+        command.downgrade(config, revision)
+
+
+def current(url: str) -> str | None:
+    """The database's revision; None when it was never migrated."""
+    with _connected(url) as connection:
+        return MigrationContext.configure(connection).get_current_revision()
+
+
+def head() -> str | None:
+    """The newest revision this installation knows."""
+    return ScriptDirectory.from_config(_config()).get_current_head()
+
+
+def check(url: str) -> list[str]:
+    """What a migration would have to change for the database to fit the tables; empty: nothing."""
+    with _connected(url) as connection:
+        context = MigrationContext.configure(connection, opts={"compare_server_default": True})
+        return [repr(difference) for difference in compare_metadata(context, Base.metadata)]
+
+
+def _config() -> Config:
+    config = Config(stdout=io.StringIO())
+    folder = Path(specbatch.migrations.__path__[0])
+    config.set_main_option("script_location", str(folder).replace("%", "%%"))
+    return config
+
+
+@contextmanager
+def _connected(url: str, writes: bool = False) -> Iterator[Connection]:
+    """A connection in a transaction. Batch migrations rebuild tables, so foreign keys are off."""
+    engine: Engine = make_engine(url, foreign_keys=False)
+    try:
+        with engine.execution_options(**{WRITES: writes}).begin() as connection:
+            yield connection
+    except CommandError as error:
+        raise StoreError(
+            f"the database {mask(url)} cannot be migrated: {error}"
+            " (was it made by a newer specbatch?)"
+        ) from error
+    except Exception as error:
+        if not is_database_error(error):
+            raise
+        raise StoreError(explain(error, mask(url))) from error
+    finally:
+        engine.dispose()
+
+
+@contextmanager
+def _locked(url: str) -> Iterator[Config]:
+    """Alembic's configuration with a connection that no other migration shares the database with."""
+    with _connected(url, writes=True) as connection:  # on SQLite that is the lock
+        if connection.dialect.name == "postgresql":
+            connection.exec_driver_sql("SET LOCAL lock_timeout = 0")  # wait for the other process
+            connection.exec_driver_sql("SELECT pg_advisory_xact_lock(%s)", (_LOCK_ID,))
+        config = _config()
+        attributes: dict[str, Any] = config.attributes
+        attributes["connection"] = connection
+        yield config

@@ -1,0 +1,152 @@
+"""Decisions both stores take alike. Pure: no SQL, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from specbatch.schemas.errors import FencedError, IdempotencyError, StoreError, UsageError
+from specbatch.schemas.records import (
+    CompletionRecord,
+    FinishReason,
+    JobRow,
+    JobState,
+    Lease,
+    NewGroup,
+    NewJob,
+    Stage,
+)
+
+OPEN = (Stage.PROPOSE, Stage.VERIFY, Stage.RECORD)  # a group with work left to do
+CANCELLABLE = (Stage.PROPOSE, Stage.VERIFY)  # at RECORD the work is finished, so it is kept
+JOB_ENDED = "the job ended before this group did"
+MIN_PREFIX = 6  # characters of a job id that are enough to name it
+
+_STEPS = {(Stage.PROPOSE, Stage.VERIFY), (Stage.VERIFY, Stage.RECORD)}
+
+
+def check_step(here: Stage, to: Stage, has_artefact: bool) -> None:
+    """Raise `ValueError` unless a group may go from `here` to `to` with what it brings."""
+    if (here, to) not in _STEPS:
+        raise ValueError(f"a group cannot advance from {here} to {to}")
+    if to is Stage.RECORD and not has_artefact:
+        raise ValueError("a group cannot be recorded without its results file")
+
+
+def stage_without_lease(stage: Stage, attempts: int, max_attempts: int, cancelled: bool) -> Stage:
+    """Where an open group goes when nobody holds it.
+
+    Drafts are only hints: a group that cannot be proposed for goes on to VERIFY without them.
+    """
+    if cancelled and stage in CANCELLABLE:
+        return Stage.CANCELLED
+    if attempts < max_attempts:
+        return stage
+    return Stage.VERIFY if stage is Stage.PROPOSE else Stage.FAILED
+
+
+def stage_after_retry(first_stage: Stage, has_drafts: bool, has_results: bool) -> Stage:
+    """Where a FAILED or CANCELLED group starts again: finished files are not made twice."""
+    if has_results:
+        return Stage.RECORD
+    return Stage.VERIFY if has_drafts else first_stage
+
+
+def last_words(to: Stage, attempts: int, last_error: str | None) -> str | None:
+    """The error of a unit that nobody holds and that is sent to `to`."""
+    if to is Stage.CANCELLED:
+        return last_error
+    return last_error or f"the worker vanished {attempts} times while it held this work"
+
+
+def fenced(lease: Lease) -> FencedError:
+    """The error of a write whose lease is no longer current, or of another stage."""
+    what = "job" if lease.group_index is None else f"group {lease.group_index} of job"
+    return FencedError(
+        f"{what} {lease.job_id} is no longer held at {lease.stage} by {lease.owner}"
+        f" (generation {lease.generation}): somebody else owns the work now"
+    )
+
+
+def check_order(job_id: str, next_group: int, groups: Sequence[NewGroup]) -> None:
+    """Raise `StoreError` unless the groups carry on where the job's groups end."""
+    if [g.index for g in groups] != list(range(next_group, next_group + len(groups))):
+        raise StoreError(f"the next group of job {job_id} must have index {next_group}")
+
+
+def check_retry(job: JobRow) -> None:
+    """Raise `UsageError` unless the job is final."""
+    if not job.state.is_final:
+        raise UsageError(
+            f"job {job.job_id} is {job.state}; only a job that has ended can be retried"
+        )
+
+
+def check_final(state: JobState) -> None:
+    """Raise `ValueError` unless a job can end in `state`."""
+    if not state.is_final:
+        raise ValueError(f"a job cannot end as {state}")
+
+
+def merge_report(report: Mapping[str, Any], added: Mapping[str, float]) -> dict[str, Any]:
+    """The report with numbers added key by key; anything that is not a number is replaced."""
+    merged = dict(report)
+    for key, value in added.items():
+        merged[key] = merged[key] + value if _are_numbers(merged.get(key), value) else value
+    return merged
+
+
+def _are_numbers(*values: object) -> bool:
+    return all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+
+
+def group_totals(completions: Sequence[CompletionRecord]) -> dict[str, Any]:
+    """What a group's row keeps of its completions."""
+    return {
+        "completions": len(completions),
+        "rows_failed": len(
+            {c.row_index for c in completions if c.finish_reason is FinishReason.ERROR}
+        ),
+        "completion_tokens": sum(len(c.token_ids) for c in completions),
+        "proposed": sum(c.proposed for c in completions),
+        "accepted": sum(c.accepted for c in completions),
+        "verifier_passes": sum(c.verifier_passes for c in completions),
+        "cost_usd": sum(c.cost_usd for c in completions),
+    }
+
+
+def check_same_job(known: JobRow, new: NewJob) -> None:
+    """Raise `IdempotencyError`, naming what differs, unless both have one spec."""
+    if known.spec_digest == new.spec_digest:
+        return
+    fields = ", ".join(sorted(differences(known.spec, new.spec))) or "spec_digest"
+    name = (
+        f"idempotency key {new.idempotency_key!r}"
+        if new.idempotency_key is not None and known.idempotency_key == new.idempotency_key
+        else f"job id {new.job_id}"
+    )
+    raise IdempotencyError(
+        f"{name} was used for job {known.job_id} with a different spec (differs in: {fields});"
+        " use another key or the same spec"
+    )
+
+
+def differences(
+    one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = ""
+) -> Iterable[str]:
+    """Dotted names of the fields in which two plain mappings differ."""
+    for key in {*one, *other}:
+        left, right = one.get(key), other.get(key)
+        if isinstance(left, Mapping) and isinstance(right, Mapping):
+            yield from differences(left, right, f"{prefix}{key}.")
+        elif left != right or (key in one) != (key in other):
+            yield f"{prefix}{key}"
+
+
+def find_by_prefix(prefix: str, found: Sequence[str]) -> str | None:
+    """The message of `JobNotFoundError`, or None when exactly one job was found."""
+    if len(found) == 1:
+        return None
+    if found:
+        return f"more than one job id begins with {prefix!r}: give more of it"
+    return f"no job {prefix!r} in this store"

@@ -1,0 +1,127 @@
+"""Transactions with retries: the one place where database errors become `StoreError`."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from sqlalchemy import ColumnElement, Connection, Double, cast, func, literal
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
+
+from specbatch.pipeline.ledger.engine_factory import WRITES, make_engine, mask
+from specbatch.schemas.errors import StoreError
+
+T = TypeVar("T")
+Now = ColumnElement[float]
+
+RETRY_SEC = 20.0  # how long an operation tries before it gives up
+
+_TRANSIENT_STATES = ("08", "40001", "40P01", "53300", "55P03", "57P01", "57P02", "57P03", "25P03")
+_MISSING_TABLE_STATES = ("42P01", "42703")
+_HOPELESS_CONNECTIONS = ("authentication failed", "does not exist", "no pg_hba.conf entry")
+
+
+class Transactions:
+    """Runs functions in transactions on one database. Shared by threads.
+
+    A transient error (busy database, deadlock, dropped connection) runs the function again from
+    its beginning, so it must keep no state of its own.
+    """
+
+    def __init__(
+        self, url: str, clock: Callable[[], float] | None = None, retry_sec: float = RETRY_SEC
+    ) -> None:
+        self._reader = make_engine(url)
+        self._writer = self._reader.execution_options(**{WRITES: True})
+        self._clock = clock
+        self._retry_sec = retry_sec
+        self.shown_url = mask(url)
+        self.is_postgres = self._reader.dialect.name == "postgresql"
+
+    def now(self) -> Now:
+        """The store's time as an SQL expression: the database's clock where it has a server."""
+        if self._clock is None and self.is_postgres:
+            return cast(func.extract("epoch", func.clock_timestamp()), Double)
+        return literal(self.local_time(), Double)
+
+    def local_time(self) -> float:
+        """Seconds since the epoch by this process's clock, or the injected one."""
+        return (self._clock or time.time)()
+
+    def read(self, work: Callable[[Connection], T]) -> T:
+        """What `work` returns. Raises `StoreError` when the database refuses or is out of reach."""
+        return self._run(self._reader, work)
+
+    def write(self, work: Callable[[Connection], T]) -> T:
+        """The same for work that writes: all of it is committed, or nothing."""
+        return self._run(self._writer, work)
+
+    def close(self) -> None:
+        self._reader.dispose()
+
+    def _run(self, engine: Any, work: Callable[[Connection], T]) -> T:
+        retrying = Retrying(
+            retry=retry_if_exception(is_transient),
+            stop=stop_after_delay(self._retry_sec),
+            wait=wait_random_exponential(multiplier=0.02, max=2.0),
+            reraise=True,
+        )
+        try:
+            return retrying(_in_transaction, engine, work)
+        except Exception as error:
+            if not is_database_error(error):
+                raise
+            raise StoreError(explain(error, self.shown_url)) from error
+
+
+def _in_transaction(engine: Any, work: Callable[[Connection], T]) -> T:
+    with engine.begin() as connection:
+        return work(connection)
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the same work may succeed if it is simply done again."""
+    if not is_database_error(error):
+        return False
+    if isinstance(error, DBAPIError) and error.connection_invalidated:
+        return True
+    cause = _cause(error)
+    if isinstance(cause, sqlite3.OperationalError):
+        return "locked" in str(cause) or "busy" in str(cause)
+    state = getattr(cause, "sqlstate", None)
+    if state is not None:
+        return str(state).startswith(_TRANSIENT_STATES)
+    # psycopg gives no state when the server cannot be reached or the connection broke.
+    if type(cause).__name__ != "OperationalError" or not _is_psycopg(cause):
+        return False
+    return not any(words in str(cause) for words in _HOPELESS_CONNECTIONS)
+
+
+def explain(error: BaseException, shown_url: str) -> str:
+    """One sentence about a database error; no password, no statement, no values."""
+    cause = _cause(error)
+    state = getattr(cause, "sqlstate", None)
+    if state in _MISSING_TABLE_STATES or "no such table" in str(cause):
+        return (
+            f"the database {shown_url} lacks specbatch's tables or has old ones; migrate it first"
+        )
+    lines = str(cause).strip().splitlines() or [type(cause).__name__]
+    if is_transient(error):
+        return f"the database {shown_url} did not answer in time: {lines[0]}"
+    return f"the database {shown_url} refused: {lines[0]}"
+
+
+def _cause(error: BaseException) -> BaseException:
+    return getattr(error, "orig", None) or error
+
+
+def is_database_error(error: BaseException) -> bool:
+    """Whether it comes from SQLAlchemy or one of the two drivers."""
+    return isinstance(error, SQLAlchemyError | sqlite3.Error) or _is_psycopg(error)
+
+
+def _is_psycopg(error: BaseException) -> bool:
+    return type(error).__module__.partition(".")[0] == "psycopg"

@@ -1,0 +1,229 @@
+"""Rows of the store's tables to records and back, field by field.
+
+Rows are anything with the columns as attributes; values are plain dicts for inserts.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from specbatch.schemas.records import (
+    Artefact,
+    Bell,
+    CompletionRecord,
+    FinishReason,
+    GroupWork,
+    JobRow,
+    JobState,
+    JobWork,
+    Lease,
+    NewGroup,
+    NewJob,
+    RejectedRow,
+    SourcePosition,
+    Stage,
+)
+
+
+def as_float32(values: Iterable[float]) -> tuple[float, ...]:
+    """The values rounded to single precision, as every store keeps them; infinities become NaN."""
+    return tuple(v if math.isfinite(v) else math.nan for v in array("f", values))
+
+
+# --- to the store ---------------------------------------------------------------------------
+
+
+def job_values(job: NewJob, now: Any) -> dict[str, Any]:
+    """A new job: queued, its input still to be read."""
+    return {
+        "job_id": job.job_id,
+        "name": job.name,
+        "tenant": job.tenant,
+        "spec": dict(job.spec),
+        "spec_digest": job.spec_digest,
+        "verifier": job.verifier,
+        "proposer": job.proposer,
+        "output_uri": job.output_uri,
+        "workspace_uri": job.workspace_uri,
+        "idempotency_key": job.idempotency_key or None,
+        "state": JobState.QUEUED.value,
+        "stage": Stage.INGEST.value,
+        "created_at": now,
+        "ready_at": now,
+    }
+
+
+def group_values(job_id: str, group: NewGroup, stage: Stage, now: Any) -> dict[str, Any]:
+    """A planned group, ready at `stage`."""
+    return {
+        "job_id": job_id,
+        "group_index": group.index,
+        "stage": stage.value,
+        "first_stage": group.first_stage.value,
+        "source": position_values(group.source),
+        "rows": group.rows,
+        "prompt_tokens": group.prompt_tokens,
+        "prompts": artefact_values(group.prompts),
+        "ready_at": now,
+    }
+
+
+def rejected_values(job_id: str, row: RejectedRow) -> dict[str, Any]:
+    return {
+        "job_id": job_id,
+        "row_index": row.row_index,
+        "row_id": row.row_id,
+        "code": row.code,
+        "reason": row.reason,
+    }
+
+
+def completion_values(lease: Lease, record: CompletionRecord) -> dict[str, Any]:
+    """One completion of the leased group, log probabilities in single precision."""
+    return {
+        "job_id": lease.job_id,
+        "row_index": record.row_index,
+        "sample_index": record.sample_index,
+        "group_index": lease.group_index,
+        "row_id": record.row_id,
+        "tag": record.tag,
+        "seed": record.seed,
+        "prompt_tokens": record.prompt_tokens,
+        "token_ids": record.token_ids,
+        "text": record.text,
+        "finish_reason": record.finish_reason.value,
+        "origins": tuple(map(int, record.origins)),
+        "logprobs": as_float32(record.logprobs),
+        "proposed": record.proposed,
+        "accepted": record.accepted,
+        "verifier_passes": record.verifier_passes,
+        "cost_usd": record.cost_usd,
+        "verifier": record.verifier,
+        "proposer": record.proposer,
+        "error": record.error,
+        "proposed_at_depth": record.proposed_at_depth,
+        "accepted_at_depth": record.accepted_at_depth,
+    }
+
+
+def position_values(position: SourcePosition) -> dict[str, Any]:
+    return asdict(position)
+
+
+def artefact_values(artefact: Artefact) -> dict[str, Any]:
+    return asdict(artefact)
+
+
+# --- from the store -------------------------------------------------------------------------
+
+
+def job_row(row: Any) -> JobRow:
+    return JobRow(
+        job_id=row.job_id,
+        name=row.name,
+        tenant=row.tenant,
+        spec=row.spec,
+        spec_digest=row.spec_digest,
+        state=JobState(row.state),
+        stage=Stage(row.stage),
+        verifier=row.verifier,
+        proposer=row.proposer,
+        output_uri=row.output_uri,
+        workspace_uri=row.workspace_uri,
+        idempotency_key=row.idempotency_key,
+        cancel_requested=row.cancel_requested,
+        error=row.error,
+        rows_total=row.rows_total,
+        groups_total=row.groups_total,
+        prompt_tokens=row.prompt_tokens,
+        created_at=row.created_at,
+        started_at=row.started_at,
+        finished_at=row.finished_at,
+        report=row.report,
+    )
+
+
+def job_work(row: Any) -> JobWork:
+    """A job as it stands after its claim."""
+    return JobWork(
+        lease=_lease(row, None),
+        next_group=row.groups_total,
+        next_row=row.next_row,
+        cursor=position(row.cursor),
+    )
+
+
+def group_work(row: Any) -> GroupWork:
+    """A group as it stands after its claim."""
+    prompts = artefact(row.prompts)
+    assert prompts is not None
+    return GroupWork(
+        lease=_lease(row, row.group_index),
+        rows=row.rows,
+        prompts=prompts,
+        drafts=artefact(row.drafts),
+        results=artefact(row.results),
+    )
+
+
+def _lease(row: Any, group_index: int | None) -> Lease:
+    return Lease(
+        job_id=row.job_id,
+        group_index=group_index,
+        stage=Stage(row.stage),
+        generation=row.generation,
+        owner=row.lease_owner,
+        attempt=row.attempts,
+    )
+
+
+def job_bell(row: Any) -> Bell:
+    return Bell(row.job_id, Stage(row.stage), None)
+
+
+def group_bell(row: Any) -> Bell:
+    """Proposing needs the job's proposer, verifying its verifier, recording neither."""
+    stage = Stage(row.stage)
+    model = {Stage.PROPOSE: row.proposer, Stage.VERIFY: row.verifier}.get(stage)
+    return Bell(row.job_id, stage, row.group_index, model)
+
+
+def completion_record(row: Any) -> CompletionRecord:
+    return CompletionRecord(
+        row_index=row.row_index,
+        sample_index=row.sample_index,
+        row_id=row.row_id,
+        tag=row.tag,
+        seed=row.seed,
+        prompt_tokens=row.prompt_tokens,
+        token_ids=row.token_ids,
+        text=row.text,
+        finish_reason=FinishReason(row.finish_reason),
+        origins=row.origins,
+        logprobs=as_float32(row.logprobs),
+        proposed=row.proposed,
+        accepted=row.accepted,
+        verifier_passes=row.verifier_passes,
+        cost_usd=row.cost_usd,
+        verifier=row.verifier,
+        proposer=row.proposer,
+        error=row.error,
+        proposed_at_depth=row.proposed_at_depth,
+        accepted_at_depth=row.accepted_at_depth,
+    )
+
+
+def rejected_row(row: Any) -> RejectedRow:
+    return RejectedRow(row.row_index, row.row_id, row.code, row.reason)
+
+
+def artefact(values: Mapping[str, Any] | None) -> Artefact | None:
+    return None if values is None else Artefact(**values)
+
+
+def position(values: Mapping[str, Any] | None) -> SourcePosition | None:
+    return None if values is None else SourcePosition(**values)

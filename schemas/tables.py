@@ -1,0 +1,247 @@
+"""The store's tables. They know nothing of pydantic or of records; `mapper.py` joins the two.
+
+Times are seconds since the epoch by the store's clock. A unit that nobody holds has `lease_until` 0,
+so "ready, or its lease ran out" is one comparison.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    REAL,
+    BigInteger,
+    Boolean,
+    ColumnElement,
+    Dialect,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    SmallInteger,
+    Text,
+    bindparam,
+)
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.types import TypeDecorator, TypeEngine
+
+_UNSTORABLE = re.compile("[\x00\x1a\ud800-\udfff]")
+_ESCAPED = re.compile("\x1a([0-9a-f]{4})")
+
+JOB_WORK = ("ingest", "publish")  # stages of a job that can be claimed
+GROUP_WORK = ("propose", "verify", "record")  # stages of an open group
+
+
+def escape_text(text: str) -> str:
+    """Text that every database can hold: NUL and lone surrogates become \\x1a and four digits."""
+    return _UNSTORABLE.sub(lambda match: f"\x1a{ord(match[0]):04x}", text)
+
+
+def unescape_text(text: str) -> str:
+    """The inverse of `escape_text`."""
+    return _ESCAPED.sub(lambda match: chr(int(match[1], 16)), text)
+
+
+class AnyText(TypeDecorator[str]):
+    """Any Python string. A model may emit NUL, which PostgreSQL's text refuses."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:  # noqa: ARG002 the hook's signature
+        return None if value is None else escape_text(value)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> str | None:  # noqa: ARG002 the hook's signature
+        return None if value is None else unescape_text(value)
+
+
+class TokenArray(TypeDecorator[Sequence[float]]):
+    """One number per token: an array on PostgreSQL, JSON on SQLite (where NaN is null)."""
+
+    impl = JSON
+    cache_ok = True
+
+    def __init__(self, item: type[TypeEngine[Any]]) -> None:
+        super().__init__()
+        self.item = item
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        if dialect.name == "postgresql":
+            return dialect.type_descriptor(ARRAY(self.item))
+        return dialect.type_descriptor(JSON())
+
+    def process_bind_param(self, value: Sequence[float] | None, dialect: Dialect) -> Any:  # noqa: ARG002 the hook's signature
+        return None if value is None else list(value)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> Any:  # noqa: ARG002 the hook's signature
+        if value is None:
+            return None
+        return tuple(float("nan") if item is None else item for item in value)
+
+
+class Base(DeclarativeBase):
+    """Constraint names are spelled out so that migrations can name them on both databases."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map = {  # noqa: RUF012 SQLAlchemy reads it from the class
+        str: Text,
+        float: Double,
+        int: Integer,
+        bool: Boolean,
+        dict[str, Any]: JSON(none_as_null=True),
+    }
+
+
+class Leased:
+    """What can be claimed: its stage, the fencing token and the lease."""
+
+    stage: Mapped[str]
+    generation: Mapped[int] = mapped_column(default=0)  # rises with every claim
+    lease_owner: Mapped[str | None]
+    lease_until: Mapped[float] = mapped_column(default=0.0)  # 0: nobody holds it
+    attempts: Mapped[int] = mapped_column(default=0)  # claims since the unit last got on
+    ready_at: Mapped[float]
+    last_error: Mapped[str | None] = mapped_column(AnyText)
+
+
+class Job(Leased, Base):
+    """One submitted spec."""
+
+    __tablename__ = "jobs"
+
+    job_id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    tenant: Mapped[str]
+    spec: Mapped[dict[str, Any]]
+    spec_digest: Mapped[str]
+    verifier: Mapped[str]
+    proposer: Mapped[str | None]
+    output_uri: Mapped[str]
+    workspace_uri: Mapped[str]
+    idempotency_key: Mapped[str | None] = mapped_column(unique=True)
+    state: Mapped[str]
+    cancel_requested: Mapped[bool] = mapped_column(default=False)
+    error: Mapped[str | None] = mapped_column(AnyText)
+    ingest_done: Mapped[bool] = mapped_column(default=False)
+    cursor: Mapped[dict[str, Any] | None]  # SourcePosition to read on from
+    next_row: Mapped[int] = mapped_column(BigInteger, default=0)
+    groups_total: Mapped[int] = mapped_column(default=0)  # also the next group's index
+    rows_total: Mapped[int] = mapped_column(BigInteger, default=0)
+    rows_rejected: Mapped[int] = mapped_column(BigInteger, default=0)
+    prompt_tokens: Mapped[int] = mapped_column(BigInteger, default=0)
+    report: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    created_at: Mapped[float]
+    started_at: Mapped[float | None]
+    finished_at: Mapped[float | None]
+
+
+class Group(Leased, Base):
+    """The unit of work. Its totals are written once, at commit, so progress never scans tokens."""
+
+    __tablename__ = "groups"
+
+    job_id: Mapped[str] = mapped_column(
+        ForeignKey("jobs.job_id", ondelete="CASCADE"), primary_key=True
+    )
+    group_index: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    first_stage: Mapped[str]
+    source: Mapped[dict[str, Any]]  # SourcePosition of its first row
+    rows: Mapped[int]
+    prompt_tokens: Mapped[int] = mapped_column(BigInteger)
+    prompts: Mapped[dict[str, Any]]  # Artefact
+    drafts: Mapped[dict[str, Any] | None]
+    results: Mapped[dict[str, Any] | None]
+    waited_sec: Mapped[float] = mapped_column(default=0.0)  # of the current attempt
+    queue_sec: Mapped[float] = mapped_column(default=0.0)
+    compute_sec: Mapped[float] = mapped_column(default=0.0)
+    device_usd: Mapped[float] = mapped_column(default=0.0)  # what its attempts spent on devices
+    completions: Mapped[int] = mapped_column(default=0)
+    rows_failed: Mapped[int] = mapped_column(default=0)
+    completion_tokens: Mapped[int] = mapped_column(BigInteger, default=0)
+    proposed: Mapped[int] = mapped_column(BigInteger, default=0)
+    accepted: Mapped[int] = mapped_column(BigInteger, default=0)
+    verifier_passes: Mapped[int] = mapped_column(BigInteger, default=0)
+    cost_usd: Mapped[float] = mapped_column(default=0.0)  # what its completions were charged
+
+
+class Completion(Base):
+    """One finished (row, sample), with one array entry per token."""
+
+    __tablename__ = "completions"
+
+    job_id: Mapped[str] = mapped_column(
+        ForeignKey("jobs.job_id", ondelete="CASCADE"), primary_key=True
+    )
+    row_index: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    sample_index: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    group_index: Mapped[int]
+    row_id: Mapped[str] = mapped_column(AnyText)
+    tag: Mapped[str | None] = mapped_column(AnyText)
+    seed: Mapped[int] = mapped_column(BigInteger)
+    prompt_tokens: Mapped[int]
+    token_ids: Mapped[tuple[int, ...]] = mapped_column(TokenArray(Integer))
+    text: Mapped[str] = mapped_column(AnyText)
+    finish_reason: Mapped[str]
+    origins: Mapped[tuple[int, ...]] = mapped_column(TokenArray(SmallInteger))
+    logprobs: Mapped[tuple[float, ...]] = mapped_column(TokenArray(REAL))
+    proposed: Mapped[int]
+    accepted: Mapped[int]
+    verifier_passes: Mapped[int]
+    cost_usd: Mapped[float]
+    verifier: Mapped[str]
+    proposer: Mapped[str | None]
+    error: Mapped[str | None] = mapped_column(AnyText)
+    proposed_at_depth: Mapped[tuple[int, ...]] = mapped_column(TokenArray(Integer))
+    accepted_at_depth: Mapped[tuple[int, ...]] = mapped_column(TokenArray(Integer))
+
+
+class Rejected(Base):
+    """One quarantined input row."""
+
+    __tablename__ = "rejected_rows"
+
+    job_id: Mapped[str] = mapped_column(
+        ForeignKey("jobs.job_id", ondelete="CASCADE"), primary_key=True
+    )
+    row_index: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    row_id: Mapped[str | None] = mapped_column(AnyText)
+    code: Mapped[str]
+    reason: Mapped[str] = mapped_column(AnyText)
+
+
+def job_is_due() -> ColumnElement[bool]:
+    """A stage of a job that can be claimed, spelled as in the index so that both databases use it."""
+    return _one_of(Job.stage, JOB_WORK)
+
+
+def group_is_open() -> ColumnElement[bool]:
+    """A group that still has work to do, spelled as in the indexes."""
+    return _one_of(Group.stage, GROUP_WORK)
+
+
+def _one_of(column: Any, words: tuple[str, ...]) -> ColumnElement[bool]:
+    # Bound parameters would hide the constants from the planner, and the partial index with them.
+    return column.in_(bindparam(None, words, expanding=True, literal_execute=True))  # type: ignore[no-any-return]
+
+
+def _partial(name: str, condition: ColumnElement[bool], *columns: Any) -> Index:
+    return Index(name, *columns, sqlite_where=condition, postgresql_where=condition)
+
+
+_partial("ix_jobs_due", Job.stage.in_(JOB_WORK), Job.ready_at)
+_partial("ix_groups_due", Group.stage.in_(GROUP_WORK), Group.ready_at)
+_partial("ix_groups_open", Group.stage.in_(GROUP_WORK), Group.job_id)
+Index("ix_jobs_created_at", Job.created_at)
