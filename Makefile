@@ -22,8 +22,8 @@ test: $(VENV)/.dev ## ruff, mypy and pytest; ARGS="-k fencing" goes to pytest
 	@jobs/setup/ensure-servers
 	@jobs/setup/run-checks $(ARGS)
 
-test-long: $(VENV)/.dev ## the same with the fault and fuzz runs
-	@jobs/setup/ensure-servers
+test-long: $(VENV)/.dev ## the same with the fault and fuzz runs and RabbitMQ
+	@jobs/setup/ensure-servers rabbitmq-server
 	@jobs/setup/run-checks --long $(ARGS)
 
 lint: $(VENV)/.dev ## ruff check and the formatter's check

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import pytest
 
 from support.models import TinyPair, tiny_llama
+from support.rabbit import PrivateRabbit
 from support.servers import PrivatePostgres, PrivateRedis, PrivateS3, PrivateServer, ServerError
 
 LONG_OPTION = "--long"
@@ -90,6 +91,12 @@ def s3_server() -> Iterator[PrivateS3]:
     yield from _running(PrivateS3())
 
 
+@pytest.fixture(scope="session")
+def rabbit_server() -> Iterator[PrivateRabbit]:
+    """The run's RabbitMQ; for tests marked `long`. To stop or kill one, take `own_rabbit`."""
+    yield from _running(PrivateRabbit())
+
+
 @pytest.fixture
 def own_redis() -> Iterator[PrivateRedis]:
     """A Redis of this test's own, to kill and restart."""
@@ -100,6 +107,12 @@ def own_redis() -> Iterator[PrivateRedis]:
 def own_postgres() -> Iterator[PrivatePostgres]:
     """A PostgreSQL of this test's own, to kill and restart."""
     yield from _running(PrivatePostgres())
+
+
+@pytest.fixture
+def own_rabbit() -> Iterator[PrivateRabbit]:
+    """A RabbitMQ of this test's own, to kill and restart; for tests marked `long`."""
+    yield from _running(PrivateRabbit())
 
 
 _redis_databases = iter(range(1, sys.maxsize))
@@ -120,6 +133,12 @@ def postgres_url(postgres_server: PrivatePostgres) -> Iterator[str]:
     url = postgres_server.create_database()
     yield url
     postgres_server.drop_database(url)
+
+
+@pytest.fixture
+def rabbit_url(rabbit_server: PrivateRabbit) -> str:
+    """URL of an empty virtual host, this test's alone; for tests marked `long`."""
+    return rabbit_server.create_vhost()
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from support.rabbit import PrivateRabbit
 from support.servers import PrivatePostgres, PrivateRedis, ServerError, find_binary
 
 
@@ -55,9 +56,32 @@ def test_s3_is_where_the_environment_leads_boto3(s3: Any) -> None:
     assert s3.client().get_object(Bucket=s3.bucket, Key="a/b")["Body"].read() == b"bytes"
 
 
+@pytest.mark.long
+def test_rabbit_keeps_durable_messages_when_it_is_killed(own_rabbit: PrivateRabbit) -> None:
+    import kombu
+
+    url = own_rabbit.create_vhost()
+    options = {"confirm_publish": True}
+    with kombu.Connection(url, transport_options=options) as connection:
+        connection.SimpleQueue("kept").put({"n": 7})
+    own_rabbit.kill()
+    own_rabbit.restart()
+    with kombu.Connection(url) as connection:
+        assert connection.SimpleQueue("kept").get(timeout=10).payload == {"n": 7}
+
+
+@pytest.mark.long
+def test_rabbit_urls_are_empty_virtual_hosts(rabbit_url: str) -> None:
+    import kombu
+
+    with kombu.Connection(rabbit_url) as connection:
+        assert connection.SimpleQueue("mine").qsize() == 0
+
+
 def test_servers_end_when_the_process_that_started_them_is_killed() -> None:
     code = (
-        "import time; from support.servers import PrivateRedis\n"
+        "import time; from support.rabbit import PrivateRabbit
+from support.servers import PrivateRedis\n"
         "redis = PrivateRedis().__enter__(); print(redis.pid, redis.folder, flush=True)\n"
         "time.sleep(60)"
     )
