@@ -34,7 +34,7 @@ class _PortMapper(PrivateServer):
 
 
 class PrivateRabbit(PrivateServer):
-    """RabbitMQ for user guest. A durable queue's persistent, confirmed messages survive `kill()`."""
+    """RabbitMQ for user guest. Confirmed, persistent messages of durable queues survive `kill()`."""
 
     name = "rabbit"
     start_cap_sec = 120.0

@@ -80,8 +80,7 @@ def test_rabbit_urls_are_empty_virtual_hosts(rabbit_url: str) -> None:
 
 def test_servers_end_when_the_process_that_started_them_is_killed() -> None:
     code = (
-        "import time; from support.rabbit import PrivateRabbit
-from support.servers import PrivateRedis\n"
+        "import time; from support.servers import PrivateRedis\n"
         "redis = PrivateRedis().__enter__(); print(redis.pid, redis.folder, flush=True)\n"
         "time.sleep(60)"
     )
