@@ -34,7 +34,7 @@ class _PortMapper(PrivateServer):
 
 
 class PrivateRabbit(PrivateServer):
-    """RabbitMQ for user guest. Confirmed, persistent messages of durable queues survive `kill()`."""
+    """RabbitMQ for user guest. Durable queues keep their confirmed messages over a `kill()`."""
 
     name = "rabbit"
     start_cap_sec = 120.0

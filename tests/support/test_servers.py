@@ -58,23 +58,23 @@ def test_s3_is_where_the_environment_leads_boto3(s3: Any) -> None:
 
 @pytest.mark.long
 def test_rabbit_keeps_durable_messages_when_it_is_killed(own_rabbit: PrivateRabbit) -> None:
-    import kombu
+    from kombu.connection import Connection
 
     url = own_rabbit.create_vhost()
     options = {"confirm_publish": True}
-    with kombu.Connection(url, transport_options=options) as connection:
+    with Connection(url, transport_options=options) as connection:
         connection.SimpleQueue("kept").put({"n": 7})
     own_rabbit.kill()
     own_rabbit.restart()
-    with kombu.Connection(url) as connection:
+    with Connection(url) as connection:
         assert connection.SimpleQueue("kept").get(timeout=10).payload == {"n": 7}
 
 
 @pytest.mark.long
 def test_rabbit_urls_are_empty_virtual_hosts(rabbit_url: str) -> None:
-    import kombu
+    from kombu.connection import Connection
 
-    with kombu.Connection(rabbit_url) as connection:
+    with Connection(rabbit_url) as connection:
         assert connection.SimpleQueue("mine").qsize() == 0
 
 
