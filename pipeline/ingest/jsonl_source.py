@@ -107,6 +107,8 @@ class JsonlSource:
                         offsets, lines, size = [], [], 0
         except ObjectError as error:
             raise as_input_error(error) from error
+        except OSError as error:
+            raise InputError(f"{info.uri} cannot be read: {error.strerror}") from error
         if lines:
             yield [*offsets, end], lines
 

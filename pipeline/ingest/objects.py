@@ -150,6 +150,12 @@ class LocalObjects:
                 path.hardlink_to(temporary)  # unlike a rename, refuses to replace
             except FileExistsError:
                 return False
+            except OSError:  # a file system without hard links: take the name first
+                try:
+                    path.open("xb").close()
+                except FileExistsError:
+                    return False
+                temporary.replace(path)
             sync_folder(path.parent)
         return True
 
@@ -211,6 +217,11 @@ class LocalObjects:
 def local_path(uri: str) -> Path:
     """The path of a local uri (`file://` is optional)."""
     return Path(uri.removeprefix("file://"))
+
+
+def tidy(uri: str) -> str:
+    """The form in which `list` and `head` name a file: no `file://`, `./` or doubled slashes."""
+    return uri if "://" in uri and not uri.startswith("file://") else str(local_path(uri))
 
 
 def join(uri: str, name: str) -> str:

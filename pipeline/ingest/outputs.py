@@ -36,7 +36,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from specbatch.pipeline.ingest.objects import Objects, join
+from specbatch.pipeline.ingest.objects import Objects, join, tidy
 from specbatch.pipeline.ingest.openai_output import OpenAIFiles
 from specbatch.schemas import arrow
 from specbatch.schemas.errors import ObjectError, OutputError
@@ -88,7 +88,7 @@ class OutputWriter:
 
     def __init__(self, objects: Objects, output_uri: str, job_id: str, rows_per_part: int = 50_000):
         self._objects = objects
-        self._uri = output_uri
+        self._uri = tidy(output_uri)
         self._job_id = job_id
         self._rows_per_part = rows_per_part
 

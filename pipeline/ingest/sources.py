@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import orjson
 
-from specbatch.pipeline.ingest.objects import ObjectInfo, Objects
+from specbatch.pipeline.ingest.objects import ObjectInfo, Objects, tidy
 from specbatch.schemas.errors import InputError, ObjectError
 from specbatch.schemas.records import SourcePosition
 from specbatch.schemas.spec import InputSpec
@@ -116,7 +117,7 @@ def as_input_error(error: ObjectError) -> InputError:
 
 # --- finding files ------------------------------------------------------------------------------
 def _find(spec: InputSpec, objects: Objects) -> list[ObjectInfo]:
-    uri = spec.uri.removeprefix("file://")
+    uri = tidy(spec.uri)
     try:
         if _is_glob(uri):
             return _find_glob(uri, objects)
@@ -128,8 +129,9 @@ def _find(spec: InputSpec, objects: Objects) -> list[ObjectInfo]:
 
 
 def _find_folder(uri: str, spec: InputSpec, objects: Objects) -> list[ObjectInfo]:
-    root = uri.rstrip("/") + "/"
-    found = [info for info in objects.list(root) if not _hidden(info.uri.removeprefix(root))]
+    root = "" if uri == "." else uri.rstrip("/") + "/"
+    listed = objects.list(root or ".")
+    found = [info for info in listed if not _hidden(info.uri.removeprefix(root))]
     wanted = _SUFFIXES.get(spec.format, (".parquet", ".jsonl"))
     files = [info for info in found if info.uri.endswith(wanted)]
     if not found:
@@ -145,9 +147,13 @@ def _find_folder(uri: str, spec: InputSpec, objects: Objects) -> list[ObjectInfo
 
 
 def _find_glob(uri: str, objects: Objects) -> list[ObjectInfo]:
-    root = re.split(r"[*?\[]", uri, maxsplit=1)[0].rpartition("/")[0]
-    pattern = _glob_pattern(uri)
-    files = [info for info in objects.list(root + "/") if pattern.fullmatch(info.uri)]
+    root, slash, _ = re.split(r"[*?\[]", uri, maxsplit=1)[0].rpartition("/")
+    if uri.startswith("s3://"):
+        pattern = _glob_pattern(uri)
+        files = [info for info in objects.list(root + "/") if pattern.fullmatch(info.uri)]
+    else:
+        found = Path(root + slash).glob(uri[len(root + slash) :])
+        files = [info for path in sorted(found, key=str) if (info := objects.head(str(path)))]
     if not files:
         raise InputError(f"no file matches input {uri}")
     return files

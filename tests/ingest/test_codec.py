@@ -1,0 +1,69 @@
+"""The tokenizer wrapper."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+import pytest
+from ingest.making import CHAT_TEMPLATE, save_tokenizer
+
+from specbatch.pipeline.ingest import codec as codec_module
+from specbatch.pipeline.ingest.codec import ChatError, TextCodec
+from specbatch.schemas.errors import ModelError
+
+
+def test_text_comes_back(codec: TextCodec) -> None:
+    texts = ["plain", " spaces  kept ", "ünïcödé 🎈", "line\nbreak"]
+    assert codec.decode_batch(codec.encode_batch(texts)) == texts
+
+
+def test_special_tokens_come_only_when_asked_for(codec: TextCodec) -> None:
+    with_bos, without = codec.encode_batch(["a"]), codec.encode_batch(["a"], special=False)
+    assert with_bos[0][1:] == without[0]
+    assert codec.decode(with_bos[0]) == "a"
+
+
+def test_large_batches_are_tokenised_in_portions(
+    codec: TextCodec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ["x" * i for i in range(40)]
+    whole = codec.encode_batch(texts)
+    monkeypatch.setattr(codec_module, "_CHARS_PER_CALL", 50)
+    assert codec.encode_batch(texts) == whole
+    assert codec.encode_batch([]) == []
+    assert codec.encode_batch([""], special=False) == [[]]
+
+
+def test_end_tokens_come_from_tokenizer_and_generation_config(tmp_path: Path) -> None:
+    folder = save_tokenizer(tmp_path, CHAT_TEMPLATE)
+    assert TextCodec.load(str(folder)).eos_ids == (1,)
+    (folder / "generation_config.json").write_bytes(orjson.dumps({"eos_token_id": [1, 7]}))
+    assert TextCodec.load(str(folder)).eos_ids == (1, 7)
+    (folder / "generation_config.json").write_bytes(b"[]")
+    with pytest.raises(ModelError, match=r"generation_config\.json is not a JSON object"):
+        TextCodec.load(str(folder))
+
+
+def test_the_digest_tells_vocabularies_apart(codec: TextCodec, tmp_path: Path) -> None:
+    twin = TextCodec.load(str(save_tokenizer(tmp_path / "twin", None)))
+    assert twin.vocab_digest() == codec.vocab_digest()
+    twin._tokenizer.add_tokens(["<extra>"])
+    other = TextCodec(twin._tokenizer, "other")
+    assert other.vocab_digest() != codec.vocab_digest()
+    assert other.vocab_size == codec.vocab_size + 1
+
+
+def test_a_chat_without_template_says_so(tmp_path: Path) -> None:
+    bare = TextCodec.load(str(save_tokenizer(tmp_path, None)))
+    assert not bare.has_chat_template
+    with pytest.raises(ChatError, match="has no chat template") as caught:
+        bare.chat([{"role": "user", "content": "x"}])
+    assert caught.value.code == "no_chat_template"
+
+
+def test_models_that_cannot_be_loaded_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"model folder /no/such/model does not exist"):
+        TextCodec.load("/no/such/model")
+    with pytest.raises(ModelError, match=rf"model {tmp_path} has no tokenizer"):
+        TextCodec.load(str(tmp_path))

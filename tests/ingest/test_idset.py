@@ -1,0 +1,30 @@
+"""Which ids were seen before: exactly what a Python set says."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specbatch.pipeline.ingest.idset import IdSet
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 60).map(str), max_size=20), max_size=20))
+def test_it_agrees_with_a_set(batches: list[list[str]]) -> None:
+    ours, theirs = IdSet(), set[str]()
+    for batch in batches:
+        expected = []
+        for value in batch:
+            expected.append(value in theirs)
+            theirs.add(value)
+        assert ours.add(batch) == expected
+        assert len(ours) == len(theirs)
+
+
+def test_many_ids_stay_in_a_few_runs_of_eight_bytes_each() -> None:
+    ids = IdSet()
+    for start in range(0, 200_000, 1000):
+        assert not any(ids.add([f"row-{i}" for i in range(start, start + 1000)]))
+    assert len(ids._runs) < 10
+    assert sum(run.nbytes for run in ids._runs) == 8 * 200_000
+    assert ids.add(["row-0", "row-199999", "row-x"]) == [True, True, False]

@@ -1,0 +1,60 @@
+"""Planning a large input takes little memory: measured in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+ROWS = 200_000
+PROGRAM = """
+import resource, sys
+from specbatch.pipeline.ingest.codec import TextCodec
+from specbatch.pipeline.ingest.objects import Objects
+from specbatch.pipeline.ingest.outputs import OutputWriter
+from specbatch.pipeline.ingest.planner import estimate
+from specbatch.pipeline.ingest.rows import RowChecker
+from specbatch.pipeline.ingest.sources import open_source
+from specbatch.schemas.spec import load_spec
+
+def peak_mib():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+codec = TextCodec.load(sys.argv[2])
+before = peak_mib()
+spec = load_spec({"input": {"uri": sys.argv[1]}, "output": {"uri": "/o"}, "verifier": "m"})
+source = open_source(spec.input, Objects())
+total = estimate(source, RowChecker(spec, codec, 4096, codec.vocab_size), spec.group_size)
+print(total.accepted, total.groups, round(peak_mib() - before))
+"""
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+def test_planning_two_hundred_thousand_rows_takes_little_memory(
+    tmp_path: Path, model_folder: Path, form: str
+) -> None:
+    path = tmp_path / f"in.{form}"
+    rows = [f"Say something about {i}." for i in range(ROWS)]
+    ids = [f"row-{i}" for i in range(ROWS)]
+    if form == "parquet":  # one giant row group, the worst case
+        table = pa.table({"id": ids, "prompt": rows})
+        pq.write_table(table, path, row_group_size=ROWS, use_dictionary=False)
+    else:
+        with path.open("wb") as file:
+            for row_id, row in zip(ids, rows, strict=True):
+                file.write(orjson.dumps({"id": row_id, "prompt": row}) + b"\n")
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(path), str(model_folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    accepted, groups, grown_mib = map(int, done.stdout.split())
+    assert (accepted, groups) == (ROWS, ROWS // 64)
+    assert grown_mib < 200

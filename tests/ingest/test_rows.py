@@ -1,0 +1,415 @@
+"""Every way a row can be good or bad."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pytest
+from ingest.making import make_spec, save_tokenizer, write_parquet
+
+from specbatch.pipeline.ingest.codec import TextCodec
+from specbatch.pipeline.ingest.objects import Objects
+from specbatch.pipeline.ingest.planner import plan
+from specbatch.pipeline.ingest.rows import RowChecker
+from specbatch.pipeline.ingest.sources import open_source
+from specbatch.schemas.records import PromptRow, RejectedRow
+from specbatch.schemas.seeds import derive_seed, sample_seed
+from specbatch.schemas.spec import JobSpec
+
+MakeChecker = Callable[..., RowChecker]
+Row = PromptRow | RejectedRow
+
+
+def run(spec: JobSpec, checker: RowChecker) -> list[Row]:
+    groups = plan(open_source(spec.input, Objects()), checker, 64)
+    rows: list[Row] = [row for group in groups for row in (*group.rows, *group.rejected)]
+    return sorted(rows, key=lambda row: row.row_index)
+
+
+@pytest.fixture
+def check_column(tmp_path: Path, make_checker: MakeChecker) -> Callable[..., list[Row]]:
+    """Rows of a Parquet file with these columns."""
+
+    def check(columns: dict[str, Any], context: int = 64, **values: Any) -> list[Row]:
+        spec = make_spec(write_parquet(tmp_path / "x.parquet", pa.table(columns)), **values)
+        return run(spec, make_checker(spec, context))
+
+    return check
+
+
+@pytest.fixture
+def check_lines(tmp_path: Path, make_checker: MakeChecker) -> Callable[..., list[Row]]:
+    """Rows of a JSONL file with these lines (values are dumped, bytes are taken as they are)."""
+
+    def check(lines: list[Any], **values: Any) -> list[Row]:
+        path = tmp_path / "x.jsonl"
+        path.write_bytes(
+            b"".join((x if isinstance(x, bytes) else orjson.dumps(x)) + b"\n" for x in lines)
+        )
+        spec = make_spec(path, **values)
+        return run(spec, make_checker(spec))
+
+    return check
+
+
+@pytest.fixture
+def check_body(check_lines: Callable[..., list[Row]]) -> Callable[..., Row]:
+    """The one row of an OpenAI file whose body has these fields."""
+
+    def check(job: dict[str, Any] | None = None, **body: Any) -> Row:
+        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]} | body
+        line = {"custom_id": "c", "method": "POST", "url": "/v1/chat/completions", "body": body}
+        (row,) = check_lines([line], sampling=job or {})
+        return row
+
+    return check
+
+
+def bad(row: Row) -> tuple[str, str]:
+    assert isinstance(row, RejectedRow), row
+    return row.code, row.reason
+
+
+def good(row: Row) -> PromptRow:
+    assert isinstance(row, PromptRow), row
+    return row
+
+
+# --- ids, seeds, tags ---------------------------------------------------------------------------
+def test_a_row_without_id_is_named_by_its_number(check_column: Callable[..., list[Row]]) -> None:
+    rows = check_column({"prompt": ["a", "b"]})
+    assert [row.row_id for row in rows] == ["0", "1"]
+    assert good(rows[1]).seed == derive_seed(0, "1")
+
+
+def test_id_and_tag_columns_are_found_by_name(check_column: Callable[..., list[Row]]) -> None:
+    rows = check_column({"prompt": ["a", "b"], "id": [7, None], "tag": ["x", None]})
+    assert [(good(row).row_id, good(row).tag) for row in rows] == [("7", "x"), ("1", None)]
+
+
+def test_named_columns_are_used(check_column: Callable[..., list[Row]]) -> None:
+    (row,) = check_column(
+        {"q": ["a"], "key": ["k"], "s": [9], "kind": ["news"], "prompt": [None]},
+        input={"prompt_column": "q", "id_column": "key", "seed_column": "s", "tag_column": "kind"},
+    )
+    assert (row.row_id, good(row).seed, good(row).tag) == ("k", 9, "news")
+
+
+def test_seeds_come_from_the_job_and_the_row(check_column: Callable[..., list[Row]]) -> None:
+    columns = {"prompt": ["a", "a"], "id": ["x", "y"]}
+    seeds = [good(row).seed for row in check_column(columns, sampling={"seed": 5})]
+    assert seeds == [derive_seed(5, "x"), derive_seed(5, "y")]
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_seed_functions_are_pinned() -> None:
+    """Outputs of old jobs are reproduced only while these stay as they are."""
+    assert derive_seed(0, "0") == 4710942582121664895
+    assert sample_seed(5, 0) == 5
+    assert sample_seed(5, 1) == 311212202917546400
+
+
+def test_a_bad_seed_is_refused(check_column: Callable[..., list[Row]]) -> None:
+    columns = {"prompt": ["a"] * 3, "s": pa.array([5, None, -1])}
+    rows = check_column(columns, input={"seed_column": "s"})
+    assert good(rows[0]).seed == 5
+    assert good(rows[1]).seed == derive_seed(0, "1")
+    assert bad(rows[2]) == ("bad_seed", "seed -1 is not an integer in [0, 2^63)")
+
+
+def test_the_first_of_two_rows_with_one_id_counts(check_column: Callable[..., list[Row]]) -> None:
+    rows = check_column({"prompt": ["a", "b", None, "c"], "id": ["x", "x", "y", "y"]})
+    assert good(rows[0]).row_id == "x"
+    assert bad(rows[1]) == ("duplicate_id", "an earlier row has the id 'x'")
+    assert bad(rows[2])[0] == "null_prompt"
+    assert bad(rows[3])[0] == "duplicate_id"
+
+
+def test_duplicates_are_found_across_files(tmp_path: Path, make_checker: MakeChecker) -> None:
+    for name in ("a", "b"):
+        write_parquet(tmp_path / f"{name}.parquet", {"prompt": ["p", "p"], "id": [name, "same"]})
+    spec = make_spec(tmp_path)
+    rows = run(spec, make_checker(spec))
+    assert [isinstance(row, PromptRow) for row in rows] == [True, True, True, False]
+
+
+@pytest.mark.parametrize("row_id", ["x" * 513, "a\0b"])
+def test_an_id_databases_refuse_is_refused(
+    check_column: Callable[..., list[Row]], row_id: str
+) -> None:
+    (row,) = check_column({"prompt": ["a"], "id": [row_id]})
+    assert bad(row)[0] == "bad_id"
+    assert row.row_id is not None
+    assert "\0" not in row.row_id
+    assert len(row.row_id) <= 512
+
+
+# --- prompts ------------------------------------------------------------------------------------
+def test_text_gets_what_the_tokenizer_adds(
+    check_column: Callable[..., list[Row]], codec: TextCodec
+) -> None:
+    (row,) = check_column({"prompt": ["hi"]})
+    assert good(row).prompt_ids == tuple(codec.encode_batch(["hi"])[0])
+    assert len(good(row).prompt_ids) == 3  # <s> h i
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(),
+     pa.dictionary(pa.int32(), pa.string())],
+    ids=str,
+)  # fmt: skip
+def test_every_kind_of_text_column_reads_alike(
+    check_column: Callable[..., list[Row]], kind: pa.DataType
+) -> None:
+    rows = check_column({"prompt": pa.array(["hé", None, ""], pa.string()).cast(kind)})
+    assert len(good(rows[0]).prompt_ids) == 4
+    assert [bad(row)[0] for row in rows[1:]] == ["null_prompt", "empty_prompt"]
+
+
+def test_invalid_utf8_in_a_string_column_is_one_bad_row(
+    check_column: Callable[..., list[Row]],
+) -> None:
+    texts = [b"good", b"\xff\xfe bad", b"also good"]
+    data = b"".join(texts)
+    offsets = pa.array([0, 4, 4 + 6, len(data)], pa.int32()).buffers()[1]
+    column = pa.Array.from_buffers(pa.string(), 3, [None, offsets, pa.py_buffer(data)])
+    rows = check_column({"prompt": column})
+    assert bad(rows[1]) == ("invalid_utf8", "the prompt is not valid UTF-8")
+    assert [good(rows[i]).row_index for i in (0, 2)] == [0, 2]
+
+
+def test_token_ids_are_taken_as_they_are(check_column: Callable[..., list[Row]]) -> None:
+    rows = check_column({"prompt": [[5, 6], [], None, [5, 258], [-1], [3, None]]})
+    assert good(rows[0]).prompt_ids == (5, 6)
+    codes = [bad(row) for row in rows[1:]]
+    assert codes[0] == ("empty_prompt", "the prompt is empty")
+    assert codes[1][0] == "null_prompt"
+    assert codes[2] == ("bad_token_id", "token id 258 is outside the model's vocabulary of 258")
+    assert codes[3][1] == "token id -1 is outside the model's vocabulary of 258"
+    assert codes[4][1] == "token id None is not an integer"
+
+
+def test_text_whose_tokens_the_model_lacks_is_refused(
+    tmp_path: Path, make_checker: MakeChecker
+) -> None:
+    spec = make_spec(write_parquet(tmp_path / "x.parquet", {"prompt": ["ab", "é"]}))
+    rows = run(spec, make_checker(spec, vocab=100))
+    assert good(rows[0])
+    assert bad(rows[1])[0] == "bad_token_id"
+
+
+def test_long_prompts_are_refused_with_both_numbers(
+    check_column: Callable[..., list[Row]],
+) -> None:
+    fits, not_fits = check_column({"prompt": ["x" * 8, "x" * 9]}, context=10)
+    assert len(good(fits).prompt_ids) == 9
+    assert bad(not_fits) == (
+        "too_long",
+        "the prompt has 10 tokens; with one generated token it exceeds the model's context of 10",
+    )
+    (row,) = check_column({"prompt": ["x" * 9]}, max_prompt_tokens=9)
+    assert bad(row) == ("too_long", "the prompt has 10 tokens; max_prompt_tokens is 9")
+
+
+# --- chats --------------------------------------------------------------------------------------
+def test_a_chat_column_is_rendered_by_the_template(
+    check_column: Callable[..., list[Row]], codec: TextCodec
+) -> None:
+    chat = [{"role": "system", "content": "be"}, {"role": "user", "content": "hi"}]
+    (row,) = check_column({"prompt": [chat]})
+    assert codec.decode(good(row).prompt_ids) == "<|system|>be\n<|user|>hi\n<|assistant|>"
+    (text,) = check_column(
+        {"prompt": [orjson.dumps(chat).decode()]}, input={"prompt_kind": "messages"}
+    )
+    assert good(text).prompt_ids == good(row).prompt_ids
+    assert good(row).prompt_ids == tuple(codec.chat(chat))
+
+
+@pytest.mark.parametrize(
+    ("messages", "code", "words"),
+    [
+        ("{not json", "bad_messages", "not JSON"),
+        ("[]", "bad_messages", "a list that is not empty"),
+        ('"hi"', "bad_messages", "a list that is not empty"),
+        ('["hi"]', "bad_messages", "message 0 is not an object"),
+        ('[{"content": "x"}]', "bad_messages", "role and content"),
+        ('[{"role": "robot", "content": "x"}]', "unknown_role", "the role 'robot'; roles are"),
+        ('[{"role": "user", "content": 5}]', "bad_messages", "content of message 0 is not text"),
+        ('[{"role": "user"}]', "bad_messages", "content of message 0 is not text"),
+        (
+            '[{"role": "user", "content": [{"type": "image_url"}]}]',
+            "bad_messages",
+            "content of message 0 is not text",
+        ),
+        ('[{"role": "tool", "content": "x"}]', "bad_messages", "has no tool turns"),
+    ],
+)
+def test_a_bad_chat_is_refused(
+    check_column: Callable[..., list[Row]], messages: str, code: str, words: str
+) -> None:
+    (row,) = check_column({"prompt": [messages]}, input={"prompt_kind": "messages"})
+    assert bad(row)[0] == code
+    assert words in bad(row)[1]
+
+
+def test_text_parts_are_joined(check_lines: Callable[..., list[Row]], codec: TextCodec) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    (row,) = check_lines([{"prompt": [{"role": "user", "content": parts}]}])
+    assert codec.decode(good(row).prompt_ids) == "<|user|>ab\n<|assistant|>"
+
+
+def test_a_tokenizer_without_template_refuses_chats(tmp_path: Path) -> None:
+    bare = TextCodec.load(str(save_tokenizer(tmp_path / "m", None)))
+    chat = [{"role": "user", "content": "hi"}]
+    spec = make_spec(write_parquet(tmp_path / "x.parquet", {"prompt": [chat]}))
+    (row,) = run(spec, RowChecker(spec, bare, 64, bare.vocab_size))
+    assert bad(row)[0] == "no_chat_template"
+    assert "has no chat template; use text prompts" in bad(row)[1]
+
+
+# --- JSONL --------------------------------------------------------------------------------------
+def test_jsonl_values_say_what_they_are(check_lines: Callable[..., list[Row]]) -> None:
+    rows = check_lines(
+        [
+            {"prompt": "ab", "id": "t", "tag": "g"},
+            {"prompt": [5, 6]},
+            {"prompt": [{"role": "user", "content": "x"}]},
+            {"prompt": 7},
+            {"other": 1},
+        ]
+    )
+    assert [len(good(row).prompt_ids) for row in rows[:2]] == [3, 2]
+    assert good(rows[0]).tag == "g"
+    assert good(rows[2])
+    assert bad(rows[3]) == ("wrong_type", "the prompt is a int, not text")
+    assert bad(rows[4])[0] == "null_prompt"
+
+
+def test_a_bad_line_is_a_bad_row_not_a_bad_file(check_lines: Callable[..., list[Row]]) -> None:
+    rows = check_lines(
+        [
+            {"prompt": "a"},
+            b"{broken",
+            b"",
+            b'{"prompt": "\xff"}',
+            b"[1]",
+            rb'{"prompt": "\ud800"}',
+            {"prompt": "b"},
+        ]
+    )
+    codes = [row.code if isinstance(row, RejectedRow) else "ok" for row in rows]
+    assert codes == ["ok", "bad_json", "invalid_utf8", "bad_json", "bad_json", "ok"]
+    assert [row.row_index for row in rows] == list(range(6))
+    assert rows[1].row_id is None
+
+
+# --- OpenAI bodies ------------------------------------------------------------------------------
+def test_body_values_become_overrides(check_body: Callable[..., Row]) -> None:
+    row = good(
+        check_body(
+            max_completion_tokens=9, temperature=1, top_p=0.5, top_k=3, min_p=0.1, min_tokens=2,
+            seed=11, n=3, stop_token_ids=[4], ignore_eos=True,
+        )
+    )  # fmt: skip
+    assert (row.row_id, row.seed, row.n) == ("c", 11, 3)
+    assert row.overrides == {
+        "max_tokens": 9,
+        "temperature": 1.0,
+        "top_p": 0.5,
+        "top_k": 3,
+        "min_p": 0.1,
+        "min_tokens": 2,
+        "stop_token_ids": (4,),
+        "ignore_eos": True,
+    }
+    params = make_spec("x").sampling.params(dict(row.overrides))
+    assert (params.max_tokens, params.stop_token_ids) == (9, (4,))
+
+
+def test_absent_and_null_body_values_are_the_jobs(check_body: Callable[..., Row]) -> None:
+    row = good(check_body({"n": 2, "seed": 3}, temperature=None, n=None, seed=None, stop=None))
+    assert row.overrides == {}
+    assert (row.n, row.seed) == (2, derive_seed(3, "c"))
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"user": "u"}, {"metadata": {"a": "b"}}, {"stream": False}, {"tools": []},
+        {"response_format": {"type": "text"}}, {"frequency_penalty": 0}, {"presence_penalty": 0.0},
+        {"logprobs": False}, {"logit_bias": {}}, {"stop": []}, {"tool_choice": "none"},
+        {"modalities": ["text"]}, {"max_tokens": 5, "max_completion_tokens": 5},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_harmless_body_fields_are_accepted(
+    check_body: Callable[..., Row], field: dict[str, Any]
+) -> None:
+    good(check_body(**field))
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"tools": [{"type": "function"}]}, {"response_format": {"type": "json_object"}},
+        {"logprobs": True}, {"top_logprobs": 2}, {"stop": "END"}, {"stop": ["\n"]},
+        {"logit_bias": {"5": 1}}, {"frequency_penalty": 0.5}, {"presence_penalty": -1},
+        {"stream": True}, {"functions": [{}]}, {"reasoning_effort": "low"}, {"best_of": 2},
+        {"modalities": ["audio"]}, {"audio": {"voice": "x"}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_body_fields_we_cannot_honour_are_refused(
+    check_body: Callable[..., Row], field: dict[str, Any]
+) -> None:
+    code, reason = bad(check_body(**field))
+    assert code == "unsupported_parameter"
+    assert f"`{next(iter(field))}`" in reason
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"temperature": -0.1}, {"temperature": 11}, {"temperature": "hot"}, {"temperature": True},
+        {"top_p": 0}, {"top_p": 1.1}, {"top_k": -1}, {"top_k": 1.5}, {"min_p": 1}, {"n": 0},
+        {"n": 129}, {"max_tokens": 0}, {"max_tokens": 2**20}, {"min_tokens": -1},
+        {"min_tokens": 200}, {"max_tokens": 5, "max_completion_tokens": 6},
+        {"stop_token_ids": [258]}, {"stop_token_ids": 3}, {"ignore_eos": 1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_body_values_out_of_range_are_refused(
+    check_body: Callable[..., Row], field: dict[str, Any]
+) -> None:
+    assert bad(check_body(**field))[0] == "bad_parameter"
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63, 1.0, "5", True])
+def test_bad_body_seeds_are_refused(check_body: Callable[..., Row], seed: object) -> None:
+    assert bad(check_body(seed=seed))[0] == "bad_seed"
+
+
+def test_bad_openai_lines_are_refused_one_by_one(check_lines: Callable[..., list[Row]]) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+    rows = check_lines(
+        [
+            {"custom_id": "a", "body": body},
+            {"custom_id": "a", "body": body},
+            {"body": body},
+            {"custom_id": "b", "body": "x"},
+            {"custom_id": "c", "body": body, "url": "/v1/embeddings"},
+            {"custom_id": "d", "body": {}},
+            b"nope",
+        ]
+    )
+    codes = [row.code if isinstance(row, RejectedRow) else "ok" for row in rows]
+    assert codes == [
+        "ok", "duplicate_id", "bad_parameter", "bad_json", "unsupported_parameter", "null_prompt",
+        "bad_json",
+    ]  # fmt: skip
+    assert [row.row_id for row in rows] == ["a", "a", None, "b", "c", "d", None]

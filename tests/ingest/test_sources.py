@@ -1,0 +1,316 @@
+"""Finding the files, the preflight, damaged files, and reading on after a crash."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from ingest.making import make_spec, write_parquet
+
+from specbatch.pipeline.ingest import sources
+from specbatch.pipeline.ingest.objects import Objects
+from specbatch.pipeline.ingest.sources import Source, open_source
+from specbatch.schemas.errors import InputError
+from specbatch.schemas.records import SourcePosition
+
+
+def opened(uri: str | Path, objects: Objects | None = None, **values: Any) -> Source:
+    return open_source(make_spec(uri, input=values).input, objects or Objects())
+
+
+def prompts(source: Source, start: SourcePosition | None = None) -> list[Any]:
+    return [row.prompt for batch in source.read(start) for row in batch.rows]
+
+
+def refusal(uri: str | Path, **values: Any) -> str:
+    """The message with which opening and checking an input ends."""
+    with pytest.raises(InputError) as caught:
+        opened(uri, **values).check()
+    return str(caught.value)
+
+
+def write_lines(path: Path, values: list[Any]) -> Path:
+    path.write_bytes(b"".join(orjson.dumps(value) + b"\n" for value in values))
+    return path
+
+
+# --- finding ------------------------------------------------------------------------------------
+def test_a_folder_is_read_in_order_of_name(tmp_path: Path) -> None:
+    for name in ("b", "a", "sub/c"):
+        write_parquet(tmp_path / f"{name}.parquet", {"prompt": [name]})
+    (tmp_path / "_SUCCESS").write_text("")
+    (tmp_path / ".hidden.parquet").write_text("")
+    (tmp_path / "_temporary").mkdir()
+    (tmp_path / "_temporary" / "x.parquet").write_text("")
+    (tmp_path / "notes.txt").write_text("")
+    source = opened(tmp_path)
+    source.check()
+    assert source.format == "parquet"
+    assert prompts(source) == ["a", "b", "sub/c"]
+
+
+def test_globs_choose_files(tmp_path: Path) -> None:
+    for name in ("a1", "a2", "b1", "sub/a3"):
+        write_parquet(tmp_path / f"{name}.parquet", {"prompt": [name]})
+    assert prompts(opened(tmp_path / "a*.parquet")) == ["a1", "a2"]
+    assert prompts(opened(tmp_path / "?1.parquet")) == ["a1", "b1"]
+    assert prompts(opened(tmp_path / "[!a]*.parquet")) == ["b1"]
+    assert prompts(opened(tmp_path / "**" / "a*.parquet")) == ["a1", "a2", "sub/a3"]
+
+
+def test_local_uris_need_not_be_tidy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "sub/b"):
+        write_parquet(tmp_path / "_in" / f"{name}.parquet", {"prompt": [name]})
+    assert prompts(opened(f"{tmp_path}//_in/")) == ["a", "sub/b"]
+    assert prompts(opened(f"file://{tmp_path}/_in/a.parquet")) == ["a"]
+    monkeypatch.chdir(tmp_path / "_in")
+    assert prompts(opened("./")) == ["a", "sub/b"]
+    assert prompts(opened("*.parquet")) == ["a"]
+    assert prompts(opened("./sub/*")) == ["sub/b"]
+
+
+def test_the_format_is_seen_in_the_file(tmp_path: Path) -> None:
+    table = write_parquet(tmp_path / "no_suffix", {"prompt": ["a"]})
+    assert opened(table).format == "parquet"
+    assert opened(write_lines(tmp_path / "a.jsonl", [{"prompt": "a"}])).format == "jsonl"
+    request = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {}}
+    assert opened(write_lines(tmp_path / "b.jsonl", [request])).format == "openai"
+    assert opened(write_lines(tmp_path / "c.txt", [{"prompt": "a"}])).format == "jsonl"
+
+
+def test_inputs_that_are_not_there_are_named(tmp_path: Path) -> None:
+    assert (
+        refusal(tmp_path / "no.parquet")
+        == f"input {tmp_path}/no.parquet does not exist or is empty"
+    )
+    assert refusal(tmp_path / "*.parquet") == f"no file matches input {tmp_path}/*.parquet"
+    (tmp_path / "x.csv").write_text("a,b")
+    assert "holds no *.parquet or *.jsonl files" in refusal(tmp_path)
+    assert "neither Parquet nor JSONL" in refusal(tmp_path / "x.csv")
+    assert "`gs://` is not supported" in refusal("gs://b/x")
+
+
+def test_a_folder_of_both_formats_needs_a_choice(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a.parquet", {"prompt": ["p"]})
+    write_lines(tmp_path / "a.jsonl", [{"prompt": "j"}])
+    assert "set input.format to choose" in refusal(tmp_path)
+    assert prompts(opened(tmp_path, format="jsonl")) == ["j"]
+    assert prompts(opened(tmp_path, format="parquet")) == ["p"]
+
+
+# --- preflight ----------------------------------------------------------------------------------
+@pytest.mark.parametrize("keep", [0, 3, 100, -1, -9])
+def test_a_truncated_file_is_named(tmp_path: Path, keep: int) -> None:
+    write_parquet(tmp_path / "a.parquet", {"prompt": ["p"] * 50})
+    broken = write_parquet(tmp_path / "b.parquet", {"prompt": ["p"] * 50})
+    broken.write_bytes(broken.read_bytes()[:keep])
+    assert refusal(tmp_path) == (
+        f"{broken} is truncated or not Parquet; write it again, or leave it out"
+    )
+
+
+def test_a_missing_column_names_those_that_exist(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", {"text": ["p"], "k": [1]})
+    assert refusal(path) == f"{path} has no column `prompt`; its columns are text, k"
+    assert "no column `nr`" in refusal(path, prompt_column="text", id_column="nr")
+
+
+def test_every_file_must_have_the_columns(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a.parquet", {"prompt": ["p"], "id": ["1"]})
+    other = write_parquet(tmp_path / "b.parquet", {"prompt": ["p"]})
+    assert f"{other} has no column `id`" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("column", "kind", "words"),
+    [
+        (pa.array([1.5]), "auto", "is double; accepted: text"),
+        (pa.array([["a"]]), "auto", "is list<element: string>; accepted: text"),
+        (pa.array([{"role": "a"}]), "auto", "accepted: text"),
+        (pa.array([["a"]]), "token_ids", "accepted: token ids (a list of integers)"),
+        (pa.array(["a"]), "token_ids", "is string; accepted: token ids"),
+        (pa.array([[1]]), "text", "accepted: text (string"),
+        (pa.array([[1]]), "messages", "accepted: chat messages"),
+    ],
+)
+def test_a_wrong_column_type_names_what_is_accepted(
+    tmp_path: Path, column: pa.Array, kind: str, words: str
+) -> None:
+    path = write_parquet(tmp_path / "a.parquet", {"prompt": column})
+    message = refusal(path, prompt_kind=kind)
+    assert message.startswith(f"column `prompt` of {path} is ")
+    assert words in message
+
+
+def test_seed_id_and_tag_columns_are_checked(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", {"prompt": ["p"], "s": [0.5], "l": [[1]]})
+    assert "seeds must be integers" in refusal(path, seed_column="s")
+    assert "ids and tags must be strings or numbers" in refusal(path, id_column="l")
+
+
+def test_jsonl_without_the_field_names_its_fields(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [{"text": "x", "k": 1}])
+    assert (
+        refusal(path) == f"{path} has no field `prompt` in its first lines; its fields are text, k"
+    )
+    path.write_bytes(b"a,b\n1,2\n")
+    assert "none of its first lines is a JSON object" in refusal(path)
+
+
+# --- damage and change --------------------------------------------------------------------------
+def test_a_corrupt_row_group_is_named_and_earlier_rows_are_read(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", {"prompt": [f"prompt {i}" for i in range(30)]}, 10)
+    column = pq.read_metadata(path).row_group(1).column(0)
+    data = bytearray(path.read_bytes())
+    begin = column.dictionary_page_offset or column.data_page_offset
+    middle = begin + column.total_compressed_size // 2
+    data[middle : middle + 8] = b"\xff" * 8
+    path.write_bytes(bytes(data))
+    source = opened(path)
+    source.check()
+    batches = source.read()
+    assert [row.prompt for row in next(batches).rows] == [f"prompt {i}" for i in range(10)]
+    with pytest.raises(InputError, match=rf"row group 1 of {path} is damaged"):
+        next(batches)
+
+
+def test_an_input_that_changed_is_not_read_on(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", {"prompt": ["a", "b"]})
+    batch = next(iter(opened(path).read()))
+    cursor = batch.position(1)
+    assert prompts(opened(path), cursor) == ["b"]
+    write_parquet(path, {"prompt": ["a", "b", "c"]})
+    with pytest.raises(InputError, match=rf"{path} changed since this job began"):
+        prompts(opened(path), cursor)
+    path.unlink()
+    write_parquet(tmp_path / "b.parquet", {"prompt": ["a"]})
+    with pytest.raises(InputError, match=rf"{path} is gone since this job began"):
+        prompts(opened(tmp_path), cursor)
+
+
+def test_a_file_that_changes_after_it_was_found_is_noticed(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "a.jsonl", [{"prompt": "a"}])
+    source = opened(path)
+    write_lines(path, [{"prompt": "a"}, {"prompt": "b"}])
+    with pytest.raises(InputError, match="changed while it was being read"):
+        prompts(source)
+
+
+# --- reading ------------------------------------------------------------------------------------
+def test_resuming_does_not_open_earlier_files(tmp_path: Path) -> None:
+    for name in "abc":
+        write_parquet(tmp_path / f"{name}.parquet", {"prompt": [name] * 3}, 2)
+    source = opened(tmp_path)
+    cursor = next(b for b in source.read() if b.uri.endswith("b.parquet")).position(1)
+    (tmp_path / "a.parquet").write_bytes(b"not needed any more")
+    assert prompts(source, cursor) == ["b", "b", "c", "c", "c"]
+
+
+def test_ids_until_stops_exactly_at_the_position(tmp_path: Path) -> None:
+    for name in "ab":
+        rows = [f"{name}{i}" for i in range(25)]
+        write_parquet(tmp_path / "p" / f"{name}.parquet", {"prompt": rows, "id": rows}, 10)
+        (tmp_path / "j").mkdir(exist_ok=True)
+        write_lines(tmp_path / "j" / f"{name}.jsonl", [{"prompt": r, "id": r} for r in rows])
+    for folder in ("p", "j"):
+        source = opened(tmp_path / folder)
+        seen: list[Any] = []
+        for batch in source.read():
+            for index, row in enumerate(batch.rows):
+                ids = [i for part in source.ids_until(batch.position(index)) for i in part]
+                assert ids == seen
+                seen.append(row.id)
+        assert len(seen) == 50
+
+
+def test_batches_shrink_where_rows_are_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import os
+
+    rows = [os.urandom(2000).hex() for _ in range(300)]
+    path = write_parquet(tmp_path / "a.parquet", {"prompt": rows}, 300)
+    lines = write_lines(tmp_path / "a.jsonl", [{"prompt": row} for row in rows])
+    for module in ("parquet_source", "jsonl_source"):
+        monkeypatch.setattr(f"specbatch.pipeline.ingest.{module}.BYTES_PER_BATCH", 100_000)
+    for file in (path, lines):
+        batches = list(opened(file).read())
+        assert 10 < len(batches) < 20
+        assert [row.prompt for batch in batches for row in batch.rows] == rows
+
+
+def test_a_giant_line_is_a_bad_row_and_the_next_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specbatch.pipeline.ingest.jsonl_source.MAX_LINE_BYTES", 50)
+    values = [{"prompt": "a"}, {"prompt": "x" * 500}, {"prompt": "b"}]
+    (batch,) = opened(write_lines(tmp_path / "a.jsonl", values)).read()
+    assert [row.prompt for row in batch.rows] == ["a", None, "b"]
+    assert batch.rows[1].problem == ("bad_json", "the line is longer than 50 bytes")
+
+
+def test_a_byte_order_mark_and_a_missing_last_newline_are_fine(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n\r\n{"prompt": "b"}')
+    source = opened(path)
+    source.check()
+    assert prompts(source) == ["a", "b"]
+
+
+def test_format_sniffing_reads_past_blank_lines(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'\n\n{"custom_id": "1", "body": {"messages": []}}\n')
+    assert opened(path).format == "openai"
+    assert sources.ROWS_PER_BATCH > 0
+
+
+# --- S3, over HTTP ------------------------------------------------------------------------------
+def test_s3_prefixes_keys_and_globs_are_read(s3: Objects, bucket: str, tmp_path: Path) -> None:
+    for name in ("in/b", "in/a", "other/c"):
+        file = write_parquet(tmp_path / "x.parquet", {"prompt": [name] * 3}, 2)
+        s3.put_file(f"{bucket}/{name}.parquet", file)
+    folder = opened(f"{bucket}/in/", s3)
+    folder.check()
+    assert prompts(folder) == ["in/a"] * 3 + ["in/b"] * 3
+    assert prompts(opened(f"{bucket}/in", s3)) == prompts(folder)
+    assert prompts(opened(f"{bucket}/other/c.parquet", s3)) == ["other/c"] * 3
+    assert prompts(opened(f"{bucket}/*/b.parquet", s3)) == ["in/b"] * 3
+    cursor = list(folder.read())[1].position(0)
+    assert prompts(folder, cursor) == ["in/a"] + ["in/b"] * 3
+
+
+def test_a_replaced_s3_object_is_noticed(s3: Objects, bucket: str) -> None:
+    s3.put_bytes(f"{bucket}/a.jsonl", b'{"prompt": "a"}\n{"prompt": "b"}\n')
+    source = opened(f"{bucket}/a.jsonl", s3)
+    (batch,) = source.read()
+    s3.put_bytes(f"{bucket}/a.jsonl", b'{"prompt": "a"}\n{"prompt": "c"}\n')
+    with pytest.raises(InputError, match="changed while it was being read"):
+        prompts(source)
+    with pytest.raises(InputError, match="changed since this job began"):
+        prompts(opened(f"{bucket}/a.jsonl", s3), batch.position(1))
+
+
+def test_a_parquet_object_replaced_between_row_groups_is_noticed(
+    s3: Objects, bucket: str, tmp_path: Path
+) -> None:
+    rows = [f"{i}".zfill(1000) for i in range(40_000)]  # larger than any read-ahead
+    table = pa.table({"prompt": rows})
+    pq.write_table(table, tmp_path / "a", row_group_size=5000, compression="none")
+    uri = f"{bucket}/a.parquet"
+    s3.put_file(uri, tmp_path / "a")
+    batches = opened(uri, s3).read()
+    next(batches)
+    s3.put_bytes(uri, (tmp_path / "a").read_bytes()[:-1] + b"!")
+    with pytest.raises(InputError, match="changed while it was being read"):
+        list(batches)
+
+
+def test_missing_s3_inputs_are_input_errors(s3: Objects, bucket: str) -> None:
+    with pytest.raises(InputError, match="does not exist or is empty"):
+        opened(f"{bucket}/none/", s3)
+    with pytest.raises(InputError, match="no such bucket"):
+        opened("s3://no-such-bucket-x/a.parquet", s3)
