@@ -12,7 +12,7 @@ import pytest
 from support.tree import ROOT, is_inside, modules
 
 HEAVY = ("torch", "pyarrow", "numpy", "transformers", "tokenizers", "safetensors", "triton")
-LIGHT_ROOMS = ("schemas", "pipeline.ledger")
+LIGHT_ROOMS = ("schemas", "pipeline.ledger", "pipeline.client", "pipeline.bootstrap", "workers")
 # Imported only by those that move bulk rows.
 NOT_LIGHT = ("schemas.arrow",)
 
