@@ -48,11 +48,11 @@ $(BIN)/python:
 	@jobs/setup/make-venv "$(PYTHON)" $(VENV)
 
 $(VENV)/.engine: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "installing specbatch and its engine into $(VENV) (first time only, some minutes)"
+	@echo "installing specbatch and its engine into $(VENV) (some minutes the first time)"
 	@$(PIP) install -c constraints.txt -e '.[engine]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "installing specbatch, its engine and the test tools into $(VENV) (first time only, some minutes)"
+	@echo "installing specbatch, its engine and the test tools into $(VENV) (some minutes the first time)"
 	@$(PIP) install -c constraints.txt -e '.[engine,s3,postgres,dev]'
 	@touch $(VENV)/.engine $@
