@@ -1,12 +1,12 @@
 """How Alembic reaches the database: a Connection or a URL in `config.attributes`.
 
-`specbatch.pipeline.ledger.migrate` passes one; there is no alembic.ini.
+`specbatch.pipeline.ledger.migrate` passes a connection with everything locked; there is no
+alembic.ini. A URL names its driver (`postgresql+psycopg://`) and is for Alembic's own commands.
 """
 
 from alembic import context
-from sqlalchemy import Connection
+from sqlalchemy import Connection, create_engine, make_url
 
-from specbatch.pipeline.ledger.engine_factory import make_engine, parse_url
 from specbatch.schemas.tables import Base
 
 
@@ -26,13 +26,13 @@ def run(connection: Connection) -> None:
         context.run_migrations()
 
 
-def run_offline(url: str) -> None:
-    """Print the SQL instead of running it."""
+def print_sql(url: str) -> None:
+    """Write the migrations' SQL to Alembic's output instead of running it."""
     context.configure(
-        url=parse_url(url).render_as_string(hide_password=False),
+        url=url,
         target_metadata=Base.metadata,
         literal_binds=True,
-        render_as_batch=url.startswith("sqlite"),
+        render_as_batch=make_url(url).get_backend_name() == "sqlite",
     )
     with context.begin_transaction():
         context.run_migrations()
@@ -40,11 +40,11 @@ def run_offline(url: str) -> None:
 
 attributes = context.config.attributes
 if context.is_offline_mode():
-    run_offline(attributes["url"])
+    print_sql(attributes["url"])
 elif "connection" in attributes:
     run(attributes["connection"])
 else:
-    engine = make_engine(attributes["url"], foreign_keys=False)
+    engine = create_engine(attributes["url"])
     with engine.begin() as opened:
         run(opened)
     engine.dispose()

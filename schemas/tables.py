@@ -1,7 +1,7 @@
 """The store's tables. They know nothing of pydantic or of records; `mapper.py` joins the two.
 
-Times are seconds since the epoch by the store's clock. A unit that nobody holds has `lease_until` 0,
-so "ready, or its lease ran out" is one comparison.
+Times are seconds since the epoch by the store's clock. A unit that nobody holds has `lease_until`
+0, so "ready, or its lease ran out" is one comparison.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class AnyText(TypeDecorator[str]):
     impl = Text
     cache_ok = True
 
-    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:  # noqa: ARG002 the hook's signature
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:  # noqa: ARG002 - the hook's signature
         return None if value is None else escape_text(value)
 
-    def process_result_value(self, value: Any, dialect: Dialect) -> str | None:  # noqa: ARG002 the hook's signature
+    def process_result_value(self, value: Any, dialect: Dialect) -> str | None:  # noqa: ARG002 - the hook's signature
         return None if value is None else unescape_text(value)
 
 
@@ -75,10 +75,10 @@ class TokenArray(TypeDecorator[Sequence[float]]):
             return dialect.type_descriptor(ARRAY(self.item))
         return dialect.type_descriptor(JSON())
 
-    def process_bind_param(self, value: Sequence[float] | None, dialect: Dialect) -> Any:  # noqa: ARG002 the hook's signature
+    def process_bind_param(self, value: Sequence[float] | None, dialect: Dialect) -> Any:  # noqa: ARG002 - the hook's signature
         return None if value is None else list(value)
 
-    def process_result_value(self, value: Any, dialect: Dialect) -> Any:  # noqa: ARG002 the hook's signature
+    def process_result_value(self, value: Any, dialect: Dialect) -> Any:  # noqa: ARG002 - the hook's signature
         if value is None:
             return None
         return tuple(float("nan") if item is None else item for item in value)
@@ -96,7 +96,7 @@ class Base(DeclarativeBase):
             "pk": "pk_%(table_name)s",
         }
     )
-    type_annotation_map = {  # noqa: RUF012 SQLAlchemy reads it from the class
+    type_annotation_map = {  # noqa: RUF012 - SQLAlchemy reads it from the class
         str: Text,
         float: Double,
         int: Integer,
@@ -223,7 +223,7 @@ class Rejected(Base):
 
 
 def job_is_due() -> ColumnElement[bool]:
-    """A stage of a job that can be claimed, spelled as in the index so that both databases use it."""
+    """A stage of a job that can be claimed, spelled as in the index so that it is used."""
     return _one_of(Job.stage, JOB_WORK)
 
 
@@ -234,7 +234,7 @@ def group_is_open() -> ColumnElement[bool]:
 
 def _one_of(column: Any, words: tuple[str, ...]) -> ColumnElement[bool]:
     # Bound parameters would hide the constants from the planner, and the partial index with them.
-    return column.in_(bindparam(None, words, expanding=True, literal_execute=True))  # type: ignore[no-any-return]
+    return column.in_(bindparam(None, words, expanding=True, literal_execute=True))  # type: ignore[no-any-return]  # the column is untyped on purpose
 
 
 def _partial(name: str, condition: ColumnElement[bool], *columns: Any) -> Index:

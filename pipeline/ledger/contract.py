@@ -92,8 +92,8 @@ class Store(Protocol):
 
         Raises the generation and the attempt count in the same statement. A group whose attempts
         are used up (`max_attempts` of the store) becomes FAILED instead, and None is returned; at
-        PROPOSE it goes on to VERIFY without drafts instead, for a draft is only a hint. A group of a job with the cancel flag becomes CANCELLED instead (not at RECORD: finished
-        work is kept).
+        PROPOSE it goes on to VERIFY without drafts instead, for a draft is only a hint. A group of
+        a job with the cancel flag becomes CANCELLED instead (not at RECORD: finished work is kept).
         """
         ...
 
@@ -178,7 +178,7 @@ class Store(Protocol):
         ...
 
     def failed_groups(self, job_id: str) -> list[tuple[int, str, Artefact, str]]:
-        """(index, stage word failed|cancelled, prompts artefact, last error) of unfinished groups."""
+        """(index, failed or cancelled, prompts artefact, last error) of unfinished groups."""
         ...
 
     def finish_job(self, lease: Lease, state: JobState, error: str | None = None) -> None:

@@ -89,7 +89,7 @@ def _sqlite(url: URL, foreign_keys: bool) -> Engine:
 
 def _postgres(url: URL) -> Engine:
     try:
-        import psycopg  # noqa: F401 only to say early, and in plain words, that it is missing
+        import psycopg  # noqa: F401 - only to say early, and in plain words, that it is missing
     except ImportError:
         raise MissingExtraError(
             "PostgreSQL needs the psycopg driver: pip install 'specbatch[postgres]'"

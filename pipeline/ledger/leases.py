@@ -122,7 +122,7 @@ def _close_job(conn: Connection, now: Now, job_id: str, stage: Stage, max_attemp
 def _close_group(
     conn: Connection, now: Now, job_id: str, index: int, stage: Stage, max_attempts: int
 ) -> None:
-    """Send on a free group that could not be claimed: its attempts are used up or it is cancelled."""
+    """Send on a free group whose attempts are used up or whose job is cancelled."""
     free = (_is_group(job_id, index), *_is_free(Group, stage, now))
     if conn.scalar(select(Group.group_index).where(*free)) is None:
         return

@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 from specbatch.pipeline.ledger import rules
+from specbatch.pipeline.ledger.memory_units import Group, Job, Unit, new_job
 from specbatch.schemas.errors import JobNotFoundError, StoreError
 from specbatch.schemas.mapper import as_float32
 from specbatch.schemas.records import (
@@ -30,82 +32,6 @@ from specbatch.schemas.records import (
 )
 
 
-@dataclass
-class _Unit:
-    """What can be claimed."""
-
-    stage: Stage
-    ready_at: float
-    generation: int = 0
-    owner: str | None = None
-    lease_until: float = 0.0  # 0: nobody holds it
-    attempts: int = 0
-    last_error: str | None = None
-
-    def claim(self, owner: str, now: float, lease_sec: float) -> None:
-        self.generation += 1
-        self.attempts += 1
-        self.owner, self.lease_until = owner, now + lease_sec
-
-    def move(self, to: Stage, now: float) -> None:
-        """To another stage: nobody's, ready now, with all attempts again."""
-        self.stage, self.ready_at, self.attempts = to, now, 0
-        self.owner, self.lease_until = None, 0.0
-
-    def put_down(self, stage: Stage, now: float, error: str | None) -> None:
-        """Without its holder at `stage`, which may be the one it has: then attempts count on."""
-        attempts = self.attempts if stage is self.stage else 0
-        self.move(stage, now)
-        self.attempts, self.last_error = attempts, error
-
-    def is_held_by(self, lease: Lease) -> bool:
-        return (self.generation, self.owner, self.stage) == (
-            lease.generation,
-            lease.owner,
-            lease.stage,
-        )
-
-
-@dataclass
-class _Group(_Unit):
-    new: NewGroup = field(kw_only=True)
-    drafts: Artefact | None = None
-    results: Artefact | None = None
-    waited_sec: float = 0.0
-    queue_sec: float = 0.0
-    compute_sec: float = 0.0
-    totals: Mapping[str, Any] = field(default_factory=lambda: rules.group_totals([]))
-
-    def add(self, timing: StageTiming) -> None:
-        self.queue_sec += timing.queue_sec or self.waited_sec
-        self.compute_sec += timing.compute_sec
-
-
-@dataclass
-class _Job(_Unit):
-    row: JobRow = field(kw_only=True)
-    next_row: int = 0
-    cursor: SourcePosition | None = None
-    ingest_done: bool = False
-    groups: dict[int, _Group] = field(default_factory=dict)
-    rejected: dict[int, RejectedRow] = field(default_factory=dict)
-    completions: dict[tuple[int, int], CompletionRecord] = field(default_factory=dict)
-
-    def update(self, **values: Any) -> None:
-        self.row = replace(self.row, **values)
-
-    def settle(self, now: float) -> None:
-        if self.stage is Stage.RUN and not any(g.stage in rules.OPEN for g in self.groups.values()):
-            self.move(Stage.PUBLISH, now)
-
-    def end(self, state: JobState, error: str | None, now: float) -> None:
-        for group in self.groups.values():
-            if group.stage in rules.OPEN:
-                group.put_down(Stage.CANCELLED, now, group.last_error or rules.JOB_ENDED)
-        self.move(Stage.END, now)
-        self.update(state=state, error=error, finished_at=now)
-
-
 class MemoryStore:
     """All of the contract under one lock. `clock` may be replaced by a test's own."""
 
@@ -113,7 +39,7 @@ class MemoryStore:
         self._max_attempts = max_attempts
         self._now = clock
         self._lock = threading.RLock()
-        self._jobs: dict[str, _Job] = {}
+        self._jobs: dict[str, Job] = {}
 
     # --- jobs -------------------------------------------------------------------------------
     def create_job(self, job: NewJob) -> tuple[JobRow, bool]:
@@ -125,31 +51,8 @@ class MemoryStore:
                 if same_key or known.row.job_id == job.job_id:
                     rules.check_same_job(known.row, job)
                     return self._row(known), False
-            now = self._now()
-            row = JobRow(
-                job_id=job.job_id,
-                name=job.name,
-                tenant=job.tenant,
-                spec=dict(job.spec),
-                spec_digest=job.spec_digest,
-                state=JobState.QUEUED,
-                stage=Stage.INGEST,
-                verifier=job.verifier,
-                proposer=job.proposer,
-                output_uri=job.output_uri,
-                workspace_uri=job.workspace_uri,
-                idempotency_key=job.idempotency_key or None,
-                cancel_requested=False,
-                error=None,
-                rows_total=0,
-                groups_total=0,
-                prompt_tokens=0,
-                created_at=now,
-                started_at=None,
-                finished_at=None,
-            )
-            self._jobs[job.job_id] = _Job(Stage.INGEST, now, row=row)
-            return row, True
+            self._jobs[job.job_id] = made = new_job(job, self._now())
+            return made.row, True
 
     def get_job(self, job_id: str) -> JobRow:
         with self._lock:
@@ -162,35 +65,7 @@ class MemoryStore:
 
     def progress(self, job_id: str) -> JobProgress:
         with self._lock:
-            job = self._job(job_id)
-            groups = list(job.groups.values())
-            finished = [g for g in groups if g.stage in (Stage.DONE, Stage.FAILED)]
-            failed = [g for g in groups if g.stage is Stage.FAILED]
-
-            def total(name: str) -> Any:
-                return sum(g.totals[name] for g in groups)
-
-            return JobProgress(
-                job_id=job.row.job_id,
-                state=job.row.state,
-                rows_total=job.row.rows_total if job.ingest_done else job.next_row,
-                rows_done=len(job.rejected) + sum(g.new.rows for g in finished),
-                rows_failed=len(job.rejected)
-                + total("rows_failed")
-                + sum(g.new.rows for g in failed),
-                groups_total=job.row.groups_total,
-                groups_done=len(finished),
-                completions=total("completions"),
-                prompt_tokens=job.row.prompt_tokens,
-                completion_tokens=total("completion_tokens"),
-                proposed=total("proposed"),
-                accepted=total("accepted"),
-                verifier_passes=total("verifier_passes"),
-                queue_sec=sum(g.queue_sec for g in groups),
-                compute_sec=sum(g.compute_sec for g in groups),
-                cost_usd=float(total("cost_usd")),
-                ingest_done=job.ingest_done,
-            )
+            return self._job(job_id).progress()
 
     def request_cancel(self, job_id: str) -> JobRow:
         with self._lock:
@@ -298,7 +173,7 @@ class MemoryStore:
             if unit is None or not unit.is_held_by(lease):
                 return
             job = self._jobs[lease.job_id]
-            if isinstance(unit, _Group):
+            if isinstance(unit, Group):
                 unit.put_down(self._stage_without_lease(job, unit), now, error)
             elif job.row.cancel_requested and job.stage is Stage.INGEST:
                 job.move(Stage.RUN, now)
@@ -318,18 +193,20 @@ class MemoryStore:
         with self._lock:
             now = self._now()
             jobs = [j for j in self._jobs.values() if j.stage in (Stage.INGEST, Stage.PUBLISH)]
-            bells = [
-                (j.ready_at, j.row.job_id, -1, Bell(j.row.job_id, j.stage, None))
+            job_bells = [
+                ((j.ready_at, j.row.job_id), Bell(j.row.job_id, j.stage, None))
                 for j in jobs
                 if j.lease_until <= now
             ]
-            groups = [
-                (g.ready_at, j.row.job_id, index, _group_bell(j, index, g))
+            group_bells = [
+                ((g.ready_at, j.row.job_id, index), j.bell_of(index))
                 for j in self._jobs.values()
                 for index, g in j.groups.items()
                 if g.stage in rules.OPEN and g.lease_until <= now
             ]
-            return [*_bells_in_order(bells), *_bells_in_order(groups)][:limit]
+            by_age = itemgetter(0)
+            ordered = [*sorted(job_bells, key=by_age), *sorted(group_bells, key=by_age)]
+            return [bell for _, bell in ordered][:limit]
 
     # --- ingest -----------------------------------------------------------------------------
     def add_groups(
@@ -347,7 +224,7 @@ class MemoryStore:
                 raise StoreError(f"a row of job {lease.job_id} is in quarantine already")
             for g in groups:
                 cancelled = job.row.cancel_requested
-                job.groups[g.index] = _Group(
+                job.groups[g.index] = Group(
                     Stage.CANCELLED if cancelled else g.first_stage, now, new=g
                 )
             job.rejected |= {row.row_index: row for row in rejected}
@@ -403,7 +280,7 @@ class MemoryStore:
             job.settle(now)
 
     # --- publish ----------------------------------------------------------------------------
-    def completions(self, job_id: str, batch: int = 1000) -> Iterator[CompletionRecord]:  # noqa: ARG002 nothing to page
+    def completions(self, job_id: str, batch: int = 1000) -> Iterator[CompletionRecord]:  # noqa: ARG002 - nothing to page
         with self._lock:
             job = self._jobs.get(job_id)
             return iter([c for _, c in sorted(job.completions.items())] if job else [])
@@ -434,7 +311,7 @@ class MemoryStore:
         """Nothing to close."""
 
     # --- helpers ----------------------------------------------------------------------------
-    def _job(self, job_id: str) -> _Job:
+    def _job(self, job_id: str) -> Job:
         if job_id in self._jobs:
             return self._jobs[job_id]
         found = [i for i in self._jobs if len(job_id) >= 6 and i.startswith(job_id)]
@@ -442,37 +319,28 @@ class MemoryStore:
             raise JobNotFoundError(problem)
         return self._jobs[found[0]]
 
-    def _row(self, job: _Job) -> JobRow:
+    def _row(self, job: Job) -> JobRow:
         return replace(job.row, stage=job.stage)
 
-    def _unit(self, lease: Lease) -> _Unit | None:
+    def _unit(self, lease: Lease) -> Unit | None:
         job = self._jobs.get(lease.job_id)
         if job is None or lease.group_index is None:
             return job
         return job.groups.get(lease.group_index)
 
-    def _held_job(self, lease: Lease) -> _Job:
+    def _held_job(self, lease: Lease) -> Job:
         unit = self._unit(lease)
-        if not isinstance(unit, _Job) or not unit.is_held_by(lease):
+        if not isinstance(unit, Job) or not unit.is_held_by(lease):
             raise rules.fenced(lease)
         return unit
 
-    def _held_group(self, lease: Lease) -> _Group:
+    def _held_group(self, lease: Lease) -> Group:
         unit = self._unit(lease)
-        if not isinstance(unit, _Group) or not unit.is_held_by(lease):
+        if not isinstance(unit, Group) or not unit.is_held_by(lease):
             raise rules.fenced(lease)
         return unit
 
-    def _stage_without_lease(self, job: _Job, group: _Group) -> Stage:
+    def _stage_without_lease(self, job: Job, group: Group) -> Stage:
         return rules.stage_without_lease(
             group.stage, group.attempts, self._max_attempts, job.row.cancel_requested
         )
-
-
-def _group_bell(job: _Job, index: int, group: _Group) -> Bell:
-    model = {Stage.PROPOSE: job.row.proposer, Stage.VERIFY: job.row.verifier}.get(group.stage)
-    return Bell(job.row.job_id, group.stage, index, model)
-
-
-def _bells_in_order(keyed: list[tuple[float, str, int, Bell]]) -> list[Bell]:
-    return [bell for *_, bell in sorted(keyed, key=lambda item: item[:3])]

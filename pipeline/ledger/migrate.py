@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from importlib import resources
 from typing import Any
 
 from alembic import command
@@ -17,7 +17,6 @@ from alembic.util import CommandError
 from sqlalchemy import Connection, Engine
 from tenacity import retry, retry_if_exception, stop_after_delay, wait_random_exponential
 
-import specbatch.migrations
 from specbatch.pipeline.ledger.engine_factory import WRITES, make_engine, mask
 from specbatch.pipeline.ledger.sql_store import SqlStore
 from specbatch.pipeline.ledger.transactions import (
@@ -82,6 +81,12 @@ def head() -> str | None:
     return ScriptDirectory.from_config(_config()).get_current_head()
 
 
+def revisions() -> list[str]:
+    """All revisions this installation knows, oldest first."""
+    scripts = ScriptDirectory.from_config(_config()).walk_revisions()
+    return [script.revision for script in scripts][::-1]
+
+
 def check(url: str) -> list[str]:
     """What a migration would have to change for the database to fit the tables; empty: nothing."""
     with _connected(url) as connection:
@@ -91,8 +96,8 @@ def check(url: str) -> list[str]:
 
 def _config() -> Config:
     config = Config(stdout=io.StringIO())
-    folder = Path(specbatch.migrations.__path__[0])
-    config.set_main_option("script_location", str(folder).replace("%", "%%"))
+    folder = str(resources.files("specbatch.migrations"))
+    config.set_main_option("script_location", folder.replace("%", "%%"))
     return config
 
 
@@ -118,7 +123,7 @@ def _connected(url: str, writes: bool = False) -> Iterator[Connection]:
 
 @contextmanager
 def _locked(url: str) -> Iterator[Config]:
-    """Alembic's configuration with a connection that no other migration shares the database with."""
+    """Alembic's configuration with a connection; no other migration runs at the same time."""
     with _connected(url, writes=True) as connection:  # on SQLite that is the lock
         if connection.dialect.name == "postgresql":
             connection.exec_driver_sql("SET LOCAL lock_timeout = 0")  # wait for the other process

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
 
-from sqlalchemy import Connection, select, tuple_
+from sqlalchemy import Connection, Row, Select, select, tuple_
 
 from specbatch.pipeline.ledger.transactions import Transactions
 from specbatch.schemas import mapper
@@ -25,8 +27,7 @@ def completions(database: Transactions, job_id: str, batch: int) -> Iterator[Com
     )
     after = (-1, -1)
     while True:
-        page = query.where(key > after)
-        rows = database.read(lambda conn, page=page: conn.execute(page).all())  # type: ignore[misc]
+        rows = database.read(partial(_fetch, query.where(key > after)))
         yield from map(mapper.completion_record, rows)
         if len(rows) < batch:
             return
@@ -43,8 +44,7 @@ def rejected(database: Transactions, job_id: str, batch: int = 1000) -> Iterator
     )
     after = -1
     while True:
-        page = query.where(Rejected.row_index > after)
-        rows = database.read(lambda conn, page=page: conn.execute(page).all())  # type: ignore[misc]
+        rows = database.read(partial(_fetch, query.where(Rejected.row_index > after)))
         yield from map(mapper.rejected_row, rows)
         if len(rows) < batch:
             return
@@ -61,3 +61,7 @@ def failed_groups(conn: Connection, job_id: str) -> list[tuple[int, str, Artefac
     return [
         (row.group_index, row.stage, Artefact(**row.prompts), row.last_error or "") for row in rows
     ]
+
+
+def _fetch(query: Select[Any], conn: Connection) -> Sequence[Row[Any]]:
+    return conn.execute(query).all()

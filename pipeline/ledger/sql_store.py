@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from sqlalchemy import Connection
 
 from specbatch.pipeline.ledger import groups, jobs, progress, reading, rules
 from specbatch.pipeline.ledger import leases as leasing
-from specbatch.pipeline.ledger.transactions import RETRY_SEC, Transactions
+from specbatch.pipeline.ledger.transactions import RETRY_SEC, Now, Transactions
 from specbatch.schemas.records import (
     Artefact,
     Bell,
@@ -25,6 +27,9 @@ from specbatch.schemas.records import (
     Stage,
     StageTiming,
 )
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class SqlStore:
@@ -143,5 +148,7 @@ class SqlStore:
         """Close the pool's connections."""
         self._db.close()
 
-    def _write(self, work: Callable[..., Any], *args: Any) -> Any:
-        return self._db.write(lambda conn: work(conn, self._db.now(), *args))
+    def _write(
+        self, work: Callable[Concatenate[Connection, Now, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        return self._db.write(lambda conn: work(conn, self._db.now(), *args, **kwargs))

@@ -70,7 +70,8 @@ class Transactions:
             reraise=True,
         )
         try:
-            return retrying(_in_transaction, engine, work)
+            done: T = retrying(_in_transaction, engine, work)
+            return done
         except Exception as error:
             if not is_database_error(error):
                 raise

@@ -1,0 +1,160 @@
+"""What `MemoryStore` holds: jobs and groups with their leases, and the moves they can make."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from specbatch.pipeline.ledger import rules
+from specbatch.schemas.records import (
+    Artefact,
+    Bell,
+    CompletionRecord,
+    JobProgress,
+    JobRow,
+    JobState,
+    Lease,
+    NewGroup,
+    NewJob,
+    RejectedRow,
+    SourcePosition,
+    Stage,
+    StageTiming,
+)
+
+
+@dataclass
+class Unit:
+    """What can be claimed."""
+
+    stage: Stage
+    ready_at: float
+    generation: int = 0
+    owner: str | None = None
+    lease_until: float = 0.0  # 0: nobody holds it
+    attempts: int = 0
+    last_error: str | None = None
+
+    def claim(self, owner: str, now: float, lease_sec: float) -> None:
+        self.generation += 1
+        self.attempts += 1
+        self.owner, self.lease_until = owner, now + lease_sec
+
+    def move(self, to: Stage, now: float) -> None:
+        """To another stage: nobody's, ready now, with all attempts again."""
+        self.stage, self.ready_at, self.attempts = to, now, 0
+        self.owner, self.lease_until = None, 0.0
+
+    def put_down(self, stage: Stage, now: float, error: str | None) -> None:
+        """Without its holder at `stage`, which may be the one it has: then attempts count on."""
+        attempts = self.attempts if stage is self.stage else 0
+        self.move(stage, now)
+        self.attempts, self.last_error = attempts, error
+
+    def is_held_by(self, lease: Lease) -> bool:
+        return (self.generation, self.owner, self.stage) == (
+            lease.generation,
+            lease.owner,
+            lease.stage,
+        )
+
+
+@dataclass
+class Group(Unit):
+    new: NewGroup = field(kw_only=True)
+    drafts: Artefact | None = None
+    results: Artefact | None = None
+    waited_sec: float = 0.0
+    queue_sec: float = 0.0
+    compute_sec: float = 0.0
+    totals: Mapping[str, Any] = field(default_factory=lambda: rules.group_totals([]))
+
+    def add(self, timing: StageTiming) -> None:
+        self.queue_sec += timing.queue_sec or self.waited_sec
+        self.compute_sec += timing.compute_sec
+
+
+@dataclass
+class Job(Unit):
+    row: JobRow = field(kw_only=True)
+    next_row: int = 0
+    cursor: SourcePosition | None = None
+    ingest_done: bool = False
+    groups: dict[int, Group] = field(default_factory=dict)
+    rejected: dict[int, RejectedRow] = field(default_factory=dict)
+    completions: dict[tuple[int, int], CompletionRecord] = field(default_factory=dict)
+
+    def update(self, **values: Any) -> None:
+        self.row = replace(self.row, **values)
+
+    def settle(self, now: float) -> None:
+        if self.stage is Stage.RUN and not any(g.stage in rules.OPEN for g in self.groups.values()):
+            self.move(Stage.PUBLISH, now)
+
+    def end(self, state: JobState, error: str | None, now: float) -> None:
+        for group in self.groups.values():
+            if group.stage in rules.OPEN:
+                group.put_down(Stage.CANCELLED, now, group.last_error or rules.JOB_ENDED)
+        self.move(Stage.END, now)
+        self.update(state=state, error=error, finished_at=now)
+
+    def progress(self) -> JobProgress:
+        groups = list(self.groups.values())
+        finished = [g for g in groups if g.stage in (Stage.DONE, Stage.FAILED)]
+        failed = [g for g in groups if g.stage is Stage.FAILED]
+
+        def total(name: str) -> Any:
+            return sum(g.totals[name] for g in groups)
+
+        return JobProgress(
+            job_id=self.row.job_id,
+            state=self.row.state,
+            rows_total=self.row.rows_total if self.ingest_done else self.next_row,
+            rows_done=len(self.rejected) + sum(g.new.rows for g in finished),
+            rows_failed=len(self.rejected) + total("rows_failed") + sum(g.new.rows for g in failed),
+            groups_total=self.row.groups_total,
+            groups_done=len(finished),
+            completions=total("completions"),
+            prompt_tokens=self.row.prompt_tokens,
+            completion_tokens=total("completion_tokens"),
+            proposed=total("proposed"),
+            accepted=total("accepted"),
+            verifier_passes=total("verifier_passes"),
+            queue_sec=sum(g.queue_sec for g in groups),
+            compute_sec=sum(g.compute_sec for g in groups),
+            cost_usd=float(total("cost_usd")),
+            ingest_done=self.ingest_done,
+        )
+
+    def bell_of(self, index: int) -> Bell:
+        stage = self.groups[index].stage
+        model = {Stage.PROPOSE: self.row.proposer, Stage.VERIFY: self.row.verifier}.get(stage)
+        return Bell(self.row.job_id, stage, index, model)
+
+
+def new_job(job: NewJob, now: float) -> Job:
+    """A job that was just submitted."""
+    row = JobRow(
+        job_id=job.job_id,
+        name=job.name,
+        tenant=job.tenant,
+        spec=dict(job.spec),
+        spec_digest=job.spec_digest,
+        state=JobState.QUEUED,
+        stage=Stage.INGEST,
+        verifier=job.verifier,
+        proposer=job.proposer,
+        output_uri=job.output_uri,
+        workspace_uri=job.workspace_uri,
+        idempotency_key=job.idempotency_key or None,
+        cancel_requested=False,
+        error=None,
+        rows_total=0,
+        groups_total=0,
+        prompt_tokens=0,
+        created_at=now,
+        started_at=None,
+        finished_at=None,
+    )
+    return Job(Stage.INGEST, now, row=row)

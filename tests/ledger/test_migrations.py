@@ -1,0 +1,154 @@
+"""Migrations: up and down on both databases, and the same schema as the tables' own."""
+
+from __future__ import annotations
+
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ledger.builders import JOB, new_job
+from sqlalchemy import inspect, text
+
+from specbatch.pipeline.ledger import migrate
+from specbatch.pipeline.ledger.engine_factory import make_engine
+from specbatch.schemas.errors import StoreError
+from specbatch.schemas.tables import Base
+
+TABLES = {"completions", "groups", "jobs", "rejected_rows"}
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/100% new/store.db"
+    found: str = request.getfixturevalue("postgres_url")
+    return found
+
+
+def schema_of(url: str) -> dict[str, Any]:
+    """Everything the database says about its tables, in a form that can be compared."""
+    engine = make_engine(url)
+    found = inspect(engine)
+    tables = {
+        name: {
+            "columns": [
+                (c["name"], repr(c["type"]), c["nullable"], c["default"])
+                for c in sorted(found.get_columns(name), key=lambda c: c["name"])
+            ],
+            "key": found.get_pk_constraint(name),
+            "foreign": found.get_foreign_keys(name),
+            "unique": found.get_unique_constraints(name),
+            "indexes": sorted(
+                (i["name"], i["column_names"], _condition(i)) for i in found.get_indexes(name)
+            ),
+        }
+        for name in found.get_table_names()
+        if name != "alembic_version"
+    }
+    engine.dispose()
+    return tables
+
+
+def _condition(index: Any) -> list[str]:
+    options = index.get("dialect_options", {})
+    return [str(value) for name, value in options.items() if name.endswith("_where")]
+
+
+def test_a_migrated_database_needs_no_further_migration(url: str) -> None:
+    assert migrate.current(url) is None
+    assert migrate.check(url) != []
+    migrate.upgrade(url)
+    assert migrate.current(url) == migrate.head() == "0001"
+    assert migrate.check(url) == []
+
+
+def test_a_migrated_schema_is_the_schema_of_the_tables(url: str) -> None:
+    migrate.upgrade(url)
+    migrated = schema_of(url)
+    migrate.downgrade(url)
+    assert schema_of(url) == {}
+
+    engine = make_engine(url)
+    Base.metadata.create_all(engine)
+    engine.dispose()
+    assert schema_of(url) == migrated
+    assert set(migrated) == TABLES
+
+
+def test_down_and_up_again(url: str) -> None:
+    migrate.upgrade(url)
+    migrate.downgrade(url)
+    assert migrate.current(url) is None
+    migrate.upgrade(url)
+    assert migrate.check(url) == []
+
+
+def test_every_revision_can_be_taken_back(url: str) -> None:
+    for revision in migrate.revisions():
+        migrate.upgrade(url, revision)
+        assert migrate.current(url) == revision
+    for revision in reversed(migrate.revisions()[:-1]):
+        migrate.downgrade(url, revision)
+        assert migrate.current(url) == revision
+
+
+def test_upgrading_twice_keeps_what_is_there(url: str) -> None:
+    store = migrate.open_store(url)
+    store.create_job(new_job())
+    store.close()
+    again = migrate.open_store(url)
+    assert again.get_job(JOB).name == "nightly"
+    again.close()
+
+
+def test_many_starting_at_once_migrate_once(url: str) -> None:
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(lambda _: migrate.upgrade(url), range(6))) == [None] * 6
+    assert migrate.check(url) == []
+
+
+def test_a_database_of_a_newer_version_is_refused(url: str) -> None:
+    migrate.upgrade(url)
+    engine = make_engine(url)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    engine.dispose()
+    with pytest.raises(StoreError, match="newer specbatch"):
+        migrate.open_store(url)
+
+
+def test_a_failed_migration_leaves_nothing_behind(url: str) -> None:
+    engine = make_engine(url)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE completions (a INTEGER)"))
+    with pytest.raises(StoreError, match="completions"):
+        migrate.upgrade(url)
+    assert migrate.current(url) is None
+    with engine.begin() as connection:
+        connection.execute(text("DROP TABLE completions"))
+    engine.dispose()
+    assert schema_of(url) == {}
+    migrate.upgrade(url)
+
+
+def test_a_store_without_tables_says_what_to_do(url: str) -> None:
+    store = migrate.open_store(url, migrate=False)
+    with pytest.raises(StoreError, match="lacks specbatch's tables or has old ones; migrate it"):
+        store.list_jobs()
+    store.close()
+
+
+def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    path.write_text("this is not a database, and it is long enough to be taken for one" * 20)
+    with pytest.raises(StoreError, match=r"store\.db refused: file is not a database"):
+        migrate.open_store(f"sqlite:///{path}")
+
+
+def test_sqlite_files_are_in_wal_mode(tmp_path: Path) -> None:
+    migrate.open_store(f"sqlite:///{tmp_path}/store.db").close()
+    connection = sqlite3.connect(tmp_path / "store.db")
+    assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    connection.close()
