@@ -36,6 +36,7 @@ DRAFTS = _schema(
     _required("row_index", pa.int64()),
     _required("sample_index", pa.int32()),
     _required("token_ids", _TOKENS),
+    _required("compute_sec", pa.float64()),
 )
 
 RESULTS = _schema(
@@ -59,6 +60,10 @@ RESULTS = _schema(
     pa.field("error", pa.string()),
     _required("proposed_at_depth", _TOKENS),
     _required("accepted_at_depth", _TOKENS),
+    _required("compute_sec", pa.float64()),
+    _required("draft_sec", pa.float64()),
+    _required("decode_sec", pa.float64()),
+    _required("baseline_sec", pa.float64()),
 )
 
 OUTPUT = _schema(

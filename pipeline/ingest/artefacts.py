@@ -27,6 +27,7 @@ class DraftBlock:
     row_index: int
     sample_index: int
     token_ids: tuple[int, ...]
+    compute_sec: float = 0.0  # what it cost to make
 
 
 def write_prompts(rows: Sequence[PromptRow]) -> bytes:
@@ -66,13 +67,14 @@ def write_drafts(drafts: Sequence[DraftBlock]) -> bytes:
             "row_index": [draft.row_index for draft in drafts],
             "sample_index": [draft.sample_index for draft in drafts],
             "token_ids": [draft.token_ids for draft in drafts],
+            "compute_sec": [draft.compute_sec for draft in drafts],
         },
     )
 
 
 def read_drafts(data: bytes) -> list[DraftBlock]:
     return [
-        DraftBlock(item["row_index"], item["sample_index"], tuple(item["token_ids"]))
+        DraftBlock(**item | {"token_ids": tuple(item["token_ids"])})
         for item in _read(arrow.DRAFTS, data)
     ]
 

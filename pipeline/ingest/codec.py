@@ -32,6 +32,7 @@ class TextCodec:
 
     def __init__(self, tokenizer: Any, name: str, extra_eos_ids: Sequence[int] = ()):
         self.name = name
+        self.vocab_size: int = len(tokenizer)  # token ids, added tokens included
         self._tokenizer = tokenizer
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
         if self._backend is not None:
@@ -56,11 +57,6 @@ class TextCodec:
                 f"model {ref} has no tokenizer that can be loaded ({first or type(error).__name__})"
             ) from error
         return cls(tokenizer, ref, _generation_eos_ids(folder))
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of token ids, added tokens included."""
-        return len(self._tokenizer)
 
     @property
     def has_chat_template(self) -> bool:

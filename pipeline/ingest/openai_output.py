@@ -57,14 +57,16 @@ class OpenAIFiles:
             "response": None,
             "error": None,
         }
+        finished: list[CompletionRecord] = []
         for sample in samples:
             if isinstance(sample, RejectedRow):
                 return line | {"error": {"code": sample.code, "message": sample.reason}}
+            finished.append(sample)
             if sample.finish_reason in _UNFINISHED:
                 code = sample.finish_reason.value
                 message = sample.error or f"sample {sample.sample_index} ended as {code}"
                 return line | {"error": {"code": code, "message": message}}
-        return line | {"response": self._response(samples)}  # type: ignore[arg-type]
+        return line | {"response": self._response(finished)}
 
     def _response(self, samples: list[CompletionRecord]) -> dict[str, Any]:
         first = samples[0]

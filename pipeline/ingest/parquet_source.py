@@ -191,7 +191,7 @@ def prompt_kind(kind: pa.DataType, wanted: PromptKind) -> PromptKind | None:
     """What a column of this type holds, or None when it cannot be what is wanted."""
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     if _is_text(kind):
-        return {"auto": "text", "text": "text", "messages": "messages"}.get(wanted)  # type: ignore[return-value]
+        return None if wanted == "token_ids" else "messages" if wanted == "messages" else "text"
     if not _is_list(kind):
         return None
     item = kind.value_type

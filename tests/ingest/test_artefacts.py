@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 from ingest.making import completion
 
@@ -14,8 +16,9 @@ from specbatch.pipeline.ingest.artefacts import (
     write_prompts,
     write_results,
 )
+from specbatch.schemas import arrow
 from specbatch.schemas.errors import ObjectError
-from specbatch.schemas.records import FinishReason, PromptRow
+from specbatch.schemas.records import CompletionRecord, FinishReason, PromptRow
 
 PROMPTS = [
     PromptRow(0, "a", (1, 2, 3), 2**63 - 1, "news", 2, {"top_p": 0.1, "stop_token_ids": (7, 8)}),
@@ -23,10 +26,20 @@ PROMPTS = [
 ]
 DRAFTS = [DraftBlock(0, 0, (9, 8)), DraftBlock(0, 1, ())]
 RESULTS = [
-    completion(0, proposed_at_depth=(2, 1), accepted_at_depth=(1, 0)),
+    completion(0, proposed_at_depth=(2, 1), accepted_at_depth=(1, 0), compute_sec=0.1),
+    completion(0, 1, draft_sec=0.2, decode_sec=0.3, baseline_sec=0.4),
     completion(1, 1, tag="t", text="", token_ids=(), origins=(), logprobs=(), proposer=None),
     completion(2, finish_reason=FinishReason.ERROR, error="out of blocks"),
 ]
+
+
+def test_every_field_of_a_record_has_its_column() -> None:
+    for record, schema in (
+        (PromptRow, arrow.PROMPTS),
+        (DraftBlock, arrow.DRAFTS),
+        (CompletionRecord, arrow.RESULTS),
+    ):
+        assert {field.name for field in fields(record)} == set(schema.names)
 
 
 def test_prompts_come_back_as_written() -> None:

@@ -148,7 +148,8 @@ def test_a_uri_without_bucket_or_with_credentials_is_refused_unrepeated(s3: Obje
         assert "password" not in str(caught.value)
 
 
-def test_an_unreachable_store_gives_up_in_time_without_secrets(s3_credentials: None) -> None:  # noqa: ARG001
+@pytest.mark.usefixtures("s3_credentials")
+def test_an_unreachable_store_gives_up_in_time_without_secrets() -> None:
     store = S3Objects("http://user:pass-word@127.0.0.1:9", retry_sec=1.0)
     with pytest.raises(ObjectError, match=r"127\.0\.0\.1:9") as caught:
         store.get_bytes("s3://bucket/key")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pyarrow.parquet as pq
@@ -191,5 +192,5 @@ def test_openai_files_hold_one_line_per_request(place: tuple[Objects, str]) -> N
     assert len({line["id"] for line in output + errors}) == 6
 
 
-def lines(objects: Objects, uri: str) -> list[dict]:  # type: ignore[type-arg]
+def lines(objects: Objects, uri: str) -> list[dict[str, Any]]:
     return [orjson.loads(line) for line in objects.get_bytes(uri).splitlines()]

@@ -26,7 +26,9 @@ Row = PromptRow | RejectedRow
 
 def run(spec: JobSpec, checker: RowChecker) -> list[Row]:
     groups = plan(open_source(spec.input, Objects()), checker, 64)
-    rows: list[Row] = [row for group in groups for row in (*group.rows, *group.rejected)]
+    rows: list[Row] = []
+    for group in groups:
+        rows += [*group.rows, *group.rejected]
     return sorted(rows, key=lambda row: row.row_index)
 
 
