@@ -107,6 +107,10 @@ def completion_values(lease: Lease, record: CompletionRecord) -> dict[str, Any]:
         "error": record.error,
         "proposed_at_depth": record.proposed_at_depth,
         "accepted_at_depth": record.accepted_at_depth,
+        "compute_sec": record.compute_sec,
+        "draft_sec": record.draft_sec,
+        "decode_sec": record.decode_sec,
+        "baseline_sec": record.baseline_sec,
     }
 
 
@@ -214,6 +218,10 @@ def completion_record(row: Any) -> CompletionRecord:
         error=row.error,
         proposed_at_depth=row.proposed_at_depth,
         accepted_at_depth=row.accepted_at_depth,
+        compute_sec=row.compute_sec,
+        draft_sec=row.draft_sec,
+        decode_sec=row.decode_sec,
+        baseline_sec=row.baseline_sec,
     )
 
 

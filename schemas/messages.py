@@ -8,7 +8,7 @@ from specbatch.schemas.records import Stage
 
 
 class WorkMessage(BaseModel):
-    """"Look at this unit of work." A late, doubled or forged one claims nothing it should not."""
+    """ "Look at this unit of work." A late, doubled or forged one claims nothing it should not."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

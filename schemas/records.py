@@ -213,6 +213,10 @@ class CompletionRecord:
     error: str | None = None
     proposed_at_depth: tuple[int, ...] = ()  # [depth] draft tokens checked at draft position j
     accepted_at_depth: tuple[int, ...] = ()  # [depth] of those, accepted
+    compute_sec: float = 0.0  # its share of the verifier's time
+    draft_sec: float = 0.0  # its share of the propose stage's time
+    decode_sec: float = 0.0  # of compute_sec, in steps whose price at depth 0 is known
+    baseline_sec: float = 0.0  # what the tokens of those steps would have taken at depth 0
 
 
 @dataclass(frozen=True, slots=True)

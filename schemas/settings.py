@@ -30,7 +30,8 @@ class Settings(BaseSettings):
     )
     broker_url: str = Field(default="memory://", description="Celery broker: redis, amqp or memory")
     workspace: str = Field(
-        default="", description="folder or s3:// prefix for group artefacts; empty: ./specbatch-data"
+        default="",
+        description="folder or s3:// prefix for group artefacts; empty: ./specbatch-data",
     )
     s3_endpoint_url: str | None = Field(default=None, description="S3 endpoint other than AWS")
     lease_sec: float = Field(default=60.0, gt=0, description="a lease without heartbeat ends then")

@@ -30,7 +30,9 @@ class InputSpec(_Part):
     prompt_kind: Literal["auto", "text", "token_ids", "messages"] = Field(
         default="auto", description="auto: by the column's type"
     )
-    id_column: str | None = Field(default=None, description="default: `id` if present, else row number")
+    id_column: str | None = Field(
+        default=None, description="default: `id` if present, else row number"
+    )
     seed_column: str | None = Field(default=None, description="integer column with a seed per row")
     tag_column: str | None = Field(default=None, description="default: `tag` if present")
 
@@ -63,9 +65,9 @@ class SamplingSpec(_Part):
 
     def params(self, overrides: dict[str, Any] | None = None) -> SamplingParams:
         """The sampling of one row: the job's values, then the row's own."""
-        values = {
-            name: getattr(self, name) for name in SamplingParams.__dataclass_fields__
-        } | dict(overrides or {})
+        values = {name: getattr(self, name) for name in SamplingParams.__dataclass_fields__} | dict(
+            overrides or {}
+        )
         return SamplingParams(**values)
 
 
@@ -74,7 +76,10 @@ class SpeculationSpec(_Part):
 
     depth: Depth = Field(default="auto", description="auto, off, or draft tokens per step")
     pregenerate: bool = Field(
-        default=True, description="let proposer workers draft whole continuations beforehand"
+        default=True, description="let proposer workers draft continuations beforehand"
+    )
+    pregenerate_tokens: int = Field(
+        default=32, ge=1, le=4096, description="length of a pre-generated continuation"
     )
 
     @property
@@ -158,7 +163,14 @@ def load_spec(values: dict[str, Any]) -> JobSpec:
 
 
 def _explain(error: Any) -> str:
-    where = ".".join(str(part) for part in error["loc"] if not str(part).startswith(("literal", "constrained"))) or "spec"
+    where = (
+        ".".join(
+            str(part)
+            for part in error["loc"]
+            if not str(part).startswith(("literal", "constrained"))
+        )
+        or "spec"
+    )
     if error["type"] == "extra_forbidden":
         return f"unknown field `{where}`; allowed here: {', '.join(_fields_at(error['loc'][:-1]))}"
     if error["type"] == "missing":

@@ -206,6 +206,10 @@ class Completion(Base):
     error: Mapped[str | None] = mapped_column(AnyText)
     proposed_at_depth: Mapped[tuple[int, ...]] = mapped_column(TokenArray(Integer))
     accepted_at_depth: Mapped[tuple[int, ...]] = mapped_column(TokenArray(Integer))
+    compute_sec: Mapped[float]
+    draft_sec: Mapped[float]
+    decode_sec: Mapped[float]
+    baseline_sec: Mapped[float]
 
 
 class Rejected(Base):

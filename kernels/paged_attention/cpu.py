@@ -103,9 +103,7 @@ def _gather(cache: Tensor, chunk: _Chunk) -> Tensor:
     return blocks.view(chunk.tiles, CHUNK_TOKENS, kv_heads, head_dim).transpose(1, 2)
 
 
-def _prepared(
-    batch: RaggedBatch, num_tokens: int, block_size: int, window: int | None
-) -> _Tiles:
+def _prepared(batch: RaggedBatch, num_tokens: int, block_size: int, window: int | None) -> _Tiles:
     key = ("cpu", block_size, window)
     if key not in batch.prepared:
         batch.prepared[key] = _prepare(batch, num_tokens, block_size, window)

@@ -28,7 +28,9 @@ class BlockCursor:
     def follow(self, new_tokens: Seq[int], output: Seq[int]) -> None:
         """Advance over `new_tokens`, the newest of `output`."""
         for token in new_tokens:
-            fits = self.at is not None and self.at < len(self.block) and self.block[self.at] == token
+            fits = (
+                self.at is not None and self.at < len(self.block) and self.block[self.at] == token
+            )
             self.expected += 1
             if fits:
                 assert self.at is not None, "implied by fits"

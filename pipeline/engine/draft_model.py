@@ -35,7 +35,9 @@ class DraftModelProposer:
         room = self._runner.context_tokens - len(sequence.tokens)
         kv = self._kv.get(sequence, KvState())
         missing = self._runner.blocks.missing_blocks(kv, len(sequence.tokens) + self._max_depth)
-        return 0 if missing > self._runner.blocks.free_blocks else max(0, min(self._max_depth, room))
+        return (
+            0 if missing > self._runner.blocks.free_blocks else max(0, min(self._max_depth, room))
+        )
 
     def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:
         drafts: list[list[int]] = [[] for _ in sequences]
@@ -43,7 +45,10 @@ class DraftModelProposer:
         for position in range(max((depths[i] for i in active), default=0)):
             active = [i for i in active if depths[i] > position]
             batch = [sequences[i] for i in active]
-            feeds = [self._unfed(s) if position == 0 else [drafts[i][-1]] for i, s in zip(active, batch, strict=True)]
+            feeds = [
+                self._unfed(s) if position == 0 else [drafts[i][-1]]
+                for i, s in zip(active, batch, strict=True)
+            ]
             logits = self._forward(batch, feeds)
             tokens = self._sample(batch, logits, position)
             for i, token in zip(active, tokens, strict=True):

@@ -103,9 +103,7 @@ class Engine:
     def cancel(self, matches: Callable[[Request], bool]) -> list[Completion]:
         """Drop all requests that match; what they had so far is returned as cancelled."""
         everyone = [*self._scheduler.running, *self._scheduler.waiting]
-        return [
-            self._finish(s, FinishReason.CANCELLED) for s in everyone if matches(s.request)
-        ]
+        return [self._finish(s, FinishReason.CANCELLED) for s in everyone if matches(s.request)]
 
     @property
     def idle(self) -> bool:

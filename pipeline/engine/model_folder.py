@@ -36,7 +36,9 @@ def inspect_model(ref: str) -> ModelFolder:
         )
     weights = sorted(path.glob("*.safetensors"))
     if not weights:
-        found = sorted(p.name for p in path.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".pkl"))
+        found = sorted(
+            p.name for p in path.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".pkl")
+        )
         reason = f"only pickle weights ({', '.join(found)})" if found else "no weights"
         raise ModelError(f"model `{ref}` has {reason}: save it as safetensors")
     model_type = config.get("model_type", "?")
@@ -75,7 +77,9 @@ def _locate(ref: str) -> Path:
     if path.is_dir():
         return path
     if ref.startswith((".", "/", "~")) or ref.count("/") != 1:
-        raise ModelError(f"model folder `{ref}` does not exist: give a folder or a hub id owner/name")
+        raise ModelError(
+            f"model folder `{ref}` does not exist: give a folder or a hub id owner/name"
+        )
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -96,7 +100,9 @@ def _read_config(ref: str, path: Path) -> dict[str, object]:
     try:
         config = json.loads((path / "config.json").read_text())
     except FileNotFoundError:
-        raise ModelError(f"model folder `{ref}` has no config.json: is it a model folder?") from None
+        raise ModelError(
+            f"model folder `{ref}` has no config.json: is it a model folder?"
+        ) from None
     except (ValueError, OSError) as error:
         raise ModelError(f"config.json of model `{ref}` cannot be read: {error}") from None
     if not isinstance(config, dict) or "vocab_size" not in config:

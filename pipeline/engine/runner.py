@@ -25,9 +25,7 @@ class ModelRunner:
         self.blocks = BlockManager(num_blocks, BLOCK_SIZE)
         shape = (num_blocks, BLOCK_SIZE, model.num_kv_heads, model.head_dim)
         # Zeroed memory is not touched before it is used, so an ample cache costs nothing at first.
-        self._caches = [
-            (self._zeros(shape), self._zeros(shape)) for _ in range(model.num_layers)
-        ]
+        self._caches = [(self._zeros(shape), self._zeros(shape)) for _ in range(model.num_layers)]
         self._context_tokens = min(model.folder.context_tokens, self.blocks.capacity_tokens)
 
     @property

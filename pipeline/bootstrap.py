@@ -1,0 +1,131 @@
+"""The composition root: the one file that knows which classes are used together.
+
+Every part can be handed in, which is how tests put fakes in place.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from specbatch.pipeline.client import Client, Ring
+from specbatch.pipeline.leases import LeaseKeeper
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.ledger.migrate import open_store
+from specbatch.pipeline.sweeper import Sweeper
+from specbatch.schemas.errors import MissingExtraError
+from specbatch.schemas.settings import Settings
+
+if TYPE_CHECKING:  # the light install has no torch and no pyarrow
+    from specbatch.pipeline.engine.host import EngineHost
+    from specbatch.pipeline.stages import Stages
+
+KINDS = ("ingest", "propose", "verify", "record")
+
+
+def make_store(settings: Settings) -> Store:
+    """The store of the settings, its schema brought up to date."""
+    return open_store(settings.store_url, max_attempts=settings.max_attempts)
+
+
+def make_client(settings: Settings, ring: Ring, store: Store | None = None) -> Client:
+    return Client(store or make_store(settings), ring, settings.workspace)
+
+
+@dataclass(slots=True)
+class Worker:
+    """Everything one worker process holds; `close` gives it all back."""
+
+    stages: Stages
+    store: Store
+    keeper: LeaseKeeper
+    sweeper: Sweeper
+    engines: list[EngineHost] = field(default_factory=list)
+
+    def close(self) -> None:
+        self.sweeper.close()
+        for host in self.engines:
+            host.close()
+        self.keeper.close()
+        self.store.close()
+
+
+def make_worker(
+    settings: Settings,
+    kinds: tuple[str, ...],
+    ring: Ring,
+    verifier: str | None = None,
+    proposer: str | None = None,
+    store: Store | None = None,
+) -> Worker:
+    """A worker of the given kinds. Engines load when their first group arrives.
+
+    `verifier` is needed to verify, `proposer` to propose; a verify worker with a proposer also
+    drafts locally. Raises `ModelError` for folders that cannot be served, `MissingExtraError`
+    without the engine extra.
+    """
+    require_engine_extra()
+    from specbatch.pipeline.engine.host import EngineHost
+    from specbatch.pipeline.engine.model_folder import check_pair, inspect_model
+    from specbatch.pipeline.ingest.codec import TextCodec
+    from specbatch.pipeline.ingest.objects import Objects
+    from specbatch.pipeline.stages import Economy, Stages
+
+    models = lru_cache(maxsize=16)(inspect_model)
+    folders = [models(ref) if ref else None for ref in (verifier, proposer)]
+    if folders[0] is not None and folders[1] is not None:
+        check_pair(folders[0], folders[1])
+    gate = threading.Lock()  # engines of one process take turns on the device
+
+    def host(model_index: int, drafts: bool) -> EngineHost | None:
+        folder = folders[model_index]
+        if folder is None:
+            return None
+        return EngineHost(
+            folder,
+            folders[1] if drafts else None,
+            max_sequences=settings.max_concurrent_sequences,
+            max_batch_tokens=settings.max_batch_tokens,
+            kv_cache_bytes=settings.kv_cache_mib << 20,
+            gate=gate,
+        )
+
+    verifying = host(0, drafts=True) if "verify" in kinds else None
+    proposing = host(1, drafts=False) if "propose" in kinds else None
+    store = store or make_store(settings)
+    keeper = LeaseKeeper(store, settings.lease_sec)
+    stages = Stages(
+        store=store,
+        objects=Objects(settings.s3_endpoint_url),
+        keeper=keeper,
+        ring=ring,
+        owner=f"{socket.gethostname()}:{os.getpid()}",
+        lease_sec=settings.lease_sec,
+        economy=Economy(settings.price_per_device_hour_usd),
+        codec=lru_cache(maxsize=16)(TextCodec.load),
+        proposing=proposing,
+        verifying=verifying,
+        models=models,
+    )
+    return Worker(
+        stages=stages,
+        store=store,
+        keeper=keeper,
+        sweeper=Sweeper(store, ring, settings.sweep_interval_sec),
+        engines=[h for h in (verifying, proposing) if h is not None],
+    )
+
+
+def require_engine_extra() -> None:
+    """Raise `MissingExtraError` unless the engine's packages are installed."""
+    from importlib.util import find_spec
+
+    missing = [n for n in ("torch", "transformers", "pyarrow") if find_spec(n) is None]
+    if missing:
+        raise MissingExtraError(
+            f"{', '.join(missing)} is not installed here: `pip install 'specbatch[engine]'`"
+        )

@@ -1,0 +1,102 @@
+"""Submit a job, follow it, stop it. Needs the store and a bell, and no engine: it is light.
+
+Used by the commands and by everything that runs inside somebody else's scheduler.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator
+
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.schemas.errors import UsageError, WaitTimeoutError
+from specbatch.schemas.records import Bell, JobProgress, JobRow, JobState, NewJob, Stage
+from specbatch.schemas.spec import JobSpec
+
+Ring = Callable[[Bell], None]
+
+
+class Client:
+    """What a submitter can do. `ring` wakes the workers; if it fails the sweeper rings later."""
+
+    def __init__(self, store: Store, ring: Ring, workspace_uri: str) -> None:
+        self._store = store
+        self._ring = ring
+        self._workspace_uri = workspace_uri
+
+    def submit(self, spec: JobSpec, idempotency_key: str | None = None) -> tuple[JobRow, bool]:
+        """Create the job, or find the one this key made; True when it is new.
+
+        Raises `IdempotencyError` when the key was used for another spec.
+        """
+        job_id = new_job_id()
+        job, created = self._store.create_job(
+            NewJob(
+                job_id=job_id,
+                name=spec.name,
+                tenant=spec.tenant,
+                spec=spec.model_dump(mode="json"),
+                spec_digest=spec.digest(),
+                verifier=spec.verifier,
+                proposer=spec.proposer if spec.speculation.enabled else None,
+                output_uri=spec.output.uri,
+                workspace_uri=f"{self._workspace_uri.rstrip('/')}/jobs/{job_id}",
+                idempotency_key=idempotency_key,
+            )
+        )
+        if not job.state.is_final:
+            self._ring(Bell(job.job_id, job.stage if created else Stage.INGEST, None))
+        return job, created
+
+    def job(self, job_id: str) -> JobRow:
+        return self._store.get_job(job_id)
+
+    def jobs(self, limit: int = 50, state: JobState | None = None) -> list[JobRow]:
+        return self._store.list_jobs(limit, state)
+
+    def progress(self, job_id: str) -> JobProgress:
+        return self._store.progress(job_id)
+
+    def cancel(self, job_id: str) -> JobRow:
+        job = self._store.request_cancel(self._store.get_job(job_id).job_id)
+        self._ring_due(job.job_id)
+        return job
+
+    def retry(self, job_id: str) -> int:
+        """Send what failed or was cancelled back to work; how many units that is."""
+        job = self._store.get_job(job_id)
+        if not job.state.is_final:
+            raise UsageError(
+                f"job {job.job_id} is still {job.state}: wait for it or cancel it first"
+            )
+        count = self._store.retry_job(job.job_id)
+        self._ring_due(job.job_id)
+        return count
+
+    def follow(
+        self, job_id: str, every_sec: float = 0.5, timeout_sec: float | None = None
+    ) -> Iterator[JobProgress]:
+        """Progress until the job ends. Raises `WaitTimeoutError`; the job goes on then."""
+        deadline = None if timeout_sec is None else time.monotonic() + timeout_sec
+        while True:
+            progress = self._store.progress(job_id)
+            yield progress
+            if progress.state.is_final:
+                return
+            if deadline is not None and time.monotonic() >= deadline:
+                raise WaitTimeoutError(
+                    f"job {job_id} is still {progress.state} after {timeout_sec:.0f} s; it goes "
+                    f"on, `specbatch show {job_id}` tells how far it is"
+                )
+            time.sleep(every_sec)
+
+    def _ring_due(self, job_id: str) -> None:
+        for bell in self._store.due():
+            if bell.job_id == job_id:
+                self._ring(bell)
+
+
+def new_job_id() -> str:
+    """Sortable by time of creation, unguessable, safe in paths and queue names."""
+    return f"{int(time.time() * 1000):011x}{secrets.token_hex(5)}"

@@ -1,0 +1,85 @@
+"""The engines of one worker process: one per (dtype, exactness) that its jobs ask for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from specbatch.pipeline.engine.block_proposer import BlockProposer
+from specbatch.pipeline.engine.draft_model import DraftModelProposer
+from specbatch.pipeline.engine.engine import Engine, EngineStats
+from specbatch.pipeline.engine.loader import load_model
+from specbatch.pipeline.engine.model_folder import ModelFolder
+from specbatch.pipeline.engine.proposer import Proposer
+from specbatch.pipeline.engine.runner import ModelRunner
+from specbatch.pipeline.engine.service import EngineService
+from specbatch.schemas.spec import EngineSpec
+
+
+class EngineHost:
+    """Makes engines when first needed and keeps them. Thread-safe."""
+
+    def __init__(
+        self,
+        verifier: ModelFolder,
+        proposer: ModelFolder | None,
+        max_sequences: int,
+        max_batch_tokens: int,
+        kv_cache_bytes: int,
+        gate: AbstractContextManager[object] | None = None,
+        device: str = "cpu",
+    ) -> None:
+        self.verifier = verifier
+        self.proposer = proposer
+        self._max_sequences = max_sequences
+        self._max_batch_tokens = max_batch_tokens
+        self._kv_cache_bytes = kv_cache_bytes
+        self._gate = gate
+        self._device = device
+        self._services: dict[tuple[str, str], EngineService] = {}
+        self._lock = threading.Lock()
+
+    def service(self, spec: EngineSpec) -> EngineService:
+        """The engine for a job's dtype and exactness."""
+        with self._lock:
+            key = (spec.dtype, spec.exactness)
+            if key not in self._services:
+                self._services[key] = EngineService(
+                    self._maker(spec), self._gate, name=f"engine-{spec.dtype}"
+                )
+            return self._services[key]
+
+    def cancel(self, job_id: str) -> None:
+        for service in self._all():
+            service.cancel(job_id)
+
+    @property
+    def stats(self) -> list[EngineStats]:
+        return [service.stats for service in self._all()]
+
+    def close(self) -> None:
+        for service in self._all():
+            service.close()
+
+    def _all(self) -> list[EngineService]:
+        with self._lock:
+            return list(self._services.values())
+
+    def _maker(self, spec: EngineSpec) -> Callable[[], Engine]:
+        def make() -> Engine:
+            proposers: list[Proposer] = [BlockProposer()]
+            if self.proposer is not None:
+                proposers.append(DraftModelProposer(self._runner(self.proposer, spec)))
+            return Engine(
+                self._runner(self.verifier, spec),
+                tuple(proposers),
+                self._max_sequences,
+                self._max_batch_tokens,
+            )
+
+        return make
+
+    def _runner(self, folder: ModelFolder, spec: EngineSpec) -> ModelRunner:
+        model = load_model(folder, spec.dtype, spec.exactness, self._device)
+        return ModelRunner(model, self._kv_cache_bytes)

@@ -1,0 +1,95 @@
+"""Starts and stops worker processes, and the embedded worker that is a thread."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from celery import Celery
+from celery.worker import WorkController
+
+from specbatch.pipeline.bootstrap import KINDS, Worker, make_worker
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.schemas.records import Stage
+from specbatch.schemas.routing import queue_for
+from specbatch.schemas.settings import Settings
+from specbatch.workers.app import make_app, make_ring
+from specbatch.workers.tasks import register
+
+log = logging.getLogger(__name__)
+
+_STAGE_OF_KIND = {
+    "ingest": Stage.INGEST,
+    "propose": Stage.PROPOSE,
+    "verify": Stage.VERIFY,
+    "record": Stage.RECORD,
+}
+
+
+def queue_names(kinds: tuple[str, ...], verifier: str | None, proposer: str | None) -> list[str]:
+    """The queues a worker of these kinds listens to."""
+    model = {"propose": proposer, "verify": verifier}
+    return [queue_for(_STAGE_OF_KIND[kind], model.get(kind)) for kind in kinds]
+
+
+def run_worker(
+    settings: Settings,
+    kinds: tuple[str, ...],
+    verifier: str | None,
+    proposer: str | None,
+    concurrency: int,
+) -> None:
+    """Work in the foreground until a signal ends it (soft first: groups are given back)."""
+    app = make_app(settings)
+    worker = make_worker(settings, kinds, make_ring(app), verifier, proposer)
+    register(app, worker)
+    worker.sweeper.start()
+    try:
+        app.Worker(
+            pool="threads",  # one process, one engine, many waiting groups
+            concurrency=concurrency,
+            queues=queue_names(kinds, verifier, proposer),
+            without_gossip=True,
+            without_mingle=True,
+            without_heartbeat=True,
+            loglevel="WARNING",
+        ).start()
+    finally:
+        worker.close()
+
+
+@contextmanager
+def embedded(
+    settings: Settings,
+    verifier: str,
+    proposer: str | None,
+    store: Store | None = None,
+    concurrency: int = 16,
+) -> Iterator[tuple[Celery, Worker]]:
+    """All four kinds in this process: the same tasks on a broker in memory."""
+    kinds = KINDS if proposer else tuple(k for k in KINDS if k != "propose")
+    app = make_app(settings)
+    worker = make_worker(settings, kinds, make_ring(app), verifier, proposer, store)
+    register(app, worker)
+    app.set_default()  # pool threads look the app up by this, and fail without a word otherwise
+    controller = WorkController(
+        app=app,
+        pool_cls="threads",
+        concurrency=concurrency,
+        queues=queue_names(kinds, verifier, proposer),
+        loglevel=logging.WARNING,
+        without_gossip=True,
+        without_mingle=True,
+        without_heartbeat=True,
+    )
+    thread = threading.Thread(target=controller.start, name="celery", daemon=True)
+    thread.start()
+    worker.sweeper.start()
+    try:
+        yield app, worker
+    finally:
+        worker.close()  # first: waiting tasks return, their groups are given back
+        controller.stop()
+        thread.join(timeout=30)

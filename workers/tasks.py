@@ -1,0 +1,20 @@
+"""The one task: parse the message, call the stage, return."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import Celery
+
+from specbatch.pipeline.bootstrap import Worker
+from specbatch.schemas.messages import WorkMessage
+from specbatch.workers.app import TASK_NAME
+
+
+def register(app: Celery, worker: Worker) -> None:
+    """Bind the task to this process's worker."""
+
+    @app.task(name=TASK_NAME, shared=False)
+    def work(**fields: Any) -> None:
+        message = WorkMessage.model_validate(fields)
+        worker.stages.run(message.stage, message.job_id, message.group_index)
