@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,14 @@ def test_put_new_lets_only_the_first_win(place: tuple[Objects, str]) -> None:
     assert objects.get_bytes(f"{root}/m") == b"first"
 
 
+def test_of_many_at_once_put_new_lets_one_win(place: tuple[Objects, str]) -> None:
+    objects, root = place
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(lambda i: objects.put_new(f"{root}/m", b"%d" % i), range(8)))
+    assert sum(won) == 1
+    assert objects.get_bytes(f"{root}/m") == b"%d" % won.index(True)
+
+
 def test_open_reads_at_random(place: tuple[Objects, str]) -> None:
     objects, root = place
     data = bytes(range(256)) * 100
@@ -128,6 +137,17 @@ def test_a_failed_local_write_leaves_the_old_file_and_no_temporary(tmp_path: Pat
         objects.put_file(str(tmp_path / "a"), tmp_path)  # a folder cannot be read
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     assert (tmp_path / "a").read_bytes() == b"old"
+
+
+def test_put_new_does_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, target: Path) -> None:
+        raise PermissionError(1, "Operation not permitted", str(self), None, str(target))
+
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    assert Objects().put_new(str(tmp_path / "m"), b"first")
+    assert not Objects().put_new(str(tmp_path / "m"), b"second")
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+    assert (tmp_path / "m").read_bytes() == b"first"
 
 
 def test_file_scheme_means_a_local_path(tmp_path: Path) -> None:
