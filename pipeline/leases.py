@@ -44,7 +44,7 @@ class LeaseKeeper:
 
     @contextmanager
     def hold(self, lease: Lease, on_cancel: Callable[[], None] = lambda: None) -> Iterator[Held]:
-        """Keep the lease alive inside the block; `on_cancel` is called once if the job is cancelled."""
+        """Keep the lease alive inside the block; `on_cancel` runs once if the job is cancelled."""
         held = Held(lease, on_cancel)
         with self._lock:
             self._held[lease] = held

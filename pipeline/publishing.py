@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from itertools import chain
+from operator import itemgetter
 
 from specbatch.pipeline.ingest.artefacts import read_prompts
 from specbatch.pipeline.ingest.objects import Objects
@@ -25,13 +27,13 @@ def with_unfinished_rows(store: Store, objects: Objects, job: JobRow) -> Iterato
 
     Rows in, rows out: a failed or cancelled group is in the output with its reason.
     """
-    unfinished = [
+    unfinished = chain.from_iterable(
         _unfinished(objects, job, artefact, word, error)
-        for _, word, artefact, error in sorted(store.failed_groups(job.job_id))
-    ]
+        for _, word, artefact, error in sorted(store.failed_groups(job.job_id), key=itemgetter(0))
+    )
     return heapq.merge(
         store.completions(job.job_id),
-        *unfinished,
+        unfinished,
         key=lambda record: (record.row_index, record.sample_index),
     )
 

@@ -37,7 +37,7 @@ from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.policy.pricing import device_usd
 from specbatch.pipeline.publishing import final_state, with_unfinished_rows
 from specbatch.pipeline.requests import ahead, records_of, requests_of, row_and_sample, with_text
-from specbatch.schemas.errors import FencedError, RequestCancelled, SpecbatchError, UsageError
+from specbatch.schemas.errors import FencedError, RequestCancelledError, SpecbatchError, UsageError
 from specbatch.schemas.records import (
     Artefact,
     Bell,
@@ -127,7 +127,7 @@ class Stages:
                     break
                 self._store_group(work.lease, job, spec, planned)
                 rows = planned.next_row
-            identity = {"verifier_sha256": verifier.fingerprint}
+            identity = {"input_format": source.format, "verifier_sha256": verifier.fingerprint}
             if proposer is not None:
                 identity["proposer_sha256"] = proposer.fingerprint
             self._store.finish_ingest(work.lease, rows, identity)
@@ -164,12 +164,11 @@ class Stages:
 
     # --- propose ---------------------------------------------------------------------------
     def propose(self, job_id: str, index: int) -> None:
-        """Let the draft model write ahead: one block per sample, sampled with the request's noise."""
+        """Let the draft model write ahead, one block per sample, with the request's own noise."""
         host = self._engines(self._proposing, "propose")
         work = self._store.claim_group(job_id, index, Stage.PROPOSE, self._owner, self._lease_sec)
         if work is None:
             return
-        begun = time.monotonic()
         with self._guarded(work.lease, host) as held:
             job, spec = self._job(job_id)
             rows = read_prompts(self._objects.get_bytes(work.prompts.uri, work.prompts))
@@ -187,7 +186,7 @@ class Stages:
             ]
             artefact = self._put(job, "drafts", work.lease, write_drafts(blocks))
             held.check()
-            timing = self._timing(begun, completions)
+            timing = self._timing(completions)
             self._store.advance(work.lease, Stage.VERIFY, artefact, timing)
             self._ring(Bell(job_id, Stage.VERIFY, index, job.verifier))
 
@@ -198,7 +197,6 @@ class Stages:
         work = self._store.claim_group(job_id, index, Stage.VERIFY, self._owner, self._lease_sec)
         if work is None:
             return
-        begun = time.monotonic()
         with self._guarded(work.lease, host) as held:
             job, spec = self._job(job_id)
             rows = read_prompts(self._objects.get_bytes(work.prompts.uri, work.prompts))
@@ -211,7 +209,7 @@ class Stages:
             records = records_of(job, rows, completions, drafts, self._economy.usd_per_hour)
             artefact = self._put(job, "results", work.lease, write_results(records))
             held.check()
-            timing = self._timing(begun, completions)
+            timing = self._timing(completions)
             self._store.advance(work.lease, Stage.RECORD, artefact, timing)
             self._ring(Bell(job_id, Stage.RECORD, index))
 
@@ -251,11 +249,10 @@ class Stages:
         with self._guarded(work.lease):
             job, spec = self._job(job_id)
             rows = with_unfinished_rows(self._store, self._objects, job)
-            source = open_source(spec.input, self._objects)
             OutputWriter(self._objects, spec.output.uri, job_id).write(
                 rows,
                 self._store.rejected(job_id),
-                openai=source.format == "openai",
+                openai=job.report.get("input_format") == "openai",
                 created=int(job.created_at),
                 info={"name": job.name, "spec_sha256": job.spec_digest},
             )
@@ -272,7 +269,7 @@ class Stages:
                 yield held
         except FencedError as error:
             log.info("dropped: %s", error)
-        except RequestCancelled:
+        except RequestCancelledError:
             if held.cancelled.is_set():
                 self._store.cancel_group(lease)
                 self._ring_job(lease.job_id)
@@ -302,7 +299,7 @@ class Stages:
         name = f"{kind}-{lease.group_index:08d}-{lease.generation}.arrow"
         return self._objects.put_bytes(join(job.workspace_uri, name), data)
 
-    def _timing(self, begun: float, completions: list[Completion]) -> StageTiming:
+    def _timing(self, completions: list[Completion]) -> StageTiming:
         compute = sum(c.compute_sec for c in completions)
         return StageTiming(0.0, compute, device_usd(compute, self._economy.usd_per_hour))
 

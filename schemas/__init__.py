@@ -1,1 +1,1 @@
-"""Shapes shared by every room: job spec, messages, records, tables and errors. Imports nothing of ours."""
+"""Shapes shared by every room: spec, messages, records, tables, errors. Imports nothing of ours."""

@@ -16,7 +16,7 @@
     └── EngineError              the engine cannot go on
         ├── ShapeError           arguments of a kernel do not fit together
         ├── OutOfBlocksError     a sequence cannot fit the KV cache
-        └── RequestCancelled     the job was cancelled or the engine stopped
+        └── RequestCancelledError  the job was cancelled or the engine stopped
 
 The message is one sentence that names the thing and the remedy. Commands print it alone, without
 a traceback; anything that is not a `SpecbatchError` is a bug and keeps its traceback.
@@ -93,5 +93,5 @@ class OutOfBlocksError(EngineError):
     """A sequence needs more KV blocks than the cache has."""
 
 
-class RequestCancelled(EngineError):
+class RequestCancelledError(EngineError):
     """The request was cancelled, or the engine was closed while it ran."""

@@ -84,7 +84,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class PromptRow:
-    """One accepted input row, tokenised. `overrides` are per-row sampling values (OpenAI bodies)."""
+    """One accepted input row, tokenised. `overrides` are its own sampling values."""
 
     row_index: int
     row_id: str

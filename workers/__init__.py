@@ -1,1 +1,1 @@
-"""Celery app, lifecycle and thin tasks. Everything a task does is a stage of `specbatch.pipeline`."""
+"""Celery app, lifecycle and thin tasks. What a task does is a stage of `specbatch.pipeline`."""

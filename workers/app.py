@@ -51,7 +51,7 @@ def _transport_options(broker_url: str) -> dict[str, Any]:
 
 
 def make_ring(app: Celery) -> Callable[[Bell], None]:
-    """A bell that publishes a pointer. A failure is only logged by callers: the sweeper rings too."""
+    """A bell that publishes a pointer to work. A lost one costs time: the sweeper rings too."""
 
     def ring(bell: Bell) -> None:
         message = WorkMessage(job_id=bell.job_id, stage=bell.stage, group_index=bell.group_index)

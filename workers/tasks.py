@@ -14,7 +14,7 @@ from specbatch.workers.app import TASK_NAME
 def register(app: Celery, worker: Worker) -> None:
     """Bind the task to this process's worker."""
 
-    @app.task(name=TASK_NAME, shared=False)
+    @app.task(name=TASK_NAME, shared=False)  # type: ignore[untyped-decorator] # celery has no types
     def work(**fields: Any) -> None:
         message = WorkMessage.model_validate(fields)
         worker.stages.run(message.stage, message.job_id, message.group_index)

@@ -80,8 +80,8 @@ class BlockProposer:
             drafts.append([] if at is None else list(cursor.block[at : at + depth]))
         return drafts
 
-    def observe(self, sequence: Sequence, draft: list[int], accepted: int) -> None:
-        """Nothing to learn: the cursor follows the output itself."""
+    def settle(self, sequence: Sequence) -> None:
+        """Nothing to drop: the cursor follows the output itself."""
 
     def forget(self, sequence: Sequence) -> None:
         self._cursors.pop(sequence, None)

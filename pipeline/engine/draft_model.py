@@ -55,7 +55,7 @@ class DraftModelProposer:
                 drafts[i].append(token)
         return drafts
 
-    def observe(self, sequence: Sequence, draft: list[int], accepted: int) -> None:
+    def settle(self, sequence: Sequence) -> None:
         """Drop the KV of rejected draft tokens: what agrees with the sequence stays."""
         kv = self._kv.get(sequence)
         if kv is not None:

@@ -63,7 +63,7 @@ class _Work:
 
 
 class Engine:
-    """Continuous batching with verification by coupled sampling. Not thread-safe: one thread steps."""
+    """Continuous batching with verification by coupled sampling. Only one thread may use it."""
 
     def __init__(
         self,

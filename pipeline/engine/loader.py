@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -122,7 +122,7 @@ def _attention(
     assert paged is not None, "the runner passes the batch to every forward pass"
     assert attention_mask is None, "an unregistered mask function yields no mask"
     batch, caches = paged
-    key_cache, value_cache = caches[int(module.layer_idx)]
+    key_cache, value_cache = caches[cast(int, module.layer_idx)]
     for cache, new in ((key_cache, key), (value_cache, value)):
         cache.view(-1, *cache.shape[2:]).index_copy_(0, batch.slots, new[0].transpose(0, 1))
     out = _ATTENTION[query.device.type](

@@ -6,6 +6,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from specbatch.schemas.errors import ModelError
 
@@ -96,7 +97,7 @@ def _locate(ref: str) -> Path:
         raise ModelError(f"model folder `{ref}` does not exist") from None
 
 
-def _read_config(ref: str, path: Path) -> dict[str, object]:
+def _read_config(ref: str, path: Path) -> dict[str, Any]:
     try:
         config = json.loads((path / "config.json").read_text())
     except FileNotFoundError:

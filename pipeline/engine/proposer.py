@@ -22,8 +22,8 @@ class Proposer(Protocol):
         """At most `depths[i]` (>= 1) draft tokens for `sequences[i]`; fewer or none is allowed."""
         ...
 
-    def observe(self, sequence: Sequence, draft: list[int], accepted: int) -> None:
-        """What became of its draft; the sequence holds the verdict already."""
+    def settle(self, sequence: Sequence) -> None:
+        """Its last draft was verified and the sequence holds the verdict: drop what was refused."""
         ...
 
     def forget(self, sequence: Sequence) -> None:

@@ -1,4 +1,4 @@
-"""Runs a model over ragged batches with a paged KV cache. Used for verifier and draft model alike."""
+"""Runs a model over ragged batches with a paged KV cache: the verifier or a draft model."""
 
 from __future__ import annotations
 

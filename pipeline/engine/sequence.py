@@ -107,7 +107,7 @@ class Sequence:
                 return
 
     def _count(self, proposed: int, agreed: int) -> None:
-        """`accepted` counts agreement; draft positions after the first mismatch were not reached."""
+        """Positions after the first mismatch count as proposed: they were paid for."""
         self.proposed += proposed
         self.accepted += agreed
         while len(self.proposed_at_depth) < proposed:

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from specbatch.pipeline.engine.engine import Engine, EngineStats
 from specbatch.pipeline.engine.sequence import Completion, Request
-from specbatch.schemas.errors import EngineError, RequestCancelled
+from specbatch.schemas.errors import EngineError, RequestCancelledError
 from specbatch.schemas.records import FinishReason
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ class Ticket:
     def wait(self, timeout_sec: float | None = None) -> list[Completion]:
         """Completions in the order of the requests.
 
-        Raises `RequestCancelled`, or `EngineError` when the engine failed or the time is over.
+        Raises `RequestCancelledError`, or `EngineError` when the engine failed or the time is over.
         """
         if not self._done.wait(timeout_sec):
             raise EngineError(f"the engine did not finish within {timeout_sec:.0f} s")
@@ -42,7 +42,7 @@ class Ticket:
     def put(self, completion: Completion) -> None:
         self.completions[completion.request_id] = completion
         if completion.finish_reason is FinishReason.CANCELLED:
-            self.fail(RequestCancelled(f"job {self.job_id} was cancelled"))
+            self.fail(RequestCancelledError(f"job {self.job_id} was cancelled"))
         elif len(self.completions) == len(self.requests):
             self._done.set()
 
@@ -94,7 +94,7 @@ class EngineService:
             self._changed.notify()
 
     def close(self) -> None:
-        """Stop after the current step; open tickets fail with `RequestCancelled`."""
+        """Stop after the current step; open tickets fail with `RequestCancelledError`."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -114,7 +114,7 @@ class EngineService:
                 cancelled, self._cancelled = self._cancelled, set()
                 closing = self._closing
             if closing:
-                self._fail_all(arrived, RequestCancelled("the engine was closed"))
+                self._fail_all(arrived, RequestCancelledError("the engine was closed"))
                 return
             try:
                 self._step(arrived, cancelled)

@@ -74,7 +74,7 @@ class Speculator:
             return
         self._estimate(maker, sequence).observe(len(draft), accepted)
         self._overall.setdefault(maker.name, Acceptance()).observe(len(draft), accepted)
-        maker.observe(sequence, draft, accepted)
+        maker.settle(sequence)
 
     def forget(self, sequence: Sequence) -> None:
         for proposer in self.proposers:

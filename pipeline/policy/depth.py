@@ -5,10 +5,10 @@
     E/T   expected tokens over expected seconds of the whole step: what is maximised
 
 Every step yields one token per sequence for the base price. A further draft token is worth taking
-while its worth per second exceeds E/T; as worths fall with j, the best set is a prefix of all draft
-tokens sorted by worth per second (the greedy solution of a fractional knapsack). Tokens of the local
-draft model also cost its passes, which the sequences of a batch share: every number of passes is
-tried. Depth 0 needs no case of its own.
+while its worth per second exceeds E/T; as worths fall with j, the best set is a prefix of all
+draft tokens sorted by worth per second (the greedy solution of a fractional knapsack). Tokens of
+the local draft model also cost its passes, which the sequences of a batch share: every number of
+passes is tried. Depth 0 needs no case of its own.
 """
 
 from __future__ import annotations

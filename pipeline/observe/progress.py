@@ -1,0 +1,188 @@
+"""The progress of one job on a terminal: a live bar, or a plain line now and then.
+
+Between two commits of a group the store's counts stand still; where the engine runs in this process
+its own counts (`EngineCounts`) fill the gap.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
+
+from specbatch.schemas.records import JobProgress, JobState
+
+WINDOW_SEC = 8.0  # speed is the mean over so long
+PLAIN_EVERY_SEC = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCounts:
+    """What the verifying engine of this process has done so far, and the drafting one."""
+
+    finished: int = 0  # completions
+    tokens: int = 0
+    proposed: int = 0
+    accepted: int = 0
+    drafted: int = 0  # tokens drafted ahead
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What is shown at one moment."""
+
+    phase: str
+    done: float  # prompts
+    total: int
+    tokens: int
+    tokens_per_sec: float | None
+    acceptance: float | None
+    eta_sec: float | None
+
+    @property
+    def line(self) -> str:
+        """One line of text."""
+        parts = [f"{self.phase}: {self.done:,.0f}/{self.total:,} prompts", f"{self.tokens:,} tokens"]
+        return ", ".join(parts + self.figures)
+
+    @property
+    def figures(self) -> list[str]:
+        """Speed, acceptance and time to go, where they are known."""
+        shown = []
+        if self.tokens_per_sec is not None:
+            shown.append(f"{self.tokens_per_sec:,.0f} tokens/s")
+        if self.acceptance is not None:
+            shown.append(f"acceptance {self.acceptance:.2f}")
+        if self.eta_sec is not None:
+            shown.append(f"ETA {_clock(self.eta_sec)}")
+        return shown
+
+
+@dataclass(slots=True)
+class Meter:
+    """Turns counts into readings. `clock` is the time in seconds."""
+
+    samples_per_row: int = 1
+    clock: Callable[[], float] = time.monotonic
+    _first: JobProgress | None = None
+    _window: deque[tuple[float, float, int]] = field(default_factory=deque)  # time, rows, tokens
+
+    def read(self, progress: JobProgress, engine: EngineCounts | None = None) -> Reading:
+        """The reading after these counts."""
+        base = self._first = self._first or progress
+        rows, tokens = float(progress.rows_done), progress.completion_tokens
+        acceptance = progress.acceptance_rate
+        if engine is not None:
+            rows = max(rows, base.rows_done + engine.finished / self.samples_per_row)
+            tokens = max(tokens, base.completion_tokens + engine.tokens)
+            if engine.proposed:
+                acceptance = engine.accepted / engine.proposed
+        rows = min(rows, float(progress.rows_total))
+        now = self.clock()
+        self._window.append((now, rows, tokens))
+        while len(self._window) > 2 and now - self._window[1][0] > WINDOW_SEC:
+            self._window.popleft()
+        since, rows_then, tokens_then = self._window[0]
+        elapsed = now - since
+        speed = (tokens - tokens_then) / elapsed if elapsed > 0 and tokens > tokens_then else None
+        return Reading(
+            phase=_phase(progress, rows, tokens - base.completion_tokens, engine),
+            done=rows,
+            total=progress.rows_total,
+            tokens=tokens,
+            tokens_per_sec=speed,
+            acceptance=acceptance,
+            eta_sec=self._eta(progress, rows, rows - rows_then, tokens, speed, elapsed),
+        )
+
+    def _eta(
+        self,
+        progress: JobProgress,
+        rows: float,
+        gained: float,
+        tokens: int,
+        speed: float | None,
+        elapsed: float,
+    ) -> float | None:
+        """By tokens once some prompts tell how long a completion is, else by prompts."""
+        left = progress.rows_total - rows
+        if left <= 0 or not progress.ingest_done:
+            return None
+        if speed and rows > progress.rows_failed:
+            per_row = tokens / (rows - progress.rows_failed)
+            started = tokens - per_row * rows  # tokens of prompts that are under way
+            return max(0.0, left * per_row - max(0.0, started)) / speed
+        return left * elapsed / gained if gained > 0 else None
+
+
+@contextmanager
+def progress_view(
+    console: Console, samples_per_row: int = 1
+) -> Iterator[Callable[[JobProgress, EngineCounts | None], None]]:
+    """Yields the function to call with each new count."""
+    meter = Meter(samples_per_row)
+    if not console.is_terminal:
+        yield _plain(console, meter)
+        return
+    with _bar(console) as bar:
+        task = bar.add_task("waiting", total=None, figures="")
+        yield lambda progress, engine: _show(bar, task, meter.read(progress, engine))
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description:<9}"),
+        BarColumn(bar_width=None),
+        TextColumn("{task.completed:.0f}/{task.total:.0f} prompts {task.fields[figures]}"),
+        console=console,
+        expand=True,
+    )
+
+
+def _show(bar: Progress, task: TaskID, reading: Reading) -> None:
+    bar.update(
+        task,
+        description=reading.phase,
+        completed=reading.done,
+        total=max(reading.total, 1),
+        figures=" · ".join(["", *reading.figures]).strip(),
+    )
+
+
+def _plain(console: Console, meter: Meter) -> Callable[[JobProgress, EngineCounts | None], None]:
+    last: list[float] = []
+
+    def show(progress: JobProgress, engine: EngineCounts | None) -> None:
+        reading = meter.read(progress, engine)
+        now = meter.clock()
+        if last and now - last[0] < PLAIN_EVERY_SEC and not progress.state.is_final:
+            return
+        last[:] = [now]
+        console.print(reading.line, highlight=False, markup=False, soft_wrap=True)
+
+    return show
+
+
+def _phase(progress: JobProgress, rows: float, tokens: int, engine: EngineCounts | None) -> str:
+    if progress.state is JobState.QUEUED:
+        return "waiting"
+    if progress.state.is_final:
+        return str(progress.state)
+    if not progress.ingest_done:
+        return "reading"
+    if progress.groups_done == progress.groups_total:
+        return "writing"
+    drafting = engine is not None and engine.drafted and not tokens and not rows
+    return "drafting" if drafting else "verifying"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -1,0 +1,122 @@
+"""What a job did, in figures: computed from its row and its progress, printed as one table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from specbatch.schemas.records import JobProgress, JobRow, JobState
+
+
+@dataclass(frozen=True, slots=True)
+class JobSummary:
+    """The figures of one job. None: there is nothing to compute it from."""
+
+    job_id: str
+    name: str
+    state: JobState
+    prompts: int
+    failed: int
+    completions: int
+    prompt_tokens: int
+    tokens: int
+    acceptance_rate: float | None
+    tokens_per_pass: float | None
+    wall_sec: float | None
+    tokens_per_sec: float | None
+    queue_sec: float
+    compute_sec: float
+    cost_usd: float
+    cost_per_1k_usd: float | None
+    speedup: float | None
+    output: str
+    error: str | None
+
+
+def summarize(job: JobRow, progress: JobProgress) -> JobSummary:
+    """The figures of a job, finished or not."""
+    wall = _wall_sec(job)
+    tokens = progress.completion_tokens
+    return JobSummary(
+        job_id=job.job_id,
+        name=job.name,
+        state=progress.state,
+        prompts=progress.rows_total,
+        failed=progress.rows_failed,
+        completions=progress.completions,
+        prompt_tokens=progress.prompt_tokens,
+        tokens=tokens,
+        acceptance_rate=progress.acceptance_rate,
+        tokens_per_pass=_ratio(tokens, progress.verifier_passes),
+        wall_sec=wall,
+        tokens_per_sec=_ratio(tokens, wall or 0.0),
+        queue_sec=progress.queue_sec,
+        compute_sec=progress.compute_sec,
+        cost_usd=progress.cost_usd,
+        cost_per_1k_usd=_ratio(1000 * progress.cost_usd, tokens),
+        speedup=speedup(job),
+        output=job.output_uri,
+        error=job.error,
+    )
+
+
+def speedup(job: JobRow) -> float | None:
+    """Time at depth 0 ÷ time taken, over the steps whose price at depth 0 is known.
+
+    Drafting ahead counts as time taken. None: no such step was measured.
+    """
+    decode, draft, baseline = (
+        float(job.report.get(name, 0.0)) for name in ("decode_sec", "draft_sec", "baseline_sec")
+    )
+    if decode <= 0 or baseline <= 0:
+        return None
+    return baseline / (decode + draft)
+
+
+def summary_rows(summary: JobSummary) -> list[tuple[str, str]]:
+    """The table's lines, as text."""
+    s = summary
+    return [
+        ("job", f"{s.job_id} ({s.name})"),
+        ("state", str(s.state)),
+        ("prompts", f"{s.prompts:,}"),
+        ("failed", f"{s.failed:,}"),
+        ("tokens", f"{s.tokens:,}" + _aside(s.tokens_per_sec, "{:,.0f} per second")),
+        ("acceptance rate", _shown(s.acceptance_rate, "{:.1%}", "nothing was drafted")),
+        ("verified tokens per verifier pass", _shown(s.tokens_per_pass, "{:.2f}")),
+        ("time from start to end", _shown(s.wall_sec, "{:.1f} s")),
+        ("time in queue, all groups", f"{s.queue_sec:.1f} s"),
+        ("time in compute, all groups", f"{s.compute_sec:.1f} s"),
+        ("cost", f"${s.cost_usd:.6f}"),
+        ("cost per 1k tokens", _shown(s.cost_per_1k_usd, "${:.6f}")),
+        ("measured speed-up over depth 0", _shown(s.speedup, "{:.2f}×", "not measured")),
+    ]
+
+
+def summary_table(summary: JobSummary) -> Table:
+    """The same as a table."""
+    table = Table(title="summary", show_header=False, title_justify="left")
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    for name, value in summary_rows(summary):
+        table.add_row(name, value)
+    return table
+
+
+def _wall_sec(job: JobRow) -> float | None:
+    if job.started_at is None or job.finished_at is None:
+        return None
+    return max(0.0, job.finished_at - job.started_at)
+
+
+def _ratio(value: float, by: float) -> float | None:
+    return value / by if by else None
+
+
+def _shown(value: float | None, form: str, otherwise: str = "-") -> str:
+    return otherwise if value is None else form.format(value)
+
+
+def _aside(value: float | None, form: str) -> str:
+    return "" if value is None else f" ({form.format(value)})"

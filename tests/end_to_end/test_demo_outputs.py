@@ -1,0 +1,70 @@
+"""The demo pair's outputs: the verifier's own, however they are made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from support import demo
+from support.engines import complete, decided, make_engine
+from support.models import tiny_llama
+from transformers import AutoModelForCausalLM
+
+from specbatch.schemas.records import SamplingParams
+
+GREEDY = SamplingParams(max_tokens=48)
+SAMPLED = SamplingParams(max_tokens=32, temperature=0.8, top_p=0.95)
+
+
+def test_greedy_outputs_equal_generate_in_float32_on_every_demo_prompt() -> None:
+    prompts = demo.prompt_ids()
+    assert len(prompts) == 256
+    engine = make_engine(demo.VERIFIER, demo.DRAFT)
+    ours = [c.token_ids for c in complete(engine, prompts, GREEDY, depth=4)]
+    model = AutoModelForCausalLM.from_pretrained(demo.VERIFIER, dtype=torch.float32).eval()
+    theirs = [_generate(model, prompt) for prompt in prompts]
+    assert ours == theirs
+
+
+@pytest.fixture(scope="module")
+def random_draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained draft model with the demo's vocabulary: nearly always wrong."""
+    return tiny_llama(tmp_path_factory.mktemp("random"), vocab_size=2048, layers=1)
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def reference(request: pytest.FixtureRequest) -> tuple[str, list[object]]:
+    """One sequence at a time, nothing drafted."""
+    engine = make_engine(demo.VERIFIER, dtype=request.param, max_sequences=1)
+    return request.param, list(decided(complete(engine, demo.prompt_ids()[:64], SAMPLED, depth=0)))
+
+
+@pytest.mark.parametrize("concurrent", [1, 64])
+@pytest.mark.parametrize(
+    ("proposer", "depth"),
+    [("none", 0), ("demo", 1), ("demo", 4), ("demo", 8), ("demo", None), ("random", 4)],
+)
+def test_sampled_outputs_do_not_depend_on_depth_batch_or_proposer(
+    reference: tuple[str, list[object]],
+    random_draft: Path,
+    proposer: str,
+    depth: int | None,
+    concurrent: int,
+) -> None:
+    dtype, expected = reference
+    count = 64 if concurrent > 1 else 12
+    draft = {"none": None, "demo": demo.DRAFT, "random": random_draft}[proposer]
+    engine = make_engine(demo.VERIFIER, draft, dtype=dtype, max_sequences=concurrent)
+    done = complete(engine, demo.prompt_ids()[:count], SAMPLED, depth=depth)
+    assert decided(done) == expected[:count]
+    if proposer == "demo" and depth:
+        assert sum(c.accepted for c in done) > 0, "the drafts must have been used"
+
+
+@torch.inference_mode()
+def _generate(model: torch.nn.Module, prompt: list[int]) -> tuple[int, ...]:
+    out = model.generate(  # type: ignore[operator] # transformers adds it to the class
+        torch.tensor([prompt]), max_new_tokens=GREEDY.max_tokens, do_sample=False, pad_token_id=0
+    )
+    return tuple(out[0, len(prompt) :].tolist())
