@@ -96,6 +96,10 @@ def upgrade() -> None:
         sa.Column("error", sa.Text),
         sa.Column("proposed_at_depth", _array(sa.Integer), nullable=False),
         sa.Column("accepted_at_depth", _array(sa.Integer), nullable=False),
+        sa.Column("compute_sec", sa.Double, nullable=False),
+        sa.Column("draft_sec", sa.Double, nullable=False),
+        sa.Column("decode_sec", sa.Double, nullable=False),
+        sa.Column("baseline_sec", sa.Double, nullable=False),
         sa.PrimaryKeyConstraint("job_id", "row_index", "sample_index", name="pk_completions"),
         _of_job("completions"),
     )

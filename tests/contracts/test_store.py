@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 from functools import partial
 from pathlib import Path
 from threading import Barrier
@@ -42,6 +42,7 @@ from specbatch.schemas.errors import (
 )
 from specbatch.schemas.records import (
     Bell,
+    CompletionRecord,
     FinishReason,
     GroupWork,
     JobState,
@@ -145,6 +146,13 @@ def successes(results: list[T | Exception]) -> list[T]:
         if isinstance(result, Exception):
             raise result
     return results  # type: ignore[return-value]  # the loop has just shown it
+
+
+def test_the_example_completion_leaves_no_field_at_its_default() -> None:
+    """Else a store that forgets a new field would pass unnoticed."""
+    defaults = {f.name: f.default for f in fields(CompletionRecord) if f.default is not MISSING}
+    example = completion(0, error="broken")
+    assert [name for name, value in defaults.items() if getattr(example, name) == value] == []
 
 
 # --- jobs -----------------------------------------------------------------------------------

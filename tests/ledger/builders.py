@@ -82,5 +82,9 @@ def completion(row: int, sample: int = 0, **values: Any) -> CompletionRecord:
         proposer="small",
         proposed_at_depth=(2, 2),
         accepted_at_depth=(1, 0),
+        compute_sec=0.1,
+        draft_sec=0.2,
+        decode_sec=0.3,
+        baseline_sec=0.4,
     )
     return replace(record, **values)
