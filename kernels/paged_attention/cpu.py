@@ -31,6 +31,7 @@ class _Chunk:
     tiles: int
     blocks: Tensor  # [tiles * CHUNK_TOKENS / block_size] int64
     hidden: Tensor  # [tiles, 1, 1, TILE_TOKENS, CHUNK_TOKENS] bool, True where a key is unseen
+    unused: Tensor  # [n] int64 into [tiles * CHUNK_TOKENS], the keys that no query of a tile sees
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ def paged_attention(
     for chunk, s in zip(tiles.chunks, scores, strict=True):
         weights = s.sub_(peak[: chunk.tiles]).exp_()
         total[: chunk.tiles] += weights.sum(dim=-1, keepdim=True)
-        out[: chunk.tiles] += weights @ _gather(value_cache, chunk)
+        out[: chunk.tiles] += weights @ _values(value_cache, chunk)
     out /= total.clamp_min_(torch.finfo(torch.float32).tiny)
 
     # 3) Back to one row of tokens.
@@ -88,7 +89,7 @@ def _scores(
     q: Tensor, key_cache: Tensor, chunk: _Chunk, group: int, softcap: float | None
 ) -> Tensor:
     """[tiles, kv_heads, group * TILE_TOKENS, CHUNK_TOKENS] float32, -inf where unseen."""
-    s = q[: chunk.tiles] @ _gather(key_cache, chunk).transpose(-1, -2)
+    s = q[: chunk.tiles] @ _by_head(key_cache[chunk.blocks], chunk).transpose(-1, -2)
     if softcap is not None:
         s = softcap * torch.tanh(s / softcap)
     by_head = s.view(chunk.tiles, -1, group, TILE_TOKENS, CHUNK_TOKENS)
@@ -96,11 +97,17 @@ def _scores(
     return s
 
 
-def _gather(cache: Tensor, chunk: _Chunk) -> Tensor:
+def _values(value_cache: Tensor, chunk: _Chunk) -> Tensor:
+    """Zero where unused: a weight of 0 does not silence the NaN another sequence left behind."""
+    values = value_cache[chunk.blocks]
+    values.flatten(0, 1).index_fill_(0, chunk.unused, 0.0)
+    return _by_head(values, chunk)
+
+
+def _by_head(blocks: Tensor, chunk: _Chunk) -> Tensor:
     """[tiles, kv_heads, CHUNK_TOKENS, head_dim] float32."""
-    kv_heads, head_dim = cache.shape[2:]
-    blocks = cache[chunk.blocks].float()
-    return blocks.view(chunk.tiles, CHUNK_TOKENS, kv_heads, head_dim).transpose(1, 2)
+    kv_heads, head_dim = blocks.shape[2:]
+    return blocks.float().view(chunk.tiles, CHUNK_TOKENS, kv_heads, head_dim).transpose(1, 2)
 
 
 def _prepared(batch: RaggedBatch, num_tokens: int, block_size: int, window: int | None) -> _Tiles:
@@ -147,7 +154,13 @@ def _prepare(batch: RaggedBatch, num_tokens: int, block_size: int, window: int |
             hidden |= key_at <= position[:tiles, :, None] - window
         hidden |= ~real[:tiles, :, None]
         blocks = tables[owner[:tiles], c * width : (c + 1) * width].reshape(-1)
+        unused = np.flatnonzero(hidden.all(axis=1))
         chunks.append(
-            _Chunk(tiles, torch.from_numpy(blocks), torch.from_numpy(hidden)[:, None, None])
+            _Chunk(
+                tiles,
+                torch.from_numpy(blocks),
+                torch.from_numpy(hidden)[:, None, None],
+                torch.from_numpy(unused),
+            )
         )
     return _Tiles(torch.from_numpy(rows.reshape(-1)), torch.from_numpy(scatter), tuple(chunks))
