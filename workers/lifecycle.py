@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from weakref import WeakKeyDictionary
 
 from celery import Celery
 from celery.worker import WorkController
@@ -26,6 +27,9 @@ _STAGE_OF_KIND = {
     "verify": Stage.VERIFY,
     "record": Stage.RECORD,
 }
+
+
+_embedded_threads: WeakKeyDictionary[Celery, threading.Thread] = WeakKeyDictionary()
 
 
 def queue_names(kinds: tuple[str, ...], verifier: str | None, proposer: str | None) -> list[str]:
@@ -85,6 +89,7 @@ def embedded(
         without_heartbeat=True,
     )
     thread = threading.Thread(target=controller.start, name="celery", daemon=True)
+    _embedded_threads[app] = thread
     thread.start()
     worker.sweeper.start()
     try:
@@ -93,3 +98,9 @@ def embedded(
         worker.close()  # first: waiting tasks return, their groups are given back
         controller.stop()
         thread.join(timeout=30)
+
+
+def is_alive(app: Celery) -> bool:
+    """Whether the embedded worker of this app still runs; if not, nobody does its tasks."""
+    thread = _embedded_threads.get(app)
+    return thread is not None and thread.is_alive()

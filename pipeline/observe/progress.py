@@ -47,7 +47,10 @@ class Reading:
     @property
     def line(self) -> str:
         """One line of text."""
-        parts = [f"{self.phase}: {self.done:,.0f}/{self.total:,} prompts", f"{self.tokens:,} tokens"]
+        parts = [
+            f"{self.phase}: {self.done:,.0f}/{self.total:,} prompts",
+            f"{self.tokens:,} tokens",
+        ]
         return ", ".join(parts + self.figures)
 
     @property
@@ -130,7 +133,7 @@ def progress_view(
         yield _plain(console, meter)
         return
     with _bar(console) as bar:
-        task = bar.add_task("waiting", total=None, figures="")
+        task = bar.add_task("waiting", total=1, figures="")
         yield lambda progress, engine: _show(bar, task, meter.read(progress, engine))
 
 

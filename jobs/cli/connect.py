@@ -1,0 +1,122 @@
+"""Settings, store and broker as commands use them, with plain words for what is out of reach."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from specbatch.jobs.cli.console import remark
+from specbatch.pipeline.bootstrap import make_client, make_store
+from specbatch.pipeline.client import Client, Ring
+from specbatch.schemas.errors import SpecbatchError, UsageError
+from specbatch.schemas.records import Bell
+from specbatch.schemas.settings import Settings, mask_url
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+REACH_SEC = 5.0
+
+
+class BrokerError(SpecbatchError):
+    """The broker cannot be reached; the message names it."""
+
+
+def load_settings(**values: Any) -> Settings:
+    """The settings of the environment and the settings file; `values` win.
+
+    Raises `UsageError` naming the variable that is wrong.
+    """
+    path = os.environ.get("SPECBATCH_SETTINGS")
+    if path and not Path(path).is_file():
+        raise UsageError(f"SPECBATCH_SETTINGS names {path}, which is not a file")
+    try:
+        return Settings(**values)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        name = "SPECBATCH_" + "_".join(str(part) for part in problem["loc"]).upper()
+        raise UsageError(f"setting {name}: {problem['msg']} (got {problem['input']!r})") from None
+    except ValueError as error:  # of the TOML reader
+        raise UsageError(f"the settings file {path} cannot be read: {error}") from None
+
+
+@contextmanager
+def client(settings: Settings) -> Iterator[Client]:
+    """A client whose bell may fail: the store knows the work, and the sweeper rings later."""
+    store = make_store(settings)
+    try:
+        yield make_client(settings, _forgiving_ring(settings), store)
+    finally:
+        store.close()
+
+
+def check_broker(settings: Settings) -> None:
+    """Raise `UsageError` for a broker that cannot do, `BrokerError` for one out of reach."""
+    app, shown = check_broker_url(settings), mask_url(settings.broker_url)
+    try:
+        with app.connection_for_write(connect_timeout=REACH_SEC) as connection:
+            connection.ensure_connection(max_retries=1, interval_start=0.1, timeout=REACH_SEC)
+    except Exception as error:  # each transport has its own kinds; all mean the same here
+        raise BrokerError(
+            f"the broker {shown} cannot be reached ({_first_line(error)}); check "
+            "SPECBATCH_BROKER_URL and that it runs"
+        ) from None
+
+
+def check_broker_url(settings: Settings) -> Celery:
+    """The app on a broker that other processes reach. Raises `UsageError`."""
+    if settings.broker_url.startswith("memory://"):
+        raise UsageError(
+            "the broker is memory://, which reaches no other process: set SPECBATCH_BROKER_URL to "
+            "the broker that submitters and workers share, or use `submit-job --local`"
+        )
+    return make_broker_app(settings)
+
+
+def make_broker_app(settings: Settings) -> Celery:
+    """The Celery app. Raises `UsageError` for a URL of an unknown kind."""
+    from specbatch.workers.app import make_app
+
+    app = make_app(settings)
+    shown = mask_url(settings.broker_url)
+    try:
+        _ = app.connection_for_write().transport_cls
+        app.connection_for_write().get_transport_cls()
+    except Exception as error:
+        raise UsageError(
+            f"SPECBATCH_BROKER_URL {shown!r} cannot be used ({_first_line(error)}); use redis://, "
+            "amqp:// or memory://"
+        ) from None
+    return app
+
+
+def silent(_bell: Bell) -> None:
+    """The bell of a process that has nobody to wake."""
+
+
+def _forgiving_ring(settings: Settings) -> Ring:
+    """A bell for changes that are in the store already."""
+    if settings.broker_url.startswith("memory://"):
+        return silent  # nobody outside this process could hear it
+    from specbatch.workers.app import make_ring
+
+    ring = make_ring(make_broker_app(settings))
+
+    def forgiving(bell: Bell) -> None:
+        try:
+            ring(bell)
+        except Exception as error:  # the change is stored; workers sweep the store anyway
+            remark(
+                f"no answer from the broker ({_first_line(error)}); workers find it in the store"
+            )
+
+    return forgiving
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].strip("'\"")

@@ -1,0 +1,80 @@
+"""Where commands write, and how an error becomes one line and an exit code.
+
+Results go to stdout, progress and remarks to stderr. Colour only on a terminal.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any, NoReturn
+
+import orjson
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.text import Text
+
+from specbatch.schemas.errors import SpecbatchError
+
+out = Console()
+err = Console(stderr=True)
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+
+def new_app(help_text: str) -> typer.Typer:
+    """A typer app whose errors are ours to show."""
+    return typer.Typer(
+        help=help_text,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        add_completion=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+
+def run(app: typer.Typer, prog_name: str) -> NoReturn:
+    """Run a command to its exit code; what is not a `SpecbatchError` keeps its traceback."""
+    _log_to_stderr()
+    try:
+        app(prog_name=prog_name)
+    except SpecbatchError as error:
+        complain(str(error))
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    sys.exit(0)
+
+
+def _log_to_stderr() -> None:
+    """Warnings of workers, beside the progress bar and not through it."""
+    handler: logging.Handler = logging.StreamHandler()
+    if err.is_terminal:
+        handler = RichHandler(console=err, show_path=False)
+    logging.basicConfig(
+        level=logging.WARNING,
+        format="%(message)s" if err.is_terminal else "%(asctime)s %(levelname)s %(message)s",
+        handlers=[handler],
+    )
+
+
+def complain(message: str) -> None:
+    """`error: ...` on stderr."""
+    err.print(Text.assemble(("error:", "bold red"), " ", " ".join(message.split())), soft_wrap=True)
+
+
+def remark(message: str) -> None:
+    """A sentence on stderr."""
+    err.print(message, markup=False, highlight=False, soft_wrap=True)
+
+
+def say(message: str) -> None:
+    """A sentence on stdout."""
+    out.print(message, markup=False, highlight=False, soft_wrap=True)
+
+
+def say_json(value: Any) -> None:
+    """One JSON object on one line of stdout."""
+    sys.stdout.write(orjson.dumps(value).decode() + "\n")
+    sys.stdout.flush()

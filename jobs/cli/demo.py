@@ -1,0 +1,118 @@
+"""`specbatch demo`: the shipped job with the shipped pair, in this process, from scratch."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from importlib import resources
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.panel import Panel
+from rich.text import Text
+
+from specbatch.jobs.cli.connect import load_settings, silent
+from specbatch.jobs.cli.console import out, remark, say
+from specbatch.jobs.cli.outcome import leave, print_summary
+from specbatch.jobs.cli.spec_input import build_spec
+from specbatch.schemas.errors import UsageError
+from specbatch.schemas.records import CompletionRecord
+from specbatch.schemas.settings import Settings
+from specbatch.schemas.spec import JobSpec
+
+MARKER = ".specbatch-demo"
+EXAMPLES = 5
+KEY = "demo"
+
+
+def demo(
+    folder: Annotated[Path, typer.Option(help="where everything goes")] = Path("demo-run"),
+    max_tokens: Annotated[int, typer.Option(help="most tokens per completion", min=1)] = 64,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="go on with what is in the folder, do not start afresh")
+    ] = False,
+) -> None:
+    """Run a small job from start to end on this machine; no server needed."""
+    from specbatch.jobs.cli.local import run_here
+    from specbatch.jobs.cli.preflight import check_job, key_in
+    from specbatch.pipeline.bootstrap import make_client, make_store
+
+    folder = folder.absolute()
+    prepare(folder, keep)
+    settings = demo_settings(folder)
+    spec = demo_spec(folder, max_tokens)
+    store = make_store(settings)
+    try:
+        c = make_client(settings, silent, store)
+        check_job(settings, spec, KEY, key_in(c.job))
+        job, _ = c.submit(spec, KEY)
+        remark(f"job {job.job_id}: {Path(spec.input.uri).name} through {Path(spec.verifier).name}, "
+               f"drafts by {Path(spec.proposer or 'none').name}")  # fmt: skip
+        run_here(settings, spec, job, how_to_go_on="`specbatch demo --keep`")
+        print_summary(c, job.job_id)
+        show_examples(spec, list(_spread(store.completions(job.job_id))))
+        say_where(folder, spec)
+        leave(c.job(job.job_id))
+    finally:
+        store.close()
+
+
+def prepare(folder: Path, keep: bool) -> None:
+    """An empty demo folder, or the one there is. Never removes what the demo did not make."""
+    if folder.exists() and not (folder / MARKER).is_file():
+        if not folder.is_dir() or any(folder.iterdir()):
+            raise UsageError(
+                f"{folder} was not made by the demo, so it is left alone: name another --folder"
+            )
+    elif folder.exists() and not keep:
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MARKER).touch()
+
+
+def demo_settings(folder: Path) -> Settings:
+    """Everything inside the folder, whatever the environment says."""
+    return load_settings(
+        workspace=str(folder / "work"),
+        database_url=f"sqlite:///{folder / 'specbatch.db'}",
+        broker_url="memory://",
+    )
+
+
+def demo_spec(folder: Path, max_tokens: int) -> JobSpec:
+    """The shipped spec with its output in the folder."""
+    shipped = Path(str(resources.files("specbatch.jobs.demo"))) / "spec.yaml"
+    flags = {"output.uri": str(folder / "output"), "sampling.max_tokens": max_tokens}
+    return build_spec(shipped, flags)
+
+
+def _spread(completions: Iterator[CompletionRecord]) -> Iterator[CompletionRecord]:
+    """A few completions from all over the job."""
+    return islice(completions, 7, None, 51)
+
+
+def show_examples(spec: JobSpec, records: list[CompletionRecord]) -> None:
+    """Prompts and completions, each token in the colour of its origin."""
+    import pyarrow.parquet as pq
+
+    from specbatch.pipeline.observe.token_view import legend, token_pieces, token_text
+    from specbatch.pipeline.stages import TextCodec  # type: ignore[attr-defined]  # its tokenizer
+
+    color = out.is_terminal and not out.no_color
+    decode: Any = TextCodec.load(spec.verifier).decode_batch
+    prompts = pq.read_table(spec.input.uri, columns=[spec.input.prompt_column]).column(0)
+    for record in records[:EXAMPLES]:
+        prompt = Text(str(prompts[record.row_index].as_py()), "cyan" if color else "")
+        pieces = token_pieces(record.token_ids, decode)
+        body = Text.assemble(prompt, token_text(pieces, record.origins, color))
+        out.print(Panel(body, title=Text(record.row_id), title_align="left"))
+    out.print(legend(color))
+
+
+def say_where(folder: Path, spec: JobSpec) -> None:
+    """The paths a user wants next."""
+    for part in sorted(Path(spec.output.uri).glob("part-*.parquet")):
+        say(f"output:   {part}")
+    say(f"database: {folder / 'specbatch.db'}")

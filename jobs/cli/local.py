@@ -1,0 +1,137 @@
+"""A job done in this process: the same tasks on a broker in memory, followed to the job's end."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from specbatch.jobs.cli.connect import client
+from specbatch.jobs.cli.console import INTERRUPTED, err, remark
+from specbatch.jobs.cli.outcome import finish
+from specbatch.pipeline.bootstrap import make_client
+from specbatch.pipeline.client import Client
+from specbatch.pipeline.observe.progress import EngineCounts, progress_view
+from specbatch.schemas.errors import EngineError, WaitTimeoutError
+from specbatch.schemas.records import JobRow
+from specbatch.schemas.settings import Settings
+from specbatch.schemas.spec import JobSpec
+
+if TYPE_CHECKING:
+    from celery import Celery
+
+    from specbatch.pipeline.bootstrap import Worker
+
+EVERY_SEC = 0.2
+
+
+def submit_here(
+    settings: Settings, spec: JobSpec, key: str | None, timeout_sec: float | None, json: bool
+) -> None:
+    """Check everything, do the job here, print how it ended."""
+    from specbatch.jobs.cli.preflight import check_job, key_in
+
+    with client(settings) as c:
+        check_job(settings, spec, key, key_in(c.job))
+        job, created = c.submit(spec, key)
+        if not created:
+            remark(f"job {job.job_id} is known by this key and {job.state}")
+        run_here(settings, spec, job, timeout_sec, "run the same command again" if key else None)
+        finish(c, job.job_id, json)
+
+
+def run_here(
+    settings: Settings,
+    spec: JobSpec,
+    job: JobRow,
+    timeout_sec: float | None = None,
+    how_to_go_on: str | None = None,
+) -> None:
+    """Work until the job ends. Ctrl-C stops cleanly: finished groups stay, others are given back.
+
+    Raises `WaitTimeoutError` in the same way, and `EngineError` when the worker here died.
+    """
+    if job.state.is_final:
+        return
+    from specbatch.workers.app import make_ring
+    from specbatch.workers.lifecycle import embedded
+
+    settings = settings.model_copy(update={"broker_url": "memory://"})
+    hint = how_to_go_on or f"`{retry_command(job)}`"
+    try:
+        with _sigterm_as_interrupt(), embedded(settings, spec.verifier, job.proposer) as running:
+            app, worker = running
+            c = make_client(settings, make_ring(app), worker.store)
+            _follow(c, app, worker, job, spec, timeout_sec)
+    except KeyboardInterrupt:
+        remark(f"job {job.job_id} stopped; its finished groups are kept. To go on: {hint}")
+        raise typer.Exit(INTERRUPTED) from None
+    except WaitTimeoutError:
+        raise WaitTimeoutError(
+            f"job {job.job_id} did not end within {timeout_sec:g} s and was stopped; "
+            f"to go on: {hint}"
+        ) from None
+
+
+def retry_command(job: JobRow) -> str:
+    """The command that goes on with a job in one process."""
+    return f"specbatch retry {job.job_id} --local"
+
+
+def _follow(
+    c: Client,
+    app: Celery,
+    worker: Worker,
+    job: JobRow,
+    spec: JobSpec,
+    timeout_sec: float | None,
+) -> None:
+    from specbatch.workers.lifecycle import is_alive
+
+    try:
+        with progress_view(err, spec.sampling.n) as show:
+            for progress in c.follow(job.job_id, EVERY_SEC, timeout_sec):
+                show(progress, engine_counts(worker))
+                if not is_alive(app) and not progress.state.is_final:
+                    raise EngineError(
+                        f"the worker in this process died, so job {job.job_id} cannot go on; its "
+                        f"log is above. Try `{retry_command(job)}`"
+                    )
+    except KeyboardInterrupt:
+        remark("stopping after the current step ...")
+        raise
+
+
+def engine_counts(worker: Worker) -> EngineCounts:
+    """What this process's engines have done: the verifying one first, then the drafting one."""
+    verifying, drafting = ([*worker.engines, None, None])[:2]
+    stats: list[Any] = list(verifying.stats) if verifying else []
+    return EngineCounts(
+        finished=sum(s.finished for s in stats),
+        tokens=sum(s.generated_tokens for s in stats),
+        proposed=sum(s.proposed for s in stats),
+        accepted=sum(s.accepted for s in stats),
+        drafted=sum(s.generated_tokens for s in drafting.stats) if drafting else 0,
+    )
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """An orchestrator's polite end is treated like Ctrl-C."""
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before: Callable[..., Any] | int | None
+    try:
+        before = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:  # not in the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,23 @@
+"""`specbatch`: all commands under one name. Heavy imports wait until a command needs them."""
+
+from __future__ import annotations
+
+from specbatch.jobs.cli.cancel import cancel
+from specbatch.jobs.cli.console import new_app, run
+from specbatch.jobs.cli.demo import demo
+from specbatch.jobs.cli.jobs import jobs
+from specbatch.jobs.cli.migrate import migrate
+from specbatch.jobs.cli.retry import retry
+from specbatch.jobs.cli.settings import settings
+from specbatch.jobs.cli.show import show
+from specbatch.jobs.cli.submit_job import submit_job
+from specbatch.jobs.cli.worker import worker
+
+app = new_app("Batch generation with speculative decoding: exact, durable, auditable.")
+for command in (submit_job, jobs, show, cancel, retry, worker, demo, migrate, settings):
+    app.command()(command)
+
+
+def main() -> None:
+    """The `specbatch` command."""
+    run(app, "specbatch")

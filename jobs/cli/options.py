@@ -1,0 +1,120 @@
+"""The flags that make a job spec, as typer sees them, and the spec fields they set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Text = str | None
+Whole = int | None
+Real = float | None
+
+_IN, _OUT, _MODELS, _SAMPLING, _SPEED = "Input", "Output", "Models", "Sampling", "Speed"
+
+SpecFile = Annotated[
+    Path | None,
+    typer.Argument(metavar="[SPEC.yaml]", help="job spec; flags win over it", show_default=False),
+]
+
+
+def _option(name: str, text: str, panel: str) -> typer.models.OptionInfo:
+    option: typer.models.OptionInfo = typer.Option(
+        name, help=text, rich_help_panel=panel, show_default=False
+    )
+    return option
+
+
+Input = Annotated[Text, _option("--input", "file, folder, glob or s3:// of Parquet or JSONL", _IN)]
+Format = Annotated[Text, _option("--format", "auto, parquet, jsonl or openai", _IN)]
+PromptColumn = Annotated[Text, _option("--prompt-column", "column with the prompt", _IN)]
+PromptKind = Annotated[Text, _option("--prompt-kind", "auto, text, token_ids or messages", _IN)]
+IdColumn = Annotated[Text, _option("--id-column", "column with the row's id", _IN)]
+SeedColumn = Annotated[Text, _option("--seed-column", "integer column with a seed per row", _IN)]
+
+Output = Annotated[Text, _option("--output", "folder or s3:// prefix for the results", _OUT)]
+
+Verifier = Annotated[Text, _option("--verifier", "model that decides: folder or hub id", _MODELS)]
+Proposer = Annotated[
+    Text, _option("--proposer", "model that drafts: folder or hub id, or `none`", _MODELS)
+]
+
+MaxTokens = Annotated[Whole, _option("--max-tokens", "most tokens per completion", _SAMPLING)]
+MinTokens = Annotated[Whole, _option("--min-tokens", "no stop before so many tokens", _SAMPLING)]
+Temperature = Annotated[Real, _option("--temperature", "0 is greedy", _SAMPLING)]
+TopP = Annotated[Real, _option("--top-p", "nucleus; 1 is off", _SAMPLING)]
+TopK = Annotated[Whole, _option("--top-k", "the k likeliest tokens; 0 is off", _SAMPLING)]
+MinP = Annotated[Real, _option("--min-p", "share of the likeliest token's; 0 is off", _SAMPLING)]
+Samples = Annotated[Whole, _option("--n", "completions per prompt", _SAMPLING)]
+Seed = Annotated[Whole, _option("--seed", "the job's seed", _SAMPLING)]
+StopTokenId = Annotated[
+    list[int] | None,
+    _option("--stop-token-id", "token id that ends a completion; repeat for more", _SAMPLING),
+]
+StopTokenIds = Annotated[
+    Text, _option("--stop-token-ids", "the same as one list: 2,32000", _SAMPLING)
+]
+IgnoreEos = Annotated[
+    bool | None,
+    _option("--ignore-eos/--no-ignore-eos", "do not stop at the model's end token", _SAMPLING),
+]
+
+Depth = Annotated[
+    Text,
+    _option(
+        "--depth", "draft tokens per step: auto, off or a number; never changes outputs", _SPEED
+    ),
+]
+Dtype = Annotated[Text, _option("--dtype", "auto, bfloat16, float16 or float32", _SPEED)]
+Exactness = Annotated[
+    Text, _option("--exactness", "bitwise or fast: whether bits may depend on the batch", _SPEED)
+]
+GroupSize = Annotated[Whole, _option("--group-size", "prompts per unit of work", _SPEED)]
+
+Name = Annotated[Text, typer.Option("--name", help="the job's name", show_default=False)]
+Tenant = Annotated[Text, typer.Option("--tenant", help="whose job it is", show_default=False)]
+
+Local = Annotated[
+    bool, typer.Option("--local", help="do the whole job in this process, without servers")
+]
+Wait = Annotated[bool, typer.Option("--wait", help="follow the job to its end")]
+Timeout = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout", help="seconds to wait at most; then exit code 6", min=0.0, show_default=False
+    ),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="read and check the whole input, start nothing")
+]
+AssumedSpeed = Annotated[
+    float | None,
+    typer.Option(
+        "--tokens-per-sec",
+        help="for --dry-run: speed to reckon with instead of earlier jobs'",
+        min=0.001,
+        show_default=False,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="one JSON object as stdout's last line")]
+IdempotencyKey = Annotated[
+    Text,
+    typer.Option(
+        "--idempotency-key",
+        help="submitting again with this key finds the same job and goes on with it",
+        show_default=False,
+    ),
+]
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="job id, or at least 6 first characters")]
+
+
+def depth_value(text: str | None) -> str | int | None:
+    """`4` is a number, `auto` and `off` are words; the spec's check sees to the rest."""
+    return int(text) if text is not None and text.lstrip("-").isdigit() else text
+
+
+def stop_ids(single: list[int] | None, several: str | None) -> list[int | str] | None:
+    """Both spellings of the stop ids in one list."""
+    listed = [part.strip() for part in several.split(",") if part.strip()] if several else []
+    return [*(single or []), *listed] or None

@@ -1,0 +1,55 @@
+"""How a job ended, for people and for programs."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import typer
+
+from specbatch.jobs.cli.console import complain, out, remark, say, say_json
+from specbatch.pipeline.client import Client
+from specbatch.pipeline.observe.summary import summarize, summary_table
+from specbatch.schemas.records import JobProgress, JobRow, JobState
+
+EXIT_CODES = {JobState.PARTIAL: 3, JobState.FAILED: 4, JobState.CANCELLED: 5}
+
+
+def as_json(job: JobRow, progress: JobProgress) -> dict[str, object]:
+    """The object that `--json` prints."""
+    return {
+        "job": job.job_id,
+        "state": str(progress.state),
+        "rows": progress.rows_total,
+        "rows_failed": progress.rows_failed,
+        "tokens": progress.completion_tokens,
+        "acceptance_rate": progress.acceptance_rate,
+        "cost_usd": progress.cost_usd,
+        "output": job.output_uri,
+    }
+
+
+def finish(client: Client, job_id: str, json: bool) -> NoReturn:
+    """Print how the job stands and leave with the exit code of its state."""
+    job = client.job(job_id)
+    if json:
+        say_json(as_json(job, client.progress(job_id)))
+    else:
+        print_summary(client, job_id)
+        say(f"output: {job.output_uri}")
+    leave(job)
+
+
+def print_summary(client: Client, job_id: str) -> None:
+    """The table of the job's figures."""
+    out.print(summary_table(summarize(client.job(job_id), client.progress(job_id))))
+
+
+def leave(job: JobRow) -> NoReturn:
+    """End the command with the exit code of the job's state, after a word about what went wrong."""
+    if job.state is JobState.FAILED:
+        complain(f"job {job.job_id} failed: {job.error or 'see `specbatch show`'}")
+    elif job.state is JobState.PARTIAL:
+        remark(f"some rows failed: `specbatch show {job.job_id}` tells why")
+    elif job.state is JobState.CANCELLED:
+        remark(f"job {job.job_id} was cancelled: `specbatch retry {job.job_id}` does the rest")
+    raise typer.Exit(EXIT_CODES.get(job.state, 0))

@@ -1,0 +1,75 @@
+"""What a submitter can say about an input without the engine: is it there, whole, with the column?
+
+Workers check everything again. Where pyarrow is missing only what needs no reader is checked; an
+input on S3 is left to the workers, who may be the only ones to have its keys.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+from specbatch.schemas.errors import InputError
+from specbatch.schemas.spec import InputSpec
+
+_MAGIC = b"PAR1"
+
+
+def check_input_here(spec: InputSpec) -> None:
+    """Raise `InputError` for a local input that is missing or damaged or lacks the column."""
+    if "://" in spec.uri:
+        return
+    files = _files(spec.uri)
+    if not files:
+        raise InputError(
+            f"no file matches input {spec.uri}"
+            if _is_glob(spec.uri)
+            else f"input {spec.uri} does not exist or is empty"
+        )
+    for file in files:
+        if spec.format == "parquet" or (spec.format == "auto" and file.suffix == ".parquet"):
+            _check_parquet(file, spec)
+
+
+def _files(uri: str) -> list[Path]:
+    path = Path(uri)
+    if path.is_file():
+        return [path]
+    if path.is_dir():
+        return sorted(p for p in path.rglob("*") if p.suffix in (".parquet", ".jsonl"))
+    if not _is_glob(uri):
+        return []
+    root = Path(re.split(r"[*?\[]", uri, maxsplit=1)[0].rpartition("/")[0] + "/")
+    return sorted(p for p in root.glob(str(path.relative_to(root))) if p.is_file())
+
+
+def _is_glob(uri: str) -> bool:
+    return any(sign in uri for sign in "*?[")
+
+
+def _check_parquet(file: Path, spec: InputSpec) -> None:
+    try:
+        with file.open("rb") as handle:
+            head = handle.read(4)
+            handle.seek(-min(4, file.stat().st_size), 2)
+            tail = handle.read(4)
+    except OSError as error:
+        raise InputError(f"cannot read {file}: {(error.strerror or 'error').lower()}") from None
+    if head != _MAGIC or tail != _MAGIC:
+        raise InputError(f"{file} is not a whole Parquet file: it is damaged or cut short")
+    if find_spec("pyarrow") is not None:
+        _check_columns(file, spec)
+
+
+def _check_columns(file: Path, spec: InputSpec) -> None:
+    import pyarrow.parquet as pq
+
+    try:
+        names = pq.read_schema(file).names
+    except Exception as error:  # Arrow raises many kinds for one meaning
+        first = str(error).partition("\n")[0]
+        raise InputError(f"{file} is not a readable Parquet file: {first}") from None
+    for column in (spec.prompt_column, spec.id_column, spec.seed_column, spec.tag_column):
+        if column is not None and column not in names:
+            raise InputError(f"{file} has no column `{column}`; its columns are {', '.join(names)}")

@@ -1,0 +1,96 @@
+"""A job spec from a file and from flags; flags win."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from specbatch.schemas.errors import SpecError
+from specbatch.schemas.spec import JobSpec, absolute, load_spec, model_ref
+
+
+def build_spec(file: Path | None, flags: Mapping[str, Any], cwd: Path | None = None) -> JobSpec:
+    """The resolved spec. `flags` are dotted field names to values; None is "not given".
+
+    Paths in the file are relative to its folder, paths in flags to the working folder.
+    """
+    cwd = cwd or Path.cwd()
+    values = _at(read_spec_file(file), file.absolute().parent) if file else {}
+    given: dict[str, Any] = {}
+    for name, value in flags.items():
+        if value is not None:
+            _put(given, name, value)
+    _merge(values, _at(given, cwd))
+    _ask_for_what_is_missing(values)
+    return load_spec(values).resolved(cwd)
+
+
+def read_spec_file(file: Path) -> dict[str, Any]:
+    """The mapping in a YAML (or JSON) file. Raises `SpecError` with one sentence."""
+    try:
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SpecError(f"spec file {file} does not exist") from None
+    except UnicodeDecodeError:
+        raise SpecError(f"spec file {file} is not a text file in UTF-8") from None
+    except OSError as error:
+        raise SpecError(f"spec file {file} cannot be read: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise SpecError(f"spec file {file} is not valid YAML: {_where(error)}") from None
+    if not isinstance(values, dict):
+        raise SpecError(f"spec file {file} must hold a mapping with input, output and verifier")
+    return values
+
+
+def _at(values: dict[str, Any], base: Path) -> dict[str, Any]:
+    """The same values with paths made absolute; what has the wrong type is left for the check."""
+    values = dict(values)
+    for part in ("input", "output"):
+        section = values.get(part)
+        if isinstance(section, dict) and _is_text(section.get("uri")):
+            values[part] = {**section, "uri": absolute(section["uri"], base)}
+    for name in ("verifier", "proposer"):
+        if _is_text(values.get(name)) and values[name] != "none":
+            values[name] = model_ref(values[name], base)
+    return values
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _put(values: dict[str, Any], name: str, value: Any) -> None:
+    *parts, last = name.split(".")
+    for part in parts:
+        values = values.setdefault(part, {})
+    values[last] = value
+
+
+def _merge(values: dict[str, Any], given: Mapping[str, Any]) -> None:
+    for name, value in given.items():
+        if isinstance(value, dict) and isinstance(values.get(name), dict):
+            values[name] = {**values[name], **value}
+        else:
+            values[name] = value
+
+
+_FLAG_OF = {"input": "--input", "output": "--output", "verifier": "--verifier"}
+
+
+def _ask_for_what_is_missing(values: Mapping[str, Any]) -> None:
+    missing = [name for name in _FLAG_OF if not values.get(name)]
+    if missing:
+        flags = " ".join(_FLAG_OF[name] for name in missing)
+        raise SpecError(
+            f"job spec: {', '.join(missing)} not given; add {flags}, or name a spec file that has "
+            f"{'it' if len(missing) == 1 else 'them'}"
+        )
+
+
+def _where(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
+    return f"{problem} (line {mark.line + 1}, column {mark.column + 1})" if mark else str(problem)

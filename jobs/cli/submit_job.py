@@ -1,0 +1,94 @@
+"""`submit-job`: a spec file, flags, or both; as a job for the workers or done right here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specbatch.jobs.cli import options as o
+from specbatch.jobs.cli.connect import load_settings
+from specbatch.jobs.cli.console import new_app, run
+from specbatch.jobs.cli.spec_input import build_spec
+from specbatch.schemas.errors import UsageError
+
+
+def submit_job(
+    spec_file: o.SpecFile = None,
+    input: o.Input = None,
+    format: o.Format = None,
+    prompt_column: o.PromptColumn = None,
+    prompt_kind: o.PromptKind = None,
+    id_column: o.IdColumn = None,
+    seed_column: o.SeedColumn = None,
+    output: o.Output = None,
+    verifier: o.Verifier = None,
+    proposer: o.Proposer = None,
+    max_tokens: o.MaxTokens = None,
+    min_tokens: o.MinTokens = None,
+    temperature: o.Temperature = None,
+    top_p: o.TopP = None,
+    top_k: o.TopK = None,
+    min_p: o.MinP = None,
+    n: o.Samples = None,
+    seed: o.Seed = None,
+    stop_token_id: o.StopTokenId = None,
+    stop_token_ids: o.StopTokenIds = None,
+    ignore_eos: o.IgnoreEos = None,
+    depth: o.Depth = None,
+    dtype: o.Dtype = None,
+    exactness: o.Exactness = None,
+    group_size: o.GroupSize = None,
+    name: o.Name = None,
+    tenant: o.Tenant = None,
+    local: o.Local = False,
+    wait: o.Wait = False,
+    timeout: o.Timeout = None,
+    dry_run: o.DryRun = False,
+    tokens_per_sec: o.AssumedSpeed = None,
+    json: o.Json = False,
+    idempotency_key: o.IdempotencyKey = None,
+) -> None:
+    """Turn prompts into verified, recorded completions.
+
+    Exit codes: 0 done (or submitted), 2 bad usage or spec, 3 some rows failed, 4 failed,
+    5 cancelled, 6 gave up waiting, 130 interrupted.
+    """
+    flags: dict[str, Any] = {
+        "name": name, "tenant": tenant,
+        "input.uri": input, "input.format": format, "input.prompt_column": prompt_column,
+        "input.prompt_kind": prompt_kind, "input.id_column": id_column,
+        "input.seed_column": seed_column,
+        "output.uri": output, "verifier": verifier, "proposer": proposer,
+        "sampling.max_tokens": max_tokens, "sampling.min_tokens": min_tokens,
+        "sampling.temperature": temperature, "sampling.top_p": top_p, "sampling.top_k": top_k,
+        "sampling.min_p": min_p, "sampling.n": n, "sampling.seed": seed,
+        "sampling.stop_token_ids": o.stop_ids(stop_token_id, stop_token_ids),
+        "sampling.ignore_eos": ignore_eos,
+        "speculation.depth": o.depth_value(depth), "engine.dtype": dtype,
+        "engine.exactness": exactness, "group_size": group_size,
+    }  # fmt: skip
+    if timeout is not None and not (wait or local):
+        raise UsageError("--timeout needs --wait or --local")
+    if tokens_per_sec is not None and not dry_run:
+        raise UsageError("--tokens-per-sec needs --dry-run")
+    spec, settings = build_spec(spec_file, flags), load_settings()
+    if dry_run:
+        from specbatch.jobs.cli.dry_run import show_plan
+
+        show_plan(settings, spec, tokens_per_sec, json)
+    elif local:
+        from specbatch.jobs.cli.local import submit_here
+
+        submit_here(settings, spec, idempotency_key, timeout, json)
+    else:
+        from specbatch.jobs.cli.remote import submit_there
+
+        submit_there(settings, spec, idempotency_key, wait, timeout, json)
+
+
+app = new_app("Submit a batch generation job.")
+app.command()(submit_job)
+
+
+def main() -> None:
+    """The `submit-job` command."""
+    run(app, "submit-job")

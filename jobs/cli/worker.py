@@ -1,0 +1,62 @@
+"""`specbatch worker KIND`: a worker process, until a signal ends it."""
+
+from __future__ import annotations
+
+import logging
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specbatch.jobs.cli import options as o
+from specbatch.jobs.cli.connect import check_broker_url, load_settings
+from specbatch.jobs.cli.console import remark
+from specbatch.schemas.errors import UsageError
+from specbatch.schemas.settings import mask_url
+from specbatch.schemas.spec import model_ref
+
+
+class Kind(StrEnum):
+    """What a worker does."""
+
+    INGEST = "ingest"
+    PROPOSE = "propose"
+    VERIFY = "verify"
+    RECORD = "record"
+    ALL = "all"
+
+
+def worker(
+    kind: Annotated[Kind, typer.Argument(help="what it does", show_default=False)],
+    verifier: o.Verifier = None,
+    proposer: o.Proposer = None,
+    concurrency: Annotated[
+        int, typer.Option(help="groups it holds at once; they share one fused batch", min=1)
+    ] = 16,
+) -> None:
+    """Run a worker. `verify` needs --verifier, `propose` needs --proposer; both may have both."""
+    settings = load_settings()
+    check_broker_url(settings)
+    kinds = kinds_of(kind, verifier, proposer)
+    models = [
+        model_ref(ref, Path.cwd()) if ref and ref != "none" else None
+        for ref in (verifier, proposer)
+    ]
+    logging.getLogger().setLevel(logging.INFO)
+    remark(f"worker for {', '.join(kinds)} on {mask_url(settings.broker_url)}; Ctrl-C ends it")
+    from specbatch.workers.lifecycle import run_worker
+
+    run_worker(settings, kinds, models[0], models[1], concurrency)
+
+
+def kinds_of(kind: Kind, verifier: str | None, proposer: str | None) -> tuple[str, ...]:
+    """The kinds of work. Raises `UsageError` when a model is missing."""
+    proposes = proposer not in (None, "", "none")
+    if kind in (Kind.VERIFY, Kind.ALL) and not verifier:
+        raise UsageError(f"`specbatch worker {kind}` needs --verifier, the model it serves")
+    if kind is Kind.PROPOSE and not proposes:
+        raise UsageError("`specbatch worker propose` needs --proposer, the model it serves")
+    if kind is not Kind.ALL:
+        return (str(kind),)
+    return ("ingest", "propose", "verify", "record") if proposes else ("ingest", "verify", "record")
