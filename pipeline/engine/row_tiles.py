@@ -93,7 +93,9 @@ def calibrate(linears: Iterable[nn.Linear]) -> RowTiles:
     """
     shapes = {(m.in_features, m.out_features, m.bias is not None): m for m in linears}
     partitions = {_agreeing(_probe(linear)) for linear in shapes.values()}
-    candidates = {frozenset.intersection(*choice) for choice in itertools.product(*partitions)}
+    candidates = {
+        frozenset(LADDER).intersection(*choice) for choice in itertools.product(*partitions)
+    }
     best = min(
         (RowTiles(tuple(sorted(sizes))) for sizes in candidates if sizes),
         key=lambda tiles: (_typical_cost(tiles), tiles.sizes),

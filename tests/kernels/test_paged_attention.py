@@ -52,7 +52,7 @@ def world(
     needed = [-(-length // BLOCK) for length in lengths]
     order = (torch.randperm(sum(needed) + 5) + 1).tolist()  # block 0 is nobody's
     shape = (len(order) + 1, BLOCK, kv_heads, head_dim)
-    caches = torch.full(shape, torch.nan, dtype=dtype), torch.full(shape, torch.nan, dtype=dtype)
+    caches = [torch.full(shape, torch.nan, dtype=dtype) for _ in range(2)]
     stories = []
     for length, count in zip(lengths, needed, strict=True):
         blocks = [order.pop() for _ in range(count)]
@@ -63,7 +63,7 @@ def world(
         for cache, new in zip(caches, (key, value), strict=True):
             cache.view(-1, kv_heads, head_dim)[slots] = new
         stories.append(Story(query, key, value, blocks))
-    return World(stories, *caches)
+    return World(stories, caches[0], caches[1])
 
 
 def attend(
