@@ -49,7 +49,7 @@ def sample(
 
 
 def process(logits: Tensor, sampling: SamplingRows) -> Tensor:
-    """Forbidden tokens, temperature, top-k, top-p and min-p, in this order; dropped ones are -inf."""
+    """Forbidden tokens, temperature, top-k, top-p, min-p, in this order; dropped ones are -inf."""
     scores = logits
     if sampling.forbidden_rows.numel():
         scores = scores.clone()

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specbatch.kernels.decoder.contract import DecoderBatch
 from specbatch.kernels.paged_attention.contract import RaggedBatch
 from specbatch.pipeline.engine.blocks import TRASH_BLOCK, KvState
 
@@ -22,24 +23,13 @@ class Chunk:
     logit_rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class ForwardBatch:
-    """The chunks of all sequences as one row of tokens."""
-
-    input_ids: Tensor  # [1, num_tokens] int64
-    position_ids: Tensor  # [1, num_tokens] int64
-    ragged: RaggedBatch
-    logit_index: Tensor  # [padded num_rows] int64 into the tokens
-    num_rows: int
-
-
 def build_batch(
     chunks: Sequence[Chunk],
     block_size: int,
     padded: Callable[[int], int],
     device: torch.device,
-) -> ForwardBatch:
-    """Lay the chunks out behind one another, then pad tokens and logit rows to whole tiles."""
+) -> DecoderBatch:
+    """Lay the chunks out behind one another, then pad tokens and logit rows as `padded` says."""
     lengths = np.array([len(c.token_ids) for c in chunks], dtype=np.int64)
     cached = np.array([c.kv.length for c in chunks], dtype=np.int64)
     starts = np.concatenate(([0], np.cumsum(lengths)))
@@ -72,15 +62,14 @@ def build_batch(
     def tensor(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(device)
 
-    return ForwardBatch(
-        input_ids=tensor(input_ids)[None],
-        position_ids=tensor(positions)[None],
+    return DecoderBatch(
+        ids=tensor(input_ids),
+        positions=tensor(positions),
         ragged=RaggedBatch(
             query_starts=starts.tolist(),
             context_lens=(cached + lengths).tolist(),
             block_tables=[c.kv.blocks for c in chunks],
             slots=tensor(slots),
         ),
-        logit_index=tensor(logit_index),
-        num_rows=num_rows,
+        logit_rows=tensor(logit_index),
     )

@@ -54,12 +54,12 @@ class _Work:
     @property
     def plain(self) -> bool:
         """A pure decoding step at depth 0: a measurement of the baseline."""
-        return not any(self.drafts) and all(p.take == 1 for p in self.plan)
+        return not any(self.drafts) and self.decoding
 
     @property
     def decoding(self) -> bool:
         """No prompt takes part."""
-        return all(p.take == 1 for p in self.plan)
+        return all(p.decides and p.take == 1 for p in self.plan)
 
 
 class Engine:
@@ -85,7 +85,7 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queue a request. One that cannot fit is answered with an error by the next step."""
         limit = self._runner.context_tokens
-        eos = frozenset() if request.params.ignore_eos else self._runner.model.eos_ids
+        eos = frozenset() if request.params.ignore_eos else self._runner.eos_ids
         sequence = Sequence(
             request=request,
             stop_ids=eos | frozenset(request.params.stop_token_ids),
@@ -115,8 +115,8 @@ class Engine:
         if not work.plan:
             return self._take_rejected()
         logits = self._forward(work)
-        verdict = self._verify(work, logits)
-        self._commit(work, verdict)
+        if work.deciding:  # else all of the pass went into parts of prompts
+            self._commit(work, self._verify(work, logits))
         self._account(work)
         return self._take_rejected() + self._take_finished(work)
 
@@ -208,3 +208,7 @@ class Engine:
         self._speculator.forget(sequence)
         self.stats.finished += 1
         return sequence.completion()
+
+
+def _all_within(token_ids: tuple[int, ...], vocab_size: int) -> bool:
+    return not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size)

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM
 
+from specbatch.kernels.decoder.contract import DecoderShape, DecoderWeights
 from specbatch.kernels.paged_attention import cpu, reference
 from specbatch.kernels.paged_attention.contract import RaggedBatch
 from specbatch.pipeline.engine.model_folder import ModelFolder
+from specbatch.pipeline.engine.native_model import NotNativeError, lower
 from specbatch.pipeline.engine.row_tiles import RowTiles, TiledLinear, calibrate
 from specbatch.schemas.errors import ModelError
 
@@ -35,7 +37,8 @@ class LoadedModel:
     module: nn.Module
     dtype: torch.dtype
     device: torch.device
-    tiles: RowTiles | None  # None: exactness "fast"
+    native: tuple[DecoderShape, DecoderWeights] | None  # None: the torch path
+    tiles: RowTiles | None  # of the torch path; None: exactness "fast"
     num_layers: int
     num_kv_heads: int
     head_dim: int
@@ -43,9 +46,16 @@ class LoadedModel:
 
 
 def load_model(
-    folder: ModelFolder, dtype: str = "auto", exactness: str = "bitwise", device: str = "cpu"
+    folder: ModelFolder,
+    dtype: str = "auto",
+    exactness: str = "bitwise",
+    device: str = "cpu",
+    native: bool = True,
 ) -> LoadedModel:
-    """Raises `ModelError` when transformers cannot load the folder."""
+    """Load a model for the native pass if it can run there and `native`, else for the torch path.
+
+    The choice and its reason are logged. Raises `ModelError` when transformers cannot load it.
+    """
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     chosen = choose_dtype(dtype, torch.device(device))
     AttentionInterface.register(ATTENTION_NAME, _attention)
@@ -60,7 +70,8 @@ def load_model(
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise ModelError(f"model `{folder.ref}` cannot be loaded: {error}") from error
     module = module.to(device).eval().requires_grad_(False)
-    tiles = tile_rows(module) if exactness == "bitwise" else None
+    lowered = _lowered(module, folder) if native and device == "cpu" else None
+    tiles = tile_rows(module) if lowered is None and exactness == "bitwise" else None
     config = module.config
     heads = int(config.num_attention_heads)
     log.info("model %s: %s on %s, exactness %s", folder.ref, chosen, device, exactness)
@@ -69,12 +80,23 @@ def load_model(
         module=module,
         dtype=chosen,
         device=torch.device(device),
+        native=lowered,
         tiles=tiles,
         num_layers=int(config.num_hidden_layers),
         num_kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
         head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
         eos_ids=_eos_ids(module),
     )
+
+
+def _lowered(module: Any, folder: ModelFolder) -> tuple[DecoderShape, DecoderWeights] | None:
+    try:
+        lowered = lower(module, folder.context_tokens)
+    except NotNativeError as reason:
+        log.info("model %s takes the torch path: %s", folder.ref, reason)
+        return None
+    log.info("model %s runs as one native pass", folder.ref)
+    return lowered
 
 
 def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:

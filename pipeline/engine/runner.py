@@ -2,31 +2,48 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from specbatch.kernels.decoder import cpu
+from specbatch.kernels.decoder.contract import BLOCK_SIZE, DecoderBatch
 from specbatch.pipeline.engine.batch import Chunk, build_batch
 from specbatch.pipeline.engine.blocks import BlockManager
 from specbatch.pipeline.engine.loader import LoadedModel
+from specbatch.pipeline.engine.torch_decoder import TorchDecoder
 
-BLOCK_SIZE = 32  # tokens per KV block; divides the attention's chunk
+log = logging.getLogger(__name__)
+
+
+class Decoder(Protocol):
+    """Weights and KV cache of one model."""
+
+    def forward(self, batch: DecoderBatch) -> Tensor: ...
 
 
 class ModelRunner:
     """One model, its KV cache and the blocks of it."""
 
     def __init__(self, model: LoadedModel, kv_cache_bytes: int) -> None:
-        self.model = model
         token_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_dim
         token_bytes *= model.dtype.itemsize
         num_blocks = max(2, kv_cache_bytes // (token_bytes * BLOCK_SIZE))
         self.blocks = BlockManager(num_blocks, BLOCK_SIZE)
-        shape = (num_blocks, BLOCK_SIZE, model.num_kv_heads, model.head_dim)
-        # Zeroed memory is not touched before it is used, so an ample cache costs nothing at first.
-        self._caches = [(self._zeros(shape), self._zeros(shape)) for _ in range(model.num_layers)]
+        self.device = model.device
+        self.eos_ids = model.eos_ids
         self._context_tokens = min(model.folder.context_tokens, self.blocks.capacity_tokens)
+        self._decoder: Decoder
+        if model.native is not None:
+            self._decoder = cpu.Decoder(*model.native, num_blocks)
+            self._padded = lambda rows: rows
+        else:
+            self._decoder = TorchDecoder(model, num_blocks)
+            tiles = model.tiles
+            self._padded = tiles.padded if tiles else lambda rows: rows
 
     @property
     def context_tokens(self) -> int:
@@ -39,24 +56,8 @@ class ModelRunner:
 
         Rows follow the order of the chunks. Each chunk's `kv.length` grows by its tokens.
         """
-        tiles = self.model.tiles
-        batch = build_batch(
-            chunks,
-            BLOCK_SIZE,
-            padded=tiles.padded if tiles else lambda rows: rows,
-            device=self.model.device,
-        )
-        out = self.model.module(
-            input_ids=batch.input_ids,
-            position_ids=batch.position_ids,
-            use_cache=False,
-            logits_to_keep=batch.logit_index,
-            paged=(batch.ragged, self._caches),
-        )
+        batch = build_batch(chunks, BLOCK_SIZE, self._padded, self.device)
+        logits = self._decoder.forward(batch)
         for chunk in chunks:
             chunk.kv.length += len(chunk.token_ids)
-        logits: Tensor = out.logits[0, : batch.num_rows].float()
-        return logits
-
-    def _zeros(self, shape: tuple[int, ...]) -> Tensor:
-        return torch.zeros(shape, dtype=self.model.dtype, device=self.model.device)
+        return logits[: sum(chunk.logit_rows for chunk in chunks)]

@@ -17,14 +17,22 @@ GREEDY = SamplingParams(max_tokens=48)
 SAMPLED = SamplingParams(max_tokens=32, temperature=0.8, top_p=0.95)
 
 
-def test_greedy_outputs_equal_generate_in_float32_on_every_demo_prompt() -> None:
+@pytest.fixture(scope="module")
+def generated() -> list[tuple[int, ...]]:
+    """What transformers itself writes, one prompt at a time."""
+    model = AutoModelForCausalLM.from_pretrained(demo.VERIFIER, dtype=torch.float32).eval()
+    return [_generate(model, prompt) for prompt in demo.prompt_ids()]
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["native", "torch"])
+def test_greedy_outputs_equal_generate_in_float32_on_every_demo_prompt(
+    generated: list[tuple[int, ...]], native: bool
+) -> None:
     prompts = demo.prompt_ids()
     assert len(prompts) == 256
-    engine = make_engine(demo.VERIFIER, demo.DRAFT)
+    engine = make_engine(demo.VERIFIER, demo.DRAFT, native=native)
     ours = [c.token_ids for c in complete(engine, prompts, GREEDY, depth=4)]
-    model = AutoModelForCausalLM.from_pretrained(demo.VERIFIER, dtype=torch.float32).eval()
-    theirs = [_generate(model, prompt) for prompt in prompts]
-    assert ours == theirs
+    assert ours == generated
 
 
 @pytest.fixture(scope="module")

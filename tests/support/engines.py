@@ -18,8 +18,8 @@ from specbatch.schemas.records import SamplingParams
 
 
 @lru_cache(maxsize=8)
-def loaded(folder: Path, dtype: str) -> LoadedModel:
-    return load_model(inspect_model(str(folder)), dtype)
+def loaded(folder: Path, dtype: str, native: bool = True) -> LoadedModel:
+    return load_model(inspect_model(str(folder)), dtype, native=native)
 
 
 def make_engine(
@@ -30,12 +30,18 @@ def make_engine(
     max_sequences: int = 64,
     max_batch_tokens: int = 2048,
     kv_cache_bytes: int = 64 << 20,
+    native: bool = True,
 ) -> Engine:
-    """An engine with the block proposer, and a draft model if one is given."""
+    """An engine with the block proposer, and a draft model if one is given.
+
+    `native` False takes the torch path, which is what other architectures and devices run.
+    """
     proposers: list[Proposer] = [BlockProposer()]
     if proposer is not None:
-        proposers.append(DraftModelProposer(ModelRunner(loaded(proposer, dtype), kv_cache_bytes)))
-    runner = ModelRunner(loaded(verifier, dtype), kv_cache_bytes)
+        proposers.append(
+            DraftModelProposer(ModelRunner(loaded(proposer, dtype, native), kv_cache_bytes))
+        )
+    runner = ModelRunner(loaded(verifier, dtype, native), kv_cache_bytes)
     return Engine(runner, tuple(proposers), max_sequences, max_batch_tokens)
 
 

@@ -1,0 +1,1 @@
+"""A whole Llama-style decoder pass over paged KV. `reference` is the definition."""

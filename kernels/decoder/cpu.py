@@ -1,0 +1,218 @@
+"""The decoder pass in C: one call per pass, no Python per layer, bits independent of the batch."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, byref, c_float, c_int32, c_int64, c_void_p
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specbatch.kernels.decoder.contract import (
+    BLOCK_SIZE,
+    DecoderBatch,
+    DecoderShape,
+    DecoderWeights,
+    LayerWeights,
+)
+from specbatch.kernels.decoder.native import NativeUnavailableError, library
+
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+_ITEM_TOKENS = 8  # tokens of one sequence attended together
+_ROW_PADDING = 32  # tiles read whole groups of rows
+_QUERIES = 8
+
+
+class _Linear(Structure):
+    _fields_ = (("packed", c_void_p), ("bias", c_void_p), ("n", c_int32), ("k", c_int32))
+
+
+class _Layer(Structure):
+    _fields_ = (
+        ("norm1", c_void_p),
+        ("norm2", c_void_p),
+        ("q_norm", c_void_p),
+        ("k_norm", c_void_p),
+        ("qkv", _Linear),
+        ("o", _Linear),
+        ("gate_up", _Linear),
+        ("down", _Linear),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+    )
+
+
+class _Model(Structure):
+    _fields_ = (
+        *((name, c_int32) for name in ("layers", "hidden", "heads", "kv_heads", "head_dim")),
+        *((name, c_int32) for name in ("inter", "vocab", "window", "dtype", "amx")),
+        ("eps", c_float),
+        ("scaling", c_float),
+        ("embedding", c_void_p),
+        ("cos", c_void_p),
+        ("sin", c_void_p),
+        ("norm", c_void_p),
+        ("head", _Linear),
+        ("layer", POINTER(_Layer)),
+    )
+
+
+class _Batch(Structure):
+    _fields_ = (
+        *((name, c_int32) for name in ("tokens", "rows", "items", "table_width")),
+        *((name, c_void_p) for name in ("ids", "positions", "slots")),
+        *((name, c_void_p) for name in ("item_seq", "item_token", "item_count", "tables")),
+        ("logit_rows", c_void_p),
+        ("logits", c_void_p),
+        ("longest", c_int32),
+        *((name, c_void_p) for name in ("x", "act", "qkv", "hidden", "scores")),
+    )
+
+
+assert ctypes.sizeof(c_int64) == 8, "slots and ids are 64-bit"
+
+
+def why_not(shape: DecoderShape, dtype: torch.dtype) -> str | None:
+    """Why this decoder cannot run here, or None."""
+    if dtype not in _DTYPES:
+        return f"{dtype} has no C kernels"
+    odd = [
+        f"{name} {size} is not a multiple of {unit}"
+        for name, size, unit in (
+            ("hidden size", shape.hidden, 32),
+            ("intermediate size", shape.inter, 32),
+            ("head dimension", shape.head_dim, 32),
+        )
+        if size % unit
+    ]
+    if odd:
+        return odd[0]
+    try:
+        library()
+    except NativeUnavailableError as error:
+        return str(error)
+    return None
+
+
+class Decoder:
+    """As `reference.Decoder`. The weights are packed once and held in that form only."""
+
+    def __init__(self, shape: DecoderShape, weights: DecoderWeights, num_blocks: int) -> None:
+        self._library = library()
+        self._shape = shape
+        self._dtype = weights.embedding.dtype
+        self._kept: list[Tensor] = []  # what the C structures point into
+        self._layers = (_Layer * shape.layers)(
+            *(self._layer(layer, num_blocks) for layer in weights.layers)
+        )
+        self._model = _Model(
+            *(getattr(shape, n) for n in ("layers", "hidden", "heads", "kv_heads", "head_dim")),
+            *(shape.inter, shape.vocab, shape.window, _DTYPES[self._dtype]),
+            self._library.specbatch_amx() if self._dtype is torch.bfloat16 else 0,
+            shape.eps,
+            shape.scaling,
+            self._keep(weights.embedding),
+            self._keep(weights.cos.float()),
+            self._keep(weights.sin.float()),
+            self._keep(weights.norm.float()),
+            self._linear(weights.head, None),
+            self._layers,
+        )
+        self._work: dict[str, Tensor] = {}
+
+    def forward(self, batch: DecoderBatch) -> Tensor:
+        """Feed the batch; float32 logits [num_rows, vocab] of the wanted rows."""
+        s, tokens, rows = self._shape, batch.ids.shape[0], batch.logit_rows.shape[0]
+        threads = torch.get_num_threads()
+        longest = max(batch.ragged.context_lens)
+        wide = -(-max(tokens, rows) // _ROW_PADDING) * _ROW_PADDING
+        qkv = (s.heads + 2 * s.kv_heads) * s.head_dim
+        logits = torch.empty(rows, s.vocab)
+        items, tables = _items(batch), _tables(batch)
+        arguments = _Batch(
+            *(tokens, rows, items[0].shape[0], tables.shape[1]),
+            *(_address(t) for t in (batch.ids, batch.positions, batch.ragged.slots)),
+            *(item.ctypes.data for item in items),
+            tables.ctypes.data,
+            _address(batch.logit_rows),
+            _address(logits),
+            longest,
+            self._space("x", wide * s.hidden, torch.float32),
+            self._space("act", wide * max(s.hidden, s.heads * s.head_dim), self._dtype),
+            self._space("qkv", wide * qkv, torch.float32),
+            self._space("hidden", wide * s.inter, self._dtype),
+            self._space("scores", threads * _QUERIES * (longest + BLOCK_SIZE), torch.float32),
+        )
+        self._library.specbatch_decode(byref(self._model), byref(arguments), c_int32(threads))
+        return logits
+
+    def _layer(self, w: LayerWeights, num_blocks: int) -> _Layer:
+        s = self._shape
+        # Gate and up rows in turns of 16, so that one block of outputs holds both.
+        gate_up = torch.stack((w.gate.unflatten(0, (-1, 16)), w.up.unflatten(0, (-1, 16))), 1)
+        size = num_blocks * s.kv_heads * s.head_dim * BLOCK_SIZE
+        return _Layer(
+            self._keep(w.norm1.float()),
+            self._keep(w.norm2.float()),
+            self._keep(w.q_norm.float()) if w.q_norm is not None else None,
+            self._keep(w.k_norm.float()) if w.k_norm is not None else None,
+            self._linear(torch.cat((w.q, w.k, w.v)), w.qkv_bias),
+            self._linear(w.o, w.o_bias),
+            self._linear(gate_up.flatten(0, 2), None),
+            self._linear(w.down, None),
+            self._keep(torch.zeros(size, dtype=self._dtype)),
+            self._keep(torch.zeros(size, dtype=self._dtype)),
+        )
+
+    def _linear(self, weight: Tensor, bias: Tensor | None) -> _Linear:
+        n, k = weight.shape
+        packed = torch.empty(-(-n // 32) * 32 * k, dtype=self._dtype)
+        weight = weight.to(self._dtype).contiguous()
+        self._library.specbatch_pack(
+            c_int32(_DTYPES[self._dtype]),
+            c_void_p(weight.data_ptr()),
+            c_int32(n),
+            c_int32(k),
+            c_void_p(packed.data_ptr()),
+        )
+        return _Linear(
+            self._keep(packed), self._keep(bias.float()) if bias is not None else None, n, k
+        )
+
+    def _keep(self, tensor: Tensor) -> int:
+        tensor = tensor.detach().contiguous()
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+    def _space(self, name: str, size: int, dtype: torch.dtype) -> int:
+        """Workspace that only grows. Its rows beyond the batch may hold anything."""
+        if name not in self._work or self._work[name].numel() < size:
+            self._work[name] = torch.zeros(size * 5 // 4, dtype=dtype)
+        return self._work[name].data_ptr()
+
+
+def _address(tensor: Tensor) -> int:
+    assert tensor.is_contiguous(), "the C side reads rows without strides"
+    return tensor.data_ptr()
+
+
+def _items(batch: DecoderBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Pieces of at most 8 tokens of one sequence: (sequence, first token, tokens), int32 each."""
+    starts = np.asarray(batch.ragged.query_starts, dtype=np.int64)
+    lengths = np.diff(starts)
+    pieces = -(-lengths // _ITEM_TOKENS)
+    seq = np.repeat(np.arange(len(lengths)), pieces)
+    ordinal = np.arange(len(seq)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    first = starts[seq] + ordinal * _ITEM_TOKENS
+    count = np.minimum(starts[seq + 1] - first, _ITEM_TOKENS)
+    return seq.astype(np.int32), first.astype(np.int32), count.astype(np.int32)
+
+
+def _tables(batch: DecoderBatch) -> np.ndarray:
+    """Block tables as one int32 [num_seqs, width] array."""
+    tables = batch.ragged.block_tables
+    out = np.zeros((len(tables), max(map(len, tables))), dtype=np.int32)
+    for i, table in enumerate(tables):
+        out[i, : len(table)] = table
+    return out

@@ -1,0 +1,104 @@
+"""Builds the C sources with the machine's compiler, once, and loads them.
+
+The library is kept in the user's cache, named by a hash of the sources, the compiler and the
+processor. Without a compiler the caller takes the torch path; the reason is in the exception.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+log = logging.getLogger(__name__)
+
+_SOURCES = Path(__file__).parent / "csrc"
+_FLAGS = ("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC")
+_BUILD_SEC = 120
+
+
+class NativeUnavailableError(Exception):
+    """The C kernels cannot be used here; the message says why."""
+
+
+@lru_cache(maxsize=1)
+def library() -> ctypes.CDLL:
+    """The loaded library. Raises `NativeUnavailableError`."""
+    if os.environ.get("SPECBATCH_NATIVE", "1") == "0":
+        raise NativeUnavailableError("switched off by SPECBATCH_NATIVE=0")
+    if platform.system() != "Linux":
+        raise NativeUnavailableError(f"not built on {platform.system()}")
+    compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
+    if compiler is None:
+        raise NativeUnavailableError("no C compiler was found")
+    openmp = _openmp_runtime()
+    target = _cache_folder() / f"decoder-{_fingerprint(compiler, openmp)}.so"
+    if not target.exists():
+        _build(compiler, openmp, target)
+    try:
+        loaded = ctypes.CDLL(str(target))
+    except OSError as error:
+        raise NativeUnavailableError(f"{target.name} cannot be loaded: {error}") from error
+    log.info("native kernels from %s", target)
+    return loaded
+
+
+def _build(compiler: str, openmp: str | None, target: Path) -> None:
+    """Compile into a temporary file, then rename: processes may race, all win."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        made = Path(folder) / target.name
+        command = [compiler, *_FLAGS, "-o", str(made), str(_SOURCES / "decoder.c"), "-lm"]
+        if openmp:
+            # Named itself, so that the compiler's own runtime is not needed.
+            command += ["-fopenmp", "-Wl,--as-needed", openmp]
+        try:
+            subprocess.run(command, check=True, capture_output=True, timeout=_BUILD_SEC)
+        except subprocess.CalledProcessError as error:
+            reason = error.stderr.decode(errors="replace").strip().splitlines()[:3]
+            raise NativeUnavailableError(f"the C compiler failed: {' / '.join(reason)}") from error
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise NativeUnavailableError(f"the C compiler failed: {error}") from error
+        made.replace(target)
+
+
+def _openmp_runtime() -> str | None:
+    """The OpenMP runtime torch has loaded, if it is GNU's: two runtimes would fight for cores."""
+    torch.get_num_threads()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line.rpartition(" ")[2]
+        if "libgomp" in path:
+            return path
+    return None
+
+
+def _cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "specbatch"
+
+
+def _fingerprint(compiler: str, openmp: str | None) -> str:
+    digest = hashlib.sha256()
+    for source in sorted(_SOURCES.iterdir()):
+        digest.update(source.read_bytes())
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
+    digest.update(version + " ".join(_FLAGS).encode() + (openmp or "").encode())
+    digest.update(_processor().encode())
+    return digest.hexdigest()[:16]
+
+
+def _processor() -> str:
+    """Model and features: -march=native means something else elsewhere."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith(("flags", "Features")):
+            return platform.machine() + line
+    return platform.machine()

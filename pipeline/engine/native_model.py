@@ -1,0 +1,96 @@
+"""Which models run as one native decoder pass, and their weights in its terms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbatch.kernels.decoder import cpu
+from specbatch.kernels.decoder.contract import DecoderShape, DecoderWeights, LayerWeights
+
+# Families whose layers are exactly: norm, rotary attention, norm, SwiGLU.
+_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+# Rotary tables that do not change with the length of the sequence.
+_STATIC_ROPE = ("default", "linear", "llama3", "yarn")
+
+
+class NotNativeError(Exception):
+    """The model takes the torch path; the message says why."""
+
+
+def lower(module: Any, context_tokens: int) -> tuple[DecoderShape, DecoderWeights]:
+    """Shape and weights (views, not copies) of a loaded model. Raises `NotNativeError`."""
+    config = module.config
+    if config.model_type not in _FAMILIES:
+        raise NotNativeError(f"architecture {config.model_type} has no native pass")
+    if config.hidden_act != "silu" or getattr(config, "mlp_bias", False):
+        raise NotNativeError("its feed-forward layers are not plain SwiGLU")
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type", "default") not in _STATIC_ROPE:
+        raise NotNativeError(f"rope type {rope.get('rope_type')} depends on the length")
+    first = module.model.layers[0].self_attn
+    shape = DecoderShape(
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=first.head_dim,
+        inter=config.intermediate_size,
+        vocab=config.vocab_size,
+        window=_window(config),
+        eps=config.rms_norm_eps,
+        scaling=first.scaling,
+    )
+    reason = cpu.why_not(shape, module.dtype)
+    if reason is not None:
+        raise NotNativeError(reason)
+    cos, sin = _rotary(module, context_tokens)
+    return shape, DecoderWeights(
+        embedding=module.model.embed_tokens.weight,
+        head=module.lm_head.weight,
+        norm=module.model.norm.weight,
+        cos=cos,
+        sin=sin,
+        layers=tuple(_layer(layer) for layer in module.model.layers),
+    )
+
+
+def _layer(layer: Any) -> LayerWeights:
+    attention, mlp = layer.self_attn, layer.mlp
+    biases = [p.bias for p in (attention.q_proj, attention.k_proj, attention.v_proj)]
+    return LayerWeights(
+        norm1=layer.input_layernorm.weight,
+        norm2=layer.post_attention_layernorm.weight,
+        q=attention.q_proj.weight,
+        k=attention.k_proj.weight,
+        v=attention.v_proj.weight,
+        o=attention.o_proj.weight,
+        gate=mlp.gate_proj.weight,
+        up=mlp.up_proj.weight,
+        down=mlp.down_proj.weight,
+        qkv_bias=None if biases[0] is None else torch.cat(biases),
+        o_bias=attention.o_proj.bias,
+        q_norm=attention.q_norm.weight if hasattr(attention, "q_norm") else None,
+        k_norm=attention.k_norm.weight if hasattr(attention, "k_norm") else None,
+    )
+
+
+def _window(config: Any) -> int:
+    """The sliding window all layers share; 0 for none."""
+    kinds = set(getattr(config, "layer_types", None) or ())
+    window = getattr(config, "sliding_window", None)
+    if window is None or kinds == {"full_attention"}:
+        return 0
+    if len(kinds) > 1:
+        raise NotNativeError("its layers differ in their attention windows")
+    return int(window)
+
+
+@torch.inference_mode()
+def _rotary(module: Any, positions: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of all positions, float32 [positions, head_dim]."""
+    at = torch.arange(positions)[None]
+    cos, sin = module.model.rotary_emb(torch.zeros(1, dtype=torch.float32), position_ids=at)
+    return cos[0], sin[0]
