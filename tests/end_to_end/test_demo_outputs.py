@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import demo
-from support.engines import complete, decided, make_engine
-from support.models import tiny_llama
 from transformers import AutoModelForCausalLM
 
 from specbatch.schemas.records import SamplingParams
+from support import demo
+from support.engines import complete, decided, make_engine
+from support.models import tiny_llama
 
 GREEDY = SamplingParams(max_tokens=48)
 SAMPLED = SamplingParams(max_tokens=32, temperature=0.8, top_p=0.95)
