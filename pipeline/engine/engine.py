@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -59,7 +59,7 @@ class _Work:
     @property
     def decoding(self) -> bool:
         """No prompt takes part."""
-        return all(p.decides and p.take == 1 for p in self.plan)
+        return len(self.deciding) == len(self.plan) and all(p.take == 1 for p in self.plan)
 
 
 class Engine:
@@ -84,18 +84,24 @@ class Engine:
     # --- what callers do -----------------------------------------------------------------------
     def add(self, request: Request) -> None:
         """Queue a request. One that cannot fit is answered with an error by the next step."""
-        limit = self._runner.context_tokens
+        limit, vocab_size = self._runner.context_tokens, self._runner.vocab_size
+        if not _all_within(request.draft_ids, vocab_size):  # a hint that cannot be right
+            request = replace(request, draft_ids=())
         eos = frozenset() if request.params.ignore_eos else self._runner.eos_ids
+        stop_ids = eos | frozenset(request.params.stop_token_ids)
         sequence = Sequence(
             request=request,
-            stop_ids=eos | frozenset(request.params.stop_token_ids),
+            stop_ids=frozenset(token for token in stop_ids if 0 <= token < vocab_size),
             max_length=min(limit, len(request.prompt_ids) + request.params.max_tokens),
         )
         if len(request.prompt_ids) >= limit or not request.prompt_ids:
-            sequence.finish_reason = FinishReason.ERROR
             sequence.error = (
                 f"prompt of {len(request.prompt_ids)} tokens does not fit the context of {limit}"
             )
+        elif not _all_within(request.prompt_ids, vocab_size):
+            sequence.error = f"prompt has a token outside the vocabulary of {vocab_size}"
+        if sequence.error is not None:
+            sequence.finish_reason = FinishReason.ERROR
             self._rejected.append(sequence.completion())
             return
         self._scheduler.waiting.append(sequence)

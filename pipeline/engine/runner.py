@@ -35,6 +35,7 @@ class ModelRunner:
         self.blocks = BlockManager(num_blocks, BLOCK_SIZE)
         self.device = model.device
         self.eos_ids = model.eos_ids
+        self.vocab_size = model.folder.vocab_size
         self._context_tokens = min(model.folder.context_tokens, self.blocks.capacity_tokens)
         self._decoder: Decoder
         if model.native is not None:

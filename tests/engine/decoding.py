@@ -1,0 +1,154 @@
+"""Engines whose books can be read, prompts, and what a completion must be."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from specbatch.pipeline.engine.block_proposer import BlockProposer
+from specbatch.pipeline.engine.draft_model import DraftModelProposer
+from specbatch.pipeline.engine.engine import Engine
+from specbatch.pipeline.engine.loader import LoadedModel
+from specbatch.pipeline.engine.proposer import Proposer
+from specbatch.pipeline.engine.runner import BLOCK_SIZE, ModelRunner
+from specbatch.pipeline.engine.sequence import Completion, Request
+from specbatch.pipeline.engine.sequence import Sequence as Row
+from specbatch.schemas.records import FinishReason, Origin, SamplingParams
+from support.engines import loaded
+
+VOCAB = 300
+AMPLE_BLOCKS = 1024
+
+
+class WatchedBlockProposer(BlockProposer):
+    """Sees every preemption: a sequence is forgotten that is not finished."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.preempted = 0
+
+    def forget(self, sequence: Row) -> None:
+        self.preempted += sequence.finish_reason is None
+        super().forget(sequence)
+
+
+@dataclass
+class Bench:
+    """An engine, and the parts of it that tests look at."""
+
+    engine: Engine
+    runners: list[ModelRunner]
+    blocks: WatchedBlockProposer
+    finished: dict[str, Completion] = field(default_factory=dict)
+
+    def add(self, *requests: Request) -> Bench:
+        for request in requests:
+            self.engine.add(request)
+        return self
+
+    def step(self) -> None:
+        self.keep(self.engine.step())
+
+    def keep(self, completions: Sequence[Completion]) -> None:
+        for completion in completions:
+            assert completion.request_id not in self.finished, "finished twice"
+            self.finished[completion.request_id] = completion
+
+    def run(self) -> dict[str, Completion]:
+        for _ in range(20_000):
+            if self.engine.idle:
+                return self.finished
+            self.step()
+        raise AssertionError("the engine does not come to an end")
+
+    def assert_all_blocks_are_free(self) -> None:
+        for runner in self.runners:
+            assert runner.blocks.free_blocks == runner.blocks.num_blocks - 1
+
+
+def runner_of(model: LoadedModel, num_blocks: int) -> ModelRunner:
+    token_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_dim * model.dtype.itemsize
+    runner = ModelRunner(model, num_blocks * BLOCK_SIZE * token_bytes)
+    assert runner.blocks.num_blocks == num_blocks
+    return runner
+
+
+def bench(
+    verifier: Path,
+    proposer: Path | None = None,
+    *,
+    others: Sequence[Proposer] = (),
+    dtype: str = "float32",
+    max_sequences: int = 64,
+    max_batch_tokens: int = 2048,
+    num_blocks: int = AMPLE_BLOCKS,
+    draft_blocks: int | None = None,
+) -> Bench:
+    runners = [runner_of(loaded(verifier, dtype), num_blocks)]
+    watched = WatchedBlockProposer()
+    proposers: list[Proposer] = [watched, *others]
+    if proposer is not None:
+        runners.append(runner_of(loaded(proposer, dtype), draft_blocks or num_blocks))
+        proposers.append(DraftModelProposer(runners[1]))
+    engine = Engine(runners[0], tuple(proposers), max_sequences, max_batch_tokens)
+    return Bench(engine, runners, watched)
+
+
+def prompts(
+    count: int, shortest: int = 1, longest: int = 70, seed: int = 0
+) -> list[tuple[int, ...]]:
+    generator = random.Random(seed)
+    return [
+        tuple(generator.randrange(256) for _ in range(generator.randint(shortest, longest)))
+        for _ in range(count)
+    ]
+
+
+@lru_cache(maxsize=4096)
+def alone(
+    verifier: Path, prompt: tuple[int, ...], params: SamplingParams, seed: int, dtype: str
+) -> Completion:
+    """What one request gives by itself, one token at a time, with nothing else in the engine."""
+    one = _engine_of_one(verifier, dtype)
+    one.finished.clear()
+    return one.add(Request("alone", prompt, params, seed, depth=0)).run()["alone"]
+
+
+@lru_cache(maxsize=4)
+def _engine_of_one(verifier: Path, dtype: str) -> Bench:
+    return bench(verifier, dtype=dtype, max_sequences=1)
+
+
+def baseline_of(verifier: Path, dtype: str = "float32") -> Callable[[Request], Completion]:
+    return lambda r: alone(verifier, r.prompt_ids, r.params, r.seed, dtype)
+
+
+def assert_same(got: Completion, expected: Completion) -> None:
+    """Everything that depends on the request alone, to the last bit."""
+    assert got.token_ids == expected.token_ids
+    assert got.logprobs == expected.logprobs
+    assert got.finish_reason == expected.finish_reason
+    assert_counts_add_up(got)
+
+
+def assert_counts_add_up(completion: Completion) -> None:
+    """Each pass emits what it accepted and one token more; only a stop inside a draft cuts."""
+    emitted = len(completion.token_ids)
+    origins = completion.origins
+    assert len(origins) == len(completion.logprobs) == emitted
+    cut = completion.accepted + completion.verifier_passes - emitted
+    if completion.finish_reason is FinishReason.STOP:
+        assert 0 <= cut <= max(len(completion.proposed_at_depth), 0)
+    else:
+        assert cut == 0
+    own = sum(origin != Origin.ACCEPTED for origin in origins)
+    assert own == completion.verifier_passes - (cut > 0)
+    assert completion.proposed == sum(completion.proposed_at_depth)
+    assert completion.accepted == sum(completion.accepted_at_depth)
+    assert completion.accepted <= completion.proposed
+    assert list(completion.accepted_at_depth) == sorted(completion.accepted_at_depth, reverse=True)
+    if not completion.proposed:
+        assert set(origins) <= {Origin.PLAIN}

@@ -1,0 +1,187 @@
+"""The engine writes what the verifier alone would have written, whatever drafts and neighbours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine.decoding import VOCAB, alone, assert_same, baseline_of, bench, prompts
+
+from specbatch.kernels.verify.reference import sample
+from specbatch.pipeline.engine.sampling import sampling_rows
+from specbatch.pipeline.engine.sequence import Request, Sequence
+from specbatch.schemas.records import FinishReason, SamplingParams
+from support.models import TinyPair
+
+GREEDY = SamplingParams(max_tokens=40)
+SAMPLED = SamplingParams(max_tokens=24, temperature=0.8, top_p=0.95)
+DEPTHS = [0, 1, 4, 8, None]
+
+
+def transformers_model(folder: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def requests(
+    params: SamplingParams, count: int, depth: int | None = None, longest: int = 70
+) -> list[Request]:
+    return [
+        Request(str(i), prompt, params, seed=1000 + i, depth=depth)
+        for i, prompt in enumerate(prompts(count, longest=longest))
+    ]
+
+
+def proposer_folder(pair: TinyPair, kind: str) -> Path | None:
+    return {"none": None, "right": pair.verifier, "random": pair.draft}[kind]
+
+
+@pytest.mark.parametrize("depth", [0, 4], ids=lambda d: f"depth{d}")
+def test_greedy_outputs_are_those_of_generate(tiny_pair: TinyPair, depth: int) -> None:
+    asked = requests(GREEDY, 30, depth)
+    got = bench(tiny_pair.verifier, tiny_pair.draft).add(*asked).run()
+    model = transformers_model(tiny_pair.verifier)
+    for request in asked:
+        ids = torch.tensor([request.prompt_ids])
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False
+        )
+        assert got[request.request_id].token_ids == tuple(out[0, ids.shape[1] :].tolist())
+
+
+def test_sampled_outputs_are_those_of_the_definition(tiny_pair: TinyPair) -> None:
+    """No engine, no cache, no attention of ours: the logits of transformers, token by token."""
+    model = transformers_model(tiny_pair.verifier)
+    for request in requests(SAMPLED, 6):
+        row = Sequence(request, frozenset(), max_length=500)
+        logprobs = []
+        while row.num_output < SAMPLED.max_tokens:
+            with torch.no_grad():
+                logits = model(torch.tensor([row.tokens])).logits[0, -1:].float()
+            sampling, counters = sampling_rows([row], [1], logits.device)
+            row.tokens.append(int(sample(logits, counters, sampling)))
+            logprobs.append(float(logits.log_softmax(-1)[0, row.tokens[-1]]))
+        completion = alone(tiny_pair.verifier, request.prompt_ids, SAMPLED, request.seed, "float32")
+        assert completion.token_ids == tuple(row.output)[: len(completion.token_ids)]
+        assert completion.logprobs == pytest.approx(logprobs[: len(completion.logprobs)], abs=1e-4)
+
+
+@pytest.mark.parametrize("depth", DEPTHS, ids=lambda d: f"depth-{'auto' if d is None else d}")
+@pytest.mark.parametrize("proposer", ["none", "right", "random"])
+@pytest.mark.parametrize("concurrent", [1, 64], ids=lambda n: f"{n}-at-once")
+def test_sampled_outputs_do_not_depend_on_depth_proposer_or_company(
+    tiny_pair: TinyPair, depth: int | None, proposer: str, concurrent: int
+) -> None:
+    asked = requests(SAMPLED, 64 if concurrent == 64 else 5, depth)
+    one = bench(tiny_pair.verifier, proposer_folder(tiny_pair, proposer), max_sequences=concurrent)
+    got = one.add(*asked).run()
+    for request in asked:
+        assert_same(got[request.request_id], baseline_of(tiny_pair.verifier)(request))
+    one.assert_all_blocks_are_free()
+    accepted = sum(c.accepted for c in got.values())
+    if depth and proposer == "right":
+        assert accepted == sum(c.proposed for c in got.values()) > 0
+    if depth == 0 or proposer == "none":
+        assert sum(c.proposed for c in got.values()) == 0
+
+
+@pytest.mark.parametrize("depth", [0, 4, None], ids=lambda d: f"depth-{'auto' if d is None else d}")
+@pytest.mark.parametrize("proposer", ["none", "random"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_tiny_cache_and_short_passes_change_nothing(
+    tiny_pair: TinyPair, depth: int | None, proposer: str, dtype: str
+) -> None:
+    """Sequences are preempted and prefilled again; prompts are fed in pieces of 13 tokens."""
+    asked = requests(SAMPLED, 24, depth)
+    one = bench(
+        tiny_pair.verifier,
+        proposer_folder(tiny_pair, proposer),
+        dtype=dtype,
+        num_blocks=12,
+        max_batch_tokens=13,
+    )
+    got = one.add(*asked).run()
+    for request in asked:
+        assert_same(got[request.request_id], baseline_of(tiny_pair.verifier, dtype)(request))
+    assert one.blocks.preempted > 0
+    one.assert_all_blocks_are_free()
+
+
+@pytest.mark.parametrize("depth", [1, 8], ids=lambda d: f"depth{d}")
+@pytest.mark.parametrize("proposer", ["right", "random"])
+def test_bfloat16_keeps_its_bits_as_well(
+    tiny_pair: TinyPair, depth: int | None, proposer: str
+) -> None:
+    asked = requests(SAMPLED, 40, depth)
+    got = (
+        bench(tiny_pair.verifier, proposer_folder(tiny_pair, proposer), dtype="bfloat16")
+        .add(*asked)
+        .run()
+    )
+    for request in asked:
+        assert_same(got[request.request_id], baseline_of(tiny_pair.verifier, "bfloat16")(request))
+
+
+@pytest.mark.parametrize("length", [126, 127, 128, 129, 250])
+def test_drafts_across_the_edge_of_a_chunk_change_nothing(tiny_pair: TinyPair, length: int) -> None:
+    prompt = prompts(1, length, length)[0]
+    for params in (GREEDY, SAMPLED):
+        request = Request("r", prompt, params, seed=5, depth=5)
+        got = bench(tiny_pair.verifier, tiny_pair.verifier).add(request).run()["r"]
+        assert_same(got, baseline_of(tiny_pair.verifier)(request))
+
+
+@pytest.mark.parametrize("kind", ["right", "spoilt", "random", "short", "out of the vocabulary"])
+@pytest.mark.parametrize("depth", [4, None], ids=["depth4", "depth-auto"])
+def test_pregenerated_blocks_change_nothing(
+    tiny_pair: TinyPair, kind: str, depth: int | None
+) -> None:
+    baseline = baseline_of(tiny_pair.verifier)
+    asked = []
+    for i, plain in enumerate(requests(SAMPLED, 20)):
+        truth = list(baseline(plain).token_ids)
+        block = {
+            "right": truth,
+            "spoilt": [7 if at % 5 == 3 else token for at, token in enumerate(truth)],
+            "random": list(prompts(1, 30, 30, seed=i)[0]),
+            "short": truth[:3],
+            "out of the vocabulary": [*truth[:2], VOCAB, -1, 2**40, *truth[5:]],
+        }[kind]
+        asked.append(
+            Request(str(i), plain.prompt_ids, SAMPLED, plain.seed, tuple(block), depth=depth)
+        )
+    one = bench(tiny_pair.verifier)
+    got = one.add(*asked).run()
+    for request in asked:
+        assert_same(got[request.request_id], baseline(request))
+    if kind == "right":
+        assert sum(c.accepted for c in got.values()) == sum(c.proposed for c in got.values()) > 0
+    one.assert_all_blocks_are_free()
+
+
+def test_one_sequence_s_nan_spoils_no_other(tiny_pair: TinyPair, tmp_path: Path) -> None:
+    """Token 7 is poison. Its sequences fail by themselves, and their blocks are used again."""
+    model = transformers_model(tiny_pair.verifier)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[7] = torch.nan
+    model.save_pretrained(tmp_path)
+    asked = []
+    for i, plain in enumerate(requests(SAMPLED, 24)):
+        poison = (7,) if i % 3 == 0 else ()
+        prompt = (*(token for token in plain.prompt_ids[:40] if token != 7), *poison, 9)
+        asked.append(Request(plain.request_id, prompt, SAMPLED, plain.seed))
+    one = bench(tmp_path, tiny_pair.draft, num_blocks=9)
+    got = one.add(*asked).run()
+    for request in asked:
+        completion = got[request.request_id]
+        expected = baseline_of(tiny_pair.verifier)(request)
+        if 7 in request.prompt_ids:
+            assert completion.finish_reason is FinishReason.ERROR
+            assert completion.error == "the verifier's logits are NaN at token 0"
+        elif 7 not in expected.token_ids:
+            assert_same(completion, expected)
+    assert sum(c.finish_reason is FinishReason.ERROR for c in got.values()) >= 8
+    one.assert_all_blocks_are_free()
