@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -22,6 +23,8 @@ from specbatch.schemas.errors import ModelError
 log = logging.getLogger(__name__)
 
 ATTENTION_NAME = "specbatch_paged"
+# transformers keeps global state while it loads: two threads at once lose each other's weights.
+_loading = threading.Lock()
 _DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
@@ -60,13 +63,14 @@ def load_model(
     chosen = choose_dtype(dtype, torch.device(device))
     AttentionInterface.register(ATTENTION_NAME, _attention)
     try:
-        module = AutoModelForCausalLM.from_pretrained(
-            str(folder.path),
-            dtype=chosen,
-            attn_implementation=ATTENTION_NAME,
-            use_safetensors=True,
-            trust_remote_code=False,
-        )
+        with _loading:
+            module = AutoModelForCausalLM.from_pretrained(
+                str(folder.path),
+                dtype=chosen,
+                attn_implementation=ATTENTION_NAME,
+                use_safetensors=True,
+                trust_remote_code=False,
+            )
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise ModelError(f"model `{folder.ref}` cannot be loaded: {error}") from error
     module = module.to(device).eval().requires_grad_(False)
