@@ -59,6 +59,7 @@ def run_worker(
             without_mingle=True,
             without_heartbeat=True,
             loglevel="WARNING",
+            quiet=True,  # no banner: it shows settings that are not ours
         ).start()
     finally:
         worker.close()

@@ -108,7 +108,7 @@ def speed_of_earlier_jobs(settings: Settings, verifier: str) -> tuple[float, str
     except SpecbatchError:
         pass  # a plan needs no store
     if tokens and seconds:
-        return tokens / seconds, f"measured on {len(found)} finished jobs with this verifier"
+        return tokens / seconds, f"measured on earlier jobs with this verifier ({len(found)})"
     return ASSUMED_TOKENS_PER_SEC, (
         "assumed, for no job with this verifier has finished here; --tokens-per-sec changes it"
     )

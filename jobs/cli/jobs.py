@@ -30,10 +30,12 @@ def jobs(
     if not found:
         say("no jobs")
         return
-    table = Table("job", "name", "tenant", "state", "rows", "failed", "tokens", "created")
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("job", "name", "state", "rows", "failed", "tokens", "created"):
+        table.add_column(heading, no_wrap=heading != "name", overflow="fold")
     for job, progress in found:
-        created = datetime.fromtimestamp(job.created_at).strftime("%Y-%m-%d %H:%M:%S")
+        created = datetime.fromtimestamp(job.created_at).strftime("%m-%d %H:%M")
         rows = f"{progress.rows_done:,}/{progress.rows_total:,}"
         counts = [f"{progress.rows_failed:,}", f"{progress.completion_tokens:,}"]
-        table.add_row(job.job_id, job.name, job.tenant, str(job.state), rows, *counts, created)
+        table.add_row(job.job_id, job.name, str(job.state), rows, *counts, created)
     out.print(table)

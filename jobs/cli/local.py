@@ -59,7 +59,8 @@ def run_here(
     from specbatch.workers.app import make_ring
     from specbatch.workers.lifecycle import embedded
 
-    settings = settings.model_copy(update={"broker_url": "memory://"})
+    quieten()
+    settings = settings.model_copy(update={"broker_url": "memory://localhost/"})
     hint = how_to_go_on or f"`{retry_command(job)}`"
     try:
         with _sigterm_as_interrupt(), embedded(settings, spec.verifier, job.proposer) as running:
@@ -103,6 +104,13 @@ def _follow(
     except KeyboardInterrupt:
         remark("stopping after the current step ...")
         raise
+
+
+def quieten() -> None:
+    """No bars of other libraries beside ours."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
 
 
 def engine_counts(worker: Worker) -> EngineCounts:

@@ -127,6 +127,18 @@ def _owner(marker: bytes) -> str:
 
 
 def _check_writable(folder: Path) -> None:
+    """Make the missing folders, and remove them again."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise OutputError(f"output {folder} cannot be made: {there} is not a writable folder")
+        raise OutputError(f"output {folder} cannot be written: {there} is not a writable folder")
+    made: list[Path] = []
+    try:
+        for path in reversed([folder, *folder.parents]):
+            if not path.exists():
+                path.mkdir()
+                made.append(path)
+    except OSError as error:
+        raise OutputError(f"output {folder} cannot be made: {error.strerror}") from None
+    finally:
+        for path in reversed(made):
+            path.rmdir()

@@ -42,6 +42,9 @@ def read_spec_file(file: Path) -> dict[str, Any]:
         raise SpecError(f"spec file {file} is not valid YAML: {_where(error)}") from None
     if not isinstance(values, dict):
         raise SpecError(f"spec file {file} must hold a mapping with input, output and verifier")
+    speculation = values.get("speculation")
+    if isinstance(speculation, dict) and speculation.get("depth") is False:
+        values["speculation"] = {**speculation, "depth": "off"}  # YAML takes `off` for false
     return values
 
 

@@ -35,15 +35,16 @@ def worker(
         int, typer.Option(help="groups it holds at once; they share one fused batch", min=1)
     ] = 16,
 ) -> None:
-    """Run a worker. `verify` needs --verifier, `propose` needs --proposer; both may have both."""
+    """Run a worker. `verify` needs --verifier, `propose` needs --proposer; each may have both."""
     settings = load_settings()
-    check_broker_url(settings)
     kinds = kinds_of(kind, verifier, proposer)
+    check_broker_url(settings)
     models = [
         model_ref(ref, Path.cwd()) if ref and ref != "none" else None
         for ref in (verifier, proposer)
     ]
-    logging.getLogger().setLevel(logging.INFO)
+    for name in ("celery", "specbatch"):
+        logging.getLogger(name).setLevel(logging.INFO)
     remark(f"worker for {', '.join(kinds)} on {mask_url(settings.broker_url)}; Ctrl-C ends it")
     from specbatch.workers.lifecycle import run_worker
 

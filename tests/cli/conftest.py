@@ -1,0 +1,91 @@
+"""Commands run in this process, on tiny models, each test in a folder of its own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from specbatch.jobs.cli.main import main
+from support.models import TinyPair
+
+
+@dataclass(frozen=True)
+class Called:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """The last line of stdout."""
+        return orjson.loads(self.out.strip().splitlines()[-1])
+
+    @property
+    def complaint(self) -> str:
+        """The one `error:` line."""
+        (line,) = [line for line in self.err.splitlines() if line.startswith("error: ")]
+        assert "Traceback" not in self.err
+        return line.removeprefix("error: ")
+
+
+Cli = Callable[..., Called]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder, with `prompts.parquet` (12 good rows) in it."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "prompts.parquet", [f"def f{i}(x):" for i in range(12)])
+    return tmp_path
+
+
+@pytest.fixture
+def cli(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """`cli("jobs", "--json")` runs `specbatch jobs --json`."""
+    assert folder.is_dir()
+
+    def call(*arguments: object) -> Called:
+        monkeypatch.setattr(sys, "argv", ["specbatch", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        captured = capsys.readouterr()
+        code = left.value.code
+        return Called(
+            code if isinstance(code, int) else int(bool(code)), captured.out, captured.err
+        )
+
+    return call
+
+
+@pytest.fixture
+def job(tiny_pair: TinyPair) -> list[object]:
+    """Flags of a small job on the tiny pair; more flags may follow and win."""
+    return [
+        "--input", "prompts.parquet", "--output", "out", "--max-tokens", 6,
+        "--verifier", tiny_pair.verifier, "--proposer", tiny_pair.draft,
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def bad_rows(folder: Path) -> Path:
+    """Eight rows: a null, an empty prompt and a doubled id among them."""
+    prompts = ["a", None, "", "b", "c", "d", "e", "f"]
+    return write(folder / "bad.parquet", prompts, ids=["0", "1", "2", "3", "3", "5", "6", "7"])
+
+
+def write(path: Path, prompts: list[Any], ids: list[str] | None = None) -> Path:
+    """A Parquet file of ids, prompts and a column of numbers."""
+    ids = ids or [f"row-{i}" for i in range(len(prompts))]
+    numbers = list(range(len(prompts)))
+    pq.write_table(pa.table({"id": ids, "prompt": prompts, "number": numbers}), path)
+    return path

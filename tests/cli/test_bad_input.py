@@ -1,0 +1,191 @@
+"""Wrong input gets one sentence and exit code 2, before anything is stored or started."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.models import TinyPair, tiny_llama
+
+BAD_FLAGS = {
+    "missing file": (["--input", "nope.parquet"], "nope.parquet does not exist or is empty"),
+    "truncated": (["--input", "cut.parquet"], "cut.parquet is truncated or not Parquet"),
+    "not parquet": (["--input", "text.parquet"], "text.parquet is truncated or not Parquet"),
+    "missing column": (["--prompt-column", "p"], "no column `p`; its columns are id, prompt"),
+    "wrong type": (["--prompt-column", "number"], "column `number` of"),
+    "no glob match": (["--input", "x*.parquet"], "no file matches input"),
+    "no model": (["--verifier", "./nowhere"], "does not exist"),
+    "not a model": (["--verifier", "empty"], "no config.json"),
+    "other vocabulary": (["--proposer", "other"], "they must share one vocabulary"),
+    "architecture": (["--verifier", "gpt"], "architecture `gpt2`, which is not supported"),
+    "remote code": (["--verifier", "remote"], "trust_remote_code"),
+    "pickle weights": (["--verifier", "pickled"], "only pickle weights (pytorch_model.bin)"),
+    "output is a file": (["--output", "prompts.parquet"], "is a file; name a folder"),
+    "output cannot be made": (["--output", "prompts.parquet/x"], "cannot be"),
+    "output has parts": (["--output", "taken"], "already holds part-00000.parquet"),
+    "temperature": (["--temperature", "-1"], "`sampling.temperature`"),
+    "top_p": (["--top-p", "1.5"], "`sampling.top_p`"),
+    "dtype": (["--dtype", "float8"], "'auto', 'bfloat16', 'float16' or 'float32'"),
+    "exactness": (["--exactness", "roughly"], "'bitwise' or 'fast'"),
+    "depth": (["--depth", "deep"], "'auto' or 'off'"),
+    "format": (["--format", "csv"], "'auto', 'parquet', 'jsonl' or 'openai'"),
+    "prompt kind": (["--prompt-kind", "audio"], "'text', 'token_ids' or 'messages'"),
+    "stop ids": (["--stop-token-ids", "1,x"], "`sampling.stop_token_ids.1`"),
+    "min above max": (["--min-tokens", "9"], "min_tokens 9 is above max_tokens 6"),
+    "seed": (["--seed", "-1"], "`sampling.seed`"),
+    "name": (["--name", "a/b"], "field `name`"),
+}
+
+
+@pytest.fixture
+def things(folder: Path, tiny_pair: TinyPair) -> Path:
+    """Everything that `BAD_FLAGS` names."""
+    whole = (folder / "prompts.parquet").read_bytes()
+    (folder / "cut.parquet").write_bytes(whole[: len(whole) // 2])
+    (folder / "text.parquet").write_text("hello")
+    (folder / "empty").mkdir()
+    tiny_llama(folder / "other", vocab_size=280)
+    for name, changes in {
+        "gpt": {"model_type": "gpt2"},
+        "remote": {"auto_map": {"AutoModel": "x.Y"}},
+        "pickled": {},
+    }.items():
+        shutil.copytree(tiny_pair.verifier, folder / name)
+        config = folder / name / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | changes))
+    (folder / "pickled" / "model.safetensors").rename(folder / "pickled" / "pytorch_model.bin")
+    (folder / "taken").mkdir()
+    (folder / "taken" / "part-00000.parquet").touch()
+    return folder
+
+
+@pytest.mark.parametrize("name", BAD_FLAGS)
+def test_a_wrong_flag_is_named_and_nothing_is_started(
+    cli: Any, job: Any, things: Path, name: str
+) -> None:
+    flags, words = BAD_FLAGS[name]
+    refused = cli("submit-job", *job, "--local", *flags)
+    assert refused.code == 2
+    assert words in refused.complaint
+    assert not refused.out
+    assert not (things / "out").exists()
+    assert cli("jobs", "--json").json == []
+
+
+BAD_FILES = {
+    "no file": (None, "does not exist"),
+    "not yaml": ("a: [b", "is not valid YAML"),
+    "a list": ("- x", "must hold a mapping"),
+    "binary": (b"\xff\xfe\x00", "is not a text file"),
+    "nothing given": ("name: x", "add --input --output --verifier"),
+    "unknown field": (
+        "{input: {uri: a, colum: x}, output: {uri: b}, verifier: c}",
+        "unknown field `input.colum`; allowed here: format,",
+    ),
+    "wrong kind": ("{input: a, output: {uri: b}, verifier: c}", "field `input`"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_a_wrong_spec_file_gets_one_sentence(cli: Any, folder: Path, name: str) -> None:
+    content, words = BAD_FILES[name]
+    if content is not None:
+        data = content if isinstance(content, bytes) else content.encode()
+        (folder / "spec.yaml").write_bytes(data)
+    refused = cli("submit-job", "spec.yaml", "--local")
+    assert refused.code == 2
+    assert words in refused.complaint
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["submit-job", "--wat"], "No such option"),
+        (["submit-job", "--max-tokens", "many"], "is not a valid int"),
+        (["worker", "dance"], "is not one of"),
+        (["jobs", "--state", "odd"], "is not one of"),
+        (["show"], "Missing argument"),
+        (["nonesuch"], "No such command"),
+    ],
+)
+def test_wrong_usage_ends_with_2(cli: Any, arguments: list[str], words: str) -> None:
+    refused = cli(*arguments)
+    assert refused.code == 2
+    assert words in " ".join(refused.err.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["worker", "verify"], "needs --verifier"),
+        (["worker", "all", "--proposer", "x"], "needs --verifier"),
+        (["worker", "propose", "--verifier", "x"], "needs --proposer"),
+        (["worker", "ingest"], "the broker is memory://"),
+        (["show", "nonesuch"], "no job 'nonesuch'"),
+        (["cancel", "nonesuch"], "no job 'nonesuch'"),
+        (["retry", "nonesuch"], "no job 'nonesuch'"),
+    ],
+)
+def test_what_a_command_cannot_do_is_said_in_a_sentence(
+    cli: Any, arguments: list[str], words: str
+) -> None:
+    refused = cli(*arguments)
+    assert refused.code == 2
+    assert words in refused.complaint
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--timeout", 1], "--timeout needs --wait or --local"),
+        (["--tokens-per-sec", 1], "--tokens-per-sec needs --dry-run"),
+        ([], "the broker is memory://"),
+    ],
+)
+def test_flags_that_do_not_fit_together_are_refused(
+    cli: Any, job: Any, flags: list[object], words: str
+) -> None:
+    refused = cli("submit-job", *job, *flags)
+    assert refused.code == 2
+    assert words in refused.complaint
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "code", "words"),
+    [
+        ("LEASE_SEC", "soon", 2, "setting SPECBATCH_LEASE_SEC"),
+        ("SETTINGS", "nope.toml", 2, "which is not a file"),
+        ("DATABASE_URL", "mysql://u:secret@h/d", 2, "use sqlite or postgresql"),
+        ("DATABASE_URL", "postgresql://u:secret@127.0.0.1:1/d", 4, "did not answer in time"),
+    ],
+)
+def test_a_wrong_setting_is_named_without_its_password(
+    cli: Any, monkeypatch: pytest.MonkeyPatch, name: str, value: str, code: int, words: str
+) -> None:
+    monkeypatch.setenv(f"SPECBATCH_{name}", value)
+    refused = cli("jobs")
+    assert refused.code == code
+    assert words in refused.complaint
+    assert "secret" not in refused.err
+
+
+@pytest.mark.parametrize(
+    ("url", "code", "words"),
+    [
+        ("redis://u:secret@127.0.0.1:1/0", 4, "redis://u:***@127.0.0.1:1/0 cannot be reached"),
+        ("carrier-pigeon://u:secret@h", 2, "use redis://, amqp:// or memory://"),
+    ],
+)
+def test_a_wrong_broker_is_named_before_a_job_is_stored(
+    cli: Any, job: Any, monkeypatch: pytest.MonkeyPatch, url: str, code: int, words: str
+) -> None:
+    monkeypatch.setenv("SPECBATCH_BROKER_URL", url)
+    refused = cli("submit-job", *job)
+    assert refused.code == code
+    assert words in refused.complaint
+    assert "secret" not in refused.err
+    assert cli("jobs", "--json").json == []

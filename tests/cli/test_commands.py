@@ -1,0 +1,101 @@
+"""`jobs`, `show`, `retry`, `settings`, `migrate` and the demo's folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specbatch.jobs.cli.demo import demo_settings, demo_spec, prepare
+from specbatch.jobs.cli.show import quarantine_lines
+from specbatch.jobs.cli.worker import Kind, kinds_of
+from specbatch.schemas.errors import UsageError
+from specbatch.schemas.records import RejectedRow
+
+
+def test_jobs_lists_whole_ids_newest_first(cli: Any, job: Any) -> None:
+    for name in ("one", "two"):
+        cli("submit-job", *job, "--local", "--timeout", 0, "--output", name, "--name", name)
+    found = cli("jobs", "--json").json
+    assert [Path(row["output"]).name for row in found] == ["two", "one"]
+    table = cli("jobs")
+    assert all(row["job"] in table.out for row in found)
+    assert cli("jobs", "--state", "done").out == "no jobs\n"
+    assert len(cli("jobs", "--limit", 1, "--json").json) == 1
+
+
+def test_show_takes_the_first_characters_of_an_id(cli: Any, job: Any) -> None:
+    made = cli("submit-job", *job, "--local", "--json").json
+    shown = cli("show", made["job"][:14], "--json")
+    assert shown.json == made
+    assert "progress: 12 of 12 prompts, 1 of 1 groups" in cli("show", made["job"]).out
+
+
+def test_retry_of_a_finished_job_has_nothing_to_do(cli: Any, job: Any) -> None:
+    made = cli("submit-job", *job, "--local", "--json").json
+    assert "nothing to retry" in cli("retry", made["job"]).out
+    assert "nothing to cancel" in cli("cancel", made["job"]).out
+
+
+def test_quarantined_rows_are_grouped_with_a_few_examples() -> None:
+    rows = [RejectedRow(i, None, "null_prompt", "the prompt is null") for i in range(5)]
+    lines = quarantine_lines([RejectedRow(9, "a", "too_long", "it is"), *rows])
+    assert lines[0] == "quarantined, null_prompt: 5"
+    assert len(lines) == 1 + 3 + 1 + 1
+    assert lines[-1] == "    row 9 (id a): it is"
+
+
+def test_settings_are_printed_without_passwords(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECBATCH_BROKER_URL", "redis://u:secret@h/0")
+    monkeypatch.setenv("SPECBATCH_DATABASE_URL", "postgresql://u:secret@h/d")
+    shown = cli("settings", "--json")
+    assert shown.json["broker_url"] == "redis://u:***@h/0"
+    assert "secret" not in shown.out + cli("settings").out
+
+
+def test_migrate_makes_the_store(cli: Any, folder: Path) -> None:
+    assert "is up to date" in cli("migrate").out.replace("\n", "")
+    assert (folder / "specbatch-data" / "specbatch.db").is_file()
+
+
+def test_a_worker_of_all_kinds_proposes_only_with_a_proposer() -> None:
+    assert kinds_of(Kind.ALL, "v", "none") == ("ingest", "verify", "record")
+    assert kinds_of(Kind.ALL, "v", "p") == ("ingest", "propose", "verify", "record")
+    assert kinds_of(Kind.RECORD, None, None) == ("record",)
+
+
+def test_the_demo_removes_only_what_it_made(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.txt").touch()
+    with pytest.raises(UsageError, match="left alone"):
+        prepare(mine, keep=False)
+    assert (mine / "thesis.txt").is_file()
+    folder = tmp_path / "demo-run"
+    prepare(folder, keep=False)
+    (folder / "old").touch()
+    prepare(folder, keep=True)
+    assert (folder / "old").is_file()
+    prepare(folder, keep=False)
+    assert not (folder / "old").exists()
+
+
+def test_the_demo_keeps_to_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECBATCH_BROKER_URL", "redis://elsewhere/0")
+    settings, spec = demo_settings(tmp_path), demo_spec(tmp_path, 64)
+    assert settings.broker_url == "memory://"
+    assert settings.store_url == f"sqlite:///{tmp_path / 'specbatch.db'}"
+    assert spec.output.uri == str(tmp_path / "output")
+
+
+def test_the_demo_shows_everything_it_promises(cli: Any, folder: Path) -> None:
+    done = cli("demo", "--max-tokens", 4)
+    assert done.code == 0
+    assert "256/256 prompts" in done.err
+    assert "measured speed-up over depth 0" in done.out
+    assert done.out.count("╭") == 5
+    assert "drafted and accepted" in done.out
+    shown = done.out.replace("\n", "")
+    assert str(folder / "demo-run" / "output" / "part-00000.parquet") in shown
+    assert str(folder / "demo-run" / "specbatch.db") in shown

@@ -1,0 +1,50 @@
+"""`--dry-run` counts everything and starts nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def test_a_plan_counts_rows_tokens_groups_and_bad_rows(
+    cli: Any, job: Any, bad_rows: Path, folder: Path
+) -> None:
+    planned = cli("submit-job", *job, "--dry-run", "--json", "--input", bad_rows, "--n", 2,
+                  "--group-size", 2)  # fmt: skip
+    assert planned.code == 0
+    plan = planned.json
+    assert plan["dry_run"] is True
+    assert (plan["rows"], plan["prompts"], plan["rows_failed"]) == (8, 5, 3)
+    assert (plan["groups"], plan["completions"]) == (3, 10)
+    assert plan["prompt_tokens"] == 5
+    assert plan["max_completion_tokens"] == 60
+    assert plan["quarantined"] == {"null_prompt": 1, "empty_prompt": 1, "duplicate_id": 1}
+    assert plan["examples"]["null_prompt"] == ["row 1: the prompt is null"]
+    assert 0 <= plan["peak_rss_mib_above_imports"] < 600
+    assert plan["estimated_sec"] == pytest.approx(60 / plan["tokens_per_sec"])
+    assert sorted(path.name for path in folder.iterdir()) == ["bad.parquet", "prompts.parquet"]
+
+
+def test_a_plan_says_where_its_speed_is_from(cli: Any, job: Any) -> None:
+    assumed = cli("submit-job", *job, "--dry-run", "--json").json
+    assert assumed["speed_from"].startswith("assumed")
+    told = cli("submit-job", *job, "--dry-run", "--json", "--tokens-per-sec", 50).json
+    assert (told["tokens_per_sec"], told["speed_from"]) == (50, "as --tokens-per-sec says")
+    cli("submit-job", *job, "--local")
+    measured = cli("submit-job", *job, "--dry-run", "--json", "--output", "out2").json
+    assert measured["speed_from"] == "measured on earlier jobs with this verifier (1)"
+
+
+def test_people_get_a_table_and_examples(cli: Any, job: Any, bad_rows: Path) -> None:
+    planned = cli("submit-job", *job, "--dry-run", "--input", bad_rows)
+    assert "plan: nothing was started" in planned.out
+    assert "quarantine, duplicate_id: 1" in planned.out
+    assert "peak memory above imports" in planned.out
+
+
+def test_a_plan_of_wrong_input_is_refused(cli: Any, job: Any) -> None:
+    refused = cli("submit-job", *job, "--dry-run", "--input", "nope.parquet")
+    assert refused.code == 2
+    assert "does not exist" in refused.complaint

@@ -1,0 +1,116 @@
+"""What is shown of a job: figures, tokens in colour, progress. Pure functions over records."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from specbatch.pipeline.observe.progress import EngineCounts, Meter, progress_view
+from specbatch.pipeline.observe.summary import summarize, summary_rows
+from specbatch.pipeline.observe.token_view import legend, token_pieces, token_text
+from specbatch.schemas.records import JobProgress, JobRow, JobState, Origin, Stage
+
+JOB = JobRow(
+    job_id="0123456789abc", name="night", tenant="default", spec={}, spec_digest="",
+    state=JobState.DONE, stage=Stage.END, verifier="v", proposer="p", output_uri="out",
+    workspace_uri="w", idempotency_key=None, cancel_requested=False, error=None, rows_total=10,
+    groups_total=2, prompt_tokens=100, created_at=0.0, started_at=1.0, finished_at=5.0,
+    report={"decode_sec": 3.0, "draft_sec": 1.0, "baseline_sec": 6.0},
+)  # fmt: skip
+PROGRESS = JobProgress(
+    job_id=JOB.job_id, state=JobState.DONE, rows_total=10, rows_done=10, rows_failed=1,
+    groups_total=2, groups_done=2, completions=9, prompt_tokens=100, completion_tokens=400,
+    proposed=200, accepted=150, verifier_passes=250, queue_sec=2.0, compute_sec=4.0,
+    cost_usd=0.02, ingest_done=True,
+)  # fmt: skip
+
+
+def test_the_figures_are_what_they_are_called() -> None:
+    summary = summarize(JOB, PROGRESS)
+    assert summary.acceptance_rate == 0.75
+    assert summary.tokens_per_pass == pytest.approx(1.6)
+    assert summary.tokens_per_sec == pytest.approx(100)
+    assert summary.cost_per_1k_usd == pytest.approx(0.05)
+    assert summary.speedup == pytest.approx(1.5)
+
+
+def test_what_was_not_measured_is_said_so() -> None:
+    job = replace(JOB, report={}, finished_at=None)
+    nothing = replace(PROGRESS, proposed=0, accepted=0, verifier_passes=0, completion_tokens=0)
+    rows = dict(summary_rows(summarize(job, nothing)))
+    assert rows["measured speed-up over depth 0"] == "not measured"
+    assert rows["acceptance rate"] == "nothing was drafted"
+    assert rows["verified tokens per verifier pass"] == "-"
+    assert rows["cost per 1k tokens"] == "-"
+
+
+def _decode(batch: object) -> list[str]:
+    return [bytes(ids).decode("utf-8", "replace") for ids in batch]  # type: ignore[attr-defined]  # lists of bytes
+
+
+@pytest.mark.parametrize("text", ["", "plain", "naïve ☃ 🎉", "🎉"])
+def test_pieces_join_into_the_text(text: str) -> None:
+    ids = list(text.encode())
+    pieces = token_pieces(ids, _decode)
+    assert len(pieces) == len(ids)
+    assert "".join(pieces) == text
+
+
+def test_pieces_join_also_when_the_text_ends_within_a_character() -> None:
+    ids = list("ab🎉".encode())[:-1]
+    assert "".join(token_pieces(ids, _decode)) == "ab\ufffd"
+
+
+def test_tokens_have_the_colour_of_their_origin() -> None:
+    text = token_text(["a", "b", "c"], [Origin.ACCEPTED, Origin.CORRECTED, Origin.PLAIN], True)
+    assert text.plain == "abc"
+    assert [str(span.style) for span in text.spans] == ["green", "bold red", "dim"]
+
+
+def test_without_colour_runs_are_marked() -> None:
+    origins = [Origin.ACCEPTED, Origin.ACCEPTED, Origin.CORRECTED, Origin.BONUS]
+    assert token_text(["a", "b", "[", "d"], origins, False).plain == "«ab»[[]d"
+    assert "«drafted and accepted»" in legend(False).plain
+
+
+class Clock:
+    """A time that moves when told."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_meter_fills_the_gaps_between_commits_with_the_engine() -> None:
+    clock = Clock()
+    meter = Meter(clock=clock)
+    begun = replace(
+        PROGRESS, state=JobState.RUNNING, rows_done=0, rows_failed=0, groups_done=0,
+        completion_tokens=0, proposed=0, accepted=0,
+    )  # fmt: skip
+    assert meter.read(begun, EngineCounts(drafted=5)).phase == "drafting"
+    clock.now = 2.0
+    reading = meter.read(begun, EngineCounts(finished=4, tokens=160, proposed=10, accepted=5))
+    assert (reading.phase, reading.done, reading.tokens) == ("verifying", 4, 160)
+    assert reading.tokens_per_sec == pytest.approx(80)
+    assert reading.acceptance == 0.5
+    assert reading.eta_sec == pytest.approx(3.0)
+    assert "4/10 prompts" in reading.line
+    assert "ETA 0:03" in reading.line
+
+
+def test_several_samples_make_one_prompt() -> None:
+    meter = Meter(samples_per_row=4)
+    begun = replace(PROGRESS, state=JobState.RUNNING, rows_done=0, rows_failed=0, groups_done=0)
+    assert meter.read(begun, EngineCounts(finished=8)).done == 2
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_is_shown_on_a_terminal_and_off_it(terminal: bool) -> None:
+    console = Console(force_terminal=terminal, width=100, record=True, quiet=False, file=None)
+    with console.capture() as shown, progress_view(console) as show:
+        show(PROGRESS, None)
+    assert "10/10 prompts" in shown.get()

@@ -1,0 +1,151 @@
+"""`submit-job --local`: a whole job in this process, and every way it can end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from specbatch.pipeline.bootstrap import make_client, make_store
+from specbatch.schemas.settings import Settings
+
+KEYS = ["job", "state", "rows", "rows_failed", "tokens", "acceptance_rate", "cost_usd", "output"]
+
+
+def test_a_good_job_ends_with_0_and_one_json_object(cli: Any, job: Any, folder: Path) -> None:
+    done = cli("submit-job", *job, "--local", "--json")
+    assert done.code == 0
+    assert list(done.json) == KEYS
+    assert len(done.out.strip().splitlines()) == 1
+    assert done.json["state"] == "done"
+    assert (done.json["rows"], done.json["rows_failed"]) == (12, 0)
+    assert done.json["output"] == str(folder / "out")
+    assert done.json["tokens"] == 12 * 6
+    table = pq.read_table(folder / "out" / "part-00000.parquet")
+    assert table.column("id").to_pylist() == [f"row-{i}" for i in range(12)]
+    assert "12/12 prompts" in done.err
+
+
+def test_people_get_a_summary_and_the_output(cli: Any, job: Any, folder: Path) -> None:
+    done = cli("submit-job", *job, "--local", "--wait")
+    assert done.code == 0
+    assert "measured speed-up over depth 0" in done.out
+    assert f"output: {folder / 'out'}" in done.out.replace("\n", "")
+
+
+def test_failed_rows_end_with_3_and_are_shown_by_reason(cli: Any, job: Any, bad_rows: Path) -> None:
+    done = cli("submit-job", *job, "--local", "--json", "--input", bad_rows)
+    assert done.code == 3
+    assert (done.json["state"], done.json["rows"], done.json["rows_failed"]) == ("partial", 8, 3)
+    shown = cli("show", done.json["job"])
+    assert "quarantined, null_prompt: 1" in shown.out
+    assert "row 4 (id 3): an earlier row has the id '3'" in shown.out
+
+
+def test_a_job_without_one_good_row_ends_with_4(cli: Any, job: Any, folder: Path) -> None:
+    pq.write_table(pa.table({"prompt": ["", ""]}), folder / "none.parquet")
+    done = cli("submit-job", *job, "--local", "--input", "none.parquet")
+    assert done.code == 4
+    assert "no row could be completed" in done.complaint
+
+
+def test_a_cancelled_job_ends_with_5_and_retry_does_the_rest(cli: Any, job: Any) -> None:
+    job_id = _submitted(cli, job)
+    assert "will be cancelled" in cli("cancel", job_id).out
+    ended = cli("retry", job_id, "--local", "--json")
+    assert ended.code == 5
+    assert ended.json["state"] == "cancelled"
+    again = cli("retry", job_id, "--local", "--json")
+    assert again.code == 0
+    assert again.json["rows"] == 12
+
+
+def test_a_wait_that_is_too_short_ends_with_6_and_the_job_can_go_on(cli: Any, job: Any) -> None:
+    keyed = [*job, "--local", "--idempotency-key", "k"]
+    waited = cli("submit-job", *keyed, "--timeout", 0)
+    assert waited.code == 6
+    assert "run the same command again" in waited.complaint
+    assert cli("submit-job", *keyed).code == 0
+
+
+def test_the_same_key_finds_the_finished_job(cli: Any, job: Any) -> None:
+    keyed = [*job, "--local", "--json", "--idempotency-key", "k"]
+    first, second = cli("submit-job", *keyed), cli("submit-job", *keyed)
+    assert second.code == 0
+    assert second.json == first.json
+    assert "known by this key" in second.err
+
+
+def test_the_same_key_with_another_spec_names_the_field(cli: Any, job: Any) -> None:
+    keyed = [*job, "--local", "--idempotency-key", "k"]
+    cli("submit-job", *keyed)
+    refused = cli("submit-job", *keyed, "--temperature", 0.5)
+    assert refused.code == 2
+    assert "differs in: sampling.temperature" in refused.complaint
+
+
+def test_an_output_of_another_job_is_refused_before_a_job_is_made(cli: Any, job: Any) -> None:
+    cli("submit-job", *job, "--local")
+    refused = cli("submit-job", *job, "--local", "--idempotency-key", "other")
+    assert refused.code == 2
+    assert "choose another location" in refused.complaint
+    assert len(cli("jobs", "--json").json) == 1
+
+
+def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(
+    cli: Any, job: Any, folder: Path
+) -> None:
+    keyed = [*map(str, job), "--max-tokens", "1500", "--ignore-eos", "--group-size", "4"]
+    keyed += ["--local", "--idempotency-key", "k"]
+    code = "from specbatch.jobs.cli.submit_job import main; main()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *keyed],
+        cwd=folder,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    ) as running:
+        _wait_for_groups(folder)
+        running.send_signal(signal.SIGINT)
+        _, err = running.communicate(timeout=120)
+    assert running.returncode == 130, err
+    assert "run the same command again" in err
+    assert "Traceback" not in err
+    assert cli("jobs", "--state", "running", "--json").json
+    assert cli("submit-job", *keyed, "--json").json["state"] == "done"
+
+
+def test_a_dead_worker_thread_is_an_error_and_not_a_wait(
+    cli: Any, job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("celery.worker.WorkController.start", lambda _self: None)
+    died = cli("submit-job", *job, "--local")
+    assert died.code == 4
+    assert "the worker in this process died" in died.complaint
+
+
+def _submitted(cli: Any, job: Any) -> str:
+    """A job that is stored and not yet begun."""
+    waited = cli("submit-job", *job, "--local", "--timeout", 0)
+    assert waited.code == 6
+    return str(cli("jobs", "--json").json[0]["job"])
+
+
+def _wait_for_groups(folder: Path) -> None:
+    settings = Settings(workspace=str(folder / "specbatch-data"))
+    store = make_store(settings)
+    client = make_client(settings, lambda _bell: None, store)
+    deadline = time.monotonic() + 120
+    while not any(client.progress(job.job_id).groups_total for job in client.jobs()):
+        assert time.monotonic() < deadline, "no group was planned"
+        time.sleep(0.1)
+    store.close()
