@@ -16,7 +16,7 @@ from specbatch.kernels.decoder.contract import (
     DecoderWeights,
     LayerWeights,
 )
-from specbatch.kernels.decoder.native import NativeUnavailableError, library
+from specbatch.kernels.native import NativeUnavailableError, library
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 _ITEM_TOKENS = 8  # tokens of one sequence attended together

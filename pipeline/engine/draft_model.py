@@ -10,10 +10,10 @@ from collections.abc import Sequence as Seq
 
 from torch import Tensor
 
-from specbatch.kernels.verify.reference import sample
 from specbatch.pipeline.engine.batch import Chunk
 from specbatch.pipeline.engine.blocks import KvState
 from specbatch.pipeline.engine.runner import ModelRunner
+from specbatch.pipeline.engine.sampler import choose_sampler
 from specbatch.pipeline.engine.sampling import sampling_rows
 from specbatch.pipeline.engine.sequence import Sequence
 
@@ -28,6 +28,7 @@ class DraftModelProposer:
 
     def __init__(self, runner: ModelRunner, max_depth: int = 8) -> None:
         self._runner = runner
+        self._sampler = choose_sampler(runner.device)
         self._max_depth = max_depth
         self._kv: dict[Sequence, KvState] = {}
 
@@ -94,4 +95,4 @@ class DraftModelProposer:
     def _sample(self, batch: Seq[Sequence], logits: Tensor, position: int) -> list[int]:
         rows, counters = sampling_rows(batch, [1] * len(batch), logits.device)
         counters[:, 1] += position
-        return sample(logits, counters, rows).tolist()
+        return self._sampler.sample(logits, counters, rows).tolist()

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from specbatch.kernels.verify.contract import PLACEHOLDER, Verdict
-from specbatch.kernels.verify.reference import verify
 from specbatch.pipeline.engine.batch import Chunk
 from specbatch.pipeline.engine.proposer import Proposer
 from specbatch.pipeline.engine.runner import ModelRunner
+from specbatch.pipeline.engine.sampler import choose_sampler
 from specbatch.pipeline.engine.sampling import sampling_rows
 from specbatch.pipeline.engine.scheduler import Planned, Scheduler
 from specbatch.pipeline.engine.sequence import Completion, Request, Sequence
@@ -73,6 +73,7 @@ class Engine:
         max_batch_tokens: int = 2048,
     ) -> None:
         self._runner = runner
+        self._sampler = choose_sampler(runner.device)
         self._speculator = Speculator(proposers)
         self._scheduler = Scheduler(
             runner.blocks, max_sequences, max_batch_tokens, self._speculator.forget
@@ -158,7 +159,7 @@ class Engine:
         draft_rows = [token for d in work.drafts for token in (*d, PLACEHOLDER)]
         offsets = torch.tensor([0, *rows], device=logits.device).cumsum(0)
         draft = torch.tensor(draft_rows, dtype=torch.int64, device=logits.device)
-        return verify(logits, draft, offsets, counters, sampling)
+        return self._sampler.verify(logits, draft, offsets, counters, sampling)
 
     def _commit(self, work: _Work, verdict: Verdict) -> None:
         """Append what was decided; forget the KV of rejected drafts."""

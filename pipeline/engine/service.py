@@ -127,6 +127,7 @@ class EngineService:
         if self._engine is None:
             self._engine = self._make_engine()
         for ticket in arrived:
+            self._supersede(ticket, self._engine)
             for request in ticket.requests:
                 self._tickets[request.request_id] = ticket
                 self._engine.add(request)
@@ -139,9 +140,21 @@ class EngineService:
                 finished = self._engine.step()
             self._deliver(finished)
 
+    def _supersede(self, ticket: Ticket, engine: Engine) -> None:
+        """Drop older tickets for the same requests: their group came back under a newer lease."""
+        older = {self._tickets.get(request.request_id) for request in ticket.requests} - {None}
+        if not older:
+            return
+        engine.cancel(lambda r: self._tickets.get(r.request_id) in older)
+        self._tickets = {k: t for k, t in self._tickets.items() if t not in older}
+        for stale in older:
+            if stale is not None:
+                stale.fail(RequestCancelledError("a newer attempt took the requests over"))
+
     def _deliver(self, completions: list[Completion]) -> None:
         for completion in completions:
-            self._tickets.pop(completion.request_id).put(completion)
+            if ticket := self._tickets.pop(completion.request_id, None):  # None: superseded
+                ticket.put(completion)
 
     def _fail_all(self, arrived: list[Ticket], error: EngineError) -> None:
         for ticket in {*self._tickets.values(), *arrived}:

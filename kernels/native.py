@@ -22,7 +22,9 @@ import torch
 log = logging.getLogger(__name__)
 
 _SOURCES = Path(__file__).parent / "csrc"
-_FLAGS = ("-O3", "-march=native", "-std=gnu11", "-shared", "-fPIC")
+_FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC")
+# Noise must round like its definition, product by product; the decoder may fuse.
+_UNITS = {"decoder.c": (), "sampling.c": ("-ffp-contract=off",)}
 _BUILD_SEC = 120
 
 
@@ -41,7 +43,7 @@ def library() -> ctypes.CDLL:
     if compiler is None:
         raise NativeUnavailableError("no C compiler was found")
     openmp = _openmp_runtime()
-    target = _cache_folder() / f"decoder-{_fingerprint(compiler, openmp)}.so"
+    target = _cache_folder() / f"native-{_fingerprint(compiler, openmp)}.so"
     if not target.exists():
         _build(compiler, openmp, target)
     try:
@@ -55,20 +57,29 @@ def library() -> ctypes.CDLL:
 def _build(compiler: str, openmp: str | None, target: Path) -> None:
     """Compile into a temporary file, then rename: processes may race, all win."""
     target.parent.mkdir(parents=True, exist_ok=True)
+    threads = ["-fopenmp"] if openmp else []
+    # The runtime is named itself, so that the compiler's own is not needed.
+    runtime = ["-Wl,--as-needed", openmp] if openmp else []
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        made = Path(folder) / target.name
-        command = [compiler, *_FLAGS, "-o", str(made), str(_SOURCES / "decoder.c"), "-lm"]
-        if openmp:
-            # Named itself, so that the compiler's own runtime is not needed.
-            command += ["-fopenmp", "-Wl,--as-needed", openmp]
-        try:
-            subprocess.run(command, check=True, capture_output=True, timeout=_BUILD_SEC)
-        except subprocess.CalledProcessError as error:
-            reason = error.stderr.decode(errors="replace").strip().splitlines()[:3]
-            raise NativeUnavailableError(f"the C compiler failed: {' / '.join(reason)}") from error
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise NativeUnavailableError(f"the C compiler failed: {error}") from error
-        made.replace(target)
+        objects = []
+        for unit, flags in _UNITS.items():
+            objects.append(str(Path(folder) / unit) + ".o")
+            _run(
+                [compiler, *_FLAGS, *threads, *flags, "-c", str(_SOURCES / unit), "-o", objects[-1]]
+            )
+        linked = Path(folder) / target.name
+        _run([compiler, "-shared", *threads, "-o", str(linked), *objects, *runtime, "-lm"])
+        linked.replace(target)
+
+
+def _run(command: list[str]) -> None:
+    try:
+        subprocess.run(command, check=True, capture_output=True, timeout=_BUILD_SEC)
+    except subprocess.CalledProcessError as error:
+        reason = error.stderr.decode(errors="replace").strip().splitlines()[:3]
+        raise NativeUnavailableError(f"the C compiler failed: {' / '.join(reason)}") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NativeUnavailableError(f"the C compiler failed: {error}") from error
 
 
 def _openmp_runtime() -> str | None:
@@ -91,7 +102,7 @@ def _fingerprint(compiler: str, openmp: str | None) -> str:
     for source in sorted(_SOURCES.iterdir()):
         digest.update(source.read_bytes())
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
-    digest.update(version + " ".join(_FLAGS).encode() + (openmp or "").encode())
+    digest.update(version + repr((_FLAGS, _UNITS, openmp)).encode())
     digest.update(_processor().encode())
     return digest.hexdigest()[:16]
 

@@ -1,0 +1,238 @@
+// Philox4x32-10, Gumbel noise and sampling, row by row. Compiled without fused multiply-add: the noise
+// has the same bits as the definition in torch, where every operation rounds by itself.
+#include <stdlib.h>
+
+#include "vec.h"
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+typedef uint64_t u64v __attribute__((vector_size(128)));
+
+#define MAX_GUMBEL 22.9f  // -log(-log1p(-2^-33)), rounded up
+
+INLINE u16v mul_hi(u16v a, uint32_t b) {
+    return __builtin_convertvector((__builtin_convertvector(a, u64v) * (u64v)((u64v){} + b)) >> 32, u16v);
+}
+
+// The four words of sixteen consecutive counters (first quad, position, stream, 0).
+INLINE void philox16(uint32_t quad, uint32_t position, uint32_t stream, uint64_t key, u16v out[4]) {
+    u16v lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    u16v c0 = lanes + quad, c1 = (u16v){} + position, c2 = (u16v){} + stream, c3 = (u16v){};
+    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+    for (int round = 0; round < 10; round++) {
+        u16v h0 = mul_hi(c0, 0xD2511F53u), l0 = c0 * 0xD2511F53u;
+        u16v h1 = mul_hi(c2, 0xCD9E8D57u), l1 = c2 * 0xCD9E8D57u;
+        c0 = h1 ^ c1 ^ k0, c1 = l1, c2 = h0 ^ c3 ^ k1, c3 = l0;
+        k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
+    }
+    out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
+}
+
+INLINE v16 tail(v16 f, v16 z) {
+    v16 p = splat(7.0376836292e-2f);
+    p = p * f + -1.1514610310e-1f;
+    p = p * f + 1.1676998740e-1f;
+    p = p * f + -1.2420140846e-1f;
+    p = p * f + 1.4249322787e-1f;
+    p = p * f + -1.6668057665e-1f;
+    p = p * f + 2.0000714765e-1f;
+    p = p * f + -2.4999993993e-1f;
+    p = p * f + 3.3333331174e-1f;
+    return (p * f) * z - 0.5f * z;
+}
+
+INLINE v16 log16(v16 x) {
+    i16 bits = (i16)x, exponent = (bits - 0x3F3504F3) >> 23;
+    v16 f = (v16)(bits - (exponent << 23)) - 1.0f, e = __builtin_convertvector(exponent, v16);
+    return (f + (tail(f, f * f) + e * -2.12194440e-4f)) + e * 0.693359375f;
+}
+
+// (2·word + 1)·2^-33, rounded once, as converting the 64-bit integer does.
+INLINE v16 unit(u16v word) {
+    u64v odd = __builtin_convertvector(word, u64v) * 2 + 1;
+    typedef int64_t s64v __attribute__((vector_size(128)));
+    return __builtin_convertvector((s64v)odd, v16) * 0x1p-33f;
+}
+
+INLINE v16 gumbel16(u16v word) {
+    v16 u = unit(word), rest = unit(~word);
+    i16 near_zero = (i16)(word < (1u << 30));
+    v16 small = -u + tail(-u, u * u);
+    v16 e = -pick(near_zero, small, log16(rest));
+    return -log16(e);
+}
+
+// Noise of the 64 tokens from `token` (a multiple of 64).
+INLINE void noise64(int64_t token, uint64_t key, int64_t position, uint32_t stream, float out[64]) {
+    u16v words[4];
+    philox16((uint32_t)(token / 4), (uint32_t)position, stream, key, words);
+    for (int w = 0; w < 4; w++) {
+        v16 g = gumbel16(words[w]);
+        for (int i = 0; i < 16; i++) out[i * 4 + w] = g[i];
+    }
+}
+
+void specbatch_gumbel(const int64_t *counters, int64_t rows, int64_t vocab, uint32_t stream, float *out) {
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t t = 0; t < vocab; t += 64) {
+            float g[64];
+            noise64(t, (uint64_t)counters[2 * r], counters[2 * r + 1], stream, g);
+            int64_t n = vocab - t < 64 ? vocab - t : 64;
+            memcpy(out + r * vocab + t, g, n * sizeof(float));
+        }
+}
+
+typedef struct {
+    float score;
+    int32_t token;
+} Candidate;
+
+static int by_score(const void *a, const void *b) {
+    const Candidate *x = a, *y = b;
+    if (x->score != y->score) return x->score > y->score ? -1 : 1;
+    return x->token < y->token ? -1 : 1;
+}
+
+// The k-th largest score (k >= 1), by quickselect on a copy.
+static float kth_largest(const float *scores, int64_t n, int64_t k, float *copy) {
+    memcpy(copy, scores, n * sizeof(float));
+    int64_t left = 0, right = n - 1, want = k - 1;
+    while (left < right) {
+        float pivot = copy[(left + right) / 2];
+        int64_t i = left, j = right;
+        while (i <= j) {
+            while (copy[i] > pivot) i++;
+            while (copy[j] < pivot) j--;
+            if (i <= j) {
+                float t = copy[i];
+                copy[i++] = copy[j], copy[j--] = t;
+            }
+        }
+        if (want <= j) right = j;
+        else if (want >= i) left = i;
+        else break;
+    }
+    return copy[want];
+}
+
+// The lowest score inside the nucleus of mass top_p; `last` is the highest token id kept at it.
+static float nucleus(const float *scores, int64_t n, float top, float top_p, Candidate *list, int64_t *last) {
+    float sum = 0;
+    for (int64_t i = 0; i < n; i++) sum += expf(scores[i] - top);
+    // All tokens below this share of the mass cannot be in it together.
+    float least = (1.0f - top_p) / (float)n * sum;
+    int64_t count = 0;
+    for (int64_t i = 0; i < n; i++)
+        if (expf(scores[i] - top) >= least || scores[i] == top)
+            list[count++] = (Candidate){scores[i], (int32_t)i};
+    qsort(list, count, sizeof(Candidate), by_score);
+    float before = 0;
+    int64_t kept = 0;
+    while (kept < count && (kept == 0 || before < top_p)) before += expf(list[kept++].score - top) / sum;
+    *last = list[kept - 1].token;
+    return list[kept - 1].score;
+}
+
+typedef struct {
+    int64_t rows, vocab;
+    const float *logits;      // [rows, vocab]
+    const int64_t *counters;  // [rows, 2]
+    const float *temperature, *top_p, *min_p;  // [rows]
+    const int64_t *top_k;     // [rows]
+    const int64_t *forbidden_starts, *forbidden;  // [rows + 1] into token ids
+    int64_t *tokens;          // [rows]
+    float *logprobs;          // [rows] or NULL
+} Sampling;
+
+static void scale_row(const Sampling *s, int64_t r, float *scores) {
+    const float *logits = s->logits + r * s->vocab;
+    float t = s->temperature[r];
+    if (t > 0) {
+        float divisor = t < 1e-6f ? 1e-6f : t;
+        for (int64_t i = 0; i < s->vocab; i++) scores[i] = logits[i] / divisor;
+    } else {
+        memcpy(scores, logits, s->vocab * sizeof(float));
+    }
+    for (int64_t i = s->forbidden_starts[r]; i < s->forbidden_starts[r + 1]; i++)
+        scores[s->forbidden[i]] = -INFINITY;
+}
+
+static int64_t first_max(const float *scores, int64_t n) {
+    float best = scores[0];
+    for (int64_t i = 1; i < n; i++) best = scores[i] > best ? scores[i] : best;
+    for (int64_t i = 0; i < n; i++)
+        if (scores[i] == best) return i;
+    return 0;  // NaN: the log-probability says so
+}
+
+// The argmax of scores + noise over the kept tokens. Noise is made only where it could still win.
+static int64_t noisy_max(const Sampling *s, int64_t r, const float *scores, float floor, int64_t last) {
+    uint64_t key = (uint64_t)s->counters[2 * r];
+    int64_t position = s->counters[2 * r + 1], winner = 0;
+    float best = -INFINITY;
+    for (int64_t t = 0; t < s->vocab; t += 64) {
+        int64_t n = s->vocab - t < 64 ? s->vocab - t : 64;
+        float peak = scores[t], g[64];
+        for (int64_t i = 1; i < n; i++) peak = scores[t + i] > peak ? scores[t + i] : peak;
+        if (peak < floor || peak + MAX_GUMBEL < best) continue;
+        noise64(t, key, position, 0, g);
+        for (int64_t i = 0; i < n; i++) {
+            float z = scores[t + i];
+            if (z < floor || (z == floor && t + i > last)) continue;
+            if (z + g[i] > best) best = z + g[i], winner = t + i;
+        }
+    }
+    return winner;
+}
+
+static void sample_row(const Sampling *s, int64_t r, float *scores, float *copy, Candidate *list) {
+    int64_t n = s->vocab;
+    scale_row(s, r, scores);
+    int64_t token = first_max(scores, n);
+    if (s->temperature[r] > 0) {
+        float top = scores[token], floor = -INFINITY;
+        int64_t last = n;  // of the tokens exactly at the floor, those up to here are kept
+        if (s->top_k[r] > 0 && s->top_k[r] < n) {
+            floor = kth_largest(scores, n, s->top_k[r], copy);
+            for (int64_t i = 0; i < n; i++)
+                if (scores[i] < floor) scores[i] = -INFINITY;
+        }
+        if (s->top_p[r] < 1) {
+            floor = nucleus(scores, n, top, s->top_p[r], list, &last);
+        }
+        if (s->min_p[r] > 0) {
+            float least = top + logf(s->min_p[r]);
+            if (least > floor) floor = least, last = n;
+        }
+        token = noisy_max(s, r, scores, floor, last);
+    }
+    s->tokens[r] = token;
+    if (!s->logprobs) return;
+    const float *logits = s->logits + r * n;
+    float top = logits[0];
+    for (int64_t i = 1; i < n; i++) top = logits[i] > top ? logits[i] : top;
+    v16 sum = splat(0);
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) sum += vexp(load(logits + i) - top);
+    float total = sum16(sum);
+    for (; i < n; i++) total += expf(logits[i] - top);
+    s->logprobs[r] = logits[token] - top - logf(total);
+}
+
+// Returns 0, or 1 when memory ran out.
+int specbatch_sample(const Sampling *s, int threads) {
+    int failed = 0;
+#pragma omp parallel num_threads(threads)
+    {
+        float *scores = malloc(s->vocab * sizeof(float)), *copy = malloc(s->vocab * sizeof(float));
+        Candidate *list = malloc(s->vocab * sizeof(Candidate));
+        if (!scores || !copy || !list) failed = 1;
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t r = 0; r < s->rows; r++)
+            if (scores && copy && list) sample_row(s, r, scores, copy, list);
+        free(scores), free(copy), free(list);
+    }
+    (void)threads;
+    return failed;
+}

@@ -1,0 +1,76 @@
+"""Verification in C: one pass over each row, noise only where it could still decide.
+
+A token whose score falls short of the best so far by more than the largest Gumbel value there is
+needs no noise, which is nearly all of a vocabulary.
+"""
+
+from __future__ import annotations
+
+from ctypes import Structure, byref, c_int32, c_int64, c_void_p
+
+import torch
+from torch import Tensor
+
+from specbatch.kernels.native import library
+from specbatch.kernels.verify.contract import SamplingRows, Verdict
+from specbatch.kernels.verify.reference import match_prefix
+
+
+class _Sampling(Structure):
+    _fields_ = (
+        ("rows", c_int64),
+        ("vocab", c_int64),
+        *((name, c_void_p) for name in ("logits", "counters", "temperature", "top_p", "min_p")),
+        *((name, c_void_p) for name in ("top_k", "forbidden_starts", "forbidden")),
+        *((name, c_void_p) for name in ("tokens", "logprobs")),
+    )
+
+
+def verify(
+    target_logits: Tensor,  # [num_rows, vocab_size] float32, unprocessed
+    draft_tokens: Tensor,  # [num_rows] int64; PLACEHOLDER on each bonus row
+    row_offsets: Tensor,  # [num_seqs + 1] int64, rows of sequence i
+    counters: Tensor,  # [num_rows, 2] int64: (request key, position)
+    sampling: SamplingRows,
+) -> Verdict:
+    """As `reference.verify`."""
+    logprobs = torch.empty(target_logits.shape[0])
+    tokens = _sample(target_logits, counters, sampling, logprobs)
+    return Verdict(tokens, logprobs, match_prefix(tokens, draft_tokens, row_offsets))
+
+
+def sample(
+    logits: Tensor,  # [num_rows, vocab_size] float32, unprocessed
+    counters: Tensor,  # [num_rows, 2] int64
+    sampling: SamplingRows,
+) -> Tensor:
+    """As `reference.sample`."""
+    return _sample(logits, counters, sampling, None)
+
+
+def _sample(
+    logits: Tensor, counters: Tensor, sampling: SamplingRows, logprobs: Tensor | None
+) -> Tensor:
+    rows, vocab_size = logits.shape
+    counts = torch.bincount(sampling.forbidden_rows, minlength=rows)
+    starts = torch.zeros(rows + 1, dtype=torch.int64)
+    torch.cumsum(counts, 0, out=starts[1:])
+    forbidden = sampling.forbidden_tokens[sampling.forbidden_rows.argsort(stable=True)]
+    tokens = torch.empty(rows, dtype=torch.int64)
+    held = [
+        t.contiguous()
+        for t in (
+            *(logits, counters, sampling.temperature, sampling.top_p, sampling.min_p),
+            *(sampling.top_k, starts, forbidden, tokens),
+        )
+    ]
+    arguments = _Sampling(
+        rows,
+        vocab_size,
+        *(t.data_ptr() for t in held),
+        logprobs.data_ptr() if logprobs is not None else None,
+    )
+    threads = min(torch.get_num_threads(), rows)
+    if library().specbatch_sample(byref(arguments), c_int32(threads)):
+        raise MemoryError(f"no memory for the scores of {vocab_size} tokens")
+    return tokens
