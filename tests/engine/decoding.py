@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+from specbatch.kernels.decoder.contract import BLOCK_SIZE
 from specbatch.pipeline.engine.block_proposer import BlockProposer
 from specbatch.pipeline.engine.draft_model import DraftModelProposer
 from specbatch.pipeline.engine.engine import Engine
 from specbatch.pipeline.engine.loader import LoadedModel
 from specbatch.pipeline.engine.proposer import Proposer
-from specbatch.pipeline.engine.runner import BLOCK_SIZE, ModelRunner
+from specbatch.pipeline.engine.runner import ModelRunner
 from specbatch.pipeline.engine.sequence import Completion, Request
 from specbatch.pipeline.engine.sequence import Sequence as Row
 from specbatch.schemas.records import FinishReason, Origin, SamplingParams

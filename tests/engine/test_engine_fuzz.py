@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
@@ -62,6 +63,10 @@ def random_request(generator: random.Random, index: int, verifier: Path) -> Requ
     return Request(plain.request_id, prompt, params, plain.seed, tuple(block), depth)
 
 
+def named(request_id: str) -> Callable[[Request], bool]:
+    return lambda request: request.request_id == request_id
+
+
 def random_bench(generator: random.Random, pair: TinyPair) -> Bench:
     return bench(
         pair.verifier,
@@ -85,7 +90,7 @@ def test_outputs_are_those_of_one_request_at_a_time(tiny_pair: TinyPair, seed: i
             one.add(arriving.pop())
         if generator.random() < 0.06:
             victim = str(generator.randrange(18))
-            one.keep(one.engine.cancel(lambda r, v=victim: r.request_id == v))
+            one.keep(one.engine.cancel(named(victim)))
         one.step()
     assert one.finished.keys() == asked.keys()
     for name, completion in one.finished.items():

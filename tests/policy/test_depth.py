@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -119,7 +119,7 @@ def test_a_larger_batch_is_drafted_less() -> None:
 
 
 @pytest.mark.parametrize("make", [block, model], ids=["block", "draft model"])
-def test_depth_rises_with_acceptance(make: type[Candidate]) -> None:
+def test_depth_rises_with_acceptance(make: Callable[[float], Candidate]) -> None:
     rates = [0.0, 0.05, 0.2, 0.4, 0.6, 0.8, 0.9, 0.95, 0.99, 1.0]
     depths = [choose_depths([make(rate)], CHEAP_ROWS, 1024).depths[0] for rate in rates]
     assert depths == sorted(depths)

@@ -1,0 +1,164 @@
+"""Which models are refused, and in which words."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specbatch.pipeline.engine.model_folder import check_pair, inspect_model
+from specbatch.schemas.errors import ModelError
+from support.models import TinyPair, tiny_llama
+
+
+@pytest.fixture
+def folder(tiny_pair: TinyPair, tmp_path: Path) -> Path:
+    """A copy to spoil."""
+    return shutil.copytree(tiny_pair.verifier, tmp_path / "model")
+
+
+def edit(
+    folder: Path, change: Callable[[dict[str, Any]], object], name: str = "config.json"
+) -> None:
+    content = json.loads((folder / name).read_text())
+    change(content)
+    (folder / name).write_text(json.dumps(content))
+
+
+def refusal(ref: Path | str) -> str:
+    with pytest.raises(ModelError) as caught:
+        inspect_model(str(ref))
+    return str(caught.value)
+
+
+def test_a_good_folder_is_described(tiny_pair: TinyPair) -> None:
+    found = inspect_model(str(tiny_pair.verifier))
+    assert (found.ref, found.path) == (str(tiny_pair.verifier), tiny_pair.verifier)
+    assert (found.model_type, found.vocab_size, found.context_tokens) == ("llama", 300, 2048)
+    check_pair(found, inspect_model(str(tiny_pair.draft)))
+
+
+@pytest.mark.parametrize("ref", ["/no/such/folder", "./missing", "~/missing", "missing", "a/b/c"])
+def test_a_missing_folder(ref: str) -> None:
+    assert refusal(ref) == (
+        f"model folder `{ref}` does not exist: give a folder or a hub id owner/name"
+    )
+
+
+def test_a_hub_id_that_is_not_to_be_had() -> None:
+    assert refusal("nobody-at-all/nothing-at-all").startswith(
+        "model `nobody-at-all/nothing-at-all` is neither a folder here nor to be had from the hub ("
+    )
+
+
+def test_a_folder_without_config(tmp_path: Path) -> None:
+    assert refusal(tmp_path) == (
+        f"model folder `{tmp_path}` has no config.json: is it a model folder?"
+    )
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe"], ids=["cut", "not text"])
+def test_a_config_that_is_no_json(folder: Path, content: bytes) -> None:
+    (folder / "config.json").write_bytes(content)
+    assert refusal(folder).startswith(f"config.json of model `{folder}` cannot be read: ")
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", "null"])
+def test_a_config_of_something_else(folder: Path, content: str) -> None:
+    (folder / "config.json").write_text(content)
+    assert refusal(folder) == (
+        f"config.json of model `{folder}` names no vocab_size: is it a text model?"
+    )
+
+
+def test_code_from_the_model_s_repository(folder: Path) -> None:
+    edit(folder, lambda c: c.update(auto_map={"AutoModelForCausalLM": "modeling.Evil"}))
+    assert refusal(folder) == (
+        f"model `{folder}` needs code from its own repository (trust_remote_code), which is "
+        "refused: use a model that transformers supports itself"
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        ([], "no weights"),
+        (["pytorch_model.bin"], "only pickle weights (pytorch_model.bin)"),
+        (["b.pt", "a.pth", "c.pkl", "d.txt"], "only pickle weights (a.pth, b.pt, c.pkl)"),
+    ],
+)
+def test_weights_that_are_not_safetensors(folder: Path, files: list[str], reason: str) -> None:
+    (folder / "model.safetensors").unlink()
+    for name in files:
+        (folder / name).write_bytes(b"\x80\x04.")
+    assert refusal(folder) == f"model `{folder}` has {reason}: save it as safetensors"
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"model_type": "mamba"}, "mamba"),
+        ({"model_type": "t5", "is_encoder_decoder": True}, "t5"),
+        ({"is_encoder_decoder": True}, "llama"),
+    ],
+)
+def test_architectures_that_were_not_tested(
+    folder: Path, change: dict[str, Any], named: str
+) -> None:
+    edit(folder, lambda c: c.update(change))
+    assert refusal(folder) == (
+        f"model `{folder}` has architecture `{named}`, which is not supported: "
+        "use one of llama, mistral, qwen2, qwen3"
+    )
+
+
+def test_an_architecture_that_is_not_named(folder: Path) -> None:
+    edit(folder, lambda c: c.pop("model_type"))
+    assert "has architecture `?`, which is not supported" in refusal(folder)
+
+
+def test_two_vocabularies(tiny_pair: TinyPair, tmp_path: Path) -> None:
+    other = inspect_model(str(tiny_llama(tmp_path / "other", vocab_size=280)))
+    mine = inspect_model(str(tiny_pair.verifier))
+    with pytest.raises(ModelError) as caught:
+        check_pair(mine, other)
+    assert str(caught.value) == (
+        f"verifier `{mine.ref}` has 300 tokens and proposer `{other.ref}` has 280: "
+        "they must share one vocabulary"
+    )
+
+
+def test_the_same_number_of_other_tokens(tiny_pair: TinyPair, folder: Path) -> None:
+    def swap(tokenizer: dict[str, Any]) -> None:
+        vocab = tokenizer["model"]["vocab"]
+        vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+
+    edit(folder, swap, "tokenizer.json")
+    mine, other = inspect_model(str(tiny_pair.verifier)), inspect_model(str(folder))
+    with pytest.raises(ModelError) as caught:
+        check_pair(mine, other)
+    assert str(caught.value) == (
+        f"verifier `{mine.ref}` and proposer `{other.ref}` give different meanings to the same "
+        "token ids: use a proposer trained with the verifier's tokenizer"
+    )
+
+
+def test_without_tokenizers_the_number_of_tokens_decides(tmp_path: Path) -> None:
+    one, two = (inspect_model(str(tiny_llama(tmp_path / str(i), seed=i))) for i in range(2))
+    check_pair(one, two)
+
+
+def test_the_fingerprint_is_of_config_and_weights_alone(folder: Path, tmp_path: Path) -> None:
+    before = inspect_model(str(folder)).fingerprint
+    moved = shutil.copytree(folder, tmp_path / "elsewhere")
+    (moved / "README.md").write_text("words")
+    assert inspect_model(str(moved)).fingerprint == before
+    edit(moved, lambda c: c.update(rope_theta=5e5))
+    config = inspect_model(str(moved)).fingerprint
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
+    assert len({before, config, inspect_model(str(folder)).fingerprint}) == 3
