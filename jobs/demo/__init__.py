@@ -1,0 +1,1 @@
+"""The demo pair, its prompts and its job."""
