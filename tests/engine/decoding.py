@@ -12,7 +12,8 @@ from specbatch.kernels.decoder.contract import BLOCK_SIZE
 from specbatch.pipeline.engine.block_proposer import BlockProposer
 from specbatch.pipeline.engine.draft_model import DraftModelProposer
 from specbatch.pipeline.engine.engine import Engine
-from specbatch.pipeline.engine.loader import LoadedModel
+from specbatch.pipeline.engine.loader import LoadedModel, load_model
+from specbatch.pipeline.engine.model_folder import inspect_model
 from specbatch.pipeline.engine.proposer import Proposer
 from specbatch.pipeline.engine.runner import ModelRunner
 from specbatch.pipeline.engine.sequence import Completion, Request
@@ -70,6 +71,11 @@ class Bench:
             assert runner.blocks.free_blocks == runner.blocks.num_blocks - 1
 
 
+@lru_cache(maxsize=4)
+def _torch_model(folder: Path, dtype: str) -> LoadedModel:
+    return load_model(inspect_model(str(folder)), dtype, native=False)
+
+
 def runner_of(model: LoadedModel, num_blocks: int) -> ModelRunner:
     token_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_dim * model.dtype.itemsize
     runner = ModelRunner(model, num_blocks * BLOCK_SIZE * token_bytes)
@@ -83,12 +89,14 @@ def bench(
     *,
     others: Sequence[Proposer] = (),
     dtype: str = "float32",
+    native: bool = True,
     max_sequences: int = 64,
     max_batch_tokens: int = 2048,
     num_blocks: int = AMPLE_BLOCKS,
     draft_blocks: int | None = None,
 ) -> Bench:
-    runners = [runner_of(loaded(verifier, dtype), num_blocks)]
+    model = loaded(verifier, dtype) if native else _torch_model(verifier, dtype)
+    runners = [runner_of(model, num_blocks)]
     watched = WatchedBlockProposer()
     proposers: list[Proposer] = [watched, *others]
     if proposer is not None:

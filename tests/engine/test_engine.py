@@ -185,3 +185,34 @@ def test_one_sequence_s_nan_spoils_no_other(tiny_pair: TinyPair, tmp_path: Path)
             assert_same(completion, expected)
     assert sum(c.finish_reason is FinishReason.ERROR for c in got.values()) >= 8
     one.assert_all_blocks_are_free()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_torch_path_keeps_its_bits_as_well(tiny_pair: TinyPair, dtype: str) -> None:
+    """Models that the native pass cannot run: compared with themselves, one at a time."""
+    asked = requests(SAMPLED, 24, depth=4)
+    plain = bench(tiny_pair.verifier, dtype=dtype, native=False, max_sequences=1)
+    expected = plain.add(*asked).run()
+    for num_blocks, budget in ((1024, 2048), (12, 13)):
+        one = bench(
+            tiny_pair.verifier,
+            tiny_pair.draft,
+            dtype=dtype,
+            native=False,
+            num_blocks=num_blocks,
+            max_batch_tokens=budget,
+        )
+        got = one.add(*asked).run()
+        for request in asked:
+            assert_same(got[request.request_id], expected[request.request_id])
+        assert sum(c.proposed for c in got.values()) > 0
+        one.assert_all_blocks_are_free()
+
+
+def test_both_paths_write_the_same_greedy_text(tiny_pair: TinyPair) -> None:
+    asked = requests(GREEDY, 12, depth=0)
+    both = [bench(tiny_pair.verifier, native=native).add(*asked).run() for native in (True, False)]
+    for request in asked:
+        one, other = (got[request.request_id] for got in both)
+        assert one.token_ids == other.token_ids
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
