@@ -125,7 +125,9 @@ class EngineService:
 
     def _step(self, arrived: list[Ticket], cancelled: set[str]) -> None:
         if self._engine is None:
-            self._engine = self._make_engine()
+            # Loading sets torch's default dtype for all threads: no other engine may step meanwhile.
+            with self._gate:
+                self._engine = self._make_engine()
         for ticket in arrived:
             self._supersede(ticket, self._engine)
             for request in ticket.requests:
