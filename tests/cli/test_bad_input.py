@@ -105,7 +105,7 @@ def test_a_wrong_spec_file_gets_one_sentence(cli: Any, folder: Path, name: str) 
     ("arguments", "words"),
     [
         (["submit-job", "--wat"], "No such option"),
-        (["submit-job", "--max-tokens", "many"], "is not a valid int"),
+        (["submit-job", "--max-tokens", "many"], "Invalid value for '--max-tokens'"),
         (["worker", "dance"], "is not one of"),
         (["jobs", "--state", "odd"], "is not one of"),
         (["show"], "Missing argument"),
@@ -188,4 +188,5 @@ def test_a_wrong_broker_is_named_before_a_job_is_stored(
     assert refused.code == code
     assert words in refused.complaint
     assert "secret" not in refused.err
+    monkeypatch.delenv("SPECBATCH_BROKER_URL")
     assert cli("jobs", "--json").json == []

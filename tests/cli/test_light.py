@@ -16,7 +16,7 @@ heavy = {"torch", "pyarrow", "numpy", "transformers", "tokenizers", "safetensors
 class Blocked:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in heavy:
-            raise ImportError(f"{name} is not installed here")
+            raise ModuleNotFoundError(f"{name} is not installed here")
 
 sys.meta_path.insert(0, Blocked())
 from specbatch.jobs.cli.main import main

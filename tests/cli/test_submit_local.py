@@ -103,7 +103,7 @@ def test_an_output_of_another_job_is_refused_before_a_job_is_made(cli: Any, job:
 def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(
     cli: Any, job: Any, folder: Path
 ) -> None:
-    keyed = [*map(str, job), "--max-tokens", "1500", "--ignore-eos", "--group-size", "4"]
+    keyed = [*map(str, job), "--max-tokens", "400", "--ignore-eos", "--group-size", "4"]
     keyed += ["--local", "--idempotency-key", "k"]
     code = "from specbatch.jobs.cli.submit_job import main; main()"
     with subprocess.Popen(
