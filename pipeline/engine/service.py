@@ -125,7 +125,7 @@ class EngineService:
 
     def _step(self, arrived: list[Ticket], cancelled: set[str]) -> None:
         if self._engine is None:
-            # Loading sets torch's default dtype for all threads: no other engine may step meanwhile.
+            # Loading sets torch's default dtype for every thread: no other engine may step then.
             with self._gate:
                 self._engine = self._make_engine()
         for ticket in arrived:
