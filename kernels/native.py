@@ -17,12 +17,10 @@ import tempfile
 from functools import lru_cache
 from pathlib import Path
 
-import torch
-
 log = logging.getLogger(__name__)
 
 _SOURCES = Path(__file__).parent / "csrc"
-_FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC")
+_FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-pthread")
 # Noise must round like its definition, product by product; the decoder may fuse.
 _UNITS = {"decoder.c": (), "sampling.c": ("-ffp-contract=off",)}
 _BUILD_SEC = 120
@@ -42,10 +40,9 @@ def library() -> ctypes.CDLL:
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
     if compiler is None:
         raise NativeUnavailableError("no C compiler was found")
-    openmp = _openmp_runtime()
-    target = _cache_folder() / f"native-{_fingerprint(compiler, openmp)}.so"
+    target = _cache_folder() / f"native-{_fingerprint(compiler)}.so"
     if not target.exists():
-        _build(compiler, openmp, target)
+        _build(compiler, target)
     try:
         loaded = ctypes.CDLL(str(target))
     except OSError as error:
@@ -54,21 +51,16 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
-def _build(compiler: str, openmp: str | None, target: Path) -> None:
+def _build(compiler: str, target: Path) -> None:
     """Compile into a temporary file, then rename: processes may race, all win."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    threads = ["-fopenmp"] if openmp else []
-    # The runtime is named itself, so that the compiler's own is not needed.
-    runtime = ["-Wl,--as-needed", openmp] if openmp else []
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         objects = []
         for unit, flags in _UNITS.items():
             objects.append(str(Path(folder) / unit) + ".o")
-            _run(
-                [compiler, *_FLAGS, *threads, *flags, "-c", str(_SOURCES / unit), "-o", objects[-1]]
-            )
+            _run([compiler, *_FLAGS, *flags, "-c", str(_SOURCES / unit), "-o", objects[-1]])
         linked = Path(folder) / target.name
-        _run([compiler, "-shared", *threads, "-o", str(linked), *objects, *runtime, "-lm"])
+        _run([compiler, "-shared", "-pthread", "-o", str(linked), *objects, "-lm"])
         linked.replace(target)
 
 
@@ -82,27 +74,17 @@ def _run(command: list[str]) -> None:
         raise NativeUnavailableError(f"the C compiler failed: {error}") from error
 
 
-def _openmp_runtime() -> str | None:
-    """The OpenMP runtime torch has loaded, if it is GNU's: two runtimes would fight for cores."""
-    torch.get_num_threads()
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        path = line.rpartition(" ")[2]
-        if "libgomp" in path:
-            return path
-    return None
-
-
 def _cache_folder() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "specbatch"
 
 
-def _fingerprint(compiler: str, openmp: str | None) -> str:
+def _fingerprint(compiler: str) -> str:
     digest = hashlib.sha256()
     for source in sorted(_SOURCES.iterdir()):
         digest.update(source.read_bytes())
     version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
-    digest.update(version + repr((_FLAGS, _UNITS, openmp)).encode())
+    digest.update(version + repr((_FLAGS, _UNITS)).encode())
     digest.update(_processor().encode())
     return digest.hexdigest()[:16]
 

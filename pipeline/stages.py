@@ -274,7 +274,7 @@ class Stages:
                 self._store.cancel_group(lease)
                 self._ring_job(lease.job_id)
             else:
-                self._store.release(lease, "the worker was stopped")
+                self._store.release(lease, "the worker was stopped", forgiven=True)
         except UsageError as error:
             # The job itself is wrong; no retry will help.
             if lease.group_index is None:

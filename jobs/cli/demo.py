@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from importlib import resources
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.panel import Panel
@@ -21,6 +21,9 @@ from specbatch.schemas.errors import UsageError
 from specbatch.schemas.records import CompletionRecord
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec
+
+if TYPE_CHECKING:
+    from specbatch.pipeline.preflight import Checked
 
 MARKER = ".specbatch-demo"
 EXAMPLES = 5
@@ -36,7 +39,7 @@ def demo(
 ) -> None:
     """Run a small job from start to end on this machine; no server needed."""
     from specbatch.jobs.cli.local import run_here
-    from specbatch.jobs.cli.preflight import check_job, key_in
+    from specbatch.jobs.cli.preflight import check_job
     from specbatch.pipeline.bootstrap import make_client, make_store
 
     folder = folder.absolute()
@@ -46,13 +49,13 @@ def demo(
     store = make_store(settings)
     try:
         c = make_client(settings, silent, store)
-        check_job(settings, spec, KEY, key_in(c.job))
+        checked = check_job(settings, spec, KEY, c.job)
         job, _ = c.submit(spec, KEY)
         remark(f"job {job.job_id}: {Path(spec.input.uri).name} through {Path(spec.verifier).name}, "
                f"drafts by {Path(spec.proposer or 'none').name}")  # fmt: skip
         run_here(settings, spec, job, how_to_go_on="`specbatch demo --keep`")
         print_summary(c, job.job_id)
-        show_examples(spec, list(_spread(store.completions(job.job_id))))
+        show_examples(spec, checked, list(_spread(store.completions(job.job_id))))
         say_where(folder, spec)
         leave(c.job(job.job_id))
     finally:
@@ -93,15 +96,14 @@ def _spread(completions: Iterator[CompletionRecord]) -> Iterator[CompletionRecor
     return islice(completions, 7, None, 51)
 
 
-def show_examples(spec: JobSpec, records: list[CompletionRecord]) -> None:
+def show_examples(spec: JobSpec, checked: Checked, records: list[CompletionRecord]) -> None:
     """Prompts and completions, each token in the colour of its origin."""
     import pyarrow.parquet as pq
 
     from specbatch.pipeline.observe.token_view import legend, token_pieces, token_text
-    from specbatch.pipeline.stages import TextCodec  # type: ignore[attr-defined]  # its tokenizer
 
     color = out.is_terminal and not out.no_color
-    decode: Any = TextCodec.load(spec.verifier).decode_batch
+    decode = checked.codec.decode_batch
     prompts = pq.read_table(spec.input.uri, columns=[spec.input.prompt_column]).column(0)
     for record in records[:EXAMPLES]:
         prompt = Text(str(prompts[record.row_index].as_py()), "cyan" if color else "")

@@ -6,18 +6,21 @@ import resource
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from specbatch.jobs.cli.connect import client
 from specbatch.jobs.cli.console import err, out, say, say_json
-from specbatch.jobs.cli.preflight import Checked, check_job
+from specbatch.jobs.cli.preflight import check_job
 from specbatch.pipeline.policy.pricing import device_usd
 from specbatch.schemas.errors import SpecbatchError
 from specbatch.schemas.records import JobRow, JobState
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec
+
+if TYPE_CHECKING:
+    from specbatch.pipeline.preflight import Checked
 
 ASSUMED_TOKENS_PER_SEC = 1000.0
 HISTORY = 5  # finished jobs that the speed is taken from
@@ -65,11 +68,9 @@ def show_plan(settings: Settings, spec: JobSpec, tokens_per_sec: float | None, j
 
 def make_plan(checked: Checked, spec: JobSpec) -> Plan:
     """Plan every group and count it, a group at a time. Raises `InputError`."""
-    from specbatch.pipeline.stages import plan  # type: ignore[attr-defined]  # the ingest's planner
-
     total = Plan()
     with err.status("reading the input ...") as status:
-        for group in plan(checked.source, checked.checker, spec.group_size):
+        for group in checked.groups():
             _count(total, group, spec.sampling.max_tokens, checked.context_tokens)
             status.update(f"reading the input ... {total.rows:,} rows")
     return total

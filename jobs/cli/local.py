@@ -32,10 +32,10 @@ def submit_here(
     settings: Settings, spec: JobSpec, key: str | None, timeout_sec: float | None, json: bool
 ) -> None:
     """Check everything, do the job here, print how it ended."""
-    from specbatch.jobs.cli.preflight import check_job, key_in
+    from specbatch.jobs.cli.preflight import check_job
 
     with client(settings) as c:
-        check_job(settings, spec, key, key_in(c.job))
+        check_job(settings, spec, key, c.job)
         job, created = c.submit(spec, key)
         if not created:
             remark(f"job {job.job_id} is known by this key and {job.state}")

@@ -7,16 +7,12 @@ spans from the middle of files would meet every prompt unprepared.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-if TYPE_CHECKING or __package__:
-    from .corpus import functions, held_out_files, read, training_files
-else:
-    from corpus import functions, held_out_files, read, training_files
+from specbatch.jobs.demo.corpus import functions, held_out_files, read, training_files
 
 FUNCTION_SHARE = 0.3
 WINDOW = 256  # tokens

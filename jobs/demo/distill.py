@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,12 +19,8 @@ from torch.nn import functional
 from transformers import LlamaForCausalLM
 from transformers.cache_utils import Cache, DynamicLayer
 
-if TYPE_CHECKING or __package__:
-    from .batches import Windows
-    from .learning import Plan, fit, logits_of
-else:
-    from batches import Windows
-    from learning import Plan, fit, logits_of
+from specbatch.jobs.demo.batches import Windows
+from specbatch.jobs.demo.learning import Plan, fit, logits_of
 
 LENGTH = 192  # tokens of one distillation window
 LIKELIEST = 16  # tokens kept of the verifier's distribution

@@ -12,23 +12,16 @@ import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
-if TYPE_CHECKING or __package__:
-    from .batches import held_out_windows
-    from .learning import load_model, logits_of
-    from .prompts import read_prompts
-    from .tokens import load_tokenizer
-else:
-    from batches import held_out_windows
-    from learning import load_model, logits_of
-    from prompts import read_prompts
-    from tokens import load_tokenizer
+from specbatch.jobs.demo.batches import held_out_windows
+from specbatch.jobs.demo.learning import load_model, logits_of
+from specbatch.jobs.demo.prompts import read_prompts
+from specbatch.jobs.demo.tokens import load_tokenizer
 
 NEW_TOKENS = 64
 DEPTHS = (1, 4)

@@ -8,18 +8,13 @@ from __future__ import annotations
 import argparse
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from transformers import PreTrainedTokenizerBase
 
-if TYPE_CHECKING or __package__:
-    from .corpus import functions, held_out_files, read
-    from .tokens import load_tokenizer
-else:
-    from corpus import functions, held_out_files, read
-    from tokens import load_tokenizer
+from specbatch.jobs.demo.corpus import functions, held_out_files, read
+from specbatch.jobs.demo.tokens import load_tokenizer
 
 COUNT = 256
 MIN_TOKENS = 20

@@ -12,25 +12,22 @@ import argparse
 import math
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from transformers import LlamaConfig
 
-if TYPE_CHECKING or __package__:
-    from .batches import WINDOW, training_windows
-    from .corpus import read, training_files
-    from .distill import Rollouts, distill, text_loss, write_rollouts
-    from .learning import Plan, fit, load_model, new_model, save_model
-    from .prompts import write_prompts
-    from .tokens import MAX_POSITIONS, VOCAB_SIZE, load_tokenizer, save_tokenizer, train_tokenizer
-else:
-    from batches import WINDOW, training_windows
-    from corpus import read, training_files
-    from distill import Rollouts, distill, text_loss, write_rollouts
-    from learning import Plan, fit, load_model, new_model, save_model
-    from prompts import write_prompts
-    from tokens import MAX_POSITIONS, VOCAB_SIZE, load_tokenizer, save_tokenizer, train_tokenizer
+from specbatch.jobs.demo.batches import WINDOW, training_windows
+from specbatch.jobs.demo.corpus import read, training_files
+from specbatch.jobs.demo.distill import Rollouts, distill, text_loss, write_rollouts
+from specbatch.jobs.demo.learning import Plan, fit, load_model, new_model, save_model
+from specbatch.jobs.demo.prompts import write_prompts
+from specbatch.jobs.demo.tokens import (
+    MAX_POSITIONS,
+    VOCAB_SIZE,
+    load_tokenizer,
+    save_tokenizer,
+    train_tokenizer,
+)
 
 STAGES = ("tokenizer", "verifier", "draft-text", "rollouts", "draft")
 ROLLOUT_ROWS = 128

@@ -17,7 +17,7 @@ def gumbel(
 ) -> Tensor:
     """As `reference.gumbel`. Raises `NativeUnavailableError` where C cannot be built."""
     counters = counters.contiguous()
-    out = torch.empty(counters.shape[0], vocab_size)
+    out = torch.empty(counters.shape[0], vocab_size, dtype=torch.float32)
     library().specbatch_gumbel(
         c_void_p(counters.data_ptr()),
         c_int64(counters.shape[0]),

@@ -6,9 +6,6 @@
 //
 //   T tokens   S sequences   R logit rows   H hidden   D head dimension
 #include "gemm.h"
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 #define BLOCK 32  // tokens per KV block
 #define QUERIES 8 // query rows (tokens × heads of a group) attended at a time
@@ -196,54 +193,66 @@ static void attend(const Model *m, const Layer *l, const Batch *b, int item, int
     }
 }
 
-static void layer(const Model *m, const Layer *l, const Batch *b, int thread) {
+#define TOKENS 8  // tokens per item where the work is per token
+#define GROUPS(n) (((n) + TOKENS - 1) / TOKENS)
+#define PHASES_PER_LAYER 8
+
+static void normalise_rows(Team *team, const Model *m, const Batch *b, const float *weight) {
+    int H = m->hidden;
+    SHARE(team, GROUPS(b->tokens), g)
+        for (int t = g * TOKENS; t < b->tokens && t < (g + 1) * TOKENS; t++)
+            normalise(m->dtype, b->x + (int64_t)t * H, weight, H, m->eps, b->act, (int64_t)t * H);
+}
+
+static void layer(Team *team, const Model *m, const Layer *l, const Batch *b) {
     int H = m->hidden, dtype = m->dtype;
     int64_t ld = (b->longest + BLOCK - 1) / BLOCK * BLOCK;
     Epilogue to_qkv = {STORE, b->qkv, (m->heads + 2 * m->kv_heads) * m->head_dim, F32};
     Epilogue to_x = {ADD, b->x, H, F32}, to_hidden = {SWIGLU, b->hidden, m->inter, dtype};
     // 1) Norm and projections.
-#pragma omp for schedule(static)
-    for (int t = 0; t < b->tokens; t++)
-        normalise(dtype, b->x + (int64_t)t * H, l->norm1, H, m->eps, b->act, (int64_t)t * H);
-    gemm(dtype, m->amx, b->act, b->tokens, &l->qkv, to_qkv);
-#pragma omp for schedule(static)
-    for (int t = 0; t < b->tokens; t++) place(m, l, b, t);
-#pragma omp for schedule(dynamic, 1)
-    for (int i = 0; i < b->items * m->kv_heads; i++)
-        attend(m, l, b, i / m->kv_heads, i % m->kv_heads, b->scores + thread * QUERIES * ld, ld);
+    normalise_rows(team, m, b, l->norm1);
+    gemm(team, dtype, m->amx, b->act, b->tokens, &l->qkv, to_qkv);
+    SHARE(team, GROUPS(b->tokens), g)
+        for (int t = g * TOKENS; t < b->tokens && t < (g + 1) * TOKENS; t++) place(m, l, b, t);
+    SHARE(team, b->items * m->kv_heads, i)
+        attend(m, l, b, i / m->kv_heads, i % m->kv_heads, b->scores + team->thread * QUERIES * ld, ld);
     // 4) Back into the residual stream, then the same for the feed-forward part.
-    gemm(dtype, m->amx, b->act, b->tokens, &l->o, to_x);
-#pragma omp for schedule(static)
-    for (int t = 0; t < b->tokens; t++)
-        normalise(dtype, b->x + (int64_t)t * H, l->norm2, H, m->eps, b->act, (int64_t)t * H);
-    gemm(dtype, m->amx, b->act, b->tokens, &l->gate_up, to_hidden);
-    gemm(dtype, m->amx, b->hidden, b->tokens, &l->down, to_x);
+    gemm(team, dtype, m->amx, b->act, b->tokens, &l->o, to_x);
+    normalise_rows(team, m, b, l->norm2);
+    gemm(team, dtype, m->amx, b->act, b->tokens, &l->gate_up, to_hidden);
+    gemm(team, dtype, m->amx, b->hidden, b->tokens, &l->down, to_x);
 }
 
-void specbatch_decode(const Model *m, const Batch *b, int threads) {
+typedef struct {
+    Model model;
+    Batch batch;
+} Decode;
+
+static void decode(Team *team, const void *arguments) {
+    const Model *m = &((const Decode *)arguments)->model;
+    const Batch *b = &((const Decode *)arguments)->batch;
     int H = m->hidden;
-#pragma omp parallel num_threads(threads)
-    {
-        int thread = 0;
-#ifdef _OPENMP
-        thread = omp_get_thread_num();
-#endif
 #ifdef HAVE_AMX
-        if (m->amx) tiles_on();
+    if (m->amx) tiles_on();
 #endif
-#pragma omp for schedule(static)
-        for (int t = 0; t < b->tokens; t++)
+    SHARE(team, GROUPS(b->tokens), g)
+        for (int t = g * TOKENS; t < b->tokens && t < (g + 1) * TOKENS; t++)
             for (int i = 0; i < H; i += 16)
                 store(b->x + (int64_t)t * H + i, get(m->dtype, m->embedding, b->ids[t] * H + i));
-        for (int i = 0; i < m->layers; i++) layer(m, m->layer + i, b, thread);
-#pragma omp for schedule(static)
-        for (int r = 0; r < b->rows; r++)
-            normalise(m->dtype, b->x + b->logit_rows[r] * H, m->norm, H, m->eps, b->act, (int64_t)r * H);
-        gemm(m->dtype, m->amx, b->act, b->rows, &m->head, (Epilogue){STORE, b->logits, m->vocab, F32});
+    for (int i = 0; i < m->layers; i++) layer(team, m, m->layer + i, b);
+    SHARE(team, b->rows, r)
+        normalise(m->dtype, b->x + b->logit_rows[r] * H, m->norm, H, m->eps, b->act, (int64_t)r * H);
+    gemm(team, m->dtype, m->amx, b->act, b->rows, &m->head, (Epilogue){STORE, b->logits, m->vocab, F32});
 #ifdef HAVE_AMX
-        if (m->amx) _tile_release();
+    if (m->amx) _tile_release();
 #endif
-    }
+}
+
+// Returns 0, or 1 when memory ran out.
+int specbatch_decode(const Model *m, const Batch *b, int threads) {
+    Decode arguments = {*m, *b};
+    return share_pass(decode, &arguments, sizeof arguments, (size_t)m->layers * PHASES_PER_LAYER + 3,
+                      threads);
 }
 
 // Weights [n, k] (float32, or bfloat16 bits) into the layout of gemm.h.
@@ -265,14 +274,6 @@ void specbatch_pack(int dtype, const void *weight, int n, int k, void *packed) {
 int specbatch_amx(void) {
 #ifdef HAVE_AMX
     return syscall(SYS_arch_prctl, 0x1023, 18) == 0;
-#else
-    return 0;
-#endif
-}
-
-int specbatch_openmp(void) {
-#ifdef _OPENMP
-    return 1;
 #else
     return 0;
 #endif

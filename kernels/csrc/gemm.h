@@ -7,6 +7,7 @@
 #pragma once
 #include <stdlib.h>
 
+#include "team.h"
 #include "vec.h"
 #if defined(__AMX_BF16__) || defined(__AVX512BF16__)
 #include <immintrin.h>
@@ -180,11 +181,10 @@ static void gemm_block(int dtype, int amx, const void *x, const Linear *w, const
     }
 }
 
-// Called by every thread of a team: the blocks are shared out, the end is a barrier.
-static void gemm(int dtype, int amx, const void *x, int rows, const Linear *w, Epilogue e) {
+// Called by every thread of a team.
+static void gemm(Team *team, int dtype, int amx, const void *x, int rows, const Linear *w, Epilogue e) {
     int blocks = (w->n + 31) / 32, span = 128, parts = (rows + span - 1) / span;
-#pragma omp for schedule(static)
-    for (int item = 0; item < blocks * parts; item++) {
+    SHARE(team, blocks * parts, item) {
         int first = item % parts * span, last = first + span < rows ? first + span : rows;
         gemm_block(dtype, amx, x, w, &e, first, last, item / parts);
     }

@@ -2,10 +2,8 @@
 // has the same bits as the definition in torch, where every operation rounds by itself.
 #include <stdlib.h>
 
+#include "team.h"
 #include "vec.h"
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 typedef uint64_t u64v __attribute__((vector_size(128)));
 
@@ -143,6 +141,7 @@ typedef struct {
     const int64_t *forbidden_starts, *forbidden;  // [rows + 1] into token ids
     int64_t *tokens;          // [rows]
     float *logprobs;          // [rows] or NULL
+    float *space;             // [threads, 4, vocab]
 } Sampling;
 
 static void scale_row(const Sampling *s, int64_t r, float *scores) {
@@ -220,19 +219,13 @@ static void sample_row(const Sampling *s, int64_t r, float *scores, float *copy,
     s->logprobs[r] = logits[token] - top - logf(total);
 }
 
+static void sample(Team *team, const void *arguments) {
+    const Sampling *s = arguments;
+    float *scores = s->space + team->thread * 4 * s->vocab, *copy = scores + s->vocab;
+    SHARE(team, (int)s->rows, r) sample_row(s, r, scores, copy, (Candidate *)(copy + s->vocab));
+}
+
 // Returns 0, or 1 when memory ran out.
 int specbatch_sample(const Sampling *s, int threads) {
-    int failed = 0;
-#pragma omp parallel num_threads(threads)
-    {
-        float *scores = malloc(s->vocab * sizeof(float)), *copy = malloc(s->vocab * sizeof(float));
-        Candidate *list = malloc(s->vocab * sizeof(Candidate));
-        if (!scores || !copy || !list) failed = 1;
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t r = 0; r < s->rows; r++)
-            if (scores && copy && list) sample_row(s, r, scores, copy, list);
-        free(scores), free(copy), free(list);
-    }
-    (void)threads;
-    return failed;
+    return share_pass(sample, s, sizeof *s, 1, threads);
 }

@@ -128,7 +128,7 @@ class Decoder:
         longest = max(batch.ragged.context_lens)
         wide = -(-max(tokens, rows) // _ROW_PADDING) * _ROW_PADDING
         qkv = (s.heads + 2 * s.kv_heads) * s.head_dim
-        logits = torch.empty(rows, s.vocab)
+        logits = torch.empty(rows, s.vocab, dtype=torch.float32)
         items, tables = _items(batch), _tables(batch)
         arguments = _Batch(
             *(tokens, rows, items[0].shape[0], tables.shape[1]),
@@ -144,7 +144,8 @@ class Decoder:
             self._space("hidden", wide * s.inter, self._dtype),
             self._space("scores", threads * _QUERIES * (longest + BLOCK_SIZE), torch.float32),
         )
-        self._library.specbatch_decode(byref(self._model), byref(arguments), c_int32(threads))
+        if self._library.specbatch_decode(byref(self._model), byref(arguments), c_int32(threads)):
+            raise MemoryError(f"no memory for a pass of {tokens} tokens")
         return logits
 
     def _layer(self, w: LayerWeights, num_blocks: int) -> _Layer:

@@ -22,7 +22,7 @@ class _Sampling(Structure):
         ("vocab", c_int64),
         *((name, c_void_p) for name in ("logits", "counters", "temperature", "top_p", "min_p")),
         *((name, c_void_p) for name in ("top_k", "forbidden_starts", "forbidden")),
-        *((name, c_void_p) for name in ("tokens", "logprobs")),
+        *((name, c_void_p) for name in ("tokens", "logprobs", "space")),
     )
 
 
@@ -34,7 +34,7 @@ def verify(
     sampling: SamplingRows,
 ) -> Verdict:
     """As `reference.verify`."""
-    logprobs = torch.empty(target_logits.shape[0])
+    logprobs = torch.empty(target_logits.shape[0], dtype=torch.float32)
     tokens = _sample(target_logits, counters, sampling, logprobs)
     return Verdict(tokens, logprobs, match_prefix(tokens, draft_tokens, row_offsets))
 
@@ -57,6 +57,8 @@ def _sample(
     torch.cumsum(counts, 0, out=starts[1:])
     forbidden = sampling.forbidden_tokens[sampling.forbidden_rows.argsort(stable=True)]
     tokens = torch.empty(rows, dtype=torch.int64)
+    threads = min(torch.get_num_threads(), max(rows, 1))
+    space = torch.empty(threads * 4 * vocab_size, dtype=torch.float32)
     held = [
         t.contiguous()
         for t in (
@@ -69,8 +71,8 @@ def _sample(
         vocab_size,
         *(t.data_ptr() for t in held),
         logprobs.data_ptr() if logprobs is not None else None,
+        space.data_ptr(),
     )
-    threads = min(torch.get_num_threads(), rows)
     if library().specbatch_sample(byref(arguments), c_int32(threads)):
         raise MemoryError(f"no memory for the scores of {vocab_size} tokens")
     return tokens

@@ -26,7 +26,8 @@ without `manifest.json` is not finished, and writing it again is safe.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import chain, islice
 from pathlib import Path
@@ -92,17 +93,28 @@ class OutputWriter:
         self._job_id = job_id
         self._rows_per_part = rows_per_part
 
+    def check(self, is_mine: Callable[[str], bool] | None = None) -> None:
+        """Raise `OutputError` unless the location can be claimed. Leaves nothing behind.
+
+        `is_mine` tells of the id of a job that holds it whether that is all right.
+        """
+        try:
+            owner = self._free_or_owner()
+        except ObjectError as error:
+            raise OutputError(f"output {self._uri} cannot be used: {error}") from error
+        if owner is not None and not (is_mine(owner) if is_mine else owner == self._job_id):
+            raise self._taken(owner)
+        if "://" not in self._uri:
+            _check_writable(Path(self._uri))
+
     def claim(self) -> None:
         """Make the location this job's; its own earlier claim is fine.
 
         Raises `OutputError` when another job's output is there or it cannot be written.
         """
-        if not self._uri.startswith("s3://") and self._objects.exists(self._uri):
-            raise OutputError(f"output {self._uri} is a file; name a folder")
         try:
-            owner = self._owner()
+            owner = self._free_or_owner()
             if owner is None:
-                self._refuse_foreign_files()
                 marker = orjson.dumps(
                     {"job_id": self._job_id, "schema_version": arrow.SCHEMA_VERSION}
                 )
@@ -111,9 +123,21 @@ class OutputWriter:
         except ObjectError as error:
             raise OutputError(f"output {self._uri} cannot be used: {error}") from error
         if owner != self._job_id:
-            raise OutputError(
-                f"output {self._uri} holds job {owner}; choose another location or remove it"
-            )
+            raise self._taken(owner)
+
+    def _free_or_owner(self) -> str | None:
+        """The job that holds the location; None when it is free."""
+        if not self._uri.startswith("s3://") and self._objects.exists(self._uri):
+            raise OutputError(f"output {self._uri} is a file; name a folder")
+        owner = self._owner()
+        if owner is None:
+            self._refuse_foreign_files()
+        return owner
+
+    def _taken(self, owner: str | None) -> OutputError:
+        return OutputError(
+            f"output {self._uri} holds job {owner}; choose another location or remove it"
+        )
 
     def write(
         self,
@@ -195,6 +219,24 @@ class OutputWriter:
         root = self._uri.rstrip("/") + "/"
         names = (info.uri.removeprefix(root) for info in self._objects.list(root))
         return {n for n in names if n.startswith("part-") and n.endswith(".parquet")}
+
+
+def _check_writable(folder: Path) -> None:
+    """Make the missing folders, and remove them again."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise OutputError(f"output {folder} cannot be written: {there} is not a writable folder")
+    made: list[Path] = []
+    try:
+        for path in reversed([folder, *folder.parents]):
+            if not path.exists():
+                path.mkdir()
+                made.append(path)
+    except OSError as error:
+        raise OutputError(f"output {folder} cannot be made: {error.strerror}") from None
+    finally:
+        for path in reversed(made):
+            path.rmdir()
 
 
 def read_output(uri: str, objects: Objects | None = None) -> pa.Table:

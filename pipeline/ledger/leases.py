@@ -207,40 +207,55 @@ def _extend(
 # --- releases -------------------------------------------------------------------------------
 
 
-def release(conn: Connection, now: Now, lease: Lease, error: str, max_attempts: int) -> None:
+def release(
+    conn: Connection, now: Now, lease: Lease, error: str, forgiven: bool, max_attempts: int
+) -> None:
     """Ready again, or closed by the rules; nothing when the lease is lost."""
     job = jobs.lock(conn, lease.job_id)
     if job is None:
         return
     if lease.group_index is None:
-        _release_job(conn, now, job, lease, error, max_attempts)
+        _release_job(conn, now, job, lease, error, forgiven, max_attempts)
     else:
-        _release_group(conn, now, job, lease, error, max_attempts)
+        _release_group(conn, now, job, lease, error, forgiven, max_attempts)
 
 
 def _release_job(
-    conn: Connection, now: Now, job: Any, lease: Lease, error: str, max_attempts: int
+    conn: Connection,
+    now: Now,
+    job: Any,
+    lease: Lease,
+    error: str,
+    forgiven: bool,
+    max_attempts: int,
 ) -> None:
     held = (lease.generation, lease.owner, lease.stage.value)
     if (job.generation, job.lease_owner, job.stage) != held:
         return
     if job.cancel_requested and lease.stage is Stage.INGEST:
         jobs.leave_ingest(conn, now, lease.job_id)
-    elif job.attempts >= max_attempts:
+    elif job.attempts - forgiven >= max_attempts:
         jobs.end(conn, now, lease.job_id, JobState.FAILED, error)
     else:
-        again = {"attempts": job.attempts, "last_error": error}
+        again = {"attempts": job.attempts - forgiven, "last_error": error}
         jobs.move(conn, now, lease.job_id, lease.stage, **again)
 
 
 def _release_group(
-    conn: Connection, now: Now, job: Any, lease: Lease, error: str, max_attempts: int
+    conn: Connection,
+    now: Now,
+    job: Any,
+    lease: Lease,
+    error: str,
+    forgiven: bool,
+    max_attempts: int,
 ) -> None:
     row = conn.execute(select(Group.attempts).where(*is_held(lease)).with_for_update()).first()
     if row is None:
         return
-    to = rules.stage_without_lease(lease.stage, row.attempts, max_attempts, job.cancel_requested)
-    attempts = row.attempts if to is lease.stage else 0
+    spent = row.attempts - forgiven
+    to = rules.stage_without_lease(lease.stage, spent, max_attempts, job.cancel_requested)
+    attempts = spent if to is lease.stage else 0
     conn.execute(
         update(Group)
         .where(*is_held(lease))

@@ -167,12 +167,13 @@ class MemoryStore:
                     cancelled.add(lease.job_id)
             return lost, cancelled
 
-    def release(self, lease: Lease, error: str) -> None:
+    def release(self, lease: Lease, error: str, forgiven: bool = False) -> None:
         with self._lock:
             unit, now = self._unit(lease), self._now()
             if unit is None or not unit.is_held_by(lease):
                 return
             job = self._jobs[lease.job_id]
+            unit.attempts -= forgiven
             if isinstance(unit, Group):
                 unit.put_down(self._stage_without_lease(job, unit), now, error)
             elif job.row.cancel_requested and job.stage is Stage.INGEST:

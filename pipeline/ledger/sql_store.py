@@ -90,8 +90,8 @@ class SqlStore:
     def heartbeat(self, leases: Sequence[Lease], lease_sec: float) -> tuple[set[Lease], set[str]]:
         return self._write(leasing.heartbeat, leases, lease_sec) if leases else (set(), set())
 
-    def release(self, lease: Lease, error: str) -> None:
-        self._write(leasing.release, lease, error, self._max_attempts)
+    def release(self, lease: Lease, error: str, forgiven: bool = False) -> None:
+        self._write(leasing.release, lease, error, forgiven, self._max_attempts)
 
     def cancel_group(self, lease: Lease) -> None:
         self._write(groups.cancel, lease)

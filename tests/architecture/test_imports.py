@@ -26,6 +26,7 @@ DIRECTIONS = {
         "pipeline.client",
         "pipeline.observe",
         "pipeline.policy",
+        "pipeline.preflight",
         "pipeline.stages",
         "workers",
         "schemas",

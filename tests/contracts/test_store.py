@@ -966,3 +966,12 @@ def test_retry_of_a_cancelled_job_with_nothing_left_publishes_again(store: Store
     assert store.retry_job(JOB) == 1
     assert stage_of(store) is Stage.PUBLISH
     finish(store)
+
+
+def test_a_stopped_worker_gives_work_back_without_using_up_an_attempt(store: Store) -> None:
+    ingest(store)
+    for _ in range(5):
+        work = claim(store, 0)
+        assert work.lease.attempt == 1
+        store.release(work.lease, "the worker was stopped", forgiven=True)
+    assert claim(store, 0).lease.attempt == 1

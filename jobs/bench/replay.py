@@ -1,0 +1,47 @@
+"""Drafts of a chosen acceptance: the known output, each token spoilt with a fixed probability."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+
+from specbatch.pipeline.engine.sequence import Sequence
+
+
+class ReplayProposer:
+    """Proposes what is known to come; a token is right with probability `acceptance`."""
+
+    name = "replay"
+    needs_model = False
+
+    def __init__(
+        self,
+        outputs: Mapping[str, Seq[int]],  # by request id
+        acceptance: float,
+        vocab_size: int,
+        seed: int = 0,
+    ) -> None:
+        self._drafts = {
+            name: _spoilt(output, acceptance, vocab_size, random.Random(f"{seed}/{name}"))
+            for name, output in outputs.items()
+        }
+
+    def available(self, sequence: Sequence) -> int:
+        return len(self._drafts[sequence.request.request_id]) - sequence.num_output
+
+    def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:
+        return [
+            self._drafts[s.request.request_id][s.num_output : s.num_output + depth]
+            for s, depth in zip(sequences, depths, strict=True)
+        ]
+
+    def settle(self, sequence: Sequence) -> None:
+        """It keeps no state."""
+
+    def forget(self, sequence: Sequence) -> None:
+        """It keeps no state."""
+
+
+def _spoilt(output: Seq[int], acceptance: float, vocab_size: int, rng: random.Random) -> list[int]:
+    return [t if rng.random() < acceptance else (t + 1) % vocab_size for t in output]

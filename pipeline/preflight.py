@@ -1,0 +1,59 @@
+"""Everything that can be wrong with a job, found before anything is stored or started.
+
+The parts are those the stages themselves work with, so what passes here passes there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from specbatch.pipeline.engine.model_folder import check_pair, inspect_model
+from specbatch.pipeline.ingest.codec import TextCodec
+from specbatch.pipeline.ingest.objects import Objects
+from specbatch.pipeline.ingest.outputs import OutputWriter
+from specbatch.pipeline.ingest.planner import PlannedGroup, plan
+from specbatch.pipeline.ingest.rows import RowChecker
+from specbatch.pipeline.ingest.sources import Source, open_source
+from specbatch.schemas.errors import InputError, ObjectError
+from specbatch.schemas.spec import JobSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A job that can be done: its input, what checks its rows, and its tokenizer."""
+
+    spec: JobSpec
+    source: Source
+    checker: RowChecker
+    codec: TextCodec
+    context_tokens: int
+
+    def groups(self) -> Iterator[PlannedGroup]:
+        """The groups it would have, one at a time. Raises `InputError`."""
+        return plan(self.source, self.checker, self.spec.group_size)
+
+
+def check_job(
+    spec: JobSpec,
+    s3_endpoint_url: str | None = None,
+    is_mine: Callable[[str], bool] = lambda _: False,
+) -> Checked:
+    """Raise a `UsageError` naming what is wrong with the models, the input or the output.
+
+    An output that belongs to a job is refused unless `is_mine` says so of that job's id.
+    Writes nothing.
+    """
+    objects = Objects(s3_endpoint_url)
+    verifier = inspect_model(spec.verifier)
+    if spec.proposer:
+        check_pair(verifier, inspect_model(spec.proposer))
+    codec = TextCodec.load(str(verifier.path))
+    try:
+        source = open_source(spec.input, objects)
+        source.check()
+    except ObjectError as error:
+        raise InputError(str(error)) from None
+    OutputWriter(objects, spec.output.uri, job_id="").check(is_mine)
+    checker = RowChecker(spec, codec, verifier.context_tokens, verifier.vocab_size)
+    return Checked(spec, source, checker, codec, verifier.context_tokens)
