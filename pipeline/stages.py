@@ -141,7 +141,7 @@ class Stages:
         return verifier, proposer
 
     def _store_group(self, lease: Lease, job: JobRow, spec: JobSpec, planned: PlannedGroup) -> None:
-        first = Stage.PROPOSE if spec.proposes else Stage.VERIFY
+        first = Stage.PROPOSE if spec.proposes(planned.index) else Stage.VERIFY
         groups = []
         if planned.rows:
             name = f"prompts-{planned.index:08d}.arrow"

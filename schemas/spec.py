@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from specbatch.schemas.errors import SpecError
 from specbatch.schemas.records import SamplingParams
 
+PILOT_EVERY_GROUPS = 8
+
 Depth = Literal["auto", "off"] | Annotated[int, Field(ge=0, le=32)]
 
 
@@ -75,11 +77,12 @@ class SpeculationSpec(_Part):
     """How far drafts reach. Depth changes speed and cost, never outputs."""
 
     depth: Depth = Field(default="auto", description="auto, off, or draft tokens per step")
-    pregenerate: bool = Field(
-        default=True, description="let proposer workers draft continuations beforehand"
+    pregenerate: Literal["auto"] | bool = Field(
+        default="auto",
+        description="let proposer workers draft continuations beforehand; auto: for pilot groups",
     )
     pregenerate_tokens: int = Field(
-        default=32, ge=1, le=4096, description="length of a pre-generated continuation"
+        default=16, ge=1, le=4096, description="length of a pre-generated continuation"
     )
 
     @property
@@ -135,12 +138,16 @@ class JobSpec(_Part):
             orjson.dumps(self.model_dump(mode="json"), option=orjson.OPT_SORT_KEYS)
         ).hexdigest()
 
-    @property
-    def proposes(self) -> bool:
-        """Whether groups pass through the propose stage."""
-        return (
-            self.proposer is not None and self.speculation.enabled and self.speculation.pregenerate
-        )
+    def proposes(self, group_index: int) -> bool:
+        """Whether a group passes through the propose stage.
+
+        Drafts made beforehand are paid for whether they are used or not. So `auto` makes them for
+        one pilot group in eight, which is enough to know what they are worth here.
+        """
+        if self.proposer is None or not self.speculation.enabled:
+            return False
+        pilot = group_index % PILOT_EVERY_GROUPS == 0
+        return pilot if self.speculation.pregenerate == "auto" else self.speculation.pregenerate
 
 
 def absolute(uri: str, base: Path) -> str:

@@ -15,6 +15,7 @@ from specbatch.pipeline.policy.step_time import StepTime
 
 CONTROL_EVERY_STEPS = 48  # one control window in so many steps …
 CONTROL_STEPS = 3  # … of so many steps at depth 0, to know what it really costs
+RESTING_STEPS = 8  # after a decision for depth 0 the question rests for so many steps
 _POOR_ACCEPTANCE = 0.3  # below it the next proposer in line is asked instead
 
 
@@ -37,6 +38,8 @@ class Speculator:
     draft_time: StepTime = field(default_factory=lambda: StepTime(base_sec=1e-3, row_sec=1e-5))
     max_draft_tokens: int = 1024  # per step
     steps: int = 0
+    _asked_at: int = -RESTING_STEPS  # step of the last decision for depth 0
+    _asked_for: int = 0  # sequences it was taken for
     _overall: dict[str, Acceptance] = field(default_factory=dict)
     _own: dict[tuple[str, Sequence], Acceptance] = field(default_factory=dict)
 
@@ -50,6 +53,8 @@ class Speculator:
         drafts: list[list[int]] = [[] for _ in deciding]
         makers: list[Proposer | None] = [None] * len(deciding)
         self.steps += 1
+        if self._rests(deciding):
+            return drafts, makers
         wants = [w for i, s in enumerate(deciding) if (w := self._want(i, s)) is not None]
         depths = self._depths(wants, len(deciding))
         for proposer in self.proposers:
@@ -84,6 +89,14 @@ class Speculator:
     @property
     def in_control_window(self) -> bool:
         return self.steps % CONTROL_EVERY_STEPS >= CONTROL_EVERY_STEPS - CONTROL_STEPS
+
+    def _rests(self, deciding: Seq[Sequence]) -> bool:
+        """Whether depth 0 was chosen lately for about as many sequences, none of fixed depth."""
+        return (
+            self.steps - self._asked_at < RESTING_STEPS
+            and 4 * abs(len(deciding) - self._asked_for) <= self._asked_for
+            and all(s.request.depth is None for s in deciding)
+        )
 
     def _want(self, index: int, sequence: Sequence) -> _Want | None:
         """The most promising proposer that has something to offer, in the order they are given."""
@@ -126,6 +139,8 @@ class Speculator:
             ),
             self.max_draft_tokens,
         )
+        if not any(decision.depths):
+            self._asked_at, self._asked_for = self.steps, deciding
         for i, depth in zip(free, decision.depths, strict=True):
             depths[i] = depth
         return depths

@@ -104,7 +104,7 @@ class Store(Protocol):
     def release(self, lease: Lease, error: str, forgiven: bool = False) -> None:
         """Give a unit back after an error: ready again, or FAILED when attempts are used up.
 
-        `forgiven` takes the attempt off the count: the worker was stopped, the work is not to blame.
+        `forgiven` takes the attempt off the count: the worker was stopped, not the work at fault.
 
         At PROPOSE, used up attempts lead to VERIFY without drafts. A lost lease is ignored. A job
         lease (INGEST, PUBLISH) that runs out of attempts fails the job. With the cancel flag, a
