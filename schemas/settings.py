@@ -41,7 +41,6 @@ class Settings(BaseSettings):
     max_concurrent_sequences: int = Field(default=64, ge=1, description="sequences per fused batch")
     max_batch_tokens: int = Field(default=2048, ge=16, description="tokens per forward pass")
     kv_cache_mib: int = Field(default=1024, ge=16, description="memory for KV blocks, per model")
-    prometheus_port: int = Field(default=0, ge=0, description="metrics endpoint; 0 is off")
 
     @field_validator("workspace", mode="after")
     @classmethod

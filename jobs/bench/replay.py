@@ -13,7 +13,7 @@ class ReplayProposer:
     """Proposes what is known to come; a token is right with probability `acceptance`."""
 
     name = "replay"
-    needs_model = False
+    pass_time = None
 
     def __init__(
         self,

@@ -17,6 +17,7 @@ from specbatch.kernels.decoder.contract import (
     LayerWeights,
 )
 from specbatch.kernels.native import NativeUnavailableError, library
+from specbatch.kernels.paged_attention.contract import zeroed_cache
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 _ITEM_TOKENS = 8  # tokens of one sequence attended together
@@ -162,8 +163,8 @@ class Decoder:
             self._linear(w.o, w.o_bias),
             self._linear(gate_up.flatten(0, 2), None),
             self._linear(w.down, None),
-            self._keep(torch.zeros(size, dtype=self._dtype)),
-            self._keep(torch.zeros(size, dtype=self._dtype)),
+            self._keep(zeroed_cache((size,), self._dtype, torch.device("cpu"))),
+            self._keep(zeroed_cache((size,), self._dtype, torch.device("cpu"))),
         )
 
     def _linear(self, weight: Tensor, bias: Tensor | None) -> _Linear:

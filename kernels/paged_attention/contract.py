@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 
@@ -22,3 +25,14 @@ class RaggedBatch:
     block_tables: list[list[int]]  # [num_seqs][blocks], indices into the caches
     slots: Tensor  # [num_tokens] int64: block * block_size + offset, where a token's KV goes
     prepared: dict[Any, Any] = field(default_factory=dict)  # what an implementation precomputed
+
+
+def zeroed_cache(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros for a KV cache. On a processor the system hands pages out when they are first used.
+
+    `torch.zeros` would write them all, and an ample cache would be paid for in full at once.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    raw = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(raw).view(dtype).view(shape)

@@ -62,7 +62,7 @@ class BlockProposer:
     """Proposes from each request's own pre-generated block."""
 
     name = "block"
-    needs_model = False
+    pass_time = None
 
     def __init__(self) -> None:
         self._cursors: dict[Sequence, tuple[BlockCursor, int]] = {}  # and the output it has seen

@@ -6,6 +6,7 @@ verifier's its tokens are the verifier's too.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence as Seq
 
 from torch import Tensor
@@ -16,6 +17,7 @@ from specbatch.pipeline.engine.runner import ModelRunner
 from specbatch.pipeline.engine.sampler import choose_sampler
 from specbatch.pipeline.engine.sampling import sampling_rows
 from specbatch.pipeline.engine.sequence import Sequence
+from specbatch.pipeline.policy.step_time import StepTime
 
 _MAX_CHUNK_TOKENS = 2048  # tokens per catching-up pass
 
@@ -24,12 +26,13 @@ class DraftModelProposer:
     """Owns the draft model's KV; `kv.length` trails the sequence by the tokens not yet fed."""
 
     name = "draft-model"
-    needs_model = True
 
     def __init__(self, runner: ModelRunner, max_depth: int = 8) -> None:
         self._runner = runner
         self._sampler = choose_sampler(runner.device)
         self._max_depth = max_depth
+        # Hopeful at first: a proposer that is never tried is never measured.
+        self.pass_time = StepTime(base_sec=1e-4, row_sec=1e-6)
         self._kv: dict[Sequence, KvState] = {}
 
     def available(self, sequence: Sequence) -> int:
@@ -50,8 +53,10 @@ class DraftModelProposer:
                 self._unfed(s) if position == 0 else [drafts[i][-1]]
                 for i, s in zip(active, batch, strict=True)
             ]
+            begun, fed = time.perf_counter(), sum(map(len, feeds))
             logits = self._forward(batch, feeds)
             tokens = self._sample(batch, logits, position)
+            self.pass_time.observe(fed, time.perf_counter() - begun)
             for i, token in zip(active, tokens, strict=True):
                 drafts[i].append(token)
         return drafts

@@ -49,6 +49,7 @@ class _Work:
     drafts: list[list[int]]
     makers: list[Proposer | None]
     begun: float  # seconds, by the performance counter
+    proposing_sec: float
     emitted: list[int] = field(default_factory=list)  # tokens decided, per deciding sequence
 
     @property
@@ -133,7 +134,7 @@ class Engine:
         plan = self._scheduler.schedule()
         deciding = [p.sequence for p in plan if p.decides]
         drafts, makers = self._speculator.propose(deciding, self._scheduler.room_for_draft)
-        return _Work(plan, deciding, drafts, makers, begun)
+        return _Work(plan, deciding, drafts, makers, begun, time.perf_counter() - begun)
 
     def _forward(self, work: _Work) -> Tensor:
         """Logits of every row to be verified: the pending token's, then one per draft token."""
@@ -149,7 +150,6 @@ class Engine:
         logits = self._runner.forward(chunks)
         elapsed = time.perf_counter() - begun
         self.stats.forward_sec += elapsed
-        self._speculator.verify_time.observe(sum(len(c.token_ids) for c in chunks), elapsed)
         return logits
 
     @torch.inference_mode()
@@ -189,6 +189,7 @@ class Engine:
         self.stats.busy_sec += elapsed
         drafted = dict(zip(work.deciding, work.drafts, strict=True))
         sizes = [p.take + len(drafted.get(p.sequence, ())) for p in work.plan]
+        self._speculator.verify_time.observe(sum(sizes), elapsed - work.proposing_sec)
         for planned, size in zip(work.plan, sizes, strict=True):
             planned.sequence.compute_sec += elapsed * size / sum(sizes)
         count = len(work.deciding)

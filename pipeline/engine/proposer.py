@@ -6,13 +6,18 @@ from collections.abc import Sequence as Seq
 from typing import Protocol
 
 from specbatch.pipeline.engine.sequence import Sequence
+from specbatch.pipeline.policy.step_time import StepTime
 
 
 class Proposer(Protocol):
     """Guesses the next tokens of sequences. Wrong guesses cost time, never correctness."""
 
     name: str
-    needs_model: bool  # whether a token costs a pass of a draft model
+
+    @property
+    def pass_time(self) -> StepTime | None:
+        """What a pass of its model costs, by tokens fed; None: its drafts are free."""
+        ...
 
     def available(self, sequence: Sequence) -> int:
         """How many draft tokens it could offer now; 0 when it has nothing to say."""

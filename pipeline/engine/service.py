@@ -99,6 +99,7 @@ class EngineService:
             self._closing = True
             self._changed.notify()
         self._thread.join()
+        self._past, self._engine = self.stats, None  # its memory must not wait for ours
 
     @property
     def stats(self) -> EngineStats:

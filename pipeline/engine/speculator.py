@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -35,7 +34,6 @@ class Speculator:
 
     proposers: Seq[Proposer]
     verify_time: StepTime = field(default_factory=StepTime)
-    draft_time: StepTime = field(default_factory=lambda: StepTime(base_sec=1e-3, row_sec=1e-5))
     max_draft_tokens: int = 1024  # per step
     steps: int = 0
     _asked_at: int = -RESTING_STEPS  # step of the last decision for depth 0
@@ -65,7 +63,7 @@ class Speculator:
             ]
             if not chosen:
                 continue
-            made = self._timed(proposer, [w.sequence for w, _ in chosen], [d for _, d in chosen])
+            made = proposer.propose([w.sequence for w, _ in chosen], [d for _, d in chosen])
             for (want, _), draft in zip(chosen, made, strict=True):
                 drafts[want.index] = draft
                 makers[want.index] = proposer if draft else None
@@ -127,16 +125,11 @@ class Speculator:
                 Candidate(
                     limit=wants[i].limit,
                     acceptance=self._estimate(wants[i].proposer, wants[i].sequence).rate,
-                    needs_draft_model=wants[i].proposer.needs_model,
+                    needs_draft_model=wants[i].proposer.pass_time is not None,
                 )
                 for i in free
             ],
-            StepCost(
-                verify_base_sec=self.verify_time.base_sec + others * self.verify_time.row_sec,
-                verify_row_sec=self.verify_time.row_sec,
-                draft_base_sec=self.draft_time.base_sec,
-                draft_row_sec=self.draft_time.row_sec,
-            ),
+            self._cost(others),
             self.max_draft_tokens,
         )
         if not any(decision.depths):
@@ -145,16 +138,15 @@ class Speculator:
             depths[i] = depth
         return depths
 
-    def _timed(
-        self, proposer: Proposer, sequences: Seq[Sequence], depths: Seq[int]
-    ) -> list[list[int]]:
-        begun = time.perf_counter()
-        drafts = proposer.propose(sequences, depths)
-        if proposer.needs_model:
-            passes = max(depths)
-            elapsed = time.perf_counter() - begun
-            self.draft_time.observe(round(sum(depths) / passes), elapsed / passes)
-        return drafts
+    def _cost(self, others: int) -> StepCost:
+        """What a step costs now that decides for `others` sequences of fixed depth too."""
+        draft = next((p.pass_time for p in self.proposers if p.pass_time is not None), None)
+        return StepCost(
+            verify_base_sec=self.verify_time.base_sec + others * self.verify_time.row_sec,
+            verify_row_sec=self.verify_time.row_sec,
+            draft_base_sec=draft.base_sec if draft else 0.0,
+            draft_row_sec=draft.row_sec if draft else 0.0,
+        )
 
     def _estimate(self, proposer: Proposer, sequence: Sequence) -> Acceptance:
         key = (proposer.name, sequence)

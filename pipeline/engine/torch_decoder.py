@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from specbatch.kernels.decoder.contract import BLOCK_SIZE, DecoderBatch
+from specbatch.kernels.paged_attention.contract import zeroed_cache
 from specbatch.pipeline.engine.loader import LoadedModel
 
 
@@ -17,12 +17,13 @@ class TorchDecoder:
     def __init__(self, model: LoadedModel, num_blocks: int) -> None:
         self._module: Any = model.module
         shape = (num_blocks, BLOCK_SIZE, model.num_kv_heads, model.head_dim)
-
-        # Zeroed memory is not touched before it is used: an ample cache costs nothing at first.
-        def cache() -> Tensor:
-            return torch.zeros(shape, dtype=model.dtype, device=model.device)
-
-        self._caches = [(cache(), cache()) for _ in range(model.num_layers)]
+        self._caches = [
+            (
+                zeroed_cache(shape, model.dtype, model.device),
+                zeroed_cache(shape, model.dtype, model.device),
+            )
+            for _ in range(model.num_layers)
+        ]
 
     def forward(self, batch: DecoderBatch) -> Tensor:
         """Feed the batch; float32 logits [num_rows, vocab] of the wanted rows."""

@@ -68,7 +68,7 @@ def test_a_right_block_is_followed_to_its_end() -> None:
 def test_without_a_block_nothing_is_offered() -> None:
     proposer, sequence = BlockProposer(), sequence_with([])
     assert proposer.available(sequence) == 0
-    assert not proposer.needs_model
+    assert proposer.pass_time is None
 
 
 def test_an_exhausted_block_offers_what_is_left_and_then_nothing() -> None:

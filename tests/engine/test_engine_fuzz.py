@@ -20,7 +20,7 @@ class Gossip:
     """A proposer that makes things up, and sometimes says less than it promised."""
 
     name = "gossip"
-    needs_model = False
+    pass_time = None
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
