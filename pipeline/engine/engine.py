@@ -189,7 +189,8 @@ class Engine:
         self.stats.busy_sec += elapsed
         drafted = dict(zip(work.deciding, work.drafts, strict=True))
         sizes = [p.take + len(drafted.get(p.sequence, ())) for p in work.plan]
-        self._speculator.verify_time.observe(sum(sizes), elapsed - work.proposing_sec)
+        if work.decoding:  # a prompt's rows are cheaper: they need no logits
+            self._speculator.verify_time.observe(sum(sizes), elapsed - work.proposing_sec)
         for planned, size in zip(work.plan, sizes, strict=True):
             planned.sequence.compute_sec += elapsed * size / sum(sizes)
         count = len(work.deciding)

@@ -14,6 +14,7 @@ from specbatch.pipeline.policy.step_time import StepTime
 
 CONTROL_EVERY_STEPS = 48  # one control window in so many steps …
 CONTROL_STEPS = 3  # … of so many steps at depth 0, to know what it really costs
+PROBE_EVERY_STEPS = 12  # while the price of a row is unknown
 RESTING_STEPS = 8  # after a decision for depth 0 the question rests for so many steps
 _POOR_ACCEPTANCE = 0.3  # below it the next proposer in line is asked instead
 
@@ -118,6 +119,11 @@ class Speculator:
         depths = [w.limit if w.sequence.request.depth is not None else 0 for w in wants]
         free = [i for i, w in enumerate(wants) if w.sequence.request.depth is None]
         if not free or self.in_control_window:
+            return depths
+        if not self.verify_time.has_slope:
+            # What a further row costs is not known yet: now and then a step with one each tells.
+            if self.steps % PROBE_EVERY_STEPS == 0:
+                depths = [depths[i] if i not in free else 1 for i in range(len(wants))]
             return depths
         others = deciding - len(free)
         decision = choose_depths(

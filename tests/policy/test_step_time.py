@@ -67,3 +67,12 @@ def test_old_measurements_are_forgotten() -> None:
 
 def test_before_any_measurement_the_prior_speaks() -> None:
     assert StepTime(base_sec=1.0, row_sec=0.5).predict(4) == 3.0
+
+
+def test_a_slope_is_known_only_after_passes_of_different_sizes() -> None:
+    model = StepTime()
+    for _ in range(20):
+        model.observe(32, 4e-3)
+    assert not model.has_slope
+    model.observe(48, 5e-3)
+    assert model.has_slope
