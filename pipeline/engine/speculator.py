@@ -122,8 +122,8 @@ class Speculator:
             return depths
         if not self.verify_time.has_slope:
             # What a further row costs is not known yet: now and then a step with one each tells.
-            if self.steps % PROBE_EVERY_STEPS == 0:
-                depths = [depths[i] if i not in free else 1 for i in range(len(wants))]
+            for i in free:
+                depths[i] = int(self.steps % PROBE_EVERY_STEPS == 0)
             return depths
         others = deciding - len(free)
         decision = choose_depths(

@@ -91,16 +91,11 @@ def test_rows_in_are_rows_out_with_each_id_once(
     assert all(table["text"].to_pylist())
 
 
-def test_four_worker_processes_over_redis_postgresql_and_s3_write_the_same_outputs(
-    embedded: tuple[dict[str, object], pa.Table],
-    redis_url: str,
-    postgres_url: str,
-    s3: S3,
-    tmp_path: Path,
-) -> None:
+def distributed(broker_url: str, postgres_url: str, s3: S3, cwd: Path) -> pa.Table:
+    """The job with a process per kind of worker; its output."""
     s3.client().upload_file(str(demo.PROMPTS), s3.bucket, "in/prompts.parquet")
     environment = {
-        "SPECBATCH_BROKER_URL": redis_url,
+        "SPECBATCH_BROKER_URL": broker_url,
         "SPECBATCH_DATABASE_URL": postgres_url,
         "SPECBATCH_WORKSPACE": f"{s3.uri}/workspace",
         "SPECBATCH_S3_ENDPOINT_URL": s3.endpoint_url,
@@ -108,7 +103,7 @@ def test_four_worker_processes_over_redis_postgresql_and_s3_write_the_same_outpu
     }
     with ExitStack() as workers:
         for kind in ("ingest", "propose", "verify", "record"):
-            workers.enter_context(worker(kind, environment, tmp_path))
+            workers.enter_context(worker(kind, environment, cwd))
         report = submit(
             [
                 *("--input", f"{s3.uri}/in/prompts.parquet", "--output", f"{s3.uri}/out"),
@@ -116,8 +111,31 @@ def test_four_worker_processes_over_redis_postgresql_and_s3_write_the_same_outpu
                 *("--wait", "--timeout", str(WAIT_SEC)),
             ],
             environment,
-            tmp_path,
+            cwd,
         )
     assert report["state"] == "done"
-    assert outcome(read_output(f"{s3.uri}/out")) == outcome(embedded[1])
     assert read_manifest(f"{s3.uri}/out").completions == 256
+    return read_output(f"{s3.uri}/out")
+
+
+def test_four_worker_processes_over_redis_postgresql_and_s3_write_the_same_outputs(
+    embedded: tuple[dict[str, object], pa.Table],
+    redis_url: str,
+    postgres_url: str,
+    s3: S3,
+    tmp_path: Path,
+) -> None:
+    table = distributed(redis_url, postgres_url, s3, tmp_path)
+    assert outcome(table) == outcome(embedded[1])
+
+
+@pytest.mark.long
+def test_four_worker_processes_over_rabbitmq_write_the_same_outputs(
+    embedded: tuple[dict[str, object], pa.Table],
+    rabbit_url: str,
+    postgres_url: str,
+    s3: S3,
+    tmp_path: Path,
+) -> None:
+    table = distributed(rabbit_url, postgres_url, s3, tmp_path)
+    assert outcome(table) == outcome(embedded[1])
