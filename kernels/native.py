@@ -40,9 +40,12 @@ def library() -> ctypes.CDLL:
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
     if compiler is None:
         raise NativeUnavailableError("no C compiler was found")
-    target = _cache_folder() / f"native-{_fingerprint(compiler)}.so"
-    if not target.exists():
-        _build(compiler, target)
+    try:
+        target = _cache_folder() / f"native-{_fingerprint(compiler)}.so"
+        if not target.exists():
+            _build(compiler, target)
+    except (OSError, RuntimeError) as error:  # no home, or a cache that cannot be written
+        raise NativeUnavailableError(f"the user's cache cannot be used: {error}") from error
     try:
         loaded = ctypes.CDLL(str(target))
     except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -23,10 +24,21 @@ def test_the_environment_can_switch_them_off(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_without_a_compiler_the_reason_is_given(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: object
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     native.library.cache_clear()
     with pytest.raises(native.NativeUnavailableError, match="no C compiler"):
+        native.library()
+    native.library.cache_clear()
+
+
+def test_a_cache_that_cannot_be_written_is_a_reason_not_a_crash(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    native.library.cache_clear()
+    with pytest.raises(native.NativeUnavailableError, match="cache"):
         native.library()
     native.library.cache_clear()
