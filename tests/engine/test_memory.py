@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from specbatch.pipeline.engine.host import EngineHost
 from specbatch.pipeline.engine.memory import available_bytes, cache_bytes
+from specbatch.pipeline.engine.model_folder import inspect_model
+from specbatch.schemas.spec import EngineSpec
+from support.models import TinyPair
 
 
 @pytest.fixture
@@ -42,3 +46,24 @@ def test_where_the_system_does_not_say_the_wish_is_granted(
         path.write_text(text)
     assert available_bytes(path) is None
     assert cache_bytes(5 << 30, 1, path) == 5 << 30
+
+
+@pytest.mark.parametrize("models", [1, 2])
+def test_a_worker_s_engines_ask(
+    tiny_pair: TinyPair, monkeypatch: pytest.MonkeyPatch, models: int
+) -> None:
+    asked = []
+
+    def half(wanted: int, models: int) -> int:
+        asked.append(models)
+        return wanted // 2
+
+    verifier = inspect_model(str(tiny_pair.verifier))
+    proposer = inspect_model(str(tiny_pair.draft)) if models == 2 else None
+    blocks = []
+    for limit in (lambda wanted, _: wanted, half):
+        monkeypatch.setattr("specbatch.pipeline.engine.host.cache_bytes", limit)
+        host = EngineHost(verifier, proposer, 4, 64, kv_cache_bytes=8 << 20)
+        blocks.append(host._runner(verifier, EngineSpec()).blocks.num_blocks)
+    assert asked == [models]
+    assert blocks[1] == blocks[0] // 2
