@@ -40,7 +40,11 @@ class Settings(BaseSettings):
     price_per_device_hour_usd: float = Field(default=0.20, ge=0, description="price of the device")
     max_concurrent_sequences: int = Field(default=64, ge=1, description="sequences per fused batch")
     max_batch_tokens: int = Field(default=2048, ge=16, description="tokens per forward pass")
-    kv_cache_mib: int = Field(default=1024, ge=16, description="memory for KV blocks, per model")
+    kv_cache_mib: int = Field(
+        default=1024,
+        ge=16,
+        description="memory for KV blocks, per model, as far as it is available",
+    )
 
     @field_validator("workspace", mode="after")
     @classmethod

@@ -55,6 +55,9 @@ class DraftModelProposer:
             ]
             begun, fed = time.perf_counter(), sum(map(len, feeds))
             logits = self._forward(batch, feeds)
+            if position == 0:  # all that is fed so far is decided
+                for sequence in batch:
+                    self._runner.blocks.seal(self._kv[sequence], sequence.tokens)
             tokens = self._sample(batch, logits, position)
             self.pass_time.observe(fed, time.perf_counter() - begun)
             for i, token in zip(active, tokens, strict=True):
@@ -76,7 +79,10 @@ class DraftModelProposer:
         """Indices of the sequences that got blocks for their draft; the others go without."""
         blocks, kept = self._runner.blocks, []
         for i, (sequence, depth) in enumerate(zip(sequences, depths, strict=True)):
-            kv = self._kv.setdefault(sequence, KvState())
+            if sequence not in self._kv:
+                self._kv[sequence] = KvState()
+                blocks.adopt(self._kv[sequence], sequence.tokens)
+            kv = self._kv[sequence]
             length = len(sequence.tokens) + depth
             if blocks.missing_blocks(kv, length) <= blocks.free_blocks:
                 blocks.grow(kv, length)

@@ -38,6 +38,7 @@ class EngineStats:
     verifier_passes: int = 0  # (sequence, step) pairs that decided tokens
     busy_sec: float = 0.0
     forward_sec: float = 0.0  # the verifier's forward passes alone
+    reused_tokens: int = 0  # of prompts and preempted sequences: the verifier's KV was there
 
 
 @dataclass(slots=True)
@@ -125,6 +126,7 @@ class Engine:
         logits = self._forward(work)
         if work.deciding:  # else all of the pass went into parts of prompts
             self._commit(work, self._verify(work, logits))
+        self._share(work)
         self._account(work)
         return self._take_rejected() + self._take_finished(work)
 
@@ -182,10 +184,20 @@ class Engine:
         self.stats.generated_tokens += sum(work.emitted)
         self.stats.verifier_passes += len(work.deciding)
 
+    def _share(self, work: _Work) -> None:
+        """Offer full blocks to sequences that begin alike; a NaN must not outlive its sequence."""
+        blocks = self._runner.blocks
+        for sequence in (p.sequence for p in work.plan):
+            if sequence.error is None:
+                blocks.seal(sequence.kv, sequence.tokens)
+            else:
+                blocks.disown(sequence.kv)
+
     def _account(self, work: _Work) -> None:
         """Share the step's time among its sequences, and note what depth 0 would have taken."""
         elapsed = time.perf_counter() - work.begun
         self.stats.steps += 1
+        self.stats.reused_tokens = self._scheduler.reused_tokens
         self.stats.busy_sec += elapsed
         drafted = dict(zip(work.deciding, work.drafts, strict=True))
         sizes = [p.take + len(drafted.get(p.sequence, ())) for p in work.plan]

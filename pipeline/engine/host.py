@@ -10,6 +10,7 @@ from specbatch.pipeline.engine.block_proposer import BlockProposer
 from specbatch.pipeline.engine.draft_model import DraftModelProposer
 from specbatch.pipeline.engine.engine import Engine, EngineStats
 from specbatch.pipeline.engine.loader import load_model
+from specbatch.pipeline.engine.memory import cache_bytes
 from specbatch.pipeline.engine.model_folder import ModelFolder
 from specbatch.pipeline.engine.proposer import Proposer
 from specbatch.pipeline.engine.runner import ModelRunner
@@ -82,4 +83,8 @@ class EngineHost:
 
     def _runner(self, folder: ModelFolder, spec: EngineSpec) -> ModelRunner:
         model = load_model(folder, spec.dtype, spec.exactness, self._device)
-        return ModelRunner(model, self._kv_cache_bytes)
+        models = 1 if self.proposer is None else 2
+        size = self._kv_cache_bytes
+        if self._device == "cpu":
+            size = cache_bytes(size, models)
+        return ModelRunner(model, size)

@@ -28,11 +28,13 @@ class Decoder(Protocol):
 class ModelRunner:
     """One model, its KV cache and the blocks of it."""
 
-    def __init__(self, model: LoadedModel, kv_cache_bytes: int) -> None:
+    def __init__(
+        self, model: LoadedModel, kv_cache_bytes: int, share_prefixes: bool = True
+    ) -> None:
         token_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_dim
         token_bytes *= model.dtype.itemsize
         num_blocks = max(2, kv_cache_bytes // (token_bytes * BLOCK_SIZE))
-        self.blocks = BlockManager(num_blocks, BLOCK_SIZE)
+        self.blocks = BlockManager(num_blocks, BLOCK_SIZE, share_prefixes)
         self.device = model.device
         self.eos_ids = model.eos_ids
         self.vocab_size = model.folder.vocab_size
@@ -57,6 +59,9 @@ class ModelRunner:
 
         Rows follow the order of the chunks. Each chunk's `kv.length` grows by its tokens.
         """
+        assert all(c.kv.length >= c.kv.sealed * BLOCK_SIZE for c in chunks), (
+            "sealed blocks are final"
+        )
         batch = build_batch(chunks, BLOCK_SIZE, self._padded, self.device)
         logits = self._decoder.forward(batch)
         for chunk in chunks:

@@ -27,6 +27,9 @@ class Scheduler:
 
     A preempted sequence keeps its tokens and loses its KV: it is prefilled again later, to the
     same bits.
+
+    A newcomer takes the blocks of its prefix that are known. It waits for those that this very pass
+    fills, and takes them from the next one on.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.preemptions = 0
+        self.reused_tokens = 0  # tokens whose KV a newcomer found computed
 
     @property
     def idle(self) -> bool:
@@ -60,18 +64,41 @@ class Scheduler:
             if take and self._reserve(sequence, take, plan):
                 plan.append(Planned(sequence, take))
                 budget -= take
-        # 2) Newcomers, while there is room for their first tokens and one block to decode into.
-        while budget > 0 and self.waiting and len(self.running) < self._max_sequences:
-            sequence = self.waiting[0]
+        # 2) Newcomers.
+        if budget and self.waiting and len(self.running) < self._max_sequences:
+            self._admit(budget, plan)
+        return plan
+
+    def _admit(self, budget: int, plan: list[Planned]) -> None:
+        """Newcomers, while there is room for their first tokens and one block to decode into."""
+        filling = {key for p in plan for key in self._keys_filled_by(p)}
+        held_back: list[Sequence] = []  # they keep their seats and their places in the queue
+        while budget and self.waiting:
+            if len(self.running) + len(held_back) >= self._max_sequences:
+                break
+            sequence = self.waiting.popleft()
+            self._blocks.adopt(sequence.kv, sequence.tokens)
+            if self._blocks.sought(sequence.kv, sequence.tokens) in filling:
+                self._blocks.release(sequence.kv)
+                held_back.append(sequence)
+                continue
             take = min(sequence.pending, budget)
             needed = self._blocks.missing_blocks(sequence.kv, sequence.kv.length + take)
             if needed + bool(self.running) > self._blocks.free_blocks:
+                self._blocks.release(sequence.kv)
+                held_back.append(sequence)
                 break
             self._blocks.grow(sequence.kv, sequence.kv.length + take)
-            self.running.append(self.waiting.popleft())
+            self.reused_tokens += sequence.kv.length
+            self.running.append(sequence)
             plan.append(Planned(sequence, take))
+            filling.update(self._keys_filled_by(plan[-1]))
             budget -= take
-        return plan
+        self.waiting.extendleft(reversed(held_back))
+
+    def _keys_filled_by(self, planned: Planned) -> list[bytes]:
+        sequence = planned.sequence
+        return self._blocks.filling(sequence.kv, sequence.tokens, planned.take)
 
     def room_for_draft(self, sequence: Sequence, wanted: int) -> int:
         """Reserve blocks for up to `wanted` draft tokens behind the pending ones; how many fit."""

@@ -76,9 +76,9 @@ def _torch_model(folder: Path, dtype: str) -> LoadedModel:
     return load_model(inspect_model(str(folder)), dtype, native=False)
 
 
-def runner_of(model: LoadedModel, num_blocks: int) -> ModelRunner:
+def runner_of(model: LoadedModel, num_blocks: int, share_prefixes: bool = True) -> ModelRunner:
     token_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_dim * model.dtype.itemsize
-    runner = ModelRunner(model, num_blocks * BLOCK_SIZE * token_bytes)
+    runner = ModelRunner(model, num_blocks * BLOCK_SIZE * token_bytes, share_prefixes)
     assert runner.blocks.num_blocks == num_blocks
     return runner
 
@@ -94,13 +94,15 @@ def bench(
     max_batch_tokens: int = 2048,
     num_blocks: int = AMPLE_BLOCKS,
     draft_blocks: int | None = None,
+    share_prefixes: bool = True,
 ) -> Bench:
     model = loaded(verifier, dtype) if native else _torch_model(verifier, dtype)
-    runners = [runner_of(model, num_blocks)]
+    runners = [runner_of(model, num_blocks, share_prefixes)]
     watched = WatchedBlockProposer()
     proposers: list[Proposer] = [watched, *others]
     if proposer is not None:
-        runners.append(runner_of(loaded(proposer, dtype), draft_blocks or num_blocks))
+        drafting = runner_of(loaded(proposer, dtype), draft_blocks or num_blocks, share_prefixes)
+        runners.append(drafting)
         proposers.append(DraftModelProposer(runners[1]))
     engine = Engine(runners[0], tuple(proposers), max_sequences, max_batch_tokens)
     return Bench(engine, runners, watched)
@@ -120,7 +122,7 @@ def prompts(
 def alone(
     verifier: Path, prompt: tuple[int, ...], params: SamplingParams, seed: int, dtype: str
 ) -> Completion:
-    """What one request gives by itself, one token at a time, with nothing else in the engine."""
+    """What one request gives by itself, one token at a time, with nothing shared."""
     one = _engine_of_one(verifier, dtype)
     one.finished.clear()
     return one.add(Request("alone", prompt, params, seed, depth=0)).run()["alone"]
@@ -128,7 +130,7 @@ def alone(
 
 @lru_cache(maxsize=4)
 def _engine_of_one(verifier: Path, dtype: str) -> Bench:
-    return bench(verifier, dtype=dtype, max_sequences=1)
+    return bench(verifier, dtype=dtype, max_sequences=1, share_prefixes=False)
 
 
 def baseline_of(verifier: Path, dtype: str = "float32") -> Callable[[Request], Completion]:

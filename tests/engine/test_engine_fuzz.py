@@ -39,6 +39,9 @@ class Gossip:
         """Knew nothing."""
 
 
+TEMPLATES = make_prompts(2, 70, 70, seed=70)
+
+
 def random_request(generator: random.Random, index: int, verifier: Path) -> Request:
     most = generator.randint(1, 28)
     params = SamplingParams(
@@ -52,6 +55,8 @@ def random_request(generator: random.Random, index: int, verifier: Path) -> Requ
         ignore_eos=generator.random() < 0.5,
     )
     prompt = make_prompts(1, 1, 90, seed=generator.randrange(2**30))[0]
+    if generator.random() < 0.5:
+        prompt = (*generator.choice(TEMPLATES), *prompt[: generator.choice([1, 1, 20])])
     plain = Request(str(index), prompt, params, generator.randrange(2**63))
     block: list[int] = []
     if generator.random() < 0.6:
@@ -76,6 +81,7 @@ def random_bench(generator: random.Random, pair: TinyPair) -> Bench:
         max_batch_tokens=generator.choice([5, 33, 2048]),
         num_blocks=generator.choice([6, 10, 200]),
         draft_blocks=generator.choice([3, 9, 200]),
+        share_prefixes=generator.random() < 0.8,
     )
 
 

@@ -1,0 +1,69 @@
+"""A KV cache is never larger than what the machine can hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specbatch.pipeline.engine.host import EngineHost
+from specbatch.pipeline.engine.memory import available_bytes, cache_bytes
+from specbatch.pipeline.engine.model_folder import inspect_model
+from specbatch.schemas.spec import EngineSpec
+from support.models import TinyPair
+
+
+@pytest.fixture
+def meminfo(tmp_path: Path) -> Path:
+    """1000 MiB are available."""
+    path = tmp_path / "meminfo"
+    path.write_text("MemTotal:  9999999 kB\nMemFree:  10 kB\nMemAvailable:  1024000 kB\n")
+    return path
+
+
+def test_available_memory_is_read_in_bytes(meminfo: Path) -> None:
+    assert available_bytes(meminfo) == 1000 << 20
+
+
+@pytest.mark.parametrize(
+    ("wanted", "models", "given"), [(800, 1, 800), (801, 1, 800), (400, 2, 400), (500, 2, 400)]
+)
+def test_a_cache_gets_what_is_wanted_or_what_there_is(
+    meminfo: Path, caplog: pytest.LogCaptureFixture, wanted: int, models: int, given: int
+) -> None:
+    assert cache_bytes(wanted << 20, models, meminfo) == given << 20
+    assert bool(caplog.records) == (given < wanted)
+    if caplog.records:
+        assert f"{given} MiB instead of {wanted}" in caplog.text
+
+
+@pytest.mark.parametrize("text", [None, "", "MemTotal: 1 kB\n"])
+def test_where_the_system_does_not_say_the_wish_is_granted(
+    tmp_path: Path, text: str | None
+) -> None:
+    path = tmp_path / "meminfo"
+    if text is not None:
+        path.write_text(text)
+    assert available_bytes(path) is None
+    assert cache_bytes(5 << 30, 1, path) == 5 << 30
+
+
+@pytest.mark.parametrize("models", [1, 2])
+def test_a_worker_s_engines_ask(
+    tiny_pair: TinyPair, monkeypatch: pytest.MonkeyPatch, models: int
+) -> None:
+    asked = []
+
+    def half(wanted: int, models: int) -> int:
+        asked.append(models)
+        return wanted // 2
+
+    verifier = inspect_model(str(tiny_pair.verifier))
+    proposer = inspect_model(str(tiny_pair.draft)) if models == 2 else None
+    blocks = []
+    for limit in (lambda wanted, _: wanted, half):
+        monkeypatch.setattr("specbatch.pipeline.engine.host.cache_bytes", limit)
+        host = EngineHost(verifier, proposer, 4, 64, kv_cache_bytes=8 << 20)
+        blocks.append(host._runner(verifier, EngineSpec()).blocks.num_blocks)
+    assert asked == [models]
+    assert blocks[1] == blocks[0] // 2
