@@ -1,8 +1,9 @@
-"""Replaces every matrix product of a loaded model by one whose rows keep their bits.
+"""Replaces the parts of a loaded model whose rows do not keep their bits by ones that do.
 
-Most products are `nn.Linear`. GPT-2 has its own transposed form, and mixtures of experts keep the
-weights of all experts in one parameter and give each expert as many rows as the router happens to
-send it; both are first rewritten as linear layers. What cannot be rewritten is refused.
+Most matrix products are `nn.Linear`. GPT-2 has its own transposed form, and mixtures of experts keep
+the weights of all experts in one parameter and give each expert as many rows as the router happens
+to send it; both are first rewritten as linear layers. Activations are made steady. What cannot be
+rewritten is refused.
 """
 
 from __future__ import annotations
@@ -14,19 +15,23 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from specbatch.pipeline.engine.row_tiles import RowTiles, TiledLinear, calibrate
+from specbatch.pipeline.engine.steady_activations import is_activation, steady
 from specbatch.schemas.errors import ModelError
 
 
 def tile_rows(module: nn.Module, ref: str) -> RowTiles:
     """Tile all products of model `ref` in place; returns the tiles they share.
 
-    Raises `ModelError` if a part multiplies matrices in a way that is not known here.
+    Raises `ModelError` if a part computes in a way that is not known here.
     """
     for name, part in list(module.named_modules()):
         if isinstance(part, Conv1D):
             module.set_submodule(name, _linear(part.weight.t().contiguous(), part.bias))
         elif _is_experts(part):
             module.set_submodule(name, Experts(part))
+    for name, part in list(module.named_modules()):
+        if is_activation(part):
+            module.set_submodule(name, steady(part) or part)
     linears = [(n, m) for n, m in module.named_modules() if isinstance(m, nn.Linear)]
     routers = [(n, m) for n, m in module.named_modules() if type(m).__name__.endswith("TopKRouter")]
     tiles = calibrate([m for _, m in linears] + [_linear(_weight(m)) for _, m in routers])
@@ -35,7 +40,7 @@ def tile_rows(module: nn.Module, ref: str) -> RowTiles:
     for name, router in routers:
         module.set_submodule(name, TiledRouter(router, tiles))
     for name, part in module.named_modules():
-        if not name.endswith(TiledRouter.WRAPPED) and _multiplies(part):
+        if _is_unsteady(part) and not name.endswith(TiledRouter.WRAPPED):
             raise ModelError(
                 f"model `{ref}` computes `{name}` ({type(part).__name__}) in a way whose bits may "
                 "depend on the batch: use `exactness: fast`"
@@ -101,8 +106,10 @@ def _is_experts(part: nn.Module) -> bool:
     )
 
 
-def _multiplies(part: nn.Module) -> bool:
-    """Whether a part that is neither tiled nor a table holds a matrix."""
+def _is_unsteady(part: nn.Module) -> bool:
+    """Whether a part is an unknown activation, or has a matrix that is no table and not tiled."""
+    if is_activation(part):
+        return steady(part) is None
     if isinstance(part, (TiledLinear, nn.Embedding)):
         return False
     return any(parameter.ndim > 1 for parameter in part.parameters(recurse=False))

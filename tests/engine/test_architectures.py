@@ -12,7 +12,6 @@ import torch
 
 from specbatch.pipeline.engine.loader import load_model
 from specbatch.pipeline.engine.model_folder import SUPPORTED_MODEL_TYPES, inspect_model
-from specbatch.pipeline.engine.row_tiles import TiledLinear
 from specbatch.pipeline.engine.sequence import Completion
 from specbatch.pipeline.engine.tiled_modules import tile_rows
 from specbatch.schemas.errors import ModelError
@@ -102,18 +101,16 @@ def test_bits_do_not_depend_on_drafts_company_or_passes(
     assert (accepted < proposed) == spoilt
 
 
-def test_a_product_that_cannot_be_tiled_is_refused() -> None:
-    class Odd(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = torch.nn.Bilinear(8, 8, 8)
-            self.outer = torch.nn.Linear(8, 8)
-
-    odd = Odd()
+@pytest.mark.parametrize(
+    ("inner", "name"),
+    [(torch.nn.Bilinear(8, 8, 8), "Bilinear"), (torch.nn.Hardswish(), "Hardswish")],
+    ids=["product", "activation"],
+)
+def test_a_part_that_cannot_be_made_bitwise_is_refused(inner: torch.nn.Module, name: str) -> None:
+    odd = torch.nn.Sequential(torch.nn.Linear(8, 8), inner)
     with pytest.raises(ModelError) as caught:
         tile_rows(odd, "odd")
     assert str(caught.value) == (
-        "model `odd` computes `inner` (Bilinear) in a way whose bits may depend on the batch: "
+        f"model `odd` computes `1` ({name}) in a way whose bits may depend on the batch: "
         "use `exactness: fast`"
     )
-    assert isinstance(odd.outer, TiledLinear)
