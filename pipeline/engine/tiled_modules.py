@@ -1,9 +1,9 @@
 """Replaces the parts of a loaded model whose rows do not keep their bits by ones that do.
 
-Most matrix products are `nn.Linear`. GPT-2 has its own transposed form, and mixtures of experts keep
-the weights of all experts in one parameter and give each expert as many rows as the router happens
-to send it; both are first rewritten as linear layers. Activations are made steady. What cannot be
-rewritten is refused.
+Most matrix products are `nn.Linear`. GPT-2 has its own transposed form, and mixtures of experts
+keep the weights of all experts in one parameter and give each expert as many rows as the router
+happens to send it; both are first rewritten as linear layers. Activations are made steady. What
+cannot be rewritten is refused.
 """
 
 from __future__ import annotations
