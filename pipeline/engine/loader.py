@@ -17,7 +17,8 @@ from specbatch.kernels.paged_attention import cpu, reference
 from specbatch.kernels.paged_attention.contract import RaggedBatch
 from specbatch.pipeline.engine.model_folder import ModelFolder
 from specbatch.pipeline.engine.native_model import NotNativeError, lower
-from specbatch.pipeline.engine.row_tiles import RowTiles, TiledLinear, calibrate
+from specbatch.pipeline.engine.row_tiles import RowTiles
+from specbatch.pipeline.engine.tiled_modules import tile_rows
 from specbatch.schemas.errors import ModelError
 
 log = logging.getLogger(__name__)
@@ -75,8 +76,8 @@ def load_model(
         raise ModelError(f"model `{folder.ref}` cannot be loaded: {error}") from error
     module = module.to(device).eval().requires_grad_(False)
     lowered = _lowered(module, folder) if native and device == "cpu" else None
-    tiles = tile_rows(module) if lowered is None and exactness == "bitwise" else None
-    config = module.config
+    tiles = tile_rows(module, folder.ref) if lowered is None and exactness == "bitwise" else None
+    config = module.config.get_text_config()
     heads = int(config.num_attention_heads)
     log.info("model %s: %s on %s, exactness %s", folder.ref, chosen, device, exactness)
     return LoadedModel(
@@ -111,16 +112,6 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
     native = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return torch.bfloat16 if native else torch.float32
-
-
-def tile_rows(module: nn.Module) -> RowTiles:
-    """Replace every linear layer by its tiled form; returns the tiles they share."""
-    named = [(n, m) for n, m in module.named_modules() if isinstance(m, nn.Linear)]
-    tiles = calibrate(m for _, m in named)
-    for name, linear in named:
-        parent, _, leaf = name.rpartition(".")
-        setattr(module.get_submodule(parent), leaf, TiledLinear(linear, tiles))
-    return tiles
 
 
 def _eos_ids(module: Any) -> frozenset[int]:

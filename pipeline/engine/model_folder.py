@@ -11,7 +11,20 @@ from typing import Any
 from specbatch.schemas.errors import ModelError
 
 # Tested against `generate`; every other architecture is refused by name.
-SUPPORTED_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+SUPPORTED_MODEL_TYPES = (
+    "gemma2",
+    "gemma3_text",
+    "gpt2",
+    "gpt_neox",
+    "llama",
+    "mistral",
+    "mixtral",
+    "olmo2",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +61,17 @@ def inspect_model(ref: str) -> ModelFolder:
             f"model `{ref}` has architecture `{model_type}`, which is not supported: "
             f"use one of {', '.join(SUPPORTED_MODEL_TYPES)}"
         )
+    if config.get("use_bidirectional_attention"):
+        raise ModelError(
+            f"model `{ref}` attends in both directions (use_bidirectional_attention), so it cannot "
+            "write token by token: use a causal model"
+        )
     return ModelFolder(
         ref=ref,
         path=path,
         model_type=model_type,
         vocab_size=int(config["vocab_size"]),
-        context_tokens=int(config.get("max_position_embeddings", 2048)),
+        context_tokens=_context_tokens(config),
         fingerprint=_fingerprint(path / "config.json", weights),
     )
 
@@ -109,6 +127,17 @@ def _read_config(ref: str, path: Path) -> dict[str, Any]:
     if not isinstance(config, dict) or "vocab_size" not in config:
         raise ModelError(f"config.json of model `{ref}` names no vocab_size: is it a text model?")
     return config
+
+
+def _context_tokens(config: dict[str, Any]) -> int:
+    """The longest sequence whose tokens' positions do not depend on its length."""
+    tokens = config.get("max_position_embeddings", config.get("n_positions", 2048))
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if rope.get("rope_type", rope.get("type")) not in ("longrope", "su"):
+        return int(tokens)
+    # Beyond this length all tokens, the cached ones too, would turn by other angles.
+    first = "original_max_position_embeddings"
+    return int(min(tokens, rope.get(first) or config.get(first) or tokens))
 
 
 def _fingerprint(config: Path, weights: list[Path]) -> str:

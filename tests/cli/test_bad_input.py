@@ -21,7 +21,7 @@ BAD_FLAGS = {
     "no model": (["--verifier", "./nowhere"], "does not exist"),
     "not a model": (["--verifier", "empty"], "no config.json"),
     "other vocabulary": (["--proposer", "other"], "they must share one vocabulary"),
-    "architecture": (["--verifier", "gpt"], "architecture `gpt2`, which is not supported"),
+    "architecture": (["--verifier", "mamba"], "architecture `mamba`, which is not supported"),
     "remote code": (["--verifier", "remote"], "trust_remote_code"),
     "pickle weights": (["--verifier", "pickled"], "only pickle weights (pytorch_model.bin)"),
     "output is a file": (["--output", "prompts.parquet"], "is a file; name a folder"),
@@ -50,7 +50,7 @@ def things(folder: Path, tiny_pair: TinyPair) -> Path:
     (folder / "empty").mkdir()
     tiny_llama(folder / "other", vocab_size=280)
     for name, changes in {
-        "gpt": {"model_type": "gpt2"},
+        "mamba": {"model_type": "mamba"},
         "remote": {"auto_map": {"AutoModel": "x.Y"}},
         "pickled": {},
     }.items():

@@ -102,6 +102,9 @@ def test_weights_that_are_not_safetensors(folder: Path, files: list[str], reason
     ("change", "named"),
     [
         ({"model_type": "mamba"}, "mamba"),
+        ({"model_type": "rwkv"}, "rwkv"),
+        ({"model_type": "qwen3_next"}, "qwen3_next"),
+        ({"model_type": "gemma3"}, "gemma3"),
         ({"model_type": "t5", "is_encoder_decoder": True}, "t5"),
         ({"is_encoder_decoder": True}, "llama"),
     ],
@@ -112,13 +115,66 @@ def test_architectures_that_were_not_tested(
     edit(folder, lambda c: c.update(change))
     assert refusal(folder) == (
         f"model `{folder}` has architecture `{named}`, which is not supported: "
-        "use one of llama, mistral, qwen2, qwen3"
+        "use one of gemma2, gemma3_text, gpt2, gpt_neox, llama, mistral, mixtral, olmo2, phi3, "
+        "qwen2, qwen3, qwen3_moe"
     )
 
 
 def test_an_architecture_that_is_not_named(folder: Path) -> None:
     edit(folder, lambda c: c.pop("model_type"))
     assert "has architecture `?`, which is not supported" in refusal(folder)
+
+
+def test_a_model_that_attends_in_both_directions(folder: Path) -> None:
+    edit(folder, lambda c: c.update(use_bidirectional_attention=True))
+    assert refusal(folder) == (
+        f"model `{folder}` attends in both directions (use_bidirectional_attention), so it cannot "
+        "write token by token: use a causal model"
+    )
+
+
+def positions(names: dict[str, Any], rope: dict[str, Any] | None = None) -> Callable[[Any], None]:
+    """Gives a config these entries about positions and no other."""
+
+    def change(config: dict[str, Any]) -> None:
+        for name in ("max_position_embeddings", "rope_parameters", "rope_scaling"):
+            config.pop(name, None)
+        config.update(names, **({} if rope is None else {"rope_parameters": rope}))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "tokens"),
+    [
+        (positions({"n_positions": 1024}), 1024),
+        (positions({"max_position_embeddings": 640}), 640),
+        (positions({"max_position_embeddings": 640}, {"rope_type": "dynamic", "factor": 4}), 640),
+        (
+            positions(
+                {"max_position_embeddings": 640},
+                {"rope_type": "longrope", "original_max_position_embeddings": 160},
+            ),
+            160,
+        ),
+        (
+            positions(
+                {
+                    "max_position_embeddings": 640,
+                    "original_max_position_embeddings": 160,
+                    "rope_scaling": {"type": "su"},
+                }
+            ),
+            160,
+        ),
+    ],
+    ids=["learned", "rotary", "dynamic", "longrope", "older longrope"],
+)
+def test_the_context_ends_where_positions_would_depend_on_the_length(
+    folder: Path, change: Callable[[Any], None], tokens: int
+) -> None:
+    edit(folder, change)
+    assert inspect_model(str(folder)).context_tokens == tokens
 
 
 def test_two_vocabularies(tiny_pair: TinyPair, tmp_path: Path) -> None:

@@ -45,6 +45,11 @@ def make_engine(
     return Engine(runner, tuple(proposers), max_sequences, max_batch_tokens)
 
 
+def engine_of(model: LoadedModel, kv_cache_bytes: int = 64 << 20) -> Engine:
+    """An engine without proposers, of a model that was loaded in its own way."""
+    return Engine(ModelRunner(model, kv_cache_bytes), (), 64, 2048)
+
+
 def complete(
     engine: Engine,
     prompts: Sequence[Sequence[int]],
