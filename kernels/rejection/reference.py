@@ -72,8 +72,8 @@ def verify_blocks(
     before τ; rows behind τ mean nothing.
 
     τ depends on the whole block, also on what comes behind it. So randomness behind τ may not be
-    used again: u_j belongs to the block (its first row's counter), and a proposer must not draw with
-    the noise of a token's position alone, or the next block's draft would no longer follow its Q.
+    used again: u_j belongs to the block (its first row's counter), and a proposer must not draw
+    with the noise of a token's position alone, or the next block's draft would not follow its Q.
     On a GPU it synchronises once with the host, for the longest block.
     """
     p, q = _laws(target_logits, draft_probs, row_offsets, sampling)
