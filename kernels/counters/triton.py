@@ -2,7 +2,7 @@
 
 Every kernel that inlines `gumbel_tile` is launched with `enable_fp_fusion=False`: a fused
 multiply-add would round once where the definition rounds twice.
-So far run through Triton's interpreter only; the compiled kernels still wait for their first GPU.
+So far run through Triton's interpreter only: they compile for a GPU but have run on none.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Greedy rows and plain temperature read each logit once and write a few numbers p
 a second, small kernel joins a row's tiles in their order. Tiles have a fixed size, so that a row's
 bits do not depend on its batch. Forbidden tokens, top-k, top-p and min-p are processed by the torch
 definition first; the same pass then reads the processed scores beside the logits.
-So far run through Triton's interpreter only; the compiled kernels still wait for their first GPU.
+So far run through Triton's interpreter only: they compile for a GPU but have run on none.
 """
 
 from __future__ import annotations
