@@ -7,6 +7,7 @@ import random
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,8 +29,17 @@ def pytest_configure() -> None:
     # Before anything imports huggingface_hub, which reads this once.
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    # Before anything imports triton, as parts of torch do: its kernels then run on a processor.
+    if not _has_gpu():
+        os.environ["TRITON_INTERPRET"] = "1"
     for name in [name for name in os.environ if name.startswith("SPECBATCH_")]:
         del os.environ[name]
+
+
+def _has_gpu() -> bool:
+    """Whether there is a GPU and a torch for it, found out without importing torch."""
+    device = any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/kfd"))
+    return device and not version("torch").endswith("+cpu")
 
 
 _long_tests_left_out = pytest.StashKey[int]()

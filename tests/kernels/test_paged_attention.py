@@ -12,10 +12,15 @@ import torch
 from torch import Tensor
 
 from specbatch.kernels.paged_attention import cpu, reference
+from specbatch.kernels.paged_attention import triton as triton_kernel
 from specbatch.kernels.paged_attention.contract import RaggedBatch
+from support.devices import INTERPRETED, on_triton_device
 
 Attention = Callable[..., Tensor]
-IMPLEMENTATIONS: dict[str, Attention] = {"cpu": cpu.paged_attention}
+IMPLEMENTATIONS: dict[str, Attention] = {
+    "cpu": cpu.paged_attention,
+    "triton": on_triton_device(triton_kernel.paged_attention),
+}
 BLOCK = 32
 HEADS = 4
 
@@ -124,6 +129,11 @@ def attention(request: pytest.FixtureRequest) -> Attention:
     return IMPLEMENTATIONS[request.param]
 
 
+def is_slow(attention: Attention) -> bool:
+    """Triton's interpreter takes milliseconds for every chunk of keys: smaller worlds for it."""
+    return INTERPRETED and attention is IMPLEMENTATIONS["triton"]
+
+
 @pytest.mark.parametrize("kv_heads", [4, 2, 1], ids=lambda n: f"group{HEADS // n}")
 @pytest.mark.parametrize("head_dim", [32, 64], ids=lambda n: f"dim{n}")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=lambda d: str(d)[6:])
@@ -138,8 +148,12 @@ def test_output_is_the_reference_s(
     window: int | None,
     softcap: float | None,
 ) -> None:
-    seen = world([1, 127, 128, 129, 500, 64], head_dim, kv_heads, dtype)
-    for queries in ([1, 1, 1, 1, 1, 1], [1, 5, 8, 9, 64, 63], [1, 64, 7, 17, 2, 64]):
+    lengths = [1, 127, 128, 129, 500, 64]
+    per_pass = [[1, 1, 1, 1, 1, 1], [1, 5, 8, 9, 64, 63], [1, 64, 7, 17, 2, 64]]
+    if is_slow(attention):
+        lengths, per_pass = [1, 63, 64, 65, 129], [[1, 1, 8, 9, 3]]
+    seen = world(lengths, head_dim, kv_heads, dtype)
+    for queries in per_pass:
         parts = [
             (i, len(story.query) - count, len(story.query))
             for (i, story), count in zip(enumerate(seen.stories), queries, strict=True)
@@ -207,18 +221,23 @@ def test_a_poisoned_sequence_spoils_no_other(attention: Attention) -> None:
 def test_a_token_has_the_same_bits_alone_in_a_draft_in_a_prompt_and_in_company(
     attention: Attention, dtype: torch.dtype, window: int | None, softcap: float | None
 ) -> None:
-    length = 300
+    length, sizes = 300, (2, 4, 5, 8, 9, 64, 300)
+    if is_slow(attention):
+        length, sizes = 70, (3, 9, 70)
     seen = world([length, 64, 1, 500, 131], dtype=dtype)
     alone = torch.cat(
         [attend(attention, seen, [(0, at, at + 1)], 0, window, softcap)[0] for at in range(length)]
     )
-    for size in (2, 4, 5, 8, 9, 64, length):
+    for size in sizes:
         for first in range(0, length, size):
             end = min(first + size, length)
             out = attend(attention, seen, [(0, first, end)], 0, window, softcap)[0]
             assert torch.equal(out, alone[first:end]), f"{size} tokens at {first}"
     others = [(1, 0, 64), (2, 0, 1), (3, 437, 500), (4, 126, 131)]
-    for first, end in ((299, 300), (120, 135), (0, 300), (127, 128), (64, 128)):
+    places = [(299, 300), (120, 135), (0, 300), (127, 128), (64, 128)]
+    if is_slow(attention):
+        others, places = [(1, 60, 64), (2, 0, 1), (3, 499, 500), (4, 126, 131)], [(60, 66)]
+    for first, end in places:
         parts = [*others[:2], (0, first, end), *others[2:]]
         out = attend(attention, seen, parts, 5, window, softcap)[2]
         assert torch.equal(out, alone[first:end]), f"{first} to {end} in company"
@@ -228,6 +247,8 @@ def test_a_token_has_the_same_bits_alone_in_a_draft_in_a_prompt_and_in_company(
 def test_a_token_has_the_same_bits_in_a_batch_of_any_size(
     attention: Attention, companions: int
 ) -> None:
+    if is_slow(attention):
+        companions = min(companions, 20)
     seen = world([129, 1, 300])
     alone = attend(attention, seen, [(0, 128, 129)])[0]
     parts = [(1 + i % 2, 0, 1) for i in range(companions)]

@@ -1,0 +1,1 @@
+"""Rejection: the ratio test and block verification. `reference` is the definition."""

@@ -1,0 +1,91 @@
+"""Triton's compiler takes the kernels, for a GPU that need not be there.
+
+In a process of its own: in this one Triton may be its interpreter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMPILE = """
+import importlib, json, re, sys
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+
+module, kernel, types, constants, fuse = json.loads(sys.argv[1])
+function = getattr(importlib.import_module(f"specbatch.kernels.{module}.triton"), kernel)
+names = function.arg_names
+source = ASTSource(
+    function,
+    {name: types.get(name, "constexpr") for name in names},
+    {(names.index(name),): value for name, value in constants.items()},
+)
+target = GPUTarget("cuda", 90, 32)
+code = compile(source, target=target, options={"enable_fp_fusion": fuse}).asm["ptx"]
+print(json.dumps({
+    "fused": len(re.findall(r"\\bfma\\.rn", code)),
+    "tensor cores": len(re.findall(r"\\bw?g?mma\\.\\w+", code)),
+    "divisions": sorted(set(re.findall(r"\\bdiv\\.\\w+\\.f32", code))),
+}))
+"""
+FLOATS = ("logits", "scores", "temperatures", "bests", "peaks", "sums")
+SEARCH = dict.fromkeys(FLOATS, "*fp32") | {
+    "counters": "*i64",
+    "candidates": "*i32",
+    "vocab_size": "i32",
+}
+ATTEND = {
+    "tiles": "*i32",
+    "tables": "*i32",
+    "table_width": "i32",
+    "scaling": "fp32",
+    "window": "i32",
+    "softcap": "fp32",
+}
+
+
+def compiled(folder: Path, *what: object) -> dict[str, object]:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE, json.dumps(what)],
+        env=environment | {"TRITON_CACHE_DIR": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_noise_compiles_without_a_fused_multiply_add(tmp_path: Path) -> None:
+    types = {"counters": "*i64", "out": "*fp32", "vocab_size": "i32"}
+    found = compiled(tmp_path, "counters", "_gumbel", types, {"stream": 0, "tile": 1024}, False)
+    assert found["fused"] == 0
+
+
+@pytest.mark.parametrize("filtered", [False, True], ids=["one pass", "filtered"])
+def test_verification_compiles_and_divides_as_torch_does(tmp_path: Path, filtered: bool) -> None:
+    constants = {"filtered": filtered, "sampled": True, "with_sum": True, "tile": 1024}
+    found = compiled(tmp_path, "verify", "_search_tile", SEARCH, constants, False)
+    assert found["fused"] == 0
+    assert found["divisions"] == ([] if filtered else ["div.rn.f32"])
+
+
+@pytest.mark.parametrize(("dtype", "precision"), [("bf16", "tf32"), ("fp32", "ieee")])
+def test_attention_compiles_with_tensor_cores_for_caches_of_16_bits(
+    tmp_path: Path, dtype: str, precision: str
+) -> None:
+    caches = dict.fromkeys(("query", "key_cache", "value_cache", "out"), f"*{dtype}")
+    shape = {"kv_heads": 8, "group": 4, "head_dim": 64, "block_size": 16, "chunk": 64}
+    constants = shape | {"rows": 32, "columns": 64, "precision": precision}
+    constants |= {"has_window": True, "has_softcap": True}
+    found = compiled(tmp_path, "paged_attention", "_attend", caches | ATTEND, constants, True)
+    assert bool(found["tensor cores"]) == (dtype == "bf16")
