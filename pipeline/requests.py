@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from specbatch.pipeline.engine.sequence import Completion, Request
 from specbatch.pipeline.ingest.artefacts import DraftBlock
 from specbatch.pipeline.policy.pricing import device_usd
+from specbatch.pipeline.text_stop import Decode, TextStop, text_before_stop
 from specbatch.schemas.records import CompletionRecord, JobRow, PromptRow
 from specbatch.schemas.seeds import sample_seed
 from specbatch.schemas.spec import JobSpec
@@ -16,11 +18,16 @@ Drafts = Mapping[tuple[int, int], DraftBlock]  # by (row_index, sample_index)
 
 
 def requests_of(
-    job_id: str, spec: JobSpec, row: PromptRow, drafts: Drafts | None = None
+    job_id: str,
+    spec: JobSpec,
+    row: PromptRow,
+    decode: Decode,
+    drafts: Drafts | None = None,
 ) -> list[Request]:
-    """One request per sample of a row."""
+    """One request per sample of a row; `decode` is called only where there are stop strings."""
     params = spec.sampling.params(dict(row.overrides))
     depth = {"auto": None, "off": 0}.get(str(spec.speculation.depth), spec.speculation.depth)
+    watch = partial(TextStop, decode, params.stop, params.min_tokens) if params.stop else None
     requests = []
     for sample in range(row.n):
         block = drafts.get((row.row_index, sample)) if drafts else None
@@ -32,6 +39,7 @@ def requests_of(
                 seed=sample_seed(row.seed, sample),
                 draft_ids=block.token_ids if block else (),
                 depth=None if depth is None else int(depth),
+                watch_text=watch,
             )
         )
     return requests
@@ -41,9 +49,12 @@ def ahead(request: Request, tokens: int) -> Request:
     """The request as the propose stage runs it: the same noise, `tokens` long, nothing drafted."""
     length = min(tokens, request.params.max_tokens)
     params = replace(
-        request.params, max_tokens=length, min_tokens=min(length, request.params.min_tokens)
+        request.params,
+        max_tokens=length,
+        min_tokens=min(length, request.params.min_tokens),
+        stop=(),  # a draft that goes beyond the end is only a hint too many
     )
-    return replace(request, params=params, depth=0)
+    return replace(request, params=params, depth=0, watch_text=None)
 
 
 def row_and_sample(request_id: str) -> tuple[int, int]:
@@ -96,5 +107,18 @@ def records_of(
     return records
 
 
-def with_text(record: CompletionRecord, text: str) -> CompletionRecord:
-    return replace(record, text=text)
+def with_text(
+    records: Sequence[CompletionRecord],
+    texts: Sequence[str],
+    rows: Sequence[PromptRow],
+    spec: JobSpec,
+    decode: Decode,
+) -> list[CompletionRecord]:
+    """The records with their texts, which end before a stop string."""
+    params = {row.row_index: spec.sampling.params(dict(row.overrides)) for row in rows}
+    done = []
+    for record, text in zip(records, texts, strict=True):
+        of = params[record.row_index]
+        shown = text_before_stop(decode, record.token_ids, text, of.stop, of.min_tokens)
+        done.append(replace(record, text=shown))
+    return done

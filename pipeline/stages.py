@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 
 from specbatch.pipeline.client import Ring
 from specbatch.pipeline.engine.host import EngineHost
@@ -37,6 +38,7 @@ from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.policy.pricing import device_usd
 from specbatch.pipeline.publishing import final_state, with_unfinished_rows
 from specbatch.pipeline.requests import ahead, records_of, requests_of, row_and_sample, with_text
+from specbatch.pipeline.text_stop import Decode
 from specbatch.schemas.errors import FencedError, RequestCancelledError, SpecbatchError, UsageError
 from specbatch.schemas.records import (
     Artefact,
@@ -175,7 +177,7 @@ class Stages:
             requests = [
                 draft
                 for row in rows
-                for request in requests_of(job_id, spec, row)
+                for request in requests_of(job_id, spec, row, self._decode(spec))
                 if (draft := ahead(request, spec.speculation.pregenerate_tokens)) is not None
             ]
             completions = host.service(spec.engine).submit(job_id, requests).wait()
@@ -204,7 +206,8 @@ class Stages:
             if work.drafts is not None:
                 blocks = read_drafts(self._objects.get_bytes(work.drafts.uri, work.drafts))
                 drafts = {(b.row_index, b.sample_index): b for b in blocks}
-            requests = [r for row in rows for r in requests_of(job_id, spec, row, drafts)]
+            decode = self._decode(spec)
+            requests = [r for row in rows for r in requests_of(job_id, spec, row, decode, drafts)]
             completions = host.service(spec.engine).submit(job_id, requests).wait()
             records = records_of(job, rows, completions, drafts, self._economy.usd_per_hour)
             artefact = self._put(job, "results", work.lease, write_results(records))
@@ -224,6 +227,7 @@ class Stages:
             assert work.results is not None, "a group reaches RECORD with its results"
             _, spec = self._job(job_id)
             records = read_results(self._objects.get_bytes(work.results.uri, work.results))
+            rows = read_prompts(self._objects.get_bytes(work.prompts.uri, work.prompts))
             codec = self._codec(str(self._models(spec.verifier).path))
             texts = codec.decode_batch([r.token_ids for r in records])
             report = {
@@ -234,7 +238,7 @@ class Stages:
             }
             self._store.commit_group(
                 work.lease,
-                [with_text(r, text) for r, text in zip(records, texts, strict=True)],
+                with_text(records, texts, rows, spec, codec.decode),
                 StageTiming(0.0, time.monotonic() - begun),
                 report,
             )
@@ -294,6 +298,11 @@ class Stages:
     def _job(self, job_id: str) -> tuple[JobRow, JobSpec]:
         job = self._store.get_job(job_id)
         return job, JobSpec.model_validate(job.spec)
+
+    def _decode(self, spec: JobSpec) -> Decode:
+        """The verifier's detokenizer, loaded when it is first called."""
+        codec = cache(lambda: self._codec(str(self._models(spec.verifier).path)))
+        return lambda ids: codec().decode(ids)
 
     def _put(self, job: JobRow, kind: str, lease: Lease, data: bytes) -> Artefact:
         name = f"{kind}-{lease.group_index:08d}-{lease.generation}.arrow"

@@ -70,6 +70,10 @@ class SamplingParams:
 
     `top_k` 0, `top_p` 1 and `min_p` 0 are off. `min_tokens` keeps stop ids from being chosen before
     that many tokens. `ignore_eos` drops the model's own end tokens from the stop ids.
+
+    What is done to the logits, in this order: repetition penalty (of prompt and output tokens),
+    presence and frequency penalty (of output tokens), bias, bad tokens and words, temperature,
+    top-k, top-p, min-p. A bad word is a row of ids whose last may not follow the others.
     """
 
     max_tokens: int = 128
@@ -80,6 +84,13 @@ class SamplingParams:
     min_p: float = 0.0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    repetition_penalty: float = 1.0  # 1 is off
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added)
+    bad_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    stop: tuple[str, ...] = ()  # strings that end the text, and are not part of it
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,15 @@ from specbatch.schemas.records import SamplingParams
 
 PILOT_EVERY_GROUPS = 8
 
+MAX_STOPS, MAX_STOP_CHARS = 16, 256
+MAX_TOKENS_NAMED = 1024  # in logit_bias, in bad_token_ids
+MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS = 256, 16
+
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+BadWord = Annotated[tuple[TokenId, ...], Field(min_length=1, max_length=MAX_BAD_WORD_TOKENS)]
+
 Depth = Literal["auto", "off"] | Annotated[int, Field(ge=0, le=32)]
 
 
@@ -37,6 +46,15 @@ class InputSpec(_Part):
     )
     seed_column: str | None = Field(default=None, description="integer column with a seed per row")
     tag_column: str | None = Field(default=None, description="default: `tag` if present")
+    sampling_column: str | None = Field(
+        default=None, description="a row's own sampling values: a struct, an object or JSON text"
+    )
+
+    @model_validator(mode="after")
+    def _bodies_carry_their_own(self) -> InputSpec:
+        if self.format == "openai" and self.sampling_column is not None:
+            raise ValueError("sampling_column is not for openai files: their bodies say it")
+        return self
 
 
 class OutputSpec(_Part):
@@ -46,7 +64,7 @@ class OutputSpec(_Part):
 
 
 class SamplingSpec(_Part):
-    """How completions are sampled; a row's own values (OpenAI bodies) win."""
+    """How completions are sampled; a row's own values (bodies, `sampling_column`) win."""
 
     max_tokens: int = Field(default=128, ge=1, le=131072)
     min_tokens: int = Field(default=0, ge=0, le=131072)
@@ -58,6 +76,40 @@ class SamplingSpec(_Part):
     n: int = Field(default=1, ge=1, le=128, description="completions per prompt")
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    stop: tuple[StopString, ...] = Field(
+        default=(), max_length=MAX_STOPS, description="strings that end the text, and are left out"
+    )
+    repetition_penalty: float = Field(
+        default=1.0, ge=0.1, le=10.0, description="of tokens in prompt and output; 1 is off"
+    )
+    presence_penalty: float = Field(default=0.0, ge=-2.0, le=2.0, description="0 is off")
+    frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0, description="0 is off")
+    logit_bias: tuple[tuple[TokenId, Bias], ...] = Field(
+        default=(), max_length=MAX_TOKENS_NAMED, description="token id: what its logit gets"
+    )
+    bad_token_ids: tuple[TokenId, ...] = Field(
+        default=(), max_length=MAX_TOKENS_NAMED, description="never chosen"
+    )
+    bad_words: tuple[BadWord, ...] = Field(
+        default=(), max_length=MAX_BAD_WORDS, description="rows of token ids that never come"
+    )
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_stop(cls, value: object) -> object:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _pairs(cls, value: object) -> object:
+        return tuple(value.items()) if isinstance(value, dict) else value
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _each_once(cls, value: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:
+        if len(dict(value)) < len(value):
+            raise ValueError("a token id occurs twice")
+        return tuple(sorted(value))
 
     @model_validator(mode="after")
     def _min_fits_max(self) -> SamplingSpec:

@@ -32,6 +32,9 @@ PromptColumn = Annotated[Text, _option("--prompt-column", "column with the promp
 PromptKind = Annotated[Text, _option("--prompt-kind", "auto, text, token_ids or messages", _IN)]
 IdColumn = Annotated[Text, _option("--id-column", "column with the row's id", _IN)]
 SeedColumn = Annotated[Text, _option("--seed-column", "integer column with a seed per row", _IN)]
+SamplingColumn = Annotated[
+    Text, _option("--sampling-column", "struct or JSON text with a row's own sampling values", _IN)
+]
 
 Output = Annotated[Text, _option("--output", "folder or s3:// prefix for the results", _OUT)]
 
@@ -54,6 +57,19 @@ StopTokenId = Annotated[
 ]
 StopTokenIds = Annotated[
     Text, _option("--stop-token-ids", "the same as one list: 2,32000", _SAMPLING)
+]
+Stop = Annotated[
+    list[str] | None,
+    _option("--stop", "text that ends a completion, and is left out; repeat for more", _SAMPLING),
+]
+RepetitionPenalty = Annotated[
+    Real, _option("--repetition-penalty", "of tokens in prompt and output; 1 is off", _SAMPLING)
+]
+PresencePenalty = Annotated[
+    Real, _option("--presence-penalty", "of tokens in the output, -2 to 2", _SAMPLING)
+]
+FrequencyPenalty = Annotated[
+    Real, _option("--frequency-penalty", "the same, times their count", _SAMPLING)
 ]
 IgnoreEos = Annotated[
     bool | None,

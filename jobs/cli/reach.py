@@ -70,6 +70,7 @@ def _check_columns(file: Path, spec: InputSpec) -> None:
     except Exception as error:  # Arrow raises many kinds for one meaning
         first = str(error).partition("\n")[0]
         raise InputError(f"{file} is not a readable Parquet file: {first}") from None
-    for column in (spec.prompt_column, spec.id_column, spec.seed_column, spec.tag_column):
+    named = (spec.prompt_column, spec.id_column, spec.seed_column, spec.tag_column)
+    for column in (*named, spec.sampling_column):
         if column is not None and column not in names:
             raise InputError(f"{file} has no column `{column}`; its columns are {', '.join(names)}")

@@ -139,6 +139,8 @@ typedef struct {
     const float *temperature, *top_p, *min_p;  // [rows]
     const int64_t *top_k;     // [rows]
     const int64_t *forbidden_starts, *forbidden;  // [rows + 1] into token ids
+    const int64_t *adjust_starts, *adjust;        // likewise
+    const float *adjust_scale, *adjust_add;       // one per adjusted token
     int64_t *tokens;          // [rows]
     float *logprobs;          // [rows] or NULL
     float *space;             // [threads, 4, vocab]
@@ -147,11 +149,14 @@ typedef struct {
 static void scale_row(const Sampling *s, int64_t r, float *scores) {
     const float *logits = s->logits + r * s->vocab;
     float t = s->temperature[r];
-    if (t > 0) {
-        float divisor = t < 1e-6f ? 1e-6f : t;
+    float divisor = t <= 0 ? 1.0f : t < 1e-6f ? 1e-6f : t;
+    if (t > 0)
         for (int64_t i = 0; i < s->vocab; i++) scores[i] = logits[i] / divisor;
-    } else {
+    else
         memcpy(scores, logits, s->vocab * sizeof(float));
+    for (int64_t i = s->adjust_starts[r]; i < s->adjust_starts[r + 1]; i++) {
+        float x = logits[s->adjust[i]], scale = s->adjust_scale[i];
+        scores[s->adjust[i]] = ((x > 0 ? x / scale : x * scale) + s->adjust_add[i]) / divisor;
     }
     for (int64_t i = s->forbidden_starts[r]; i < s->forbidden_starts[r + 1]; i++)
         scores[s->forbidden[i]] = -INFINITY;

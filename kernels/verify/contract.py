@@ -10,6 +10,19 @@ PLACEHOLDER = -1  # draft token of a row where nothing was drafted: it never mat
 
 
 @dataclass(frozen=True, slots=True)
+class Adjustments:
+    """Changes of single logits, before anything else: penalties and biases.
+
+    A logit x becomes (x / scale if x > 0 else x * scale) + add. A (row, token) occurs at most once.
+    """
+
+    rows: Tensor  # [num_adjusted] int64, ascending
+    tokens: Tensor  # [num_adjusted] int64
+    scale: Tensor  # [num_adjusted] float32, above 0; 1 is none
+    add: Tensor  # [num_adjusted] float32; 0 is none
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingRows:
     """Sampling parameters, one entry per row of logits."""
 
@@ -24,6 +37,7 @@ class SamplingRows:
     any_top_k: bool
     any_top_p: bool
     any_min_p: bool
+    adjust: Adjustments | None = None
 
 
 @dataclass(frozen=True, slots=True)

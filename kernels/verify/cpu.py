@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specbatch.kernels.native import library
-from specbatch.kernels.verify.contract import SamplingRows, Verdict
+from specbatch.kernels.verify.contract import Adjustments, SamplingRows, Verdict
 from specbatch.kernels.verify.reference import match_prefix
 
 
@@ -22,6 +22,7 @@ class _Sampling(Structure):
         ("vocab", c_int64),
         *((name, c_void_p) for name in ("logits", "counters", "temperature", "top_p", "min_p")),
         *((name, c_void_p) for name in ("top_k", "forbidden_starts", "forbidden")),
+        *((name, c_void_p) for name in ("adjust_starts", "adjust", "adjust_scale", "adjust_add")),
         *((name, c_void_p) for name in ("tokens", "logprobs", "space")),
     )
 
@@ -52,9 +53,7 @@ def _sample(
     logits: Tensor, counters: Tensor, sampling: SamplingRows, logprobs: Tensor | None
 ) -> Tensor:
     rows, vocab_size = logits.shape
-    counts = torch.bincount(sampling.forbidden_rows, minlength=rows)
-    starts = torch.zeros(rows + 1, dtype=torch.int64)
-    torch.cumsum(counts, 0, out=starts[1:])
+    starts = _starts(sampling.forbidden_rows, rows)
     forbidden = sampling.forbidden_tokens[sampling.forbidden_rows.argsort(stable=True)]
     tokens = torch.empty(rows, dtype=torch.int64)
     threads = min(torch.get_num_threads(), max(rows, 1))
@@ -63,7 +62,9 @@ def _sample(
         t.contiguous()
         for t in (
             *(logits, counters, sampling.temperature, sampling.top_p, sampling.min_p),
-            *(sampling.top_k, starts, forbidden, tokens),
+            *(sampling.top_k, starts, forbidden),
+            *_adjustments(sampling.adjust, rows),
+            tokens,
         )
     ]
     arguments = _Sampling(
@@ -76,3 +77,18 @@ def _sample(
     if library().specbatch_sample(byref(arguments), c_int32(threads)):
         raise MemoryError(f"no memory for the scores of {vocab_size} tokens")
     return tokens
+
+
+def _starts(of_rows: Tensor, rows: int) -> Tensor:
+    """Where each row's entries begin, and where the last row's end."""
+    starts = torch.zeros(rows + 1, dtype=torch.int64)
+    torch.cumsum(torch.bincount(of_rows, minlength=rows), 0, out=starts[1:])
+    return starts
+
+
+def _adjustments(adjust: Adjustments | None, rows: int) -> tuple[Tensor, ...]:
+    if adjust is None:
+        nothing = torch.empty(0, dtype=torch.float32)
+        starts = torch.zeros(rows + 1, dtype=torch.int64)
+        return starts, torch.empty(0, dtype=torch.int64), nothing, nothing
+    return _starts(adjust.rows, rows), adjust.tokens, adjust.scale, adjust.add

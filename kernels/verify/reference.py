@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specbatch.kernels.counters.reference import gumbel
-from specbatch.kernels.verify.contract import SamplingRows, Verdict
+from specbatch.kernels.verify.contract import Adjustments, SamplingRows, Verdict
 
 _MIN_TEMPERATURE = 1e-6  # keeps greedy rows finite where sampled rows share the batch
 
@@ -49,8 +49,13 @@ def sample(
 
 
 def process(logits: Tensor, sampling: SamplingRows) -> Tensor:
-    """Forbidden tokens, temperature, top-k, top-p, min-p, in this order; dropped ones are -inf."""
+    """Penalties and bias, forbidden tokens, temperature, top-k, top-p, min-p, in this order.
+
+    Dropped tokens are -inf.
+    """
     scores = logits
+    if sampling.adjust is not None:
+        scores = _adjusted(scores, sampling.adjust)
     if sampling.forbidden_rows.numel():
         scores = scores.clone()
         scores[sampling.forbidden_rows, sampling.forbidden_tokens] = float("-inf")
@@ -80,6 +85,14 @@ def match_prefix(tokens: Tensor, draft_tokens: Tensor, row_offsets: Tensor) -> T
     nearest = disagreement.flip(0).cummin(0).values.flip(0)
     first = row_offsets[:-1]
     return nearest[first] - first
+
+
+def _adjusted(logits: Tensor, adjust: Adjustments) -> Tensor:
+    at = (adjust.rows, adjust.tokens)
+    x = logits[at]
+    scores = logits.clone()
+    scores[at] = torch.where(x > 0, x / adjust.scale, x * adjust.scale) + adjust.add
+    return scores
 
 
 def _keep_top_k(scores: Tensor, top_k: Tensor) -> Tensor:

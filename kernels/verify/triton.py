@@ -54,8 +54,11 @@ def _sample(
     if not num_rows:
         return tokens
     logits = logits.contiguous()
-    filtered = sampling.forbidden_rows.numel() > 0 or (
-        sampling.any_sampled and (sampling.any_top_k or sampling.any_top_p or sampling.any_min_p)
+    filters = sampling.any_top_k or sampling.any_top_p or sampling.any_min_p
+    filtered = (
+        sampling.adjust is not None
+        or sampling.forbidden_rows.numel() > 0
+        or (sampling.any_sampled and filters)
     )
     scores = process(logits, sampling).contiguous() if filtered else logits
     tiles = triton.cdiv(vocab_size, TILE)

@@ -58,7 +58,7 @@ class DraftModelProposer:
             if position == 0:  # all that is fed so far is decided
                 for sequence in batch:
                     self._runner.blocks.seal(self._kv[sequence], sequence.tokens)
-            tokens = self._sample(batch, logits, position)
+            tokens = self._sample(batch, logits, [drafts[i] for i in active], position)
             self.pass_time.observe(fed, time.perf_counter() - begun)
             for i, token in zip(active, tokens, strict=True):
                 drafts[i].append(token)
@@ -103,7 +103,8 @@ class DraftModelProposer:
             [Chunk(self._kv[s], feed, 1) for s, feed in zip(batch, feeds, strict=True)]
         )
 
-    def _sample(self, batch: Seq[Sequence], logits: Tensor, position: int) -> list[int]:
-        rows, counters = sampling_rows(batch, [1] * len(batch), logits.device)
-        counters[:, 1] += position
+    def _sample(
+        self, batch: Seq[Sequence], logits: Tensor, drafts: Seq[list[int]], position: int
+    ) -> list[int]:
+        rows, counters = sampling_rows(batch, [1] * len(batch), logits.device, drafts, position)
         return self._sampler.sample(logits, counters, rows).tolist()

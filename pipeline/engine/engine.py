@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from specbatch.kernels.verify.contract import PLACEHOLDER, Verdict
+from specbatch.pipeline.engine.adjusting import problem_of
 from specbatch.pipeline.engine.batch import Chunk
 from specbatch.pipeline.engine.proposer import Proposer
 from specbatch.pipeline.engine.runner import ModelRunner
@@ -103,6 +104,10 @@ class Engine:
             )
         elif not _all_within(request.prompt_ids, vocab_size):
             sequence.error = f"prompt has a token outside the vocabulary of {vocab_size}"
+        elif request.params.stop and request.watch_text is None:
+            sequence.error = "stop strings need something that makes text of tokens"
+        else:
+            sequence.error = problem_of(request.params, sequence.stop_ids, vocab_size)
         if sequence.error is not None:
             sequence.finish_reason = FinishReason.ERROR
             self._rejected.append(sequence.completion())
@@ -157,7 +162,7 @@ class Engine:
     @torch.inference_mode()
     def _verify(self, work: _Work, logits: Tensor) -> Verdict:
         rows = [1 + len(d) for d in work.drafts]
-        sampling, counters = sampling_rows(work.deciding, rows, logits.device)
+        sampling, counters = sampling_rows(work.deciding, rows, logits.device, work.drafts)
         draft_rows = [token for d in work.drafts for token in (*d, PLACEHOLDER)]
         offsets = torch.tensor([0, *rows], device=logits.device).cumsum(0)
         draft = torch.tensor(draft_rows, dtype=torch.int64, device=logits.device)

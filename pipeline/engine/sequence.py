@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from specbatch.pipeline.engine.adjusting import Adjuster, BadWords, adjuster_of, bad_words_of
 from specbatch.pipeline.engine.blocks import KvState
 from specbatch.schemas.records import FinishReason, Origin, SamplingParams
 
@@ -18,6 +20,8 @@ class Request:
     seed: int  # Philox key, in [0, 2**63)
     draft_ids: tuple[int, ...] = ()  # a pre-generated continuation, only ever a hint
     depth: int | None = None  # draft tokens per step; None: as many as pay
+    # Makes what is called with each token decided, and answers whether the text ends with it.
+    watch_text: Callable[[], Callable[[int], bool]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +65,16 @@ class Sequence:
     accepted_at_depth: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     error: str | None = None
+    adjuster: Adjuster | None = None  # only of requests with penalties or biases
+    bad_words: BadWords | None = None
+    ends_text: Callable[[int], bool] | None = None
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt_ids)
+        self.adjuster = adjuster_of(self.request.params, self.request.prompt_ids)
+        self.bad_words = bad_words_of(self.request.params)
+        if self.request.watch_text is not None:
+            self.ends_text = self.request.watch_text()
 
     @property
     def num_output(self) -> int:
@@ -86,8 +97,8 @@ class Sequence:
     def accept(self, draft: list[int], tokens: list[int], logprobs: list[float]) -> None:
         """Append the verdict on `draft`: the agreed prefix and the verifier's token after it.
 
-        `tokens` holds the agreed prefix and one more. A stop token or the length limit inside
-        it cuts the rest.
+        `tokens` holds the agreed prefix and one more. A stop token, the end of a stop string or
+        the length limit inside it cuts the rest.
         """
         agreed = len(tokens) - 1
         self.passes += 1
@@ -97,9 +108,12 @@ class Sequence:
             last = Origin.BONUS if agreed == len(draft) else Origin.CORRECTED
         for i, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
             self.tokens.append(token)
+            if self.adjuster is not None:
+                self.adjuster.append(token)
             self.logprobs.append(logprob)
             self.origins.append(Origin.ACCEPTED if i < agreed else last)
-            if token in self.stop_ids:
+            ends = self.ends_text is not None and self.ends_text(token)
+            if ends or token in self.stop_ids:
                 self.finish_reason = FinishReason.STOP
                 return
             if self.remaining <= 0:

@@ -127,7 +127,8 @@ def _overrides_text(overrides: Mapping[str, Any]) -> str:
 
 
 def _overrides(text: str) -> dict[str, Any]:
-    return {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in orjson.loads(text).items()
-    }
+    return {name: _tuples(value) for name, value in orjson.loads(text).items()}
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -36,6 +36,8 @@ class JsonlSource:
     def __init__(self, spec: InputSpec, objects: Objects, files: list[ObjectInfo], name: Format):
         self.files = files
         self.format = name
+        if name == "openai" and spec.sampling_column is not None:
+            raise InputError("input.sampling_column is not for openai files: their bodies say it")
         self._spec = spec
         self._objects = objects
         self._id = "custom_id" if name == "openai" else spec.id_column or "id"
@@ -83,7 +85,9 @@ class JsonlSource:
             seen.update(dict.fromkeys(value))
         if lines and not good:
             raise InputError(f"{info.uri} is not JSONL: none of its first lines is a JSON object")
-        needed = {self._prompt, self._spec.id_column, self._spec.seed_column, self._spec.tag_column}
+        spec = self._spec
+        needed = {self._prompt, spec.id_column, spec.seed_column, spec.tag_column}
+        needed.add(spec.sampling_column)
         for name in sorted(filter(None, needed)):
             if good and name not in seen:
                 raise InputError(
@@ -123,6 +127,7 @@ class JsonlSource:
             value.get(self._prompt),
             value.get(self._spec.seed_column) if self._spec.seed_column else None,
             value.get(self._tag),
+            sampling=value.get(self._spec.sampling_column) if self._spec.sampling_column else None,
         )
 
     def _request(self, value: dict[str, Any]) -> RawRow:

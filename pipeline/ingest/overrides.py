@@ -1,17 +1,28 @@
-"""What an OpenAI request body may ask for, and what that means in our sampling parameters.
+"""What a row may ask for, in an OpenAI body or a sampling column, in our sampling parameters.
 
-A value the body leaves out is the job's, also temperature (OpenAI's own default would be 1).
+A value the row leaves out is the job's, also temperature (OpenAI's own default would be 1).
 Anything we would have to ignore is refused instead, unless it cannot change the completion.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from typing import Any
 
-from specbatch.schemas.spec import SamplingSpec
+import orjson
+
+from specbatch.schemas.errors import SpecError
+from specbatch.schemas.spec import (
+    MAX_BAD_WORD_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_STOP_CHARS,
+    MAX_STOPS,
+    MAX_TOKENS_NAMED,
+    SamplingSpec,
+)
 
 MAX_SEED = 2**63 - 1
+MAX_ID = 2**31 - 1
 
 _HARMLESS = {
     "messages", "model", "user", "metadata", "store", "service_tier", "safety_identifier",
@@ -22,11 +33,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "stream": (False,),
     "logprobs": (False,),
     "top_logprobs": (0,),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
-    "stop": ([], ""),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True, False),
@@ -49,14 +55,47 @@ def read_body(
     body: Mapping[str, Any], job: SamplingSpec, vocab_size: int
 ) -> tuple[dict[str, Any], int, int | None]:
     """(overrides by `SamplingParams` field, n, seed or None). Raises `ParameterError`."""
-    values: dict[str, Any] = {}
+    asked = {}
     for name, value in body.items():
         if value is None or name in _HARMLESS:
             continue
-        if name in _NEUTRAL:
-            if not any(value == neutral for neutral in _NEUTRAL[name]):
-                raise ParameterError("unsupported_parameter", _unsupported(name, value))
-        elif name in _READERS:
+        if name not in _NEUTRAL:
+            asked[name] = value
+        elif not any(value == neutral for neutral in _NEUTRAL[name]):
+            raise ParameterError("unsupported_parameter", _unsupported(name, value))
+    return _read(asked, job, vocab_size)
+
+
+def read_column(
+    given: Any, job: SamplingSpec, vocab_size: int
+) -> tuple[dict[str, Any], int, int | None]:
+    """The same of a row's sampling column: an object, or JSON text of one."""
+    if isinstance(given, str):
+        try:
+            given = orjson.loads(given) if given.strip() else {}
+        except orjson.JSONDecodeError:
+            raise ParameterError("bad_parameter", "the sampling values are not JSON") from None
+    if not isinstance(given, dict):
+        raise ParameterError("bad_parameter", "the sampling values are not an object")
+    asked = {name: value for name, value in given.items() if value is not None}
+    return _read(asked, job, vocab_size)
+
+
+def check_vocabulary(job: SamplingSpec, vocab_size: int) -> None:
+    """Raise `SpecError` where the job itself names a token that the model does not have."""
+    values = {name: getattr(job, name) for name in _NAMING}
+    try:
+        _check_vocabulary(values, vocab_size)
+    except ParameterError as error:
+        raise SpecError(f"job spec: sampling: {error.reason}") from None
+
+
+def _read(
+    asked: Mapping[str, Any], job: SamplingSpec, vocab_size: int
+) -> tuple[dict[str, Any], int, int | None]:
+    values: dict[str, Any] = {}
+    for name, value in asked.items():
+        if name in _READERS:
             target, reader = _READERS[name]
             read = reader(name, value)
             if values.setdefault(target, read) != read:
@@ -88,6 +127,24 @@ def _check_together(values: Mapping[str, Any], job: SamplingSpec, vocab_size: in
             raise ParameterError(
                 "bad_parameter", f"stop token id {token} is outside the vocabulary of {vocab_size}"
             )
+    _check_vocabulary(values, vocab_size)
+
+
+def _check_vocabulary(values: Mapping[str, Any], vocab_size: int) -> None:
+    for name, tokens_of in _NAMING.items():
+        wrong = [token for token in tokens_of(values.get(name, ())) if token >= vocab_size]
+        if wrong:
+            raise ParameterError(
+                "bad_parameter",
+                f"{name} has the token id {wrong[0]}, outside the vocabulary of {vocab_size}",
+            )
+
+
+_NAMING: dict[str, Callable[[Any], list[int]]] = {
+    "logit_bias": lambda pairs: [token for token, _ in pairs],
+    "bad_token_ids": list,
+    "bad_words": lambda words: [token for word in words for token in word],
+}
 
 
 def _integer(low: int, high: int) -> Callable[[str, Any], int]:
@@ -119,11 +176,63 @@ def _flag(name: str, value: Any) -> bool:
 def _token_ids(name: str, value: Any) -> tuple[int, ...]:
     if not isinstance(value, list):
         raise ParameterError("bad_parameter", f"{name} is not a list of token ids")
-    return tuple(_integer(0, 2**31 - 1)(name, item) for item in value)
+    return tuple(_integer(0, MAX_ID)(name, item) for item in value)
+
+
+def _bad_token_ids(name: str, value: Any) -> tuple[int, ...]:
+    ids = _token_ids(name, value)
+    _check_count(MAX_TOKENS_NAMED, name, ids)
+    return ids
+
+
+def _bad_words(name: str, value: Any) -> tuple[tuple[int, ...], ...]:
+    if not isinstance(value, list):
+        raise ParameterError("bad_parameter", f"{name} is not a list of lists of token ids")
+    _check_count(MAX_BAD_WORDS, name, value)
+    words = tuple(_token_ids(name, word) for word in value)
+    if not all(1 <= len(word) <= MAX_BAD_WORD_TOKENS for word in words):
+        raise ParameterError(
+            "bad_parameter", f"each of {name} has 1 to {MAX_BAD_WORD_TOKENS} token ids"
+        )
+    return words
+
+
+def _stop(name: str, value: Any) -> tuple[str, ...]:
+    listed = [value] if isinstance(value, str) and value else value or []
+    if not isinstance(listed, list) or not all(
+        isinstance(item, str) and 1 <= len(item) <= MAX_STOP_CHARS for item in listed
+    ):
+        raise ParameterError(
+            "bad_parameter", f"{name} is not text of 1 to {MAX_STOP_CHARS} characters, or a list"
+        )
+    _check_count(MAX_STOPS, name, listed)
+    return tuple(listed)
+
+
+def _logit_bias(name: str, value: Any) -> tuple[tuple[int, float], ...]:
+    """Token ids are keys of JSON, so text; a struct has all rows' keys, null where not meant."""
+    if not isinstance(value, dict):
+        raise ParameterError("bad_parameter", f"{name} is not an object of token ids and numbers")
+    read: dict[int, float] = {}
+    for key, bias in value.items():
+        if bias is None:
+            continue
+        token = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key
+        read[_integer(0, MAX_ID)(name, token)] = _bias(name, bias)
+    _check_count(MAX_TOKENS_NAMED, name, read)
+    return tuple(sorted(read.items()))
+
+
+def _check_count(most: int, name: str, value: Sized) -> None:
+    if len(value) > most:
+        raise ParameterError("bad_parameter", f"{name} has {len(value)} entries; {most} is most")
 
 
 def _seed(_: str, value: Any) -> int | None:
     return read_seed(value)
+
+
+_bias = _number(lambda v: -100 <= v <= 100, "from -100 to 100")
 
 
 def _unsupported(name: str, value: Any) -> str:
@@ -144,4 +253,14 @@ _READERS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
     "seed": ("seed", _seed),
     "stop_token_ids": ("stop_token_ids", _token_ids),
     "ignore_eos": ("ignore_eos", _flag),
+    "stop": ("stop", _stop),
+    "repetition_penalty": (
+        "repetition_penalty",
+        _number(lambda v: 0.1 <= v <= 10, "from 0.1 to 10"),
+    ),
+    "presence_penalty": ("presence_penalty", _number(lambda v: -2 <= v <= 2, "from -2 to 2")),
+    "frequency_penalty": ("frequency_penalty", _number(lambda v: -2 <= v <= 2, "from -2 to 2")),
+    "logit_bias": ("logit_bias", _logit_bias),
+    "bad_token_ids": ("bad_token_ids", _bad_token_ids),
+    "bad_words": ("bad_words", _bad_words),
 }

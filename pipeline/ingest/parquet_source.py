@@ -123,17 +123,18 @@ class ParquetSource:
             return [None] * batch.num_rows if name is None else plain(batch.column(name))
 
         rows = [
-            RawRow(*values)
-            for values in zip(
+            RawRow(row_id, prompt, seed, tag, sampling=sampling)
+            for row_id, prompt, seed, tag, sampling in zip(
                 column(self._id), column(self._spec.prompt_column), column(self._spec.seed_column),
-                column(self._tag), strict=True,
+                column(self._tag), column(self._spec.sampling_column), strict=True,
             )
         ]  # fmt: skip
         offsets = range(offset, offset + batch.num_rows + 1)
         return RawBatch(info.uri, info.version, group, offsets, kind, rows)
 
     def _columns(self) -> list[str]:
-        named = [self._spec.prompt_column, self._id, self._spec.seed_column, self._tag]
+        spec = self._spec
+        named = [spec.prompt_column, self._id, spec.seed_column, self._tag, spec.sampling_column]
         return list(dict.fromkeys(name for name in named if name is not None))
 
     def _check_columns(self, info: ObjectInfo, schema: pa.Schema) -> PromptKind:
@@ -149,6 +150,12 @@ class ParquetSource:
             raise InputError(
                 f"column `{seed}` of {info.uri} is {schema.field(seed).type}; "
                 "seeds must be integers"
+            )
+        sampling = self._spec.sampling_column
+        if sampling and not _is_sampling(schema.field(sampling).type):
+            raise InputError(
+                f"column `{sampling}` of {info.uri} is {schema.field(sampling).type}; "
+                "sampling values must be a struct or JSON text"
             )
         for name in filter(None, (self._id, self._tag)):
             if pa.types.is_nested(schema.field(name).type):
@@ -237,6 +244,11 @@ def _is_text(kind: pa.DataType) -> bool:
         is_of.is_string(kind) or is_of.is_large_string(kind) or is_of.is_string_view(kind)
         or is_of.is_binary(kind) or is_of.is_large_binary(kind) or is_of.is_binary_view(kind)
     )  # fmt: skip
+
+
+def _is_sampling(kind: pa.DataType) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return _is_text(kind) or bool(pa.types.is_struct(kind))
 
 
 def _is_list(kind: pa.DataType) -> bool:

@@ -31,7 +31,13 @@ import orjson
 
 from specbatch.pipeline.ingest.codec import ChatError, TextCodec
 from specbatch.pipeline.ingest.idset import IdSet
-from specbatch.pipeline.ingest.overrides import ParameterError, read_body, read_seed
+from specbatch.pipeline.ingest.overrides import (
+    ParameterError,
+    check_vocabulary,
+    read_body,
+    read_column,
+    read_seed,
+)
 from specbatch.pipeline.ingest.sources import RawBatch, RawRow
 from specbatch.schemas.records import PromptRow, RejectedRow
 from specbatch.schemas.seeds import derive_seed
@@ -72,6 +78,7 @@ class RowChecker:
         self._context_tokens = context_tokens
         self._vocab_size = vocab_size
         self._ids = IdSet()
+        check_vocabulary(spec.sampling, vocab_size)
 
     def remember(self, earlier_ids: Iterable[list[Any]]) -> None:
         """Learn the ids of rows read before a resume, from row 0 on."""
@@ -105,15 +112,18 @@ class RowChecker:
             draft.tag = _tag(raw.tag)
             draft.seed = read_seed(raw.seed)
             if raw.body is not None:
-                self._read_body(draft, raw.body)
+                self._take(draft, read_body(raw.body, self._spec.sampling, self._vocab_size))
+            if raw.sampling is not None:
+                self._take(draft, read_column(raw.sampling, self._spec.sampling, self._vocab_size))
             self._read_prompt(draft, raw.prompt, batch.kind)
         except (_RowError, ParameterError, ChatError) as error:
             draft.problem = (error.code, str(error))
             draft.text = draft.ids = None
         return draft
 
-    def _read_body(self, draft: _Draft, body: dict[str, Any]) -> None:
-        overrides, n, seed = read_body(body, self._spec.sampling, self._vocab_size)
+    @staticmethod
+    def _take(draft: _Draft, read: tuple[dict[str, Any], int, int | None]) -> None:
+        overrides, n, seed = read
         draft.overrides, draft.n = overrides, n
         draft.seed = seed if seed is not None else draft.seed
 

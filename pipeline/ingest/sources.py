@@ -31,7 +31,7 @@ _SUFFIXES = {"parquet": (".parquet",), "jsonl": (".jsonl",), "openai": (".jsonl"
 class RawRow:
     """One row as it was read. Text that is not valid UTF-8 stays `bytes`.
 
-    `body` is the request of an OpenAI row; `problem` a (code, reason) that already ends the row.
+    `body` is the request of an OpenAI row; `problem` is a (code, reason) that already ends the row.
     """
 
     id: Any = None
@@ -40,6 +40,7 @@ class RawRow:
     tag: Any = None
     body: dict[str, Any] | None = None
     problem: tuple[str, str] | None = None
+    sampling: Any = None  # its own sampling values: an object, or JSON text
 
 
 @dataclass(slots=True)

@@ -36,6 +36,9 @@ BAD_FLAGS = {
     "prompt kind": (["--prompt-kind", "audio"], "'text', 'token_ids' or 'messages'"),
     "stop ids": (["--stop-token-ids", "1,x"], "`sampling.stop_token_ids.1`"),
     "min above max": (["--min-tokens", "9"], "min_tokens 9 is above max_tokens 6"),
+    "stop": (["--stop", ""], "`sampling.stop.0`"),
+    "penalty": (["--presence-penalty", "3"], "`sampling.presence_penalty`"),
+    "sampling column": (["--sampling-column", "number"], "must be a struct or JSON text"),
     "seed": (["--seed", "-1"], "`sampling.seed`"),
     "name": (["--name", "a/b"], "field `name`"),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from specbatch.pipeline.bootstrap import make_client, make_store
+from specbatch.pipeline.ingest.codec import TextCodec
 from specbatch.schemas.settings import Settings
+from support.models import TinyPair
 
 KEYS = ["job", "state", "rows", "rows_failed", "tokens", "acceptance_rate", "cost_usd", "output"]
 
@@ -32,6 +35,43 @@ def test_a_good_job_ends_with_0_and_one_json_object(cli: Any, job: Any, folder: 
     table = pq.read_table(folder / "out" / "part-00000.parquet")
     assert table.column("id").to_pylist() == [f"row-{i}" for i in range(12)]
     assert "12/12 prompts" in done.err
+
+
+def test_stop_strings_and_a_row_s_own_values_reach_the_output(
+    cli: Any, job: Any, folder: Path, tiny_pair: TinyPair
+) -> None:
+    """Where text ends, which tokens are kept, and that it is the same with and without drafts."""
+    flags = [*job, "--local", "--max-tokens", 24, "--repetition-penalty", 1.2, "--seed", 3]
+    flags += ["--temperature", 0.9, "--frequency-penalty", 0.3, "--presence-penalty", 0.1]
+    given = pq.read_table(folder / "prompts.parquet")
+    own = [None] * 6 + ['{"stop": []}'] * 6
+    pq.write_table(given.append_column("own", pa.array(own)), folder / "own.parquet")
+    flags += ["--input", "own.parquet", "--sampling-column", "own"]
+    assert cli("submit-job", *flags, "--output", "plain").code == 0
+    stops = list("etaoinsh.\n")
+    stopping = [flag for stop in stops for flag in ("--stop", stop)]
+    for depth in ("off", 4):
+        asked = [*flags, *stopping, "--depth", depth, "--output", f"out-{depth}"]
+        assert cli("submit-job", *asked).code == 0
+    plain, off, drafted = (
+        pq.read_table(folder / name / "part-00000.parquet").to_pylist()
+        for name in ("plain", "out-off", "out-4")
+    )
+    codec, cut = TextCodec.load(str(tiny_pair.verifier)), 0
+    for before, one, other in zip(plain, off, drafted, strict=True):
+        for name in ("text", "token_ids", "finish_reason"):
+            assert one[name] == other[name]
+        assert one["token_ids"] == before["token_ids"][: len(one["token_ids"])]
+        if one["row_index"] >= 6 or not any(stop in before["text"] for stop in stops):
+            assert (one["text"], one["token_ids"]) == (before["text"], before["token_ids"])
+            continue
+        cut += 1
+        assert one["finish_reason"] == "stop"
+        assert one["text"] == re.split(r"[etaoinsh.\n]", before["text"])[0]
+        assert codec.decode(one["token_ids"]).startswith(one["text"])
+        assert any(stop in codec.decode(one["token_ids"]) for stop in stops)
+        assert not any(stop in codec.decode(one["token_ids"][:-1]) for stop in stops)
+    assert cut
 
 
 def test_people_get_a_summary_and_the_output(cli: Any, job: Any, folder: Path) -> None:

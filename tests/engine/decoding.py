@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
+from typing import Any
 
 from specbatch.kernels.decoder.contract import BLOCK_SIZE
 from specbatch.pipeline.engine.block_proposer import BlockProposer
@@ -18,8 +19,10 @@ from specbatch.pipeline.engine.proposer import Proposer
 from specbatch.pipeline.engine.runner import ModelRunner
 from specbatch.pipeline.engine.sequence import Completion, Request
 from specbatch.pipeline.engine.sequence import Sequence as Row
+from specbatch.pipeline.text_stop import TextStop
 from specbatch.schemas.records import FinishReason, Origin, SamplingParams
 from support.engines import loaded
+from support.models import byte_tokenizer
 
 VOCAB = 300
 AMPLE_BLOCKS = 1024
@@ -125,7 +128,24 @@ def alone(
     """What one request gives by itself, one token at a time, with nothing shared."""
     one = _engine_of_one(verifier, dtype)
     one.finished.clear()
-    return one.add(Request("alone", prompt, params, seed, depth=0)).run()["alone"]
+    request = Request("alone", prompt, params, seed, depth=0, watch_text=watch_text(params))
+    return one.add(request).run()["alone"]
+
+
+def watch_text(params: SamplingParams) -> Callable[[], Callable[[int], bool]] | None:
+    """What notices the stop strings, with the text that the tiny models' tokenizer makes."""
+    if not params.stop:
+        return None
+
+    def decode(ids: Sequence[int]) -> str:
+        return str(_tokenizer().decode(list(ids), skip_special_tokens=True))
+
+    return lambda: TextStop(decode, params.stop, params.min_tokens)
+
+
+@cache
+def _tokenizer() -> Any:
+    return byte_tokenizer(VOCAB).backend_tokenizer
 
 
 @lru_cache(maxsize=4)

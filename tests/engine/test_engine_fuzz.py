@@ -8,7 +8,15 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 
 import pytest
-from engine.decoding import VOCAB, Bench, assert_counts_add_up, assert_same, baseline_of, bench
+from engine.decoding import (
+    VOCAB,
+    Bench,
+    assert_counts_add_up,
+    assert_same,
+    baseline_of,
+    bench,
+    watch_text,
+)
 from engine.decoding import prompts as make_prompts
 
 from specbatch.pipeline.engine.sequence import Request, Sequence
@@ -53,6 +61,10 @@ def random_request(generator: random.Random, index: int, verifier: Path) -> Requ
         min_p=generator.choice([0.0, 0.0, 0.02]),
         stop_token_ids=tuple(generator.sample(range(VOCAB), generator.choice([0, 3, 12]))),
         ignore_eos=generator.random() < 0.5,
+        repetition_penalty=generator.choice([1.0, 1.0, 1.2]),
+        frequency_penalty=generator.choice([0.0, 0.0, 0.5]),
+        bad_words=generator.choice([(), tuple((a, b) for a in range(40) for b in (7, 80))]),
+        stop=generator.choice([(), (), ("a", "q")]),
     )
     prompt = make_prompts(1, 1, 90, seed=generator.randrange(2**30))[0]
     if generator.random() < 0.5:
@@ -65,7 +77,8 @@ def random_request(generator: random.Random, index: int, verifier: Path) -> Requ
             at = generator.randrange(len(block))
             block[at : at + generator.randint(0, 2)] = [generator.randrange(VOCAB)]
     depth = generator.choice([None, None, 0, 1, 4, 8])
-    return Request(plain.request_id, prompt, params, plain.seed, tuple(block), depth)
+    watch = watch_text(params)
+    return Request(plain.request_id, prompt, params, plain.seed, tuple(block), depth, watch)
 
 
 def named(request_id: str) -> Callable[[Request], bool]:

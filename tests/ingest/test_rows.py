@@ -11,11 +11,13 @@ import pyarrow as pa
 import pytest
 from ingest.making import make_spec, save_tokenizer, write_parquet
 
+from specbatch.pipeline.ingest.artefacts import read_prompts, write_prompts
 from specbatch.pipeline.ingest.codec import TextCodec
 from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ingest.planner import plan
 from specbatch.pipeline.ingest.rows import RowChecker
 from specbatch.pipeline.ingest.sources import open_source
+from specbatch.schemas.errors import InputError, SpecError
 from specbatch.schemas.records import PromptRow, RejectedRow
 from specbatch.schemas.seeds import derive_seed, sample_seed
 from specbatch.schemas.spec import JobSpec
@@ -333,6 +335,128 @@ def test_body_values_become_overrides(check_body: Callable[..., Row]) -> None:
     assert (params.max_tokens, params.stop_token_ids) == (9, (4,))
 
 
+def test_penalties_biases_and_stops_of_a_body_are_honoured(
+    check_body: Callable[..., Row],
+) -> None:
+    row = good(
+        check_body(
+            stop="END", logit_bias={"7": 100, "5": -1.5}, presence_penalty=-2,
+            frequency_penalty=0.5,
+            repetition_penalty=1.1, bad_token_ids=[9], bad_words=[[1, 2], [3]],
+        )
+    )  # fmt: skip
+    assert row.overrides == {
+        "stop": ("END",),
+        "logit_bias": ((5, -1.5), (7, 100.0)),
+        "presence_penalty": -2.0,
+        "frequency_penalty": 0.5,
+        "repetition_penalty": 1.1,
+        "bad_token_ids": (9,),
+        "bad_words": ((1, 2), (3,)),
+    }
+    (back,) = read_prompts(write_prompts([row]))
+    assert back.overrides == row.overrides
+    hash(make_spec("x").sampling.params(dict(back.overrides)))
+    several = good(check_body({"stop": ["a"]}, stop=["x", "\n"]))
+    assert several.overrides == {"stop": ("x", "\n")}
+
+
+def test_an_empty_value_of_a_body_wins_over_the_job(check_body: Callable[..., Row]) -> None:
+    job = {"stop": ["a"], "logit_bias": {5: 1}, "presence_penalty": 1}
+    row = good(check_body(job, stop=[], logit_bias={}, presence_penalty=0))
+    params = make_spec("x", sampling=job).sampling.params(dict(row.overrides))
+    assert (params.stop, params.logit_bias, params.presence_penalty) == ((), (), 0.0)
+
+
+SAMPLING = {"temperature": 0.5, "n": 2, "stop": ["x"], "logit_bias": {"5": 2.0, "6": None}}
+READ = {"temperature": 0.5, "stop": ("x",), "logit_bias": ((5, 2.0),)}
+
+
+def test_a_sampling_column_of_parquet_holds_a_row_s_own_values(
+    check_column: Callable[..., list[Row]],
+) -> None:
+    given = {"input": {"sampling_column": "s"}}
+    rows = check_column({"prompt": ["a", "b"], "s": [SAMPLING, None]}, **given)
+    assert (good(rows[0]).overrides, good(rows[0]).n) == (READ, 2)
+    assert (good(rows[1]).overrides, good(rows[1]).n) == ({}, 1)
+    texts = [orjson.dumps(SAMPLING).decode(), "", "{", "[1]", '{"colour": 1}', '{"min_p": 2}']
+    rows = check_column({"prompt": ["a"] * 6, "s": texts}, **given)
+    assert (good(rows[0]).overrides, good(rows[1]).overrides) == (READ, {})
+    assert [bad(row)[0] for row in rows[2:]] == [
+        "bad_parameter", "bad_parameter", "unsupported_parameter", "bad_parameter",
+    ]  # fmt: skip
+
+
+def test_a_sampling_column_of_jsonl_is_an_object_or_text(
+    check_lines: Callable[..., list[Row]],
+) -> None:
+    rows = check_lines(
+        [
+            {"prompt": "a", "s": SAMPLING},
+            {"prompt": "a", "s": orjson.dumps(SAMPLING).decode()},
+            {"prompt": "a", "s": 5},
+            {"prompt": "a", "s": {"messages": []}},
+            {"prompt": "a", "s": {"seed": 7}},
+            {"prompt": "a"},
+        ],
+        input={"sampling_column": "s"},
+    )
+    assert [good(row).overrides for row in rows[:2]] == [READ, READ]
+    assert [bad(row)[0] for row in rows[2:4]] == ["bad_parameter", "unsupported_parameter"]
+    assert good(rows[4]).seed == 7
+    assert good(rows[5]).overrides == {}
+
+
+def test_a_sampling_column_of_another_type_or_format_is_refused(
+    check_column: Callable[..., list[Row]], check_lines: Callable[..., list[Row]]
+) -> None:
+    with pytest.raises(InputError, match="sampling values must be a struct or JSON text"):
+        check_column({"prompt": ["a"], "s": [1]}, input={"sampling_column": "s"})
+    with pytest.raises(InputError, match="no column `s`"):
+        check_column({"prompt": ["a"]}, input={"sampling_column": "s"})
+    with pytest.raises(InputError, match="not for openai files"):
+        check_lines([{"custom_id": "a", "body": {}, "s": {}}], input={"sampling_column": "s"})
+    with pytest.raises(SpecError, match="not for openai files"):
+        make_spec("x", input={"sampling_column": "s", "format": "openai"})
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [{"logit_bias": {258: 1}}, {"bad_token_ids": [300]}, {"bad_words": [[1, 258]]}],
+    ids=str,
+)
+def test_a_job_that_names_a_token_outside_the_vocabulary_is_refused(
+    check_lines: Callable[..., list[Row]], sampling: dict[str, Any]
+) -> None:
+    with pytest.raises(SpecError, match=f"{next(iter(sampling))} has the token id"):
+        check_lines([{"prompt": "a"}], sampling=sampling)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"stop": [""]}, {"stop": ["x"] * 17}, {"stop": "x" * 257}, {"logit_bias": {5: 101}},
+        {"logit_bias": {-1: 1}}, {"logit_bias": [[5, 1], [5, 2]]}, {"bad_words": [[]]},
+        {"bad_token_ids": [-1]}, {"repetition_penalty": 0}, {"presence_penalty": 3},
+        {"frequency_penalty": float("nan")}, {"logprobs": 5},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_job_s_values_out_of_range_are_spec_errors(sampling: dict[str, Any]) -> None:
+    with pytest.raises(SpecError, match=f"sampling.{next(iter(sampling))}"):
+        make_spec("x", sampling=sampling)
+
+
+def test_a_spec_survives_the_way_through_the_store() -> None:
+    spec = make_spec(
+        "x", sampling={"stop": "a", "logit_bias": {9: 1, 5: -2}, "bad_words": [[1, 2]]}
+    )
+    assert spec.sampling.stop == ("a",)
+    stored = orjson.loads(orjson.dumps(spec.model_dump(mode="json")))
+    assert JobSpec.model_validate(stored) == spec
+    assert spec.sampling.params().logit_bias == ((5, -2.0), (9, 1.0))
+
+
 def test_absent_and_null_body_values_are_the_jobs(check_body: Callable[..., Row]) -> None:
     row = good(check_body({"n": 2, "seed": 3}, temperature=None, n=None, seed=None, stop=None))
     assert row.overrides == {}
@@ -345,7 +469,7 @@ def test_absent_and_null_body_values_are_the_jobs(check_body: Callable[..., Row]
         {"user": "u"}, {"metadata": {"a": "b"}}, {"stream": False}, {"tools": []},
         {"response_format": {"type": "text"}}, {"frequency_penalty": 0}, {"presence_penalty": 0.0},
         {"logprobs": False}, {"logit_bias": {}}, {"stop": []}, {"tool_choice": "none"},
-        {"modalities": ["text"]}, {"max_tokens": 5, "max_completion_tokens": 5},
+        {"stop": ""}, {"modalities": ["text"]}, {"max_tokens": 5, "max_completion_tokens": 5},
     ],
     ids=str,
 )  # fmt: skip
@@ -359,8 +483,7 @@ def test_harmless_body_fields_are_accepted(
     "field",
     [
         {"tools": [{"type": "function"}]}, {"response_format": {"type": "json_object"}},
-        {"logprobs": True}, {"top_logprobs": 2}, {"stop": "END"}, {"stop": ["\n"]},
-        {"logit_bias": {"5": 1}}, {"frequency_penalty": 0.5}, {"presence_penalty": -1},
+        {"logprobs": True}, {"top_logprobs": 2},
         {"stream": True}, {"functions": [{}]}, {"reasoning_effort": "low"}, {"best_of": 2},
         {"modalities": ["audio"]}, {"audio": {"voice": "x"}},
     ],
@@ -382,6 +505,14 @@ def test_body_fields_we_cannot_honour_are_refused(
         {"n": 129}, {"max_tokens": 0}, {"max_tokens": 2**20}, {"min_tokens": -1},
         {"min_tokens": 200}, {"max_tokens": 5, "max_completion_tokens": 6},
         {"stop_token_ids": [258]}, {"stop_token_ids": 3}, {"ignore_eos": 1},
+        {"stop": 5}, {"stop": [""]}, {"stop": ["a", None]}, {"stop": "x" * 257},
+        {"stop": ["x"] * 17}, {"stop": {"a": 1}}, {"presence_penalty": 2.1},
+        {"frequency_penalty": -3}, {"frequency_penalty": "1"}, {"repetition_penalty": 0},
+        {"repetition_penalty": 11}, {"logit_bias": {"258": 1}}, {"logit_bias": {"-1": 1}},
+        {"logit_bias": {"x": 1}}, {"logit_bias": {"5": 101}}, {"logit_bias": {"5": True}},
+        {"logit_bias": [5]}, {"bad_token_ids": [258]}, {"bad_token_ids": [1] * 1025},
+        {"bad_words": [[]]}, {"bad_words": [5]}, {"bad_words": [[1, 258]]},
+        {"bad_words": [[1] * 17]}, {"bad_words": [[1]] * 257},
     ],
     ids=str,
 )  # fmt: skip

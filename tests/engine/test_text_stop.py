@@ -1,0 +1,96 @@
+"""Stop strings: noticed with the token that completes them, wherever tokens begin and end."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from specbatch.pipeline.text_stop import TextStop, text_before_stop
+from support.models import EOS, byte_tokenizer
+
+TOKENIZER = byte_tokenizer(300)
+REPLACED = "\N{REPLACEMENT CHARACTER}"
+
+
+def decode(ids: Sequence[int]) -> str:
+    return str(TOKENIZER.backend_tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+def pieces(text: str) -> list[int]:
+    return list(text.encode())
+
+
+def stopped(ids: Sequence[int], stop: Sequence[str], min_tokens: int = 0) -> int | None:
+    """How many tokens it takes."""
+    watch = TextStop(decode, stop, min_tokens)
+    return next((n for n, token in enumerate(ids, 1) if watch(token)), None)
+
+
+def naive(ids: Sequence[int], stop: Sequence[str], min_tokens: int = 0) -> int | None:
+    """All of the text at every token, unfinished characters left out."""
+    floor = 0
+    for n in range(1, len(ids) + 1):
+        text = decode(ids[:n]).rstrip(REPLACED)
+        if n < min_tokens:
+            floor = len(text)
+        elif any(text.find(s, max(0, floor - len(s) + 1)) >= 0 for s in stop):
+            return n
+    return None
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "tokens", "shown"),
+    [
+        ("one END two", ["END"], 7, "one "),
+        ("END", ["END"], 3, ""),
+        ("a\n\nb", ["\n\n"], 3, "a"),
+        ("tea for two", ["two", "for"], 7, "tea "),
+        ("grün", ["ü"], 4, "gr"),
+        ("日本語", ["本"], 6, "日"),
+        ("xaab", ["aab"], 4, "x"),
+        ("nothing", ["NO"], None, "nothing"),
+    ],
+)
+def test_the_token_that_completes_the_string_is_the_last(
+    text: str, stop: list[str], tokens: int | None, shown: str
+) -> None:
+    ids = pieces(text)
+    assert stopped(ids, stop) == tokens
+    kept = ids[:tokens]
+    assert text_before_stop(decode, kept, decode(kept), stop) == shown
+
+
+def test_a_token_may_hold_the_end_of_the_string_and_more() -> None:
+    both = next(t for t in range(259, 300) if decode([t]) == "et")
+    ids = [*pieces("the b"), both, *pieces("x")]
+    assert stopped(ids, ["be"]) == 6
+    assert text_before_stop(decode, ids[:6], decode(ids[:6]), ["be"]) == "the "
+
+
+def test_tokens_without_text_change_nothing() -> None:
+    ids = [*pieces("EN"), EOS, EOS, *pieces("D.")]
+    assert stopped(ids, ["END"]) == 5
+
+
+def test_strings_before_min_tokens_do_not_count() -> None:
+    ids = pieces("a.b.c.")
+    assert [stopped(ids, ["."], n) for n in (0, 2, 3, 4, 5, 6)] == [2, 2, 4, 4, 6, 6]
+    assert text_before_stop(decode, ids[:4], "a.b.", ["."], 3) == "a.b"
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_any_tokens_stop_where_the_whole_text_says(seed: int) -> None:
+    generator = random.Random(seed)
+    alphabet = [*pieces("aé日b"), 255, EOS, *range(259, 264)]
+    ids = [generator.choice(alphabet) for _ in range(60)]
+    stop = [
+        "".join(generator.choice("aé日bet") for _ in range(generator.randint(1, 3)))
+        for _ in range(generator.randint(1, 4))
+    ]
+    least = generator.choice([0, 0, 1, 5, 20])
+    assert stopped(ids, stop, least) == naive(ids, stop, least)
+    end = naive(ids, stop, least)
+    shown = text_before_stop(decode, ids[:end], decode(ids[:end]), stop, least)
+    assert (shown == decode(ids[:end])) == (end is None)
