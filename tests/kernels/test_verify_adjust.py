@@ -14,7 +14,6 @@ import torch
 from kernels.test_verify import counters_of, naive_process, random_row, sampling_of
 from torch import Tensor
 
-from specbatch.kernels.native import NativeUnavailableError, library
 from specbatch.kernels.verify import cpu, reference
 from specbatch.kernels.verify.contract import PLACEHOLDER, Adjustments, SamplingRows
 
@@ -23,13 +22,7 @@ Entry = tuple[int, int, float, float]  # row, token, scale, add
 
 @pytest.fixture(params=["reference", "cpu"])
 def verify_with(request: pytest.FixtureRequest) -> ModuleType:
-    if request.param == "cpu":
-        try:
-            library()
-        except NativeUnavailableError as reason:
-            pytest.skip(str(reason))
-        return cpu
-    return reference
+    return {"reference": reference, "cpu": cpu}[request.param]
 
 
 def adjusted(sampling: SamplingRows, entries: list[Entry]) -> SamplingRows:
