@@ -5,6 +5,7 @@ Every part can be handed in, which is how tests put fakes in place.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
@@ -18,11 +19,14 @@ from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.migrate import open_store
 from specbatch.pipeline.sweeper import Sweeper
 from specbatch.schemas.errors import MissingExtraError
+from specbatch.schemas.records import Bell
 from specbatch.schemas.settings import Settings
 
 if TYPE_CHECKING:  # the light install has no torch and no pyarrow
     from specbatch.pipeline.engine.host import EngineHost
     from specbatch.pipeline.stages import Stages
+
+log = logging.getLogger(__name__)
 
 KINDS = ("ingest", "propose", "verify", "record")
 
@@ -75,6 +79,7 @@ def make_worker(
     from specbatch.pipeline.ingest.objects import Objects
     from specbatch.pipeline.stages import Economy, Stages
 
+    ring = patient(ring)
     models = lru_cache(maxsize=16)(inspect_model)
     folders = [models(ref) if ref else None for ref in (verifier, proposer)]
     if folders[0] is not None and folders[1] is not None:
@@ -118,6 +123,21 @@ def make_worker(
         sweeper=Sweeper(store, ring, settings.sweep_interval_sec),
         engines=[h for h in (verifying, proposing) if h is not None],
     )
+
+
+def patient(ring: Ring) -> Ring:
+    """The same bell for a worker: while the broker is away it is only logged.
+
+    Work must not fail, or use up attempts, for want of a bell; the sweeper rings again.
+    """
+
+    def attempt(bell: Bell) -> None:
+        try:
+            ring(bell)
+        except Exception as error:  # brokers raise many kinds for one meaning
+            log.warning("the bell for %s could not be rung, the sweeper will: %s", bell, error)
+
+    return attempt
 
 
 def require_engine_extra() -> None:

@@ -174,11 +174,9 @@ class Stages:
         with self._guarded(work.lease, host) as held:
             job, spec = self._job(job_id)
             rows = read_prompts(self._objects.get_bytes(work.prompts.uri, work.prompts))
+            decode, length = self._decode(spec), spec.speculation.pregenerate_tokens
             requests = [
-                draft
-                for row in rows
-                for request in requests_of(job_id, spec, row, self._decode(spec))
-                if (draft := ahead(request, spec.speculation.pregenerate_tokens)) is not None
+                ahead(r, length) for row in rows for r in requests_of(job_id, spec, row, decode)
             ]
             completions = host.service(spec.engine).submit(job_id, requests).wait()
             blocks = [
