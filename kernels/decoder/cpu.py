@@ -22,7 +22,8 @@ from specbatch.kernels.paged_attention.contract import zeroed_cache
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 _ITEM_TOKENS = 8  # tokens of one sequence attended together
 _ROW_PADDING = 32  # tiles read whole groups of rows
-_QUERIES = 8
+_SCORE_ROWS = 24  # per thread, as in csrc/model.h
+_MAX_HEAD_DIM = 256
 
 
 class _Linear(Structure):
@@ -89,6 +90,8 @@ def why_not(shape: DecoderShape, dtype: torch.dtype) -> str | None:
     ]
     if odd:
         return odd[0]
+    if shape.head_dim > _MAX_HEAD_DIM:
+        return f"head dimension {shape.head_dim} is above {_MAX_HEAD_DIM}"
     try:
         library()
     except NativeUnavailableError as error:
@@ -143,7 +146,7 @@ class Decoder:
             self._space("act", wide * max(s.hidden, s.heads * s.head_dim), self._dtype),
             self._space("qkv", wide * qkv, torch.float32),
             self._space("hidden", wide * s.inter, self._dtype),
-            self._space("scores", threads * _QUERIES * (longest + BLOCK_SIZE), torch.float32),
+            self._space("scores", threads * _SCORE_ROWS * (longest + BLOCK_SIZE), torch.float32),
         )
         if self._library.specbatch_decode(byref(self._model), byref(arguments), c_int32(threads)):
             raise MemoryError(f"no memory for a pass of {tokens} tokens")
