@@ -1,49 +1,93 @@
-"""What a forward pass costs: seconds = base + per_row · rows, fitted while it runs."""
+"""What a verifier pass costs, by its tokens and sequences: learned while it runs.
+
+    seconds ≈ (base + row · tokens + sequence · sequences) · correction(tokens)
+
+The linear part tells what has never been tried. The correction is learned per range of sizes, for
+machines do not work in single tokens: tiles, cache sizes and captured graphs make steps, and the
+best place is usually the right end of one.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specbatch.pipeline.policy.linear_cost import LinearCost
+
+_FADE = 0.95  # of a range's older corrections, per observation
+_DOUBT = 1.0  # a range's own evidence counts fully only beside so many observations
+_DRAFTED_ENOUGH = 3  # passes with more tokens than sequences, before a token's price is known
+_FIRST_GUESS = (2e-3, 5e-5, 0.0)
+
+
+def _ranges(tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Numbers of the ranges that sizes fall into: 8 tokens wide up to 128, then 32."""
+    return np.where(tokens <= 128, (tokens + 7) // 8, 16 + (tokens - 97) // 32)
 
 
 @dataclass(slots=True)
 class StepTime:
-    """Least squares over (rows, seconds) with exponential forgetting and a weak prior.
+    """Fitted online; see the module. Times are seconds."""
 
-    A slope needs passes of different sizes: until there are some, `has_slope` is false and the
-    prior's is kept.
-    """
+    linear: LinearCost = field(default_factory=lambda: LinearCost(list(_FIRST_GUESS)))
+    drafted: int = 0  # observations that tell a token's price from a sequence's
+    _weight: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+    _excess: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # weighted
 
-    base_sec: float = 2e-3
-    row_sec: float = 5e-5
-    forgetting: float = 0.98
-    observations: int = 0
-    has_slope: bool = False
-    _n: float = 0.0
-    _x: float = 0.0
-    _xx: float = 0.0
-    _y: float = 0.0
-    _xy: float = 0.0
+    @property
+    def observations(self) -> int:
+        return self.linear.observations
 
-    def observe(self, rows: int, seconds: float) -> None:
-        f = self.forgetting
-        self._n = self._n * f + 1.0
-        self._x = self._x * f + rows
-        self._xx = self._xx * f + rows * rows
-        self._y = self._y * f + seconds
-        self._xy = self._xy * f + rows * seconds
-        self.observations += 1
-        self._fit()
+    @property
+    def has_slope(self) -> bool:
+        """Whether the price of a further token has been measured."""
+        return self.drafted >= _DRAFTED_ENOUGH
 
-    def predict(self, rows: float) -> float:
-        return self.base_sec + self.row_sec * rows
+    def observe(self, tokens: int, sequences: int, seconds: float) -> None:
+        sizes = (1.0, tokens, sequences)
+        seconds = self.linear.observe(sizes, seconds)
+        self.drafted += tokens > sequences
+        place = (tokens + 7) // 8 if tokens <= 128 else 16 + (tokens - 97) // 32
+        if place >= len(self._weight):
+            more = place + 16 - len(self._weight)
+            self._weight = np.pad(self._weight, (0, more))
+            self._excess = np.pad(self._excess, (0, more))
+        ratio = seconds / max(self.linear.predict(sizes), 1e-9)
+        self._weight[place] = self._weight[place] * _FADE + 1.0
+        self._excess[place] = self._excess[place] * _FADE + (ratio - 1.0)
 
-    def _fit(self) -> None:
-        mean_x, mean_y = self._x / self._n, self._y / self._n
-        spread = self._xx / self._n - mean_x * mean_x
-        self.has_slope = spread > 1e-3 * max(mean_x, 1.0) ** 2
-        if self.has_slope:
-            slope = (self._xy / self._n - mean_x * mean_y) / spread
-            # Neither part of a cost is negative; noise must not say so.
-            self.row_sec = max(slope, 0.0)
-        self.row_sec = min(self.row_sec, mean_y / max(mean_x, 1.0))
-        self.base_sec = max(mean_y - self.row_sec * mean_x, 0.0)
+    def predict(self, tokens: int, sequences: int) -> float:
+        return float(self.curve(tokens, sequences, tokens)[0])
+
+    def curve(self, first: int, sequences: int, last: int) -> NDArray[np.float64]:
+        """Seconds of passes of `first` … `last` tokens; never falling."""
+        self.linear.solve()
+        base, row, sequence = self.linear.weights
+        tokens = np.arange(first, last + 1)
+        seconds = base + sequence * sequences + row * tokens
+        correction = self._excess / (self._weight + _DOUBT)
+        places = _ranges(tokens)
+        known = places < len(correction)
+        seconds[known] *= 1.0 + correction[places[known]]
+        return np.maximum.accumulate(np.maximum(seconds, 1e-9))
+
+    def state(self) -> dict[str, object]:
+        """What `restored` needs, as JSON knows it."""
+        return {
+            "linear": self.linear.state(),
+            "drafted": self.drafted,
+            "weight": self._weight.tolist(),
+            "excess": self._excess.tolist(),
+        }
+
+    @classmethod
+    def restored(cls, state: dict[str, object]) -> StepTime:
+        """From `state`. Raises `KeyError`, `TypeError` or `ValueError` if it is something else."""
+        step_time = cls()
+        step_time.linear.restore(state["linear"])  # type: ignore[arg-type]
+        step_time.drafted = int(state["drafted"])  # type: ignore[call-overload]
+        step_time._weight = np.array(state["weight"], dtype=float)
+        step_time._excess = np.array(state["excess"], dtype=float)
+        return step_time
