@@ -256,6 +256,7 @@ class Stages:
                 self._store.rejected(job_id),
                 openai=job.report.get("input_format") == "openai",
                 created=int(job.created_at),
+                decode=self._decode(spec),
                 info={"name": job.name, "spec_sha256": job.spec_digest},
             )
             state, error = final_state(job, self._store.progress(job_id))

@@ -141,9 +141,14 @@ typedef struct {
     const int64_t *forbidden_starts, *forbidden;  // [rows + 1] into token ids
     const int64_t *adjust_starts, *adjust;        // likewise
     const float *adjust_scale, *adjust_add;       // one per adjusted token
+    const int32_t *allowed;   // [rows, (vocab + 31) / 32], a bit per token, or NULL
     int64_t *tokens;          // [rows]
     float *logprobs;          // [rows] or NULL
     float *space;             // [threads, 4, vocab]
+    int64_t top_count;
+    const int64_t *top_at;    // [rows], where a row's most likely tokens go or -1; or NULL
+    int64_t *top_tokens;      // [wanted, top_count]
+    float *top_logprobs;      // [wanted, top_count]
 } Sampling;
 
 static void scale_row(const Sampling *s, int64_t r, float *scores) {
@@ -160,6 +165,13 @@ static void scale_row(const Sampling *s, int64_t r, float *scores) {
     }
     for (int64_t i = s->forbidden_starts[r]; i < s->forbidden_starts[r + 1]; i++)
         scores[s->forbidden[i]] = -INFINITY;
+    if (!s->allowed) return;
+    int64_t words = (s->vocab + 31) / 32;
+    for (int64_t w = 0; w < words; w++) {
+        uint32_t bits = (uint32_t)s->allowed[r * words + w];
+        for (int64_t i = w * 32; bits != UINT32_MAX && i < w * 32 + 32 && i < s->vocab; i++)
+            if (!(bits >> (i - w * 32) & 1)) scores[i] = -INFINITY;
+    }
 }
 
 static int64_t first_max(const float *scores, int64_t n) {
@@ -190,10 +202,25 @@ static int64_t noisy_max(const Sampling *s, int64_t r, const float *scores, floa
     return winner;
 }
 
+// The most likely tokens of a row, in order; of equal logits the lower id comes first. NaN is last.
+static void top_row(const Sampling *s, const float *logits, float norm_top, float norm_log, int64_t slot) {
+    int64_t *tokens = s->top_tokens + slot * s->top_count, count = 0;
+    float *values = s->top_logprobs + slot * s->top_count;  // logits at first
+    for (int64_t i = 0; i < s->vocab; i++) {
+        float x = logits[i] == logits[i] ? logits[i] : -INFINITY;
+        if (count == s->top_count && !(x > values[count - 1])) continue;
+        int64_t at = count < s->top_count ? count++ : count - 1;
+        for (; at > 0 && x > values[at - 1]; at--) values[at] = values[at - 1], tokens[at] = tokens[at - 1];
+        values[at] = x, tokens[at] = i;
+    }
+    for (int64_t i = 0; i < count; i++) values[i] = logits[tokens[i]] - norm_top - norm_log;
+}
+
 static void sample_row(const Sampling *s, int64_t r, float *scores, float *copy, Candidate *list) {
     int64_t n = s->vocab;
     scale_row(s, r, scores);
     int64_t token = first_max(scores, n);
+    int nothing_left = scores[token] == -INFINITY;
     if (s->temperature[r] > 0) {
         float top = scores[token], floor = -INFINITY;
         int64_t last = n;  // of the tokens exactly at the floor, those up to here are kept
@@ -221,7 +248,8 @@ static void sample_row(const Sampling *s, int64_t r, float *scores, float *copy,
     for (; i + 16 <= n; i += 16) sum += vexp(load(logits + i) - top);
     float total = sum16(sum);
     for (; i < n; i++) total += expf(logits[i] - top);
-    s->logprobs[r] = logits[token] - top - logf(total);
+    s->logprobs[r] = nothing_left ? NAN : logits[token] - top - logf(total);
+    if (s->top_at && s->top_at[r] >= 0) top_row(s, logits, top, logf(total), s->top_at[r]);
 }
 
 static void sample(Team *team, const void *arguments) {

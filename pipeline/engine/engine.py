@@ -16,10 +16,11 @@ from torch import Tensor
 from specbatch.kernels.verify.contract import PLACEHOLDER, Verdict
 from specbatch.pipeline.engine.adjusting import problem_of
 from specbatch.pipeline.engine.batch import Chunk
+from specbatch.pipeline.engine.most_likely import MostLikely
 from specbatch.pipeline.engine.proposer import Proposer
 from specbatch.pipeline.engine.runner import ModelRunner
 from specbatch.pipeline.engine.sampler import choose_sampler
-from specbatch.pipeline.engine.sampling import sampling_rows
+from specbatch.pipeline.engine.sampling import sampling_rows, top_rows
 from specbatch.pipeline.engine.scheduler import Planned, Scheduler
 from specbatch.pipeline.engine.sequence import Completion, Request, Sequence
 from specbatch.pipeline.engine.speculator import Speculator
@@ -163,6 +164,8 @@ class Engine:
     def _verify(self, work: _Work, logits: Tensor) -> Verdict:
         rows = [1 + len(d) for d in work.drafts]
         sampling, counters = sampling_rows(work.deciding, rows, logits.device, work.drafts)
+        if top := top_rows(work.deciding, rows, logits.device):
+            sampling = replace(sampling, top=top)
         draft_rows = [token for d in work.drafts for token in (*d, PLACEHOLDER)]
         offsets = torch.tensor([0, *rows], device=logits.device).cumsum(0)
         draft = torch.tensor(draft_rows, dtype=torch.int64, device=logits.device)
@@ -171,6 +174,7 @@ class Engine:
     def _commit(self, work: _Work, verdict: Verdict) -> None:
         """Append what was decided; forget the KV of rejected drafts."""
         tokens, logprobs = verdict.tokens.tolist(), verdict.logprobs.tolist()
+        most_likely = MostLikely(verdict.top)
         row = 0
         for i, (sequence, draft) in enumerate(zip(work.deciding, work.drafts, strict=True)):
             agreed, before = int(verdict.accepted[i]), sequence.num_output
@@ -179,7 +183,8 @@ class Engine:
                 sequence.finish_reason = FinishReason.ERROR
                 sequence.error = f"the verifier's logits are NaN at token {sequence.num_output}"
             else:
-                sequence.accept(draft, tokens[row:end], logprobs[row:end])
+                tops = most_likely.of(sequence, row, end)
+                sequence.accept(draft, tokens[row:end], logprobs[row:end], tops)
                 self._runner.blocks.trim(sequence.kv, len(sequence.tokens) - 1)
                 self._speculator.observe(sequence, work.makers[i], draft, agreed)
             work.emitted.append(sequence.num_output - before)
