@@ -174,10 +174,30 @@ static void scale_row(const Sampling *s, int64_t r, float *scores) {
     }
 }
 
+// The highest of n scores; NaN counts for nothing.
+static float highest(const float *scores, int64_t n) {
+    v16 peak = splat(-INFINITY);
+    int64_t i = 0;
+    for (; i + 64 <= n; i += 64) {
+        v16 a = vmax(load(scores + i), load(scores + i + 16));
+        v16 b = vmax(load(scores + i + 32), load(scores + i + 48));
+        peak = vmax(vmax(a, b), peak);
+    }
+    float best = max16(peak);
+    for (; i < n; i++) best = scores[i] > best ? scores[i] : best;
+    return best;
+}
+
 static int64_t first_max(const float *scores, int64_t n) {
-    float best = scores[0];
-    for (int64_t i = 1; i < n; i++) best = scores[i] > best ? scores[i] : best;
-    for (int64_t i = 0; i < n; i++)
+    float best = highest(scores, n);
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        i16 equal = load(scores + i) == best;
+        int32_t any = 0;
+        for (int j = 0; j < 16; j++) any |= equal[j];
+        if (any) break;
+    }
+    for (; i < n; i++)
         if (scores[i] == best) return i;
     return 0;  // NaN: the log-probability says so
 }
@@ -189,8 +209,7 @@ static int64_t noisy_max(const Sampling *s, int64_t r, const float *scores, floa
     float best = -INFINITY;
     for (int64_t t = 0; t < s->vocab; t += 64) {
         int64_t n = s->vocab - t < 64 ? s->vocab - t : 64;
-        float peak = scores[t], g[64];
-        for (int64_t i = 1; i < n; i++) peak = scores[t + i] > peak ? scores[t + i] : peak;
+        float peak = highest(scores + t, n), g[64];
         if (peak < floor || peak + MAX_GUMBEL < best) continue;
         noise64(t, key, position, 0, g);
         for (int64_t i = 0; i < n; i++) {
@@ -216,11 +235,18 @@ static void top_row(const Sampling *s, const float *logits, float norm_top, floa
     for (int64_t i = 0; i < count; i++) values[i] = logits[tokens[i]] - norm_top - norm_log;
 }
 
+// Greedy, with nothing changed: the logits themselves are judged.
+static int is_plain(const Sampling *s, int64_t r) {
+    return s->temperature[r] <= 0 && !s->allowed && s->adjust_starts[r] == s->adjust_starts[r + 1] &&
+           s->forbidden_starts[r] == s->forbidden_starts[r + 1];
+}
+
 static void sample_row(const Sampling *s, int64_t r, float *scores, float *copy, Candidate *list) {
     int64_t n = s->vocab;
-    scale_row(s, r, scores);
-    int64_t token = first_max(scores, n);
-    int nothing_left = scores[token] == -INFINITY;
+    const float *logits = s->logits + r * n, *judged = logits;
+    if (!is_plain(s, r)) scale_row(s, r, scores), judged = scores;
+    int64_t token = first_max(judged, n);
+    int nothing_left = judged[token] == -INFINITY;
     if (s->temperature[r] > 0) {
         float top = scores[token], floor = -INFINITY;
         int64_t last = n;  // of the tokens exactly at the floor, those up to here are kept
@@ -240,9 +266,7 @@ static void sample_row(const Sampling *s, int64_t r, float *scores, float *copy,
     }
     s->tokens[r] = token;
     if (!s->logprobs) return;
-    const float *logits = s->logits + r * n;
-    float top = logits[0];
-    for (int64_t i = 1; i < n; i++) top = logits[i] > top ? logits[i] : top;
+    float top = judged == logits ? logits[token] : highest(logits, n);
     v16 sum = splat(0);
     int64_t i = 0;
     for (; i + 16 <= n; i += 16) sum += vexp(load(logits + i) - top);
