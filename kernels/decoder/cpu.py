@@ -100,17 +100,21 @@ def why_not(shape: DecoderShape, dtype: torch.dtype) -> str | None:
 
 
 class Decoder:
-    """As `reference.Decoder`. The weights are packed once and held in that form only."""
+    """As `reference.Decoder`. The weights are packed once and held in that form only.
+
+    `model` is the C side's view of them.
+    """
 
     def __init__(self, shape: DecoderShape, weights: DecoderWeights, num_blocks: int) -> None:
         self._library = library()
         self._shape = shape
+        self.vocab_size = shape.vocab
         self._dtype = weights.embedding.dtype
         self._kept: list[Tensor] = []  # what the C structures point into
         self._layers = (_Layer * shape.layers)(
             *(self._layer(layer, num_blocks) for layer in weights.layers)
         )
-        self._model = _Model(
+        self.model = _Model(
             *(getattr(shape, n) for n in ("layers", "hidden", "heads", "kv_heads", "head_dim")),
             *(shape.inter, shape.vocab, shape.window, _DTYPES[self._dtype]),
             self._library.specbatch_amx() if self._dtype is torch.bfloat16 else 0,
@@ -127,12 +131,21 @@ class Decoder:
 
     def forward(self, batch: DecoderBatch) -> Tensor:
         """Feed the batch; float32 logits [num_rows, vocab] of the wanted rows."""
-        s, tokens, rows = self._shape, batch.ids.shape[0], batch.logit_rows.shape[0]
+        logits = torch.empty(batch.logit_rows.shape[0], self._shape.vocab, dtype=torch.float32)
         threads = torch.get_num_threads()
-        longest = max(batch.ragged.context_lens)
+        arguments, _held = self.arguments(batch, logits, max(batch.ragged.context_lens))
+        if self._library.specbatch_decode(byref(self.model), byref(arguments), c_int32(threads)):
+            raise MemoryError(f"no memory for a pass of {batch.ids.shape[0]} tokens")
+        return logits
+
+    def arguments(
+        self, batch: DecoderBatch, logits: Tensor, longest: int
+    ) -> tuple[_Batch, tuple[np.ndarray, ...]]:
+        """The C side's view of a pass over contexts of up to `longest` tokens, and what it is of."""
+        s, tokens, rows = self._shape, batch.ids.shape[0], batch.logit_rows.shape[0]
         wide = -(-max(tokens, rows) // _ROW_PADDING) * _ROW_PADDING
         qkv = (s.heads + 2 * s.kv_heads) * s.head_dim
-        logits = torch.empty(rows, s.vocab, dtype=torch.float32)
+        scores = torch.get_num_threads() * _SCORE_ROWS * (longest + BLOCK_SIZE)
         items, tables = _items(batch), _tables(batch)
         arguments = _Batch(
             *(tokens, rows, items[0].shape[0], tables.shape[1]),
@@ -146,11 +159,9 @@ class Decoder:
             self._space("act", wide * max(s.hidden, s.heads * s.head_dim), self._dtype),
             self._space("qkv", wide * qkv, torch.float32),
             self._space("hidden", wide * s.inter, self._dtype),
-            self._space("scores", threads * _SCORE_ROWS * (longest + BLOCK_SIZE), torch.float32),
+            self._space("scores", scores, torch.float32),
         )
-        if self._library.specbatch_decode(byref(self._model), byref(arguments), c_int32(threads)):
-            raise MemoryError(f"no memory for a pass of {tokens} tokens")
-        return logits
+        return arguments, (*items, tables)
 
     def _layer(self, w: LayerWeights, num_blocks: int) -> _Layer:
         s = self._shape
