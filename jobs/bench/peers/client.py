@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping
@@ -95,8 +96,8 @@ class Peer:
             return target
         # In a process of its own: what converting imports and allocates must not weigh on the runs.
         unfinished = Path(tempfile.mkdtemp(dir=_made(spec.work)))
-        self.process = self._launch()
         try:
+            self.process = self._launch()
             asked = {"convert": str(spec.model), "into": str(unfinished), "dtype": spec.dtype}
             self._ask(asked)
             unfinished.replace(target)
@@ -137,22 +138,24 @@ class Peer:
             answer = process.stdout.readline()
         except BrokenPipeError:
             answer = ""
+        try:
+            code = 0 if answer else process.wait()
         finally:
             late = not timer.is_alive()
             timer.cancel()
         if not answer:
             self.stop()
-            raise PeerError(
-                f"no answer within {self.limit_sec:g} s" if late else self._last_words()
-            )
+            late_words = f"no answer within {self.limit_sec:g} s"
+            raise PeerError(late_words if late else self._last_words(code))
         reply: dict[str, Any] = json.loads(answer)
         if "error" in reply:
             raise PeerError(reply["error"])
         return reply
 
-    def _last_words(self) -> str:
+    def _last_words(self, code: int) -> str:
+        how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
         lines = self.log.read_text(errors="replace").strip().splitlines()[-LOG_LINES:]
-        return " / ".join(["its process ended", *(line.strip() for line in lines)])
+        return " / ".join([f"its process ended with {how}", *(line.strip() for line in lines)])
 
 
 def checksum(folder: Path) -> str:
