@@ -37,9 +37,9 @@ format: $(VENV)/.dev ## sort imports, apply safe fixes, format
 	@$(BIN)/ruff check --fix --quiet . || true
 	@$(BIN)/ruff format .
 
-bench-engine: $(VENV)/.engine ## tokens/s beside transformers' own paths, on an idle machine; JSON in jobs/bench/results
-	@$(BIN)/python -m specbatch.jobs.bench.engine --model demo
-	@$(BIN)/python -m specbatch.jobs.bench.engine --model llama-230m
+bench-engine: $(VENV)/.engine ## tokens/s beside other engines, on an idle machine; JSON in jobs/bench/results; takes ARGS
+	@$(BIN)/python -m specbatch.jobs.bench.engine --model demo $(ARGS)
+	@$(BIN)/python -m specbatch.jobs.bench.engine --model llama-230m $(ARGS)
 
 clean: ## remove caches, build leftovers and the demo's output
 	@rm -rf demo-run build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
