@@ -51,6 +51,11 @@ class EngineHost:
                 )
             return self._services[key]
 
+    def check(self) -> None:
+        """Raises `DeviceLostError` once an engine here has lost its device."""
+        for service in self._all():
+            service.check()
+
     def cancel(self, job_id: str) -> None:
         for service in self._all():
             service.cancel(job_id)

@@ -12,7 +12,7 @@ from torch import Tensor
 from specbatch.kernels.decoder import cpu
 from specbatch.kernels.decoder.contract import BLOCK_SIZE, DecoderBatch
 from specbatch.pipeline.engine.batch import Chunk, build_batch
-from specbatch.pipeline.engine.blocks import BlockManager
+from specbatch.pipeline.engine.blocks import TRASH_BLOCK, BlockManager, KvState
 from specbatch.pipeline.engine.loader import LoadedModel
 from specbatch.pipeline.engine.torch_decoder import TorchDecoder
 
@@ -57,7 +57,8 @@ class ModelRunner:
     def forward(self, chunks: Sequence[Chunk]) -> Tensor:
         """Feed every chunk; returns float32 logits [num_rows, vocab_size] of the wanted rows.
 
-        Rows follow the order of the chunks. Each chunk's `kv.length` grows by its tokens.
+        Rows follow the order of the chunks. Each chunk's `kv.length` grows by its tokens; if the
+        pass raises, no length has changed, and what it wrote lies beyond them.
         """
         assert all(c.kv.length >= c.kv.sealed * BLOCK_SIZE for c in chunks), (
             "sealed blocks are final"
@@ -67,3 +68,17 @@ class ModelRunner:
         for chunk in chunks:
             chunk.kv.length += len(chunk.token_ids)
         return logits[: sum(chunk.logit_rows for chunk in chunks)]
+
+    def is_sound(self) -> bool:
+        """Whether a pass of one token, whose KV nobody reads, still goes through."""
+        try:
+            self.forward([Chunk(KvState([TRASH_BLOCK]), [0], 1)])
+        except Exception:
+            log.exception("not even a pass of one token goes through")
+            return False
+        return True
+
+    def free_unused(self) -> None:
+        """Give memory that torch keeps for later back to the device."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()

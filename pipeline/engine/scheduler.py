@@ -41,7 +41,7 @@ class Scheduler:
     ) -> None:
         self._blocks = blocks
         self._max_sequences = max_sequences
-        self._max_batch_tokens = max_batch_tokens
+        self.max_batch_tokens = max_batch_tokens
         self._on_preempt = on_preempt
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -54,7 +54,7 @@ class Scheduler:
 
     def schedule(self) -> list[Planned]:
         """The sequences of the next pass, with blocks reserved for the tokens they take."""
-        budget = self._max_batch_tokens
+        budget = self.max_batch_tokens
         plan: list[Planned] = []
         # 1) Those that run: decoding first, then unfinished prompts.
         for sequence in sorted(self.running, key=lambda s: s.pending > 1):

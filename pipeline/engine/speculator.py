@@ -73,7 +73,10 @@ class Speculator:
     def observe(
         self, sequence: Sequence, maker: Proposer | None, draft: list[int], accepted: int
     ) -> None:
-        """The verdict on a draft: estimates learn, proposers drop what was rejected."""
+        """The verdict on a draft: estimates learn, proposers drop what was rejected.
+
+        `draft` is empty where it was dropped before the pass.
+        """
         if maker is None:
             return
         self._estimate(maker, sequence).observe(len(draft), accepted)
