@@ -64,8 +64,9 @@ class Engine:
     ) -> None:
         self._runner = runner
         self._sampler = choose_sampler(runner.device)
-        self._guarded = [GuardedProposer(proposer) for proposer in proposers]
-        self._speculator = Speculator(self._guarded)
+        self._speculator = Speculator(
+            [GuardedProposer(proposer, self._count_failure) for proposer in proposers]
+        )
         self._budget = TokenBudget(max_batch_tokens)
         self._scheduler = Scheduler(
             runner.blocks, max_sequences, max_batch_tokens, self._speculator.forget
@@ -274,7 +275,6 @@ class Engine:
         elapsed = time.perf_counter() - work.begun
         self.stats.steps += 1
         self.stats.reused_tokens = self._scheduler.reused_tokens
-        self.stats.proposer_failures = sum(p.failures for p in self._guarded)
         self.stats.busy_sec += elapsed
         drafted = dict(zip(work.deciding, work.drafts, strict=True))
         sizes = [p.take + len(drafted.get(p.sequence, ())) for p in work.plan]
@@ -292,6 +292,9 @@ class Engine:
             for sequence, size in zip(work.deciding, sizes, strict=True):
                 sequence.baseline_sec += work.emitted[sequence] * per_token
                 sequence.decode_sec += elapsed * size / sum(sizes)
+
+    def _count_failure(self) -> None:
+        self.stats.proposer_failures += 1
 
     # --- ends ----------------------------------------------------------------------------------
     def _take_finished(self, work: Work) -> list[Completion]:

@@ -27,9 +27,14 @@ class GuardedProposer:
     raised on.
     """
 
-    def __init__(self, proposer: Proposer, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        proposer: Proposer,
+        on_failure: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.name = proposer.name
-        self.failures = 0  # in all
+        self._on_failure = on_failure
         self._proposer = proposer
         self._clock = clock
         self._in_a_row = 0
@@ -73,7 +78,7 @@ class GuardedProposer:
         """Called while `error` is handled. One traceback a streak is logged, and the rest."""
         if fault_of(error) in (Fault.DEVICE, Fault.KERNEL):
             raise error
-        self.failures += 1
+        self._on_failure()
         self._in_a_row += 1
         if self._in_a_row == 1:
             log.warning("proposer %s failed, its drafts are dropped", self.name, exc_info=error)
