@@ -110,6 +110,13 @@ class Engine:
         return [self._finish(s, FinishReason.CANCELLED) for s in everyone if matches(s.request)]
 
     @property
+    def largest_pass(self) -> tuple[int, int]:
+        """The most tokens of the verifier's pass, and the most rows of logits."""
+        drafts = self._speculator.max_draft_tokens if self._speculator.proposers else 0
+        deciding = min(self._scheduler.max_sequences, self._budget.most)
+        return self._budget.most + drafts, deciding + drafts
+
+    @property
     def idle(self) -> bool:
         return self._scheduler.idle and not self._rejected
 

@@ -40,7 +40,7 @@ class Scheduler:
         on_preempt: Callable[[Sequence], None] = lambda _: None,
     ) -> None:
         self._blocks = blocks
-        self._max_sequences = max_sequences
+        self.max_sequences = max_sequences
         self.max_batch_tokens = max_batch_tokens
         self._on_preempt = on_preempt
         self.waiting: deque[Sequence] = deque()
@@ -65,7 +65,7 @@ class Scheduler:
                 plan.append(Planned(sequence, take))
                 budget -= take
         # 2) Newcomers.
-        if budget and self.waiting and len(self.running) < self._max_sequences:
+        if budget and self.waiting and len(self.running) < self.max_sequences:
             self._admit(budget, plan)
         return plan
 
@@ -74,7 +74,7 @@ class Scheduler:
         filling = {key for p in plan for key in self._keys_filled_by(p)}
         held_back: list[Sequence] = []  # they keep their seats and their places in the queue
         while budget and self.waiting:
-            if len(self.running) + len(held_back) >= self._max_sequences:
+            if len(self.running) + len(held_back) >= self.max_sequences:
                 break
             sequence = self.waiting.popleft()
             self._blocks.adopt(sequence.kv, sequence.tokens)
