@@ -153,7 +153,7 @@ class Decoder:
     def arguments(
         self, batch: DecoderBatch, logits: Tensor, longest: int
     ) -> tuple[_Batch, tuple[np.ndarray, ...]]:
-        """The C side's view of a pass over contexts of up to `longest` tokens, and what it is of."""
+        """The C side's view of a pass, contexts of up to `longest` tokens, and what it is of."""
         tokens, rows = batch.ids.shape[0], batch.logit_rows.shape[0]
         items, tables = _items(batch), _tables(batch)
         arguments = _Batch(

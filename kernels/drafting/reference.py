@@ -23,10 +23,10 @@ def draft(
 ) -> Tensor:
     """Draft tokens [deepest, num_seqs] int64; -1 behind a sequence's depth.
 
-    `forward` feeds a batch and gives its logits. `batch` feeds what is not fed yet of every sequence
-    and wants the logits of each one's last token; `depths` (1 or more) do not rise. The block
-    tables have room for what is drafted. `counters` and `sampling` are of the first draft token;
-    nothing in `sampling` may depend on the position.
+    `forward` feeds a batch and gives its logits. `batch` feeds what is not fed yet of every
+    sequence and wants the logits of each one's last token; `depths` (1 or more) do not rise. The
+    block tables have room for what is drafted. `counters` and `sampling` are of the first draft
+    token; nothing in `sampling` may depend on the position.
     """
     drafts = torch.full((depths[0], len(depths)), -1, dtype=torch.int64)
     contexts = list(batch.ragged.context_lens)

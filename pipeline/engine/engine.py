@@ -31,6 +31,7 @@ from specbatch.pipeline.engine.sequence import Completion, Request, Sequence
 from specbatch.pipeline.engine.speculator import Speculator
 from specbatch.pipeline.engine.token_budget import TokenBudget
 from specbatch.pipeline.engine.work import Work
+from specbatch.pipeline.policy.linear_cost import LinearCost
 from specbatch.pipeline.policy.step_time import StepTime
 from specbatch.schemas.records import FinishReason, TopLogprobs
 
@@ -63,17 +64,19 @@ class Engine:
         proposers: tuple[Proposer, ...] = (),
         max_sequences: int = 64,
         max_batch_tokens: int = 2048,
+        step_time: StepTime | None = None,
     ) -> None:
         self._runner = runner
         self._sampler = choose_sampler(runner.device)
         self._speculator = Speculator(
-            [GuardedProposer(proposer, self._count_failure) for proposer in proposers]
+            [GuardedProposer(proposer, self._count_failure) for proposer in proposers],
+            step_time or StepTime(),
         )
         self._budget = TokenBudget(max_batch_tokens)
         self._scheduler = Scheduler(
             runner.blocks, max_sequences, max_batch_tokens, self._speculator.forget
         )
-        self._plain_time = StepTime()  # decoding steps at depth 0, by number of sequences
+        self._plain_time = LinearCost([2e-3, 5e-5])  # decoding steps at depth 0: (1, sequences)
         self._rejected: list[Completion] = []
         self.stats = EngineStats()
 
@@ -140,7 +143,7 @@ class Engine:
         plan = self._scheduler.schedule()
         deciding = [p.sequence for p in plan if p.decides]
         drafts, makers = self._speculator.propose(deciding, self._room_for_draft)
-        return Work(plan, deciding, drafts, makers, begun, time.perf_counter() - begun)
+        return Work(plan, deciding, drafts, makers, begun, self._speculator.drafting_sec)
 
     def _room_for_draft(self, sequence: Sequence, wanted: int) -> int:
         return 0 if self._budget.strained else self._scheduler.room_for_draft(sequence, wanted)
@@ -306,12 +309,12 @@ class Engine:
         if not (work.whole and work.decoding):
             return
         # A prompt's rows are cheaper, for they need no logits: only these steps are measurements.
-        self._speculator.verify_time.observe(sum(sizes), elapsed - work.proposing_sec)
         count = len(work.deciding)
+        self._speculator.verify_time.observe(sum(sizes), count, elapsed - work.drafting_sec)
         if work.plain:
-            self._plain_time.observe(count, elapsed)
+            self._plain_time.observe((1.0, count), elapsed)
         if self._plain_time.observations >= 3:
-            per_token = self._plain_time.predict(count) / count
+            per_token = self._plain_time.predict((1.0, count)) / count
             for sequence, size in zip(work.deciding, sizes, strict=True):
                 sequence.baseline_sec += work.emitted[sequence] * per_token
                 sequence.decode_sec += elapsed * size / sum(sizes)

@@ -4,11 +4,11 @@
     a^j   worth of the j-th draft token of a sequence, in tokens
     E/T   expected tokens over expected seconds of the whole step: what is maximised
 
-Every step yields one token per sequence for the price of a pass without drafts. As worths fall with
-j, the best k draft tokens of a step are the first k of all, sorted by worth; only k is to be chosen,
-and every k is looked at, so the price of a pass may have any shape. Tokens of the local draft model
-also cost its passes, which the sequences of a batch share: every number of passes is tried. Depth 0
-needs no case of its own.
+Every step yields one token per sequence for the price of a pass without drafts. As worths fall
+with j, the best k draft tokens of a step are the first k of all, sorted by worth; only k is to be
+chosen, and every k is looked at, so the price of a pass may have any shape. Tokens of the local
+draft model also cost its passes, which the sequences of a batch share: every number of passes is
+tried. Depth 0 needs no case of its own.
 """
 
 from __future__ import annotations
@@ -68,42 +68,33 @@ def choose_depths(
     limits = np.array([c.limit for c in candidates], dtype=np.int64)
     rates = np.clip([c.acceptance for c in candidates], 0.0, 0.999)
     modelled = np.array([c.needs_draft_model for c in candidates], dtype=bool)
-    passes = min(int(limits[modelled].max(initial=0)), MAX_PASSES)
-    best = _among(limits * ~modelled, rates, modelled, 0, cost, others)
-    for k in range(1, passes + 1):
-        allowed = np.where(modelled, np.minimum(limits, k), limits)
-        decision = _among(allowed, rates, modelled, k, cost, others)
-        if decision.tokens_per_sec > best.tokens_per_sec:
-            best = decision
-    return best
-
-
-def _among(
-    limits: NDArray[np.int64],
-    rates: NDArray[np.float64],
-    modelled: NDArray[np.bool_],
-    passes: int,
-    cost: StepCost,
-    others: int,
-) -> DepthDecision:
-    """The best number of draft tokens within the limits, the draft model passing `passes` times."""
     count, depth = len(limits), int(limits.max(initial=0))
+    # 1) All draft tokens there are, by falling worth. A token of the draft model has a price of its
+    #    own on top of being verified, and stands behind a free one of equal worth.
     j = np.arange(1, depth + 1)
     worth = np.where(j <= limits[:, None], rates[:, None] ** j, 0.0)
-    # A token of the draft model has its own price on top: it stands behind a free one.
     margin = 1.0 + np.where(modelled, _relative(cost), 0.0)[:, None]
-    order = np.argsort(-(worth / margin), axis=None, kind="stable")[: cost.most]
-    order = order[worth.ravel()[order] > 0]
-    owners = order // max(depth, 1)
-    tokens = count + others + np.concatenate(([0.0], np.cumsum(worth.ravel()[order])))
-    own = np.concatenate(([0.0], np.cumsum(modelled[owners] * cost.draft_row_sec)))
-    drafting = (cost.draft_call_sec + passes * cost.draft_pass_sec) if passes else 0.0
-    seconds = np.maximum(cost.verify_sec[: len(tokens)] + own + drafting, 1e-12)
-    taken = int(np.argmax(tokens / seconds))
-    depths = np.bincount(owners[:taken], minlength=count)
-    return DepthDecision(
-        tuple(int(d) for d in depths), float(tokens[taken]), float(seconds[taken])
-    )
+    order = np.argsort(-(worth / margin), axis=None, kind="stable")
+    worth = worth.ravel()[order]
+    order, worth = order[worth > 0], worth[worth > 0]
+    owners, places = np.divmod(order, max(depth, 1))
+    of_model = modelled[owners]
+    # 2) The best number of them, for every number of passes of the draft model.
+    passes = min(int(limits[modelled].max(initial=0)), MAX_PASSES)
+    best: tuple[float, float, NDArray[np.int64]] | None = None
+    for k in range(passes + 1):
+        kept = slice(None) if not passes else np.flatnonzero(~of_model | (places < k))
+        gains, models = worth[kept][: cost.most], of_model[kept][: cost.most]
+        tokens = count + others + np.concatenate(([0.0], np.cumsum(gains)))
+        drafting = (cost.draft_call_sec + k * cost.draft_pass_sec) if k else 0.0
+        own = np.concatenate(([0.0], np.cumsum(models))) * cost.draft_row_sec
+        seconds = np.maximum(cost.verify_sec[: len(tokens)] + own + drafting, 1e-12)
+        taken = int(np.argmax(tokens / seconds))
+        if best is None or tokens[taken] * best[1] > best[0] * seconds[taken]:
+            best = (float(tokens[taken]), float(seconds[taken]), owners[kept][:taken])
+    assert best is not None, "zero passes are always tried"
+    depths = np.bincount(best[2], minlength=count)
+    return DepthDecision(tuple(depths.tolist()), best[0], best[1])
 
 
 def _relative(cost: StepCost) -> float:

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 _RIDGE = 1e-3  # of the mean square of a size: the pull towards the first guess
-_CLIP = 2.0  # an observation above so many times the expectation counts as just that …
+_CLIP = 4.0  # an observation above so many times the expectation counts as just that …
 _READ_AT_ONCE = 16
-_TRUST_AFTER = 8  # … once so many have been seen: a step in which the system slept says nothing
+_TRUST_AFTER = 16  # … once so many have been seen: a step in which the system slept says nothing
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ class LinearCost:
         }
 
     def restore(self, state: dict[str, object]) -> None:
-        """Take up a state written by `state`. Raises `KeyError` or `ValueError` if it is not one."""
+        """Take up what `state` wrote. Raises `KeyError` or `ValueError` if it is not that."""
         gram = np.array(state["gram"], dtype=float)
         if gram.shape != self._gram.shape:
             raise ValueError(f"a state of {gram.shape} where {self._gram.shape} is wanted")

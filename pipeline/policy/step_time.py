@@ -18,6 +18,8 @@ from specbatch.pipeline.policy.linear_cost import LinearCost
 
 _FADE = 0.95  # of a range's older corrections, per observation
 _DOUBT = 1.0  # a range's own evidence counts fully only beside so many observations
+_KNOWN = 3.0  # observations of a range, before one far above them is cut
+_CLIP = 1.5
 _DRAFTED_ENOUGH = 3  # passes with more tokens than sequences, before a token's price is known
 _FIRST_GUESS = (2e-3, 5e-5, 0.0)
 
@@ -47,16 +49,22 @@ class StepTime:
 
     def observe(self, tokens: int, sequences: int, seconds: float) -> None:
         sizes = (1.0, tokens, sequences)
-        seconds = self.linear.observe(sizes, seconds)
-        self.drafted += tokens > sequences
         place = (tokens + 7) // 8 if tokens <= 128 else 16 + (tokens - 97) // 32
         if place >= len(self._weight):
             more = place + 16 - len(self._weight)
             self._weight = np.pad(self._weight, (0, more))
             self._excess = np.pad(self._excess, (0, more))
+        if self._weight[place] >= _KNOWN:  # what is known is not overturned by one slow step
+            seconds = min(seconds, _CLIP * self._expected(sizes, place))
+        seconds = self.linear.observe(sizes, seconds)
+        self.drafted += tokens > sequences
         ratio = seconds / max(self.linear.predict(sizes), 1e-9)
         self._weight[place] = self._weight[place] * _FADE + 1.0
         self._excess[place] = self._excess[place] * _FADE + (ratio - 1.0)
+
+    def _expected(self, sizes: tuple[float, ...], place: int) -> float:
+        correction = self._excess[place] / (self._weight[place] + _DOUBT)
+        return float(self.linear.predict(sizes) * (1.0 + correction))
 
     def predict(self, tokens: int, sequences: int) -> float:
         return float(self.curve(tokens, sequences, tokens)[0])

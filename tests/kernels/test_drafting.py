@@ -72,8 +72,5 @@ def feeds(depths: list[int]) -> DecoderBatch:
 def test_what_depends_on_the_position_is_not_drafted_in_one_call() -> None:
     plain = rows(2, 0.5)
     assert reference.repeatable(plain)
-    forbidden = replace(
-        plain, forbidden_rows=torch.tensor([0]), forbidden_tokens=torch.tensor([5])
-    )
+    forbidden = replace(plain, forbidden_rows=torch.tensor([0]), forbidden_tokens=torch.tensor([5]))
     assert not reference.repeatable(forbidden)
-    

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Callable
@@ -50,10 +51,10 @@ def test_a_linear_machine_is_known_where_it_was_never_tried() -> None:
 
 
 def test_the_curve_never_falls() -> None:
-    step_time = observed(lambda t, s: 1e-3 if t > 20 else 2e-3, 8, [0, 1, 2, 3])
+    step_time = observed(lambda tokens, _: 1e-3 if tokens > 20 else 2e-3, 8, [0, 1, 2, 3])
     curve = step_time.curve(8, 8, 200)
     assert len(curve) == 193
-    assert all(a <= b for a, b in zip(curve, curve[1:], strict=False))
+    assert all(a <= b for a, b in itertools.pairwise(curve))
 
 
 def test_a_step_in_which_the_system_slept_changes_little() -> None:
