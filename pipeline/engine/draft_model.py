@@ -20,6 +20,7 @@ from specbatch.pipeline.engine.runner import ModelRunner
 from specbatch.pipeline.engine.sampler import choose_sampler
 from specbatch.pipeline.engine.sampling import sampling_rows
 from specbatch.pipeline.engine.sequence import Sequence
+from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.pipeline.policy.linear_cost import LinearCost
 
 MAX_PASS_TOKENS = 2048  # of all sequences together; what is above it is fed beforehand
@@ -30,12 +31,13 @@ class DraftModelProposer:
 
     name = "draft-model"
 
-    def __init__(self, runner: ModelRunner, max_depth: int = 8) -> None:
+    def __init__(
+        self, runner: ModelRunner, max_depth: int = 8, pass_time: LinearCost | None = None
+    ) -> None:
         self._runner = runner
         self._sampler = choose_sampler(runner.device)
         self._max_depth = max_depth
-        # Hopeful at first: a proposer that is never tried is never measured.
-        self.pass_time = LinearCost([1e-4, 5e-5, 1e-6])
+        self.pass_time = pass_time or Knowledge().draft_time
         self._kv: dict[Sequence, KvState] = {}
 
     def available(self, sequence: Sequence) -> int:

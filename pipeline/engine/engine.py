@@ -31,8 +31,8 @@ from specbatch.pipeline.engine.sequence import Completion, Request, Sequence
 from specbatch.pipeline.engine.speculator import Speculator
 from specbatch.pipeline.engine.token_budget import TokenBudget
 from specbatch.pipeline.engine.work import Work
+from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.pipeline.policy.linear_cost import LinearCost
-from specbatch.pipeline.policy.step_time import StepTime
 from specbatch.schemas.records import FinishReason, TopLogprobs
 
 log = logging.getLogger(__name__)
@@ -64,13 +64,13 @@ class Engine:
         proposers: tuple[Proposer, ...] = (),
         max_sequences: int = 64,
         max_batch_tokens: int = 2048,
-        step_time: StepTime | None = None,
+        knowledge: Knowledge | None = None,
     ) -> None:
         self._runner = runner
         self._sampler = choose_sampler(runner.device)
         self._speculator = Speculator(
             [GuardedProposer(proposer, self._count_failure) for proposer in proposers],
-            step_time or StepTime(),
+            knowledge or Knowledge(),
         )
         self._budget = TokenBudget(max_batch_tokens)
         self._scheduler = Scheduler(
@@ -310,7 +310,7 @@ class Engine:
             return
         # A prompt's rows are cheaper, for they need no logits: only these steps are measurements.
         count = len(work.deciding)
-        self._speculator.verify_time.observe(sum(sizes), count, elapsed - work.drafting_sec)
+        self._speculator.knowledge.step_time.observe(sum(sizes), count, elapsed - work.drafting_sec)
         if work.plain:
             self._plain_time.observe((1.0, count), elapsed)
         if self._plain_time.observations >= 3:

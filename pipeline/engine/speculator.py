@@ -15,7 +15,7 @@ from specbatch.pipeline.engine.proposer import Proposer
 from specbatch.pipeline.engine.sequence import Sequence
 from specbatch.pipeline.policy.acceptance import Acceptance
 from specbatch.pipeline.policy.depth import Candidate, DepthDecision, StepCost, choose_depths
-from specbatch.pipeline.policy.step_time import StepTime
+from specbatch.pipeline.policy.knowledge import Knowledge
 
 LOOK_EVERY_STEPS = 16
 CONTROL_EVERY_STEPS = 96  # one step in so many goes at depth 0, to know what that really costs
@@ -24,6 +24,7 @@ TRIED_SHARE = 8  # … for one sequence in so many
 HYSTERESIS = 1.02  # drafting must promise so much more before it is taken up
 MAX_DEPTH = 16
 _POOR_ACCEPTANCE = 0.3  # below it the next proposer in line is asked instead
+_JUDGED = 40  # draft tokens, before a choice stands for long
 _FIRST_DEPTHS = (0, 0, 3, 1, 3)  # steps of a new engine: they tell what a token costs
 
 Choice = tuple[Proposer, int]
@@ -48,13 +49,12 @@ class Speculator:
     """Owns the proposers and what is known of them. Without proposers every depth is 0."""
 
     proposers: Seq[Proposer]
-    verify_time: StepTime = field(default_factory=StepTime)
+    knowledge: Knowledge = field(default_factory=Knowledge)
     max_draft_tokens: int = 1024  # per step
     steps: int = 0
     drafting_sec: float = 0.0  # of the last step, in models of proposers
     _looks: int = 0
     _course: _Course = field(default_factory=lambda: _Course(0, 0))
-    _overall: dict[str, Acceptance] = field(default_factory=dict)
     _own: dict[Sequence, dict[str, Acceptance]] = field(default_factory=dict)
 
     def propose(
@@ -98,7 +98,7 @@ class Speculator:
         if maker.name not in own:
             own[maker.name] = Acceptance()
         own[maker.name].observe(len(draft), accepted)
-        self._overall_of(maker).observe(len(draft), accepted)
+        self.knowledge.acceptance_of(maker.name).observe(len(draft), accepted)
         maker.settle(sequence)
 
     def forget(self, sequence: Sequence) -> None:
@@ -152,10 +152,10 @@ class Speculator:
             and (want := self._most_promising(sequence, MAX_DEPTH)) is not None
         ]
         rested = self._course.rests
-        self._course = _Course(self.steps + LOOK_EVERY_STEPS, len(deciding))
+        self._course = _Course(self.steps + self._horizon(), len(deciding))
         if not wants:
             return
-        if not self.verify_time.has_slope:
+        if not self.knowledge.step_time.has_slope:
             depth = _FIRST_DEPTHS[self._looks % len(_FIRST_DEPTHS)]
             self._course.until = self.steps + 1
             self._choose([(s, p, min(limit, depth)) for s, p, limit in wants])
@@ -174,6 +174,11 @@ class Speculator:
                 ],
                 newcomers=False,
             )
+
+    def _horizon(self) -> int:
+        """Steps until the next look: few while the first drafts are being judged."""
+        tested = sum(a.tested for a in self.knowledge.acceptance.values())
+        return LOOK_EVERY_STEPS if tested >= _JUDGED else 2
 
     def _choose(self, chosen: list[tuple[Sequence, Proposer, int]], newcomers: bool = True) -> None:
         self._course.choices = {s: (p, depth) for s, p, depth in chosen if depth}
@@ -194,7 +199,7 @@ class Speculator:
             for sequence, proposer, limit in wants
         ]
         most = min(self.max_draft_tokens, sum(c.limit for c in candidates))
-        verify_sec = self.verify_time.curve(deciding, deciding, deciding + most)
+        verify_sec = self.knowledge.step_time.curve(deciding, deciding, deciding + most)
         draft = next((p.pass_time for p in self.proposers if p.pass_time is not None), None)
         if draft is not None:
             draft.solve()
@@ -216,11 +221,6 @@ class Speculator:
         return best
 
     def _rate(self, proposer: Proposer, sequence: Sequence) -> float:
-        overall = self._overall_of(proposer).rate
+        overall = self.knowledge.acceptance_of(proposer.name).rate
         own = self._own.get(sequence, {}).get(proposer.name)
         return overall if own is None else own.rate_given(overall)
-
-    def _overall_of(self, proposer: Proposer) -> Acceptance:
-        if proposer.name not in self._overall:
-            self._overall[proposer.name] = Acceptance(decay=0.995)
-        return self._overall[proposer.name]
