@@ -1,46 +1,73 @@
 """What a verifier pass costs, by its tokens and sequences: learned while it runs.
 
-    seconds ≈ (base + row · tokens + sequence · sequences) · correction(tokens)
-
-The linear part tells what has never been tried. The correction is learned per range of sizes, for
-machines do not work in single tokens: tiles, cache sizes and captured graphs make steps, and the
-best place is usually the right end of one.
+Machines do not work in single tokens: tiles, cache sizes and captured graphs make steps, and the
+best place is usually the right end of one. So nothing is assumed but that more tokens do not cost
+less. Passes of about the same size share a cell, which remembers its mean. Between the cells of a
+number of sequences the price is interpolated, a little too low, so that a promising size is tried
+and then known; beyond them, and where nothing was seen yet, a line through all cells tells.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specbatch.pipeline.policy.linear_cost import LinearCost
-
-_FADE = 0.95  # of a range's older corrections, per observation
-_DOUBT = 1.0  # a range's own evidence counts fully only beside so many observations
-_KNOWN = 3.0  # observations of a range, before one far above them is cut
-_CLIP = 1.5
+_MEMORY = 32  # observations a cell's mean reaches back
+_SURE = 4  # observations after which a cell's mean stands for itself
+_CLIP = 1.5  # above so many times the mean a pass counts as that: the system slept in it
+_OPTIMISM = 0.5  # how far an untried price is put from the middle towards the lower neighbour
 _DRAFTED_ENOUGH = 3  # passes with more tokens than sequences, before a token's price is known
-_FIRST_GUESS = (2e-3, 5e-5, 0.0)
+_GUESS = (2e-3, 5e-5, 1e-6)  # seconds: of a pass, a token, a sequence
+_RIDGE = 1e-3
 
 
-def _ranges(tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Numbers of the ranges that sizes fall into: 8 tokens wide up to 128, then 32."""
-    return np.where(tokens <= 128, (tokens + 7) // 8, 16 + (tokens - 97) // 32)
+@dataclass(slots=True)
+class _Cell:
+    tokens: float = 0.0
+    sequences: float = 0.0
+    seconds: float = 0.0
+    seen: int = 0
+
+    def observe(self, tokens: int, sequences: int, seconds: float) -> None:
+        if self.seen >= _SURE:
+            seconds = min(seconds, _CLIP * self.seconds)
+        self.seen += 1
+        share = 1.0 / min(self.seen, _MEMORY)
+        self.tokens += share * (tokens - self.tokens)
+        self.sequences += share * (sequences - self.sequences)
+        self.seconds += share * (seconds - self.seconds)
+
+
+def _place(tokens: int) -> int:
+    """The number of the cell a size falls into; its right edge is a multiple of its width."""
+    if tokens <= 32:
+        return tokens
+    if tokens <= 128:
+        return 32 + (tokens - 29) // 4
+    return 56 + (tokens - 113) // 16
+
+
+def _places(tokens: NDArray[Any]) -> NDArray[np.int64]:
+    """`_place` of many."""
+    fine = np.where(tokens <= 32, tokens, 32 + (tokens - 29) // 4)
+    return np.where(tokens <= 128, fine, 56 + (tokens - 113) // 16).astype(np.int64)
+
+
+def _crowd(sequences: int) -> int:
+    """Numbers of sequences within about a tenth of each other."""
+    return sequences if sequences <= 8 else 8 + round(7.5 * float(np.log(sequences / 8)))
 
 
 @dataclass(slots=True)
 class StepTime:
     """Fitted online; see the module. Times are seconds."""
 
-    linear: LinearCost = field(default_factory=lambda: LinearCost(list(_FIRST_GUESS)))
+    observations: int = 0
     drafted: int = 0  # observations that tell a token's price from a sequence's
-    _weight: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    _excess: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # weighted
-
-    @property
-    def observations(self) -> int:
-        return self.linear.observations
+    _cells: dict[int, dict[int, _Cell]] = field(default_factory=dict)  # by crowd, by place
 
     @property
     def has_slope(self) -> bool:
@@ -48,54 +75,93 @@ class StepTime:
         return self.drafted >= _DRAFTED_ENOUGH
 
     def observe(self, tokens: int, sequences: int, seconds: float) -> None:
-        sizes = (1.0, tokens, sequences)
-        place = (tokens + 7) // 8 if tokens <= 128 else 16 + (tokens - 97) // 32
-        if place >= len(self._weight):
-            more = place + 16 - len(self._weight)
-            self._weight = np.pad(self._weight, (0, more))
-            self._excess = np.pad(self._excess, (0, more))
-        if self._weight[place] >= _KNOWN:  # what is known is not overturned by one slow step
-            seconds = min(seconds, _CLIP * self._expected(sizes, place))
-        seconds = self.linear.observe(sizes, seconds)
+        cells = self._cells.setdefault(_crowd(sequences), {})
+        cells.setdefault(_place(tokens), _Cell()).observe(tokens, sequences, seconds)
+        self.observations += 1
         self.drafted += tokens > sequences
-        ratio = seconds / max(self.linear.predict(sizes), 1e-9)
-        self._weight[place] = self._weight[place] * _FADE + 1.0
-        self._excess[place] = self._excess[place] * _FADE + (ratio - 1.0)
-
-    def _expected(self, sizes: tuple[float, ...], place: int) -> float:
-        correction = self._excess[place] / (self._weight[place] + _DOUBT)
-        return float(self.linear.predict(sizes) * (1.0 + correction))
 
     def predict(self, tokens: int, sequences: int) -> float:
         return float(self.curve(tokens, sequences, tokens)[0])
 
     def curve(self, first: int, sequences: int, last: int) -> NDArray[np.float64]:
         """Seconds of passes of `first` … `last` tokens; never falling."""
-        self.linear.solve()
-        base, row, sequence = self.linear.weights
         tokens = np.arange(first, last + 1)
-        seconds = base + sequence * sequences + row * tokens
-        correction = self._excess / (self._weight + _DOUBT)
-        places = _ranges(tokens)
-        known = places < len(correction)
-        seconds[known] *= 1.0 + correction[places[known]]
-        return np.maximum.accumulate(np.maximum(seconds, 1e-9))
+        base, row, sequence = self._line()
+        line = base + sequence * sequences + row * tokens
+        known = sorted(self._cells.get(_crowd(sequences), {}).values(), key=lambda c: c.tokens)
+        if known:
+            at = np.array([cell.tokens for cell in known])
+            # A cell of few observations is taken for the line's price as far as they are missing.
+            expected = base + sequence * sequences + row * at
+            sure = np.minimum([cell.seen / _SURE for cell in known], 1.0)
+            seen = np.array([cell.seconds for cell in known])
+            price = np.maximum.accumulate(sure * seen + (1.0 - sure) * expected)
+            line = _between(tokens, at, price, line, expected)
+        return np.maximum.accumulate(np.maximum(line, 1e-9))
 
-    def state(self) -> dict[str, object]:
+    def _line(self) -> tuple[float, float, float]:
+        """Seconds of a pass, a token and a sequence, by least squares over the cells."""
+        cells = [cell for crowd in self._cells.values() for cell in crowd.values()]
+        if not cells:
+            return _GUESS
+        seconds = np.array([cell.seconds for cell in cells])
+        sizes = np.array([(1.0, cell.tokens, cell.sequences) for cell in cells])
+        # Relative errors count: a large pass must not drown the small ones.
+        scaled = sizes * (np.sqrt([min(cell.seen, _MEMORY) for cell in cells]) / seconds)[:, None]
+        wanted = np.sqrt([min(cell.seen, _MEMORY) for cell in cells])
+        gram, moment = scaled.T @ scaled, scaled.T @ wanted
+        pull = _RIDGE * np.diag(gram)
+        active = np.ones(3, dtype=bool)
+        while True:
+            part = np.linalg.solve(
+                gram[np.ix_(active, active)] + np.diag(pull[active]),
+                moment[active] + pull[active] * np.array(_GUESS)[active],
+            )
+            if (part >= 0).all() or active.sum() == 1:
+                break
+            active[np.flatnonzero(active)[part.argmin()]] = False  # more is never cheaper
+        weights = np.zeros(3)
+        weights[active] = np.maximum(part, 0.0)
+        return float(weights[0]), float(weights[1]), float(weights[2])
+
+    def state(self) -> dict[str, Any]:
         """What `restored` needs, as JSON knows it."""
         return {
-            "linear": self.linear.state(),
             "drafted": self.drafted,
-            "weight": self._weight.tolist(),
-            "excess": self._excess.tolist(),
+            "cells": [
+                [crowd, place, cell.tokens, cell.sequences, cell.seconds, cell.seen]
+                for crowd, cells in sorted(self._cells.items())
+                for place, cell in sorted(cells.items())
+            ],
         }
 
     @classmethod
-    def restored(cls, state: dict[str, object]) -> StepTime:
+    def restored(cls, state: dict[str, Any]) -> StepTime:
         """From `state`. Raises `KeyError`, `TypeError` or `ValueError` if it is something else."""
-        step_time = cls()
-        step_time.linear.restore(state["linear"])  # type: ignore[arg-type]
-        step_time.drafted = int(state["drafted"])  # type: ignore[call-overload]
-        step_time._weight = np.array(state["weight"], dtype=float)
-        step_time._excess = np.array(state["excess"], dtype=float)
+        step_time = cls(drafted=int(state["drafted"]))
+        for crowd, place, tokens, sequences, seconds, seen in state["cells"]:
+            cell = _Cell(float(tokens), float(sequences), float(seconds), int(seen))
+            step_time._cells.setdefault(int(crowd), {})[int(place)] = cell
+            step_time.observations += cell.seen
         return step_time
+
+
+def _between(
+    tokens: NDArray[np.int64],
+    at: NDArray[np.float64],  # sizes that are known, ascending
+    price: NDArray[np.float64],  # of these
+    line: NDArray[np.float64],  # for every size of `tokens`
+    expected: NDArray[np.float64],  # the line at the known sizes
+) -> NDArray[np.float64]:
+    """Known prices, optimistic ones between them, and the line shifted to fit beyond them."""
+    middle = np.interp(tokens, at, price)
+    right = np.searchsorted(at, tokens)
+    lower = price[np.maximum(right - 1, 0)]
+    found = middle - _OPTIMISM * np.maximum(middle - lower, 0.0)
+    tried = np.isin(_places(tokens), _places(np.round(at)))
+    found[tried] = middle[tried]
+    beyond = tokens > at[-1]
+    found[beyond] = price[-1] * line[beyond] / expected[-1]
+    before = tokens < at[0]
+    found[before] = price[0] * line[before] / expected[0]
+    return found
