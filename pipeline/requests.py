@@ -102,6 +102,7 @@ def records_of(
                 draft_sec=draft_sec,
                 decode_sec=done.decode_sec,
                 baseline_sec=done.baseline_sec,
+                recheck=done.recheck,
             )
         )
     return records

@@ -234,6 +234,12 @@ class Stages:
                 "decode_sec": sum(r.decode_sec for r in records),
                 "baseline_sec": sum(r.baseline_sec for r in records),
             }
+            if any(r.recheck.tokens for r in records):
+                report |= {
+                    "rechecked_tokens": sum(r.recheck.tokens for r in records),
+                    "differing_tokens": sum(r.recheck.differing for r in records),
+                    "largest_margin": max(r.recheck.largest_margin for r in records),
+                }
             self._store.commit_group(
                 work.lease,
                 with_text(records, texts, rows, spec, codec.decode),

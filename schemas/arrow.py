@@ -13,6 +13,14 @@ SCHEMA_VERSION = 1
 _VERSION = {"specbatch_schema_version": str(SCHEMA_VERSION)}
 _TOKENS = pa.list_(pa.field("item", pa.int32(), nullable=False))
 
+_RECHECK = pa.struct(
+    [
+        pa.field("tokens", pa.int32(), nullable=False),
+        pa.field("differing", pa.int32(), nullable=False),
+        pa.field("largest_margin", pa.float64(), nullable=False),
+    ]
+)
+
 
 def _schema(*fields: pa.Field) -> pa.Schema:
     return pa.schema(fields, metadata=_VERSION)
@@ -64,6 +72,7 @@ RESULTS = _schema(
     _required("draft_sec", pa.float64()),
     _required("decode_sec", pa.float64()),
     _required("baseline_sec", pa.float64()),
+    _required("recheck", _RECHECK),
 )
 
 OUTPUT = _schema(

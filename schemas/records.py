@@ -196,6 +196,22 @@ class StageTiming:
 
 
 @dataclass(frozen=True, slots=True)
+class Recheck:
+    """What a second look at a completion found, where bits may depend on the batch.
+
+    A margin is the distance between the scores (processed logits with their noise) of the token
+    that was written and of the one that the second look decides.
+    """
+
+    tokens: int = 0  # that were looked at
+    differing: int = 0
+    largest_margin: float = 0.0
+
+
+NOT_LOOKED_AT = Recheck()
+
+
+@dataclass(frozen=True, slots=True)
 class CompletionRecord:
     """One finished (row, sample): everything that is kept about it.
 
@@ -228,6 +244,7 @@ class CompletionRecord:
     draft_sec: float = 0.0  # its share of the propose stage's time
     decode_sec: float = 0.0  # of compute_sec, in steps whose price at depth 0 is known
     baseline_sec: float = 0.0  # what the tokens of those steps would have taken at depth 0
+    recheck: Recheck = NOT_LOOKED_AT  # goes into the job's report, not into the completion's row
 
 
 @dataclass(frozen=True, slots=True)

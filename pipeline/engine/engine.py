@@ -17,6 +17,7 @@ from specbatch.kernels.verify.contract import PLACEHOLDER, Verdict
 from specbatch.pipeline.engine.adjusting import problem_of
 from specbatch.pipeline.engine.batch import Chunk
 from specbatch.pipeline.engine.proposer import Proposer
+from specbatch.pipeline.engine.recheck import Rechecker
 from specbatch.pipeline.engine.runner import ModelRunner
 from specbatch.pipeline.engine.sampler import choose_sampler
 from specbatch.pipeline.engine.sampling import sampling_rows
@@ -40,6 +41,9 @@ class EngineStats:
     busy_sec: float = 0.0
     forward_sec: float = 0.0  # the verifier's forward passes alone
     reused_tokens: int = 0  # of prompts and preempted sequences: the verifier's KV was there
+    checked_tokens: int = 0  # looked at a second time, where bits may depend on the batch
+    differing_tokens: int = 0  # of those, decided otherwise the second time
+    largest_margin: float = 0.0  # between the scores of two such tokens
 
 
 @dataclass(slots=True)
@@ -74,8 +78,10 @@ class Engine:
         proposers: tuple[Proposer, ...] = (),
         max_sequences: int = 64,
         max_batch_tokens: int = 2048,
+        rechecker: Rechecker | None = None,
     ) -> None:
         self._runner = runner
+        self._rechecker = rechecker
         self._sampler = choose_sampler(runner.device)
         self._speculator = Speculator(proposers)
         self._scheduler = Scheduler(
@@ -232,8 +238,22 @@ class Engine:
         sequence.finish_reason = reason
         self._scheduler.remove(sequence)
         self._speculator.forget(sequence)
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self._look_again(sequence)
         self.stats.finished += 1
         return sequence.completion()
+
+    def _look_again(self, sequence: Sequence) -> None:
+        if self._rechecker is None or not self._rechecker.wants(sequence.request):
+            return
+        begun = time.perf_counter()
+        found = self._rechecker.check(sequence)
+        sequence.compute_sec += time.perf_counter() - begun
+        if found is not None:
+            sequence.recheck = found
+            self.stats.checked_tokens += found.tokens
+            self.stats.differing_tokens += found.differing
+            self.stats.largest_margin = max(self.stats.largest_margin, found.largest_margin)
 
 
 def _all_within(token_ids: tuple[int, ...], vocab_size: int) -> bool:

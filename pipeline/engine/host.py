@@ -13,6 +13,7 @@ from specbatch.pipeline.engine.loader import load_model
 from specbatch.pipeline.engine.memory import cache_bytes
 from specbatch.pipeline.engine.model_folder import ModelFolder
 from specbatch.pipeline.engine.proposer import Proposer
+from specbatch.pipeline.engine.recheck import Rechecker
 from specbatch.pipeline.engine.runner import ModelRunner
 from specbatch.pipeline.engine.service import EngineService
 from specbatch.schemas.spec import EngineSpec
@@ -72,11 +73,13 @@ class EngineHost:
             proposers: list[Proposer] = [BlockProposer()]
             if self.proposer is not None:
                 proposers.append(DraftModelProposer(self._runner(self.proposer, spec)))
+            runner = self._runner(self.verifier, spec)
             return Engine(
-                self._runner(self.verifier, spec),
+                runner,
                 tuple(proposers),
                 self._max_sequences,
                 self._max_batch_tokens,
+                None if runner.steady else Rechecker(runner),
             )
 
         return make

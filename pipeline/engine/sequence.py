@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from specbatch.pipeline.engine.adjusting import Adjuster, BadWords, adjuster_of, bad_words_of
 from specbatch.pipeline.engine.blocks import KvState
-from specbatch.schemas.records import FinishReason, Origin, SamplingParams
+from specbatch.schemas.records import NOT_LOOKED_AT, FinishReason, Origin, Recheck, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,7 @@ class Completion:
     proposed_at_depth: tuple[int, ...]
     accepted_at_depth: tuple[int, ...]
     error: str | None = None
+    recheck: Recheck = NOT_LOOKED_AT
 
 
 @dataclass(slots=True, eq=False)
@@ -68,6 +69,7 @@ class Sequence:
     adjuster: Adjuster | None = None  # only of requests with penalties or biases
     bad_words: BadWords | None = None
     ends_text: Callable[[int], bool] | None = None
+    recheck: Recheck = NOT_LOOKED_AT  # once finished
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt_ids)
@@ -147,4 +149,5 @@ class Sequence:
             proposed_at_depth=tuple(self.proposed_at_depth),
             accepted_at_depth=tuple(self.accepted_at_depth),
             error=self.error,
+            recheck=self.recheck,
         )

@@ -713,6 +713,13 @@ def test_reports_add_up_key_by_key(store: Store) -> None:
     assert store.get_job(JOB).report == {"steps": 3, "wall_sec": 0.5}
 
 
+def test_the_largest_of_a_report_stays_the_largest(store: Store) -> None:
+    ingest(store, groups=3)
+    for index, margin in enumerate((0.25, 0.5, 0.125)):
+        commit(store, verified(store, index), largest_margin=margin)
+    assert store.get_job(JOB).report == {"largest_margin": 0.5}
+
+
 # --- progress -------------------------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ from specbatch.pipeline.ingest.artefacts import (
 )
 from specbatch.schemas import arrow
 from specbatch.schemas.errors import ObjectError
-from specbatch.schemas.records import CompletionRecord, FinishReason, PromptRow
+from specbatch.schemas.records import CompletionRecord, FinishReason, PromptRow, Recheck
 
 PROMPTS = [
     PromptRow(0, "a", (1, 2, 3), 2**63 - 1, "news", 2, {"top_p": 0.1, "stop_token_ids": (7, 8)}),
@@ -30,6 +30,7 @@ RESULTS = [
     completion(0, 1, draft_sec=0.2, decode_sec=0.3, baseline_sec=0.4),
     completion(1, 1, tag="t", text="", token_ids=(), origins=(), logprobs=(), proposer=None),
     completion(2, finish_reason=FinishReason.ERROR, error="out of blocks"),
+    completion(3, recheck=Recheck(3, 1, 0.25)),
 ]
 
 
