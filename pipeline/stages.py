@@ -48,6 +48,7 @@ from specbatch.schemas.records import (
     NewGroup,
     Stage,
     StageTiming,
+    Verification,
 )
 from specbatch.schemas.spec import JobSpec
 
@@ -199,6 +200,7 @@ class Stages:
             return
         with self._guarded(work.lease, host) as held:
             job, spec = self._job(job_id)
+            _check_drafts_here(host, spec)
             rows = read_prompts(self._objects.get_bytes(work.prompts.uri, work.prompts))
             drafts: dict[tuple[int, int], DraftBlock] = {}
             if work.drafts is not None:
@@ -262,7 +264,11 @@ class Stages:
                 self._store.rejected(job_id),
                 openai=job.report.get("input_format") == "openai",
                 created=int(job.created_at),
-                info={"name": job.name, "spec_sha256": job.spec_digest},
+                info={
+                    "name": job.name,
+                    "spec_sha256": job.spec_digest,
+                    "verification": spec.speculation.verification.value,
+                },
             )
             state, error = final_state(job, self._store.progress(job_id))
             self._store.finish_job(work.lease, state, error)
@@ -340,3 +346,13 @@ class Stages:
                 f"this worker has no engine to {kind} with: start `specbatch worker {kind}`"
             )
         return host
+
+
+def _check_drafts_here(host: EngineHost, spec: JobSpec) -> None:
+    """A ratio test without drafts would sample as the spec says, and never as it is meant."""
+    verification = spec.speculation.verification
+    if verification is not Verification.COUPLED and host.proposer is None:
+        raise UsageError(
+            f"verification {verification} needs the draft model beside the verifier: start "
+            f"`specbatch worker verify --verifier {spec.verifier} --proposer {spec.proposer}`"
+        )

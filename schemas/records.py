@@ -30,6 +30,18 @@ class FinishReason(StrEnum):
     CANCELLED = "cancelled"
 
 
+class Verification(StrEnum):
+    """What decides about a draft token. `coupled` alone gives the same output whatever is drafted.
+
+    With the other two an output still follows the verifier's law, but which output it is depends on
+    the drafts and on where their blocks began.
+    """
+
+    COUPLED = "coupled"  # it is kept where it is the token the verifier samples
+    REJECTION = "rejection"  # the ratio test, token by token
+    BLOCK = "block"  # the ratio test of whole blocks, which keeps a little more
+
+
 class JobState(StrEnum):
     """State of a job as people see it."""
 

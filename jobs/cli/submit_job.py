@@ -39,6 +39,7 @@ def submit_job(
     presence_penalty: o.PresencePenalty = None,
     frequency_penalty: o.FrequencyPenalty = None,
     depth: o.Depth = None,
+    verification: o.Verification = None,
     dtype: o.Dtype = None,
     exactness: o.Exactness = None,
     group_size: o.GroupSize = None,
@@ -71,8 +72,8 @@ def submit_job(
         "sampling.repetition_penalty": repetition_penalty,
         "sampling.presence_penalty": presence_penalty,
         "sampling.frequency_penalty": frequency_penalty,
-        "speculation.depth": o.depth_value(depth), "engine.dtype": dtype,
-        "engine.exactness": exactness, "group_size": group_size,
+        "speculation.depth": o.depth_value(depth), "speculation.verification": verification,
+        "engine.dtype": dtype, "engine.exactness": exactness, "group_size": group_size,
     }  # fmt: skip
     if timeout is not None and not (wait or local):
         raise UsageError("--timeout needs --wait or --local")

@@ -10,20 +10,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-import torch
 from torch import Tensor
 
-from specbatch.kernels.verify.contract import PLACEHOLDER, Verdict
+from specbatch.kernels.verify.contract import Verdict
 from specbatch.pipeline.engine.adjusting import problem_of
 from specbatch.pipeline.engine.batch import Chunk
 from specbatch.pipeline.engine.proposer import Proposer
 from specbatch.pipeline.engine.recheck import Rechecker
 from specbatch.pipeline.engine.runner import ModelRunner
 from specbatch.pipeline.engine.sampler import choose_sampler
-from specbatch.pipeline.engine.sampling import sampling_rows
 from specbatch.pipeline.engine.scheduler import Planned, Scheduler
 from specbatch.pipeline.engine.sequence import Completion, Request, Sequence
 from specbatch.pipeline.engine.speculator import Speculator
+from specbatch.pipeline.engine.verification import verify
 from specbatch.pipeline.policy.step_time import StepTime
 from specbatch.schemas.records import FinishReason
 
@@ -70,7 +69,7 @@ class _Work:
 
 
 class Engine:
-    """Continuous batching with verification by coupled sampling. Only one thread may use it."""
+    """Continuous batching with verification of drafts. Only one thread may use it."""
 
     def __init__(
         self,
@@ -165,14 +164,8 @@ class Engine:
         self.stats.forward_sec += elapsed
         return logits
 
-    @torch.inference_mode()
     def _verify(self, work: _Work, logits: Tensor) -> Verdict:
-        rows = [1 + len(d) for d in work.drafts]
-        sampling, counters = sampling_rows(work.deciding, rows, logits.device, work.drafts)
-        draft_rows = [token for d in work.drafts for token in (*d, PLACEHOLDER)]
-        offsets = torch.tensor([0, *rows], device=logits.device).cumsum(0)
-        draft = torch.tensor(draft_rows, dtype=torch.int64, device=logits.device)
-        return self._sampler.verify(logits, draft, offsets, counters, sampling)
+        return verify(self._sampler, work.deciding, work.drafts, work.makers, logits)
 
     def _commit(self, work: _Work, verdict: Verdict) -> None:
         """Append what was decided; forget the KV of rejected drafts."""

@@ -7,7 +7,14 @@ from dataclasses import dataclass, field
 
 from specbatch.pipeline.engine.adjusting import Adjuster, BadWords, adjuster_of, bad_words_of
 from specbatch.pipeline.engine.blocks import KvState
-from specbatch.schemas.records import NOT_LOOKED_AT, FinishReason, Origin, Recheck, SamplingParams
+from specbatch.schemas.records import (
+    NOT_LOOKED_AT,
+    FinishReason,
+    Origin,
+    Recheck,
+    SamplingParams,
+    Verification,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +27,7 @@ class Request:
     seed: int  # Philox key, in [0, 2**63)
     draft_ids: tuple[int, ...] = ()  # a pre-generated continuation, only ever a hint
     depth: int | None = None  # draft tokens per step; None: as many as pay
+    verification: Verification = Verification.COUPLED
     # Makes what is called with each token decided, and answers whether the text ends with it.
     watch_text: Callable[[], Callable[[int], bool]] | None = None
 
@@ -81,6 +89,12 @@ class Sequence:
     @property
     def num_output(self) -> int:
         return len(self.tokens) - len(self.request.prompt_ids)
+
+    @property
+    def verification(self) -> Verification:
+        """All tests are the same for greedy requests: they keep a draft that is the argmax."""
+        greedy = self.request.params.temperature == 0
+        return Verification.COUPLED if greedy else self.request.verification
 
     @property
     def output(self) -> list[int]:

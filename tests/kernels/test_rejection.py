@@ -14,6 +14,7 @@ from scipy import stats
 from torch import Tensor
 
 from specbatch.kernels.counters.reference import gumbel
+from specbatch.kernels.rejection import cpu
 from specbatch.kernels.rejection.reference import verify_blocks, verify_tokens
 from specbatch.kernels.verify.contract import PLACEHOLDER, SamplingRows, Verdict
 from specbatch.kernels.verify.reference import process
@@ -91,7 +92,15 @@ def assert_law(tokens: Tensor, law: Tensor) -> None:
     assert stats.chisquare(counts[kept], expected).pvalue > 1e-3
 
 
-@pytest.fixture(params=[verify_tokens, verify_blocks], ids=["tokens", "blocks"])
+IMPLEMENTATIONS = {
+    "tokens": verify_tokens,
+    "blocks": verify_blocks,
+    "tokens in C": cpu.verify_tokens,
+    "blocks in C": cpu.verify_blocks,
+}
+
+
+@pytest.fixture(params=list(IMPLEMENTATIONS.values()), ids=list(IMPLEMENTATIONS))
 def test(request: pytest.FixtureRequest) -> Test:
     chosen: Test = request.param
     return chosen
@@ -145,7 +154,7 @@ def test_three_tokens_over_several_blocks_follow_the_target_jointly(test: Test, 
         for j in range(depth):
             seen.append(before)
             draft_laws.append(q[before])
-            if test is verify_tokens:
+            if test in (verify_tokens, cpu.verify_tokens):
                 noise = at + torch.tensor([0, j]), 0
             else:
                 noise = at, BLOCK_NOISE + j
@@ -296,5 +305,14 @@ def test_a_nan_row_is_rejected_says_so_and_spoils_no_other(test: Test) -> None:
 
 
 def test_signatures_agree() -> None:
-    one, other = (inspect.signature(run) for run in (verify_tokens, verify_blocks))
-    assert one == other
+    first, *others = (inspect.signature(run) for run in IMPLEMENTATIONS.values())
+    assert all(other == first for other in others)
+
+
+@pytest.mark.parametrize("kind", ["tokens", "blocks"])
+def test_c_emits_what_the_definition_emits(kind: str) -> None:
+    arguments = ragged(1000)
+    expected, got = IMPLEMENTATIONS[kind](*arguments), IMPLEMENTATIONS[f"{kind} in C"](*arguments)
+    assert torch.equal(got.tokens, expected.tokens)
+    assert torch.equal(got.logprobs, expected.logprobs)
+    assert torch.equal(got.accepted, expected.accepted)

@@ -1,0 +1,209 @@
+"""Ratio tests in the engine: the verifier's law whatever is drafted, and nobody else's bits."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from functools import lru_cache
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from engine.decoding import assert_counts_add_up, assert_same, baseline_of, bench, prompts
+from scipy import stats
+
+from specbatch.kernels.verify.reference import process
+from specbatch.pipeline.engine.batch import Chunk
+from specbatch.pipeline.engine.blocks import KvState
+from specbatch.pipeline.engine.draft_model import DraftModelProposer
+from specbatch.pipeline.engine.runner import ModelRunner
+from specbatch.pipeline.engine.sampling import sampling_rows
+from specbatch.pipeline.engine.sequence import Completion, Request, Sequence
+from specbatch.schemas.records import SamplingParams, Verification
+from support.engines import loaded
+from support.models import TinyPair, tiny_llama
+
+VOCAB, LENGTH, DRAWS = 4, 3, 6000
+PROMPT = (2, 3, 2)
+PLAIN = SamplingParams(max_tokens=LENGTH, temperature=1.5, ignore_eos=True)
+SHAPED = replace(PLAIN, top_p=0.9, repetition_penalty=1.5, min_p=0.02)
+RATIO_TESTS = (Verification.REJECTION, Verification.BLOCK)
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
+    """Two models of four tokens that have nothing to do with one another."""
+    folder = tmp_path_factory.mktemp("foreign")
+    verifier, draft = (
+        tiny_llama(folder / name, vocab_size=VOCAB, hidden=128, layers=layers, seed=seed)
+        for name, layers, seed in (("verifier", 2, 5), ("draft", 1, 6))
+    )
+    return TinyPair(verifier, draft)
+
+
+def law_after(folder: Path, output: Seq[int], params: SamplingParams) -> torch.Tensor:
+    """float64 [VOCAB]: what the model says of the next token, processed."""
+    runner = ModelRunner(loaded(folder, "float32"), 1 << 20)
+    kv = KvState()
+    tokens = [*PROMPT, *output]
+    runner.blocks.grow(kv, len(tokens))
+    logits = runner.forward([Chunk(kv, tokens, 1)])
+    sequence = Sequence(Request("", PROMPT, params, 0), frozenset(), 100)
+    rows, _ = sampling_rows([sequence], [1], logits.device, [list(output)], len(output))
+    return process(logits, rows)[0].double().softmax(dim=0)
+
+
+def law_of_texts(folder: Path, params: SamplingParams) -> dict[tuple[int, ...], float]:
+    """The probability of every text of LENGTH tokens."""
+    after = lru_cache(lambda output: law_after(folder, output, params))
+    return {
+        text: math.prod(float(after(text[:i])[token]) for i, token in enumerate(text))
+        for text in product(range(VOCAB), repeat=LENGTH)
+    }
+
+
+def drawn(
+    pair: TinyPair, params: SamplingParams, verification: Verification, depth: int, count: int
+) -> list[Completion]:
+    it = bench(pair.verifier, pair.draft, max_sequences=512, num_blocks=4096)
+    it.add(
+        *(
+            Request(str(i), PROMPT, params, 7919 * i, depth=depth, verification=verification)
+            for i in range(count)
+        )
+    )
+    done = it.run()
+    it.assert_all_blocks_are_free()
+    return [done[str(i)] for i in range(count)]
+
+
+@pytest.mark.parametrize("params", [PLAIN, SHAPED], ids=["plain", "shaped"])
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("verification", list(Verification), ids=str)
+def test_texts_follow_the_verifier_s_law_with_a_foreign_draft_model(
+    foreign: TinyPair, verification: Verification, depth: int, params: SamplingParams
+) -> None:
+    done = drawn(foreign, params, verification, depth, DRAWS)
+    law = law_of_texts(foreign.verifier, params)
+    counts = Counter(c.token_ids for c in done)
+    assert all(law[text] > 0 for text in counts), "a text without probability"
+    likely = [text for text, p in law.items() if p * DRAWS >= 5]
+    observed = [counts[text] for text in likely]
+    expected = [law[text] * DRAWS for text in likely]
+    rest, unlikely = DRAWS - sum(observed), DRAWS - sum(expected)
+    if unlikely > 1:
+        observed, expected = [*observed, rest], [*expected, unlikely]
+    scaled = np.array(expected) * sum(observed) / sum(expected)
+    assert len(likely) > 8
+    assert stats.chisquare(observed, scaled).pvalue > 1e-3
+    assert 0 < sum(c.accepted for c in done) < sum(c.proposed for c in done)
+
+
+def test_the_draft_s_law_is_another_so_that_the_test_above_can_fail(foreign: TinyPair) -> None:
+    mine, theirs = (law_of_texts(f, PLAIN) for f in (foreign.verifier, foreign.draft))
+    assert sum(abs(mine[text] - theirs[text]) for text in mine) / 2 > 0.2
+
+
+@pytest.mark.parametrize("verification", RATIO_TESTS, ids=str)
+def test_a_ratio_test_accepts_the_overlap_and_coupling_no_more(
+    foreign: TinyPair, verification: Verification
+) -> None:
+    """One draft token each, all in the same context."""
+    params = replace(PLAIN, max_tokens=2)
+    p, q = (law_after(f, (), params) for f in (foreign.verifier, foreign.draft))
+    overlap = float(torch.minimum(p, q).sum())
+    tested, coupled = (
+        sum(c.accepted for c in done) / sum(c.proposed for c in done)
+        for done in (
+            drawn(foreign, params, kind, 1, DRAWS) for kind in (verification, Verification.COUPLED)
+        )
+    )
+    sigma = math.sqrt(overlap * (1 - overlap) / DRAWS)
+    assert abs(tested - overlap) <= 3 * sigma
+    assert overlap / (2 - overlap) - 3 * sigma <= coupled <= tested + 3 * sigma
+
+
+@pytest.mark.parametrize("verification", RATIO_TESTS, ids=str)
+def test_the_draft_s_noise_is_not_the_request_s(
+    foreign: TinyPair, verification: Verification
+) -> None:
+    """Else the first token of a draft would be the coupled proposer's."""
+    params = replace(PLAIN, max_tokens=1)
+    firsts = []
+    for kind in (verification, Verification.COUPLED):
+        draft_model = DraftModelProposer(ModelRunner(loaded(foreign.draft, "float32"), 1 << 22))
+        asked = [
+            Sequence(Request(str(i), PROMPT, params, i, verification=kind), frozenset(), 9)
+            for i in range(200)
+        ]
+        firsts.append([d[0] for d in draft_model.propose(asked, [1] * 200)])
+    same = sum(a == b for a, b in zip(*firsts, strict=True))
+    law = law_after(foreign.draft, (), params)
+    chance = float((law * law).sum())
+    assert abs(same / 200 - chance) < 4 * math.sqrt(chance * (1 - chance) / 200)
+
+
+@pytest.mark.parametrize("verification", RATIO_TESTS, ids=str)
+def test_greedy_outputs_are_those_of_coupled_verification(
+    tiny_pair: TinyPair, verification: Verification
+) -> None:
+    greedy = SamplingParams(max_tokens=30, ignore_eos=True)
+    asked = [
+        Request(str(i), p, greedy, i, depth=i % 5, verification=verification)
+        for i, p in enumerate(prompts(12))
+    ]
+    done = bench(tiny_pair.verifier, tiny_pair.draft).add(*asked).run()
+    assert sum(c.proposed for c in done.values()) > 0
+    for request in asked:
+        assert_same(done[request.request_id], baseline_of(tiny_pair.verifier)(request))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_coupled_requests_keep_their_bits_beside_others(tiny_pair: TinyPair, dtype: str) -> None:
+    sampled = SamplingParams(max_tokens=24, temperature=0.9, top_p=0.95, frequency_penalty=0.2)
+    kinds = [*Verification] * 7
+    asked = [
+        Request(str(i), p, sampled, i, depth=(0, 3, None)[i % 3], verification=kind)
+        for i, (p, kind) in enumerate(zip(prompts(len(kinds)), kinds, strict=True))
+    ]
+    it = bench(tiny_pair.verifier, tiny_pair.draft, dtype=dtype, max_batch_tokens=64)
+    done = it.add(*asked).run()
+    it.assert_all_blocks_are_free()
+    for request in asked:
+        if request.verification is Verification.COUPLED:
+            expected = baseline_of(tiny_pair.verifier, dtype)(request)
+            assert_same(done[request.request_id], expected)
+        else:
+            assert_counts_add_up(done[request.request_id])
+
+
+@pytest.mark.parametrize("verification", RATIO_TESTS, ids=str)
+def test_blocks_made_beforehand_are_not_used_for_they_carry_no_probabilities(
+    tiny_pair: TinyPair, verification: Verification
+) -> None:
+    sampled = SamplingParams(max_tokens=12, temperature=0.9, ignore_eos=True)
+    request = Request("r", (1, 2), sampled, 3, (4, 5, 6), depth=4, verification=verification)
+    done = bench(tiny_pair.verifier).add(request).run()["r"]
+    assert (done.proposed, len(done.token_ids)) == (0, 12)
+
+
+@pytest.mark.parametrize("verification", RATIO_TESTS, ids=str)
+def test_a_preempted_request_goes_on_and_all_blocks_come_back(
+    tiny_pair: TinyPair, verification: Verification
+) -> None:
+    sampled = SamplingParams(max_tokens=60, temperature=0.9, ignore_eos=True)
+    asked = [
+        Request(str(i), p, sampled, i, depth=3, verification=verification)
+        for i, p in enumerate(prompts(8, longest=40))
+    ]
+    it = bench(tiny_pair.verifier, tiny_pair.draft, num_blocks=12, draft_blocks=64)
+    done = it.add(*asked).run()
+    assert it.blocks.preempted > 0
+    it.assert_all_blocks_are_free()
+    for completion in done.values():
+        assert len(completion.token_ids) == 60
+        assert_counts_add_up(completion)
