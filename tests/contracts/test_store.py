@@ -151,6 +151,7 @@ def successes(results: list[T | Exception]) -> list[T]:
 def test_the_example_completion_leaves_no_field_at_its_default() -> None:
     """Else a store that forgets a new field would pass unnoticed."""
     defaults = {f.name: f.default for f in fields(CompletionRecord) if f.default is not MISSING}
+    del defaults["recheck"]  # not the store's: its sums are in the job's report
     example = completion(0, error="broken")
     assert [name for name, value in defaults.items() if getattr(example, name) == value] == []
 

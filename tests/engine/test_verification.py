@@ -67,18 +67,31 @@ def law_of_texts(folder: Path, params: SamplingParams) -> dict[tuple[int, ...], 
 
 
 def drawn(
-    pair: TinyPair, params: SamplingParams, verification: Verification, depth: int, count: int
+    pair: TinyPair, params: SamplingParams, kinds: Seq[Verification], depth: int, count: int
 ) -> list[Completion]:
+    """`count` completions in one batch; request i is verified as kinds[i % len(kinds)]."""
     it = bench(pair.verifier, pair.draft, max_sequences=512, num_blocks=4096)
-    it.add(
-        *(
-            Request(str(i), PROMPT, params, 7919 * i, depth=depth, verification=verification)
-            for i in range(count)
-        )
-    )
+    for i in range(count):
+        kind = kinds[i % len(kinds)]
+        it.add(Request(str(i), PROMPT, params, 7919 * i, depth=depth, verification=kind))
     done = it.run()
     it.assert_all_blocks_are_free()
     return [done[str(i)] for i in range(count)]
+
+
+def assert_texts_follow(law: dict[tuple[int, ...], float], done: Seq[Completion]) -> None:
+    counts = Counter(c.token_ids for c in done)
+    assert all(law[text] > 0 for text in counts), "a text without probability"
+    likely = [text for text, p in law.items() if p * len(done) >= 5]
+    observed = [counts[text] for text in likely]
+    expected = [law[text] * len(done) for text in likely]
+    rest, unlikely = len(done) - sum(observed), len(done) - sum(expected)
+    if unlikely > 1:
+        observed, expected = [*observed, rest], [*expected, unlikely]
+    scaled = np.array(expected) * sum(observed) / sum(expected)
+    assert len(likely) > 8
+    assert stats.chisquare(observed, scaled).pvalue > 1e-3
+    assert 0 < sum(c.accepted for c in done) < sum(c.proposed for c in done)
 
 
 @pytest.mark.parametrize("params", [PLAIN, SHAPED], ids=["plain", "shaped"])
@@ -87,20 +100,16 @@ def drawn(
 def test_texts_follow_the_verifier_s_law_with_a_foreign_draft_model(
     foreign: TinyPair, verification: Verification, depth: int, params: SamplingParams
 ) -> None:
-    done = drawn(foreign, params, verification, depth, DRAWS)
     law = law_of_texts(foreign.verifier, params)
-    counts = Counter(c.token_ids for c in done)
-    assert all(law[text] > 0 for text in counts), "a text without probability"
-    likely = [text for text, p in law.items() if p * DRAWS >= 5]
-    observed = [counts[text] for text in likely]
-    expected = [law[text] * DRAWS for text in likely]
-    rest, unlikely = DRAWS - sum(observed), DRAWS - sum(expected)
-    if unlikely > 1:
-        observed, expected = [*observed, rest], [*expected, unlikely]
-    scaled = np.array(expected) * sum(observed) / sum(expected)
-    assert len(likely) > 8
-    assert stats.chisquare(observed, scaled).pvalue > 1e-3
-    assert 0 < sum(c.accepted for c in done) < sum(c.proposed for c in done)
+    assert_texts_follow(law, drawn(foreign, params, [verification], depth, DRAWS))
+
+
+def test_texts_follow_the_law_in_mixed_company(foreign: TinyPair) -> None:
+    kinds = list(Verification)
+    done = drawn(foreign, PLAIN, kinds, 2, len(kinds) * DRAWS)
+    law = law_of_texts(foreign.verifier, PLAIN)
+    for i in range(len(kinds)):
+        assert_texts_follow(law, done[i :: len(kinds)])
 
 
 def test_the_draft_s_law_is_another_so_that_the_test_above_can_fail(foreign: TinyPair) -> None:
@@ -119,7 +128,8 @@ def test_a_ratio_test_accepts_the_overlap_and_coupling_no_more(
     tested, coupled = (
         sum(c.accepted for c in done) / sum(c.proposed for c in done)
         for done in (
-            drawn(foreign, params, kind, 1, DRAWS) for kind in (verification, Verification.COUPLED)
+            drawn(foreign, params, [kind], 1, DRAWS)
+            for kind in (verification, Verification.COUPLED)
         )
     )
     sigma = math.sqrt(overlap * (1 - overlap) / DRAWS)
@@ -163,16 +173,24 @@ def test_greedy_outputs_are_those_of_coupled_verification(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_coupled_requests_keep_their_bits_beside_others(tiny_pair: TinyPair, dtype: str) -> None:
+@pytest.mark.parametrize("right", [False, True], ids=["wrong drafts", "right drafts"])
+def test_coupled_requests_keep_their_bits_beside_others(
+    tiny_pair: TinyPair, dtype: str, right: bool
+) -> None:
     sampled = SamplingParams(max_tokens=24, temperature=0.9, top_p=0.95, frequency_penalty=0.2)
     kinds = [*Verification] * 7
     asked = [
-        Request(str(i), p, sampled, i, depth=(0, 3, None)[i % 3], verification=kind)
+        Request(str(i), p, sampled, i, depth=(0, 3, None)[i // 3 % 3], verification=kind)
         for i, (p, kind) in enumerate(zip(prompts(len(kinds)), kinds, strict=True))
     ]
-    it = bench(tiny_pair.verifier, tiny_pair.draft, dtype=dtype, max_batch_tokens=64)
+    draft = tiny_pair.verifier if right else tiny_pair.draft
+    it = bench(tiny_pair.verifier, draft, dtype=dtype, max_batch_tokens=64)
     done = it.add(*asked).run()
     it.assert_all_blocks_are_free()
+    for kind in Verification:
+        of_kind = [done[r.request_id] for r in asked if r.verification is kind]
+        assert sum(c.proposed for c in of_kind) > 0
+        assert sum(c.accepted for c in of_kind) >= 20 * right
     for request in asked:
         if request.verification is Verification.COUPLED:
             expected = baseline_of(tiny_pair.verifier, dtype)(request)
