@@ -27,9 +27,9 @@ class Request:
     seed: int  # Philox key, in [0, 2**63)
     draft_ids: tuple[int, ...] = ()  # a pre-generated continuation, only ever a hint
     depth: int | None = None  # draft tokens per step; None: as many as pay
-    verification: Verification = Verification.COUPLED
     # Makes what is called with each token decided, and answers whether the text ends with it.
     watch_text: Callable[[], Callable[[int], bool]] | None = None
+    verification: Verification = Verification.COUPLED
 
 
 @dataclass(frozen=True, slots=True)
