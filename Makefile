@@ -10,7 +10,8 @@ export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-long lint types format bench-engine bench-exactness bench-acceptance clean distclean
+.PHONY: help demo test test-long lint types format
+.PHONY: bench-engine bench-memory bench-exactness bench-acceptance clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,9 +38,12 @@ format: $(VENV)/.dev ## sort imports, apply safe fixes, format
 	@$(BIN)/ruff check --fix --quiet . || true
 	@$(BIN)/ruff format .
 
-bench-engine: $(VENV)/.engine ## tokens/s beside transformers' own paths, on an idle machine; JSON in jobs/bench/results
-	@$(BIN)/python -m specbatch.jobs.bench.engine --model demo
-	@$(BIN)/python -m specbatch.jobs.bench.engine --model llama-230m
+bench-engine: $(VENV)/.engine ## tokens/s beside other engines, on an idle machine; JSON in jobs/bench/results; takes ARGS
+	@$(BIN)/python -m specbatch.jobs.bench.engine --model demo $(ARGS)
+	@$(BIN)/python -m specbatch.jobs.bench.engine --model llama-230m $(ARGS)
+
+bench-memory: $(VENV)/.engine ## what an engine announces beside what it takes; JSON in jobs/bench/results
+	@$(BIN)/python -m specbatch.jobs.bench.memory
 
 bench-exactness: $(VENV)/.engine ## what `exactness: bitwise` costs on the torch path, and what `fast` changes
 	@$(BIN)/python -m specbatch.jobs.bench.exactness

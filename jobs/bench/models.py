@@ -12,10 +12,11 @@ PROMPT_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class BenchModel:
-    """A verifier's folder and prompts of 64 tokens for it."""
+    """A verifier's folder, that of a draft with its vocabulary, and prompts of 64 tokens."""
 
     name: str
     folder: Path
+    draft: Path
     vocab_size: int
 
     def prompts(self, count: int) -> list[list[int]]:
@@ -27,32 +28,38 @@ class BenchModel:
 
 
 def demo_model() -> BenchModel:
-    """The shipped verifier."""
-    return BenchModel("demo", Path(__file__).parents[1] / "demo" / "models" / "verifier", 2048)
+    """The shipped pair."""
+    models = Path(__file__).parents[1] / "demo" / "models"
+    return BenchModel("demo", models / "verifier", models / "draft", 2048)
 
 
 def random_model(folder: Path) -> BenchModel:
-    """Hidden 1024, 16 layers, vocabulary 32000, bfloat16; made in `folder` unless it is there."""
+    """Hidden 1024, 16 layers, and a draft of 2 with hidden 256; made in `folder` unless there."""
+    verifier, draft = folder / "llama-230m", folder / "llama-230m-draft"
+    _random_llama(verifier, hidden_size=1024, intermediate_size=2816, num_hidden_layers=16)
+    _random_llama(draft, hidden_size=256, intermediate_size=704, num_hidden_layers=2)
+    return BenchModel("llama-230m", verifier, draft, 32000)
+
+
+def _random_llama(path: Path, **sizes: int) -> None:
+    """16 attention heads on 4, vocabulary 32000, bfloat16."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    path = folder / "llama-230m"
-    if not (path / "model.safetensors").exists():
-        torch.manual_seed(0)
-        config = LlamaConfig(
-            vocab_size=32000,
-            hidden_size=1024,
-            intermediate_size=2816,
-            num_hidden_layers=16,
-            num_attention_heads=16,
-            num_key_value_heads=4,
-            max_position_embeddings=2048,
-            tie_word_embeddings=False,
-            bos_token_id=0,
-            eos_token_id=0,
-        )
-        LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
-    return BenchModel("llama-230m", path, 32000)
+    if (path / "model.safetensors").exists():
+        return
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=32000,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        max_position_embeddings=2048,
+        tie_word_embeddings=False,
+        bos_token_id=0,
+        eos_token_id=0,
+        **sizes,
+    )
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
 
 
 _SMALL: dict[str, Any] = {
@@ -77,7 +84,10 @@ _OF_TYPE: dict[str, dict[str, Any]] = {
 
 
 def small_model(model_type: str, folder: Path) -> BenchModel:
-    """A random model of another architecture, float32; its logits are spread like real ones."""
+    """A random model of another architecture, float32; its logits are spread like real ones.
+
+    It has no draft but itself.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -91,4 +101,5 @@ def small_model(model_type: str, folder: Path) -> BenchModel:
                 parameter.normal_(0.0, std, generator=generator)
         model.get_output_embeddings().weight.mul_(4.0)
     model.save_pretrained(folder / model_type)
-    return BenchModel(f"{model_type}-small", folder / model_type, _SMALL["vocab_size"])
+    path = folder / model_type
+    return BenchModel(f"{model_type}-small", path, path, _SMALL["vocab_size"])

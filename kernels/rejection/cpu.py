@@ -19,7 +19,7 @@ def verify_tokens(
 ) -> Verdict:
     """As `reference.verify_tokens`."""
     found = accept_tokens(target_logits, draft_probs, draft_tokens, row_offsets, counters, sampling)
-    return emit(found, target_logits, draft_tokens, counters, gumbel)
+    return emit(found, target_logits, draft_tokens, counters, sampling.top, gumbel)
 
 
 def verify_blocks(
@@ -32,4 +32,4 @@ def verify_blocks(
 ) -> Verdict:
     """As `reference.verify_blocks`."""
     found = accept_blocks(target_logits, draft_probs, draft_tokens, row_offsets, counters, sampling)
-    return emit(found, target_logits, draft_tokens, counters, gumbel)
+    return emit(found, target_logits, draft_tokens, counters, sampling.top, gumbel)

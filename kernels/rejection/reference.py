@@ -22,8 +22,8 @@ from torch import Tensor
 
 from specbatch.kernels.counters.reference import gumbel, philox4x32
 from specbatch.kernels.rejection.contract import ACCEPT_STREAM, BLOCK_STREAM, RESIDUAL_STREAM
-from specbatch.kernels.verify.contract import SamplingRows, Verdict
-from specbatch.kernels.verify.reference import match_prefix, process
+from specbatch.kernels.verify.contract import SamplingRows, TopRows, Verdict
+from specbatch.kernels.verify.reference import match_prefix, process, top_tokens
 
 _MASK = 0xFFFFFFFF
 _REJECTED = -2  # equals no token and not PLACEHOLDER
@@ -43,11 +43,11 @@ def verify_tokens(
         else draw from       max(P_j - Q_j, 0), normalised
 
     `tokens` holds the draft before the first rejection and the draw there; rows behind it mean
-    nothing. A row depends on no other row, so a proposer may draw
-    with the noise of a token's position again after a rejection. Never synchronises with the host.
+    nothing. A row depends on no other row, so a proposer may draw with the noise of a token's
+    position again after a rejection. Never synchronises with the host.
     """
     found = accept_tokens(target_logits, draft_probs, draft_tokens, row_offsets, counters, sampling)
-    return emit(found, target_logits, draft_tokens, counters, gumbel)
+    return emit(found, target_logits, draft_tokens, counters, sampling.top, gumbel)
 
 
 def verify_blocks(
@@ -75,7 +75,7 @@ def verify_blocks(
     On a GPU it synchronises once with the host, for the longest block.
     """
     found = accept_blocks(target_logits, draft_probs, draft_tokens, row_offsets, counters, sampling)
-    return emit(found, target_logits, draft_tokens, counters, gumbel)
+    return emit(found, target_logits, draft_tokens, counters, sampling.top, gumbel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,23 +136,31 @@ def emit(
     target_logits: Tensor,  # [num_rows, vocab_size] float32, unprocessed
     draft_tokens: Tensor,  # [num_rows] int64
     counters: Tensor,  # [num_rows, 2] int64
+    top: TopRows | None,
     noise: Callable[[Tensor, int, int], Tensor],  # `gumbel`
 ) -> Verdict:
     """Draw the token behind each accepted draft; only these rows need noise."""
     law = torch.where(found.weights.sum(dim=1, keepdim=True) > 0, found.weights, found.p)
     own = law.log() + noise(counters[found.rows], law.shape[1], RESIDUAL_STREAM)
-    tokens = draft_tokens.clamp_min(0).index_copy(0, found.rows, own.argmax(dim=1))
-    chosen = target_logits.gather(1, tokens[:, None])[:, 0]
-    return Verdict(tokens, chosen - target_logits.logsumexp(dim=1), found.accepted)
+    own = own.argmax(dim=1)
+    tokens = draft_tokens.clamp_min(0).index_copy(0, found.rows, own)
+    norm = target_logits.logsumexp(dim=1)
+    logprobs = target_logits.gather(1, tokens[:, None])[:, 0] - norm
+    # No draft is accepted where nothing is left, so only a drawn token can stand there.
+    nothing_left = found.p.gather(1, own[:, None])[:, 0].isnan()
+    drawn = logprobs[found.rows].masked_fill(nothing_left, float("nan"))
+    logprobs = logprobs.index_copy(0, found.rows, drawn)
+    return Verdict(tokens, logprobs, found.accepted, top_tokens(target_logits, norm, top))
 
 
 def _laws(
     target_logits: Tensor, draft_probs: Tensor, row_offsets: Tensor, sampling: SamplingRows
 ) -> tuple[Tensor, Tensor]:
-    """P and Q of every row, float32 [num_rows, vocab_size]."""
+    """P and Q of every row, float32 [num_rows, vocab_size]; P is NaN where no token is left."""
     num_rows, vocab_size = target_logits.shape
     scores = process(target_logits, sampling)
     best = torch.zeros_like(scores).scatter_(1, scores.argmax(dim=1, keepdim=True), 1.0)
+    best = best.masked_fill(scores.amax(dim=1, keepdim=True) == float("-inf"), float("nan"))
     p = torch.where((sampling.temperature > 0)[:, None], scores.softmax(dim=1), best)
     # Draft rows are the rows less the bonus rows before them; bonus rows take the zeros at the end.
     rows = torch.arange(num_rows, device=target_logits.device)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 
 from specbatch.pipeline.engine.block_proposer import BlockProposer
-from specbatch.pipeline.engine.draft_model import DraftModelProposer
+from specbatch.pipeline.engine.draft_model import MAX_PASS_TOKENS, DraftModelProposer
 from specbatch.pipeline.engine.engine import Engine, EngineStats
 from specbatch.pipeline.engine.loader import load_model
-from specbatch.pipeline.engine.memory import cache_bytes
+from specbatch.pipeline.engine.memory import MemoryBudget, budget_of, cache_bytes
 from specbatch.pipeline.engine.model_folder import ModelFolder
 from specbatch.pipeline.engine.proposer import Proposer
 from specbatch.pipeline.engine.recheck import Rechecker
 from specbatch.pipeline.engine.runner import ModelRunner
 from specbatch.pipeline.engine.service import EngineService
 from specbatch.schemas.spec import EngineSpec
+
+log = logging.getLogger(__name__)
 
 
 class EngineHost:
@@ -39,6 +42,7 @@ class EngineHost:
         self._kv_cache_bytes = kv_cache_bytes
         self._gate = gate
         self._device = device
+        self.memory: MemoryBudget | None = None  # of the engine made last
         self._services: dict[tuple[str, str], EngineService] = {}
         self._lock = threading.Lock()
 
@@ -48,9 +52,14 @@ class EngineHost:
             key = (spec.dtype, spec.exactness)
             if key not in self._services:
                 self._services[key] = EngineService(
-                    self._maker(spec), self._gate, name=f"engine-{spec.dtype}"
+                    partial(self.make_engine, spec), self._gate, name=f"engine-{spec.dtype}"
                 )
             return self._services[key]
+
+    def check(self) -> None:
+        """Raises `DeviceLostError` once an engine here has lost its device."""
+        for service in self._all():
+            service.check()
 
     def cancel(self, job_id: str) -> None:
         for service in self._all():
@@ -68,21 +77,26 @@ class EngineHost:
         with self._lock:
             return list(self._services.values())
 
-    def _maker(self, spec: EngineSpec) -> Callable[[], Engine]:
-        def make() -> Engine:
-            proposers: list[Proposer] = [BlockProposer()]
-            if self.proposer is not None:
-                proposers.append(DraftModelProposer(self._runner(self.proposer, spec)))
-            runner = self._runner(self.verifier, spec)
-            return Engine(
-                runner,
-                tuple(proposers),
-                self._max_sequences,
-                self._max_batch_tokens,
-                None if runner.steady else Rechecker(runner),
-            )
-
-        return make
+    def make_engine(self, spec: EngineSpec) -> Engine:
+        """A new engine, its memory announced. The caller alone uses it."""
+        proposers: list[Proposer] = [BlockProposer()]
+        models = []
+        if self.proposer is not None:
+            drafting = self._runner(self.proposer, spec)
+            proposers.append(DraftModelProposer(drafting))
+            models.append(drafting.memory(MAX_PASS_TOKENS, self._max_sequences))
+        verifying = self._runner(self.verifier, spec)
+        engine = Engine(
+            verifying,
+            tuple(proposers),
+            self._max_sequences,
+            self._max_batch_tokens,
+            None if verifying.steady else Rechecker(verifying),
+        )
+        models.append(verifying.memory(*engine.largest_pass))
+        self.memory = budget_of(models, on_processor=self._device == "cpu")
+        log.info("memory budget of the %s engine: %s", spec.dtype, self.memory)
+        return engine
 
     def _runner(self, folder: ModelFolder, spec: EngineSpec) -> ModelRunner:
         model = load_model(folder, spec.dtype, spec.exactness, self._device)
@@ -90,4 +104,4 @@ class EngineHost:
         size = self._kv_cache_bytes
         if self._device == "cpu":
             size = cache_bytes(size, models)
-        return ModelRunner(model, size)
+        return ModelRunner(model, size, consume=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from engine.decoding import prompts, runner_of
+from engine.faulty import FaultyDecoder
 
 from specbatch.pipeline.engine.batch import Chunk
 from specbatch.pipeline.engine.blocks import KvState
@@ -35,10 +36,10 @@ def runner(tiny_pair: TinyPair) -> ModelRunner:
     return runner_of(loaded(tiny_pair.verifier, "float32"), 256)
 
 
-def run(runner: ModelRunner, requests: list[Request], one_in: int = 1) -> tuple[
-    Engine, list[Completion]
-]:  # fmt: skip
-    engine = Engine(runner, rechecker=Rechecker(runner, one_in))
+def run(
+    runner: ModelRunner, requests: list[Request], one_in: int = 1, again: ModelRunner | None = None
+) -> tuple[Engine, list[Completion]]:
+    engine = Engine(runner, rechecker=Rechecker(again or runner, one_in))
     for request in requests:
         engine.add(request)
     done: list[Completion] = []
@@ -59,6 +60,30 @@ def test_nothing_differs_where_bits_do_not_depend_on_the_batch(
     assert engine.stats.largest_margin == 0
     assert [c.recheck.tokens for c in done] == [len(c.token_ids) for c in done]
     assert runner.blocks.free_blocks == runner.blocks.num_blocks - 1
+
+
+def test_a_second_look_that_raises_costs_nothing_but_itself(
+    runner: ModelRunner, tiny_pair: TinyPair
+) -> None:
+    asked = [Request(str(i), p, GREEDY, seed=i) for i, p in enumerate(prompts(6))]
+    _, expected = run(runner, asked)
+    for error in (RuntimeError("a hiccup"), MemoryError("none left")):
+        broken = runner_of(loaded(tiny_pair.verifier, "float32"), 256)
+        broken._decoder = FaultyDecoder(broken._decoder, lambda _, error=error: error)
+        engine, done = run(runner, asked, again=broken)
+        assert [c.token_ids for c in done] == [c.token_ids for c in expected]
+        assert {c.recheck for c in done} == {Recheck()}
+        assert engine.stats.checked_tokens == 0
+        for one in (runner, broken):
+            assert one.blocks.free_blocks == one.blocks.num_blocks - 1
+
+
+def test_a_device_lost_in_a_second_look_is_lost(runner: ModelRunner, tiny_pair: TinyPair) -> None:
+    broken = runner_of(loaded(tiny_pair.verifier, "float32"), 256)
+    gone = torch.AcceleratorError("CUDA error: unspecified launch failure")
+    broken._decoder = FaultyDecoder(broken._decoder, lambda _: gone)
+    with pytest.raises(torch.AcceleratorError):
+        run(runner, [Request("r", (1, 2), GREEDY, seed=0)], again=broken)
 
 
 def last_logits(runner: ModelRunner, tokens: list[int]) -> torch.Tensor:

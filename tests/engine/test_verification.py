@@ -14,12 +14,17 @@ import numpy as np
 import pytest
 import torch
 from engine.decoding import assert_counts_add_up, assert_same, baseline_of, bench, prompts
+from engine.faulty import real_tokens, spoil
 from scipy import stats
 
+from specbatch.kernels.decoder.contract import DecoderBatch
 from specbatch.kernels.verify.reference import process
 from specbatch.pipeline.engine.batch import Chunk
+from specbatch.pipeline.engine.block_proposer import BlockProposer
 from specbatch.pipeline.engine.blocks import KvState
 from specbatch.pipeline.engine.draft_model import DraftModelProposer
+from specbatch.pipeline.engine.guarded_proposer import guarded
+from specbatch.pipeline.engine.proposer import has_laws
 from specbatch.pipeline.engine.runner import ModelRunner
 from specbatch.pipeline.engine.sampling import sampling_rows
 from specbatch.pipeline.engine.sequence import Completion, Request, Sequence
@@ -225,3 +230,79 @@ def test_a_preempted_request_goes_on_and_all_blocks_come_back(
     for completion in done.values():
         assert len(completion.token_ids) == 60
         assert_counts_add_up(completion)
+
+
+def test_the_most_likely_tokens_are_told_in_mixed_company(tiny_pair: TinyPair) -> None:
+    """Of every kind some ask for many, some for few, some for none."""
+    sampled = SamplingParams(max_tokens=24, temperature=0.9, top_p=0.95, ignore_eos=True)
+    asked = [
+        Request(
+            str(i),
+            p,
+            replace(sampled, top_logprobs=(0, 3, 9)[i // 3 % 3]),
+            i,
+            depth=(0, 3)[i % 2],
+            verification=[*Verification][i % 3],
+        )
+        for i, p in enumerate(prompts(27))
+    ]
+    it = bench(tiny_pair.verifier, tiny_pair.verifier, max_batch_tokens=64)
+    done = it.add(*asked).run()
+    for request in asked:
+        got, count = done[request.request_id], request.params.top_logprobs
+        if not count:
+            assert got.top_logprobs is None
+            continue
+        logits = it.runners[0].forward([whole_text(it.runners[0], request, got)])
+        law, best = logits.log_softmax(1), logits.sort(dim=1, descending=True, stable=True).indices
+        assert got.top_logprobs is not None
+        for row, (ids, values) in enumerate(got.top_logprobs):
+            assert list(ids) == best[row, :count].tolist()
+            assert list(values) == pytest.approx(law[row, best[row, :count]].tolist(), abs=1e-5)
+        assert len(got.top_logprobs) == len(logits) == 24
+    for kind in Verification:
+        of_kind = [done[r.request_id] for r in asked if r.verification is kind]
+        assert sum(c.accepted for c in of_kind) > 0
+
+
+def whole_text(runner: ModelRunner, request: Request, done: Completion) -> Chunk:
+    """A pass over prompt and output, with a row of logits for every token of the output."""
+    kv, tokens = KvState(), [*request.prompt_ids, *done.token_ids][:-1]
+    runner.blocks.grow(kv, len(tokens))
+    before = len(request.prompt_ids) - 1
+    if before:
+        runner.forward([Chunk(kv, tokens[:before], 0)])
+    return Chunk(kv, tokens[before:], len(done.token_ids))
+
+
+@pytest.mark.parametrize("verification", RATIO_TESTS, ids=str)
+def test_a_pass_that_raises_leaves_the_law_as_it_is(
+    foreign: TinyPair, verification: Verification
+) -> None:
+    """Its drafts are dropped; what is decided without them follows the law too."""
+
+    def hiccup(batch: DecoderBatch) -> Exception | None:
+        often = faulty.passes % 5 == 0 and real_tokens(batch) > 8  # no sequence raises alone
+        return RuntimeError("a hiccup") if often else None
+
+    it = bench(foreign.verifier, foreign.draft)
+    faulty = spoil(it, hiccup)
+    for i in range(DRAWS):
+        it.add(Request(str(i), PROMPT, PLAIN, 7919 * i, depth=2, verification=verification))
+    done = it.run()
+    it.assert_all_blocks_are_free()
+    assert it.engine.stats.raised_passes > 20
+    assert all(c.error is None for c in done.values())
+    assert_texts_follow(law_of_texts(foreign.verifier, PLAIN), list(done.values()))
+
+
+def test_a_guarded_proposer_has_laws_where_the_proposer_has(foreign: TinyPair) -> None:
+    params = replace(PLAIN, max_tokens=3)
+    request = Request("r", PROMPT, params, 1, verification=Verification.REJECTION)
+    sequence = Sequence(request, frozenset(), 9)
+    draft_model = DraftModelProposer(ModelRunner(loaded(foreign.draft, "float32"), 1 << 20))
+    kept = guarded(draft_model, lambda: None)
+    assert has_laws(kept)
+    assert len(kept.propose([sequence], [2])[0]) == 2
+    assert torch.equal(kept.laws(sequence), draft_model.laws(sequence))
+    assert not has_laws(guarded(BlockProposer(), lambda: None))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -16,8 +17,8 @@ from torch import Tensor
 from specbatch.kernels.counters.reference import gumbel
 from specbatch.kernels.rejection import cpu
 from specbatch.kernels.rejection.reference import verify_blocks, verify_tokens
-from specbatch.kernels.verify.contract import PLACEHOLDER, SamplingRows, Verdict
-from specbatch.kernels.verify.reference import process
+from specbatch.kernels.verify.contract import PLACEHOLDER, SamplingRows, TopRows, Verdict
+from specbatch.kernels.verify.reference import process, top_tokens
 
 Test = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, SamplingRows], Verdict]
 DRAWS = 40_000
@@ -302,6 +303,38 @@ def test_a_nan_row_is_rejected_says_so_and_spoils_no_other(test: Test) -> None:
     assert int(after.accepted[1]) <= 2
     assert after.logprobs[3].isnan()
     assert 0 <= int(after.tokens[3]) < 111
+
+
+def test_a_row_with_nothing_left_says_so_where_its_token_is_drawn(test: Test) -> None:
+    logits, q, draft, offsets, counters, sampling = ragged(11)
+    gone = torch.tensor([0, 3, 12])  # a bonus row alone, and rows within two drafts
+    spoilt = logits.clone()
+    spoilt[gone] = -torch.inf
+    verdict = test(spoilt, q, draft, offsets, counters, sampling)
+    drawn_at = offsets[:-1] + verdict.accepted
+    told = verdict.logprobs[drawn_at].isnan()
+    assert torch.equal(told, torch.isin(drawn_at, gone))
+    assert told[0]
+    for first, end, at in zip(offsets[:-1], offsets[1:], drawn_at, strict=True):
+        before = gone[(gone >= first) & (gone < end)]
+        assert (at <= before).all(), "a draft was accepted where nothing is left"
+        assert verdict.logprobs[first:at].isfinite().all()
+
+
+def test_the_most_likely_tokens_are_told_of_the_rows_that_ask(test: Test) -> None:
+    *arguments, sampling = ragged(111)
+    logits = arguments[0]
+    asking = replace(sampling, top=TopRows(torch.tensor([0, 4, 9, 22]), 5))
+    plain_verdict, verdict = test(*arguments, sampling), test(*arguments, asking)
+    assert plain_verdict.top is None
+    assert torch.equal(verdict.tokens, plain_verdict.tokens)
+    assert torch.equal(verdict.logprobs, plain_verdict.logprobs)
+    expected = top_tokens(logits, logits.logsumexp(dim=1), asking.top)
+    assert verdict.top is not None
+    assert expected is not None
+    assert torch.equal(verdict.top.rows, expected.rows)
+    assert torch.equal(verdict.top.tokens, expected.tokens)
+    assert torch.equal(verdict.top.logprobs, expected.logprobs)
 
 
 def test_signatures_agree() -> None:

@@ -31,7 +31,5 @@ def _moved(value: Any, device: str) -> Any:
         return value.to(torch.device(device))
     if is_dataclass(value) and not isinstance(value, type):
         found = {field.name: getattr(value, field.name) for field in fields(value)}
-        return replace(
-            value, **{k: v.to(device) for k, v in found.items() if isinstance(v, Tensor)}
-        )
+        return replace(value, **{name: _moved(part, device) for name, part in found.items()})
     return value
