@@ -1,7 +1,8 @@
 """A draft model beside the verifier: one ragged pass per drafted token, for all sequences at once.
 
 It samples with the request's own noise (Gumbel coupling), so where its distribution is the
-verifier's its tokens are the verifier's too.
+verifier's its tokens are the verifier's too. For ratio tests it samples with a noise of its own,
+fresh for every block, and remembers what it sampled from.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as Seq
 
+import torch
 from torch import Tensor
 
+from specbatch.kernels.verify.reference import process
 from specbatch.pipeline.engine.batch import Chunk
 from specbatch.pipeline.engine.blocks import KvState
 from specbatch.pipeline.engine.runner import ModelRunner
@@ -18,6 +21,8 @@ from specbatch.pipeline.engine.sampler import choose_sampler
 from specbatch.pipeline.engine.sampling import sampling_rows
 from specbatch.pipeline.engine.sequence import Sequence
 from specbatch.pipeline.policy.step_time import StepTime
+from specbatch.schemas.records import Verification
+from specbatch.schemas.seeds import draft_seed
 
 MAX_PASS_TOKENS = 2048  # of all sequences together; what is above it is fed beforehand
 
@@ -34,6 +39,7 @@ class DraftModelProposer:
         # Hopeful at first: a proposer that is never tried is never measured.
         self.pass_time = StepTime(base_sec=1e-4, row_sec=1e-6)
         self._kv: dict[Sequence, KvState] = {}
+        self._laws: dict[Sequence, list[Tensor]] = {}  # of the last draft: [vocab_size] a token
 
     def available(self, sequence: Sequence) -> int:
         room = self._runner.context_tokens - len(sequence.tokens)
@@ -45,6 +51,8 @@ class DraftModelProposer:
 
     def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:
         drafts: list[list[int]] = [[] for _ in sequences]
+        for sequence in sequences:
+            self._laws.pop(sequence, None)
         active = self._reserve(sequences, depths)
         for position in range(max((depths[i] for i in active), default=0)):
             active = [i for i in active if depths[i] > position]
@@ -64,13 +72,19 @@ class DraftModelProposer:
                 drafts[i].append(token)
         return drafts
 
+    def laws(self, sequence: Sequence) -> Tensor:
+        """float32 [drafted, vocab_size], of sequences whose verification is not coupled."""
+        return torch.stack(self._laws[sequence])
+
     def settle(self, sequence: Sequence) -> None:
         """Drop the KV of rejected draft tokens: what agrees with the sequence stays."""
+        self._laws.pop(sequence, None)
         kv = self._kv.get(sequence)
         if kv is not None:
             self._runner.blocks.trim(kv, len(sequence.tokens) - 1)
 
     def forget(self, sequence: Sequence) -> None:
+        self._laws.pop(sequence, None)
         kv = self._kv.pop(sequence, None)
         if kv is not None:
             self._runner.blocks.release(kv)
@@ -109,4 +123,14 @@ class DraftModelProposer:
         self, batch: Seq[Sequence], logits: Tensor, drafts: Seq[list[int]], position: int
     ) -> list[int]:
         rows, counters = sampling_rows(batch, [1] * len(batch), logits.device, drafts, position)
+        own = [i for i, s in enumerate(batch) if s.verification is not Verification.COUPLED]
+        if own:
+            chosen = [batch[i] for i in own]
+            seeds = [draft_seed(s.request.seed, s.num_output) for s in chosen]
+            counters[own, 0] = torch.tensor(seeds, device=counters.device)
+            before = [drafts[i] for i in own]
+            of_own, _ = sampling_rows(chosen, [1] * len(own), logits.device, before, position)
+            laws = process(logits[own], of_own).softmax(dim=1)
+            for sequence, law in zip(chosen, laws, strict=True):
+                self._laws.setdefault(sequence, []).append(law)
         return self._sampler.sample(logits, counters, rows).tolist()

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from specbatch.pipeline.engine.proposer import Proposer
+from specbatch.pipeline.engine.proposer import Proposer, has_laws
 from specbatch.pipeline.engine.sequence import Sequence
 from specbatch.pipeline.policy.acceptance import Acceptance
 from specbatch.pipeline.policy.depth import Candidate, StepCost, choose_depths
 from specbatch.pipeline.policy.step_time import StepTime
+from specbatch.schemas.records import Verification
 
 CONTROL_EVERY_STEPS = 48  # one control window in so many steps …
 CONTROL_STEPS = 3  # … of so many steps at depth 0, to know what it really costs
@@ -108,7 +109,10 @@ class Speculator:
         if cap <= 0:
             return None
         best: _Want | None = None
+        needs_laws = sequence.verification is not Verification.COUPLED
         for proposer in self.proposers:
+            if needs_laws and not has_laws(proposer):
+                continue
             limit = min(cap, proposer.available(sequence))
             if limit <= 0:
                 continue
