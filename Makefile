@@ -10,10 +10,11 @@ export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-long lint types format bench-engine bench-memory clean distclean
+.PHONY: help demo test test-long lint types format
+.PHONY: bench-engine bench-memory bench-exactness bench-acceptance clean distclean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.engine ## a small job from start to end on this machine, no server needed
 	@$(BIN)/specbatch demo
@@ -43,6 +44,12 @@ bench-engine: $(VENV)/.engine ## tokens/s beside other engines, on an idle machi
 
 bench-memory: $(VENV)/.engine ## what an engine announces beside what it takes; JSON in jobs/bench/results
 	@$(BIN)/python -m specbatch.jobs.bench.memory
+
+bench-exactness: $(VENV)/.engine ## what `exactness: bitwise` costs on the torch path, and what `fast` changes
+	@$(BIN)/python -m specbatch.jobs.bench.exactness
+
+bench-acceptance: $(VENV)/.engine ## how many drafts of the demo pair each verification keeps, sampled
+	@$(BIN)/python -m specbatch.jobs.bench.acceptance
 
 clean: ## remove caches, build leftovers and the demo's output
 	@rm -rf demo-run build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

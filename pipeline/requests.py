@@ -39,6 +39,7 @@ def requests_of(
                 seed=sample_seed(row.seed, sample),
                 draft_ids=block.token_ids if block else (),
                 depth=None if depth is None else int(depth),
+                verification=spec.speculation.verification,
                 watch_text=watch,
             )
         )
@@ -105,6 +106,7 @@ def records_of(
                 decode_sec=done.decode_sec,
                 baseline_sec=done.baseline_sec,
                 top_logprobs=done.top_logprobs,
+                recheck=done.recheck,
             )
         )
     return records

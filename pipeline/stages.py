@@ -54,6 +54,7 @@ from specbatch.schemas.records import (
     NewGroup,
     Stage,
     StageTiming,
+    Verification,
 )
 from specbatch.schemas.spec import JobSpec
 
@@ -205,6 +206,7 @@ class Stages:
             return
         with self._guarded(work.lease, host) as held:
             job, spec = self._job(job_id)
+            _check_drafts_here(host, spec)
             rows = read_prompts(self._objects.get_bytes(work.prompts.uri, work.prompts))
             drafts: dict[tuple[int, int], DraftBlock] = {}
             if work.drafts is not None:
@@ -240,6 +242,12 @@ class Stages:
                 "decode_sec": sum(r.decode_sec for r in records),
                 "baseline_sec": sum(r.baseline_sec for r in records),
             }
+            if any(r.recheck.tokens for r in records):
+                report |= {
+                    "rechecked_tokens": sum(r.recheck.tokens for r in records),
+                    "differing_tokens": sum(r.recheck.differing for r in records),
+                    "largest_margin": max(r.recheck.largest_margin for r in records),
+                }
             self._store.commit_group(
                 work.lease,
                 with_text(records, texts, rows, spec, codec.decode),
@@ -263,7 +271,11 @@ class Stages:
                 openai=job.report.get("input_format") == "openai",
                 created=int(job.created_at),
                 decode=self._decode(spec),
-                info={"name": job.name, "spec_sha256": job.spec_digest},
+                info={
+                    "name": job.name,
+                    "spec_sha256": job.spec_digest,
+                    "verification": spec.speculation.verification.value,
+                },
             )
             state, error = final_state(job, self._store.progress(job_id))
             self._store.finish_job(work.lease, state, error)
@@ -346,3 +358,13 @@ class Stages:
             )
         host.check()  # nothing is claimed once the device is gone
         return host
+
+
+def _check_drafts_here(host: EngineHost, spec: JobSpec) -> None:
+    """A ratio test without drafts would sample as the spec says, and never as it is meant."""
+    verification = spec.speculation.verification
+    if verification is not Verification.COUPLED and host.proposer is None:
+        raise UsageError(
+            f"verification {verification} needs the draft model beside the verifier: start "
+            f"`specbatch worker verify --verifier {spec.verifier} --proposer {spec.proposer}`"
+        )

@@ -17,6 +17,15 @@ def _list_of(item: pa.DataType) -> pa.DataType:
     return pa.list_(pa.field("item", item, nullable=False))
 
 
+_RECHECK = pa.struct(
+    [
+        pa.field("tokens", pa.int32(), nullable=False),
+        pa.field("differing", pa.int32(), nullable=False),
+        pa.field("largest_margin", pa.float64(), nullable=False),
+    ]
+)
+
+
 def _schema(*fields: pa.Field) -> pa.Schema:
     return pa.schema(fields, metadata=_VERSION)
 
@@ -74,6 +83,7 @@ RESULTS = _schema(
     _required("decode_sec", pa.float64()),
     _required("baseline_sec", pa.float64()),
     pa.field("top_logprobs", _list_of(_TOP_PAIRS)),  # null: not asked for
+    _required("recheck", _RECHECK),
 )
 
 OUTPUT = _schema(

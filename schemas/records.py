@@ -33,6 +33,18 @@ class FinishReason(StrEnum):
     CANCELLED = "cancelled"
 
 
+class Verification(StrEnum):
+    """What decides about a draft token. `coupled` alone gives the same output whatever is drafted.
+
+    With the other two an output still follows the verifier's law, but which output it is depends on
+    the drafts and on where their blocks began.
+    """
+
+    COUPLED = "coupled"  # it is kept where it is the token the verifier samples
+    REJECTION = "rejection"  # the ratio test, token by token
+    BLOCK = "block"  # the ratio test of whole blocks, which keeps a little more
+
+
 class JobState(StrEnum):
     """State of a job as people see it."""
 
@@ -205,6 +217,22 @@ class StageTiming:
 
 
 @dataclass(frozen=True, slots=True)
+class Recheck:
+    """What a second look at a completion found, where bits may depend on the batch.
+
+    A margin is the distance between the scores (processed logits with their noise) of the token
+    that was written and of the one that the second look decides.
+    """
+
+    tokens: int = 0  # that were looked at
+    differing: int = 0
+    largest_margin: float = 0.0
+
+
+NOT_LOOKED_AT = Recheck()
+
+
+@dataclass(frozen=True, slots=True)
 class CompletionRecord:
     """One finished (row, sample): everything that is kept about it.
 
@@ -240,6 +268,7 @@ class CompletionRecord:
     # One entry per token where log-probabilities were asked for, else None. `logprobs` itself is
     # always kept.
     top_logprobs: tuple[TopLogprobs, ...] | None = None
+    recheck: Recheck = NOT_LOOKED_AT  # goes into the job's report, not into the completion's row
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,5 +18,14 @@ def sample_seed(seed: int, sample_index: int) -> int:
     return seed if sample_index == 0 else _first_63_bits(f"{seed}\0{sample_index}")
 
 
+def draft_seed(seed: int, position: int) -> int:
+    """Seed of a draft for a ratio test, which begins at an output position.
+
+    Such a draft may share no noise with the test, nor, under block verification, with the draft of
+    another block.
+    """
+    return _first_63_bits(f"{seed}\0draft\0{position}")
+
+
 def _first_63_bits(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

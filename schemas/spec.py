@@ -10,7 +10,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from specbatch.schemas.errors import SpecError
-from specbatch.schemas.records import SamplingParams
+from specbatch.schemas.records import SamplingParams, Verification
 
 PILOT_EVERY_GROUPS = 8
 
@@ -159,9 +159,26 @@ class SpeculationSpec(_Part):
         default=16, ge=1, le=4096, description="length of a pre-generated continuation"
     )
 
+    verification: Verification = Field(
+        default=Verification.COUPLED,
+        description="coupled: outputs do not depend on drafts; rejection, block: only their law",
+    )
+
     @property
     def enabled(self) -> bool:
         return self.depth not in ("off", 0)
+
+    @model_validator(mode="after")
+    def _ratio_tests_need_probabilities(self) -> SpeculationSpec:
+        if self.verification is not Verification.COUPLED:
+            if not self.enabled:
+                raise ValueError(f"verification {self.verification} needs drafts, and depth is off")
+            if self.pregenerate is True:
+                raise ValueError(
+                    f"verification {self.verification} needs the drafts' probabilities, which "
+                    "pre-generated drafts do not carry: pregenerate must be auto or false"
+                )
+        return self
 
 
 class EngineSpec(_Part):
@@ -195,6 +212,13 @@ class JobSpec(_Part):
     def _empty_is_none(cls, value: object) -> object:
         return None if value in ("", "none") else value
 
+    @model_validator(mode="after")
+    def _ratio_tests_need_a_model(self) -> JobSpec:
+        verification = self.speculation.verification
+        if verification is not Verification.COUPLED and self.proposer is None:
+            raise ValueError(f"verification {verification} needs a draft model: name a proposer")
+        return self
+
     def resolved(self, base: Path) -> JobSpec:
         """The same spec with local paths made absolute against `base`."""
         return self.model_copy(
@@ -220,6 +244,8 @@ class JobSpec(_Part):
         """
         if self.proposer is None or not self.speculation.enabled:
             return False
+        if self.speculation.verification is not Verification.COUPLED:
+            return False  # they carry no probabilities
         pilot = group_index % PILOT_EVERY_GROUPS == 0
         return pilot if self.speculation.pregenerate == "auto" else self.speculation.pregenerate
 

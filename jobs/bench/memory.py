@@ -98,7 +98,9 @@ def measure(model: str, dtype: str, kv_cache_mib: int, folder: Path) -> dict[str
     assert host.memory is not None, "a made engine is announced"
     load_peak = peak_bytes()
     forget_peak()
-    prompt_tokens = host.verifier.context_tokens - 2 * NEW_TOKENS
+    # So short that all sequences find room at once: only then is the largest pass reached.
+    share = host.memory.cache_tokens // MAX_SEQUENCES
+    prompt_tokens = min(480, share - 64, host.verifier.context_tokens - 64)
     pre_drafted = draft is None
     fed = fill(engine, host.memory.cache_tokens, prompt_tokens, verifier.vocab_size, pre_drafted)
     peak, announced = peak_bytes(), host.memory
@@ -133,7 +135,8 @@ def fill(
         return tuple(rng.randrange(3, vocab_size) for _ in range(count))
 
     params = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True)
-    count = -(-cache_tokens // prompt_tokens) + MAX_SEQUENCES
+    # A finished sequence leaves its full blocks only: some more are needed than would fit.
+    count = max(MAX_SEQUENCES, int(1.2 * cache_tokens / prompt_tokens) + 2)
     for i in range(count):
         drafts = some(NEW_TOKENS) if pre_drafted else ()
         request = Request(str(i), some(prompt_tokens), params, i, drafts, depth=NEW_TOKENS - 1)

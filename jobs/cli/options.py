@@ -89,6 +89,15 @@ Depth = Annotated[
         "--depth", "draft tokens per step: auto, off or a number; never changes outputs", _SPEED
     ),
 ]
+Verification = Annotated[
+    Text,
+    _option(
+        "--verification",
+        "coupled, rejection or block: what decides about drafts; outputs depend on drafts with the "
+        "last two",
+        _SPEED,
+    ),
+]
 Dtype = Annotated[Text, _option("--dtype", "auto, bfloat16, float16 or float32", _SPEED)]
 Exactness = Annotated[
     Text, _option("--exactness", "bitwise or fast: whether bits may depend on the batch", _SPEED)

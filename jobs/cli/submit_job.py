@@ -41,6 +41,7 @@ def submit_job(
     logprobs: o.Logprobs = None,
     top_logprobs: o.TopLogprobs = None,
     depth: o.Depth = None,
+    verification: o.Verification = None,
     dtype: o.Dtype = None,
     exactness: o.Exactness = None,
     group_size: o.GroupSize = None,
@@ -74,8 +75,8 @@ def submit_job(
         "sampling.presence_penalty": presence_penalty,
         "sampling.frequency_penalty": frequency_penalty,
         "sampling.logprobs": logprobs, "sampling.top_logprobs": top_logprobs,
-        "speculation.depth": o.depth_value(depth), "engine.dtype": dtype,
-        "engine.exactness": exactness, "group_size": group_size,
+        "speculation.depth": o.depth_value(depth), "speculation.verification": verification,
+        "engine.dtype": dtype, "engine.exactness": exactness, "group_size": group_size,
     }  # fmt: skip
     if timeout is not None and not (wait or local):
         raise UsageError("--timeout needs --wait or --local")

@@ -30,6 +30,8 @@ class RaggedBatch:
     context_lens: list[int]  # [num_seqs] tokens
     block_tables: list[list[int]]  # [num_seqs][blocks], indices into the caches
     slots: Tensor  # [num_tokens] int64: block * block_size + offset, where a token's KV goes
+    # Whether a token's bits must not depend on the batch. If they may, tiles fit the batch.
+    steady: bool = True
     prepared: dict[Any, Any] = field(default_factory=dict)  # what an implementation precomputed
 
 

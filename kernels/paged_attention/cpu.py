@@ -7,6 +7,9 @@ Every product is [8·G, D]·[D, C] or [8·G, C]·[C, D]; only how many of them r
 the batch. Chunks are added up in order. So a token's bits depend neither on its neighbours nor on
 how many tokens of its sequence share the pass, provided the library computes the members of a
 batched product alike, which the engine checks before it promises anything.
+
+A batch that need not be `steady` has tiles no longer than its longest run of queries: in a decoding
+step seven eighths of a tile would be padding.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ class _Chunk:
 
     tiles: int
     blocks: Tensor  # [tiles * CHUNK_TOKENS / block_size] int64
-    hidden: Tensor  # [tiles, 1, 1, TILE_TOKENS, CHUNK_TOKENS] bool, True where a key is unseen
+    hidden: Tensor  # [tiles, 1, 1, tile, CHUNK_TOKENS] bool, True where a key is unseen
     unused: Tensor  # [n] int64 into [tiles * CHUNK_TOKENS], the keys that no query of a tile sees
 
 
@@ -38,8 +41,9 @@ class _Chunk:
 class _Tiles:
     """Index work done once per pass and shared by all layers (with the same window)."""
 
-    rows: Tensor  # [NT * TILE_TOKENS] int64 into the tokens plus one row of zeros
-    scatter: Tensor  # [num_tokens] int64 into [NT * TILE_TOKENS] plus one row of zeros
+    tokens: int  # in a tile
+    rows: Tensor  # [NT * tokens] int64 into the tokens plus one row of zeros
+    scatter: Tensor  # [num_tokens] int64 into [NT * tokens] plus one row of zeros
     chunks: tuple[_Chunk, ...]
 
 
@@ -59,8 +63,8 @@ def paged_attention(
     tiles = _prepared(batch, query.shape[0], block_size, window)
     padded = torch.cat((query, query.new_zeros(1, num_heads, head_dim)))
     q = padded[tiles.rows].float().mul_(scaling)
-    q = q.view(-1, TILE_TOKENS, kv_heads, group, head_dim).permute(0, 2, 3, 1, 4).contiguous()
-    q = q.view(-1, kv_heads, group * TILE_TOKENS, head_dim)
+    q = q.view(-1, tiles.tokens, kv_heads, group, head_dim).permute(0, 2, 3, 1, 4).contiguous()
+    q = q.view(-1, kv_heads, group * tiles.tokens, head_dim)
 
     # 1) Scores, chunk by chunk, and their maximum.
     scores = [_scores(q, key_cache, chunk, group, softcap) for chunk in tiles.chunks]
@@ -79,7 +83,7 @@ def paged_attention(
     out /= total.clamp_min_(torch.finfo(torch.float32).tiny)
 
     # 3) Back to one row of tokens.
-    out = out.view(-1, kv_heads, group, TILE_TOKENS, head_dim).permute(0, 3, 1, 2, 4)
+    out = out.view(-1, kv_heads, group, tiles.tokens, head_dim).permute(0, 3, 1, 2, 4)
     flat = out.reshape(-1, num_heads, head_dim)
     flat = torch.cat((flat, flat.new_zeros(1, num_heads, head_dim)))
     return flat[tiles.scatter].to(query.dtype)
@@ -88,11 +92,11 @@ def paged_attention(
 def _scores(
     q: Tensor, key_cache: Tensor, chunk: _Chunk, group: int, softcap: float | None
 ) -> Tensor:
-    """[tiles, kv_heads, group * TILE_TOKENS, CHUNK_TOKENS] float32, -inf where unseen."""
+    """[tiles, kv_heads, group * tile, CHUNK_TOKENS] float32, -inf where unseen."""
     s = q[: chunk.tiles] @ _by_head(key_cache[chunk.blocks], chunk).transpose(-1, -2)
     if softcap is not None:
         s = softcap * torch.tanh(s / softcap)
-    by_head = s.view(chunk.tiles, -1, group, TILE_TOKENS, CHUNK_TOKENS)
+    by_head = s.view(chunk.tiles, -1, group, chunk.hidden.shape[3], CHUNK_TOKENS)
     by_head.masked_fill_(chunk.hidden, float("-inf"))
     return s
 
@@ -122,17 +126,16 @@ def _prepare(batch: RaggedBatch, num_tokens: int, block_size: int, window: int |
     contexts = np.asarray(batch.context_lens, dtype=np.int64)
     # 1) Cut every sequence's tokens into tiles, the longest contexts first.
     lengths = np.diff(starts)
-    per_seq = -(-lengths // TILE_TOKENS)
+    tile = TILE_TOKENS if batch.steady else min(TILE_TOKENS, max(1, int(lengths.max())))
+    per_seq = -(-lengths // tile)
     owner = np.repeat(np.arange(len(lengths)), per_seq)
     ordinal = np.arange(len(owner)) - np.repeat(np.cumsum(per_seq) - per_seq, per_seq)
-    reach = np.minimum(
-        contexts[owner] - lengths[owner] + (ordinal + 1) * TILE_TOKENS, contexts[owner]
-    )
+    reach = np.minimum(contexts[owner] - lengths[owner] + (ordinal + 1) * tile, contexts[owner])
     order = np.argsort(-reach, kind="stable")
     owner, ordinal, reach = owner[order], ordinal[order], reach[order]
 
     # 2) Which token each tile row holds, and where it sits in its sequence.
-    in_seq = ordinal[:, None] * TILE_TOKENS + np.arange(TILE_TOKENS)
+    in_seq = ordinal[:, None] * tile + np.arange(tile)
     real = in_seq < lengths[owner][:, None]
     rows = np.where(real, starts[owner][:, None] + in_seq, num_tokens)
     position = (contexts - lengths)[owner][:, None] + in_seq
@@ -163,4 +166,5 @@ def _prepare(batch: RaggedBatch, num_tokens: int, block_size: int, window: int |
                 torch.from_numpy(unused),
             )
         )
-    return _Tiles(torch.from_numpy(rows.reshape(-1)), torch.from_numpy(scatter), tuple(chunks))
+    indices = (torch.from_numpy(rows.reshape(-1)), torch.from_numpy(scatter))
+    return _Tiles(tile, *indices, tuple(chunks))

@@ -14,12 +14,15 @@ A row at temperature 0 has all of P_j on the argmax: its draft token is accepted
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from specbatch.kernels.counters.reference import gumbel, philox4x32
 from specbatch.kernels.rejection.contract import ACCEPT_STREAM, BLOCK_STREAM, RESIDUAL_STREAM
-from specbatch.kernels.verify.contract import SamplingRows, Verdict
+from specbatch.kernels.verify.contract import SamplingRows, TopRows, Verdict
 from specbatch.kernels.verify.reference import match_prefix, process, top_tokens
 
 _MASK = 0xFFFFFFFF
@@ -39,18 +42,12 @@ def verify_tokens(
         accept x_j           if u_j < P_j(x_j) / Q_j(x_j)
         else draw from       max(P_j - Q_j, 0), normalised
 
-    `tokens` holds the draft token where its own test accepts it, else the row's own draw; rows
-    behind the first rejection mean nothing. A row depends on no other row, so a proposer may draw
-    with the noise of a token's position again after a rejection. Never synchronises with the host.
+    `tokens` holds the draft before the first rejection and the draw there; rows behind it mean
+    nothing. A row depends on no other row, so a proposer may draw with the noise of a token's
+    position again after a rejection. Never synchronises with the host.
     """
-    p, q = _laws(target_logits, draft_probs, row_offsets, sampling)
-    p_x, q_x = _of_draft(p, draft_tokens), _of_draft(q, draft_tokens)
-    u = _uniform(counters, torch.zeros_like(draft_tokens), ACCEPT_STREAM)
-    accept = (u * q_x < p_x) & (draft_tokens >= 0)
-    accepted = match_prefix(torch.where(accept, draft_tokens, _REJECTED), draft_tokens, row_offsets)
-    own = _draw((p - q).clamp_min(0), p, counters)
-    tokens = torch.where(accept, draft_tokens, own)
-    return _verdict(tokens, p, target_logits, accepted, sampling)
+    found = accept_tokens(target_logits, draft_probs, draft_tokens, row_offsets, counters, sampling)
+    return emit(found, target_logits, draft_tokens, counters, sampling.top, gumbel)
 
 
 def verify_blocks(
@@ -77,6 +74,47 @@ def verify_blocks(
     with the noise of a token's position alone, or the next block's draft would not follow its Q.
     On a GPU it synchronises once with the host, for the longest block.
     """
+    found = accept_blocks(target_logits, draft_probs, draft_tokens, row_offsets, counters, sampling)
+    return emit(found, target_logits, draft_tokens, counters, sampling.top, gumbel)
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """How far each draft was accepted, and what the token behind it is drawn from."""
+
+    accepted: Tensor  # [num_seqs] int64
+    rows: Tensor  # [num_seqs] int64, the row of that token
+    weights: Tensor  # [num_seqs, vocab_size] float32; need not sum to 1
+    p: Tensor  # [num_seqs, vocab_size] float32: drawn from where all weights are 0
+
+
+def accept_tokens(
+    target_logits: Tensor,
+    draft_probs: Tensor,
+    draft_tokens: Tensor,
+    row_offsets: Tensor,
+    counters: Tensor,
+    sampling: SamplingRows,
+) -> Accepted:
+    """`verify_tokens` without its draw."""
+    p, q = _laws(target_logits, draft_probs, row_offsets, sampling)
+    p_x, q_x = _of_draft(p, draft_tokens), _of_draft(q, draft_tokens)
+    u = _uniform(counters, torch.zeros_like(draft_tokens), ACCEPT_STREAM)
+    accept = (u * q_x < p_x) & (draft_tokens >= 0)
+    accepted = match_prefix(torch.where(accept, draft_tokens, _REJECTED), draft_tokens, row_offsets)
+    rows = row_offsets[:-1] + accepted
+    return Accepted(accepted, rows, (p[rows] - q[rows]).clamp_min(0), p[rows])
+
+
+def accept_blocks(
+    target_logits: Tensor,
+    draft_probs: Tensor,
+    draft_tokens: Tensor,
+    row_offsets: Tensor,
+    counters: Tensor,
+    sampling: SamplingRows,
+) -> Accepted:
+    """`verify_blocks` without its draw."""
     p, q = _laws(target_logits, draft_probs, row_offsets, sampling)
     sequence, within = _places(row_offsets, draft_tokens)
     p_x, q_x = _of_draft(p, draft_tokens), _of_draft(q, draft_tokens)
@@ -89,9 +127,30 @@ def verify_blocks(
     u = _uniform(counters[row_offsets[:-1]][sequence], within, BLOCK_STREAM)
     reached = torch.where(u <= h, within, 0)
     accepted = torch.zeros_like(row_offsets[:-1]).scatter_reduce_(0, sequence, reached, "amax")
-    own = _draw(residual, p, counters)
-    tokens = torch.where(within < accepted[sequence], draft_tokens, own)
-    return _verdict(tokens, p, target_logits, accepted, sampling)
+    rows = row_offsets[:-1] + accepted
+    return Accepted(accepted, rows, residual[rows], p[rows])
+
+
+def emit(
+    found: Accepted,
+    target_logits: Tensor,  # [num_rows, vocab_size] float32, unprocessed
+    draft_tokens: Tensor,  # [num_rows] int64
+    counters: Tensor,  # [num_rows, 2] int64
+    top: TopRows | None,
+    noise: Callable[[Tensor, int, int], Tensor],  # `gumbel`
+) -> Verdict:
+    """Draw the token behind each accepted draft; only these rows need noise."""
+    law = torch.where(found.weights.sum(dim=1, keepdim=True) > 0, found.weights, found.p)
+    own = law.log() + noise(counters[found.rows], law.shape[1], RESIDUAL_STREAM)
+    own = own.argmax(dim=1)
+    tokens = draft_tokens.clamp_min(0).index_copy(0, found.rows, own)
+    norm = target_logits.logsumexp(dim=1)
+    logprobs = target_logits.gather(1, tokens[:, None])[:, 0] - norm
+    # No draft is accepted where nothing is left, so only a drawn token can stand there.
+    nothing_left = found.p.gather(1, own[:, None])[:, 0].isnan()
+    drawn = logprobs[found.rows].masked_fill(nothing_left, float("nan"))
+    logprobs = logprobs.index_copy(0, found.rows, drawn)
+    return Verdict(tokens, logprobs, found.accepted, top_tokens(target_logits, norm, top))
 
 
 def _laws(
@@ -146,18 +205,3 @@ def _uniform(counters: Tensor, index: Tensor, stream: int) -> Tensor:
     )
     word = torch.stack(words, dim=1).gather(1, (index % 4)[:, None])[:, 0]
     return (word.double() + 0.5) * 2.0**-32
-
-
-def _draw(weights: Tensor, p: Tensor, counters: Tensor) -> Tensor:
-    """A token of every row, from weights that need not sum to 1; from P where they are all 0."""
-    law = torch.where(weights.sum(dim=1, keepdim=True) > 0, weights, p)
-    return (law.log() + gumbel(counters, law.shape[1], RESIDUAL_STREAM)).argmax(dim=1)
-
-
-def _verdict(
-    tokens: Tensor, p: Tensor, target_logits: Tensor, accepted: Tensor, sampling: SamplingRows
-) -> Verdict:
-    at, norm = tokens[:, None], target_logits.logsumexp(dim=1)
-    logprobs = target_logits.gather(1, at)[:, 0] - norm
-    logprobs = logprobs.masked_fill(p.gather(1, at)[:, 0].isnan(), float("nan"))
-    return Verdict(tokens, logprobs, accepted, top_tokens(target_logits, norm, sampling.top))

@@ -2,7 +2,8 @@
 once, and where it runs natively all passes of a draft in one call.
 
 It samples with the request's own noise (Gumbel coupling), so where its distribution is the
-verifier's its tokens are the verifier's too.
+verifier's its tokens are the verifier's too. For ratio tests it samples with a noise of its own,
+fresh for every block, and remembers what it sampled from.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as Seq
 
+import torch
 from torch import Tensor
 
 from specbatch.kernels.drafting.reference import repeatable
 from specbatch.kernels.verify.contract import SamplingRows
+from specbatch.kernels.verify.reference import process
 from specbatch.pipeline.engine.batch import Chunk
 from specbatch.pipeline.engine.blocks import KvState
 from specbatch.pipeline.engine.runner import ModelRunner
@@ -22,6 +25,8 @@ from specbatch.pipeline.engine.sampling import sampling_rows
 from specbatch.pipeline.engine.sequence import Sequence
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.pipeline.policy.linear_cost import LinearCost
+from specbatch.schemas.records import Verification
+from specbatch.schemas.seeds import draft_seed
 
 MAX_PASS_TOKENS = 2048  # of all sequences together; what is above it is fed beforehand
 
@@ -39,6 +44,7 @@ class DraftModelProposer:
         self._max_depth = max_depth
         self.pass_time = pass_time or Knowledge().draft_time
         self._kv: dict[Sequence, KvState] = {}
+        self._laws: dict[Sequence, list[Tensor]] = {}  # of the last draft: [vocab_size] a token
 
     def available(self, sequence: Sequence) -> int:
         room = self._runner.context_tokens - len(sequence.tokens)
@@ -50,6 +56,8 @@ class DraftModelProposer:
 
     def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:
         drafts: list[list[int]] = [[] for _ in sequences]
+        for sequence in sequences:
+            self._laws.pop(sequence, None)
         active = self._reserve(sequences, depths)
         if not active:
             return drafts
@@ -59,7 +67,8 @@ class DraftModelProposer:
         feeds = self._feeds(batch)
         fed = sum(map(len, feeds))
         rows, counters = sampling_rows(batch, [1] * len(batch), self._runner.device)
-        if self._runner.drafts_natively and repeatable(rows):
+        coupled = all(s.verification is Verification.COUPLED for s in batch)
+        if coupled and self._runner.drafts_natively and repeatable(rows):
             made = self._at_once(batch, wanted, feeds, rows, counters)
         else:
             made = self._one_by_one(batch, wanted, feeds)
@@ -70,13 +79,19 @@ class DraftModelProposer:
             drafts[i] = draft
         return drafts
 
+    def laws(self, sequence: Sequence) -> Tensor:
+        """float32 [drafted, vocab_size], of sequences whose verification is not coupled."""
+        return torch.stack(self._laws[sequence])
+
     def settle(self, sequence: Sequence) -> None:
         """Drop the KV of rejected draft tokens: what agrees with the sequence stays."""
+        self._laws.pop(sequence, None)
         kv = self._kv.get(sequence)
         if kv is not None:
             self._runner.blocks.trim(kv, len(sequence.tokens) - 1)
 
     def forget(self, sequence: Sequence) -> None:
+        self._laws.pop(sequence, None)
         kv = self._kv.pop(sequence, None)
         if kv is not None:
             self._runner.blocks.release(kv)
@@ -151,4 +166,14 @@ class DraftModelProposer:
         self, batch: Seq[Sequence], logits: Tensor, drafts: Seq[list[int]], position: int
     ) -> list[int]:
         rows, counters = sampling_rows(batch, [1] * len(batch), logits.device, drafts, position)
+        own = [i for i, s in enumerate(batch) if s.verification is not Verification.COUPLED]
+        if own:
+            chosen = [batch[i] for i in own]
+            seeds = [draft_seed(s.request.seed, s.num_output) for s in chosen]
+            counters[own, 0] = torch.tensor(seeds, device=counters.device)
+            before = [drafts[i] for i in own]
+            of_own, _ = sampling_rows(chosen, [1] * len(own), logits.device, before, position)
+            laws = process(logits[own], of_own).softmax(dim=1)
+            for sequence, law in zip(chosen, laws, strict=True):
+                self._laws.setdefault(sequence, []).append(law)
         return self._sampler.sample(logits, counters, rows).tolist()

@@ -12,24 +12,24 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
-from specbatch.kernels.verify.contract import PLACEHOLDER, Verdict
+from specbatch.kernels.verify.contract import Verdict
 from specbatch.pipeline.engine.adjusting import problem_of
 from specbatch.pipeline.engine.batch import Chunk
 from specbatch.pipeline.engine.faults import Fault, fault_of, first_line
-from specbatch.pipeline.engine.guarded_proposer import GuardedProposer
+from specbatch.pipeline.engine.guarded_proposer import guarded
 from specbatch.pipeline.engine.isolation import isolate
 from specbatch.pipeline.engine.most_likely import MostLikely
 from specbatch.pipeline.engine.proposer import Proposer
+from specbatch.pipeline.engine.recheck import Rechecker
 from specbatch.pipeline.engine.runner import ModelRunner
 from specbatch.pipeline.engine.sampler import choose_sampler
-from specbatch.pipeline.engine.sampling import sampling_rows, top_rows
 from specbatch.pipeline.engine.scheduler import Planned, Scheduler
 from specbatch.pipeline.engine.sequence import Completion, Request, Sequence
 from specbatch.pipeline.engine.speculator import Speculator
 from specbatch.pipeline.engine.token_budget import TokenBudget
+from specbatch.pipeline.engine.verification import verify
 from specbatch.pipeline.engine.work import Work
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.pipeline.policy.linear_cost import LinearCost
@@ -51,12 +51,15 @@ class EngineStats:
     busy_sec: float = 0.0
     forward_sec: float = 0.0  # the verifier's forward passes alone
     reused_tokens: int = 0  # of prompts and preempted sequences: the verifier's KV was there
+    checked_tokens: int = 0  # looked at a second time, where bits may depend on the batch
+    differing_tokens: int = 0  # of those, decided otherwise the second time
+    largest_margin: float = 0.0  # between the scores of two such tokens
     raised_passes: int = 0  # steps whose pass raised: sequences were tried apart, or fewer tokens
     proposer_failures: int = 0  # calls of proposers that raised: their drafts were dropped
 
 
 class Engine:
-    """Continuous batching with verification by coupled sampling. Only one thread may use it."""
+    """Continuous batching with verification of drafts. Only one thread may use it."""
 
     def __init__(
         self,
@@ -65,11 +68,13 @@ class Engine:
         max_sequences: int = 64,
         max_batch_tokens: int = 2048,
         knowledge: Knowledge | None = None,
+        rechecker: Rechecker | None = None,
     ) -> None:
         self._runner = runner
+        self._rechecker = rechecker
         self._sampler = choose_sampler(runner.device)
         self._speculator = Speculator(
-            [GuardedProposer(proposer, self._count_failure) for proposer in proposers],
+            [guarded(proposer, self._count_failure) for proposer in proposers],
             knowledge or Knowledge(),
         )
         self._budget = TokenBudget(max_batch_tokens)
@@ -223,16 +228,8 @@ class Engine:
         self.stats.forward_sec += elapsed
         return logits
 
-    @torch.inference_mode()
     def _verify(self, work: Work, logits: Tensor) -> Verdict:
-        rows = [1 + len(d) for d in work.drafts]
-        sampling, counters = sampling_rows(work.deciding, rows, logits.device, work.drafts)
-        if top := top_rows(work.deciding, rows, logits.device):
-            sampling = replace(sampling, top=top)
-        draft_rows = [token for d in work.drafts for token in (*d, PLACEHOLDER)]
-        offsets = torch.tensor([0, *rows], device=logits.device).cumsum(0)
-        draft = torch.tensor(draft_rows, dtype=torch.int64, device=logits.device)
-        return self._sampler.verify(logits, draft, offsets, counters, sampling)
+        return verify(self._sampler, work.deciding, work.drafts, work.makers, logits)
 
     def _commit(self, work: Work, verdict: Verdict | None) -> None:
         """Append what was decided; forget the KV of rejected drafts."""
@@ -335,8 +332,29 @@ class Engine:
         sequence.finish_reason = reason
         self._scheduler.remove(sequence)
         self._speculator.forget(sequence)
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self._look_again(sequence)
         self.stats.finished += 1
         return sequence.completion()
+
+    def _look_again(self, sequence: Sequence) -> None:
+        if self._rechecker is None or not self._rechecker.wants(sequence.request):
+            return
+        begun = time.perf_counter()
+        found = None
+        try:
+            found = self._rechecker.check(sequence)
+        except Exception as error:  # the completion stands; it is only not looked at
+            if fault_of(error) in (Fault.DEVICE, Fault.KERNEL):
+                raise
+            log.warning("no second look: %s", first_line(error), exc_info=error)
+            self._runner.free_unused()
+        sequence.compute_sec += time.perf_counter() - begun
+        if found is not None:
+            sequence.recheck = found
+            self.stats.checked_tokens += found.tokens
+            self.stats.differing_tokens += found.differing
+            self.stats.largest_margin = max(self.stats.largest_margin, found.largest_margin)
 
 
 def _all_within(token_ids: tuple[int, ...], vocab_size: int) -> bool:

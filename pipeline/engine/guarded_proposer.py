@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
+from torch import Tensor
+
 from specbatch.pipeline.engine.faults import Fault, fault_of, first_line
-from specbatch.pipeline.engine.proposer import Proposer
+from specbatch.pipeline.engine.proposer import LawfulProposer, Proposer, has_laws
 from specbatch.pipeline.engine.sequence import Sequence
 from specbatch.pipeline.policy.linear_cost import LinearCost
 
@@ -91,3 +93,24 @@ class GuardedProposer:
             self._rests_until = self._clock() + REST_SEC
         for sequence in sequences:
             self.forget(sequence)
+
+
+class GuardedLawfulProposer(GuardedProposer):
+    """The same for one that knows its laws.
+
+    Where `laws` raises, so does the pass it is asked in, which is then repeated without drafts.
+    """
+
+    def __init__(self, proposer: LawfulProposer, on_failure: Callable[[], None]) -> None:
+        super().__init__(proposer, on_failure)
+        self._lawful = proposer
+
+    def laws(self, sequence: Sequence) -> Tensor:
+        return self._lawful.laws(sequence)
+
+
+def guarded(proposer: Proposer, on_failure: Callable[[], None]) -> GuardedProposer:
+    """`proposer`, guarded; with laws if it has any."""
+    if has_laws(proposer):
+        return GuardedLawfulProposer(proposer, on_failure)
+    return GuardedProposer(proposer, on_failure)

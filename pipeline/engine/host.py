@@ -14,6 +14,7 @@ from specbatch.pipeline.engine.loader import load_model
 from specbatch.pipeline.engine.memory import MemoryBudget, budget_of, cache_bytes
 from specbatch.pipeline.engine.model_folder import ModelFolder
 from specbatch.pipeline.engine.proposer import Proposer
+from specbatch.pipeline.engine.recheck import Rechecker
 from specbatch.pipeline.engine.runner import ModelRunner
 from specbatch.pipeline.engine.service import EngineService
 from specbatch.schemas.spec import EngineSpec
@@ -85,7 +86,13 @@ class EngineHost:
             proposers.append(DraftModelProposer(drafting))
             models.append(drafting.memory(MAX_PASS_TOKENS, self._max_sequences))
         verifying = self._runner(self.verifier, spec)
-        engine = Engine(verifying, tuple(proposers), self._max_sequences, self._max_batch_tokens)
+        engine = Engine(
+            verifying,
+            tuple(proposers),
+            self._max_sequences,
+            self._max_batch_tokens,
+            None if verifying.steady else Rechecker(verifying),
+        )
         models.append(verifying.memory(*engine.largest_pass))
         self.memory = budget_of(models, on_processor=self._device == "cpu")
         log.info("memory budget of the %s engine: %s", spec.dtype, self.memory)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import Protocol
+from typing import Protocol, TypeGuard
+
+from torch import Tensor
 
 from specbatch.pipeline.engine.sequence import Sequence
 from specbatch.pipeline.policy.linear_cost import LinearCost
@@ -34,3 +36,18 @@ class Proposer(Protocol):
     def forget(self, sequence: Sequence) -> None:
         """The sequence is finished or was preempted."""
         ...
+
+
+class LawfulProposer(Proposer, Protocol):
+    """One that knows the law its tokens were drawn from, as ratio tests need it.
+
+    For a sequence whose verification is not coupled it draws with noise of its own.
+    """
+
+    def laws(self, sequence: Sequence) -> Tensor:
+        """float32 [drafted, vocab_size]: the law of each token of its last draft, processed."""
+        ...
+
+
+def has_laws(proposer: Proposer | None) -> TypeGuard[LawfulProposer]:
+    return hasattr(proposer, "laws")

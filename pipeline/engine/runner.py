@@ -56,6 +56,8 @@ class ModelRunner:
         self.blocks = BlockManager(num_blocks, BLOCK_SIZE, share_prefixes)
         self.device = model.device
         self.eos_ids = model.eos_ids
+        # Whether a token's bits are the same in every batch; else `exactness: fast` was asked for.
+        self.steady = model.native is not None or model.tiles is not None
         self.vocab_size = model.folder.vocab_size
         self._context_tokens = min(model.folder.context_tokens, self.blocks.capacity_tokens)
         self._decoder: Decoder

@@ -11,19 +11,25 @@ import torch
 from torch import Tensor
 
 from specbatch.kernels.native import NativeUnavailableError, library
+from specbatch.kernels.rejection import cpu as rejection_cpu
+from specbatch.kernels.rejection import reference as rejection
 from specbatch.kernels.verify import cpu, reference
 from specbatch.kernels.verify.contract import SamplingRows, Verdict
+
+_RatioTest = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, SamplingRows], Verdict]
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """The two entry points, as `kernels.verify.reference` defines them."""
+    """`verify` and `sample` of `kernels.verify.reference`, the two tests of `kernels.rejection`."""
 
     name: str
     verify: Callable[[Tensor, Tensor, Tensor, Tensor, SamplingRows], Verdict]
     sample: Callable[[Tensor, Tensor, SamplingRows], Tensor]
+    verify_tokens: _RatioTest
+    verify_blocks: _RatioTest
 
 
 @lru_cache(maxsize=4)
@@ -35,5 +41,7 @@ def choose_sampler(device: torch.device) -> Sampler:
         except NativeUnavailableError as reason:
             log.info("sampling in torch: %s", reason)
         else:
-            return Sampler("native", cpu.verify, cpu.sample)
-    return Sampler("torch", reference.verify, reference.sample)
+            of_drafts = (rejection_cpu.verify_tokens, rejection_cpu.verify_blocks)
+            return Sampler("native", cpu.verify, cpu.sample, *of_drafts)
+    of_drafts = (rejection.verify_tokens, rejection.verify_blocks)
+    return Sampler("torch", reference.verify, reference.sample, *of_drafts)

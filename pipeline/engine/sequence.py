@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 
 from specbatch.pipeline.engine.adjusting import Adjuster, BadWords, adjuster_of, bad_words_of
 from specbatch.pipeline.engine.blocks import KvState
-from specbatch.schemas.records import FinishReason, Origin, SamplingParams, TopLogprobs
+from specbatch.schemas.records import (
+    NOT_LOOKED_AT,
+    FinishReason,
+    Origin,
+    Recheck,
+    SamplingParams,
+    TopLogprobs,
+    Verification,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +31,7 @@ class Request:
     depth: int | None = None  # draft tokens per step; None: as many as pay
     # Makes what is called with each token decided, and answers whether the text ends with it.
     watch_text: Callable[[], Callable[[int], bool]] | None = None
+    verification: Verification = Verification.COUPLED
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +53,7 @@ class Completion:
     accepted_at_depth: tuple[int, ...]
     error: str | None = None
     top_logprobs: tuple[TopLogprobs, ...] | None = None  # None: log-probabilities not asked for
+    recheck: Recheck = NOT_LOOKED_AT
 
 
 @dataclass(slots=True, eq=False)
@@ -71,6 +81,7 @@ class Sequence:
     adjuster: Adjuster | None = None  # only of requests with penalties or biases
     bad_words: BadWords | None = None
     ends_text: Callable[[int], bool] | None = None
+    recheck: Recheck = NOT_LOOKED_AT  # once finished
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt_ids)
@@ -84,6 +95,12 @@ class Sequence:
     @property
     def num_output(self) -> int:
         return len(self.tokens) - len(self.request.prompt_ids)
+
+    @property
+    def verification(self) -> Verification:
+        """All tests are the same for greedy requests: they keep a draft that is the argmax."""
+        greedy = self.request.params.temperature == 0
+        return Verification.COUPLED if greedy else self.request.verification
 
     @property
     def output(self) -> list[int]:
@@ -161,4 +178,5 @@ class Sequence:
             accepted_at_depth=tuple(self.accepted_at_depth),
             error=self.error,
             top_logprobs=None if self.top_logprobs is None else tuple(self.top_logprobs),
+            recheck=self.recheck,
         )

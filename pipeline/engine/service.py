@@ -86,7 +86,7 @@ class EngineService:
         with self._changed:
             self.check()
             if self._closing:
-                raise EngineError("the engine is closed")
+                raise RequestCancelledError("the engine is closed")
             self._inbox.append(ticket)
             self._changed.notify()
         return ticket

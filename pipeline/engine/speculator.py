@@ -11,11 +11,12 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from specbatch.pipeline.engine.proposer import Proposer
+from specbatch.pipeline.engine.proposer import Proposer, has_laws
 from specbatch.pipeline.engine.sequence import Sequence
 from specbatch.pipeline.policy.acceptance import Acceptance
 from specbatch.pipeline.policy.depth import Candidate, DepthDecision, StepCost, choose_depths
 from specbatch.pipeline.policy.knowledge import Knowledge
+from specbatch.schemas.records import Verification
 
 LOOK_EVERY_STEPS = 16
 CONTROL_EVERY_STEPS = 96  # one step in so many goes at depth 0, to know what that really costs
@@ -119,7 +120,10 @@ class Speculator:
             return None if want is None else (want[0], fixed)
         if self._course.rests or self.in_control_step:
             return None
-        return self._course.choices.get(sequence, self._course.newcomers)
+        choice = self._course.choices.get(sequence)
+        if choice is not None or self._course.newcomers is None:
+            return choice
+        return self._course.newcomers if _may_draft(self._course.newcomers[0], sequence) else None
 
     def _ask(
         self,
@@ -212,6 +216,8 @@ class Speculator:
         cap = min(most, sequence.remaining - 1)
         best: Choice | None = None
         for proposer in self.proposers:
+            if not _may_draft(proposer, sequence):
+                continue
             limit = min(cap, proposer.available(sequence)) if cap > 0 else 0
             if limit <= 0:
                 continue
@@ -224,3 +230,8 @@ class Speculator:
         overall = self.knowledge.acceptance_of(proposer.name).rate
         own = self._own.get(sequence, {}).get(proposer.name)
         return overall if own is None else own.rate_given(overall)
+
+
+def _may_draft(proposer: Proposer, sequence: Sequence) -> bool:
+    """Ratio tests need to know what a draft was sampled from."""
+    return sequence.verification is Verification.COUPLED or has_laws(proposer)

@@ -16,6 +16,7 @@ class TorchDecoder:
 
     def __init__(self, model: LoadedModel, num_blocks: int) -> None:
         self._module: Any = model.module
+        self._steady = model.tiles is not None
         shape = (num_blocks, BLOCK_SIZE, model.num_kv_heads, model.head_dim)
         self._caches = [
             (
@@ -50,6 +51,7 @@ class TorchDecoder:
 
     def forward(self, batch: DecoderBatch) -> Tensor:
         """Feed the batch; float32 logits [num_rows, vocab] of the wanted rows."""
+        batch.ragged.steady = self._steady
         out = self._module(
             input_ids=batch.ids[None],
             position_ids=batch.positions[None],

@@ -7,7 +7,7 @@ file with itself. Bytes that are not such a file raise `ObjectError`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import orjson
@@ -15,7 +15,13 @@ import pyarrow as pa
 
 from specbatch.schemas import arrow
 from specbatch.schemas.errors import ObjectError
-from specbatch.schemas.records import CompletionRecord, FinishReason, PromptRow, TopLogprobs
+from specbatch.schemas.records import (
+    CompletionRecord,
+    FinishReason,
+    PromptRow,
+    Recheck,
+    TopLogprobs,
+)
 
 _SEQUENCES = ("token_ids", "origins", "logprobs", "proposed_at_depth", "accepted_at_depth")
 
@@ -82,6 +88,7 @@ def read_drafts(data: bytes) -> list[DraftBlock]:
 def write_results(records: Sequence[CompletionRecord]) -> bytes:
     columns = {name: [getattr(record, name) for record in records] for name in arrow.RESULTS.names}
     columns["finish_reason"] = [record.finish_reason.value for record in records]
+    columns["recheck"] = [asdict(record.recheck) for record in records]
     columns["origins"] = [[int(origin) for origin in record.origins] for record in records]
     columns["top_logprobs"] = [_structs(record.top_logprobs) for record in records]
     return _write(arrow.RESULTS, columns)
@@ -93,6 +100,7 @@ def read_results(data: bytes) -> list[CompletionRecord]:
             **item
             | {name: tuple(item[name]) for name in _SEQUENCES}
             | {"finish_reason": FinishReason(item["finish_reason"])}
+            | {"recheck": Recheck(**item["recheck"])}
             | {"top_logprobs": _pairs(item["top_logprobs"])}
         )
         for item in _read(arrow.RESULTS, data)

@@ -89,10 +89,18 @@ def check_final(state: JobState) -> None:
 
 
 def merge_report(report: Mapping[str, Any], added: Mapping[str, float]) -> dict[str, Any]:
-    """The report with numbers added key by key; anything that is not a number is replaced."""
+    """The report with numbers added key by key; anything that is not a number is replaced.
+
+    Of a number whose key begins with `largest_`, the larger one stays.
+    """
     merged = dict(report)
     for key, value in added.items():
-        merged[key] = merged[key] + value if _are_numbers(merged.get(key), value) else value
+        if not _are_numbers(merged.get(key), value):
+            merged[key] = value
+        elif key.startswith("largest_"):
+            merged[key] = max(merged[key], value)
+        else:
+            merged[key] = merged[key] + value
     return merged
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from specbatch.schemas.records import JobProgress, JobRow, JobState
+from specbatch.schemas.records import JobProgress, JobRow, JobState, Verification
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,10 @@ class JobSummary:
     cost_usd: float
     cost_per_1k_usd: float | None
     speedup: float | None
+    verification: str
+    rechecked_tokens: int  # a sample, where bits may depend on the batch
+    differing_tokens: int  # of those, decided otherwise alone
+    largest_margin: float  # between the scores of two such tokens
     output: str
     error: str | None
 
@@ -56,6 +60,10 @@ def summarize(job: JobRow, progress: JobProgress) -> JobSummary:
         cost_usd=progress.cost_usd,
         cost_per_1k_usd=_ratio(1000 * progress.cost_usd, tokens),
         speedup=speedup(job),
+        verification=str(job.spec.get("speculation", {}).get("verification", Verification.COUPLED)),
+        rechecked_tokens=int(job.report.get("rechecked_tokens", 0)),
+        differing_tokens=int(job.report.get("differing_tokens", 0)),
+        largest_margin=float(job.report.get("largest_margin", 0.0)),
         output=job.output_uri,
         error=job.error,
     )
@@ -77,7 +85,7 @@ def speedup(job: JobRow) -> float | None:
 def summary_rows(summary: JobSummary) -> list[tuple[str, str]]:
     """The table's lines, as text."""
     s = summary
-    return [
+    rows = [
         ("job", f"{s.job_id} ({s.name})"),
         ("state", str(s.state)),
         ("prompts", f"{s.prompts:,}"),
@@ -92,6 +100,13 @@ def summary_rows(summary: JobSummary) -> list[tuple[str, str]]:
         ("cost per 1k tokens", _shown(s.cost_per_1k_usd, "${:.6f}")),
         ("measured speed-up over depth 0", _shown(s.speedup, "{:.2f}×", "not measured")),
     ]
+    if s.verification != Verification.COUPLED:
+        rows.append(("verification", f"{s.verification}: outputs depend on the drafts"))
+    if s.rechecked_tokens:
+        found = f"{s.differing_tokens:,} of {s.rechecked_tokens:,}"
+        aside = f" (margin at most {s.largest_margin:.2g})" if s.differing_tokens else ""
+        rows.append(("tokens that differ when decided alone, sampled", found + aside))
+    return rows
 
 
 def summary_table(summary: JobSummary) -> Table:

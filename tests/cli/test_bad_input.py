@@ -32,6 +32,15 @@ BAD_FLAGS = {
     "dtype": (["--dtype", "float8"], "'auto', 'bfloat16', 'float16' or 'float32'"),
     "exactness": (["--exactness", "roughly"], "'bitwise' or 'fast'"),
     "depth": (["--depth", "deep"], "'auto' or 'off'"),
+    "verification": (["--verification", "loose"], "'coupled', 'rejection' or 'block'"),
+    "test without a model": (
+        ["--verification", "block", "--proposer", "none"],
+        "block needs a draft model",
+    ),
+    "test without drafts": (
+        ["--verification", "rejection", "--depth", "off"],
+        "needs drafts, and depth is off",
+    ),
     "format": (["--format", "csv"], "'auto', 'parquet', 'jsonl' or 'openai'"),
     "prompt kind": (["--prompt-kind", "audio"], "'text', 'token_ids' or 'messages'"),
     "stop ids": (["--stop-token-ids", "1,x"], "`sampling.stop_token_ids.1`"),

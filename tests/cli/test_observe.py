@@ -36,6 +36,17 @@ def test_the_figures_are_what_they_are_called() -> None:
     assert summary.speedup == pytest.approx(1.5)
 
 
+def test_a_sample_of_fast_tokens_is_shown_with_what_differed() -> None:
+    report = {"rechecked_tokens": 4096, "differing_tokens": 3, "largest_margin": 0.0125}
+    line = "tokens that differ when decided alone, sampled"
+    shown = dict(summary_rows(summarize(replace(JOB, report=report), PROGRESS)))
+    assert shown[line] == "3 of 4,096 (margin at most 0.013)"
+    same = {"rechecked_tokens": 64, "differing_tokens": 0, "largest_margin": 0.0}
+    shown = dict(summary_rows(summarize(replace(JOB, report=same), PROGRESS)))
+    assert shown[line] == "0 of 64"
+    assert line not in dict(summary_rows(summarize(JOB, PROGRESS)))
+
+
 def test_what_was_not_measured_is_said_so() -> None:
     job = replace(JOB, report={}, finished_at=None)
     nothing = replace(PROGRESS, proposed=0, accepted=0, verifier_passes=0, completion_tokens=0)

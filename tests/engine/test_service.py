@@ -212,7 +212,7 @@ def test_closing_fails_what_is_open_and_refuses_what_comes(bed: Bed, submitted: 
     for ticket in tickets:
         with pytest.raises(RequestCancelledError, match="closed"):
             ticket.wait(PATIENCE_SEC)
-    with pytest.raises(EngineError, match="the engine is closed"):
+    with pytest.raises(RequestCancelledError, match="the engine is closed"):
         bed.service.submit("late", requests("late"))
     bed.service.close()  # twice is once
 

@@ -19,7 +19,6 @@ from engine.decoding import (
 )
 
 from specbatch.kernels.verify import reference
-from specbatch.pipeline.engine.sampler import Sampler
 from specbatch.pipeline.engine.sampling import top_rows
 from specbatch.pipeline.engine.sequence import Completion, Request, Sequence
 from specbatch.schemas.records import FinishReason, SamplingParams
@@ -135,7 +134,9 @@ def test_a_stop_inside_an_accepted_block_cuts_them_alike(
 def test_the_definition_gives_the_same_tokens_in_the_engine(tiny_pair: TinyPair) -> None:
     asked = requests(12, 4)
     one = bench(tiny_pair.verifier, tiny_pair.draft)
-    one.engine._sampler = Sampler("torch", reference.verify, reference.sample)
+    one.engine._sampler = replace(
+        one.engine._sampler, name="torch", verify=reference.verify, sample=reference.sample
+    )
     got = one.add(*asked).run()
     for request in asked:
         completion = got[request.request_id]

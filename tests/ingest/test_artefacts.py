@@ -18,7 +18,7 @@ from specbatch.pipeline.ingest.artefacts import (
 )
 from specbatch.schemas import arrow
 from specbatch.schemas.errors import ObjectError
-from specbatch.schemas.records import CompletionRecord, FinishReason, PromptRow
+from specbatch.schemas.records import CompletionRecord, FinishReason, PromptRow, Recheck
 
 PROMPTS = [
     PromptRow(0, "a", (1, 2, 3), 2**63 - 1, "news", 2, {"top_p": 0.1, "stop_token_ids": (7, 8)}),
@@ -35,6 +35,7 @@ RESULTS = [
     ),
     completion(4, top_logprobs=(((), ()),) * 3),
     completion(5, token_ids=(), origins=(), logprobs=(), top_logprobs=()),
+    completion(3, recheck=Recheck(3, 1, 0.25)),
 ]
 
 

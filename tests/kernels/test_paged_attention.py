@@ -78,6 +78,7 @@ def attend(
     padding: int = 0,
     window: int | None = None,
     softcap: float | None = None,
+    steady: bool = True,
 ) -> list[Tensor]:
     """Output of each part, and last that of the padding rows."""
     sizes = [end - first for _, first, end in parts]
@@ -89,6 +90,7 @@ def attend(
         context_lens=[end for _, _, end in parts],
         block_tables=[seen.stories[i].blocks for i, _, _ in parts],
         slots=torch.zeros(starts[-1] + padding, dtype=torch.int64),
+        steady=steady,
     )
     out = attention(
         torch.cat(rows),
@@ -162,6 +164,17 @@ def test_output_is_the_reference_s(
         expected = attend(reference.paged_attention, seen, parts, 3, window, softcap)
         assert all(out.dtype == dtype for out in got)
         assert_close(got, expected, dtype)
+
+
+@pytest.mark.parametrize("queries", [1, 3, 8, 30])
+def test_output_without_constant_shapes_is_the_reference_s(
+    attention: Attention, queries: int
+) -> None:
+    seen = world([33, 64, 130])
+    parts = [(i, len(s.query) - queries + i % 2, len(s.query)) for i, s in enumerate(seen.stories)]
+    parts = [part for part in parts if part[1] < part[2]]
+    got = attend(attention, seen, parts, 3, 40, steady=False)
+    assert_close(got, attend(reference.paged_attention, seen, parts, 3, 40), torch.float32)
 
 
 @pytest.mark.parametrize("context", [1, 31, 32, 33, 127, 128, 129, 500])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -14,9 +15,10 @@ from scipy import stats
 from torch import Tensor
 
 from specbatch.kernels.counters.reference import gumbel
+from specbatch.kernels.rejection import cpu
 from specbatch.kernels.rejection.reference import verify_blocks, verify_tokens
-from specbatch.kernels.verify.contract import PLACEHOLDER, SamplingRows, Verdict
-from specbatch.kernels.verify.reference import process
+from specbatch.kernels.verify.contract import PLACEHOLDER, SamplingRows, TopRows, Verdict
+from specbatch.kernels.verify.reference import process, top_tokens
 
 Test = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, SamplingRows], Verdict]
 DRAWS = 40_000
@@ -91,7 +93,15 @@ def assert_law(tokens: Tensor, law: Tensor) -> None:
     assert stats.chisquare(counts[kept], expected).pvalue > 1e-3
 
 
-@pytest.fixture(params=[verify_tokens, verify_blocks], ids=["tokens", "blocks"])
+IMPLEMENTATIONS = {
+    "tokens": verify_tokens,
+    "blocks": verify_blocks,
+    "tokens in C": cpu.verify_tokens,
+    "blocks in C": cpu.verify_blocks,
+}
+
+
+@pytest.fixture(params=list(IMPLEMENTATIONS.values()), ids=list(IMPLEMENTATIONS))
 def test(request: pytest.FixtureRequest) -> Test:
     chosen: Test = request.param
     return chosen
@@ -145,7 +155,7 @@ def test_three_tokens_over_several_blocks_follow_the_target_jointly(test: Test, 
         for j in range(depth):
             seen.append(before)
             draft_laws.append(q[before])
-            if test is verify_tokens:
+            if test in (verify_tokens, cpu.verify_tokens):
                 noise = at + torch.tensor([0, j]), 0
             else:
                 noise = at, BLOCK_NOISE + j
@@ -295,6 +305,47 @@ def test_a_nan_row_is_rejected_says_so_and_spoils_no_other(test: Test) -> None:
     assert 0 <= int(after.tokens[3]) < 111
 
 
+def test_a_row_with_nothing_left_says_so_where_its_token_is_drawn(test: Test) -> None:
+    logits, q, draft, offsets, counters, sampling = ragged(11)
+    gone = torch.tensor([0, 3, 12])  # a bonus row alone, and rows within two drafts
+    spoilt = logits.clone()
+    spoilt[gone] = -torch.inf
+    verdict = test(spoilt, q, draft, offsets, counters, sampling)
+    drawn_at = offsets[:-1] + verdict.accepted
+    told = verdict.logprobs[drawn_at].isnan()
+    assert torch.equal(told, torch.isin(drawn_at, gone))
+    assert told[0]
+    for first, end, at in zip(offsets[:-1], offsets[1:], drawn_at, strict=True):
+        before = gone[(gone >= first) & (gone < end)]
+        assert (at <= before).all(), "a draft was accepted where nothing is left"
+        assert verdict.logprobs[first:at].isfinite().all()
+
+
+def test_the_most_likely_tokens_are_told_of_the_rows_that_ask(test: Test) -> None:
+    *arguments, sampling = ragged(111)
+    logits = arguments[0]
+    asking = replace(sampling, top=TopRows(torch.tensor([0, 4, 9, 22]), 5))
+    plain_verdict, verdict = test(*arguments, sampling), test(*arguments, asking)
+    assert plain_verdict.top is None
+    assert torch.equal(verdict.tokens, plain_verdict.tokens)
+    assert torch.equal(verdict.logprobs, plain_verdict.logprobs)
+    expected = top_tokens(logits, logits.logsumexp(dim=1), asking.top)
+    assert verdict.top is not None
+    assert expected is not None
+    assert torch.equal(verdict.top.rows, expected.rows)
+    assert torch.equal(verdict.top.tokens, expected.tokens)
+    assert torch.equal(verdict.top.logprobs, expected.logprobs)
+
+
 def test_signatures_agree() -> None:
-    one, other = (inspect.signature(run) for run in (verify_tokens, verify_blocks))
-    assert one == other
+    first, *others = (inspect.signature(run) for run in IMPLEMENTATIONS.values())
+    assert all(other == first for other in others)
+
+
+@pytest.mark.parametrize("kind", ["tokens", "blocks"])
+def test_c_emits_what_the_definition_emits(kind: str) -> None:
+    arguments = ragged(1000)
+    expected, got = IMPLEMENTATIONS[kind](*arguments), IMPLEMENTATIONS[f"{kind} in C"](*arguments)
+    assert torch.equal(got.tokens, expected.tokens)
+    assert torch.equal(got.logprobs, expected.logprobs)
+    assert torch.equal(got.accepted, expected.accepted)

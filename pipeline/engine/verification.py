@@ -1,0 +1,94 @@
+"""Decides the tokens of one step: each sequence by the test it asks for, in batches of one kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from specbatch.kernels.verify.contract import PLACEHOLDER, TopTokens, Verdict
+from specbatch.pipeline.engine.proposer import Proposer, has_laws
+from specbatch.pipeline.engine.sampler import Sampler
+from specbatch.pipeline.engine.sampling import sampling_rows, top_rows
+from specbatch.pipeline.engine.sequence import Sequence
+from specbatch.schemas.records import Verification
+
+
+@torch.inference_mode()
+def verify(
+    sampler: Sampler,
+    sequences: Seq[Sequence],
+    drafts: Seq[list[int]],
+    makers: Seq[Proposer | None],
+    logits: Tensor,  # [num_rows, vocab_size]: 1 + len(draft) rows of each sequence
+) -> Verdict:
+    """The verdict on every row. A coupled sequence gets the same bits in any company."""
+    kinds = [s.verification for s in sequences]
+    most = max((s.request.params.top_logprobs for s in sequences), default=0)
+    if len(set(kinds)) == 1:
+        return _verify_kind(sampler, kinds[0], sequences, drafts, makers, logits, most)
+    counts = torch.tensor([1 + len(d) for d in drafts], device=logits.device)
+    kind_of_row = torch.tensor(
+        [list(Verification).index(kind) for kind in kinds], device=logits.device
+    ).repeat_interleave(counts)
+    tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    logprobs = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
+    accepted = torch.empty(len(sequences), dtype=torch.int64, device=logits.device)
+    tops: list[TopTokens] = []
+    for number, kind in enumerate(Verification):
+        of_kind = [i for i, k in enumerate(kinds) if k is kind]
+        if not of_kind:
+            continue
+        rows = (kind_of_row == number).nonzero()[:, 0]
+        part = _verify_kind(
+            sampler,
+            kind,
+            [sequences[i] for i in of_kind],
+            [drafts[i] for i in of_kind],
+            [makers[i] for i in of_kind],
+            logits[rows],
+            most,
+        )
+        tokens[rows], logprobs[rows], accepted[of_kind] = part.tokens, part.logprobs, part.accepted
+        if part.top is not None:
+            tops.append(replace(part.top, rows=rows[part.top.rows]))
+    return Verdict(tokens, logprobs, accepted, _joined(tops))
+
+
+def _verify_kind(
+    sampler: Sampler,
+    kind: Verification,
+    sequences: Seq[Sequence],
+    drafts: Seq[list[int]],
+    makers: Seq[Proposer | None],
+    logits: Tensor,
+    most: int,  # likely tokens of a row, where any are wanted: as many in every kind
+) -> Verdict:
+    counts = [1 + len(d) for d in drafts]
+    sampling, counters = sampling_rows(sequences, counts, logits.device, drafts)
+    if top := top_rows(sequences, counts, logits.device):
+        sampling = replace(sampling, top=replace(top, count=most))
+    draft_rows = [token for d in drafts for token in (*d, PLACEHOLDER)]
+    draft = torch.tensor(draft_rows, dtype=torch.int64, device=logits.device)
+    offsets = torch.tensor([0, *counts], device=logits.device).cumsum(0)
+    if kind is Verification.COUPLED:
+        return sampler.verify(logits, draft, offsets, counters, sampling)
+    laws = [logits.new_empty(0, logits.shape[1])]
+    for sequence, tokens, maker in zip(sequences, drafts, makers, strict=True):
+        if tokens:
+            assert has_laws(maker), "the speculator asks nobody else for such a sequence"
+            laws.append(maker.laws(sequence))
+    test = sampler.verify_tokens if kind is Verification.REJECTION else sampler.verify_blocks
+    return test(logits, torch.cat(laws), draft, offsets, counters, sampling)
+
+
+def _joined(tops: Seq[TopTokens]) -> TopTokens | None:
+    """One of several kinds' with equally many tokens a row, its rows ascending again."""
+    if not tops:
+        return None
+    rows = torch.cat([top.rows for top in tops])
+    order = rows.argsort()
+    tokens = torch.cat([top.tokens for top in tops])[order]
+    return TopTokens(rows[order], tokens, torch.cat([top.logprobs for top in tops])[order])
