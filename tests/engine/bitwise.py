@@ -86,7 +86,9 @@ def mixed_prompts(count: int, seed: int = 0) -> list[tuple[int, ...]]:
     def some(shortest: int, longest: int) -> tuple[int, ...]:
         return tuple(generator.randrange(256) for _ in range(generator.randint(shortest, longest)))
 
-    templates = [some(33, 80) for _ in range(4)]
+    templates = [*(some(65, 80) for _ in range(2)), some(33, 80), some(33, 80)]
+    # Alike but for the first token: blocks of the same tokens that are not the same blocks.
+    templates += [((template[0] + 1) % 256, *template[1:]) for template in templates[:2]]
     made: list[tuple[int, ...]] = []
     for i in range(count):
         templated = (*generator.choice(templates), *some(1, 40))

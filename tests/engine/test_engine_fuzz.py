@@ -132,7 +132,7 @@ class Faults:
         self._scheduler, self._random = one.engine._scheduler, generator
         self._forward = one.runners[0].forward
         self.failed: set[str] = set()
-        one.runners[0].forward = self  # type: ignore[method-assign, assignment]  # errs at times
+        one.runners[0].forward = self  # type: ignore[method-assign]  # errs at times
 
     def __call__(self, chunks: Seq[Chunk]) -> Tensor:
         logits = self._forward(chunks)
