@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from operator import mul
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,7 +76,7 @@ class LinearCost:
             active[worst] = False  # nothing gets cheaper by being more
         self.weights = found.tolist()
 
-    def state(self) -> dict[str, object]:
+    def state(self) -> dict[str, Any]:
         """What `restore` needs, as JSON knows it."""
         self.solve()
         return {
@@ -86,12 +87,12 @@ class LinearCost:
             "guess": self._guess.tolist(),
         }
 
-    def restore(self, state: dict[str, object]) -> None:
+    def restore(self, state: dict[str, Any]) -> None:
         """Take up what `state` wrote. Raises `KeyError` or `ValueError` if it is not that."""
         gram = np.array(state["gram"], dtype=float)
         if gram.shape != self._gram.shape:
             raise ValueError(f"a state of {gram.shape} where {self._gram.shape} is wanted")
         self._gram, self._moment = gram, np.array(state["moment"], dtype=float)
         self._guess = np.array(state["guess"], dtype=float)
-        self.weights = [float(w) for w in state["weights"]]  # type: ignore[attr-defined]
-        self.observations = int(state["observations"])  # type: ignore[call-overload]
+        self.weights = [float(w) for w in state["weights"]]
+        self.observations = int(state["observations"])

@@ -1,4 +1,4 @@
-"""The whole decision, learned on simulated machines: within 2 % of the best that could be chosen."""
+"""The whole decision, learned on simulated machines: within 2 % of the best there is."""
 
 from __future__ import annotations
 
