@@ -2,6 +2,7 @@
 // has the same bits as the definition in torch, where every operation rounds by itself.
 #include <stdlib.h>
 
+#include "sampling.h"
 #include "team.h"
 #include "vec.h"
 
@@ -131,25 +132,6 @@ static float nucleus(const float *scores, int64_t n, float top, float top_p, Can
     *last = list[kept - 1].token;
     return list[kept - 1].score;
 }
-
-typedef struct {
-    int64_t rows, vocab;
-    const float *logits;      // [rows, vocab]
-    const int64_t *counters;  // [rows, 2]
-    const float *temperature, *top_p, *min_p;  // [rows]
-    const int64_t *top_k;     // [rows]
-    const int64_t *forbidden_starts, *forbidden;  // [rows + 1] into token ids
-    const int64_t *adjust_starts, *adjust;        // likewise
-    const float *adjust_scale, *adjust_add;       // one per adjusted token
-    const int32_t *allowed;   // [rows, (vocab + 31) / 32], a bit per token, or NULL
-    int64_t *tokens;          // [rows]
-    float *logprobs;          // [rows] or NULL
-    float *space;             // [threads, 4, vocab]
-    int64_t top_count;
-    const int64_t *top_at;    // [rows], where a row's most likely tokens go or -1; or NULL
-    int64_t *top_tokens;      // [wanted, top_count]
-    float *top_logprobs;      // [wanted, top_count]
-} Sampling;
 
 static void scale_row(const Sampling *s, int64_t r, float *scores) {
     const float *logits = s->logits + r * s->vocab;

@@ -102,6 +102,8 @@ def why_not(shape: DecoderShape, dtype: torch.dtype) -> str | None:
 class Decoder:
     """As `reference.Decoder`. The weights are packed once and held in that form only.
 
+    `model` is the C side's view of them.
+
     `consume` empties the tensors that were given as soon as they are packed, where they own their
     memory: else twice the model is held until the caller lets go of it.
     """
@@ -116,13 +118,14 @@ class Decoder:
         self._library = library()
         self._consume = consume
         self._shape = shape
+        self.vocab_size = shape.vocab
         self._dtype = weights.embedding.dtype
         self._kept: list[Tensor] = []  # what the C structures point into
         self._caches: list[Tensor] = []  # the same, for keys and values
         self._layers = (_Layer * shape.layers)(
             *(self._layer(layer, num_blocks) for layer in weights.layers)
         )
-        self._model = _Model(
+        self.model = _Model(
             *(getattr(shape, n) for n in ("layers", "hidden", "heads", "kv_heads", "head_dim")),
             *(shape.inter, shape.vocab, shape.window, _DTYPES[self._dtype]),
             self._library.specbatch_amx() if self._dtype is torch.bfloat16 else 0,
@@ -140,10 +143,18 @@ class Decoder:
 
     def forward(self, batch: DecoderBatch) -> Tensor:
         """Feed the batch; float32 logits [num_rows, vocab] of the wanted rows."""
-        s, tokens, rows = self._shape, batch.ids.shape[0], batch.logit_rows.shape[0]
+        logits = torch.empty(batch.logit_rows.shape[0], self._shape.vocab, dtype=torch.float32)
         threads = torch.get_num_threads()
-        longest = max(batch.ragged.context_lens)
-        logits = torch.empty(rows, s.vocab, dtype=torch.float32)
+        arguments, _held = self.arguments(batch, logits, max(batch.ragged.context_lens))
+        if self._library.specbatch_decode(byref(self.model), byref(arguments), c_int32(threads)):
+            raise MemoryError(f"no memory for a pass of {batch.ids.shape[0]} tokens")
+        return logits
+
+    def arguments(
+        self, batch: DecoderBatch, logits: Tensor, longest: int
+    ) -> tuple[_Batch, tuple[np.ndarray, ...]]:
+        """The C side's view of a pass, contexts of up to `longest` tokens, and what it is of."""
+        tokens, rows = batch.ids.shape[0], batch.logit_rows.shape[0]
         items, tables = _items(batch), _tables(batch)
         arguments = _Batch(
             *(tokens, rows, items[0].shape[0], tables.shape[1]),
@@ -158,9 +169,7 @@ class Decoder:
                 for name, (size, dtype) in self._sizes(max(tokens, rows), longest).items()
             ),
         )
-        if self._library.specbatch_decode(byref(self._model), byref(arguments), c_int32(threads)):
-            raise MemoryError(f"no memory for a pass of {tokens} tokens")
-        return logits
+        return arguments, (*items, tables)
 
     @property
     def weight_bytes(self) -> int:

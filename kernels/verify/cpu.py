@@ -22,7 +22,9 @@ from specbatch.kernels.verify.contract import (
 from specbatch.kernels.verify.reference import match_prefix
 
 
-class _Sampling(Structure):
+class SamplingArguments(Structure):
+    """`Sampling` of csrc/sampling.h."""
+
     _fields_ = (
         ("rows", c_int64),
         ("vocab", c_int64),
@@ -66,32 +68,47 @@ def _sample(
     top: TopTokens | None,
 ) -> Tensor:
     rows, vocab_size = logits.shape
-    starts = _starts(sampling.forbidden_rows, rows)
-    forbidden = sampling.forbidden_tokens[sampling.forbidden_rows.argsort(stable=True)]
     tokens = torch.empty(rows, dtype=torch.int64)
     threads = min(torch.get_num_threads(), max(rows, 1))
-    space = torch.empty(threads * 4 * vocab_size, dtype=torch.float32)
-    held = [
-        t.contiguous()
-        for t in (
-            *(logits, counters, sampling.temperature, sampling.top_p, sampling.min_p),
-            *(sampling.top_k, starts, forbidden),
-            *_adjustments(sampling.adjust, rows),
-        )
-    ]
-    allowed = None if sampling.allowed is None else sampling.allowed.contiguous()
-    most_likely = () if top is None else (_slots(top.rows, rows), top.tokens, top.logprobs)
-    arguments = _Sampling(
-        rows,
-        vocab_size,
-        *(t.data_ptr() for t in held),
-        *map(_address, (allowed, tokens, logprobs, space)),
-        top.tokens.shape[1] if top is not None else 0,
-        *map(_address, most_likely),
-    )
+    arguments, _held = arguments_of(logits, counters, sampling, threads, tokens, logprobs, top)
     if library().specbatch_sample(byref(arguments), c_int32(threads)):
         raise MemoryError(f"no memory for the scores of {vocab_size} tokens")
     return tokens
+
+
+def arguments_of(
+    logits: Tensor,
+    counters: Tensor,
+    sampling: SamplingRows,
+    threads: int,
+    tokens: Tensor,
+    logprobs: Tensor | None = None,
+    top: TopTokens | None = None,
+) -> tuple[SamplingArguments, list[Tensor | None]]:
+    """The C side's view of rows to be sampled, and the tensors it points into."""
+    rows, vocab_size = logits.shape
+    space = torch.empty(threads * 4 * vocab_size, dtype=torch.float32)
+    order = sampling.forbidden_rows.argsort(stable=True)
+    held: list[Tensor | None] = [
+        t.contiguous()
+        for t in (
+            *(logits, counters, sampling.temperature, sampling.top_p, sampling.min_p),
+            *(sampling.top_k, _starts(sampling.forbidden_rows, rows)),
+            sampling.forbidden_tokens[order],
+            *_adjustments(sampling.adjust, rows),
+        )
+    ]
+    held.append(None if sampling.allowed is None else sampling.allowed.contiguous())
+    held += [tokens, logprobs, space]
+    most_likely = [] if top is None else [_slots(top.rows, rows), top.tokens, top.logprobs]
+    arguments = SamplingArguments(
+        rows,
+        vocab_size,
+        *map(_address, held),
+        top.tokens.shape[1] if top is not None else 0,
+        *map(_address, most_likely),
+    )
+    return arguments, held + most_likely
 
 
 def _address(tensor: Tensor | None) -> int | None:

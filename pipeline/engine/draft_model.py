@@ -1,4 +1,5 @@
-"""A draft model beside the verifier: one ragged pass per drafted token, for all sequences at once.
+"""A draft model beside the verifier: one ragged pass per drafted token, for all sequences at
+once, and where it runs natively all passes of a draft in one call.
 
 It samples with the request's own noise (Gumbel coupling), so where its distribution is the
 verifier's its tokens are the verifier's too. For ratio tests it samples with a noise of its own,
@@ -13,6 +14,8 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
+from specbatch.kernels.drafting.reference import repeatable
+from specbatch.kernels.verify.contract import SamplingRows
 from specbatch.kernels.verify.reference import process
 from specbatch.pipeline.engine.batch import Chunk
 from specbatch.pipeline.engine.blocks import KvState
@@ -20,7 +23,8 @@ from specbatch.pipeline.engine.runner import ModelRunner
 from specbatch.pipeline.engine.sampler import choose_sampler
 from specbatch.pipeline.engine.sampling import sampling_rows
 from specbatch.pipeline.engine.sequence import Sequence
-from specbatch.pipeline.policy.step_time import StepTime
+from specbatch.pipeline.policy.knowledge import Knowledge
+from specbatch.pipeline.policy.linear_cost import LinearCost
 from specbatch.schemas.records import Verification
 from specbatch.schemas.seeds import draft_seed
 
@@ -32,12 +36,13 @@ class DraftModelProposer:
 
     name = "draft-model"
 
-    def __init__(self, runner: ModelRunner, max_depth: int = 8) -> None:
+    def __init__(
+        self, runner: ModelRunner, max_depth: int = 8, pass_time: LinearCost | None = None
+    ) -> None:
         self._runner = runner
         self._sampler = choose_sampler(runner.device)
         self._max_depth = max_depth
-        # Hopeful at first: a proposer that is never tried is never measured.
-        self.pass_time = StepTime(base_sec=1e-4, row_sec=1e-6)
+        self.pass_time = pass_time or Knowledge().draft_time
         self._kv: dict[Sequence, KvState] = {}
         self._laws: dict[Sequence, list[Tensor]] = {}  # of the last draft: [vocab_size] a token
 
@@ -54,22 +59,24 @@ class DraftModelProposer:
         for sequence in sequences:
             self._laws.pop(sequence, None)
         active = self._reserve(sequences, depths)
-        for position in range(max((depths[i] for i in active), default=0)):
-            active = [i for i in active if depths[i] > position]
-            batch = [sequences[i] for i in active]
-            feeds = [
-                self._unfed(s) if position == 0 else [drafts[i][-1]]
-                for i, s in zip(active, batch, strict=True)
-            ]
-            begun, fed = time.perf_counter(), sum(map(len, feeds))
-            logits = self._forward(batch, feeds)
-            if position == 0:  # all that is fed so far is decided
-                for sequence in batch:
-                    self._runner.blocks.seal(self._kv[sequence], sequence.tokens)
-            tokens = self._sample(batch, logits, [drafts[i] for i in active], position)
-            self.pass_time.observe(fed, time.perf_counter() - begun)
-            for i, token in zip(active, tokens, strict=True):
-                drafts[i].append(token)
+        if not active:
+            return drafts
+        begun = time.perf_counter()
+        active.sort(key=lambda i: -depths[i])  # those still drafted for are always the first
+        batch, wanted = [sequences[i] for i in active], [depths[i] for i in active]
+        feeds = self._feeds(batch)
+        fed = sum(map(len, feeds))
+        rows, counters = sampling_rows(batch, [1] * len(batch), self._runner.device)
+        coupled = all(s.verification is Verification.COUPLED for s in batch)
+        if coupled and self._runner.drafts_natively and repeatable(rows):
+            made = self._at_once(batch, wanted, feeds, rows, counters)
+        else:
+            made = self._one_by_one(batch, wanted, feeds)
+        passes, drafted = wanted[0], sum(wanted)
+        sizes = (1.0, passes, fed + drafted - len(batch))
+        self.pass_time.observe(sizes, time.perf_counter() - begun)
+        for i, draft in zip(active, made, strict=True):
+            drafts[i] = draft
         return drafts
 
     def laws(self, sequence: Sequence) -> Tensor:
@@ -103,11 +110,9 @@ class DraftModelProposer:
                 kept.append(i)
         return kept
 
-    def _unfed(self, sequence: Sequence) -> list[int]:
-        return sequence.tokens[self._kv[sequence].length :]
-
-    def _forward(self, batch: Seq[Sequence], feeds: Seq[list[int]]) -> Tensor:
-        """Feed each sequence its tokens, many in several passes; logits of each one's last."""
+    def _feeds(self, batch: Seq[Sequence]) -> list[list[int]]:
+        """The tokens not fed yet; where they are too many for a pass, some are fed now."""
+        feeds = [s.tokens[self._kv[s].length :] for s in batch]
         too_many = sum(map(len, feeds)) - MAX_PASS_TOKENS
         for sequence, feed in zip(batch, feeds, strict=True):
             while too_many > 0 and len(feed) > 1:
@@ -115,9 +120,47 @@ class DraftModelProposer:
                 self._runner.forward([Chunk(self._kv[sequence], feed[:early], 0)])
                 del feed[:early]
                 too_many -= early
-        return self._runner.forward(
-            [Chunk(self._kv[s], feed, 1) for s, feed in zip(batch, feeds, strict=True)]
-        )
+        return feeds
+
+    def _at_once(
+        self,
+        batch: Seq[Sequence],
+        depths: list[int],
+        feeds: Seq[list[int]],
+        rows: SamplingRows,
+        counters: Tensor,
+    ) -> list[list[int]]:
+        """All tokens of all drafts in one native call."""
+        chunks = [Chunk(self._kv[s], feed, 1) for s, feed in zip(batch, feeds, strict=True)]
+        tokens = self._runner.draft(chunks, depths, counters, rows).T.tolist()
+        self._seal(batch)
+        for chunk, depth in zip(chunks, depths, strict=True):
+            chunk.kv.length += depth - 1
+        return [draft[:depth] for draft, depth in zip(tokens, depths, strict=True)]
+
+    def _one_by_one(
+        self, batch: Seq[Sequence], depths: Seq[int], feeds: list[list[int]]
+    ) -> list[list[int]]:
+        drafts: list[list[int]] = [[] for _ in batch]
+        for position in range(depths[0]):
+            count = sum(depth > position for depth in depths)
+            chunks = [
+                Chunk(self._kv[s], feed, 1)
+                for s, feed in zip(batch[:count], feeds[:count], strict=True)
+            ]
+            logits = self._runner.forward(chunks)
+            if position == 0:
+                self._seal(batch)
+            tokens = self._sample(batch[:count], logits, drafts[:count], position)
+            for draft, token in zip(drafts, tokens, strict=False):
+                draft.append(token)
+            feeds = [[token] for token in tokens]
+        return drafts
+
+    def _seal(self, batch: Seq[Sequence]) -> None:
+        """Offer what is decided, and only that, to sequences that begin alike."""
+        for sequence in batch:
+            self._runner.blocks.seal(self._kv[sequence], sequence.tokens)
 
     def _sample(
         self, batch: Seq[Sequence], logits: Tensor, drafts: Seq[list[int]], position: int

@@ -31,7 +31,8 @@ from specbatch.pipeline.engine.speculator import Speculator
 from specbatch.pipeline.engine.token_budget import TokenBudget
 from specbatch.pipeline.engine.verification import verify
 from specbatch.pipeline.engine.work import Work
-from specbatch.pipeline.policy.step_time import StepTime
+from specbatch.pipeline.policy.knowledge import Knowledge
+from specbatch.pipeline.policy.linear_cost import LinearCost
 from specbatch.schemas.records import FinishReason, TopLogprobs
 
 log = logging.getLogger(__name__)
@@ -66,19 +67,21 @@ class Engine:
         proposers: tuple[Proposer, ...] = (),
         max_sequences: int = 64,
         max_batch_tokens: int = 2048,
+        knowledge: Knowledge | None = None,
         rechecker: Rechecker | None = None,
     ) -> None:
         self._runner = runner
         self._rechecker = rechecker
         self._sampler = choose_sampler(runner.device)
         self._speculator = Speculator(
-            [guarded(proposer, self._count_failure) for proposer in proposers]
+            [guarded(proposer, self._count_failure) for proposer in proposers],
+            knowledge or Knowledge(),
         )
         self._budget = TokenBudget(max_batch_tokens)
         self._scheduler = Scheduler(
             runner.blocks, max_sequences, max_batch_tokens, self._speculator.forget
         )
-        self._plain_time = StepTime()  # decoding steps at depth 0, by number of sequences
+        self._plain_time = LinearCost([2e-3, 5e-5])  # decoding steps at depth 0: (1, sequences)
         self._rejected: list[Completion] = []
         self.stats = EngineStats()
 
@@ -145,7 +148,7 @@ class Engine:
         plan = self._scheduler.schedule()
         deciding = [p.sequence for p in plan if p.decides]
         drafts, makers = self._speculator.propose(deciding, self._room_for_draft)
-        return Work(plan, deciding, drafts, makers, begun, time.perf_counter() - begun)
+        return Work(plan, deciding, drafts, makers, begun, self._speculator.drafting_sec)
 
     def _room_for_draft(self, sequence: Sequence, wanted: int) -> int:
         return 0 if self._budget.strained else self._scheduler.room_for_draft(sequence, wanted)
@@ -303,12 +306,12 @@ class Engine:
         if not (work.whole and work.decoding):
             return
         # A prompt's rows are cheaper, for they need no logits: only these steps are measurements.
-        self._speculator.verify_time.observe(sum(sizes), elapsed - work.proposing_sec)
         count = len(work.deciding)
+        self._speculator.knowledge.step_time.observe(sum(sizes), count, elapsed - work.drafting_sec)
         if work.plain:
-            self._plain_time.observe(count, elapsed)
+            self._plain_time.observe((1.0, count), elapsed)
         if self._plain_time.observations >= 3:
-            per_token = self._plain_time.predict(count) / count
+            per_token = self._plain_time.predict((1.0, count)) / count
             for sequence, size in zip(work.deciding, sizes, strict=True):
                 sequence.baseline_sec += work.emitted[sequence] * per_token
                 sequence.decode_sec += elapsed * size / sum(sizes)

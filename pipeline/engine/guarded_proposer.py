@@ -12,7 +12,7 @@ from torch import Tensor
 from specbatch.pipeline.engine.faults import Fault, fault_of, first_line
 from specbatch.pipeline.engine.proposer import LawfulProposer, Proposer, has_laws
 from specbatch.pipeline.engine.sequence import Sequence
-from specbatch.pipeline.policy.step_time import StepTime
+from specbatch.pipeline.policy.linear_cost import LinearCost
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class GuardedProposer:
         self._rests_until = -float("inf")
 
     @property
-    def pass_time(self) -> StepTime | None:
+    def pass_time(self) -> LinearCost | None:
         return self._proposer.pass_time
 
     def available(self, sequence: Sequence) -> int:

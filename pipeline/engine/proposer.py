@@ -8,7 +8,7 @@ from typing import Protocol, TypeGuard
 from torch import Tensor
 
 from specbatch.pipeline.engine.sequence import Sequence
-from specbatch.pipeline.policy.step_time import StepTime
+from specbatch.pipeline.policy.linear_cost import LinearCost
 
 
 class Proposer(Protocol):
@@ -17,8 +17,8 @@ class Proposer(Protocol):
     name: str
 
     @property
-    def pass_time(self) -> StepTime | None:
-        """What a pass of its model costs, by tokens fed; None: its drafts are free."""
+    def pass_time(self) -> LinearCost | None:
+        """Seconds of a call of its model, by (calls, passes, tokens fed); None: drafts are free."""
         ...
 
     def available(self, sequence: Sequence) -> int:

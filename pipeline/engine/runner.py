@@ -11,6 +11,8 @@ from torch import Tensor
 
 from specbatch.kernels.decoder import cpu
 from specbatch.kernels.decoder.contract import BLOCK_SIZE, DecoderBatch
+from specbatch.kernels.drafting import cpu as drafting
+from specbatch.kernels.verify.contract import SamplingRows
 from specbatch.pipeline.engine.batch import Chunk, build_batch
 from specbatch.pipeline.engine.blocks import TRASH_BLOCK, BlockManager, KvState
 from specbatch.pipeline.engine.loader import LoadedModel
@@ -87,6 +89,27 @@ class ModelRunner:
         for chunk in chunks:
             chunk.kv.length += len(chunk.token_ids)
         return logits[: sum(chunk.logit_rows for chunk in chunks)]
+
+    @property
+    def drafts_natively(self) -> bool:
+        return isinstance(self._decoder, cpu.Decoder)
+
+    @torch.inference_mode()
+    def draft(
+        self, chunks: Sequence[Chunk], depths: list[int], counters: Tensor, sampling: SamplingRows
+    ) -> Tensor:
+        """Feed every chunk, then draft: int64 [deepest, num_chunks], -1 behind a chunk's depth.
+
+        `depths` do not rise; each chunk wants one row of logits, and its blocks have room for
+        what is drafted. `kv.length` grows by the chunk; behind it lies the KV of the drafted tokens
+        but the last.
+        """
+        assert isinstance(self._decoder, cpu.Decoder), "ask `drafts_natively` first"
+        batch = build_batch(chunks, BLOCK_SIZE, self._padded, self.device)
+        drafts = drafting.draft(self._decoder, batch, depths, counters, sampling)
+        for chunk in chunks:
+            chunk.kv.length += len(chunk.token_ids)
+        return drafts
 
     def memory(self, pass_tokens: int, pass_rows: int) -> ModelMemory:
         """What it holds when its cache is full, with passes no larger than this."""

@@ -1,7 +1,12 @@
-"""Chooses, for each sequence and step, who drafts for it and how far."""
+"""Chooses who drafts for each sequence, and how far.
+
+Looking at all sequences and prices takes longer than a small model's step, so a choice stands for
+some steps. In between, sequences that arrive are drafted for like the others on average.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -9,25 +14,35 @@ from dataclasses import dataclass, field
 from specbatch.pipeline.engine.proposer import Proposer, has_laws
 from specbatch.pipeline.engine.sequence import Sequence
 from specbatch.pipeline.policy.acceptance import Acceptance
-from specbatch.pipeline.policy.depth import Candidate, StepCost, choose_depths
-from specbatch.pipeline.policy.step_time import StepTime
+from specbatch.pipeline.policy.depth import Candidate, DepthDecision, StepCost, choose_depths
+from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.records import Verification
 
-CONTROL_EVERY_STEPS = 48  # one control window in so many steps …
-CONTROL_STEPS = 3  # … of so many steps at depth 0, to know what it really costs
-PROBE_EVERY_STEPS = 12  # while the price of a row is unknown
-RESTING_STEPS = 8  # after a decision for depth 0 the question rests for so many steps
+LOOK_EVERY_STEPS = 16
+CONTROL_EVERY_STEPS = 96  # one step in so many goes at depth 0, to know what that really costs
+TRY_EVERY_LOOKS = 4  # while nothing is drafted: a few drafts, to notice when they become good
+TRIED_SHARE = 8  # … for one sequence in so many
+HYSTERESIS = 1.02  # drafting must promise so much more before it is taken up
+MAX_DEPTH = 16
 _POOR_ACCEPTANCE = 0.3  # below it the next proposer in line is asked instead
+_JUDGED = 40  # draft tokens, before a choice stands for long
+_FIRST_DEPTHS = (0, 0, 3, 1, 3)  # steps of a new engine: they tell what a token costs
+
+Choice = tuple[Proposer, int]
 
 
 @dataclass(slots=True)
-class _Want:
-    """What one sequence could have drafted in this step."""
+class _Course:
+    """What a look decided, until the next one."""
 
-    index: int
-    sequence: Sequence
-    proposer: Proposer
-    limit: int
+    until: int  # step
+    sequences: int
+    choices: dict[Sequence, Choice] = field(default_factory=dict)
+    newcomers: Choice | None = None  # for those who were not there
+
+    @property
+    def rests(self) -> bool:
+        return not self.choices and self.newcomers is None
 
 
 @dataclass(slots=True)
@@ -35,13 +50,13 @@ class Speculator:
     """Owns the proposers and what is known of them. Without proposers every depth is 0."""
 
     proposers: Seq[Proposer]
-    verify_time: StepTime = field(default_factory=StepTime)
+    knowledge: Knowledge = field(default_factory=Knowledge)
     max_draft_tokens: int = 1024  # per step
     steps: int = 0
-    _asked_at: int = -RESTING_STEPS  # step of the last decision for depth 0
-    _asked_for: int = 0  # sequences it was taken for
-    _overall: dict[str, Acceptance] = field(default_factory=dict)
-    _own: dict[tuple[str, Sequence], Acceptance] = field(default_factory=dict)
+    drafting_sec: float = 0.0  # of the last step, in models of proposers
+    _looks: int = 0
+    _course: _Course = field(default_factory=lambda: _Course(0, 0))
+    _own: dict[Sequence, dict[str, Acceptance]] = field(default_factory=dict)
 
     def propose(
         self, deciding: Seq[Sequence], room: Callable[[Sequence, int], int]
@@ -52,122 +67,171 @@ class Speculator:
         """
         drafts: list[list[int]] = [[] for _ in deciding]
         makers: list[Proposer | None] = [None] * len(deciding)
-        self.steps += 1
-        if self._rests(deciding):
+        self.drafting_sec = 0.0
+        if not (self.proposers and deciding):
             return drafts, makers
-        wants = [w for i, s in enumerate(deciding) if (w := self._want(i, s)) is not None]
-        depths = self._depths(wants, len(deciding))
-        for proposer in self.proposers:
-            chosen = [
-                (w, granted)
-                for w, depth in zip(wants, depths, strict=True)
-                if w.proposer is proposer and depth and (granted := room(w.sequence, depth))
-            ]
-            if not chosen:
+        self.steps += 1
+        if self._is_over(len(deciding)):
+            self._look(deciding)
+        asked: dict[str, list[tuple[int, int]]] = {}
+        for i, sequence in enumerate(deciding):
+            choice = self._choice(sequence)
+            if choice is None:
                 continue
-            made = proposer.propose([w.sequence for w, _ in chosen], [d for _, d in chosen])
-            for (want, _), draft in zip(chosen, made, strict=True):
-                drafts[want.index] = draft
-                makers[want.index] = proposer if draft else None
+            proposer, depth = choice
+            depth = min(depth, sequence.remaining - 1)
+            if depth > 0:
+                depth = min(depth, proposer.available(sequence))
+            if depth > 0 and (granted := room(sequence, depth)):
+                asked.setdefault(proposer.name, []).append((i, granted))
+        for proposer in self.proposers:
+            if proposer.name in asked:
+                self._ask(proposer, asked[proposer.name], deciding, drafts, makers)
         return drafts, makers
 
     def observe(
         self, sequence: Sequence, maker: Proposer | None, draft: list[int], accepted: int
     ) -> None:
-        """The verdict on a draft: estimates learn, proposers drop what was rejected.
-
-        `draft` is empty where it was dropped before the pass.
-        """
+        """The verdict on a draft: estimates learn, proposers drop what was rejected."""
         if maker is None:
             return
-        self._estimate(maker, sequence).observe(len(draft), accepted)
-        self._overall.setdefault(maker.name, Acceptance()).observe(len(draft), accepted)
+        own = self._own.setdefault(sequence, {})
+        if maker.name not in own:
+            own[maker.name] = Acceptance()
+        own[maker.name].observe(len(draft), accepted)
+        self.knowledge.acceptance_of(maker.name).observe(len(draft), accepted)
         maker.settle(sequence)
 
     def forget(self, sequence: Sequence) -> None:
+        self._own.pop(sequence, None)
+        self._course.choices.pop(sequence, None)
         for proposer in self.proposers:
             proposer.forget(sequence)
-            self._own.pop((proposer.name, sequence), None)
 
     @property
-    def in_control_window(self) -> bool:
-        return self.steps % CONTROL_EVERY_STEPS >= CONTROL_EVERY_STEPS - CONTROL_STEPS
+    def in_control_step(self) -> bool:
+        return self.steps % CONTROL_EVERY_STEPS == 0
 
-    def _rests(self, deciding: Seq[Sequence]) -> bool:
-        """Whether depth 0 was chosen lately for about as many sequences, none of fixed depth."""
-        return (
-            self.steps - self._asked_at < RESTING_STEPS
-            and 4 * abs(len(deciding) - self._asked_for) <= self._asked_for
-            and all(s.request.depth is None for s in deciding)
-        )
-
-    def _want(self, index: int, sequence: Sequence) -> _Want | None:
-        """The most promising proposer that has something to offer, in the order they are given."""
-        cap = sequence.remaining - 1
-        if sequence.request.depth is not None:
-            cap = min(cap, sequence.request.depth)
-        if cap <= 0:
+    # --- one step ------------------------------------------------------------------------------
+    def _choice(self, sequence: Sequence) -> Choice | None:
+        fixed = sequence.request.depth
+        if fixed is not None:
+            want = self._most_promising(sequence, fixed) if fixed else None
+            return None if want is None else (want[0], fixed)
+        if self._course.rests or self.in_control_step:
             return None
-        best: _Want | None = None
-        needs_laws = sequence.verification is not Verification.COUPLED
+        choice = self._course.choices.get(sequence)
+        if choice is not None or self._course.newcomers is None:
+            return choice
+        return self._course.newcomers if _may_draft(self._course.newcomers[0], sequence) else None
+
+    def _ask(
+        self,
+        proposer: Proposer,
+        asked: list[tuple[int, int]],
+        deciding: Seq[Sequence],
+        drafts: list[list[int]],
+        makers: list[Proposer | None],
+    ) -> None:
+        begun = time.perf_counter()
+        made = proposer.propose([deciding[i] for i, _ in asked], [depth for _, depth in asked])
+        if proposer.pass_time is not None:
+            self.drafting_sec += time.perf_counter() - begun
+        for (i, _), draft in zip(asked, made, strict=True):
+            drafts[i] = draft
+            makers[i] = proposer if draft else None
+
+    # --- a look at all of it -------------------------------------------------------------------
+    def _is_over(self, count: int) -> bool:
+        """Whether the choice has stood long enough, or was made for another number of sequences."""
+        course = self._course
+        return self.steps >= course.until or 4 * abs(count - course.sequences) > course.sequences
+
+    def _look(self, deciding: Seq[Sequence]) -> None:
+        self._looks += 1
+        wants = [
+            (sequence, *want)
+            for sequence in deciding
+            if sequence.request.depth is None
+            and (want := self._most_promising(sequence, MAX_DEPTH)) is not None
+        ]
+        rested = self._course.rests
+        self._course = _Course(self.steps + self._horizon(), len(deciding))
+        if not wants:
+            return
+        if not self.knowledge.step_time.has_slope:
+            depth = _FIRST_DEPTHS[self._looks % len(_FIRST_DEPTHS)]
+            self._course.until = self.steps + 1
+            self._choose([(s, p, min(limit, depth)) for s, p, limit in wants])
+            return
+        # A short step's time is its own; what is left to say is said by the next look.
+        decision, off = self._decide(wants, len(deciding))
+        if decision.tokens_per_sec > off * (HYSTERESIS if rested else 1.0):
+            depths = decision.depths
+            self._choose([(s, p, d) for (s, p, _), d in zip(wants, depths, strict=True)])
+        elif self._looks % TRY_EVERY_LOOKS == 0:
+            self._course.until = self.steps + 1
+            self._choose(
+                [
+                    (s, p, int(i % TRIED_SHARE == self._looks // TRY_EVERY_LOOKS % TRIED_SHARE))
+                    for i, (s, p, _) in enumerate(wants)
+                ],
+                newcomers=False,
+            )
+
+    def _horizon(self) -> int:
+        """Steps until the next look: few while the first drafts are being judged."""
+        tested = sum(a.tested for a in self.knowledge.acceptance.values())
+        return LOOK_EVERY_STEPS if tested >= _JUDGED else 2
+
+    def _choose(self, chosen: list[tuple[Sequence, Proposer, int]], newcomers: bool = True) -> None:
+        self._course.choices = {s: (p, depth) for s, p, depth in chosen if depth}
+        if newcomers and self._course.choices:
+            depths = [depth for _, _, depth in chosen]
+            first = next(iter(self._course.choices.values()))[0]
+            self._course.newcomers = (first, round(sum(depths) / len(depths)))
+            for sequence, proposer, depth in chosen:
+                if not depth:
+                    self._course.choices[sequence] = (proposer, 0)
+
+    def _decide(
+        self, wants: Seq[tuple[Sequence, Proposer, int]], deciding: int
+    ) -> tuple[DepthDecision, float]:
+        """The best depths, and the tokens per second of depth 0."""
+        candidates = [
+            Candidate(limit, self._rate(proposer, sequence), proposer.pass_time is not None)
+            for sequence, proposer, limit in wants
+        ]
+        most = min(self.max_draft_tokens, sum(c.limit for c in candidates))
+        verify_sec = self.knowledge.step_time.curve(deciding, deciding, deciding + most)
+        draft = next((p.pass_time for p in self.proposers if p.pass_time is not None), None)
+        if draft is not None:
+            draft.solve()
+        cost = StepCost(verify_sec, *(draft.weights if draft is not None else ()))
+        decision = choose_depths(candidates, cost, deciding - len(candidates))
+        return decision, deciding / float(verify_sec[0])
+
+    def _most_promising(self, sequence: Sequence, most: int) -> Choice | None:
+        """(proposer, draft tokens it can offer), in the order they are given unless one is poor."""
+        cap = min(most, sequence.remaining - 1)
+        best: Choice | None = None
         for proposer in self.proposers:
-            if needs_laws and not has_laws(proposer):
+            if not _may_draft(proposer, sequence):
                 continue
-            limit = min(cap, proposer.available(sequence))
+            limit = min(cap, proposer.available(sequence)) if cap > 0 else 0
             if limit <= 0:
                 continue
-            if self._estimate(proposer, sequence).rate >= _POOR_ACCEPTANCE:
-                return _Want(index, sequence, proposer, limit)
-            best = best or _Want(index, sequence, proposer, limit)
+            if self._rate(proposer, sequence) >= _POOR_ACCEPTANCE:
+                return proposer, limit
+            best = best or (proposer, limit)
         return best
 
-    def _depths(self, wants: Seq[_Want], deciding: int) -> list[int]:
-        """A fixed depth is taken as asked, as far as a step goes; the rest by marginal gain."""
-        depths, left = [0] * len(wants), self.max_draft_tokens
-        for i, want in enumerate(wants):
-            if want.sequence.request.depth is not None:
-                depths[i] = min(want.limit, left)
-                left -= depths[i]
-        free = [i for i, w in enumerate(wants) if w.sequence.request.depth is None]
-        if not free or self.in_control_window:
-            return depths
-        if not self.verify_time.has_slope:
-            # What a further row costs is not known yet: now and then a step with one each tells.
-            for i in free:
-                depths[i] = int(self.steps % PROBE_EVERY_STEPS == 0)
-            return depths
-        others = deciding - len(free)
-        decision = choose_depths(
-            [
-                Candidate(
-                    limit=wants[i].limit,
-                    acceptance=self._estimate(wants[i].proposer, wants[i].sequence).rate,
-                    needs_draft_model=wants[i].proposer.pass_time is not None,
-                )
-                for i in free
-            ],
-            self._cost(others),
-            left,
-        )
-        if not any(decision.depths):
-            self._asked_at, self._asked_for = self.steps, deciding
-        for i, depth in zip(free, decision.depths, strict=True):
-            depths[i] = depth
-        return depths
+    def _rate(self, proposer: Proposer, sequence: Sequence) -> float:
+        overall = self.knowledge.acceptance_of(proposer.name).rate
+        own = self._own.get(sequence, {}).get(proposer.name)
+        return overall if own is None else own.rate_given(overall)
 
-    def _cost(self, others: int) -> StepCost:
-        """What a step costs now that decides for `others` sequences of fixed depth too."""
-        draft = next((p.pass_time for p in self.proposers if p.pass_time is not None), None)
-        return StepCost(
-            verify_base_sec=self.verify_time.base_sec + others * self.verify_time.row_sec,
-            verify_row_sec=self.verify_time.row_sec,
-            draft_base_sec=draft.base_sec if draft else 0.0,
-            draft_row_sec=draft.row_sec if draft else 0.0,
-        )
 
-    def _estimate(self, proposer: Proposer, sequence: Sequence) -> Acceptance:
-        key = (proposer.name, sequence)
-        if key not in self._own:
-            overall = self._overall.get(proposer.name)
-            self._own[key] = Acceptance(prior=overall.rate) if overall else Acceptance()
-        return self._own[key]
+def _may_draft(proposer: Proposer, sequence: Sequence) -> bool:
+    """Ratio tests need to know what a draft was sampled from."""
+    return sequence.verification is Verification.COUPLED or has_laws(proposer)

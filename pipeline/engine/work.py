@@ -18,7 +18,7 @@ class Work:
     drafts: list[list[int]]
     makers: list[Proposer | None]
     begun: float  # seconds, by the performance counter
-    proposing_sec: float
+    drafting_sec: float  # in proposers' models, before the verifier's part
     emitted: dict[Sequence, int] = field(default_factory=dict)  # tokens decided
     whole: bool = True  # one pass did it all; else its times say nothing of other steps
 

@@ -10,18 +10,23 @@ class Acceptance:
     """Probability that one draft token is accepted, given that all before it were.
 
     `tested` counts the draft tokens that were looked at: the accepted ones and the first rejected
-    one, never those behind it. Older evidence fades by `decay` per test.
+    one, never those behind it. Older evidence fades by `decay` per test. The prior counts as
+    `weight` tests; it may be better known later, so it is given when asked.
     """
 
     prior: float = 0.6
-    weight: float = 4.0  # the prior counts as so many tests
+    weight: float = 4.0
     decay: float = 0.97
     agreed: float = 0.0
     tested: float = 0.0
 
     @property
     def rate(self) -> float:
-        return (self.agreed + self.prior * self.weight) / (self.tested + self.weight)
+        return self.rate_given(self.prior)
+
+    def rate_given(self, prior: float) -> float:
+        """The estimate under another prior."""
+        return (self.agreed + prior * self.weight) / (self.tested + self.weight)
 
     def observe(self, proposed: int, accepted: int) -> None:
         """`accepted` of `proposed` draft tokens agreed, then one did not (if any was left)."""

@@ -1,49 +1,167 @@
-"""What a forward pass costs: seconds = base + per_row · rows, fitted while it runs."""
+"""What a verifier pass costs, by its tokens and sequences: learned while it runs.
+
+Machines do not work in single tokens: tiles, cache sizes and captured graphs make steps, and the
+best place is usually the right end of one. So nothing is assumed but that more tokens do not cost
+less. Passes of about the same size share a cell, which remembers its mean. Between the cells of a
+number of sequences the price is interpolated, a little too low, so that a promising size is tried
+and then known; beyond them, and where nothing was seen yet, a line through all cells tells.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_MEMORY = 32  # observations a cell's mean reaches back
+_SURE = 4  # observations after which a cell's mean stands for itself
+_CLIP = 1.5  # above so many times the mean a pass counts as that: the system slept in it
+_OPTIMISM = 0.5  # how far an untried price is put from the middle towards the lower neighbour
+_DRAFTED_ENOUGH = 3  # passes with more tokens than sequences, before a token's price is known
+_GUESS = (2e-3, 5e-5, 1e-6)  # seconds: of a pass, a token, a sequence
+_RIDGE = 1e-3
+
+
+@dataclass(slots=True)
+class _Cell:
+    tokens: float = 0.0
+    sequences: float = 0.0
+    seconds: float = 0.0
+    seen: int = 0
+
+    def observe(self, tokens: int, sequences: int, seconds: float) -> None:
+        if self.seen >= _SURE:
+            seconds = min(seconds, _CLIP * self.seconds)
+        self.seen += 1
+        share = 1.0 / min(self.seen, _MEMORY)
+        self.tokens += share * (tokens - self.tokens)
+        self.sequences += share * (sequences - self.sequences)
+        self.seconds += share * (seconds - self.seconds)
+
+
+def _place(tokens: int) -> int:
+    """The number of the cell a size falls into; its right edge is a multiple of its width."""
+    if tokens <= 32:
+        return tokens
+    if tokens <= 128:
+        return 32 + (tokens - 29) // 4
+    return 56 + (tokens - 113) // 16
+
+
+def _places(tokens: NDArray[Any]) -> NDArray[np.int64]:
+    """`_place` of many."""
+    fine = np.where(tokens <= 32, tokens, 32 + (tokens - 29) // 4)
+    return np.where(tokens <= 128, fine, 56 + (tokens - 113) // 16).astype(np.int64)
+
+
+def _crowd(sequences: int) -> int:
+    """Numbers of sequences within about a tenth of each other."""
+    return sequences if sequences <= 8 else 8 + round(7.5 * float(np.log(sequences / 8)))
 
 
 @dataclass(slots=True)
 class StepTime:
-    """Least squares over (rows, seconds) with exponential forgetting and a weak prior.
+    """Fitted online; see the module. Times are seconds."""
 
-    A slope needs passes of different sizes: until there are some, `has_slope` is false and the
-    prior's is kept.
-    """
-
-    base_sec: float = 2e-3
-    row_sec: float = 5e-5
-    forgetting: float = 0.98
     observations: int = 0
-    has_slope: bool = False
-    _n: float = 0.0
-    _x: float = 0.0
-    _xx: float = 0.0
-    _y: float = 0.0
-    _xy: float = 0.0
+    drafted: int = 0  # observations that tell a token's price from a sequence's
+    _cells: dict[int, dict[int, _Cell]] = field(default_factory=dict)  # by crowd, by place
 
-    def observe(self, rows: int, seconds: float) -> None:
-        f = self.forgetting
-        self._n = self._n * f + 1.0
-        self._x = self._x * f + rows
-        self._xx = self._xx * f + rows * rows
-        self._y = self._y * f + seconds
-        self._xy = self._xy * f + rows * seconds
+    @property
+    def has_slope(self) -> bool:
+        """Whether the price of a further token has been measured."""
+        return self.drafted >= _DRAFTED_ENOUGH
+
+    def observe(self, tokens: int, sequences: int, seconds: float) -> None:
+        cells = self._cells.setdefault(_crowd(sequences), {})
+        cells.setdefault(_place(tokens), _Cell()).observe(tokens, sequences, seconds)
         self.observations += 1
-        self._fit()
+        self.drafted += tokens > sequences
 
-    def predict(self, rows: float) -> float:
-        return self.base_sec + self.row_sec * rows
+    def predict(self, tokens: int, sequences: int) -> float:
+        return float(self.curve(tokens, sequences, tokens)[0])
 
-    def _fit(self) -> None:
-        mean_x, mean_y = self._x / self._n, self._y / self._n
-        spread = self._xx / self._n - mean_x * mean_x
-        self.has_slope = spread > 1e-3 * max(mean_x, 1.0) ** 2
-        if self.has_slope:
-            slope = (self._xy / self._n - mean_x * mean_y) / spread
-            # Neither part of a cost is negative; noise must not say so.
-            self.row_sec = max(slope, 0.0)
-        self.row_sec = min(self.row_sec, mean_y / max(mean_x, 1.0))
-        self.base_sec = max(mean_y - self.row_sec * mean_x, 0.0)
+    def curve(self, first: int, sequences: int, last: int) -> NDArray[np.float64]:
+        """Seconds of passes of `first` … `last` tokens; never falling."""
+        tokens = np.arange(first, last + 1)
+        base, row, sequence = self._line()
+        line = base + sequence * sequences + row * tokens
+        known = sorted(self._cells.get(_crowd(sequences), {}).values(), key=lambda c: c.tokens)
+        if known:
+            at = np.array([cell.tokens for cell in known])
+            # A cell of few observations is taken for the line's price as far as they are missing.
+            expected = base + sequence * sequences + row * at
+            sure = np.minimum([cell.seen / _SURE for cell in known], 1.0)
+            seen = np.array([cell.seconds for cell in known])
+            price = np.maximum.accumulate(sure * seen + (1.0 - sure) * expected)
+            line = _between(tokens, at, price, line, expected)
+        return np.maximum.accumulate(np.maximum(line, 1e-9))
+
+    def _line(self) -> tuple[float, float, float]:
+        """Seconds of a pass, a token and a sequence, by least squares over the cells."""
+        cells = [cell for crowd in self._cells.values() for cell in crowd.values()]
+        if not cells:
+            return _GUESS
+        seconds = np.array([cell.seconds for cell in cells])
+        sizes = np.array([(1.0, cell.tokens, cell.sequences) for cell in cells])
+        # Relative errors count: a large pass must not drown the small ones.
+        scaled = sizes * (np.sqrt([min(cell.seen, _MEMORY) for cell in cells]) / seconds)[:, None]
+        wanted = np.sqrt([min(cell.seen, _MEMORY) for cell in cells])
+        gram, moment = scaled.T @ scaled, scaled.T @ wanted
+        pull = _RIDGE * np.diag(gram)
+        active = np.ones(3, dtype=bool)
+        while True:
+            part = np.linalg.solve(
+                gram[np.ix_(active, active)] + np.diag(pull[active]),
+                moment[active] + pull[active] * np.array(_GUESS)[active],
+            )
+            if (part >= 0).all() or active.sum() == 1:
+                break
+            active[np.flatnonzero(active)[part.argmin()]] = False  # more is never cheaper
+        weights = np.zeros(3)
+        weights[active] = np.maximum(part, 0.0)
+        return float(weights[0]), float(weights[1]), float(weights[2])
+
+    def state(self) -> dict[str, Any]:
+        """What `restored` needs, as JSON knows it."""
+        return {
+            "drafted": self.drafted,
+            "cells": [
+                [crowd, place, cell.tokens, cell.sequences, cell.seconds, cell.seen]
+                for crowd, cells in sorted(self._cells.items())
+                for place, cell in sorted(cells.items())
+            ],
+        }
+
+    @classmethod
+    def restored(cls, state: dict[str, Any]) -> StepTime:
+        """From `state`. Raises `KeyError`, `TypeError` or `ValueError` if it is something else."""
+        step_time = cls(drafted=int(state["drafted"]))
+        for crowd, place, tokens, sequences, seconds, seen in state["cells"]:
+            cell = _Cell(float(tokens), float(sequences), float(seconds), int(seen))
+            step_time._cells.setdefault(int(crowd), {})[int(place)] = cell
+            step_time.observations += cell.seen
+        return step_time
+
+
+def _between(
+    tokens: NDArray[np.int64],
+    at: NDArray[np.float64],  # sizes that are known, ascending
+    price: NDArray[np.float64],  # of these
+    line: NDArray[np.float64],  # for every size of `tokens`
+    expected: NDArray[np.float64],  # the line at the known sizes
+) -> NDArray[np.float64]:
+    """Known prices, optimistic ones between them, and the line shifted to fit beyond them."""
+    middle = np.interp(tokens, at, price)
+    right = np.searchsorted(at, tokens)
+    lower = price[np.maximum(right - 1, 0)]
+    found = middle - _OPTIMISM * np.maximum(middle - lower, 0.0)
+    tried = np.isin(_places(tokens), _places(np.round(at)))
+    found[tried] = middle[tried]
+    beyond = tokens > at[-1]
+    found[beyond] = price[-1] * line[beyond] / expected[-1]
+    before = tokens < at[0]
+    found[before] = price[0] * line[before] / expected[0]
+    return found

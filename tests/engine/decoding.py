@@ -98,10 +98,11 @@ def bench(
     num_blocks: int = AMPLE_BLOCKS,
     draft_blocks: int | None = None,
     share_prefixes: bool = True,
+    blocks: WatchedBlockProposer | None = None,
 ) -> Bench:
     model = loaded(verifier, dtype) if native else _torch_model(verifier, dtype)
     runners = [runner_of(model, num_blocks, share_prefixes)]
-    watched = WatchedBlockProposer()
+    watched = blocks or WatchedBlockProposer()
     proposers: list[Proposer] = [watched, *others]
     if proposer is not None:
         drafting = runner_of(loaded(proposer, dtype), draft_blocks or num_blocks, share_prefixes)

@@ -32,10 +32,11 @@ class Blocks(RuleBasedStateMachine):
     """
 
     live = Bundle("live")
+    share = True
 
     def __init__(self) -> None:
         super().__init__()
-        self.manager = BlockManager(NUM_BLOCKS, BLOCK_SIZE)
+        self.manager = BlockManager(NUM_BLOCKS, BLOCK_SIZE, self.share)
         self.rows: list[Row] = []
         self.cells: dict[tuple[int, int], tuple[int, ...]] = {}
 
@@ -56,6 +57,17 @@ class Blocks(RuleBasedStateMachine):
         assert (row.kv.blocks, row.kv.length, row.kv.sealed) == ([], 0, 0)
         self.adopt(row)
 
+    @rule(row=live, draft=st.integers(0, 9))
+    def reserve_for_a_draft_that_nobody_makes(self, row: Row, draft: int) -> None:
+        length = min(
+            len(row.tokens) + draft,
+            (len(row.kv.blocks) + self.manager.free_blocks) * BLOCK_SIZE,
+        )
+        length = max(length, row.kv.length)
+        held = list(row.kv.blocks)
+        self.manager.grow(row.kv, length)
+        assert row.kv.blocks[: len(held)] == held
+
     @rule(
         row=live,
         take=st.integers(1, 12),
@@ -68,6 +80,7 @@ class Blocks(RuleBasedStateMachine):
         kv, pending = row.kv, len(row.tokens) - row.kv.length
         take = min(take, pending)
         fed = [*row.tokens[: kv.length + take], *(draft if take == pending else [])]
+        promised = self.manager.filling(kv, row.tokens, take)
         before, free = list(kv.blocks), self.manager.free_blocks
         missing = self.manager.missing_blocks(kv, len(fed))
         if missing > free:
@@ -92,7 +105,8 @@ class Blocks(RuleBasedStateMachine):
             row.tokens += [*draft[:agreed], token]
             self.manager.trim(kv, len(row.tokens) - 1)
         self.manager.seal(kv, row.tokens)
-        assert kv.sealed == kv.length // BLOCK_SIZE
+        assert kv.sealed == (kv.length // BLOCK_SIZE if self.share else 0)
+        assert set(promised) <= self.manager._block_of.keys(), "others wait for them"
 
     @rule(row=live)
     def disown(self, row: Row) -> None:
@@ -161,6 +175,21 @@ Blocks.TestCase.settings = settings(
     derandomize=True, max_examples=150, stateful_step_count=40, deadline=None
 )
 test_any_order_of_calls_keeps_the_books = Blocks.TestCase
+
+
+class UnsharedBlocks(Blocks):
+    """The same with sharing off: no block ever has two holders."""
+
+    share = False
+
+    @invariant()
+    def every_block_has_one_holder_at_most(self) -> None:
+        assert max(self.manager._holders) <= 1
+        assert not self.manager._cached
+
+
+UnsharedBlocks.TestCase.settings = settings(Blocks.TestCase.settings, max_examples=50)
+test_any_order_of_calls_keeps_the_books_without_sharing = UnsharedBlocks.TestCase
 
 
 def test_a_cache_hands_out_all_but_the_trash_block() -> None:

@@ -1,78 +1,100 @@
-"""Step time: a line through what was measured, sane even where the measurements are not."""
+"""The step-time model on machines of known shape: linear, stepped, noisy, interrupted."""
 
 from __future__ import annotations
 
+import itertools
+import json
 import random
+from collections.abc import Callable
 
 import pytest
 
+from specbatch.pipeline.policy.linear_cost import LinearCost
 from specbatch.pipeline.policy.step_time import StepTime
 
-
-def fitted(rows: list[int], base: float, per_row: float, noise: float = 0.0) -> StepTime:
-    generator, model = random.Random(3), StepTime()
-    for n in rows:
-        model.observe(n, (base + per_row * n) * (1 + noise * generator.uniform(-1, 1)))
-    return model
+Machine = Callable[[int, int], float]
 
 
-def test_a_line_is_found_exactly() -> None:
-    model = fitted([1, 64, 10, 200, 64], base=3e-3, per_row=2e-5)
-    assert model.base_sec == pytest.approx(3e-3)
-    assert model.row_sec == pytest.approx(2e-5)
-    assert model.predict(1000) == pytest.approx(23e-3)
-    assert model.observations == 5
+def linear(tokens: int, sequences: int) -> float:
+    return 1e-3 + 4e-5 * tokens + 2e-5 * sequences
 
 
-def test_noise_is_averaged_out() -> None:
-    rows = [random.Random(4).randint(1, 300) for _ in range(1)] + list(range(1, 300, 3)) * 3
-    model = fitted(rows, base=3e-3, per_row=2e-5, noise=0.3)
-    for n in (1, 64, 256):
-        assert model.predict(n) == pytest.approx(3e-3 + 2e-5 * n, rel=0.15)
+def stepped(tokens: int, sequences: int) -> float:
+    """Tiles of sixteen tokens, as matrix units work."""
+    return 8e-4 + 5e-4 * -(-tokens // 16) + 1e-5 * sequences
 
 
-def test_one_number_of_rows_tells_only_of_itself() -> None:
-    """The prior's slope splits the time; the prediction there is right at once."""
-    model = fitted([64] * 20, base=5e-3, per_row=5e-5)
-    assert model.predict(64) == pytest.approx(5e-3 + 64 * 5e-5)
-    assert model.row_sec == pytest.approx(5e-5)
+def observed(machine: Machine, sequences: int, depths: list[int], steps: int = 400) -> StepTime:
+    generator, step_time = random.Random(0), StepTime()
+    for _ in range(steps):
+        tokens = sequences * (1 + generator.choice(depths))
+        step_time.observe(tokens, sequences, machine(tokens, sequences))
+    return step_time
 
 
-def test_no_part_of_a_cost_is_negative() -> None:
-    """Fewer rows took longer (a cold cache, a neighbour): no gain is made of that."""
-    model = StepTime()
-    for rows, seconds in [(10, 0.05), (100, 0.01), (200, 0.005), (1, 0.09)]:
-        model.observe(rows, seconds)
-        assert model.base_sec >= 0
-        assert model.row_sec >= 0
-        assert model.predict(50) > 0
+@pytest.mark.parametrize("machine", [linear, stepped])
+@pytest.mark.parametrize("sequences", [1, 4, 8, 32])
+def test_what_has_been_tried_is_known_within_two_percent(machine: Machine, sequences: int) -> None:
+    step_time = observed(machine, sequences, [0, 1, 2, 3])
+    for depth in range(4):
+        tokens = sequences * (1 + depth)
+        if sequences == 1 and machine is stepped:
+            continue  # one range of sizes
+        expected = machine(tokens, sequences)
+        assert step_time.predict(tokens, sequences) == pytest.approx(expected, rel=0.02)
 
 
-def test_superlinear_steps_leave_no_negative_base() -> None:
-    model = StepTime()
-    for rows in (1, 10, 100, 1000) * 5:
-        model.observe(rows, 1e-6 * rows**2)
-    assert model.base_sec >= 0
-    assert model.predict(1000) > model.predict(10)
+def test_a_linear_machine_is_known_where_it_was_never_tried() -> None:
+    step_time = observed(linear, 8, [0, 1, 2])
+    for tokens in (40, 64, 200):
+        assert step_time.predict(tokens, 8) == pytest.approx(linear(tokens, 8), rel=0.05)
 
 
-def test_old_measurements_are_forgotten() -> None:
-    model = fitted([1, 50, 100] * 50, base=10e-3, per_row=1e-4)
-    for _ in range(150):
-        for rows in (1, 50, 100):
-            model.observe(rows, 1e-3 + 1e-5 * rows)
-    assert model.base_sec == pytest.approx(1e-3, rel=0.05)
-    assert model.row_sec == pytest.approx(1e-5, rel=0.05)
+def test_the_curve_never_falls() -> None:
+    step_time = observed(lambda tokens, _: 1e-3 if tokens > 20 else 2e-3, 8, [0, 1, 2, 3])
+    curve = step_time.curve(8, 8, 200)
+    assert len(curve) == 193
+    assert all(a <= b for a, b in itertools.pairwise(curve))
 
 
-def test_before_any_measurement_the_prior_speaks() -> None:
-    assert StepTime(base_sec=1.0, row_sec=0.5).predict(4) == 3.0
+def test_a_step_in_which_the_system_slept_changes_little() -> None:
+    step_time = observed(linear, 8, [0, 1, 2])
+    before = step_time.predict(16, 8)
+    step_time.observe(16, 8, 3.0)
+    assert step_time.predict(16, 8) < 1.6 * before
 
 
-def test_a_slope_is_known_only_after_passes_of_different_sizes() -> None:
-    model = StepTime()
+def test_a_machine_that_changes_is_followed() -> None:
+    step_time = observed(linear, 8, [0, 1, 2])
+    generator = random.Random(1)
+    for _ in range(600):
+        tokens = 8 * (1 + generator.choice([0, 1, 2]))
+        step_time.observe(tokens, 8, 3 * linear(tokens, 8))
+    assert step_time.predict(16, 8) == pytest.approx(3 * linear(16, 8), rel=0.1)
+
+
+def test_a_tokens_price_is_unknown_until_drafts_were_verified() -> None:
+    step_time = StepTime()
     for _ in range(20):
-        model.observe(32, 4e-3)
-    assert not model.has_slope
-    model.observe(48, 5e-3)
-    assert model.has_slope
+        step_time.observe(8, 8, linear(8, 8))
+    assert not step_time.has_slope
+    for _ in range(3):
+        step_time.observe(16, 8, linear(16, 8))
+    assert step_time.has_slope
+
+
+def test_state_survives_json() -> None:
+    step_time = observed(stepped, 8, [0, 1, 2])
+    again = StepTime.restored(json.loads(json.dumps(step_time.state())))
+    assert again.curve(8, 8, 100).tolist() == step_time.curve(8, 8, 100).tolist()
+    assert again.observations == step_time.observations
+    assert again.has_slope
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        StepTime.restored({"linear": {"gram": [[1.0]]}})
+
+
+def test_no_weight_is_negative_whatever_is_observed() -> None:
+    cost, generator = LinearCost([1e-3, 1e-5]), random.Random(2)
+    for _ in range(200):
+        cost.observe((1.0, generator.random() * 100), generator.random() * 1e-3)
+        assert min(cost.weights) >= 0

@@ -1,0 +1,1 @@
+"""Several draft tokens of many sequences, one after another."""
