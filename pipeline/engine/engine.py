@@ -67,8 +67,8 @@ class Engine:
         proposers: tuple[Proposer, ...] = (),
         max_sequences: int = 64,
         max_batch_tokens: int = 2048,
-        knowledge: Knowledge | None = None,
         rechecker: Rechecker | None = None,
+        knowledge: Knowledge | None = None,
     ) -> None:
         self._runner = runner
         self._rechecker = rechecker

@@ -102,4 +102,4 @@ def _relative(cost: StepCost) -> float:
     if cost.most < 1 or not cost.draft_row_sec:
         return 0.0
     row = (cost.verify_sec[-1] - cost.verify_sec[0]) / cost.most
-    return cost.draft_row_sec / max(row, 1e-12)
+    return float(cost.draft_row_sec / max(row, 1e-12))

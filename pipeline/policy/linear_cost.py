@@ -47,7 +47,7 @@ class LinearCost:
         return seconds
 
     def predict(self, sizes: tuple[float, ...]) -> float:
-        return sum(map(mul, self.weights, sizes))
+        return float(sum(map(mul, self.weights, sizes)))
 
     def solve(self) -> None:
         """Bring `weights` up to what has been observed."""

@@ -95,7 +95,7 @@ class StepTime:
             expected = base + sequence * sequences + row * at
             sure = np.minimum([cell.seen / _SURE for cell in known], 1.0)
             seen = np.array([cell.seconds for cell in known])
-            price = np.maximum.accumulate(sure * seen + (1.0 - sure) * expected)
+            price = np.maximum.accumulate(sure * seen + (1.0 - sure) * expected).astype(float)
             line = _between(tokens, at, price, line, expected)
         return np.maximum.accumulate(np.maximum(line, 1e-9))
 
