@@ -87,7 +87,7 @@ class StepTime:
         """Seconds of passes of `first` … `last` tokens; never falling."""
         tokens = np.arange(first, last + 1)
         base, row, sequence = self._line()
-        line = base + sequence * sequences + row * tokens
+        line = np.asarray(base + sequence * sequences + row * tokens, dtype=np.float64)
         known = sorted(self._cells.get(_crowd(sequences), {}).values(), key=lambda c: c.tokens)
         if known:
             at = np.array([cell.tokens for cell in known])
@@ -95,7 +95,7 @@ class StepTime:
             expected = base + sequence * sequences + row * at
             sure = np.minimum([cell.seen / _SURE for cell in known], 1.0)
             seen = np.array([cell.seconds for cell in known])
-            price = np.maximum.accumulate(sure * seen + (1.0 - sure) * expected).astype(float)
+            price = np.maximum.accumulate(sure * seen + (1.0 - sure) * expected)
             line = _between(tokens, at, price, line, expected)
         return np.maximum.accumulate(np.maximum(line, 1e-9))
 
