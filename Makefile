@@ -11,7 +11,7 @@ export PIP_ROOT_USER_ACTION := ignore
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-long lint types format
-.PHONY: bench-engine bench-memory bench-exactness bench-acceptance clean distclean
+.PHONY: bench-depth bench-engine bench-memory bench-exactness bench-acceptance clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,11 @@ bench-exactness: $(VENV)/.engine ## what `exactness: bitwise` costs on the torch
 
 bench-acceptance: $(VENV)/.engine ## how many drafts of the demo pair each verification keeps, sampled
 	@$(BIN)/python -m specbatch.jobs.bench.acceptance
+
+bench-depth: $(VENV)/.engine ## what auto makes of drafts, beside depth 0 and fixed depths; takes ARGS
+	@$(BIN)/python -m specbatch.jobs.bench.depth --model demo $(ARGS)
+	@$(BIN)/python -m specbatch.jobs.bench.depth --model demo --real $(ARGS)
+	@$(BIN)/python -m specbatch.jobs.bench.depth --model llama-230m $(ARGS)
 
 clean: ## remove caches, build leftovers and the demo's output
 	@rm -rf demo-run build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

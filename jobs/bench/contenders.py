@@ -18,6 +18,7 @@ from specbatch.pipeline.engine.loader import load_model
 from specbatch.pipeline.engine.model_folder import inspect_model
 from specbatch.pipeline.engine.runner import ModelRunner
 from specbatch.pipeline.engine.sequence import Request
+from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.records import SamplingParams
 
 NEW_TOKENS = 128
@@ -67,6 +68,7 @@ class Ours:
         # The same prompts are completed again and again: each time in full.
         self.runner = ModelRunner(loaded, kv_cache_bytes=1 << 30, share_prefixes=False)
         self.known: dict[str, list[int]] = {}
+        self.learned: dict[float | None, Knowledge] = {}
 
     def contenders(self) -> list[Contender]:
         """Depth 0 first: the others replay what it wrote."""
@@ -87,7 +89,9 @@ class Ours:
         proposers: tuple[ReplayProposer, ...] = ()
         if acceptance is not None:
             proposers = (ReplayProposer(self.known, acceptance, self.vocab_size),)
-        engine = Engine(self.runner, proposers, max_sequences=len(prompts), max_batch_tokens=4096)
+        # An engine lives for many jobs: what one run learned of its drafts is the next one's.
+        knowledge = self.learned.setdefault(acceptance, Knowledge())
+        engine = Engine(self.runner, proposers, len(prompts), 4096, knowledge=knowledge)
         params = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True)
         for i, prompt in enumerate(prompts):
             engine.add(Request(str(i), tuple(prompt), params, seed=i, depth=depth))
