@@ -14,19 +14,14 @@ from dataclasses import dataclass, field
 from specbatch.pipeline.engine.proposer import Proposer, has_laws
 from specbatch.pipeline.engine.sequence import Sequence
 from specbatch.pipeline.policy.acceptance import Acceptance
-from specbatch.pipeline.policy.depth import Candidate, DepthDecision, StepCost, choose_depths
+from specbatch.pipeline.policy.controller import Controller
+from specbatch.pipeline.policy.depth import Candidate
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.records import Verification
 
-LOOK_EVERY_STEPS = 16
 CONTROL_EVERY_STEPS = 96  # one step in so many goes at depth 0, to know what that really costs
-TRY_EVERY_LOOKS = 4  # while nothing is drafted: a few drafts, to notice when they become good
-TRIED_SHARE = 8  # … for one sequence in so many
-HYSTERESIS = 1.02  # drafting must promise so much more before it is taken up
 MAX_DEPTH = 16
 _POOR_ACCEPTANCE = 0.3  # below it the next proposer in line is asked instead
-_JUDGED = 40  # draft tokens, before a choice stands for long
-_FIRST_DEPTHS = (0, 0, 3, 1, 3)  # steps of a new engine: they tell what a token costs
 
 Choice = tuple[Proposer, int]
 
@@ -54,9 +49,15 @@ class Speculator:
     max_draft_tokens: int = 1024  # per step
     steps: int = 0
     drafting_sec: float = 0.0  # of the last step, in models of proposers
-    _looks: int = 0
     _course: _Course = field(default_factory=lambda: _Course(0, 0))
+    _controller: Controller = field(init=False)
     _own: dict[Sequence, dict[str, Acceptance]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for proposer in self.proposers:
+            if proposer.pass_time is not None:
+                self.knowledge.draft_time = proposer.pass_time
+        self._controller = Controller(self.knowledge, self.max_draft_tokens)
 
     def propose(
         self, deciding: Seq[Sequence], room: Callable[[Sequence, int], int]
@@ -148,68 +149,26 @@ class Speculator:
         return self.steps >= course.until or 4 * abs(count - course.sequences) > course.sequences
 
     def _look(self, deciding: Seq[Sequence]) -> None:
-        self._looks += 1
         wants = [
             (sequence, *want)
             for sequence in deciding
             if sequence.request.depth is None
             and (want := self._most_promising(sequence, MAX_DEPTH)) is not None
         ]
-        rested = self._course.rests
-        self._course = _Course(self.steps + self._horizon(), len(deciding))
-        if not wants:
-            return
-        if not self.knowledge.step_time.has_slope:
-            depth = _FIRST_DEPTHS[self._looks % len(_FIRST_DEPTHS)]
-            self._course.until = self.steps + 1
-            self._choose([(s, p, min(limit, depth)) for s, p, limit in wants])
-            return
-        # A short step's time is its own; what is left to say is said by the next look.
-        decision, off = self._decide(wants, len(deciding))
-        if decision.tokens_per_sec > off * (HYSTERESIS if rested else 1.0):
-            depths = decision.depths
-            self._choose([(s, p, d) for (s, p, _), d in zip(wants, depths, strict=True)])
-        elif self._looks % TRY_EVERY_LOOKS == 0:
-            self._course.until = self.steps + 1
-            self._choose(
-                [
-                    (s, p, int(i % TRIED_SHARE == self._looks // TRY_EVERY_LOOKS % TRIED_SHARE))
-                    for i, (s, p, _) in enumerate(wants)
-                ],
-                newcomers=False,
-            )
-
-    def _horizon(self) -> int:
-        """Steps until the next look: few while the first drafts are being judged."""
-        tested = sum(a.tested for a in self.knowledge.acceptance.values())
-        return LOOK_EVERY_STEPS if tested >= _JUDGED else 2
-
-    def _choose(self, chosen: list[tuple[Sequence, Proposer, int]], newcomers: bool = True) -> None:
-        self._course.choices = {s: (p, depth) for s, p, depth in chosen if depth}
-        if newcomers and self._course.choices:
-            depths = [depth for _, _, depth in chosen]
-            first = next(iter(self._course.choices.values()))[0]
-            self._course.newcomers = (first, round(sum(depths) / len(depths)))
-            for sequence, proposer, depth in chosen:
-                if not depth:
-                    self._course.choices[sequence] = (proposer, 0)
-
-    def _decide(
-        self, wants: Seq[tuple[Sequence, Proposer, int]], deciding: int
-    ) -> tuple[DepthDecision, float]:
-        """The best depths, and the tokens per second of depth 0."""
         candidates = [
             Candidate(limit, self._rate(proposer, sequence), proposer.pass_time is not None)
             for sequence, proposer, limit in wants
         ]
-        most = min(self.max_draft_tokens, sum(c.limit for c in candidates))
-        verify_sec = self.knowledge.step_time.curve(deciding, deciding, deciding + most)
-        draft = next((p.pass_time for p in self.proposers if p.pass_time is not None), None)
-        if draft is not None:
-            draft.solve()
-        cost = StepCost(verify_sec, *(draft.weights if draft is not None else ()))
-        decision = choose_depths(candidates, cost, deciding - len(candidates))
-        return decision, deciding / float(verify_sec[0])
+        chosen = self._controller.look(candidates, len(deciding) - len(wants))
+        self._course = course = _Course(self.steps + chosen.steps, len(deciding))
+        if chosen.rests:
+            return
+        course.choices = {
+            sequence: (proposer, depth)
+            for (sequence, proposer, _), depth in zip(wants, chosen.depths, strict=True)
+        }
+        if not chosen.trial:
+            course.newcomers = (wants[0][1], round(sum(chosen.depths) / len(wants)))
 
     def _most_promising(self, sequence: Sequence, most: int) -> Choice | None:
         """(proposer, draft tokens it can offer), in the order they are given unless one is poor."""

@@ -3,8 +3,8 @@
 Machines do not work in single tokens: tiles, cache sizes and captured graphs make steps, and the
 best place is usually the right end of one. So nothing is assumed but that more tokens do not cost
 less. Passes of about the same size share a cell, which remembers its mean. Between the cells of a
-number of sequences the price is interpolated, a little too low, so that a promising size is tried
-and then known; beyond them, and where nothing was seen yet, a line through all cells tells.
+number of sequences the price is interpolated, or guessed lower by one who wants to try; beyond
+them, and where nothing was seen yet, a line through all cells tells.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_MEMORY = 32  # observations a cell's mean reaches back
-_SURE = 4  # observations after which a cell's mean stands for itself
+_MEMORY = 128  # observations a cell's mean reaches back
+_SURE = 3  # observations after which a cell's mean stands for itself
+_KNOWN = 48  # observations after which a cell needs no more trying
+_CHANGED = 4
 _CLIP = 1.5  # above so many times the mean a pass counts as that: the system slept in it
-_OPTIMISM = 0.5  # how far an untried price is put from the middle towards the lower neighbour
 _DRAFTED_ENOUGH = 3  # passes with more tokens than sequences, before a token's price is known
 _GUESS = (2e-3, 5e-5, 1e-6)  # seconds: of a pass, a token, a sequence
 _RIDGE = 1e-3
@@ -30,9 +31,14 @@ class _Cell:
     sequences: float = 0.0
     seconds: float = 0.0
     seen: int = 0
+    far: int = 0  # observations behind one another that were far from the mean
 
     def observe(self, tokens: int, sequences: int, seconds: float) -> None:
         if self.seen >= _SURE:
+            far = not self.seconds / _CLIP < seconds < self.seconds * _CLIP
+            self.far = self.far + 1 if far else 0
+            if self.far >= _CHANGED:  # not one slow pass but another machine: learn it anew
+                self.seen, self.far = _SURE, 0
             seconds = min(seconds, _CLIP * self.seconds)
         self.seen += 1
         share = 1.0 / min(self.seen, _MEMORY)
@@ -67,6 +73,7 @@ class StepTime:
 
     observations: int = 0
     drafted: int = 0  # observations that tell a token's price from a sequence's
+    noise: float = 0.1  # mean distance of an observation from its cell's mean, relative
     _cells: dict[int, dict[int, _Cell]] = field(default_factory=dict)  # by crowd, by place
 
     @property
@@ -76,15 +83,30 @@ class StepTime:
 
     def observe(self, tokens: int, sequences: int, seconds: float) -> None:
         cells = self._cells.setdefault(_crowd(sequences), {})
-        cells.setdefault(_place(tokens), _Cell()).observe(tokens, sequences, seconds)
+        cell = cells.setdefault(_place(tokens), _Cell())
+        if cell.seen >= _SURE:
+            away = min(abs(seconds / cell.seconds - 1.0), 1.0)
+            self.noise += (away - self.noise) / _MEMORY
+        cell.observe(tokens, sequences, seconds)
         self.observations += 1
         self.drafted += tokens > sequences
+
+    def knows(self, tokens: int, sequences: int) -> bool:
+        """Whether passes of about this size were seen often enough."""
+        cell = self._cells.get(_crowd(sequences), {}).get(_place(tokens))
+        return cell is not None and cell.seen >= _KNOWN
 
     def predict(self, tokens: int, sequences: int) -> float:
         return float(self.curve(tokens, sequences, tokens)[0])
 
-    def curve(self, first: int, sequences: int, last: int) -> NDArray[np.float64]:
-        """Seconds of passes of `first` … `last` tokens; never falling."""
+    def curve(
+        self, first: int, sequences: int, last: int, optimism: float = 0.0
+    ) -> NDArray[np.float64]:
+        """Seconds of passes of `first` … `last` tokens; never falling.
+
+        `optimism` puts an untried price from the middle (0) towards the lower neighbour's (1),
+        and what was seldom tried as low as it may well be.
+        """
         tokens = np.arange(first, last + 1)
         base, row, sequence = self._line()
         line = np.asarray(base + sequence * sequences + row * tokens, dtype=np.float64)
@@ -95,8 +117,11 @@ class StepTime:
             expected = base + sequence * sequences + row * at
             sure = np.minimum([cell.seen / _SURE for cell in known], 1.0)
             seen = np.array([cell.seconds for cell in known])
-            price = np.maximum.accumulate(sure * seen + (1.0 - sure) * expected)
-            line = _between(tokens, at, price, line, expected)
+            # Few observations may have been unlucky ones.
+            seen = seen * (1.0 - optimism * self.noise / np.sqrt([c.seen for c in known]))
+            weights = [float(min(cell.seen, _MEMORY)) for cell in known]
+            price = _never_falling(sure * seen + (1.0 - sure) * expected, weights)
+            line = _between(tokens, at, price, line, expected, optimism)
         return np.maximum.accumulate(np.maximum(line, 1e-9))
 
     def _line(self) -> tuple[float, float, float]:
@@ -128,6 +153,7 @@ class StepTime:
         """What `restored` needs, as JSON knows it."""
         return {
             "drafted": self.drafted,
+            "noise": self.noise,
             "cells": [
                 [crowd, place, cell.tokens, cell.sequences, cell.seconds, cell.seen]
                 for crowd, cells in sorted(self._cells.items())
@@ -138,12 +164,28 @@ class StepTime:
     @classmethod
     def restored(cls, state: dict[str, Any]) -> StepTime:
         """From `state`. Raises `KeyError`, `TypeError` or `ValueError` if it is something else."""
-        step_time = cls(drafted=int(state["drafted"]))
+        step_time = cls(drafted=int(state["drafted"]), noise=float(state["noise"]))
         for crowd, place, tokens, sequences, seconds, seen in state["cells"]:
             cell = _Cell(float(tokens), float(sequences), float(seconds), int(seen))
             step_time._cells.setdefault(int(crowd), {})[int(place)] = cell
             step_time.observations += cell.seen
         return step_time
+
+
+def _never_falling(values: NDArray[np.float64], weights: list[float]) -> NDArray[np.float64]:
+    """The nearest values, by weighted squares, that do not fall: pools of adjacent violators.
+
+    Taking the highest so far instead would make every price that of the unluckiest smaller size.
+    """
+    pools: list[tuple[float, float, int]] = []  # mean, weight, members
+    for value, weight in zip(values.tolist(), weights, strict=True):
+        mean, total, members = value, weight, 1
+        while pools and pools[-1][0] > mean:
+            other, more, count = pools.pop()
+            mean = (mean * total + other * more) / (total + more)
+            total, members = total + more, members + count
+        pools.append((mean, total, members))
+    return np.repeat([mean for mean, _, _ in pools], [members for _, _, members in pools])
 
 
 def _between(
@@ -152,12 +194,13 @@ def _between(
     price: NDArray[np.float64],  # of these
     line: NDArray[np.float64],  # for every size of `tokens`
     expected: NDArray[np.float64],  # the line at the known sizes
+    optimism: float,
 ) -> NDArray[np.float64]:
-    """Known prices, optimistic ones between them, and the line shifted to fit beyond them."""
+    """Known prices, what lies between them, and the line shifted to fit beyond them."""
     middle = np.interp(tokens, at, price)
     right = np.searchsorted(at, tokens)
     lower = price[np.maximum(right - 1, 0)]
-    found = middle - _OPTIMISM * np.maximum(middle - lower, 0.0)
+    found = middle - optimism * np.maximum(middle - lower, 0.0)
     tried = np.isin(_places(tokens), _places(np.round(at)))
     found[tried] = middle[tried]
     beyond = tokens > at[-1]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-import statistics
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from specbatch.pipeline.policy.depth import Candidate, StepCost, choose_depths
-from specbatch.pipeline.policy.step_time import StepTime
+from specbatch.pipeline.policy.controller import Controller
+from specbatch.pipeline.policy.depth import Candidate
 
 Machine = Callable[[int, int], float]
 MOST = 16  # draft tokens per sequence
@@ -53,18 +52,21 @@ def test_after_a_while_the_choice_is_within_two_percent_of_the_best(
 ) -> None:
     generator = random.Random(f"{count} {rate} {noise}")
     rates = [generator.choice([0.2, 0.6, 0.9]) if rate is None else rate for _ in range(count)]
-    step_time, reached = StepTime(), []
+    controller = Controller()
+    controller.knowledge.acceptance_of("drafts").tested = 1000.0
     candidates = [Candidate(MOST, r) for r in rates]
-    for look in range(60):
-        if step_time.has_slope:
-            cost = StepCost(step_time.curve(count, count, count + min(1024, MOST * count)))
-            depths = list(choose_depths(candidates, cost).depths)
-        else:
-            depths = [(0, 0, 3, 1, 3)[look % 5]] * count
-        tokens = count + sum(depths)
-        for _ in range(16):
-            seconds = machine(tokens, count) * generator.lognormvariate(0.0, noise)
-            step_time.observe(tokens, count, seconds)
-        if look >= 20:
-            reached.append(tokens_per_sec(machine, rates, depths))
-    assert statistics.mean(reached) >= 0.98 * best(machine, rates)
+    tokens = seconds = 0.0
+    until = 0
+    for step in range(4000):
+        if step >= until:
+            course = controller.look(candidates)
+            until = step + course.steps
+            took = machine(count + sum(course.depths), count)
+            brought = took * tokens_per_sec(machine, rates, list(course.depths))
+        observed = took * generator.lognormvariate(0.0, noise)
+        size = count + sum(course.depths)
+        controller.knowledge.step_time.observe(size, count, observed)
+        if step >= 1000:
+            tokens, seconds = tokens + brought, seconds + took
+    reached = tokens / seconds / best(machine, rates)
+    assert reached >= 0.98
