@@ -29,7 +29,7 @@ class DraftModelProposer:
 
     def __init__(self, runner: ModelRunner, max_depth: int = 8) -> None:
         self._runner = runner
-        self._sampler = choose_sampler(runner.device)
+        self._sampler = choose_sampler(runner.device, runner.kernels)
         self._max_depth = max_depth
         # Hopeful at first: a proposer that is never tried is never measured.
         self.pass_time = StepTime(base_sec=1e-4, row_sec=1e-6)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +24,7 @@ from specbatch.pipeline.engine.sampling import sampling_rows
 from specbatch.pipeline.engine.scheduler import Planned, Scheduler
 from specbatch.pipeline.engine.sequence import Completion, Request, Sequence
 from specbatch.pipeline.engine.speculator import Speculator
+from specbatch.pipeline.engine.transfer import to_device, to_host
 from specbatch.pipeline.policy.step_time import StepTime
 from specbatch.schemas.records import FinishReason
 
@@ -76,7 +78,7 @@ class Engine:
         max_batch_tokens: int = 2048,
     ) -> None:
         self._runner = runner
-        self._sampler = choose_sampler(runner.device)
+        self._sampler = choose_sampler(runner.device, runner.kernels)
         self._speculator = Speculator(proposers)
         self._scheduler = Scheduler(
             runner.blocks, max_sequences, max_batch_tokens, self._speculator.forget
@@ -164,16 +166,16 @@ class Engine:
         rows = [1 + len(d) for d in work.drafts]
         sampling, counters = sampling_rows(work.deciding, rows, logits.device, work.drafts)
         draft_rows = [token for d in work.drafts for token in (*d, PLACEHOLDER)]
-        offsets = torch.tensor([0, *rows], device=logits.device).cumsum(0)
-        draft = torch.tensor(draft_rows, dtype=torch.int64, device=logits.device)
+        offsets = to_device(np.cumsum([0, *rows]), logits.device)
+        draft = to_device(np.array(draft_rows, dtype=np.int64), logits.device)
         return self._sampler.verify(logits, draft, offsets, counters, sampling)
 
     def _commit(self, work: _Work, verdict: Verdict) -> None:
         """Append what was decided; forget the KV of rejected drafts."""
-        tokens, logprobs = verdict.tokens.tolist(), verdict.logprobs.tolist()
+        tokens, logprobs, accepted = to_host(verdict)
         row = 0
         for i, (sequence, draft) in enumerate(zip(work.deciding, work.drafts, strict=True)):
-            agreed, before = int(verdict.accepted[i]), sequence.num_output
+            agreed, before = accepted[i], sequence.num_output
             end = row + agreed + 1
             if any(math.isnan(x) for x in logprobs[row:end]):
                 sequence.finish_reason = FinishReason.ERROR

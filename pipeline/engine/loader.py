@@ -6,15 +6,15 @@ import logging
 import os
 import threading
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM
 
 from specbatch.kernels.decoder.contract import DecoderShape, DecoderWeights
-from specbatch.kernels.paged_attention import cpu, reference
 from specbatch.kernels.paged_attention.contract import RaggedBatch
+from specbatch.pipeline.engine.kernel_choice import Attention, Kernels, choose_kernels
 from specbatch.pipeline.engine.model_folder import ModelFolder
 from specbatch.pipeline.engine.native_model import NotNativeError, lower
 from specbatch.pipeline.engine.row_tiles import RowTiles
@@ -42,7 +42,9 @@ class LoadedModel:
     dtype: torch.dtype
     device: torch.device
     native: tuple[DecoderShape, DecoderWeights] | None  # None: the torch path
-    tiles: RowTiles | None  # of the torch path; None: exactness "fast"
+    tiles: RowTiles | None  # of the torch path on a processor; None: passes are not padded
+    kernels: Kernels  # of the torch path
+    exactness: str
     num_layers: int
     num_kv_heads: int
     head_dim: int
@@ -55,12 +57,14 @@ def load_model(
     exactness: str = "bitwise",
     device: str = "cpu",
     native: bool = True,
+    kernels: Literal["auto", "torch", "triton"] = "auto",
 ) -> LoadedModel:
     """Load a model for the native pass if it can run there and `native`, else for the torch path.
 
     The choice and its reason are logged. Raises `ModelError` when transformers cannot load it.
     """
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    by = choose_kernels(kernels, torch.device(device))
     chosen = choose_dtype(dtype, torch.device(device))
     AttentionInterface.register(ATTENTION_NAME, _attention)
     try:
@@ -75,8 +79,10 @@ def load_model(
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise ModelError(f"model `{folder.ref}` cannot be loaded: {error}") from error
     module = module.to(device).eval().requires_grad_(False)
-    lowered = _lowered(module, folder) if native and device == "cpu" else None
-    tiles = tile_rows(module, folder.ref) if lowered is None and exactness == "bitwise" else None
+    lowered = _lowered(module, folder) if native and device == "cpu" and by == "torch" else None
+    tiles = None
+    if lowered is None and exactness == "bitwise":
+        tiles = _made_bitwise(module, folder.ref, by)
     config = module.config.get_text_config()
     heads = int(config.num_attention_heads)
     log.info("model %s: %s on %s, exactness %s", folder.ref, chosen, device, exactness)
@@ -87,11 +93,23 @@ def load_model(
         device=torch.device(device),
         native=lowered,
         tiles=tiles,
+        kernels=by,
+        exactness=exactness,
         num_layers=int(config.num_hidden_layers),
         num_kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
         head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
         eos_ids=_eos_ids(module),
     )
+
+
+def _made_bitwise(module: nn.Module, ref: str, kernels: Kernels) -> RowTiles | None:
+    """Make the rows of the torch path keep their bits; the tiles to which passes are padded."""
+    if kernels == "torch":
+        return tile_rows(module, ref)
+    from specbatch.pipeline.engine.fixed_modules import fix_rows
+
+    fix_rows(module, ref)
+    return None
 
 
 def _lowered(module: Any, folder: ModelFolder) -> tuple[DecoderShape, DecoderWeights] | None:
@@ -132,17 +150,17 @@ def _attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    paged: tuple[RaggedBatch, list[tuple[Tensor, Tensor]]] | None = None,
+    paged: tuple[RaggedBatch, list[tuple[Tensor, Tensor]], Attention] | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """What transformers calls in place of its own attention: write the KV, then attend."""
     assert paged is not None, "the runner passes the batch to every forward pass"
     assert attention_mask is None, "an unregistered mask function yields no mask"
-    batch, caches = paged
+    batch, caches, attend = paged
     key_cache, value_cache = caches[cast(int, module.layer_idx)]
     for cache, new in ((key_cache, key), (value_cache, value)):
         cache.view(-1, *cache.shape[2:]).index_copy_(0, batch.slots, new[0].transpose(0, 1))
-    out = _ATTENTION[query.device.type](
+    out = attend(
         query[0].transpose(0, 1),
         key_cache,
         value_cache,
@@ -152,6 +170,3 @@ def _attention(
         softcap=softcap,
     )
     return out[None], None
-
-
-_ATTENTION = {"cpu": cpu.paged_attention, "cuda": reference.paged_attention}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -13,8 +13,12 @@ from specbatch.kernels.decoder import cpu
 from specbatch.kernels.decoder.contract import BLOCK_SIZE, DecoderBatch
 from specbatch.pipeline.engine.batch import Chunk, build_batch
 from specbatch.pipeline.engine.blocks import BlockManager
+from specbatch.pipeline.engine.invariance import check_rows
 from specbatch.pipeline.engine.loader import LoadedModel
 from specbatch.pipeline.engine.torch_decoder import TorchDecoder
+
+if TYPE_CHECKING:  # it needs Triton, which only a GPU does
+    from specbatch.pipeline.engine.graphs import Capture
 
 log = logging.getLogger(__name__)
 
@@ -25,28 +29,55 @@ class Decoder(Protocol):
     def forward(self, batch: DecoderBatch) -> Tensor: ...
 
 
+def _unpadded(count: int) -> int:
+    return count
+
+
 class ModelRunner:
     """One model, its KV cache and the blocks of it."""
 
     def __init__(
-        self, model: LoadedModel, kv_cache_bytes: int, share_prefixes: bool = True
+        self,
+        model: LoadedModel,
+        kv_cache_bytes: int,
+        share_prefixes: bool = True,
+        capture: Capture | None = None,
     ) -> None:
+        """`capture` records passes of the torch path, where it is given.
+
+        Raises `ModelError` if a bitwise model does not keep its bits on this device.
+        """
         token_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_dim
         token_bytes *= model.dtype.itemsize
         num_blocks = max(2, kv_cache_bytes // (token_bytes * BLOCK_SIZE))
         self.blocks = BlockManager(num_blocks, BLOCK_SIZE, share_prefixes)
         self.device = model.device
+        self.kernels = model.kernels
         self.eos_ids = model.eos_ids
         self.vocab_size = model.folder.vocab_size
         self._context_tokens = min(model.folder.context_tokens, self.blocks.capacity_tokens)
+        self._padded: Callable[[int], int] = _unpadded
+        self._padded_rows: Callable[[int], int] = _unpadded
         self._decoder: Decoder
         if model.native is not None:
             self._decoder = cpu.Decoder(*model.native, num_blocks)
-            self._padded = lambda rows: rows
         else:
-            self._decoder = TorchDecoder(model, num_blocks)
-            tiles = model.tiles
-            self._padded = tiles.padded if tiles else lambda rows: rows
+            self._decoder = self._on_torch(model, num_blocks, capture)
+
+    def _on_torch(self, model: LoadedModel, num_blocks: int, capture: Capture | None) -> Decoder:
+        decoder = TorchDecoder(model, num_blocks)
+        if model.tiles is not None:
+            self._padded = self._padded_rows = model.tiles.padded
+        if model.kernels == "triton" and model.exactness == "bitwise":
+            check_rows(decoder, model, num_blocks)
+        if capture is None:
+            return decoder
+        from specbatch.pipeline.engine.graphs import GraphedDecoder
+
+        self._padded = GraphedDecoder.padded_tokens
+        self._padded_rows = GraphedDecoder.padded_rows
+        table_blocks = -(-self._context_tokens // BLOCK_SIZE) + 1
+        return GraphedDecoder(decoder, capture, model.device, table_blocks)
 
     @property
     def context_tokens(self) -> int:
@@ -62,7 +93,7 @@ class ModelRunner:
         assert all(c.kv.length >= c.kv.sealed * BLOCK_SIZE for c in chunks), (
             "sealed blocks are final"
         )
-        batch = build_batch(chunks, BLOCK_SIZE, self._padded, self.device)
+        batch = build_batch(chunks, BLOCK_SIZE, self._padded, self.device, self._padded_rows)
         logits = self._decoder.forward(batch)
         for chunk in chunks:
             chunk.kv.length += len(chunk.token_ids)

@@ -13,6 +13,7 @@ from torch import Tensor
 from specbatch.kernels.native import NativeUnavailableError, library
 from specbatch.kernels.verify import cpu, reference
 from specbatch.kernels.verify.contract import SamplingRows, Verdict
+from specbatch.pipeline.engine.kernel_choice import Kernels
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +28,12 @@ class Sampler:
 
 
 @lru_cache(maxsize=4)
-def choose_sampler(device: torch.device) -> Sampler:
-    """C on processors that have a compiler, plain torch elsewhere."""
+def choose_sampler(device: torch.device, kernels: Kernels = "torch") -> Sampler:
+    """Triton where the model runs with it, C on processors that have a compiler, else torch."""
+    if kernels == "triton":
+        from specbatch.kernels.verify import triton
+
+        return Sampler("triton", triton.verify, triton.sample)
     if device.type == "cpu":
         try:
             library()

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from specbatch.kernels.decoder.contract import BLOCK_SIZE, DecoderBatch
 from specbatch.kernels.paged_attention.contract import zeroed_cache
+from specbatch.pipeline.engine.kernel_choice import attention_of
 from specbatch.pipeline.engine.loader import LoadedModel
 
 
@@ -16,6 +17,7 @@ class TorchDecoder:
 
     def __init__(self, model: LoadedModel, num_blocks: int) -> None:
         self._module: Any = model.module
+        self._attend = attention_of(model.kernels, model.device)
         shape = (num_blocks, BLOCK_SIZE, model.num_kv_heads, model.head_dim)
         self._caches = [
             (
@@ -32,7 +34,7 @@ class TorchDecoder:
             position_ids=batch.positions[None],
             use_cache=False,
             logits_to_keep=batch.logit_rows,
-            paged=(batch.ragged, self._caches),
+            paged=(batch.ragged, self._caches, self._attend),
         )
         logits: Tensor = out.logits[0].float()
         return logits
