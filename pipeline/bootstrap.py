@@ -70,9 +70,10 @@ def make_worker(
 
     `verifier` is needed to verify, `proposer` to propose; a verify worker with a proposer also
     drafts locally. Raises `ModelError` for folders that cannot be served, `MissingExtraError`
-    without the engine extra.
+    without the engine extra, `UsageError` without the device.
     """
     require_engine_extra()
+    from specbatch.pipeline.engine.device import DeviceOptions
     from specbatch.pipeline.engine.host import EngineHost
     from specbatch.pipeline.engine.model_folder import check_pair, inspect_model
     from specbatch.pipeline.ingest.codec import TextCodec
@@ -80,6 +81,8 @@ def make_worker(
     from specbatch.pipeline.stages import Economy, Stages
 
     ring = patient(ring)
+    device = DeviceOptions(settings.device, settings.cuda_graphs, settings.torch_compile)
+    device.check()
     models = lru_cache(maxsize=16)(inspect_model)
     folders = [models(ref) if ref else None for ref in (verifier, proposer)]
     if folders[0] is not None and folders[1] is not None:
@@ -97,6 +100,7 @@ def make_worker(
             max_batch_tokens=settings.max_batch_tokens,
             kv_cache_bytes=settings.kv_cache_mib << 20,
             gate=gate,
+            device=device,
         )
 
     verifying = host(0, drafts=True) if "verify" in kinds else None

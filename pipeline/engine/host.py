@@ -1,4 +1,4 @@
-"""The engines of one worker process: one per (dtype, exactness) that its jobs ask for."""
+"""The engines of one worker process: one per `EngineSpec` that its jobs ask for."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 from specbatch.pipeline.engine.block_proposer import BlockProposer
+from specbatch.pipeline.engine.device import DeviceOptions, capture_for, gpu_cache_bytes
 from specbatch.pipeline.engine.draft_model import DraftModelProposer
 from specbatch.pipeline.engine.engine import Engine, EngineStats
-from specbatch.pipeline.engine.loader import load_model
+from specbatch.pipeline.engine.loader import LoadedModel, load_model
 from specbatch.pipeline.engine.memory import cache_bytes
 from specbatch.pipeline.engine.model_folder import ModelFolder
 from specbatch.pipeline.engine.proposer import Proposer
+from specbatch.pipeline.engine.quantised import check_weights
 from specbatch.pipeline.engine.runner import ModelRunner
 from specbatch.pipeline.engine.service import EngineService
-from specbatch.schemas.spec import EngineSpec
+from specbatch.schemas.spec import EngineSpec, Weights
 
 
 class EngineHost:
@@ -29,7 +31,7 @@ class EngineHost:
         max_batch_tokens: int,
         kv_cache_bytes: int,
         gate: AbstractContextManager[object] | None = None,
-        device: str = "cpu",
+        device: DeviceOptions = DeviceOptions(),
     ) -> None:
         self.verifier = verifier
         self.proposer = proposer
@@ -38,18 +40,20 @@ class EngineHost:
         self._kv_cache_bytes = kv_cache_bytes
         self._gate = gate
         self._device = device
-        self._services: dict[tuple[str, str], EngineService] = {}
+        self._services: dict[EngineSpec, EngineService] = {}
         self._lock = threading.Lock()
 
     def service(self, spec: EngineSpec) -> EngineService:
-        """The engine for a job's dtype and exactness."""
+        """The engine for a job's dtype, exactness and weights. Raises `MissingExtraError`."""
+        check_weights(spec.verifier_weights)
+        if self.proposer is not None:
+            check_weights(spec.proposer_weights)
         with self._lock:
-            key = (spec.dtype, spec.exactness)
-            if key not in self._services:
-                self._services[key] = EngineService(
+            if spec not in self._services:
+                self._services[spec] = EngineService(
                     self._maker(spec), self._gate, name=f"engine-{spec.dtype}"
                 )
-            return self._services[key]
+            return self._services[spec]
 
     def cancel(self, job_id: str) -> None:
         for service in self._all():
@@ -69,11 +73,13 @@ class EngineHost:
 
     def _maker(self, spec: EngineSpec) -> Callable[[], Engine]:
         def make() -> Engine:
+            verifier = self._load(self.verifier, spec, spec.verifier_weights)
             proposers: list[Proposer] = [BlockProposer()]
             if self.proposer is not None:
-                proposers.append(DraftModelProposer(self._runner(self.proposer, spec)))
+                drafting = self._load(self.proposer, spec, spec.proposer_weights)
+                proposers.append(DraftModelProposer(self._runner(drafting)))
             return Engine(
-                self._runner(self.verifier, spec),
+                self._runner(verifier),
                 tuple(proposers),
                 self._max_sequences,
                 self._max_batch_tokens,
@@ -81,10 +87,22 @@ class EngineHost:
 
         return make
 
-    def _runner(self, folder: ModelFolder, spec: EngineSpec) -> ModelRunner:
-        model = load_model(folder, spec.dtype, spec.exactness, self._device)
+    def _load(self, folder: ModelFolder, spec: EngineSpec, weights: Weights) -> LoadedModel:
+        return load_model(
+            folder,
+            spec.dtype,
+            spec.exactness,
+            self._device.name,
+            weights=weights,
+            compiled=self._device.compile,
+        )
+
+    def _runner(self, model: LoadedModel) -> ModelRunner:
+        """Made after all models are loaded: what they leave is what caches can have."""
         models = 1 if self.proposer is None else 2
         size = self._kv_cache_bytes
-        if self._device == "cpu":
+        if self._device.is_gpu:
+            size = gpu_cache_bytes(size, models, model.device)
+        else:
             size = cache_bytes(size, models)
-        return ModelRunner(model, size)
+        return ModelRunner(model, size, capture=capture_for(model, self._device))

@@ -17,13 +17,16 @@ from specbatch.kernels.paged_attention.contract import RaggedBatch
 from specbatch.pipeline.engine.kernel_choice import Attention, Kernels, choose_kernels
 from specbatch.pipeline.engine.model_folder import ModelFolder
 from specbatch.pipeline.engine.native_model import NotNativeError, lower
+from specbatch.pipeline.engine.quantised import check_weights, quantise
 from specbatch.pipeline.engine.row_tiles import RowTiles
 from specbatch.pipeline.engine.tiled_modules import tile_rows
 from specbatch.schemas.errors import ModelError
+from specbatch.schemas.spec import Weights
 
 log = logging.getLogger(__name__)
 
 ATTENTION_NAME = "specbatch_paged"
+COMPILED_ATTENTION_NAME = "specbatch_paged_compiled"
 # transformers keeps global state while it loads: two threads at once lose each other's weights.
 _loading = threading.Lock()
 _DTYPES = {
@@ -58,13 +61,23 @@ def load_model(
     device: str = "cpu",
     native: bool = True,
     kernels: Literal["auto", "torch", "triton"] = "auto",
+    weights: Weights = "as-is",
+    compiled: bool = False,
 ) -> LoadedModel:
     """Load a model for the native pass if it can run there and `native`, else for the torch path.
 
-    The choice and its reason are logged. Raises `ModelError` when transformers cannot load it.
+    The choice and its reason are logged. `compiled` is for `fast` models with Triton's kernels, and
+    passes the others by. Raises `ModelError` when transformers cannot load it or it cannot be had
+    as asked, `MissingExtraError` when a package lacks.
     """
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     by = choose_kernels(kernels, torch.device(device))
+    check_weights(weights)
+    if weights != "as-is" and by == "triton" and exactness == "bitwise":
+        raise ModelError(
+            f"model `{folder.ref}` has no bitwise products of `{weights}` weights on a GPU: "
+            "use `exactness: fast`, or its weights as they are"
+        )
     chosen = choose_dtype(dtype, torch.device(device))
     AttentionInterface.register(ATTENTION_NAME, _attention)
     try:
@@ -79,13 +92,21 @@ def load_model(
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise ModelError(f"model `{folder.ref}` cannot be loaded: {error}") from error
     module = module.to(device).eval().requires_grad_(False)
-    lowered = _lowered(module, folder) if native and device == "cpu" and by == "torch" else None
+    quantise(module, weights)
+    plain = device == "cpu" and by == "torch" and weights == "as-is"
+    lowered = _lowered(module, folder) if native and plain else None
     tiles = None
     if lowered is None and exactness == "bitwise":
         tiles = _made_bitwise(module, folder.ref, by)
     config = module.config.get_text_config()
     heads = int(config.num_attention_heads)
-    log.info("model %s: %s on %s, exactness %s", folder.ref, chosen, device, exactness)
+    log.info(
+        "model %s: %s on %s, exactness %s, weights %s",
+        *(folder.ref, chosen, device, exactness, weights),
+    )
+    eos_ids, num_layers = _eos_ids(module), int(config.num_hidden_layers)
+    if compiled and by == "triton" and exactness == "fast":
+        module = _compiled(module)
     return LoadedModel(
         folder=folder,
         module=module,
@@ -95,11 +116,19 @@ def load_model(
         tiles=tiles,
         kernels=by,
         exactness=exactness,
-        num_layers=int(config.num_hidden_layers),
+        num_layers=num_layers,
         num_kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
         head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
-        eos_ids=_eos_ids(module),
+        eos_ids=eos_ids,
     )
+
+
+def _compiled(module: Any) -> Any:
+    """Compiled for any number of tokens. Attention is left as it is: it is one kernel already."""
+    attention = torch.compiler.disable(_attention, recursive=True)
+    AttentionInterface.register(COMPILED_ATTENTION_NAME, attention)
+    module.set_attn_implementation(COMPILED_ATTENTION_NAME)
+    return torch.compile(module, dynamic=True)
 
 
 def _made_bitwise(module: nn.Module, ref: str, kernels: Kernels) -> RowTiles | None:

@@ -48,9 +48,7 @@ def test_a_part_that_depends_on_its_company_is_found(
     ModelRunner(replace(model, exactness="fast"), 16 << 20)  # promises nothing
 
 
-def test_a_product_that_depends_on_its_rows_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_product_that_depends_on_its_rows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def hurried(x: Tensor, weight: Tensor, _bias: Tensor | None) -> Tensor:
         order = slice(None) if x.shape[0] > 3 else slice(None, None, 2)
         rest = slice(1, None, 2)
