@@ -10,7 +10,7 @@ export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-long lint types format bench-engine clean distclean
+.PHONY: help demo test test-long lint types format bench-engine bench-gpu clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ format: $(VENV)/.dev ## sort imports, apply safe fixes, format
 bench-engine: $(VENV)/.engine ## tokens/s beside transformers' own paths, on an idle machine; JSON in jobs/bench/results
 	@$(BIN)/python -m specbatch.jobs.bench.engine --model demo
 	@$(BIN)/python -m specbatch.jobs.bench.engine --model llama-230m
+
+bench-gpu: $(VENV)/.dev ## on a GPU: its tests, rooflines of the kernels, tokens/s; JSON in jobs/bench/results
+	@$(BIN)/python -m specbatch.jobs.bench.gpu
 
 clean: ## remove caches, build leftovers and the demo's output
 	@rm -rf demo-run build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

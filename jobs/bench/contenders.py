@@ -13,6 +13,7 @@ import torch
 
 from specbatch.jobs.bench.models import BenchModel
 from specbatch.jobs.bench.replay import ReplayProposer
+from specbatch.pipeline.engine.device import DeviceOptions, capture_for
 from specbatch.pipeline.engine.engine import Engine, EngineStats
 from specbatch.pipeline.engine.loader import load_model
 from specbatch.pipeline.engine.model_folder import inspect_model
@@ -38,11 +39,23 @@ class Contender:
 class Ours:
     """This engine over one model: weights are packed once, an engine is made per run."""
 
-    def __init__(self, model: BenchModel, dtype: str) -> None:
+    def __init__(
+        self,
+        model: BenchModel,
+        dtype: str,
+        device: str = "cpu",
+        exactness: str = "bitwise",
+        graphs: bool = True,
+    ) -> None:
         self.vocab_size = model.vocab_size
-        loaded = load_model(inspect_model(str(model.folder)), dtype)
+        loaded = load_model(inspect_model(str(model.folder)), dtype, exactness, device)
         # The same prompts are completed again and again: each time in full.
-        self.runner = ModelRunner(loaded, kv_cache_bytes=1 << 30, share_prefixes=False)
+        self.runner = ModelRunner(
+            loaded,
+            kv_cache_bytes=1 << 30,
+            share_prefixes=False,
+            capture=capture_for(loaded, DeviceOptions(device, graphs)),
+        )
         self.known: dict[str, list[int]] = {}
         self.stats = EngineStats()
 
@@ -65,11 +78,13 @@ class Ours:
         return [done[str(i)] for i in range(len(prompts))]
 
 
-def transformers_contenders(model: BenchModel, dtype: torch.dtype) -> list[Contender]:
+def transformers_contenders(
+    model: BenchModel, dtype: torch.dtype, device: str = "cpu"
+) -> list[Contender]:
     """`generate`, `generate_batch` and assisted generation (one prompt, the model's own twin)."""
     from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
-    module: Any = AutoModelForCausalLM.from_pretrained(model.folder, dtype=dtype).eval()
+    module: Any = AutoModelForCausalLM.from_pretrained(model.folder, dtype=dtype).to(device).eval()
     fixed = {
         "do_sample": False,
         "max_new_tokens": NEW_TOKENS,
@@ -79,7 +94,7 @@ def transformers_contenders(model: BenchModel, dtype: torch.dtype) -> list[Conte
     }
 
     def generate(prompts: list[list[int]], **more: Any) -> Outputs:
-        ids = torch.tensor(prompts)
+        ids = torch.tensor(prompts, device=device)
         with torch.inference_mode():
             out = module.generate(ids, attention_mask=torch.ones_like(ids), **fixed, **more)
         return list(out[:, ids.shape[1] :].tolist())
