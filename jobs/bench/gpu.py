@@ -16,6 +16,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ TESTS = (
     "tests/engine/test_invariance.py",
     "tests/engine/test_quantised.py",
 )
+PARTS = ("tests", "rooflines", "engine")
 REPLAYED = (0.5, 0.7, 0.9)
 ROOT = Path(__file__).parents[2]
 
@@ -44,22 +46,23 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=RANDOM_MODELS, default=list(RANDOM_MODELS))
     parser.add_argument("--n", type=int, nargs="+", default=[1, 8, 32, 128])
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--parts", nargs="+", default=["tests", "rooflines", "engine"])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         print("error: this machine has no GPU that torch can use", file=sys.stderr)
         raise SystemExit(2)
+    RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"gpu-{_slug(torch.cuda.get_device_name())}.json"
     found = json.loads(path.read_text()) if path.is_file() else {}
     found["machine"] = machine() | gpu()
-    if "tests" in arguments.parts:
-        found["tests"] = tests()
-    if "rooflines" in arguments.parts:
-        found["rooflines"] = rooflines()
-    if "engine" in arguments.parts:
-        found["engine"] = engine(arguments)
-    RESULTS.mkdir(exist_ok=True)
-    path.write_text(json.dumps(found, indent=1) + "\n")
+    parts: dict[str, Callable[[], Any]] = {
+        "tests": tests,
+        "rooflines": rooflines,
+        "engine": lambda: engine(arguments),
+    }
+    for name in arguments.parts:
+        found[name] = parts[name]()
+        path.write_text(json.dumps(found, indent=1) + "\n")  # what is known outlives a crash
     print(f"written to {path}")
     if found.get("tests", {}).get("exit_code"):
         raise SystemExit(1)
@@ -136,9 +139,8 @@ def engine(arguments: argparse.Namespace, device: str = "cuda") -> list[dict[str
                         print(json.dumps(row), flush=True)
                 for contender in theirs:
                     if contender.only_n in (None, n):
-                        row = measure(contender, name, n, model.prompts(n), ours, arguments.runs)
-                        rows.append(row)
-                        print(json.dumps(row), flush=True)
+                        rows.append(_theirs(contender, name, n, model.prompts(n), ours, arguments))
+                        print(json.dumps(rows[-1]), flush=True)
     return rows
 
 
@@ -154,6 +156,21 @@ def _ours(ours: Ours, kind: str, n: int) -> list[Contender]:
             for a in replayed
         ),
     ]
+
+
+def _theirs(
+    contender: Contender,
+    model: str,
+    n: int,
+    prompts: list[list[int]],
+    ours: Ours,
+    arguments: argparse.Namespace,
+) -> dict[str, Any]:
+    """Another's figures, or its error: it must not cost us ours."""
+    try:
+        return measure(contender, model, n, prompts, ours, arguments.runs)
+    except Exception as error:
+        return {"model": model, "n": n, "contender": contender.name, "error": repr(error)[:300]}
 
 
 def _slug(name: str) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -52,6 +54,21 @@ def test_without_a_gpu_it_says_so_and_exits_with_2() -> None:
 
 def test_the_tests_that_it_runs_are_there() -> None:
     assert [name for name in gpu.TESTS if not (ROOT / name).is_file()] == []
+
+
+def test_a_rival_that_fails_is_reported() -> None:
+    def fails(prompts: list[list[int]]) -> list[list[int]]:
+        raise RuntimeError(f"no room for {len(prompts)}")
+
+    contender = gpu.Contender("generate", fails)
+    ours: Any = None
+    row = gpu._theirs(contender, "m", 2, [[1], [2]], ours, argparse.Namespace(runs=1))
+    assert row == {
+        "model": "m",
+        "n": 2,
+        "contender": "generate",
+        "error": "RuntimeError('no room for 2')",
+    }
 
 
 def test_every_kernel_of_the_rooflines_runs() -> None:

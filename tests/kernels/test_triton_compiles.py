@@ -78,6 +78,11 @@ def test_verification_compiles_and_divides_as_torch_does(tmp_path: Path, filtere
     assert found["divisions"] == ([] if filtered else ["div.rn.f32"])
 
 
+def test_running_sums_compile(tmp_path: Path) -> None:
+    types = {"x": "*fp32", "out": "*fp32", "width": "i32"}
+    assert not compiled(tmp_path, "verify", "_add_up", types, {"tile": 1024}, True)["tensor cores"]
+
+
 @pytest.mark.parametrize(("dtype", "precision"), [("bf16", "tf32"), ("fp32", "ieee")])
 def test_attention_compiles_with_tensor_cores_for_caches_of_16_bits(
     tmp_path: Path, dtype: str, precision: str
