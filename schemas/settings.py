@@ -54,6 +54,9 @@ class Settings(BaseSettings):
     torch_compile: bool = Field(
         default=False, description="compile models of `exactness: fast` on a GPU; not measured yet"
     )
+    tensor_parallel: int = Field(
+        default=1, ge=1, le=64, description="processes of `torchrun` that share the verifier"
+    )
 
     @field_validator("workspace", mode="after")
     @classmethod

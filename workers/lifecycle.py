@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,8 +13,9 @@ from weakref import WeakKeyDictionary
 from celery import Celery
 from celery.worker import WorkController
 
-from specbatch.pipeline.bootstrap import KINDS, Worker, make_worker
+from specbatch.pipeline.bootstrap import KINDS, Worker, follow_leader, make_worker
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.schemas.errors import UsageError
 from specbatch.schemas.records import Stage
 from specbatch.schemas.routing import queue_for
 from specbatch.schemas.settings import Settings
@@ -45,7 +48,15 @@ def run_worker(
     proposer: str | None,
     concurrency: int,
 ) -> None:
-    """Work in the foreground until a signal ends it (soft first: groups are given back)."""
+    """Work in the foreground until a signal ends it (soft first: groups are given back).
+
+    Of processes that share a model, the first one works; a signal is its to answer.
+    """
+    if settings.tensor_parallel > 1 and os.environ.get("RANK", "0") != "0":
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+    if follow_leader(settings):
+        return
     app = make_app(settings)
     worker = make_worker(settings, kinds, make_ring(app), verifier, proposer)
     register(app, worker)
@@ -74,6 +85,8 @@ def embedded(
     concurrency: int = 16,
 ) -> Iterator[tuple[Celery, Worker]]:
     """All four kinds in this process: the same tasks on a broker in memory."""
+    if settings.tensor_parallel > 1:
+        raise UsageError("SPECBATCH_TENSOR_PARALLEL is for `specbatch worker`: unset it here")
     kinds = KINDS if proposer else tuple(k for k in KINDS if k != "propose")
     app = make_app(settings)
     worker = make_worker(settings, kinds, make_ring(app), verifier, proposer, store)

@@ -41,6 +41,12 @@ class DeviceOptions:
                 "set SPECBATCH_DEVICE=cpu"
             )
 
+    def enter(self) -> None:
+        """Make it this thread's: Triton launches on the thread's device, whatever its tensors'."""
+        device = torch.device(self.name)
+        if device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)
+
 
 def capture_for(model: LoadedModel, options: DeviceOptions) -> Capture | None:
     """What records the passes of a model, or None; the reason is logged."""

@@ -40,7 +40,7 @@ class EngineStats:
     accepted: int = 0
     verifier_passes: int = 0  # (sequence, step) pairs that decided tokens
     busy_sec: float = 0.0
-    forward_sec: float = 0.0  # the verifier's forward passes alone
+    forward_sec: float = 0.0  # the verifier's forward passes alone; on a GPU, queueing them
     reused_tokens: int = 0  # of prompts and preempted sequences: the verifier's KV was there
 
 

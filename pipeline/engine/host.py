@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
+from typing import TYPE_CHECKING
 
 from specbatch.pipeline.engine.block_proposer import BlockProposer
 from specbatch.pipeline.engine.device import DeviceOptions, capture_for, gpu_cache_bytes
@@ -15,9 +17,13 @@ from specbatch.pipeline.engine.memory import cache_bytes
 from specbatch.pipeline.engine.model_folder import ModelFolder
 from specbatch.pipeline.engine.proposer import Proposer
 from specbatch.pipeline.engine.quantised import check_weights
-from specbatch.pipeline.engine.runner import ModelRunner
+from specbatch.pipeline.engine.runner import Decoder, ModelRunner
 from specbatch.pipeline.engine.service import EngineService
+from specbatch.pipeline.engine.torch_decoder import TorchDecoder
 from specbatch.schemas.spec import EngineSpec, Weights
+
+if TYPE_CHECKING:
+    from specbatch.pipeline.engine.parallel import Leader
 
 
 class EngineHost:
@@ -32,6 +38,7 @@ class EngineHost:
         kv_cache_bytes: int,
         gate: AbstractContextManager[object] | None = None,
         device: DeviceOptions = DeviceOptions(),
+        leader: Leader | None = None,
     ) -> None:
         self.verifier = verifier
         self.proposer = proposer
@@ -40,6 +47,7 @@ class EngineHost:
         self._kv_cache_bytes = kv_cache_bytes
         self._gate = gate
         self._device = device
+        self._leader = leader  # of the ranks that share the verifier; a proposer is rank 0's own
         self._services: dict[EngineSpec, EngineService] = {}
         self._lock = threading.Lock()
 
@@ -72,20 +80,42 @@ class EngineHost:
             return list(self._services.values())
 
     def _maker(self, spec: EngineSpec) -> Callable[[], Engine]:
-        def make() -> Engine:
-            verifier = self._load(self.verifier, spec, spec.verifier_weights)
+        def make() -> Engine:  # called in the engine's own thread
+            self._device.enter()
+            verifier = self._load_verifier(spec)
             proposers: list[Proposer] = [BlockProposer()]
             if self.proposer is not None:
                 drafting = self._load(self.proposer, spec, spec.proposer_weights)
                 proposers.append(DraftModelProposer(self._runner(drafting)))
             return Engine(
-                self._runner(verifier),
+                self._runner(verifier, self._spread(spec)),
                 tuple(proposers),
                 self._max_sequences,
                 self._max_batch_tokens,
             )
 
         return make
+
+    def _load_verifier(self, spec: EngineSpec) -> LoadedModel:
+        if self._leader is None:
+            return self._load(self.verifier, spec, spec.verifier_weights)
+        return self._leader.load(
+            self._name(spec),
+            self.verifier.ref,
+            self._device.name,
+            dtype=spec.dtype,
+            exactness=spec.exactness,
+            weights=spec.verifier_weights,
+        )
+
+    def _spread(self, spec: EngineSpec) -> Callable[[TorchDecoder, int], Decoder] | None:
+        if self._leader is None:
+            return None
+        return partial(self._leader.decoder, self._name(spec))
+
+    def _name(self, spec: EngineSpec) -> str:
+        """Of the verifier's like on other ranks."""
+        return f"{self.verifier.ref} {spec}"
 
     def _load(self, folder: ModelFolder, spec: EngineSpec, weights: Weights) -> LoadedModel:
         return load_model(
@@ -97,7 +127,11 @@ class EngineHost:
             compiled=self._device.compile,
         )
 
-    def _runner(self, model: LoadedModel) -> ModelRunner:
+    def _runner(
+        self,
+        model: LoadedModel,
+        spread: Callable[[TorchDecoder, int], Decoder] | None = None,
+    ) -> ModelRunner:
         """Made after all models are loaded: what they leave is what caches can have."""
         models = 1 if self.proposer is None else 2
         size = self._kv_cache_bytes
@@ -105,4 +139,5 @@ class EngineHost:
             size = gpu_cache_bytes(size, models, model.device)
         else:
             size = cache_bytes(size, models)
-        return ModelRunner(model, size, capture=capture_for(model, self._device))
+        capture = None if spread else capture_for(model, self._device)
+        return ModelRunner(model, size, capture=capture, spread=spread)

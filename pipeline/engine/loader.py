@@ -19,6 +19,7 @@ from specbatch.pipeline.engine.model_folder import ModelFolder
 from specbatch.pipeline.engine.native_model import NotNativeError, lower
 from specbatch.pipeline.engine.quantised import check_weights, quantise
 from specbatch.pipeline.engine.row_tiles import RowTiles
+from specbatch.pipeline.engine.sharding import check_shareable, shared_among
 from specbatch.pipeline.engine.tiled_modules import tile_rows
 from specbatch.schemas.errors import ModelError
 from specbatch.schemas.spec import Weights
@@ -49,7 +50,7 @@ class LoadedModel:
     kernels: Kernels  # of the torch path
     exactness: str
     num_layers: int
-    num_kv_heads: int
+    num_kv_heads: int  # of this rank, where several share the model
     head_dim: int
     eos_ids: frozenset[int]
 
@@ -63,13 +64,17 @@ def load_model(
     kernels: Literal["auto", "torch", "triton"] = "auto",
     weights: Weights = "as-is",
     compiled: bool = False,
+    tensor_parallel: int = 1,
 ) -> LoadedModel:
     """Load a model for the native pass if it can run there and `native`, else for the torch path.
 
     The choice and its reason are logged. `compiled` is for `fast` models with Triton's kernels, and
-    passes the others by. Raises `ModelError` when transformers cannot load it or it cannot be had
-    as asked, `MissingExtraError` when a package lacks.
+    passes the others by. So many ranks as `tensor_parallel` call this together and share the model.
+    Raises `ModelError` when transformers cannot load it or it cannot be had as asked,
+    `MissingExtraError` when a package lacks.
     """
+    if tensor_parallel > 1:
+        check_shareable(folder, tensor_parallel, exactness, weights)
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     by = choose_kernels(kernels, torch.device(device))
     check_weights(weights)
@@ -88,12 +93,13 @@ def load_model(
                 attn_implementation=ATTENTION_NAME,
                 use_safetensors=True,
                 trust_remote_code=False,
+                **shared_among(tensor_parallel),
             )
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise ModelError(f"model `{folder.ref}` cannot be loaded: {error}") from error
     module = module.to(device).eval().requires_grad_(False)
     quantise(module, weights)
-    plain = device == "cpu" and by == "torch" and weights == "as-is"
+    plain = device == "cpu" and by == "torch" and weights == "as-is" and tensor_parallel == 1
     lowered = _lowered(module, folder) if native and plain else None
     tiles = None
     if lowered is None and exactness == "bitwise":
@@ -117,7 +123,7 @@ def load_model(
         kernels=by,
         exactness=exactness,
         num_layers=num_layers,
-        num_kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
+        num_kv_heads=int(getattr(config, "num_key_value_heads", None) or heads) // tensor_parallel,
         head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
         eos_ids=eos_ids,
     )

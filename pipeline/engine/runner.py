@@ -42,8 +42,11 @@ class ModelRunner:
         kv_cache_bytes: int,
         share_prefixes: bool = True,
         capture: Capture | None = None,
+        spread: Callable[[TorchDecoder, int], Decoder] | None = None,
     ) -> None:
         """`capture` records passes of the torch path, where it is given.
+
+        `spread` makes of its decoder, of so many blocks, one that other ranks share.
 
         Raises `ModelError` if a bitwise model does not keep its bits on this device.
         """
@@ -63,6 +66,8 @@ class ModelRunner:
             self._decoder = cpu.Decoder(*model.native, num_blocks)
         else:
             self._decoder = self._on_torch(model, num_blocks, capture)
+            if spread is not None and isinstance(self._decoder, TorchDecoder):
+                self._decoder = spread(self._decoder, num_blocks)
 
     def _on_torch(self, model: LoadedModel, num_blocks: int, capture: Capture | None) -> Decoder:
         decoder = TorchDecoder(model, num_blocks)
