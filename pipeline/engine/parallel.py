@@ -24,8 +24,10 @@ from specbatch.kernels.decoder.contract import DecoderBatch
 from specbatch.kernels.paged_attention.contract import RaggedBatch
 from specbatch.pipeline.engine.loader import LoadedModel, load_model
 from specbatch.pipeline.engine.model_folder import inspect_model
+from specbatch.pipeline.engine.sharding import check_shareable
 from specbatch.pipeline.engine.torch_decoder import TorchDecoder
 from specbatch.schemas.errors import UsageError
+from specbatch.schemas.spec import Weights
 
 log = logging.getLogger(__name__)
 
@@ -93,11 +95,15 @@ class Leader:
     def __init__(self, size: int) -> None:
         self.size = size
 
-    def load(self, name: str, ref: str, device: str, **how: Any) -> LoadedModel:
-        """As `load_model`, on all ranks."""
-        how |= {"tensor_parallel": self.size}
+    def load(
+        self, name: str, ref: str, device: str, dtype: str, exactness: str, weights: Weights
+    ) -> LoadedModel:
+        """As `load_model`, on all ranks. What cannot be shared is refused before they are asked."""
+        folder = inspect_model(ref)
+        check_shareable(folder, self.size, exactness, weights)
+        how = {"dtype": dtype, "exactness": exactness, "tensor_parallel": self.size}
         _say(Load(name, ref, how))
-        return load_model(inspect_model(ref), device=device, **how)
+        return load_model(folder, device=device, **how)  # type: ignore[arg-type] # by their names
 
     def decoder(self, name: str, decoder: TorchDecoder, num_blocks: int) -> ParallelDecoder:
         """The decoder of a loaded model, with its like on the other ranks."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from specbatch.pipeline.engine import parallel
 from specbatch.pipeline.engine.engine import Engine
 from specbatch.pipeline.engine.loader import load_model
 from specbatch.pipeline.engine.model_folder import inspect_model
@@ -116,6 +117,17 @@ def test_what_cannot_be_shared_is_refused_before_anything_is_loaded(tmp_path: Pa
         assert "only with `exactness: fast` and its weights as they are" in refusal(
             llama, tensor_parallel=2, **how
         )
+
+
+def test_a_job_that_cannot_be_shared_does_not_end_the_other_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[object] = []
+    monkeypatch.setattr(parallel, "_say", said.append)
+    folder = str(tiny_model("llama", tmp_path))
+    with pytest.raises(ModelError):
+        parallel.Leader(2).load("name", folder, "cpu", "float32", "bitwise", "as-is")
+    assert said == []
 
 
 def test_a_process_started_alone_is_told_how_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
