@@ -19,6 +19,7 @@ from specbatch.pipeline.engine.engine import Engine
 from specbatch.pipeline.engine.kernel_choice import choose_kernels
 from specbatch.pipeline.engine.loader import LoadedModel, load_model
 from specbatch.pipeline.engine.model_folder import inspect_model
+from specbatch.pipeline.engine.proposer import Proposer
 from specbatch.pipeline.engine.runner import ModelRunner
 from specbatch.pipeline.engine.sequence import Completion
 from specbatch.schemas.errors import ModelError
@@ -55,7 +56,8 @@ def by_triton(folder: Path, exactness: str = "bitwise", dtype: str = "float32") 
 def engine(
     model: LoadedModel, max_sequences: int = 64, max_batch_tokens: int = 2048, drafts: bool = False
 ) -> Engine:
-    proposers = [BlockProposer()]
+    model = replace(model, exactness="fast")  # made bitwise; the check of it has its own tests
+    proposers: list[Proposer] = [BlockProposer()]
     if drafts:
         proposers.append(DraftModelProposer(ModelRunner(model, 16 << 20)))
     return Engine(ModelRunner(model, 16 << 20), tuple(proposers), max_sequences, max_batch_tokens)
