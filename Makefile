@@ -10,7 +10,7 @@ export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-long lint types format bench-engine bench-gpu clean distclean
+.PHONY: help demo test test-long lint types format bench-engine bench-memory bench-gpu clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,9 +37,12 @@ format: $(VENV)/.dev ## sort imports, apply safe fixes, format
 	@$(BIN)/ruff check --fix --quiet . || true
 	@$(BIN)/ruff format .
 
-bench-engine: $(VENV)/.engine ## tokens/s beside transformers' own paths, on an idle machine; JSON in jobs/bench/results
-	@$(BIN)/python -m specbatch.jobs.bench.engine --model demo
-	@$(BIN)/python -m specbatch.jobs.bench.engine --model llama-230m
+bench-engine: $(VENV)/.engine ## tokens/s beside other engines, on an idle machine; JSON in jobs/bench/results; takes ARGS
+	@$(BIN)/python -m specbatch.jobs.bench.engine --model demo $(ARGS)
+	@$(BIN)/python -m specbatch.jobs.bench.engine --model llama-230m $(ARGS)
+
+bench-memory: $(VENV)/.engine ## what an engine announces beside what it takes; JSON in jobs/bench/results
+	@$(BIN)/python -m specbatch.jobs.bench.memory
 
 bench-gpu: $(VENV)/.dev ## on a GPU: its tests, rooflines of the kernels, tokens/s; JSON in jobs/bench/results
 	@$(BIN)/python -m specbatch.jobs.bench.gpu

@@ -30,11 +30,30 @@ class NativeUnavailableError(Exception):
     """The C kernels cannot be used here; the message says why."""
 
 
-@lru_cache(maxsize=1)
 def library() -> ctypes.CDLL:
-    """The loaded library. Raises `NativeUnavailableError`."""
+    """The loaded library. Raises `NativeUnavailableError`.
+
+    What came of the first call is remembered in this process, failures too: a compiler that fails
+    takes its time. The switch is looked at each time.
+    """
     if os.environ.get("SPECBATCH_NATIVE", "1") == "0":
         raise NativeUnavailableError("switched off by SPECBATCH_NATIVE=0")
+    found = outcome()
+    if isinstance(found, str):
+        raise NativeUnavailableError(found)
+    return found
+
+
+@lru_cache(maxsize=1)
+def outcome() -> ctypes.CDLL | str:
+    """The library, built if it must be, or why it cannot be had."""
+    try:
+        return _load()
+    except NativeUnavailableError as error:
+        return str(error)
+
+
+def _load() -> ctypes.CDLL:
     if platform.system() != "Linux":
         raise NativeUnavailableError(f"not built on {platform.system()}")
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")

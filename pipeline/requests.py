@@ -53,6 +53,8 @@ def ahead(request: Request, tokens: int) -> Request:
         max_tokens=length,
         min_tokens=min(length, request.params.min_tokens),
         stop=(),  # a draft that goes beyond the end is only a hint too many
+        logprobs=False,
+        top_logprobs=0,
     )
     return replace(request, params=params, depth=0, watch_text=None)
 
@@ -102,6 +104,7 @@ def records_of(
                 draft_sec=draft_sec,
                 decode_sec=done.decode_sec,
                 baseline_sec=done.baseline_sec,
+                top_logprobs=done.top_logprobs,
             )
         )
     return records

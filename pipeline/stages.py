@@ -2,7 +2,7 @@
 
 A stage that finds its unit claimed by somebody else, or already past it, does nothing: bells may
 ring twice. Whatever a stage raises is written to the store and the unit is given back; a second
-claim runs it again to the same outputs.
+claim runs it again to the same outputs. Only a lost device is raised on: this process must end.
 """
 
 from __future__ import annotations
@@ -40,7 +40,13 @@ from specbatch.pipeline.policy.pricing import device_usd
 from specbatch.pipeline.publishing import final_state, with_unfinished_rows
 from specbatch.pipeline.requests import ahead, records_of, requests_of, row_and_sample, with_text
 from specbatch.pipeline.text_stop import Decode
-from specbatch.schemas.errors import FencedError, RequestCancelledError, SpecbatchError, UsageError
+from specbatch.schemas.errors import (
+    DeviceLostError,
+    FencedError,
+    RequestCancelledError,
+    SpecbatchError,
+    UsageError,
+)
 from specbatch.schemas.records import (
     Artefact,
     Bell,
@@ -264,6 +270,7 @@ class Stages:
                 self._store.rejected(job_id),
                 openai=job.report.get("input_format") == "openai",
                 created=int(job.created_at),
+                decode=self._decode(spec),
                 info={"name": job.name, "spec_sha256": job.spec_digest},
             )
             state, error = final_state(job, self._store.progress(job_id))
@@ -292,6 +299,10 @@ class Stages:
             else:
                 self._store.release(lease, str(error))
                 self._ring_again(lease)
+        except DeviceLostError as error:
+            self._store.release(lease, str(error), forgiven=error.blameless)
+            self._ring_again(lease)
+            raise
         except SpecbatchError as error:
             log.warning("job %s group %s: %s", lease.job_id, lease.group_index, error)
             self._store.release(lease, str(error))
@@ -341,4 +352,5 @@ class Stages:
             raise UsageError(
                 f"this worker has no engine to {kind} with: start `specbatch worker {kind}`"
             )
+        host.check()  # nothing is claimed once the device is gone
         return host

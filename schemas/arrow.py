@@ -11,7 +11,10 @@ import pyarrow as pa
 SCHEMA_VERSION = 1
 
 _VERSION = {"specbatch_schema_version": str(SCHEMA_VERSION)}
-_TOKENS = pa.list_(pa.field("item", pa.int32(), nullable=False))
+
+
+def _list_of(item: pa.DataType) -> pa.DataType:
+    return pa.list_(pa.field("item", item, nullable=False))
 
 
 def _schema(*fields: pa.Field) -> pa.Schema:
@@ -21,6 +24,12 @@ def _schema(*fields: pa.Field) -> pa.Schema:
 def _required(name: str, kind: pa.DataType) -> pa.Field:
     return pa.field(name, kind, nullable=False)
 
+
+_TOKENS = _list_of(pa.int32())
+_TOP_PAIRS = pa.struct(
+    [_required("token_ids", _TOKENS), _required("logprobs", _list_of(pa.float64()))]
+)
+_TOP_TOKEN = pa.struct([_required("token_id", pa.int32()), _required("logprob", pa.float32())])
 
 PROMPTS = _schema(
     _required("row_index", pa.int64()),
@@ -49,8 +58,8 @@ RESULTS = _schema(
     _required("token_ids", _TOKENS),
     _required("text", pa.string()),
     _required("finish_reason", pa.string()),
-    _required("origins", pa.list_(pa.field("item", pa.int8(), nullable=False))),
-    _required("logprobs", pa.list_(pa.field("item", pa.float64(), nullable=False))),
+    _required("origins", _list_of(pa.int8())),
+    _required("logprobs", _list_of(pa.float64())),
     _required("proposed", pa.int32()),
     _required("accepted", pa.int32()),
     _required("verifier_passes", pa.int32()),
@@ -64,6 +73,7 @@ RESULTS = _schema(
     _required("draft_sec", pa.float64()),
     _required("decode_sec", pa.float64()),
     _required("baseline_sec", pa.float64()),
+    pa.field("top_logprobs", _list_of(_TOP_PAIRS)),  # null: not asked for
 )
 
 OUTPUT = _schema(
@@ -81,4 +91,6 @@ OUTPUT = _schema(
     pa.field("verifier", pa.string()),
     pa.field("proposer", pa.string()),
     pa.field("error", pa.string()),
+    pa.field("logprobs", _list_of(pa.float32())),
+    pa.field("top_logprobs", _list_of(_list_of(_TOP_TOKEN))),
 )

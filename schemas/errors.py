@@ -16,6 +16,7 @@
     └── EngineError              the engine cannot go on
         ├── ShapeError           arguments of a kernel do not fit together
         ├── OutOfBlocksError     a sequence cannot fit the KV cache
+        ├── DeviceLostError      the device is gone: the worker ends          exit 7
         └── RequestCancelledError  the job was cancelled or the engine stopped
 
 The message is one sentence that names the thing and the remedy. Commands print it alone, without
@@ -91,6 +92,20 @@ class ShapeError(EngineError):
 
 class OutOfBlocksError(EngineError):
     """A sequence needs more KV blocks than the cache has."""
+
+
+class DeviceLostError(EngineError):
+    """This process can compute no more; another one can. The worker gives its work back and ends.
+
+    `blameless`: the device or its driver failed by itself. Otherwise a kernel did, which its input
+    may have caused, so the attempt counts: else one group could end worker after worker for ever.
+    """
+
+    exit_code = 7
+
+    def __init__(self, message: str, *, blameless: bool = True) -> None:
+        super().__init__(message)
+        self.blameless = blameless
 
 
 class RequestCancelledError(EngineError):

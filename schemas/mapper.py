@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from itertools import chain
 from typing import Any
 
 from specbatch.schemas.records import (
@@ -26,12 +27,41 @@ from specbatch.schemas.records import (
     RejectedRow,
     SourcePosition,
     Stage,
+    TopLogprobs,
 )
 
 
 def as_float32(values: Iterable[float]) -> tuple[float, ...]:
     """The values rounded to single precision, as every store keeps them; infinities become NaN."""
     return tuple(v if math.isfinite(v) else math.nan for v in array("f", values))
+
+
+def as_kept(record: CompletionRecord) -> CompletionRecord:
+    """The record as every store gives it back: log-probabilities in single precision."""
+    tops = record.top_logprobs
+    return replace(
+        record,
+        logprobs=as_float32(record.logprobs),
+        top_logprobs=tops and tuple((ids, as_float32(values)) for ids, values in tops),
+    )
+
+
+def _flat(tops: tuple[TopLogprobs, ...] | None) -> dict[str, Any]:
+    if tops is None:
+        return {"top_token_ids": None, "top_logprobs": None}
+    return {
+        "top_token_ids": tuple(chain.from_iterable(ids for ids, _ in tops)),
+        "top_logprobs": as_float32(chain.from_iterable(values for _, values in tops)),
+    }
+
+
+def _per_token(row: Any) -> tuple[TopLogprobs, ...] | None:
+    """The inverse of `_flat`: every token has equally many."""
+    if row.top_token_ids is None:
+        return None
+    ids, values, tokens = tuple(row.top_token_ids), as_float32(row.top_logprobs), row.token_ids
+    n = len(ids) // max(len(tokens), 1)
+    return tuple((ids[i * n : i * n + n], values[i * n : i * n + n]) for i in range(len(tokens)))
 
 
 # --- to the store ---------------------------------------------------------------------------
@@ -111,6 +141,7 @@ def completion_values(lease: Lease, record: CompletionRecord) -> dict[str, Any]:
         "draft_sec": record.draft_sec,
         "decode_sec": record.decode_sec,
         "baseline_sec": record.baseline_sec,
+        **_flat(record.top_logprobs),
     }
 
 
@@ -222,6 +253,7 @@ def completion_record(row: Any) -> CompletionRecord:
         draft_sec=row.draft_sec,
         decode_sec=row.decode_sec,
         baseline_sec=row.baseline_sec,
+        top_logprobs=_per_token(row),
     )
 
 

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any
 
+# The most likely tokens at one place: ids, and their log-probabilities, falling.
+TopLogprobs = tuple[tuple[int, ...], tuple[float, ...]]
+
 
 class Origin(IntEnum):
     """Where a token of a completion came from."""
@@ -91,6 +94,12 @@ class SamplingParams:
     bad_token_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
     stop: tuple[str, ...] = ()  # strings that end the text, and are not part of it
+    logprobs: bool = False  # hand out each token's log-probability
+    top_logprobs: int = 0  # and those of so many most likely tokens; above 0 implies `logprobs`
+
+    @property
+    def tells_logprobs(self) -> bool:
+        return self.logprobs or self.top_logprobs > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +237,9 @@ class CompletionRecord:
     draft_sec: float = 0.0  # its share of the propose stage's time
     decode_sec: float = 0.0  # of compute_sec, in steps whose price at depth 0 is known
     baseline_sec: float = 0.0  # what the tokens of those steps would have taken at depth 0
+    # One entry per token where log-probabilities were asked for, else None. `logprobs` itself is
+    # always kept.
+    top_logprobs: tuple[TopLogprobs, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ PILOT_EVERY_GROUPS = 8
 
 MAX_STOPS, MAX_STOP_CHARS = 16, 256
 MAX_TOKENS_NAMED = 1024  # in logit_bias, in bad_token_ids
+MAX_TOP_LOGPROBS = 20
 MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS = 256, 16
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -95,6 +96,21 @@ class SamplingSpec(_Part):
         default=(), max_length=MAX_BAD_WORDS, description="rows of token ids that never come"
     )
 
+    logprobs: bool = Field(default=False, description="hand out each token's log-probability")
+    top_logprobs: int = Field(
+        default=0,
+        ge=0,
+        le=MAX_TOP_LOGPROBS,
+        description="and those of so many most likely tokens; above 0 implies logprobs",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _top_implies_logprobs(cls, value: object) -> object:
+        if isinstance(value, dict) and value.get("top_logprobs"):
+            return {"logprobs": True, **value}
+        return value
+
     @field_validator("stop", mode="before")
     @classmethod
     def _one_stop(cls, value: object) -> object:
@@ -116,6 +132,12 @@ class SamplingSpec(_Part):
     def _min_fits_max(self) -> SamplingSpec:
         if self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}")
+        return self
+
+    @model_validator(mode="after")
+    def _top_needs_logprobs(self) -> SamplingSpec:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError(f"top_logprobs {self.top_logprobs} needs logprobs to be true")
         return self
 
     def params(self, overrides: dict[str, Any] | None = None) -> SamplingParams:

@@ -73,7 +73,7 @@ class TokenArray(TypeDecorator[Sequence[float]]):
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
         if dialect.name == "postgresql":
             return dialect.type_descriptor(ARRAY(self.item))
-        return dialect.type_descriptor(JSON())
+        return dialect.type_descriptor(JSON(none_as_null=True))
 
     def process_bind_param(self, value: Sequence[float] | None, dialect: Dialect) -> Any:  # noqa: ARG002 - the hook's signature
         return None if value is None else list(value)
@@ -210,6 +210,9 @@ class Completion(Base):
     draft_sec: Mapped[float]
     decode_sec: Mapped[float]
     baseline_sec: Mapped[float]
+    # Equally many per token, token after token; NULL where nobody asked, empty for none of them.
+    top_token_ids: Mapped[tuple[int, ...] | None] = mapped_column(TokenArray(Integer))
+    top_logprobs: Mapped[tuple[float, ...] | None] = mapped_column(TokenArray(REAL))
 
 
 class Rejected(Base):

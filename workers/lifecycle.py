@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
 from celery import Celery
-from celery.worker import WorkController
+from celery.worker import WorkController, state
 
 from specbatch.pipeline.bootstrap import KINDS, Worker, follow_leader, make_worker
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.schemas.errors import UsageError
+from specbatch.schemas.errors import DeviceLostError, UsageError
 from specbatch.schemas.records import Stage
 from specbatch.schemas.routing import queue_for
 from specbatch.schemas.settings import Settings
@@ -35,6 +35,30 @@ _STAGE_OF_KIND = {
 _embedded_threads: WeakKeyDictionary[Celery, threading.Thread] = WeakKeyDictionary()
 
 
+class LastWord:
+    """Ends this process's worker after a lost device: no new tasks, those that run go to their end.
+
+    Its flag is the one that Celery's own signal handlers set; the loop looks at it every second or
+    two. It is global, so it is taken back when the worker has stopped.
+    """
+
+    def __init__(self) -> None:
+        self.error: DeviceLostError | None = None
+
+    def __call__(self, error: DeviceLostError) -> None:
+        if self.error is None:
+            log.critical("the worker ends, its groups are given back: %s", error)
+            self.error = error
+        state.should_stop = error.exit_code
+
+    def __enter__(self) -> LastWord:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.error is not None:
+            state.should_stop = None
+
+
 def queue_names(kinds: tuple[str, ...], verifier: str | None, proposer: str | None) -> list[str]:
     """The queues a worker of these kinds listens to."""
     model = {"propose": proposer, "verify": verifier}
@@ -51,6 +75,9 @@ def run_worker(
     """Work in the foreground until a signal ends it (soft first: groups are given back).
 
     Of processes that share a model, the first one works; a signal is its to answer.
+
+    Raises `DeviceLostError` when the device is gone and all groups are given back. Its exit code
+    tells a supervisor to start the worker anew.
     """
     if settings.tensor_parallel > 1 and os.environ.get("RANK", "0") != "0":
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -59,21 +86,24 @@ def run_worker(
         return
     app = make_app(settings)
     worker = make_worker(settings, kinds, make_ring(app), verifier, proposer)
-    register(app, worker)
-    worker.sweeper.start()
-    try:
-        app.Worker(
-            pool="threads",  # one process, one engine, many waiting groups
-            concurrency=concurrency,
-            queues=queue_names(kinds, verifier, proposer),
-            without_gossip=True,
-            without_mingle=True,
-            without_heartbeat=True,
-            loglevel="WARNING",
-            quiet=True,  # no banner: it shows settings that are not ours
-        ).start()
-    finally:
-        worker.close()
+    with LastWord() as lost:
+        register(app, worker, lost)
+        worker.sweeper.start()
+        try:
+            app.Worker(
+                pool="threads",  # one process, one engine, many waiting groups
+                concurrency=concurrency,
+                queues=queue_names(kinds, verifier, proposer),
+                without_gossip=True,
+                without_mingle=True,
+                without_heartbeat=True,
+                loglevel="WARNING",
+                quiet=True,  # no banner: it shows settings that are not ours
+            ).start()
+        finally:
+            worker.close()
+    if lost.error is not None:
+        raise lost.error
 
 
 @contextmanager
@@ -84,13 +114,17 @@ def embedded(
     store: Store | None = None,
     concurrency: int = 16,
 ) -> Iterator[tuple[Celery, Worker]]:
-    """All four kinds in this process: the same tasks on a broker in memory."""
+    """All four kinds in this process: the same tasks on a broker in memory.
+
+    When the device is gone the worker dies (`is_alive`), its groups given back.
+    """
     if settings.tensor_parallel > 1:
         raise UsageError("SPECBATCH_TENSOR_PARALLEL is for `specbatch worker`: unset it here")
     kinds = KINDS if proposer else tuple(k for k in KINDS if k != "propose")
     app = make_app(settings)
     worker = make_worker(settings, kinds, make_ring(app), verifier, proposer, store)
-    register(app, worker)
+    lost = LastWord()
+    register(app, worker, lost)
     app.set_default()  # pool threads look the app up by this, and fail without a word otherwise
     controller = WorkController(
         app=app,
@@ -107,7 +141,8 @@ def embedded(
     thread.start()
     worker.sweeper.start()
     try:
-        yield app, worker
+        with lost:
+            yield app, worker
     finally:
         worker.close()  # first: waiting tasks return, their groups are given back
         controller.stop()

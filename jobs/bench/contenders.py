@@ -1,20 +1,20 @@
-"""Who is timed: transformers' own paths, and this engine at depth 0 and with replayed drafts.
+"""Who is timed, and this engine's own ways: at depth 0, and with replayed drafts.
 
 Every contender completes the same prompts greedily with exactly `NEW_TOKENS` tokens each.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
-
-import torch
 
 from specbatch.jobs.bench.models import BenchModel
 from specbatch.jobs.bench.replay import ReplayProposer
 from specbatch.pipeline.engine.device import DeviceOptions, capture_for
-from specbatch.pipeline.engine.engine import Engine, EngineStats
+from specbatch.pipeline.engine.engine import Engine
 from specbatch.pipeline.engine.loader import load_model
 from specbatch.pipeline.engine.model_folder import inspect_model
 from specbatch.pipeline.engine.runner import ModelRunner
@@ -22,18 +22,41 @@ from specbatch.pipeline.engine.sequence import Request
 from specbatch.schemas.records import SamplingParams
 
 NEW_TOKENS = 128
+OURS = "specbatch"
+DEPTH_0 = "depth 0"
+REPLAYED = (0.0, 0.5, 0.7, 0.9)
+Prompts = list[list[int]]
 Outputs = list[list[int]]
-Complete = Callable[[list[list[int]]], Outputs]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """One run of a contender; `facts` go into its row of the results."""
+
+    seconds: float
+    outputs: Outputs
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Contender:
-    """`complete` maps prompts to their new tokens; `stats` are this engine's, after a run."""
+    """A way of completing prompts; `engine` groups the ways of one engine."""
 
     name: str
-    complete: Complete
+    engine: str
+    complete: Callable[[Prompts], Completed]
     only_n: int | None = None
-    stats: EngineStats | None = None
+
+
+def timed(complete: Callable[[Prompts], Outputs]) -> Callable[[Prompts], Completed]:
+    """For a contender of this process, which does not measure itself."""
+
+    def run(prompts: Prompts) -> Completed:
+        begun = time.perf_counter()
+        outputs = complete(prompts)
+        return Completed(time.perf_counter() - begun, outputs)
+
+    return run
 
 
 class Ours:
@@ -57,11 +80,23 @@ class Ours:
             capture=capture_for(loaded, DeviceOptions(device, graphs)),
         )
         self.known: dict[str, list[int]] = {}
-        self.stats = EngineStats()
+
+    def contenders(self) -> list[Contender]:
+        """Depth 0 first: the others replay what it wrote."""
+        replayed = [
+            Contender(
+                f"replay {share} auto",
+                OURS,
+                partial(self.complete, depth=None, acceptance=share),
+            )
+            for share in REPLAYED
+        ]
+        return [Contender(DEPTH_0, OURS, self.complete), *replayed]
 
     def complete(
-        self, prompts: list[list[int]], depth: int | None = 0, acceptance: float | None = None
-    ) -> Outputs:
+        self, prompts: Prompts, depth: int | None = 0, acceptance: float | None = None
+    ) -> Completed:
+        begun = time.perf_counter()
         proposers: tuple[ReplayProposer, ...] = ()
         if acceptance is not None:
             proposers = (ReplayProposer(self.known, acceptance, self.vocab_size),)
@@ -72,55 +107,14 @@ class Ours:
         done: dict[str, list[int]] = {}
         while not engine.idle:
             done.update({c.request_id: list(c.token_ids) for c in engine.step()})
-        self.stats = engine.stats
+        seconds = time.perf_counter() - begun
         if acceptance is None:
             self.known = self.known | done
-        return [done[str(i)] for i in range(len(prompts))]
-
-
-def transformers_contenders(
-    model: BenchModel, dtype: torch.dtype, device: str = "cpu"
-) -> list[Contender]:
-    """`generate`, `generate_batch` and assisted generation (one prompt, the model's own twin)."""
-    from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
-
-    module: Any = AutoModelForCausalLM.from_pretrained(model.folder, dtype=dtype).to(device).eval()
-    fixed = {
-        "do_sample": False,
-        "max_new_tokens": NEW_TOKENS,
-        "min_new_tokens": NEW_TOKENS,
-        "eos_token_id": None,
-        "pad_token_id": 0,
-    }
-
-    def generate(prompts: list[list[int]], **more: Any) -> Outputs:
-        ids = torch.tensor(prompts, device=device)
-        with torch.inference_mode():
-            out = module.generate(ids, attention_mask=torch.ones_like(ids), **fixed, **more)
-        return list(out[:, ids.shape[1] :].tolist())
-
-    def generate_batch(prompts: list[list[int]]) -> Outputs:
-        tokens = len(prompts[0]) + NEW_TOKENS
-        batching = ContinuousBatchingConfig(
-            page_size=32,
-            num_blocks=(tokens // 32 + 2) * len(prompts) + 8,
-            max_batch_tokens=max(512, 2 * len(prompts)),
-            allow_block_sharing=False,
-        )
-        config = GenerationConfig(
-            do_sample=False, max_new_tokens=NEW_TOKENS, eos_token_id=-1, pad_token_id=0,
-            use_cuda_graph=False,
-        )  # fmt: skip
-        out = module.generate_batch(
-            prompts,
-            generation_config=config,
-            continuous_batching_config=batching,
-            progress_bar=False,
-        )
-        return [list(r.generated_tokens) for r in out.values()]
-
-    return [
-        Contender("generate", generate),
-        Contender("generate_batch", generate_batch),
-        Contender("prompt_lookup", lambda p: generate(p, prompt_lookup_num_tokens=4), only_n=1),
-    ]
+        stats = engine.stats
+        facts = {
+            "outside_forward": round(1 - stats.forward_sec / stats.busy_sec, 4),
+            "proposed": stats.proposed,
+            "accepted": stats.accepted,
+            "steps": stats.steps,
+        }
+        return Completed(seconds, [done[str(i)] for i in range(len(prompts))], facts)

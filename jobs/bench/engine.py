@@ -1,33 +1,31 @@
-"""`make bench-engine`: this engine beside transformers' paths, in one run, as ratios.
+"""`make bench-engine`: this engine beside transformers' paths and other engines, in one run.
 
-For each number of prompts every contender runs once to warm up and three times for the median. The
-result is one JSON file in `jobs/bench/results/`.
+For each number of prompts every contender runs once to warm up and three times for the median, in
+turns. The result is one JSON file in `jobs/bench/results/`, written after each N, and a table.
+OpenVINO GenAI and llama.cpp take part where SPECBATCH_BENCH_OPENVINO_PYTHON and
+SPECBATCH_BENCH_LLAMA_PYTHON name an interpreter that has them.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
-import json
+import os
 import platform
-import statistics
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from specbatch.jobs.bench.contenders import (
-    NEW_TOKENS,
-    Contender,
-    Ours,
-    transformers_contenders,
-)
-from specbatch.jobs.bench.models import BenchModel, demo_model, random_model
+from specbatch.jobs.bench.contenders import Ours
+from specbatch.jobs.bench.huggingface import transformers_contenders
+from specbatch.jobs.bench.measuring import measure
+from specbatch.jobs.bench.models import demo_model, random_model
+from specbatch.jobs.bench.peers.roster import Roster
+from specbatch.jobs.bench.report import Results, print_table
 
 RUNS = 3
-REPLAYED = (0.0, 0.5, 0.7, 0.9)
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -37,72 +35,42 @@ def main() -> None:
     parser.add_argument("--n", type=int, nargs="+", default=[1, 8, 32, 128])
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--ours-only", action="store_true", help="leave transformers out")
+    parser.add_argument("--ours-only", action="store_true", help="into a file of its own")
+    parser.add_argument("--skip", nargs="+", default=[], metavar="CONTENDER")
     parser.add_argument("--runs", type=int, default=RUNS)
+    parser.add_argument("--work", type=Path, help="keep made and converted models in this folder")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON file")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     with tempfile.TemporaryDirectory() as folder:
-        model = demo_model() if arguments.model == "demo" else random_model(Path(folder))
-        rows = run(model, arguments)
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"engine-{model.name}-{arguments.dtype}.json"
-    path.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
-    print(f"written to {path}")
+        work = arguments.work or Path(folder)
+        results = run(work.resolve(), arguments)
+    print_table(results.rows)
+    print(f"written to {results.path}")
 
 
-def run(model: BenchModel, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """One row per (contender, N), printed as they come."""
-    ours = Ours(model, arguments.dtype)
-    theirs: list[Contender] = []
-    if not arguments.ours_only:
-        theirs = transformers_contenders(model, getattr(torch, arguments.dtype))
-    rows = []
-    for n in arguments.n:
-        prompts = model.prompts(n)
-        contenders = [
-            *theirs,
-            Contender("depth 0", lambda p: ours.complete(p, depth=0)),
-            *(
-                Contender(
-                    f"replay {a} auto",
-                    lambda p, a=a: ours.complete(p, None, a),  # type: ignore[misc] # bound now
-                )
-                for a in REPLAYED
-            ),
-        ]
-        for contender in contenders:
-            if contender.only_n in (None, n):
-                rows.append(measure(contender, model.name, n, prompts, ours, arguments.runs))
-                print(json.dumps(rows[-1]), flush=True)
-    return rows
-
-
-def measure(
-    contender: Contender, model: str, n: int, prompts: list[list[int]], ours: Ours, runs: int
-) -> dict[str, Any]:
-    """Warm up once, then the median of `runs`."""
-    contender.complete(prompts)
-    seconds = []
-    for _ in range(runs):
-        begun = time.perf_counter()
-        contender.complete(prompts)
-        seconds.append(time.perf_counter() - begun)
-    row: dict[str, Any] = {
-        "model": model,
-        "n": n,
-        "contender": contender.name,
-        "tokens_per_sec": round(n * NEW_TOKENS / statistics.median(seconds), 1),
-        "seconds": [round(s, 4) for s in seconds],
-    }
-    if contender.name.startswith(("depth", "replay")):
-        stats = ours.stats
-        row |= {
-            "outside_forward": round(1 - stats.forward_sec / stats.busy_sec, 4),
-            "proposed": stats.proposed,
-            "accepted": stats.accepted,
-            "steps": stats.steps,
-        }
-    return row
+def run(work: Path, arguments: argparse.Namespace) -> Results:
+    """Measure every N, writing the file after each."""
+    model = demo_model() if arguments.model == "demo" else random_model(work)
+    dtype, runs = arguments.dtype, arguments.runs
+    theirs = [] if arguments.ours_only else transformers_contenders(model, getattr(torch, dtype))
+    environment = {} if arguments.ours_only else os.environ
+    with Roster(environment, model, dtype, arguments.threads, work, arguments.skip) as roster:
+        roster.start()
+        ours = Ours(model, dtype)
+        contenders = [*theirs, *roster.contenders, *ours.contenders()]
+        header = {"machine": machine(), "runs": runs, "peers": roster.versions}
+        if not arguments.ours_only:
+            header["not_installed"] = roster.not_installed
+        suffix = "-ours" if arguments.ours_only else ""
+        path = arguments.results / f"engine-{model.name}-{dtype}{suffix}.json"
+        results = Results(path, header)
+        for n in arguments.n:
+            present = [
+                c for c in contenders if c.only_n in (None, n) and c.name not in arguments.skip
+            ]
+            results.add(measure(present, model.name, model.prompts(n), runs))
+    return results
 
 
 def machine() -> dict[str, Any]:

@@ -11,10 +11,11 @@ PROMPT_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class BenchModel:
-    """A verifier's folder and prompts of 64 tokens for it."""
+    """A verifier's folder, that of a draft with its vocabulary, and prompts of 64 tokens."""
 
     name: str
     folder: Path
+    draft: Path
     vocab_size: int
 
     def prompts(self, count: int) -> list[list[int]]:
@@ -26,11 +27,12 @@ class BenchModel:
 
 
 def demo_model() -> BenchModel:
-    """The shipped verifier."""
-    return BenchModel("demo", Path(__file__).parents[1] / "demo" / "models" / "verifier", 2048)
+    """The shipped pair."""
+    models = Path(__file__).parents[1] / "demo" / "models"
+    return BenchModel("demo", models / "verifier", models / "draft", 2048)
 
 
-# Llamas of 230M and 1.2G parameters.
+# Llamas of 230M and 1.2G parameters, with drafts of 2 layers and a quarter of the width.
 RANDOM_MODELS: dict[str, dict[str, int]] = {
     "llama-230m": {
         "vocab_size": 32000,
@@ -52,19 +54,28 @@ RANDOM_MODELS: dict[str, dict[str, int]] = {
 
 
 def random_model(folder: Path, name: str = "llama-230m") -> BenchModel:
-    """One of `RANDOM_MODELS` in bfloat16; made in `folder` unless it is there."""
+    """One of `RANDOM_MODELS` and its draft; made in `folder` unless they are there."""
+    sizes = RANDOM_MODELS[name]
+    verifier, draft = folder / name, folder / f"{name}-draft"
+    _random_llama(verifier, **sizes)
+    smaller = {key: sizes[key] // 4 for key in ("hidden_size", "intermediate_size")}
+    _random_llama(draft, **sizes | smaller | {"num_hidden_layers": 2})
+    return BenchModel(name, verifier, draft, sizes["vocab_size"])
+
+
+def _random_llama(path: Path, **sizes: int) -> None:
+    """In bfloat16."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    path, sizes = folder / name, RANDOM_MODELS[name]
-    if not (path / "model.safetensors").exists():
-        torch.manual_seed(0)
-        config = LlamaConfig(
-            max_position_embeddings=2048,
-            tie_word_embeddings=False,
-            bos_token_id=0,
-            eos_token_id=0,
-            **sizes,
-        )
-        LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
-    return BenchModel(name, path, sizes["vocab_size"])
+    if (path / "model.safetensors").exists():
+        return
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        max_position_embeddings=2048,
+        tie_word_embeddings=False,
+        bos_token_id=0,
+        eos_token_id=0,
+        **sizes,
+    )
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(path)

@@ -71,6 +71,13 @@ PresencePenalty = Annotated[
 FrequencyPenalty = Annotated[
     Real, _option("--frequency-penalty", "the same, times their count", _SAMPLING)
 ]
+Logprobs = Annotated[
+    bool | None,
+    _option("--logprobs/--no-logprobs", "write each token's log-probability", _SAMPLING),
+]
+TopLogprobs = Annotated[
+    Whole, _option("--top-logprobs", "and those of so many most likely tokens, 0 to 20", _SAMPLING)
+]
 IgnoreEos = Annotated[
     bool | None,
     _option("--ignore-eos/--no-ignore-eos", "do not stop at the model's end token", _SAMPLING),

@@ -38,6 +38,8 @@ def submit_job(
     repetition_penalty: o.RepetitionPenalty = None,
     presence_penalty: o.PresencePenalty = None,
     frequency_penalty: o.FrequencyPenalty = None,
+    logprobs: o.Logprobs = None,
+    top_logprobs: o.TopLogprobs = None,
     depth: o.Depth = None,
     dtype: o.Dtype = None,
     exactness: o.Exactness = None,
@@ -71,6 +73,7 @@ def submit_job(
         "sampling.repetition_penalty": repetition_penalty,
         "sampling.presence_penalty": presence_penalty,
         "sampling.frequency_penalty": frequency_penalty,
+        "sampling.logprobs": logprobs, "sampling.top_logprobs": top_logprobs,
         "speculation.depth": o.depth_value(depth), "engine.dtype": dtype,
         "engine.exactness": exactness, "group_size": group_size,
     }  # fmt: skip

@@ -12,10 +12,6 @@
 #if defined(__AMX_BF16__) || defined(__AVX512BF16__)
 #include <immintrin.h>
 #endif
-#if defined(__AMX_BF16__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
 
 enum { F32 = 0, BF16 = 1 };
 enum { STORE = 0, ADD = 1, SWIGLU = 2 };
@@ -28,13 +24,21 @@ typedef struct {
 
 // What becomes of the finished 16 × 32 (or smaller) block of outputs.
 typedef struct {
-    int mode;        // STORE and ADD: float32 out; SWIGLU: silu(first 16) * last 16, in `dtype`
-    void *out;       // [rows, ld]
+    int mode;   // STORE and ADD: float32 out; SWIGLU: silu(first 16) * last 16, in `dtype`
+    void *out;  // [rows, ld]
     int64_t ld;
     int dtype;
+    int tiled;  // SWIGLU: the layout of what comes out
 } Epilogue;
 
-#define ROWS 8  // rows in registers at a time
+#define ROWS 8    // rows in registers at a time
+#define SPAN 128  // rows of one item of work
+
+// Where an activation stands: rows behind one another, or tiles of 16 rows × 32 columns for AMX.
+INLINE int64_t act_at(int tiled, int64_t row, int64_t column, int64_t k) {
+    if (!tiled) return row * k + column;
+    return ((row / 16 * (k / 32) + column / 32) * 16 + row % 16) * 32 + column % 32;
+}
 
 INLINE void finish(const Linear *w, const Epilogue *e, int row, int block, v16 a, v16 b) {
     int column = block * 32;
@@ -50,7 +54,7 @@ INLINE void finish(const Linear *w, const Epilogue *e, int row, int block, v16 a
     }
     if (e->mode == SWIGLU) {
         v16 gated = a / (1.0f + vexp(-a)) * b;
-        int64_t at = row * e->ld + column / 2;
+        int64_t at = act_at(e->tiled, row, column / 2, e->ld);
         if (e->dtype == BF16) store_bf16((bf16 *)e->out + at, gated);
         else store((float *)e->out + at, gated);
         return;
@@ -112,60 +116,15 @@ INLINE void block_bf16(int R, const bf16 *x, const Linear *w, const Epilogue *e,
     for (int r = 0; r < R; r++) finish(w, e, row + r, block, a[r], b[r]);
 }
 
-#if defined(__AMX_BF16__)
-#define HAVE_AMX 1
-typedef struct {
-    uint8_t palette, start_row, reserved[14];
-    uint16_t bytes[16];
-    uint8_t rows[16];
-} __attribute__((packed)) TileConfig;
-
-INLINE void tiles_on(void) {
-    TileConfig c = {.palette = 1};
-    for (int i = 0; i < 8; i++) c.bytes[i] = 64, c.rows[i] = 16;
-    _tile_loadconfig(&c);
-}
-
-// 32 (or 16) rows times 32 outputs; x must have that many rows, though only `rows` count.
-INLINE void block_amx(int two, const bf16 *x, const Linear *w, const Epilogue *e, int row, int rows,
-                      int block) {
-    const bf16 *p = (const bf16 *)w->packed + (int64_t)block * 2 * w->k * 16;
-    const bf16 *q = p + (int64_t)w->k * 16;
-    const bf16 *x0 = x + (int64_t)row * w->k, *x1 = x0 + (int64_t)16 * w->k;
-    long stride = (long)w->k * 2;
-    _tile_zero(0); _tile_zero(1);
-    if (two) { _tile_zero(2); _tile_zero(3); }
-    for (int k = 0; k < w->k; k += 32) {
-        _tile_loadd(6, p + k * 16, 64);
-        _tile_loadd(7, q + k * 16, 64);
-        _tile_loadd(4, x0 + k, stride);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
-        if (two) {
-            _tile_loadd(5, x1 + k, stride);
-            _tile_dpbf16ps(2, 5, 6);
-            _tile_dpbf16ps(3, 5, 7);
-        }
-    }
-    float c[4][16][16] __attribute__((aligned(64)));
-    _tile_stored(0, c[0], 64); _tile_stored(1, c[1], 64);
-    if (two) { _tile_stored(2, c[2], 64); _tile_stored(3, c[3], 64); }
-    for (int r = 0; r < rows; r++)
-        finish(w, e, row + r, block, load(c[r / 16 * 2][r % 16]), load(c[r / 16 * 2 + 1][r % 16]));
-}
-#endif
+#include "amx.h"
 
 // All rows of one block of 32 outputs, from row `first` up to `last`.
 static void gemm_block(int dtype, int amx, const void *x, const Linear *w, const Epilogue *e, int first,
                        int last, int block) {
     int row = first;
 #ifdef HAVE_AMX
-    if (dtype == BF16 && amx) {
-        for (; row < last; row += 32) {
-            int rows = last - row < 32 ? last - row : 32;
-            if (rows > 16) block_amx(1, x, w, e, row, rows, block);
-            else block_amx(0, x, w, e, row, rows, block);
-        }
+    if (amx) {
+        block_amx(x, w, e, first, last, block);
         return;
     }
 #endif
@@ -183,9 +142,9 @@ static void gemm_block(int dtype, int amx, const void *x, const Linear *w, const
 
 // Called by every thread of a team.
 static void gemm(Team *team, int dtype, int amx, const void *x, int rows, const Linear *w, Epilogue e) {
-    int blocks = (w->n + 31) / 32, span = 128, parts = (rows + span - 1) / span;
+    int blocks = (w->n + 31) / 32, parts = (rows + SPAN - 1) / SPAN;
     SHARE(team, blocks * parts, item) {
-        int first = item % parts * span, last = first + span < rows ? first + span : rows;
+        int first = item % parts * SPAN, last = first + SPAN < rows ? first + SPAN : rows;
         gemm_block(dtype, amx, x, w, &e, first, last, item / parts);
     }
 }

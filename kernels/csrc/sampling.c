@@ -141,9 +141,14 @@ typedef struct {
     const int64_t *forbidden_starts, *forbidden;  // [rows + 1] into token ids
     const int64_t *adjust_starts, *adjust;        // likewise
     const float *adjust_scale, *adjust_add;       // one per adjusted token
+    const int32_t *allowed;   // [rows, (vocab + 31) / 32], a bit per token, or NULL
     int64_t *tokens;          // [rows]
     float *logprobs;          // [rows] or NULL
     float *space;             // [threads, 4, vocab]
+    int64_t top_count;
+    const int64_t *top_at;    // [rows], where a row's most likely tokens go or -1; or NULL
+    int64_t *top_tokens;      // [wanted, top_count]
+    float *top_logprobs;      // [wanted, top_count]
 } Sampling;
 
 static void scale_row(const Sampling *s, int64_t r, float *scores) {
@@ -160,12 +165,39 @@ static void scale_row(const Sampling *s, int64_t r, float *scores) {
     }
     for (int64_t i = s->forbidden_starts[r]; i < s->forbidden_starts[r + 1]; i++)
         scores[s->forbidden[i]] = -INFINITY;
+    if (!s->allowed) return;
+    int64_t words = (s->vocab + 31) / 32;
+    for (int64_t w = 0; w < words; w++) {
+        uint32_t bits = (uint32_t)s->allowed[r * words + w];
+        for (int64_t i = w * 32; bits != UINT32_MAX && i < w * 32 + 32 && i < s->vocab; i++)
+            if (!(bits >> (i - w * 32) & 1)) scores[i] = -INFINITY;
+    }
+}
+
+// The highest of n scores; NaN counts for nothing.
+static float highest(const float *scores, int64_t n) {
+    v16 peak = splat(-INFINITY);
+    int64_t i = 0;
+    for (; i + 64 <= n; i += 64) {
+        v16 a = vmax(load(scores + i), load(scores + i + 16));
+        v16 b = vmax(load(scores + i + 32), load(scores + i + 48));
+        peak = vmax(vmax(a, b), peak);
+    }
+    float best = max16(peak);
+    for (; i < n; i++) best = scores[i] > best ? scores[i] : best;
+    return best;
 }
 
 static int64_t first_max(const float *scores, int64_t n) {
-    float best = scores[0];
-    for (int64_t i = 1; i < n; i++) best = scores[i] > best ? scores[i] : best;
-    for (int64_t i = 0; i < n; i++)
+    float best = highest(scores, n);
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        i16 equal = load(scores + i) == best;
+        int32_t any = 0;
+        for (int j = 0; j < 16; j++) any |= equal[j];
+        if (any) break;
+    }
+    for (; i < n; i++)
         if (scores[i] == best) return i;
     return 0;  // NaN: the log-probability says so
 }
@@ -177,8 +209,7 @@ static int64_t noisy_max(const Sampling *s, int64_t r, const float *scores, floa
     float best = -INFINITY;
     for (int64_t t = 0; t < s->vocab; t += 64) {
         int64_t n = s->vocab - t < 64 ? s->vocab - t : 64;
-        float peak = scores[t], g[64];
-        for (int64_t i = 1; i < n; i++) peak = scores[t + i] > peak ? scores[t + i] : peak;
+        float peak = highest(scores + t, n), g[64];
         if (peak < floor || peak + MAX_GUMBEL < best) continue;
         noise64(t, key, position, 0, g);
         for (int64_t i = 0; i < n; i++) {
@@ -190,10 +221,32 @@ static int64_t noisy_max(const Sampling *s, int64_t r, const float *scores, floa
     return winner;
 }
 
+// The most likely tokens of a row, in order; of equal logits the lower id comes first. NaN is last.
+static void top_row(const Sampling *s, const float *logits, float norm_top, float norm_log, int64_t slot) {
+    int64_t *tokens = s->top_tokens + slot * s->top_count, count = 0;
+    float *values = s->top_logprobs + slot * s->top_count;  // logits at first
+    for (int64_t i = 0; i < s->vocab; i++) {
+        float x = logits[i] == logits[i] ? logits[i] : -INFINITY;
+        if (count == s->top_count && !(x > values[count - 1])) continue;
+        int64_t at = count < s->top_count ? count++ : count - 1;
+        for (; at > 0 && x > values[at - 1]; at--) values[at] = values[at - 1], tokens[at] = tokens[at - 1];
+        values[at] = x, tokens[at] = i;
+    }
+    for (int64_t i = 0; i < count; i++) values[i] = logits[tokens[i]] - norm_top - norm_log;
+}
+
+// Greedy, with nothing changed: the logits themselves are judged.
+static int is_plain(const Sampling *s, int64_t r) {
+    return s->temperature[r] <= 0 && !s->allowed && s->adjust_starts[r] == s->adjust_starts[r + 1] &&
+           s->forbidden_starts[r] == s->forbidden_starts[r + 1];
+}
+
 static void sample_row(const Sampling *s, int64_t r, float *scores, float *copy, Candidate *list) {
     int64_t n = s->vocab;
-    scale_row(s, r, scores);
-    int64_t token = first_max(scores, n);
+    const float *logits = s->logits + r * n, *judged = logits;
+    if (!is_plain(s, r)) scale_row(s, r, scores), judged = scores;
+    int64_t token = first_max(judged, n);
+    int nothing_left = judged[token] == -INFINITY;
     if (s->temperature[r] > 0) {
         float top = scores[token], floor = -INFINITY;
         int64_t last = n;  // of the tokens exactly at the floor, those up to here are kept
@@ -213,15 +266,14 @@ static void sample_row(const Sampling *s, int64_t r, float *scores, float *copy,
     }
     s->tokens[r] = token;
     if (!s->logprobs) return;
-    const float *logits = s->logits + r * n;
-    float top = logits[0];
-    for (int64_t i = 1; i < n; i++) top = logits[i] > top ? logits[i] : top;
+    float top = judged == logits ? logits[token] : highest(logits, n);
     v16 sum = splat(0);
     int64_t i = 0;
     for (; i + 16 <= n; i += 16) sum += vexp(load(logits + i) - top);
     float total = sum16(sum);
     for (; i < n; i++) total += expf(logits[i] - top);
-    s->logprobs[r] = logits[token] - top - logf(total);
+    s->logprobs[r] = nothing_left ? NAN : logits[token] - top - logf(total);
+    if (s->top_at && s->top_at[r] >= 0) top_row(s, logits, top, logf(total), s->top_at[r]);
 }
 
 static void sample(Team *team, const void *arguments) {

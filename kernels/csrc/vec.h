@@ -7,6 +7,8 @@
 
 typedef float v16 __attribute__((vector_size(64), aligned(64)));
 typedef float v16u __attribute__((vector_size(64), aligned(4)));
+typedef float v8 __attribute__((vector_size(32), aligned(32)));
+typedef int32_t i8 __attribute__((vector_size(32), aligned(32)));
 typedef int32_t i16 __attribute__((vector_size(64), aligned(64)));
 typedef uint32_t u16v __attribute__((vector_size(64), aligned(64)));
 typedef uint16_t h16 __attribute__((vector_size(32), aligned(2)));
@@ -34,16 +36,23 @@ INLINE void store_bf16(bf16 *p, v16 x) {
     *(h16 *)p = __builtin_convertvector((nan & 0x7FC0) | (~nan & rounded), h16);
 }
 
+// Halves folded onto each other, always in this order.
+INLINE v8 low8(v16 x) { v8 y; memcpy(&y, &x, 32); return y; }
+INLINE v8 high8(v16 x) { v8 y; memcpy(&y, (const char *)&x + 32, 32); return y; }
+
 INLINE float sum16(v16 x) {
-    float s = 0;
-    for (int i = 0; i < 8; i++) s += x[i] + x[i + 8];
-    return s;
+    v8 a = low8(x) + high8(x);
+    float b[4];
+    for (int i = 0; i < 4; i++) b[i] = a[i] + a[i + 4];
+    return (b[0] + b[2]) + (b[1] + b[3]);
 }
 
 INLINE float max16(v16 x) {
-    float m = x[0];
-    for (int i = 1; i < 16; i++) m = x[i] > m ? x[i] : m;
-    return m;
+    v8 a = low8(x), b = high8(x), m = (v8)(((a > b) & (i8)a) | (~(a > b) & (i8)b));
+    float c[4];
+    for (int i = 0; i < 4; i++) c[i] = m[i] > m[i + 4] ? m[i] : m[i + 4];
+    float d = c[0] > c[2] ? c[0] : c[2], e = c[1] > c[3] ? c[1] : c[3];
+    return d > e ? d : e;
 }
 
 // e^x after Cephes expf; 0 below -87, which is where masked scores are.

@@ -22,7 +22,8 @@ from specbatch.kernels.paged_attention.contract import zeroed_cache
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 _ITEM_TOKENS = 8  # tokens of one sequence attended together
 _ROW_PADDING = 32  # tiles read whole groups of rows
-_QUERIES = 8
+_SCORE_ROWS = 24  # per thread, as in csrc/model.h
+_MAX_HEAD_DIM = 256
 
 
 class _Linear(Structure):
@@ -89,6 +90,8 @@ def why_not(shape: DecoderShape, dtype: torch.dtype) -> str | None:
     ]
     if odd:
         return odd[0]
+    if shape.head_dim > _MAX_HEAD_DIM:
+        return f"head dimension {shape.head_dim} is above {_MAX_HEAD_DIM}"
     try:
         library()
     except NativeUnavailableError as error:
@@ -97,13 +100,25 @@ def why_not(shape: DecoderShape, dtype: torch.dtype) -> str | None:
 
 
 class Decoder:
-    """As `reference.Decoder`. The weights are packed once and held in that form only."""
+    """As `reference.Decoder`. The weights are packed once and held in that form only.
 
-    def __init__(self, shape: DecoderShape, weights: DecoderWeights, num_blocks: int) -> None:
+    `consume` empties the tensors that were given as soon as they are packed, where they own their
+    memory: else twice the model is held until the caller lets go of it.
+    """
+
+    def __init__(
+        self,
+        shape: DecoderShape,
+        weights: DecoderWeights,
+        num_blocks: int,
+        consume: bool = False,
+    ) -> None:
         self._library = library()
+        self._consume = consume
         self._shape = shape
         self._dtype = weights.embedding.dtype
         self._kept: list[Tensor] = []  # what the C structures point into
+        self._caches: list[Tensor] = []  # the same, for keys and values
         self._layers = (_Layer * shape.layers)(
             *(self._layer(layer, num_blocks) for layer in weights.layers)
         )
@@ -113,13 +128,14 @@ class Decoder:
             self._library.specbatch_amx() if self._dtype is torch.bfloat16 else 0,
             shape.eps,
             shape.scaling,
-            self._keep(weights.embedding),
+            self._keep(weights.embedding.clone()),  # it may be a view into the model's whole file
             self._keep(weights.cos.float()),
             self._keep(weights.sin.float()),
             self._keep(weights.norm.float()),
             self._linear(weights.head, None),
             self._layers,
         )
+        self._spend(weights.embedding, weights.head)
         self._work: dict[str, Tensor] = {}
 
     def forward(self, batch: DecoderBatch) -> Tensor:
@@ -127,8 +143,6 @@ class Decoder:
         s, tokens, rows = self._shape, batch.ids.shape[0], batch.logit_rows.shape[0]
         threads = torch.get_num_threads()
         longest = max(batch.ragged.context_lens)
-        wide = -(-max(tokens, rows) // _ROW_PADDING) * _ROW_PADDING
-        qkv = (s.heads + 2 * s.kv_heads) * s.head_dim
         logits = torch.empty(rows, s.vocab, dtype=torch.float32)
         items, tables = _items(batch), _tables(batch)
         arguments = _Batch(
@@ -139,22 +153,49 @@ class Decoder:
             _address(batch.logit_rows),
             _address(logits),
             longest,
-            self._space("x", wide * s.hidden, torch.float32),
-            self._space("act", wide * max(s.hidden, s.heads * s.head_dim), self._dtype),
-            self._space("qkv", wide * qkv, torch.float32),
-            self._space("hidden", wide * s.inter, self._dtype),
-            self._space("scores", threads * _QUERIES * (longest + BLOCK_SIZE), torch.float32),
+            *(
+                self._space(name, size, dtype)
+                for name, (size, dtype) in self._sizes(max(tokens, rows), longest).items()
+            ),
         )
         if self._library.specbatch_decode(byref(self._model), byref(arguments), c_int32(threads)):
             raise MemoryError(f"no memory for a pass of {tokens} tokens")
         return logits
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._kept)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of keys and values, when every block of them is in use."""
+        return sum(tensor.nbytes for tensor in self._caches)
+
+    def workspace_bytes(self, tokens: int, rows: int, context: int) -> int:
+        """The most a pass of `tokens` tokens and `rows` rows of logits takes beside them."""
+        sizes = self._sizes(max(tokens, rows), context).values()
+        work = sum(size * 5 // 4 * dtype.itemsize for size, dtype in sizes)
+        return work + rows * self._shape.vocab * torch.float32.itemsize
+
+    def _sizes(self, tokens: int, longest: int) -> dict[str, tuple[int, torch.dtype]]:
+        """Elements of each workspace, for a pass of `tokens` tokens or rows."""
+        s = self._shape
+        wide = -(-tokens // _ROW_PADDING) * _ROW_PADDING
+        scores = torch.get_num_threads() * _SCORE_ROWS * (longest + BLOCK_SIZE)
+        return {
+            "x": (wide * s.hidden, torch.float32),
+            "act": (wide * max(s.hidden, s.heads * s.head_dim), self._dtype),
+            "qkv": (wide * (s.heads + 2 * s.kv_heads) * s.head_dim, torch.float32),
+            "hidden": (wide * s.inter, self._dtype),
+            "scores": (scores, torch.float32),
+        }
 
     def _layer(self, w: LayerWeights, num_blocks: int) -> _Layer:
         s = self._shape
         # Gate and up rows in turns of 16, so that one block of outputs holds both.
         gate_up = torch.stack((w.gate.unflatten(0, (-1, 16)), w.up.unflatten(0, (-1, 16))), 1)
         size = num_blocks * s.kv_heads * s.head_dim * BLOCK_SIZE
-        return _Layer(
+        made = _Layer(
             self._keep(w.norm1.float()),
             self._keep(w.norm2.float()),
             self._keep(w.q_norm.float()) if w.q_norm is not None else None,
@@ -163,9 +204,11 @@ class Decoder:
             self._linear(w.o, w.o_bias),
             self._linear(gate_up.flatten(0, 2), None),
             self._linear(w.down, None),
-            self._keep(zeroed_cache((size,), self._dtype, torch.device("cpu"))),
-            self._keep(zeroed_cache((size,), self._dtype, torch.device("cpu"))),
+            self._cache(size),
+            self._cache(size),
         )
+        self._spend(w.q, w.k, w.v, w.o, w.gate, w.up, w.down)
+        return made
 
     def _linear(self, weight: Tensor, bias: Tensor | None) -> _Linear:
         n, k = weight.shape
@@ -186,6 +229,19 @@ class Decoder:
         tensor = tensor.detach().contiguous()
         self._kept.append(tensor)
         return tensor.data_ptr()
+
+    def _cache(self, size: int) -> int:
+        self._caches.append(zeroed_cache((size,), self._dtype, torch.device("cpu")))
+        return self._caches[-1].data_ptr()
+
+    def _spend(self, *tensors: Tensor) -> None:
+        """Empty tensors that are packed, if that was asked for."""
+        if not self._consume:
+            return
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            if storage.resizable():  # a view into a file is not: it goes when the last one does
+                storage.resize_(0)
 
     def _space(self, name: str, size: int, dtype: torch.dtype) -> int:
         """Workspace that only grows. Its rows beyond the batch may hold anything."""

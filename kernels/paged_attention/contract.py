@@ -18,6 +18,12 @@ class RaggedBatch:
     The tokens of a sequence are its newest: with `n` of them and a context of `c` tokens (these
     included) they sit at positions c - n .. c - 1, and each attends to itself and all before it.
     Tokens after the last sequence are padding: they attend to nothing, and their output is 0.
+
+    A tree of drafts would enter here, as `ancestors`: per sequence a bool [n, n] over its newest
+    tokens, True where the key lies on the query's path from the root. It replaces "all before it"
+    among these n, and cached keys stay visible to all; positions, which rotary embeddings and
+    windows go by, count tokens along the path. No implementation takes one yet, so there is no
+    field that could be filled and not be heeded.
     """
 
     query_starts: list[int]  # [num_seqs + 1]

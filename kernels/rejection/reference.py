@@ -20,7 +20,7 @@ from torch import Tensor
 from specbatch.kernels.counters.reference import gumbel, philox4x32
 from specbatch.kernels.rejection.contract import ACCEPT_STREAM, BLOCK_STREAM, RESIDUAL_STREAM
 from specbatch.kernels.verify.contract import SamplingRows, Verdict
-from specbatch.kernels.verify.reference import match_prefix, process
+from specbatch.kernels.verify.reference import match_prefix, process, top_tokens
 
 _MASK = 0xFFFFFFFF
 _REJECTED = -2  # equals no token and not PLACEHOLDER
@@ -49,7 +49,8 @@ def verify_tokens(
     accept = (u * q_x < p_x) & (draft_tokens >= 0)
     accepted = match_prefix(torch.where(accept, draft_tokens, _REJECTED), draft_tokens, row_offsets)
     own = _draw((p - q).clamp_min(0), p, counters)
-    return _verdict(torch.where(accept, draft_tokens, own), target_logits, accepted)
+    tokens = torch.where(accept, draft_tokens, own)
+    return _verdict(tokens, p, target_logits, accepted, sampling)
 
 
 def verify_blocks(
@@ -90,16 +91,17 @@ def verify_blocks(
     accepted = torch.zeros_like(row_offsets[:-1]).scatter_reduce_(0, sequence, reached, "amax")
     own = _draw(residual, p, counters)
     tokens = torch.where(within < accepted[sequence], draft_tokens, own)
-    return _verdict(tokens, target_logits, accepted)
+    return _verdict(tokens, p, target_logits, accepted, sampling)
 
 
 def _laws(
     target_logits: Tensor, draft_probs: Tensor, row_offsets: Tensor, sampling: SamplingRows
 ) -> tuple[Tensor, Tensor]:
-    """P and Q of every row, float32 [num_rows, vocab_size]."""
+    """P and Q of every row, float32 [num_rows, vocab_size]; P is NaN where no token is left."""
     num_rows, vocab_size = target_logits.shape
     scores = process(target_logits, sampling)
     best = torch.zeros_like(scores).scatter_(1, scores.argmax(dim=1, keepdim=True), 1.0)
+    best = best.masked_fill(scores.amax(dim=1, keepdim=True) == float("-inf"), float("nan"))
     p = torch.where((sampling.temperature > 0)[:, None], scores.softmax(dim=1), best)
     # Draft rows are the rows less the bonus rows before them; bonus rows take the zeros at the end.
     rows = torch.arange(num_rows, device=target_logits.device)
@@ -152,6 +154,10 @@ def _draw(weights: Tensor, p: Tensor, counters: Tensor) -> Tensor:
     return (law.log() + gumbel(counters, law.shape[1], RESIDUAL_STREAM)).argmax(dim=1)
 
 
-def _verdict(tokens: Tensor, target_logits: Tensor, accepted: Tensor) -> Verdict:
-    chosen = target_logits.gather(1, tokens[:, None])[:, 0]
-    return Verdict(tokens, chosen - target_logits.logsumexp(dim=1), accepted)
+def _verdict(
+    tokens: Tensor, p: Tensor, target_logits: Tensor, accepted: Tensor, sampling: SamplingRows
+) -> Verdict:
+    at, norm = tokens[:, None], target_logits.logsumexp(dim=1)
+    logprobs = target_logits.gather(1, at)[:, 0] - norm
+    logprobs = logprobs.masked_fill(p.gather(1, at)[:, 0].isnan(), float("nan"))
+    return Verdict(tokens, logprobs, accepted, top_tokens(target_logits, norm, sampling.top))

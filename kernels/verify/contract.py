@@ -23,6 +23,14 @@ class Adjustments:
 
 
 @dataclass(frozen=True, slots=True)
+class TopRows:
+    """Rows whose most likely tokens are wanted as well. Nothing is done for the others."""
+
+    rows: Tensor  # [num_wanted] int64, ascending
+    count: int  # tokens per row, 1 or more; a smaller vocabulary gives as many as it has
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingRows:
     """Sampling parameters, one entry per row of logits."""
 
@@ -38,12 +46,35 @@ class SamplingRows:
     any_top_p: bool
     any_min_p: bool
     adjust: Adjustments | None = None
+    # A grammar's mask, packed as xgrammar and llguidance do: bit t % 32 of word t // 32 says
+    # whether token t may come. Rows without a grammar have all bits set.
+    allowed: Tensor | None = None  # [num_rows, ceil(vocab_size / 32)] int32
+    top: TopRows | None = None  # for `verify`; `sample` takes no notice of it
+
+
+@dataclass(frozen=True, slots=True)
+class TopTokens:
+    """The most likely tokens of the wanted rows, by falling unprocessed logit.
+
+    The law is that of `Verdict.logprobs`: forbidden and filtered tokens are in it. Of equal logits
+    the lower token id comes first, so the first n are the same however many are asked for. A NaN
+    among the logits sorts as -inf and makes the row's log-probabilities NaN.
+    """
+
+    rows: Tensor  # [num_wanted] int64, as in `TopRows`
+    tokens: Tensor  # [num_wanted, min(count, vocab_size)] int64
+    logprobs: Tensor  # the same shape, float32
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The verifier's own token of every row, and how much of each draft it confirms."""
+    """The verifier's own token of every row, and how much of each draft it confirms.
+
+    A row has no token to give where its logits are NaN, or where nothing is left of them: every
+    token forbidden, masked or at -inf. Its log-probability is NaN then; its token means nothing.
+    """
 
     tokens: Tensor  # [num_rows] int64
     logprobs: Tensor  # [num_rows] float32, of `tokens` under the unprocessed logits
     accepted: Tensor  # [num_seqs] int64, length of the matching prefix
+    top: TopTokens | None = None  # where `SamplingRows.top` asked for it

@@ -12,7 +12,13 @@ import torch
 from torch import Tensor
 
 from specbatch.kernels.native import library
-from specbatch.kernels.verify.contract import Adjustments, SamplingRows, Verdict
+from specbatch.kernels.verify.contract import (
+    Adjustments,
+    SamplingRows,
+    TopRows,
+    TopTokens,
+    Verdict,
+)
 from specbatch.kernels.verify.reference import match_prefix
 
 
@@ -23,7 +29,9 @@ class _Sampling(Structure):
         *((name, c_void_p) for name in ("logits", "counters", "temperature", "top_p", "min_p")),
         *((name, c_void_p) for name in ("top_k", "forbidden_starts", "forbidden")),
         *((name, c_void_p) for name in ("adjust_starts", "adjust", "adjust_scale", "adjust_add")),
-        *((name, c_void_p) for name in ("tokens", "logprobs", "space")),
+        *((name, c_void_p) for name in ("allowed", "tokens", "logprobs", "space")),
+        ("top_count", c_int64),
+        *((name, c_void_p) for name in ("top_at", "top_tokens", "top_logprobs")),
     )
 
 
@@ -36,8 +44,9 @@ def verify(
 ) -> Verdict:
     """As `reference.verify`."""
     logprobs = torch.empty(target_logits.shape[0], dtype=torch.float32)
-    tokens = _sample(target_logits, counters, sampling, logprobs)
-    return Verdict(tokens, logprobs, match_prefix(tokens, draft_tokens, row_offsets))
+    top = _room_for(sampling.top, target_logits.shape[1])
+    tokens = _sample(target_logits, counters, sampling, logprobs, top)
+    return Verdict(tokens, logprobs, match_prefix(tokens, draft_tokens, row_offsets), top)
 
 
 def sample(
@@ -46,11 +55,15 @@ def sample(
     sampling: SamplingRows,
 ) -> Tensor:
     """As `reference.sample`."""
-    return _sample(logits, counters, sampling, None)
+    return _sample(logits, counters, sampling, None, None)
 
 
 def _sample(
-    logits: Tensor, counters: Tensor, sampling: SamplingRows, logprobs: Tensor | None
+    logits: Tensor,
+    counters: Tensor,
+    sampling: SamplingRows,
+    logprobs: Tensor | None,
+    top: TopTokens | None,
 ) -> Tensor:
     rows, vocab_size = logits.shape
     starts = _starts(sampling.forbidden_rows, rows)
@@ -64,19 +77,41 @@ def _sample(
             *(logits, counters, sampling.temperature, sampling.top_p, sampling.min_p),
             *(sampling.top_k, starts, forbidden),
             *_adjustments(sampling.adjust, rows),
-            tokens,
         )
     ]
+    allowed = None if sampling.allowed is None else sampling.allowed.contiguous()
+    most_likely = () if top is None else (_slots(top.rows, rows), top.tokens, top.logprobs)
     arguments = _Sampling(
         rows,
         vocab_size,
         *(t.data_ptr() for t in held),
-        logprobs.data_ptr() if logprobs is not None else None,
-        space.data_ptr(),
+        *map(_address, (allowed, tokens, logprobs, space)),
+        top.tokens.shape[1] if top is not None else 0,
+        *map(_address, most_likely),
     )
     if library().specbatch_sample(byref(arguments), c_int32(threads)):
         raise MemoryError(f"no memory for the scores of {vocab_size} tokens")
     return tokens
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _room_for(top: TopRows | None, vocab_size: int) -> TopTokens | None:
+    if top is None:
+        return None
+    shape = (top.rows.shape[0], min(top.count, vocab_size))
+    return TopTokens(
+        top.rows, torch.empty(shape, dtype=torch.int64), torch.empty(shape, dtype=torch.float32)
+    )
+
+
+def _slots(of_rows: Tensor, rows: int) -> Tensor:
+    """The place of each row among `of_rows`, -1 where it is not there."""
+    slots = torch.full((rows,), -1, dtype=torch.int64)
+    slots[of_rows] = torch.arange(of_rows.shape[0])
+    return slots
 
 
 def _starts(of_rows: Tensor, rows: int) -> Tensor:

@@ -15,7 +15,13 @@ import torch
 from torch import Tensor
 
 from specbatch.kernels.counters.reference import gumbel
-from specbatch.kernels.verify.contract import Adjustments, SamplingRows, Verdict
+from specbatch.kernels.verify.contract import (
+    Adjustments,
+    SamplingRows,
+    TopRows,
+    TopTokens,
+    Verdict,
+)
 
 _MIN_TEMPERATURE = 1e-6  # keeps greedy rows finite where sampled rows share the batch
 
@@ -31,9 +37,13 @@ def verify(
 
     Same counters and logits give the same tokens, whatever the batch.
     """
-    tokens = sample(target_logits, counters, sampling)
-    logprobs = target_logits.gather(1, tokens[:, None])[:, 0] - target_logits.logsumexp(dim=1)
-    return Verdict(tokens, logprobs, match_prefix(tokens, draft_tokens, row_offsets))
+    scores = process(target_logits, sampling)
+    tokens = _choose(scores, counters, sampling)
+    norm = target_logits.logsumexp(dim=1)
+    logprobs = _at(target_logits, tokens) - norm
+    logprobs = logprobs.masked_fill(_at(scores, tokens) == float("-inf"), float("nan"))
+    accepted = match_prefix(tokens, draft_tokens, row_offsets)
+    return Verdict(tokens, logprobs, accepted, top_tokens(target_logits, norm, sampling.top))
 
 
 def sample(
@@ -42,9 +52,12 @@ def sample(
     sampling: SamplingRows,
 ) -> Tensor:
     """The token of every row, int64 [num_rows]."""
-    scores = process(logits, sampling)
+    return _choose(process(logits, sampling), counters, sampling)
+
+
+def _choose(scores: Tensor, counters: Tensor, sampling: SamplingRows) -> Tensor:
     if sampling.any_sampled:
-        noise = gumbel(counters, logits.shape[1])
+        noise = gumbel(counters, scores.shape[1])
         sampled = (sampling.temperature > 0)[:, None]
         scores = torch.where(sampled, scores + noise, scores)
     return scores.argmax(dim=1)
@@ -58,9 +71,9 @@ def running_sum(x: Tensor) -> Tensor:
 def process(
     logits: Tensor, sampling: SamplingRows, sums: Callable[[Tensor], Tensor] = running_sum
 ) -> Tensor:
-    """Penalties and bias, forbidden tokens, temperature, top-k, top-p, min-p, in this order.
+    """Penalties and bias, forbidden tokens, grammar mask, temperature, top-k, top-p, min-p.
 
-    Dropped tokens are -inf. `sums` may be another way to `running_sum`.
+    In this order. Dropped tokens are -inf. `sums` may be another way to `running_sum`.
     """
     scores = logits
     if sampling.adjust is not None:
@@ -68,6 +81,8 @@ def process(
     if sampling.forbidden_rows.numel():
         scores = scores.clone()
         scores[sampling.forbidden_rows, sampling.forbidden_tokens] = float("-inf")
+    if sampling.allowed is not None:
+        scores = scores.masked_fill(~unpacked(sampling.allowed, scores.shape[1]), float("-inf"))
     if not sampling.any_sampled:
         return scores
     sampled = sampling.temperature > 0
@@ -83,6 +98,26 @@ def process(
     return scores
 
 
+def unpacked(allowed: Tensor, vocab_size: int) -> Tensor:
+    """A packed mask as bool [num_rows, vocab_size]; bits behind the vocabulary mean nothing."""
+    bits = torch.arange(32, dtype=torch.int32, device=allowed.device)
+    return ((allowed[:, :, None] >> bits) & 1).bool().flatten(1)[:, :vocab_size]
+
+
+def top_tokens(
+    logits: Tensor,  # [num_rows, vocab_size] float32, unprocessed
+    norm: Tensor,  # [num_rows] float32: log-sum-exp of each row
+    top: TopRows | None,
+) -> TopTokens | None:
+    """As `TopTokens` says; None where no row asks."""
+    if top is None:
+        return None
+    wanted = logits[top.rows]
+    ordered = wanted.masked_fill(wanted.isnan(), float("-inf"))
+    tokens = ordered.sort(dim=1, descending=True, stable=True).indices[:, : top.count]
+    return TopTokens(top.rows, tokens, wanted.gather(1, tokens) - norm[top.rows][:, None])
+
+
 def match_prefix(tokens: Tensor, draft_tokens: Tensor, row_offsets: Tensor) -> Tensor:
     """Rows before the first disagreement, per sequence: int64 [num_seqs].
 
@@ -94,6 +129,11 @@ def match_prefix(tokens: Tensor, draft_tokens: Tensor, row_offsets: Tensor) -> T
     nearest = disagreement.flip(0).cummin(0).values.flip(0)
     first = row_offsets[:-1]
     return nearest[first] - first
+
+
+def _at(values: Tensor, tokens: Tensor) -> Tensor:
+    """The value at each row's token: [num_rows]."""
+    return values.gather(1, tokens[:, None])[:, 0]
 
 
 def _adjusted(logits: Tensor, adjust: Adjustments) -> Tensor:

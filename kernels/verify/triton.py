@@ -2,9 +2,10 @@
 
 Greedy rows and plain temperature read each logit once and write a few numbers per tile of tokens;
 a second, small kernel joins a row's tiles in their order. Tiles have a fixed size, so that a row's
-bits do not depend on its batch. Forbidden tokens, top-k, top-p and min-p are processed by the torch
-definition first; the same pass then reads the processed scores beside the logits. Only the running
-sum of top-p is our own there: torch's takes another order on a GPU for another number of rows.
+bits do not depend on its batch. Forbidden tokens, masks, top-k, top-p and min-p are processed by
+the torch definition first; the same pass then reads the processed scores beside the logits. Only
+the running sum of top-p is our own there: torch's takes another order on a GPU for another number
+of rows. The most likely tokens are found by the definition's sort, of the rows that want them.
 So far run through Triton's interpreter only: they compile for a GPU but have run on none.
 """
 
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from specbatch.kernels.counters.triton import gumbel_tile
 from specbatch.kernels.verify.contract import SamplingRows, Verdict
-from specbatch.kernels.verify.reference import match_prefix, process
+from specbatch.kernels.verify.reference import match_prefix, process, top_tokens
 
 TILE = 1024  # tokens per program
 
@@ -34,8 +35,10 @@ def verify(
 ) -> Verdict:
     """As `reference.verify`; log-probabilities up to rounding. Never synchronises with the host."""
     logprobs = target_logits.new_empty(target_logits.shape[0], dtype=torch.float32)
-    tokens = _sample(target_logits, counters, sampling, logprobs)
-    return Verdict(tokens, logprobs, match_prefix(tokens, draft_tokens, row_offsets))
+    norm = torch.empty_like(logprobs)
+    tokens = _sample(target_logits, counters, sampling, (logprobs, norm))
+    top = top_tokens(target_logits, norm, sampling.top)
+    return Verdict(tokens, logprobs, match_prefix(tokens, draft_tokens, row_offsets), top)
 
 
 def sample(
@@ -57,7 +60,10 @@ def running_sum(x: Tensor) -> Tensor:
 
 
 def _sample(
-    logits: Tensor, counters: Tensor, sampling: SamplingRows, logprobs: Tensor | None
+    logits: Tensor,
+    counters: Tensor,
+    sampling: SamplingRows,
+    probability: tuple[Tensor, Tensor] | None,  # logprobs and log-sum-exp, [num_rows] each: filled
 ) -> Tensor:
     num_rows, vocab_size = logits.shape
     tokens = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
@@ -68,6 +74,7 @@ def _sample(
     filtered = (
         sampling.adjust is not None
         or sampling.forbidden_rows.numel() > 0
+        or sampling.allowed is not None
         or (sampling.any_sampled and filters)
     )
     scores = process(logits, sampling, running_sum).contiguous() if filtered else logits
@@ -84,7 +91,7 @@ def _sample(
         vocab_size,
         filtered=filtered,
         sampled=sampling.any_sampled,
-        with_sum=logprobs is not None,
+        with_sum=probability is not None,
         tile=TILE,
         enable_fp_fusion=False,
     )
@@ -93,10 +100,10 @@ def _sample(
         *numbers,
         candidates,
         tokens,
-        tokens if logprobs is None else logprobs,
+        *((tokens, tokens) if probability is None else probability),
         vocab_size,
         tiles,
-        with_sum=logprobs is not None,
+        with_sum=probability is not None,
         width=triton.next_power_of_2(tiles),
         enable_fp_fusion=False,
     )
@@ -176,6 +183,7 @@ def _join_tiles(
     candidates,
     tokens,  # [num_rows]
     logprobs,  # [num_rows]
+    norms,  # [num_rows]
     vocab_size,
     tiles,
     with_sum: tl.constexpr,
@@ -184,7 +192,8 @@ def _join_tiles(
     row = tl.program_id(0).to(tl.int64)
     parts = tl.arange(0, width)
     at, inside = row * tiles + parts, parts < tiles
-    winner = tl.argmax(tl.load(bests + at, mask=inside, other=_MINUS_INF), axis=0)
+    score = tl.load(bests + at, mask=inside, other=_MINUS_INF)
+    winner = tl.argmax(score, axis=0)
     token = tl.load(candidates + row * tiles + winner)
     tl.store(tokens + row, token)
     if with_sum:
@@ -193,4 +202,7 @@ def _join_tiles(
         top = tl.max(peak, axis=0)
         total = tl.sum(total * tl.exp(peak - _finite(top)), axis=0)
         chosen = tl.load(logits + row * vocab_size + token)
-        tl.store(logprobs + row, chosen - (top + tl.log(total)))
+        norm = top + tl.log(total)
+        tl.store(norms + row, norm)
+        nothing_left = tl.max(score, axis=0) == _MINUS_INF
+        tl.store(logprobs + row, tl.where(nothing_left, float("nan"), chosen - norm))

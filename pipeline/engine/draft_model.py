@@ -19,7 +19,7 @@ from specbatch.pipeline.engine.sampling import sampling_rows
 from specbatch.pipeline.engine.sequence import Sequence
 from specbatch.pipeline.policy.step_time import StepTime
 
-_MAX_CHUNK_TOKENS = 2048  # tokens per catching-up pass
+MAX_PASS_TOKENS = 2048  # of all sequences together; what is above it is fed beforehand
 
 
 class DraftModelProposer:
@@ -93,12 +93,14 @@ class DraftModelProposer:
         return sequence.tokens[self._kv[sequence].length :]
 
     def _forward(self, batch: Seq[Sequence], feeds: Seq[list[int]]) -> Tensor:
-        """Feed each sequence its tokens, long ones in parts; logits of each one's last token."""
-        longest = max(len(f) for f in feeds)
+        """Feed each sequence its tokens, many in several passes; logits of each one's last."""
+        too_many = sum(map(len, feeds)) - MAX_PASS_TOKENS
         for sequence, feed in zip(batch, feeds, strict=True):
-            while longest > 1 and len(feed) > _MAX_CHUNK_TOKENS:
-                self._runner.forward([Chunk(self._kv[sequence], feed[:_MAX_CHUNK_TOKENS], 0)])
-                del feed[:_MAX_CHUNK_TOKENS]
+            while too_many > 0 and len(feed) > 1:
+                early = min(len(feed) - 1, MAX_PASS_TOKENS)
+                self._runner.forward([Chunk(self._kv[sequence], feed[:early], 0)])
+                del feed[:early]
+                too_many -= early
         return self._runner.forward(
             [Chunk(self._kv[s], feed, 1) for s, feed in zip(batch, feeds, strict=True)]
         )

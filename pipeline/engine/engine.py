@@ -5,10 +5,12 @@ The engine knows nothing of Celery, SQL or text. Read `step` first: it is the ta
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,16 +19,24 @@ from torch import Tensor
 from specbatch.kernels.verify.contract import PLACEHOLDER, Verdict
 from specbatch.pipeline.engine.adjusting import problem_of
 from specbatch.pipeline.engine.batch import Chunk
+from specbatch.pipeline.engine.faults import Fault, fault_of, first_line
+from specbatch.pipeline.engine.guarded_proposer import GuardedProposer
+from specbatch.pipeline.engine.isolation import isolate
+from specbatch.pipeline.engine.most_likely import MostLikely
 from specbatch.pipeline.engine.proposer import Proposer
 from specbatch.pipeline.engine.runner import ModelRunner
 from specbatch.pipeline.engine.sampler import choose_sampler
-from specbatch.pipeline.engine.sampling import sampling_rows
+from specbatch.pipeline.engine.sampling import sampling_rows, top_rows
 from specbatch.pipeline.engine.scheduler import Planned, Scheduler
 from specbatch.pipeline.engine.sequence import Completion, Request, Sequence
 from specbatch.pipeline.engine.speculator import Speculator
+from specbatch.pipeline.engine.token_budget import TokenBudget
+from specbatch.pipeline.engine.work import Work
 from specbatch.pipeline.engine.transfer import to_device, to_host
 from specbatch.pipeline.policy.step_time import StepTime
-from specbatch.schemas.records import FinishReason
+from specbatch.schemas.records import FinishReason, TopLogprobs
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -42,29 +52,8 @@ class EngineStats:
     busy_sec: float = 0.0
     forward_sec: float = 0.0  # the verifier's forward passes alone; on a GPU, queueing them
     reused_tokens: int = 0  # of prompts and preempted sequences: the verifier's KV was there
-
-
-@dataclass(slots=True)
-class _Work:
-    """One step's sequences that decide tokens, with their drafts."""
-
-    plan: list[Planned]
-    deciding: list[Sequence]
-    drafts: list[list[int]]
-    makers: list[Proposer | None]
-    begun: float  # seconds, by the performance counter
-    proposing_sec: float
-    emitted: list[int] = field(default_factory=list)  # tokens decided, per deciding sequence
-
-    @property
-    def plain(self) -> bool:
-        """A pure decoding step at depth 0: a measurement of the baseline."""
-        return not any(self.drafts) and self.decoding
-
-    @property
-    def decoding(self) -> bool:
-        """No prompt takes part."""
-        return len(self.deciding) == len(self.plan) and all(p.take == 1 for p in self.plan)
+    raised_passes: int = 0  # steps whose pass raised: sequences were tried apart, or fewer tokens
+    proposer_failures: int = 0  # calls of proposers that raised: their drafts were dropped
 
 
 class Engine:
@@ -79,7 +68,10 @@ class Engine:
     ) -> None:
         self._runner = runner
         self._sampler = choose_sampler(runner.device, runner.kernels)
-        self._speculator = Speculator(proposers)
+        self._speculator = Speculator(
+            [GuardedProposer(proposer, self._count_failure) for proposer in proposers]
+        )
+        self._budget = TokenBudget(max_batch_tokens)
         self._scheduler = Scheduler(
             runner.blocks, max_sequences, max_batch_tokens, self._speculator.forget
         )
@@ -122,6 +114,13 @@ class Engine:
         return [self._finish(s, FinishReason.CANCELLED) for s in everyone if matches(s.request)]
 
     @property
+    def largest_pass(self) -> tuple[int, int]:
+        """The most tokens of the verifier's pass, and the most rows of logits."""
+        drafts = self._speculator.max_draft_tokens if self._speculator.proposers else 0
+        deciding = min(self._scheduler.max_sequences, self._budget.most)
+        return self._budget.most + drafts, deciding + drafts
+
+    @property
     def idle(self) -> bool:
         return self._scheduler.idle and not self._rejected
 
@@ -130,22 +129,84 @@ class Engine:
         work = self._schedule_and_propose()
         if not work.plan:
             return self._take_rejected()
-        logits = self._forward(work)
-        if work.deciding:  # else all of the pass went into parts of prompts
-            self._commit(work, self._verify(work, logits))
+        for part, verdict in self._decide(work):  # all of it, unless its pass raised
+            self._commit(part, verdict)
         self._share(work)
         self._account(work)
         return self._take_rejected() + self._take_finished(work)
 
     # --- the stages of a step ------------------------------------------------------------------
-    def _schedule_and_propose(self) -> _Work:
+    def _schedule_and_propose(self) -> Work:
         begun = time.perf_counter()
+        self._scheduler.max_batch_tokens = self._budget.now
         plan = self._scheduler.schedule()
         deciding = [p.sequence for p in plan if p.decides]
-        drafts, makers = self._speculator.propose(deciding, self._scheduler.room_for_draft)
-        return _Work(plan, deciding, drafts, makers, begun, time.perf_counter() - begun)
+        drafts, makers = self._speculator.propose(deciding, self._room_for_draft)
+        return Work(plan, deciding, drafts, makers, begun, time.perf_counter() - begun)
 
-    def _forward(self, work: _Work) -> Tensor:
+    def _room_for_draft(self, sequence: Sequence, wanted: int) -> int:
+        return 0 if self._budget.strained else self._scheduler.room_for_draft(sequence, wanted)
+
+    def _decide(self, work: Work) -> list[tuple[Work, Verdict | None]]:
+        """Verdicts on all of the work, or on the parts of it whose pass does not raise."""
+        try:
+            verdict = self._pass(work)
+        except Exception as error:
+            work.whole = False
+            self.stats.raised_passes += 1
+            match fault_of(error):
+                case Fault.MEMORY:
+                    return self._decide_less(work, error)
+                case Fault.OTHER:
+                    return self._decide_apart(work, error)
+                case _:
+                    raise
+        self._budget.passed()
+        return [(work, verdict)]
+
+    def _decide_less(self, work: Work, error: Exception) -> list[tuple[Work, Verdict | None]]:
+        """Memory ran out: fewer tokens, and no drafts. The rest has its turn in later steps."""
+        tokens = sum(p.take for p in work.plan) + sum(map(len, work.drafts))
+        if not self._budget.halve(tokens):
+            raise error
+        log.warning("no memory for a pass of %d tokens, trying %d", tokens, self._budget.now)
+        self._runner.free_unused()
+        less = work.part(work.first_tokens(self._budget.now))
+        for sequence, maker in zip(work.deciding, work.makers, strict=True):
+            if maker is not None and sequence not in less.deciding:
+                maker.forget(sequence)  # it will not hear what became of its draft
+        return self._decide(less)
+
+    def _decide_apart(self, work: Work, error: Exception) -> list[tuple[Work, Verdict | None]]:
+        """Some sequence may be at fault: those that raise alone too fail, the others go on."""
+        log.warning("a pass of %d sequences raised", len(work.plan), exc_info=error)
+
+        def attempt(plan: list[Planned]) -> tuple[Work, Verdict | None]:
+            part = work.part(plan)
+            return part, self._pass(part)
+
+        found = isolate(work.plan, attempt, lambda e: fault_of(e) is not Fault.OTHER)
+        if not found.passed and not (len(work.plan) == 1 and self._runner.is_sound()):
+            raise error  # nothing goes through any more: that is no sequence's fault
+        for planned, reason in found.raising:
+            self._fail(planned.sequence, self._raised(planned.sequence, reason))
+        return [result for _, result in found.passed]
+
+    def _pass(self, work: Work) -> Verdict | None:
+        """One forward pass and its verdict; None if all of it went into parts of prompts.
+
+        If it raises, no sequence has changed: it can be repeated in part.
+        """
+        lengths = [p.sequence.kv.length for p in work.plan]
+        try:
+            logits = self._forward(work)
+            return self._verify(work, logits) if work.deciding else None
+        except Exception:
+            for planned, length in zip(work.plan, lengths, strict=True):
+                self._runner.blocks.trim(planned.sequence.kv, length)
+            raise
+
+    def _forward(self, work: Work) -> Tensor:
         """Logits of every row to be verified: the pending token's, then one per draft token."""
         drafts = iter(work.drafts)
         chunks = []
@@ -162,36 +223,70 @@ class Engine:
         return logits
 
     @torch.inference_mode()
-    def _verify(self, work: _Work, logits: Tensor) -> Verdict:
+    def _verify(self, work: Work, logits: Tensor) -> Verdict:
         rows = [1 + len(d) for d in work.drafts]
         sampling, counters = sampling_rows(work.deciding, rows, logits.device, work.drafts)
+        if top := top_rows(work.deciding, rows, logits.device):
+            sampling = replace(sampling, top=top)
         draft_rows = [token for d in work.drafts for token in (*d, PLACEHOLDER)]
         offsets = to_device(np.cumsum([0, *rows]), logits.device)
         draft = to_device(np.array(draft_rows, dtype=np.int64), logits.device)
         return self._sampler.verify(logits, draft, offsets, counters, sampling)
 
-    def _commit(self, work: _Work, verdict: Verdict) -> None:
+    def _commit(self, work: Work, verdict: Verdict | None) -> None:
         """Append what was decided; forget the KV of rejected drafts."""
+        if verdict is None:
+            return
         tokens, logprobs, accepted = to_host(verdict)
+        most_likely = MostLikely(verdict.top)
         row = 0
         for i, (sequence, draft) in enumerate(zip(work.deciding, work.drafts, strict=True)):
             agreed, before = accepted[i], sequence.num_output
             end = row + agreed + 1
             if any(math.isnan(x) for x in logprobs[row:end]):
-                sequence.finish_reason = FinishReason.ERROR
-                sequence.error = f"the verifier's logits are NaN at token {sequence.num_output}"
-            else:
-                sequence.accept(draft, tokens[row:end], logprobs[row:end])
-                self._runner.blocks.trim(sequence.kv, len(sequence.tokens) - 1)
+                self._fail(sequence, f"the verifier's logits are NaN at token {before}")
+            elif self._accept(
+                sequence,
+                draft,
+                tokens[row:end],
+                logprobs[row:end],
+                most_likely.of(sequence, row, end),
+            ):
                 self._speculator.observe(sequence, work.makers[i], draft, agreed)
-            work.emitted.append(sequence.num_output - before)
+            work.emitted[sequence] = sequence.num_output - before
             self.stats.proposed += len(draft)
             self.stats.accepted += agreed
             row += len(draft) + 1
-        self.stats.generated_tokens += sum(work.emitted)
+        self.stats.generated_tokens += sum(work.emitted[s] for s in work.deciding)
         self.stats.verifier_passes += len(work.deciding)
 
-    def _share(self, work: _Work) -> None:
+    def _accept(
+        self,
+        sequence: Sequence,
+        draft: list[int],
+        tokens: list[int],
+        logprobs: list[float],
+        tops: Seq[TopLogprobs],
+    ) -> bool:
+        """Append a verdict; False: the request's own watch over its text raised."""
+        try:
+            sequence.accept(draft, tokens, logprobs, tops)
+        except Exception as error:
+            self._fail(sequence, self._raised(sequence, error))
+            return False
+        self._runner.blocks.trim(sequence.kv, len(sequence.tokens) - 1)
+        return True
+
+    def _raised(self, sequence: Sequence, error: Exception) -> str:
+        where = f"step {self.stats.steps + 1} of the engine, at token {sequence.num_output}"
+        log.warning("request %s: %s", sequence.request.request_id, where, exc_info=error)
+        return f"{where}: {first_line(error)}"
+
+    @staticmethod
+    def _fail(sequence: Sequence, error: str) -> None:
+        sequence.finish_reason, sequence.error = FinishReason.ERROR, error
+
+    def _share(self, work: Work) -> None:
         """Offer full blocks to sequences that begin alike; a NaN must not outlive its sequence."""
         blocks = self._runner.blocks
         for sequence in (p.sequence for p in work.plan):
@@ -200,7 +295,7 @@ class Engine:
             else:
                 blocks.disown(sequence.kv)
 
-    def _account(self, work: _Work) -> None:
+    def _account(self, work: Work) -> None:
         """Share the step's time among its sequences, and note what depth 0 would have taken."""
         elapsed = time.perf_counter() - work.begun
         self.stats.steps += 1
@@ -208,22 +303,27 @@ class Engine:
         self.stats.busy_sec += elapsed
         drafted = dict(zip(work.deciding, work.drafts, strict=True))
         sizes = [p.take + len(drafted.get(p.sequence, ())) for p in work.plan]
-        if work.decoding:  # a prompt's rows are cheaper: they need no logits
-            self._speculator.verify_time.observe(sum(sizes), elapsed - work.proposing_sec)
         for planned, size in zip(work.plan, sizes, strict=True):
             planned.sequence.compute_sec += elapsed * size / sum(sizes)
+        if not (work.whole and work.decoding):
+            return
+        # A prompt's rows are cheaper, for they need no logits: only these steps are measurements.
+        self._speculator.verify_time.observe(sum(sizes), elapsed - work.proposing_sec)
         count = len(work.deciding)
         if work.plain:
             self._plain_time.observe(count, elapsed)
-        if work.decoding and self._plain_time.observations >= 3:
+        if self._plain_time.observations >= 3:
             per_token = self._plain_time.predict(count) / count
-            for sequence, emitted, size in zip(work.deciding, work.emitted, sizes, strict=True):
-                sequence.baseline_sec += emitted * per_token
+            for sequence, size in zip(work.deciding, sizes, strict=True):
+                sequence.baseline_sec += work.emitted[sequence] * per_token
                 sequence.decode_sec += elapsed * size / sum(sizes)
 
+    def _count_failure(self) -> None:
+        self.stats.proposer_failures += 1
+
     # --- ends ----------------------------------------------------------------------------------
-    def _take_finished(self, work: _Work) -> list[Completion]:
-        done = [s for s in work.deciding if s.finish_reason is not None]
+    def _take_finished(self, work: Work) -> list[Completion]:
+        done = [p.sequence for p in work.plan if p.sequence.finish_reason is not None]
         return [self._finish(s, s.finish_reason or FinishReason.ERROR) for s in done]
 
     def _take_rejected(self) -> list[Completion]:

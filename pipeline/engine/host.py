@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING
 
 from specbatch.pipeline.engine.block_proposer import BlockProposer
 from specbatch.pipeline.engine.device import DeviceOptions, capture_for, gpu_cache_bytes
-from specbatch.pipeline.engine.draft_model import DraftModelProposer
+from specbatch.pipeline.engine.draft_model import MAX_PASS_TOKENS, DraftModelProposer
 from specbatch.pipeline.engine.engine import Engine, EngineStats
 from specbatch.pipeline.engine.loader import LoadedModel, load_model
-from specbatch.pipeline.engine.memory import cache_bytes
+from specbatch.pipeline.engine.memory import MemoryBudget, budget_of, cache_bytes
 from specbatch.pipeline.engine.model_folder import ModelFolder
 from specbatch.pipeline.engine.proposer import Proposer
 from specbatch.pipeline.engine.quantised import check_weights
@@ -24,6 +24,8 @@ from specbatch.schemas.spec import EngineSpec, Weights
 
 if TYPE_CHECKING:
     from specbatch.pipeline.engine.parallel import Leader
+
+log = logging.getLogger(__name__)
 
 
 class EngineHost:
@@ -47,6 +49,7 @@ class EngineHost:
         self._kv_cache_bytes = kv_cache_bytes
         self._gate = gate
         self._device = device
+        self.memory: MemoryBudget | None = None  # of the engine made last
         self._leader = leader  # of the ranks that share the verifier; a proposer is rank 0's own
         self._services: dict[EngineSpec, EngineService] = {}
         self._lock = threading.Lock()
@@ -59,9 +62,14 @@ class EngineHost:
         with self._lock:
             if spec not in self._services:
                 self._services[spec] = EngineService(
-                    self._maker(spec), self._gate, name=f"engine-{spec.dtype}"
+                    partial(self.make_engine, spec), self._gate, name=f"engine-{spec.dtype}"
                 )
             return self._services[spec]
+
+    def check(self) -> None:
+        """Raises `DeviceLostError` once an engine here has lost its device."""
+        for service in self._all():
+            service.check()
 
     def cancel(self, job_id: str) -> None:
         for service in self._all():
@@ -79,22 +87,22 @@ class EngineHost:
         with self._lock:
             return list(self._services.values())
 
-    def _maker(self, spec: EngineSpec) -> Callable[[], Engine]:
-        def make() -> Engine:  # called in the engine's own thread
-            self._device.enter()
-            verifier = self._load_verifier(spec)
-            proposers: list[Proposer] = [BlockProposer()]
-            if self.proposer is not None:
-                drafting = self._load(self.proposer, spec, spec.proposer_weights)
-                proposers.append(DraftModelProposer(self._runner(drafting)))
-            return Engine(
-                self._runner(verifier, self._spread(spec)),
-                tuple(proposers),
-                self._max_sequences,
-                self._max_batch_tokens,
-            )
-
-        return make
+    def make_engine(self, spec: EngineSpec) -> Engine:
+        """A new engine, its memory announced. The caller, in whose thread it runs, alone uses it."""
+        self._device.enter()
+        verifier = self._load_verifier(spec)
+        proposers: list[Proposer] = [BlockProposer()]
+        models = []
+        if self.proposer is not None:
+            drafting = self._runner(self._load(self.proposer, spec, spec.proposer_weights))
+            proposers.append(DraftModelProposer(drafting))
+            models.append(drafting.memory(MAX_PASS_TOKENS, self._max_sequences))
+        verifying = self._runner(verifier, self._spread(spec))
+        engine = Engine(verifying, tuple(proposers), self._max_sequences, self._max_batch_tokens)
+        models.append(verifying.memory(*engine.largest_pass))
+        self.memory = budget_of(models, on_processor=not self._device.is_gpu)
+        log.info("memory budget of the %s engine: %s", spec.dtype, self.memory)
+        return engine
 
     def _load_verifier(self, spec: EngineSpec) -> LoadedModel:
         if self._leader is None:
@@ -140,4 +148,4 @@ class EngineHost:
         else:
             size = cache_bytes(size, models)
         capture = None if spread else capture_for(model, self._device)
-        return ModelRunner(model, size, capture=capture, spread=spread)
+        return ModelRunner(model, size, consume=True, capture=capture, spread=spread)

@@ -1,14 +1,87 @@
-"""How much memory KV caches may have."""
+"""How much memory KV caches may have, and what an engine will hold in all."""
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 log = logging.getLogger(__name__)
 
 MOST_OF_AVAILABLE = 0.8
 _MEMINFO = Path("/proc/meminfo")
+_STATUS = Path("/proc/self/status")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMemory:
+    """Bytes of one model: the workspace is the most that one pass of it takes."""
+
+    weights: int
+    kv_cache: int
+    workspace: int
+    cache_tokens: int  # that the cache has room for
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBudget:
+    """Bytes an engine holds when its caches are full, said before its first step."""
+
+    process: int  # on a processor: interpreter, libraries, and what other engines hold
+    weights: int
+    kv_cache: int
+    workspace: int  # activations and logits of the largest pass
+    cache_tokens: int  # not bytes: what the roomiest cache has room for
+
+    @property
+    def total(self) -> int:
+        return self.process + self.weights + self.kv_cache + self.workspace
+
+    def __str__(self) -> str:
+        parts = ("process", "weights", "kv_cache", "workspace")
+        told = ", ".join(f"{p.replace('_', ' ')} {getattr(self, p) >> 20}" for p in parts)
+        return f"{self.total >> 20} MiB ({told})"
+
+
+def budget_of(models: Sequence[ModelMemory], on_processor: bool) -> MemoryBudget:
+    """The budget of an engine whose models are loaded and have done nothing yet.
+
+    What loading left behind is given back to the system first. Caches are not resident yet: the
+    system hands their pages out when they are used.
+    """
+    weights = sum(m.weights for m in models)
+    process = 0
+    if on_processor:
+        give_back_freed()
+        process = max(0, (resident_bytes() or 0) - weights)
+    return MemoryBudget(
+        process=process,
+        weights=weights,
+        kv_cache=sum(m.kv_cache for m in models),
+        workspace=sum(m.workspace for m in models),
+        cache_tokens=max(m.cache_tokens for m in models),
+    )
+
+
+def resident_bytes(status: Path = _STATUS) -> int | None:
+    """What of this process is in memory; None where the system does not say."""
+    return _kib(status, "VmRSS")
+
+
+def peak_bytes(status: Path = _STATUS) -> int | None:
+    """The most that was ever in memory of this process; None where the system does not say."""
+    return _kib(status, "VmHWM")
+
+
+def give_back_freed() -> None:
+    """Collect what is dead, and hand the allocator's free pages back to the system."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, others need not
+    if trim is not None:
+        trim(0)
 
 
 def cache_bytes(wanted: int, models: int, meminfo: Path = _MEMINFO) -> int:
@@ -30,10 +103,15 @@ def within(wanted: int, models: int, available: int) -> int:
 
 def available_bytes(meminfo: Path = _MEMINFO) -> int | None:
     """What new allocations can use without swapping; None where the system does not say."""
-    if not meminfo.is_file():
+    return _kib(meminfo, "MemAvailable")
+
+
+def _kib(path: Path, wanted: str) -> int | None:
+    """A line's amount, which is given in KiB, in bytes."""
+    if not path.is_file():
         return None
-    for line in meminfo.read_text().splitlines():
+    for line in path.read_text().splitlines():
         name, _, amount = line.partition(":")
-        if name == "MemAvailable":
-            return int(amount.split()[0]) << 10  # given in KiB
+        if name == wanted:
+            return int(amount.split()[0]) << 10
     return None

@@ -12,9 +12,10 @@ from torch import Tensor
 from specbatch.kernels.decoder import cpu
 from specbatch.kernels.decoder.contract import BLOCK_SIZE, DecoderBatch
 from specbatch.pipeline.engine.batch import Chunk, build_batch
-from specbatch.pipeline.engine.blocks import BlockManager
+from specbatch.pipeline.engine.blocks import TRASH_BLOCK, BlockManager, KvState
 from specbatch.pipeline.engine.invariance import check_rows
 from specbatch.pipeline.engine.loader import LoadedModel
+from specbatch.pipeline.engine.memory import ModelMemory
 from specbatch.pipeline.engine.torch_decoder import TorchDecoder
 
 if TYPE_CHECKING:  # it needs Triton, which only a GPU does
@@ -26,6 +27,14 @@ log = logging.getLogger(__name__)
 class Decoder(Protocol):
     """Weights and KV cache of one model."""
 
+    @property
+    def weight_bytes(self) -> int: ...
+
+    @property
+    def cache_bytes(self) -> int: ...
+
+    def workspace_bytes(self, tokens: int, rows: int, context: int) -> int: ...
+
     def forward(self, batch: DecoderBatch) -> Tensor: ...
 
 
@@ -34,13 +43,18 @@ def _unpadded(count: int) -> int:
 
 
 class ModelRunner:
-    """One model, its KV cache and the blocks of it."""
+    """One model, its KV cache and the blocks of it.
+
+    `consume` lets it empty the model's own tensors, so that they are not held beside its form of
+    them; the model cannot be used for anything else then.
+    """
 
     def __init__(
         self,
         model: LoadedModel,
         kv_cache_bytes: int,
         share_prefixes: bool = True,
+        consume: bool = False,
         capture: Capture | None = None,
         spread: Callable[[TorchDecoder, int], Decoder] | None = None,
     ) -> None:
@@ -63,7 +77,7 @@ class ModelRunner:
         self._padded_rows: Callable[[int], int] = _unpadded
         self._decoder: Decoder
         if model.native is not None:
-            self._decoder = cpu.Decoder(*model.native, num_blocks)
+            self._decoder = cpu.Decoder(*model.native, num_blocks, consume)
         else:
             self._decoder = self._on_torch(model, num_blocks, capture)
             if spread is not None and isinstance(self._decoder, TorchDecoder):
@@ -93,7 +107,8 @@ class ModelRunner:
     def forward(self, chunks: Sequence[Chunk]) -> Tensor:
         """Feed every chunk; returns float32 logits [num_rows, vocab_size] of the wanted rows.
 
-        Rows follow the order of the chunks. Each chunk's `kv.length` grows by its tokens.
+        Rows follow the order of the chunks. Each chunk's `kv.length` grows by its tokens; if the
+        pass raises, no length has changed, and what it wrote lies beyond them.
         """
         assert all(c.kv.length >= c.kv.sealed * BLOCK_SIZE for c in chunks), (
             "sealed blocks are final"
@@ -103,3 +118,25 @@ class ModelRunner:
         for chunk in chunks:
             chunk.kv.length += len(chunk.token_ids)
         return logits[: sum(chunk.logit_rows for chunk in chunks)]
+
+    def memory(self, pass_tokens: int, pass_rows: int) -> ModelMemory:
+        """What it holds when its cache is full, with passes no larger than this."""
+        decoder = self._decoder
+        workspace = decoder.workspace_bytes(pass_tokens, pass_rows, self._context_tokens)
+        return ModelMemory(
+            decoder.weight_bytes, decoder.cache_bytes, workspace, self.blocks.capacity_tokens
+        )
+
+    def is_sound(self) -> bool:
+        """Whether a pass of one token, whose KV nobody reads, still goes through."""
+        try:
+            self.forward([Chunk(KvState([TRASH_BLOCK]), [0], 1)])
+        except Exception:
+            log.exception("not even a pass of one token goes through")
+            return False
+        return True
+
+    def free_unused(self) -> None:
+        """Give memory that torch keeps for later back to the device."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specbatch.kernels.verify.contract import Adjustments, SamplingRows
+from specbatch.kernels.verify.contract import Adjustments, SamplingRows, TopRows
 from specbatch.pipeline.engine.adjusting import Ids
 from specbatch.pipeline.engine.sequence import Sequence
 from specbatch.pipeline.engine.transfer import to_device
@@ -54,6 +54,17 @@ def sampling_rows(
     )
     counters = to_device(np.stack((seeds, positions), axis=1), device)
     return parameters, counters
+
+
+def top_rows(
+    sequences: Seq[Sequence], rows_per_sequence: Seq[int], device: torch.device
+) -> TopRows | None:
+    """The rows of sequences that want their most likely tokens; None when none does."""
+    counts = [s.request.params.top_logprobs for s in sequences]
+    if not any(counts):
+        return None
+    rows = np.flatnonzero(np.repeat(counts, rows_per_sequence))
+    return TopRows(torch.from_numpy(rows).to(device), max(counts))
 
 
 def _forbidden(

@@ -40,8 +40,8 @@ class Scheduler:
         on_preempt: Callable[[Sequence], None] = lambda _: None,
     ) -> None:
         self._blocks = blocks
-        self._max_sequences = max_sequences
-        self._max_batch_tokens = max_batch_tokens
+        self.max_sequences = max_sequences
+        self.max_batch_tokens = max_batch_tokens
         self._on_preempt = on_preempt
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -54,7 +54,7 @@ class Scheduler:
 
     def schedule(self) -> list[Planned]:
         """The sequences of the next pass, with blocks reserved for the tokens they take."""
-        budget = self._max_batch_tokens
+        budget = self.max_batch_tokens
         plan: list[Planned] = []
         # 1) Those that run: decoding first, then unfinished prompts.
         for sequence in sorted(self.running, key=lambda s: s.pending > 1):
@@ -65,7 +65,7 @@ class Scheduler:
                 plan.append(Planned(sequence, take))
                 budget -= take
         # 2) Newcomers.
-        if budget and self.waiting and len(self.running) < self._max_sequences:
+        if budget and self.waiting and len(self.running) < self.max_sequences:
             self._admit(budget, plan)
         return plan
 
@@ -74,7 +74,7 @@ class Scheduler:
         filling = {key for p in plan for key in self._keys_filled_by(p)}
         held_back: list[Sequence] = []  # they keep their seats and their places in the queue
         while budget and self.waiting:
-            if len(self.running) + len(held_back) >= self._max_sequences:
+            if len(self.running) + len(held_back) >= self.max_sequences:
                 break
             sequence = self.waiting.popleft()
             self._blocks.adopt(sequence.kv, sequence.tokens)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from specbatch.pipeline.engine.adjusting import Adjuster, BadWords, adjuster_of, bad_words_of
 from specbatch.pipeline.engine.blocks import KvState
-from specbatch.schemas.records import FinishReason, Origin, SamplingParams
+from specbatch.schemas.records import FinishReason, Origin, SamplingParams, TopLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class Completion:
     proposed_at_depth: tuple[int, ...]
     accepted_at_depth: tuple[int, ...]
     error: str | None = None
+    top_logprobs: tuple[TopLogprobs, ...] | None = None  # None: log-probabilities not asked for
 
 
 @dataclass(slots=True, eq=False)
@@ -55,6 +57,7 @@ class Sequence:
     kv: KvState = field(default_factory=KvState)
     origins: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[TopLogprobs] | None = None
     proposed: int = 0
     accepted: int = 0
     passes: int = 0
@@ -73,6 +76,8 @@ class Sequence:
         self.tokens = list(self.request.prompt_ids)
         self.adjuster = adjuster_of(self.request.params, self.request.prompt_ids)
         self.bad_words = bad_words_of(self.request.params)
+        if self.request.params.tells_logprobs:
+            self.top_logprobs = []
         if self.request.watch_text is not None:
             self.ends_text = self.request.watch_text()
 
@@ -94,11 +99,17 @@ class Sequence:
         """Decided tokens whose KV is not cached yet: 1 while decoding, more while prefilling."""
         return len(self.tokens) - self.kv.length
 
-    def accept(self, draft: list[int], tokens: list[int], logprobs: list[float]) -> None:
+    def accept(
+        self,
+        draft: list[int],
+        tokens: list[int],
+        logprobs: list[float],
+        tops: Seq[TopLogprobs] = (),
+    ) -> None:
         """Append the verdict on `draft`: the agreed prefix and the verifier's token after it.
 
-        `tokens` holds the agreed prefix and one more. A stop token, the end of a stop string or
-        the length limit inside it cuts the rest.
+        `tokens` holds the agreed prefix and one more, `tops` as many or none. A stop token, the end
+        of a stop string or the length limit inside it cuts the rest.
         """
         agreed = len(tokens) - 1
         self.passes += 1
@@ -111,6 +122,8 @@ class Sequence:
             if self.adjuster is not None:
                 self.adjuster.append(token)
             self.logprobs.append(logprob)
+            if self.top_logprobs is not None:
+                self.top_logprobs.append(tops[i] if tops else ((), ()))
             self.origins.append(Origin.ACCEPTED if i < agreed else last)
             ends = self.ends_text is not None and self.ends_text(token)
             if ends or token in self.stop_ids:
@@ -147,4 +160,5 @@ class Sequence:
             proposed_at_depth=tuple(self.proposed_at_depth),
             accepted_at_depth=tuple(self.accepted_at_depth),
             error=self.error,
+            top_logprobs=None if self.top_logprobs is None else tuple(self.top_logprobs),
         )

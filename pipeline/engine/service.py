@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from specbatch.pipeline.engine.engine import Engine, EngineStats
+from specbatch.pipeline.engine.faults import engine_error
 from specbatch.pipeline.engine.sequence import Completion, Request
-from specbatch.schemas.errors import EngineError, RequestCancelledError
+from specbatch.schemas.errors import DeviceLostError, EngineError, RequestCancelledError
 from specbatch.schemas.records import FinishReason
 
 log = logging.getLogger(__name__)
@@ -55,7 +56,8 @@ class EngineService:
     """Runs one engine in a thread of its own.
 
     `make_engine` is called in that thread, first and again after a failure: a failed pass takes its
-    tickets with it (their groups are retried), not the process. `gate` is held during a step, so
+    tickets with it (their groups are retried), not the process. A lost device ends the service:
+    tickets fail with `DeviceLostError`, and no more are taken. `gate` is held during a step, so
     that engines of one process share the processor in turns.
     """
 
@@ -72,6 +74,7 @@ class EngineService:
         self._tickets: dict[str, Ticket] = {}  # by request id
         self._changed = threading.Condition()
         self._closing = False
+        self._lost: DeviceLostError | None = None
         self._past = EngineStats()
         self._engine: Engine | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -81,11 +84,17 @@ class EngineService:
         """Hand requests over; they join the running batch at its next step."""
         ticket = Ticket(job_id, requests)
         with self._changed:
+            self.check()
             if self._closing:
-                raise EngineError("the engine is closed")
+                raise RequestCancelledError("the engine is closed")
             self._inbox.append(ticket)
             self._changed.notify()
         return ticket
+
+    def check(self) -> None:
+        """Raises `DeviceLostError` once the device is lost."""
+        if self._lost is not None:
+            raise self._lost
 
     def cancel(self, job_id: str) -> None:
         """Drop all requests of a job before the next step; their tickets raise."""
@@ -121,8 +130,21 @@ class EngineService:
                 self._step(arrived, cancelled)
             except Exception as error:
                 log.exception("engine step failed; its requests are given back")
-                self._fail_all(arrived, EngineError(f"engine step failed: {error}"))
+                failure = engine_error(error, "engine step")
                 self._engine = None
+                if isinstance(failure, DeviceLostError):
+                    arrived += self._lose(failure)
+                self._fail_all(arrived, failure)
+                if self._lost is not None:
+                    return
+
+    def _lose(self, error: DeviceLostError) -> list[Ticket]:
+        """Take no more tickets; those that came during the failed step."""
+        with self._changed:
+            self._lost = error
+            late = list(self._inbox)
+            self._inbox.clear()
+        return late
 
     def _step(self, arrived: list[Ticket], cancelled: set[str]) -> None:
         if self._engine is None:

@@ -73,7 +73,10 @@ class Speculator:
     def observe(
         self, sequence: Sequence, maker: Proposer | None, draft: list[int], accepted: int
     ) -> None:
-        """The verdict on a draft: estimates learn, proposers drop what was rejected."""
+        """The verdict on a draft: estimates learn, proposers drop what was rejected.
+
+        `draft` is empty where it was dropped before the pass.
+        """
         if maker is None:
             return
         self._estimate(maker, sequence).observe(len(draft), accepted)
@@ -115,8 +118,12 @@ class Speculator:
         return best
 
     def _depths(self, wants: Seq[_Want], deciding: int) -> list[int]:
-        """A fixed depth is taken as asked; the rest by marginal gain."""
-        depths = [w.limit if w.sequence.request.depth is not None else 0 for w in wants]
+        """A fixed depth is taken as asked, as far as a step goes; the rest by marginal gain."""
+        depths, left = [0] * len(wants), self.max_draft_tokens
+        for i, want in enumerate(wants):
+            if want.sequence.request.depth is not None:
+                depths[i] = min(want.limit, left)
+                left -= depths[i]
         free = [i for i, w in enumerate(wants) if w.sequence.request.depth is None]
         if not free or self.in_control_window:
             return depths
@@ -136,7 +143,7 @@ class Speculator:
                 for i in free
             ],
             self._cost(others),
-            self.max_draft_tokens,
+            left,
         )
         if not any(decision.depths):
             self._asked_at, self._asked_for = self.steps, deciding

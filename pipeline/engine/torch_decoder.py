@@ -27,6 +27,29 @@ class TorchDecoder:
             for _ in range(model.num_layers)
         ]
 
+    @property
+    def weight_bytes(self) -> int:
+        tensors = (*self._module.parameters(), *self._module.buffers())
+        return sum({t.data_ptr(): t.nbytes for t in tensors}.values())
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of keys and values, when every block of them is in use."""
+        return sum(cache.nbytes for pair in self._caches for cache in pair)
+
+    def workspace_bytes(self, tokens: int, rows: int, context: int) -> int:
+        """About what a pass of `tokens` tokens and `rows` rows of logits takes: torch decides.
+
+        Logits in the model's dtype and in float32; of a layer at most its widest few activations;
+        one sequence's keys and values, gathered for attention.
+        """
+        config = self._module.config.get_text_config()
+        item, keys = self._caches[0][0].element_size(), self._caches[0][0]
+        inter = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+        widest = 4 * config.hidden_size + 3 * inter
+        gathered = 2 * context * keys.shape[2] * keys.shape[3] * item
+        return int(rows * config.vocab_size * (item + 4) + tokens * widest * item + gathered)
+
     def forward(self, batch: DecoderBatch) -> Tensor:
         """Feed the batch; float32 logits [num_rows, vocab] of the wanted rows."""
         out = self._module(

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from specbatch.schemas import arrow
 from specbatch.schemas.errors import ObjectError
-from specbatch.schemas.records import CompletionRecord, FinishReason, PromptRow
+from specbatch.schemas.records import CompletionRecord, FinishReason, PromptRow, TopLogprobs
 
 _SEQUENCES = ("token_ids", "origins", "logprobs", "proposed_at_depth", "accepted_at_depth")
 
@@ -83,6 +83,7 @@ def write_results(records: Sequence[CompletionRecord]) -> bytes:
     columns = {name: [getattr(record, name) for record in records] for name in arrow.RESULTS.names}
     columns["finish_reason"] = [record.finish_reason.value for record in records]
     columns["origins"] = [[int(origin) for origin in record.origins] for record in records]
+    columns["top_logprobs"] = [_structs(record.top_logprobs) for record in records]
     return _write(arrow.RESULTS, columns)
 
 
@@ -92,9 +93,22 @@ def read_results(data: bytes) -> list[CompletionRecord]:
             **item
             | {name: tuple(item[name]) for name in _SEQUENCES}
             | {"finish_reason": FinishReason(item["finish_reason"])}
+            | {"top_logprobs": _pairs(item["top_logprobs"])}
         )
         for item in _read(arrow.RESULTS, data)
     ]
+
+
+def _structs(tops: Iterable[TopLogprobs] | None) -> list[dict[str, Any]] | None:
+    if tops is None:
+        return None
+    return [{"token_ids": ids, "logprobs": values} for ids, values in tops]
+
+
+def _pairs(structs: Iterable[Mapping[str, Any]] | None) -> tuple[TopLogprobs, ...] | None:
+    if structs is None:
+        return None
+    return tuple((tuple(item["token_ids"]), tuple(item["logprobs"])) for item in structs)
 
 
 def _write(schema: pa.Schema, columns: Mapping[str, list[Any]]) -> bytes:

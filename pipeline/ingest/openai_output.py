@@ -14,6 +14,7 @@ from typing import Any
 
 import orjson
 
+from specbatch.pipeline.ingest.openai_logprobs import Decode, TokenTexts, openai_logprobs
 from specbatch.schemas.records import CompletionRecord, FinishReason, RejectedRow
 
 OUTPUT = "output.jsonl"
@@ -24,11 +25,14 @@ _UNFINISHED = (FinishReason.ERROR, FinishReason.CANCELLED)
 class OpenAIFiles:
     """Writes both files while rows stream by."""
 
-    def __init__(self, folder: Path, job_id: str, created: int):
+    def __init__(
+        self, folder: Path, job_id: str, created: int, decode: Decode | None = None
+    ) -> None:
         self._job_id = job_id
         self._created = created
         self._paths = (folder / OUTPUT, folder / ERRORS)
         self._counts = [0, 0]
+        self._tokens = TokenTexts(decode)
 
     def watching(
         self, rows: Iterable[CompletionRecord | RejectedRow]
@@ -79,7 +83,7 @@ class OpenAIFiles:
                 "object": "chat.completion",
                 "created": self._created,
                 "model": first.verifier,
-                "choices": [_choice(sample) for sample in samples],
+                "choices": [self._choice(sample) for sample in samples],
                 "usage": {
                     "prompt_tokens": first.prompt_tokens,
                     "completion_tokens": generated,
@@ -92,11 +96,10 @@ class OpenAIFiles:
         digest = hashlib.sha256(f"{self._job_id}\0{row_index}".encode()).hexdigest()
         return prefix + digest[:24]
 
-
-def _choice(sample: CompletionRecord) -> dict[str, Any]:
-    return {
-        "index": sample.sample_index,
-        "message": {"role": "assistant", "content": sample.text, "refusal": None},
-        "logprobs": None,
-        "finish_reason": sample.finish_reason.value,
-    }
+    def _choice(self, sample: CompletionRecord) -> dict[str, Any]:
+        return {
+            "index": sample.sample_index,
+            "message": {"role": "assistant", "content": sample.text, "refusal": None},
+            "logprobs": openai_logprobs(sample, self._tokens),
+            "finish_reason": sample.finish_reason.value,
+        }

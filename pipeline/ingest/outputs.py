@@ -16,6 +16,8 @@ Columns of `part-00000.parquet` and its successors, one row per (input row, samp
     verifier           string   the model whose output this is
     proposer           string   the draft model, if any
     error              string   "code: reason" of a quarantined row or failed completion, else null
+    logprobs           list     the log-probability of each token; null where not asked for
+    top_logprobs       list     for each token the most likely ones: a list of token_id, logprob
 
 A quarantined row has finish_reason "error", sample_index 0 and null in the columns that do not
 apply. For OpenAI batch input `output.jsonl` and `errors.jsonl` are written as well
@@ -27,7 +29,7 @@ from __future__ import annotations
 
 import heapq
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain, islice
 from pathlib import Path
@@ -146,19 +148,21 @@ class OutputWriter:
         *,
         openai: bool = False,
         created: int = 0,
+        decode: Callable[[Sequence[int]], str] | None = None,
         info: Mapping[str, Any] | None = None,
     ) -> Manifest:
         """Publish everything and return the manifest; both inputs must be in input order.
 
         `openai` adds the OpenAI batch files, with `created` (seconds since the epoch) in them;
-        `info` goes into the manifest as it is. Raises `OutputError` and `ObjectError`.
+        `decode` makes text of tokens, called only where those tell of log-probabilities. `info`
+        goes into the manifest as it is. Raises `OutputError` and `ObjectError`.
         """
         self.claim()
         self._objects.delete(join(self._uri, MANIFEST))  # from here on it is not finished
         inputs: list[Iterable[OutputRow]] = [completions, rejected]
         rows = heapq.merge(*inputs, key=_row_index)
         with self._objects.temp_folder() as folder:
-            extra = OpenAIFiles(folder, self._job_id, created) if openai else None
+            extra = OpenAIFiles(folder, self._job_id, created, decode) if openai else None
             counted = _Counted(extra.watching(rows) if extra else rows)
             parts = tuple(self._write_parts(counted, folder))
             files = tuple(
@@ -314,4 +318,15 @@ def _columns(row: OutputRow) -> dict[str, Any]:
         "verifier": row.verifier,
         "proposer": row.proposer,
         "error": row.error,
+        "logprobs": None if row.top_logprobs is None else row.logprobs,
+        "top_logprobs": _top_columns(row),
     }
+
+
+def _top_columns(row: CompletionRecord) -> list[list[dict[str, float]]] | None:
+    if row.top_logprobs is None:
+        return None
+    return [
+        [{"token_id": t, "logprob": p} for t, p in zip(ids, values, strict=True)]
+        for ids, values in row.top_logprobs
+    ]

@@ -18,6 +18,7 @@ from specbatch.schemas.spec import (
     MAX_STOP_CHARS,
     MAX_STOPS,
     MAX_TOKENS_NAMED,
+    MAX_TOP_LOGPROBS,
     SamplingSpec,
 )
 
@@ -31,8 +32,6 @@ _HARMLESS = {
 # Fields that change nothing at these values (null is always one of them).
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "stream": (False,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True, False),
@@ -104,6 +103,7 @@ def _read(
             raise ParameterError("unsupported_parameter", f"`{name}` is not supported")
     n = values.pop("n", job.n)
     seed = values.pop("seed", None)
+    _settle_logprobs(values, job)
     _check_together(values, job, vocab_size)
     return values, n, seed
 
@@ -115,6 +115,15 @@ def read_seed(value: Any) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_SEED:
         raise ParameterError("bad_seed", f"seed {value!r:.50} is not an integer in [0, 2^63)")
     return value
+
+
+def _settle_logprobs(values: dict[str, Any], job: SamplingSpec) -> None:
+    """As in the job's own sampling, top_logprobs implies logprobs; refusing them refuses both."""
+    top = values.get("top_logprobs")
+    if top and not values.setdefault("logprobs", True):
+        raise ParameterError("bad_parameter", f"top_logprobs {top} needs logprobs to be true")
+    if values.get("logprobs") is False and job.top_logprobs:
+        values["top_logprobs"] = 0
 
 
 def _check_together(values: Mapping[str, Any], job: SamplingSpec, vocab_size: int) -> None:
@@ -263,4 +272,6 @@ _READERS: dict[str, tuple[str, Callable[[str, Any], Any]]] = {
     "logit_bias": ("logit_bias", _logit_bias),
     "bad_token_ids": ("bad_token_ids", _bad_token_ids),
     "bad_words": ("bad_words", _bad_words),
+    "logprobs": ("logprobs", _flag),
+    "top_logprobs": ("top_logprobs", _integer(0, MAX_TOP_LOGPROBS)),
 }

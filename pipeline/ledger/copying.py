@@ -38,9 +38,9 @@ def insert_staged(conn: Connection) -> None:
     conn.execute(_INSERT)
 
 
-def _array_literal(values: Iterable[float]) -> str:
+def _array_literal(values: Iterable[float] | None) -> str | None:
     # A finished literal spares the driver one conversion per token.
-    return "{" + ",".join(map(repr, values)) + "}"
+    return None if values is None else "{" + ",".join(map(repr, values)) + "}"
 
 
 def _as_it_is(value: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 from specbatch.pipeline.ledger import rules
 from specbatch.pipeline.ledger.memory_units import Group, Job, Unit, new_job
 from specbatch.schemas.errors import JobNotFoundError, StoreError
-from specbatch.schemas.mapper import as_float32
+from specbatch.schemas.mapper import as_kept
 from specbatch.schemas.records import (
     Artefact,
     Bell,
@@ -271,8 +271,8 @@ class MemoryStore:
             if lease.stage is not Stage.RECORD:
                 raise rules.fenced(lease)
             for record in completions:
-                kept = replace(record, logprobs=as_float32(record.logprobs))
-                job.completions.setdefault((record.row_index, record.sample_index), kept)
+                key = (record.row_index, record.sample_index)
+                job.completions.setdefault(key, as_kept(record))
             group.add(timing)
             group.totals = rules.group_totals(completions)
             group.move(Stage.DONE, now)

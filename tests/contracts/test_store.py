@@ -580,7 +580,7 @@ def test_a_committed_group_gives_its_completions_back(store: Store) -> None:
     records = [
         completion(0, 0),
         completion(0, 1, tag=None, proposer=None, seed=0),
-        completion(2, 0, token_ids=(), origins=(), logprobs=(), text=""),
+        completion(2, 0, token_ids=(), origins=(), logprobs=(), text="", top_logprobs=()),
         completion(3, 0, finish_reason=FinishReason.ERROR, error="too long"),
         completion(1, 0, proposed_at_depth=(), accepted_at_depth=()),
     ]
@@ -621,6 +621,25 @@ def test_log_probabilities_are_kept_in_single_precision(store: Store) -> None:
     [kept] = store.completions(JOB)
     assert kept.logprobs[:2] == (-0.10000000149011612, -1.0000000031710769e-30)
     assert math.isnan(kept.logprobs[2])
+
+
+def test_the_most_likely_tokens_are_kept_where_they_were_asked_for(store: Store) -> None:
+    ingest(store, groups=1)
+    tops = (((7, 9), (-0.5, -1.5)), ((0, 8), (-0.25, -0.25)), ((300_000, 1), (-0.1, -math.inf)))
+    records = [
+        completion(0, top_logprobs=tops),
+        completion(1, top_logprobs=(((), ()),) * 3),  # log-probabilities, and of no other token
+        completion(2, token_ids=(), origins=(), logprobs=(), text="", top_logprobs=()),
+        completion(3, top_logprobs=None),
+    ]
+    store.commit_group(verified(store, 0), records, NO_TIME, {})
+    first, *others = store.completions(JOB)
+    assert others == records[1:]
+    assert first.top_logprobs is not None
+    assert first.top_logprobs[:2] == tops[:2]
+    ids, values = first.top_logprobs[2]
+    assert (ids, values[0]) == ((300_000, 1), -0.10000000149011612)
+    assert math.isnan(values[1])
 
 
 def test_a_second_commit_is_refused(store: Store) -> None:

@@ -161,6 +161,7 @@ def assert_same(got: Completion, expected: Completion) -> None:
     """Everything that depends on the request alone, to the last bit."""
     assert got.token_ids == expected.token_ids
     assert got.logprobs == expected.logprobs
+    assert got.top_logprobs == expected.top_logprobs
     assert got.finish_reason == expected.finish_reason
     assert_counts_add_up(got)
 
@@ -170,6 +171,7 @@ def assert_counts_add_up(completion: Completion) -> None:
     emitted = len(completion.token_ids)
     origins = completion.origins
     assert len(origins) == len(completion.logprobs) == emitted
+    assert completion.top_logprobs is None or len(completion.top_logprobs) == emitted
     cut = completion.accepted + completion.verifier_passes - emitted
     if completion.finish_reason is FinishReason.STOP:
         assert 0 <= cut <= max(len(completion.proposed_at_depth), 0)

@@ -65,6 +65,7 @@ def random_request(generator: random.Random, index: int, verifier: Path) -> Requ
         frequency_penalty=generator.choice([0.0, 0.0, 0.5]),
         bad_words=generator.choice([(), tuple((a, b) for a in range(40) for b in (7, 80))]),
         stop=generator.choice([(), (), ("a", "q")]),
+        top_logprobs=(0, 4, 0, 20)[index % 4],
     )
     prompt = make_prompts(1, 1, 90, seed=generator.randrange(2**30))[0]
     if generator.random() < 0.5:

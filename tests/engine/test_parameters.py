@@ -75,6 +75,7 @@ def mixed(seed: int) -> SamplingParams:
         ),
         stop=some([(), ("e", "qz"), ("th", "é", "\x01\x02")]),
         ignore_eos=True,
+        top_logprobs=(0, 5, 0, 20)[seed % 4],
     )
 
 

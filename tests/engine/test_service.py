@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from engine.decoding import assert_same, baseline_of, bench, prompts
 
 from specbatch.pipeline.engine.engine import Engine
 from specbatch.pipeline.engine.sequence import Completion, Request
 from specbatch.pipeline.engine.service import EngineService, Ticket
-from specbatch.schemas.errors import EngineError, RequestCancelledError
+from specbatch.schemas.errors import DeviceLostError, EngineError, RequestCancelledError
 from specbatch.schemas.records import SamplingParams
 from support.models import TinyPair
 
@@ -25,16 +26,16 @@ PATIENCE_SEC = 60.0
 class Tripping:
     """An engine whose steps wait for `may_step` and fail while `broken` is set."""
 
-    def __init__(self, engine: Engine, may_step: threading.Event, broken: threading.Event) -> None:
-        self._engine, self._may_step, self._broken = engine, may_step, broken
+    def __init__(self, engine: Engine, bed: Bed) -> None:
+        self._engine, self._bed = engine, bed
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
     def step(self) -> list[Completion]:
-        assert self._may_step.wait(PATIENCE_SEC)
-        if self._broken.is_set():
-            raise RuntimeError("the device fell over")
+        assert self._bed.may_step.wait(PATIENCE_SEC)
+        if self._bed.broken.is_set():
+            raise self._bed.error
         return self._engine.step()
 
 
@@ -45,12 +46,13 @@ class Bed:
         self.may_step, self.broken = threading.Event(), threading.Event()
         self.may_step.set()
         self.made = 0
+        self.error: Exception = RuntimeError("the device fell over")
         self._verifier = verifier
         self.service = EngineService(self._make)
 
     def _make(self) -> Any:
         self.made += 1
-        return Tripping(bench(self._verifier).engine, self.may_step, self.broken)
+        return Tripping(bench(self._verifier).engine, self)
 
 
 @pytest.fixture
@@ -142,6 +144,44 @@ def test_a_failed_step_gives_its_tickets_back_and_the_next_ones_are_served(
     assert bed.made >= 2
 
 
+def test_memory_for_no_pass_at_all_fails_the_tickets_and_the_engine_is_made_anew(
+    bed: Bed, tiny_pair: TinyPair
+) -> None:
+    bed.error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nAdvice")
+    bed.broken.set()
+    with pytest.raises(
+        EngineError, match=r"^engine step failed: CUDA out of memory.*GiB\.$"
+    ) as got:
+        bed.service.submit("a", requests("a")).wait(PATIENCE_SEC)
+    assert not isinstance(got.value, DeviceLostError)
+    bed.broken.clear()
+    asked = requests("a")
+    assert_answered(bed.service.submit("a", asked), asked, tiny_pair.verifier)
+    assert bed.made == 2
+
+
+@pytest.mark.parametrize(("code", "blameless"), [(719, False), (214, True)])
+def test_a_lost_device_fails_all_tickets_and_no_engine_is_made_again(
+    bed: Bed, code: int, blameless: bool
+) -> None:
+    bed.error = torch.AcceleratorError("CUDA error: some words")
+    bed.error.error_code = code  # type: ignore[attr-defined] # torch sets it where it raises
+    bed.broken.set()
+    bed.may_step.clear()
+    tickets = [bed.service.submit(job, requests(job)) for job in ("a", "b")]
+    bed.may_step.set()
+    for ticket in tickets:
+        with pytest.raises(DeviceLostError, match="engine step failed: CUDA error") as lost:
+            ticket.wait(PATIENCE_SEC)
+        assert lost.value.blameless is blameless
+    bed.broken.clear()
+    with pytest.raises(DeviceLostError):
+        bed.service.check()
+    with pytest.raises(DeviceLostError):
+        bed.service.submit("c", requests("c"))
+    assert bed.made == 1
+
+
 def test_an_engine_that_cannot_be_made_fails_the_ticket_and_is_tried_again(
     tiny_pair: TinyPair,
 ) -> None:
@@ -172,7 +212,7 @@ def test_closing_fails_what_is_open_and_refuses_what_comes(bed: Bed, submitted: 
     for ticket in tickets:
         with pytest.raises(RequestCancelledError, match="closed"):
             ticket.wait(PATIENCE_SEC)
-    with pytest.raises(EngineError, match="the engine is closed"):
+    with pytest.raises(RequestCancelledError, match="the engine is closed"):
         bed.service.submit("late", requests("late"))
     bed.service.close()  # twice is once
 

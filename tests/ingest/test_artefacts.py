@@ -30,6 +30,11 @@ RESULTS = [
     completion(0, 1, draft_sec=0.2, decode_sec=0.3, baseline_sec=0.4),
     completion(1, 1, tag="t", text="", token_ids=(), origins=(), logprobs=(), proposer=None),
     completion(2, finish_reason=FinishReason.ERROR, error="out of blocks"),
+    completion(
+        3, top_logprobs=(((5, 2), (-0.1, -0.5)), ((6, 1), (-1.5, -2.0)), ((9, 3), (0.0, -3)))
+    ),
+    completion(4, top_logprobs=(((), ()),) * 3),
+    completion(5, token_ids=(), origins=(), logprobs=(), top_logprobs=()),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,8 @@ def test_columns_say_what_happened(place: tuple[Objects, str]) -> None:
         "verifier": "big",
         "proposer": "small",
         "error": None,
+        "logprobs": None,
+        "top_logprobs": None,
     }
     assert rows[3]["acceptance_rate"] is None
     bad = rows[2]
@@ -65,6 +68,51 @@ def test_columns_say_what_happened(place: tuple[Objects, str]) -> None:
     assert bad.pop("finish_reason") == "error"
     assert (bad.pop("row_index"), bad.pop("sample_index")) == (1, 0)
     assert set(bad.values()) == {None}
+
+
+TOPS = (((5, 9), (-0.5, -1.5)), ((8, 6), (-0.25, -2.5)), ((0, 3), (-0.0, -math.inf)))
+
+
+def test_log_probabilities_are_there_for_those_who_asked(place: tuple[Objects, str]) -> None:
+    objects, uri = place
+    asked = [completion(0, top_logprobs=TOPS), completion(1, top_logprobs=(((), ()),) * 3)]
+    OutputWriter(objects, uri, "job-a").write([*asked, completion(2)], [])
+    both, own, neither = read_output(uri, objects).to_pylist()
+    assert both["logprobs"] == own["logprobs"] == pytest.approx([-0.1, -2.5, 0.0])
+    assert both["top_logprobs"] == [
+        [{"token_id": 5, "logprob": -0.5}, {"token_id": 9, "logprob": -1.5}],
+        [{"token_id": 8, "logprob": -0.25}, {"token_id": 6, "logprob": -2.5}],
+        [{"token_id": 0, "logprob": 0.0}, {"token_id": 3, "logprob": -math.inf}],
+    ]
+    assert own["top_logprobs"] == [[], [], []]
+    assert neither["logprobs"] is None
+    assert neither["top_logprobs"] is None
+
+
+def test_openai_files_tell_log_probabilities_as_openai_does(tmp_path: Path) -> None:
+    texts = {0: "", 3: "c", 5: " é", 6: "\ufffd", 8: "a", 9: "\n"}
+    asked = [completion(0, top_logprobs=TOPS), completion(0, 1, top_logprobs=(((), ()),) * 3)]
+    OutputWriter(Objects(), str(tmp_path), "job-a").write(
+        [*asked, completion(3)], [], openai=True, decode=lambda ids: texts[ids[0]]
+    )
+    first, second = lines(Objects(), f"{tmp_path}/output.jsonl")
+    both, own = first["response"]["body"]["choices"]
+    assert second["response"]["body"]["choices"][0]["logprobs"] is None
+    accent = {"token": " é", "bytes": [32, 195, 169]}
+    assert both["logprobs"]["refusal"] is None
+    assert both["logprobs"]["content"][0] == {
+        **accent,
+        "logprob": -0.1,
+        "top_logprobs": [
+            {**accent, "logprob": -0.5},
+            {"token": "\n", "bytes": [10], "logprob": -1.5},
+        ],
+    }
+    part_of_a_character, special = both["logprobs"]["content"][1:]
+    assert (part_of_a_character["token"], part_of_a_character["bytes"]) == ("\ufffd", None)
+    assert (special["token"], special["bytes"]) == ("", None)
+    assert special["top_logprobs"][1] == {"token": "c", "bytes": [99], "logprob": -9999.0}
+    assert [entry["top_logprobs"] for entry in own["logprobs"]["content"]] == [[], [], []]
 
 
 def test_an_output_without_rows_can_be_read(place: tuple[Objects, str]) -> None:

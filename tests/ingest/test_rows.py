@@ -438,13 +438,52 @@ def test_a_job_that_names_a_token_outside_the_vocabulary_is_refused(
         {"stop": [""]}, {"stop": ["x"] * 17}, {"stop": "x" * 257}, {"logit_bias": {5: 101}},
         {"logit_bias": {-1: 1}}, {"logit_bias": [[5, 1], [5, 2]]}, {"bad_words": [[]]},
         {"bad_token_ids": [-1]}, {"repetition_penalty": 0}, {"presence_penalty": 3},
-        {"frequency_penalty": float("nan")}, {"logprobs": 5},
+        {"frequency_penalty": float("nan")}, {"logprobs": 5}, {"top_logprobs": 21},
+        {"top_logprobs": -1}, {"top_logprobs": 1.5},
     ],
     ids=str,
 )  # fmt: skip
 def test_a_job_s_values_out_of_range_are_spec_errors(sampling: dict[str, Any]) -> None:
     with pytest.raises(SpecError, match=f"sampling.{next(iter(sampling))}"):
         make_spec("x", sampling=sampling)
+
+
+@pytest.mark.parametrize(
+    ("job", "row", "expected"),
+    [
+        ({}, {}, (False, 0)),
+        ({}, {"logprobs": True}, (True, 0)),
+        ({}, {"logprobs": True, "top_logprobs": 5}, (True, 5)),
+        ({}, {"top_logprobs": 5}, (True, 5)),
+        ({"top_logprobs": 3}, {}, (True, 3)),
+        ({"top_logprobs": 3}, {"top_logprobs": 20}, (True, 20)),
+        ({"top_logprobs": 3}, {"top_logprobs": 0}, (True, 0)),
+        ({"top_logprobs": 3}, {"logprobs": False}, (False, 0)),
+        ({"logprobs": True}, {"logprobs": False}, (False, 0)),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_top_logprobs_imply_logprobs_and_a_row_may_want_neither(
+    check_body: Callable[..., Row],
+    job: dict[str, Any],
+    row: dict[str, Any],
+    expected: tuple[bool, int],
+) -> None:
+    spec = make_spec("x", sampling=job)
+    params = spec.sampling.params(dict(good(check_body(job, **row)).overrides))
+    assert (params.logprobs, params.top_logprobs) == expected
+    assert params.tells_logprobs is expected[0]
+    stored = orjson.loads(orjson.dumps(spec.model_dump(mode="json")))
+    assert JobSpec.model_validate(stored) == spec
+
+
+def test_refusing_logprobs_and_asking_for_the_most_likely_is_refused(
+    check_body: Callable[..., Row],
+) -> None:
+    reason = "top_logprobs 2 needs logprobs to be true"
+    assert bad(check_body(logprobs=False, top_logprobs=2)) == ("bad_parameter", reason)
+    with pytest.raises(SpecError, match=reason):
+        make_spec("x", sampling={"logprobs": False, "top_logprobs": 2})
 
 
 def test_a_spec_survives_the_way_through_the_store() -> None:
@@ -483,7 +522,6 @@ def test_harmless_body_fields_are_accepted(
     "field",
     [
         {"tools": [{"type": "function"}]}, {"response_format": {"type": "json_object"}},
-        {"logprobs": True}, {"top_logprobs": 2},
         {"stream": True}, {"functions": [{}]}, {"reasoning_effort": "low"}, {"best_of": 2},
         {"modalities": ["audio"]}, {"audio": {"voice": "x"}},
     ],
@@ -512,7 +550,9 @@ def test_body_fields_we_cannot_honour_are_refused(
         {"logit_bias": {"x": 1}}, {"logit_bias": {"5": 101}}, {"logit_bias": {"5": True}},
         {"logit_bias": [5]}, {"bad_token_ids": [258]}, {"bad_token_ids": [1] * 1025},
         {"bad_words": [[]]}, {"bad_words": [5]}, {"bad_words": [[1, 258]]},
-        {"bad_words": [[1] * 17]}, {"bad_words": [[1]] * 257},
+        {"bad_words": [[1] * 17]}, {"bad_words": [[1]] * 257}, {"logprobs": 5},
+        {"logprobs": "yes"}, {"top_logprobs": 21}, {"top_logprobs": -1}, {"top_logprobs": True},
+        {"top_logprobs": 2, "logprobs": False},
     ],
     ids=str,
 )  # fmt: skip

@@ -86,5 +86,6 @@ def completion(row: int, sample: int = 0, **values: Any) -> CompletionRecord:
         draft_sec=0.2,
         decode_sec=0.3,
         baseline_sec=0.4,
+        top_logprobs=(((7, 9), (-0.5, -1.5)), ((0, 8), (-0.25, -0.25)), ((6, 1), (-0.5, -2.0))),
     )
     return replace(record, **values)

@@ -60,7 +60,7 @@ def test_a_migrated_database_needs_no_further_migration(url: str) -> None:
     assert migrate.current(url) is None
     assert migrate.check(url) != []
     migrate.upgrade(url)
-    assert migrate.current(url) == migrate.head() == "0001"
+    assert migrate.current(url) == migrate.head() == "0002"
     assert migrate.check(url) == []
 
 
@@ -92,6 +92,44 @@ def test_every_revision_can_be_taken_back(url: str) -> None:
     for revision in reversed(migrate.revisions()[:-1]):
         migrate.downgrade(url, revision)
         assert migrate.current(url) == revision
+
+
+def test_completions_outlive_new_columns_and_their_removal(url: str) -> None:
+    """What was recorded before anybody could ask for the most likely tokens has none."""
+    migrate.upgrade(url, "0001")
+    old = {"row_id": "r", "seed": 5, "prompt_tokens": 1, "text": "x", "finish_reason": "stop"}
+    lists = ("token_ids", "origins", "logprobs", "proposed_at_depth", "accepted_at_depth")
+    numbers = ("proposed", "accepted", "verifier_passes", "cost_usd", "compute_sec", "draft_sec")
+    old |= dict.fromkeys((*numbers, "decode_sec", "baseline_sec"), 0) | {"verifier": "v"}
+    old |= {"job_id": JOB, "row_index": 3, "sample_index": 0, "group_index": 0}
+    old |= dict.fromkeys(lists, "[7]" if url.startswith("sqlite") else [7])
+    store = migrate.open_store(url, migrate=False)
+    engine = make_engine(url)
+    with engine.begin() as connection:
+        values = ", ".join(f":{name}" for name in old)
+        connection.execute(text(_JOB))
+        connection.execute(
+            text(f"INSERT INTO completions ({', '.join(old)}) VALUES ({values})"), old
+        )
+    for revision in ("0002", "0001", "0002"):
+        (migrate.upgrade if revision == "0002" else migrate.downgrade)(url, revision)
+        with engine.connect() as connection:
+            count = connection.execute(text("SELECT count(*) FROM completions")).scalar()
+        assert count == 1
+    engine.dispose()
+    [kept] = store.completions(JOB)
+    store.close()
+    assert (kept.row_index, kept.token_ids, kept.logprobs) == (3, (7,), (7.0,))
+    assert kept.top_logprobs is None
+
+
+_JOB = f"""
+INSERT INTO jobs (job_id, name, tenant, spec, spec_digest, verifier, output_uri, workspace_uri,
+    state, cancel_requested, ingest_done, next_row, groups_total, rows_total, rows_rejected,
+    prompt_tokens, report, created_at, stage, generation, lease_until, attempts, ready_at)
+VALUES ('{JOB}', 'n', 't', '{{}}', 'd', 'v', 'o', 'w', 'done', false, true, 0, 0, 0, 0, 0, '{{}}',
+    0, 'end', 0, 0, 0, 0)
+"""
 
 
 def test_upgrading_twice_keeps_what_is_there(url: str) -> None:

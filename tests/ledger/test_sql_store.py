@@ -134,7 +134,11 @@ def test_a_large_group_is_committed_and_read_in_pages(store: SqlStore) -> None:
     tokens = tuple(range(200))
     records = [
         completion(
-            row, token_ids=tokens, origins=(1,) * 200, logprobs=tuple(-t / 64 for t in tokens)
+            row,
+            token_ids=tokens,
+            origins=(1,) * 200,
+            logprobs=tuple(-t / 64 for t in tokens),
+            top_logprobs=tuple(((t, t + 1, 5), (-t / 64, -t / 32, -99.5)) for t in tokens),
         )
         for row in range(256)
     ]

@@ -31,8 +31,5 @@ def _moved(value: Any, device: str) -> Any:
         return value.to(torch.device(device))
     if is_dataclass(value) and not isinstance(value, type):
         found = {field.name: getattr(value, field.name) for field in fields(value)}
-        held = (Tensor, *(type(v) for v in found.values() if is_dataclass(v)))
-        return replace(
-            value, **{k: _moved(v, device) for k, v in found.items() if isinstance(v, held)}
-        )
+        return replace(value, **{name: _moved(part, device) for name, part in found.items()})
     return value

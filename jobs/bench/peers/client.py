@@ -1,0 +1,172 @@
+"""One peer's process, seen from here: converts the model once, then completes prompts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Timer
+from typing import Any
+
+SERVE = Path(__file__).with_name("serve.py")
+LIMIT_SEC = 1800.0  # for one answer, a conversion included
+LOG_LINES = 3  # of a failed process, for the reason
+
+
+class PeerError(Exception):
+    """A peer could not be started, or did not complete the prompts; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSpec:
+    """Which interpreter runs which engine file, on which model."""
+
+    name: str
+    python: str
+    engine: Path  # see serve.py for what it defines
+    model: Path  # a Hugging Face folder
+    dtype: str
+    threads: int
+    work: Path  # converted models and logs are kept here
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Peer:
+    """A process that is started on the first use, and again if it died since.
+
+    A peer that could not be started stays out: every further use raises the same PeerError.
+    """
+
+    def __init__(self, spec: PeerSpec, limit_sec: float = LIMIT_SEC) -> None:
+        self.spec = spec
+        self.limit_sec = limit_sec
+        self.versions: dict[str, str] = {}
+        self.refused = ""
+        self.process: subprocess.Popen[str] | None = None
+        self.log = spec.work / f"{spec.name.replace(' ', '-')}.log"
+
+    def complete(self, prompts: list[list[int]], new_tokens: int) -> tuple[float, list[list[int]]]:
+        """Seconds that the peer itself measured, and `new_tokens` ids for each prompt.
+
+        Raises PeerError, also for outputs of another number or length.
+        """
+        self.start()
+        answer = self._ask({"prompts": prompts, "new_tokens": new_tokens})
+        outputs = answer["outputs"]
+        if [len(row) for row in outputs] != [new_tokens] * len(prompts):
+            raise PeerError(f"not {new_tokens} tokens for each of {len(prompts)} prompts")
+        return float(answer["seconds"]), outputs
+
+    def start(self) -> None:
+        """Convert the model unless that was done, and load it. Raises PeerError."""
+        if self.refused:
+            raise PeerError(self.refused)
+        if self.process is not None and self.process.poll() is None:
+            return
+        try:
+            model = self._converted()
+            self.process = self._launch()
+            spec = self.spec
+            loading = {"model": str(model), "dtype": spec.dtype, "threads": spec.threads}
+            self.versions = self._ask(loading | {"options": dict(spec.options)})["versions"]
+        except PeerError as error:
+            self.refused = str(error)
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End the process, if there is one."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.communicate()
+            self.process = None
+
+    def _converted(self) -> Path:
+        """The model in the peer's format, in the work folder under the checksum of its source."""
+        spec = self.spec
+        target = spec.work / f"{spec.engine.stem}-{spec.dtype}-{checksum(spec.model)}"
+        if target.exists():
+            return target
+        # In a process of its own: what converting imports and allocates must not weigh on the runs.
+        unfinished = Path(tempfile.mkdtemp(dir=_made(spec.work)))
+        try:
+            self.process = self._launch()
+            asked = {"convert": str(spec.model), "into": str(unfinished), "dtype": spec.dtype}
+            self._ask(asked)
+            unfinished.replace(target)
+        finally:
+            self.stop()
+            shutil.rmtree(unfinished, ignore_errors=True)
+        return target
+
+    def _launch(self) -> subprocess.Popen[str]:
+        command = [self.spec.python, "-I", str(SERVE), str(self.spec.engine)]
+        _made(self.spec.work)
+        with self.log.open("w") as log:
+            try:
+                return subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                    env={**os.environ, "HF_HUB_OFFLINE": "1"},
+                )
+            except OSError as error:
+                raise PeerError(
+                    f"cannot run {Path(self.spec.python).name}: {error.strerror}"
+                ) from error
+
+    def _ask(self, line: dict[str, Any]) -> dict[str, Any]:
+        """Send one line and wait for its answer, `limit_sec` at most."""
+        process = self.process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        timer = Timer(self.limit_sec, process.kill)
+        timer.start()
+        try:
+            process.stdin.write(json.dumps(line) + "\n")
+            process.stdin.flush()
+            answer = process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        try:
+            code = 0 if answer else process.wait()
+        finally:
+            late = not timer.is_alive()
+            timer.cancel()
+        if not answer:
+            self.stop()
+            late_words = f"no answer within {self.limit_sec:g} s"
+            raise PeerError(late_words if late else self._last_words(code))
+        reply: dict[str, Any] = json.loads(answer)
+        if "error" in reply:
+            raise PeerError(reply["error"])
+        return reply
+
+    def _last_words(self, code: int) -> str:
+        how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
+        lines = self.log.read_text(errors="replace").strip().splitlines()[-LOG_LINES:]
+        return " / ".join([f"its process ended with {how}", *(line.strip() for line in lines)])
+
+
+def checksum(folder: Path) -> str:
+    """Names a model by its config and weights."""
+    digest = hashlib.sha256()
+    for path in sorted([folder / "config.json", *folder.glob("*.safetensors")]):
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()[:16]
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

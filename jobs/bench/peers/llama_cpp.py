@@ -1,0 +1,213 @@
+"""llama.cpp in process: all sequences in one context, one `llama_decode` a step. Run by `serve.py`.
+
+As llama.cpp's own "batched" example does; its Python class decodes one sequence only. Greedy by
+argmax over the logits. With bfloat16 weights the KV cache is llama.cpp's default, f16; with float32
+it is f32, and flash attention is off, the faster choice with that cache.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+BATCH_TOKENS = 512  # most tokens of one llama_decode
+FILE = "model.gguf"
+GGML_F32, GGML_F16 = 0, 1
+LOG_ERROR = 4
+NAMES = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+    "input_layernorm.weight": "attn_norm.weight",
+    "post_attention_layernorm.weight": "ffn_norm.weight",
+    "self_attn.q_proj.weight": "attn_q.weight",
+    "self_attn.k_proj.weight": "attn_k.weight",
+    "self_attn.v_proj.weight": "attn_v.weight",
+    "self_attn.o_proj.weight": "attn_output.weight",
+    "mlp.gate_proj.weight": "ffn_gate.weight",
+    "mlp.up_proj.weight": "ffn_up.weight",
+    "mlp.down_proj.weight": "ffn_down.weight",
+}
+
+
+def convert(source: Path, target: Path, dtype: str) -> None:
+    """Write a Llama folder as GGUF: matrices in `dtype`, norms in float32; ids have no text."""
+    import gguf
+
+    config = json.loads((source / "config.json").read_text())
+    if config["model_type"] != "llama":
+        raise ValueError(f"only Llama is converted, not {config['model_type']}")
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    rope = config.get("rope_parameters") or config
+    target.mkdir(parents=True, exist_ok=True)
+    writer = gguf.GGUFWriter(target / FILE, "llama")
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_rope_freq_base(float(rope.get("rope_theta", 10000.0)))
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_tokenizer_model("no_vocab")
+    types = gguf.GGMLQuantizationType
+    matrix = types.BF16 if dtype == "bfloat16" else types.F32
+    for name, weight in read_safetensors(source / "model.safetensors").items():
+        if name == "lm_head.weight" and config.get("tie_word_embeddings"):
+            continue
+        if name.endswith("q_proj.weight"):
+            weight = interleaved(weight, heads)
+        elif name.endswith("k_proj.weight"):
+            weight = interleaved(weight, kv_heads)
+        kind = matrix if weight.ndim == 2 else types.F32
+        data = gguf.quants.quantize(np.ascontiguousarray(weight), kind)
+        writer.add_tensor(gguf_name(name), data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def read_safetensors(path: Path) -> dict[str, Any]:
+    """The tensors of one file as float32 arrays; needs no torch, which knows bfloat16."""
+    blob = np.memmap(path, dtype=np.uint8, mode="r")
+    start = 8 + int.from_bytes(blob[:8].tobytes(), "little")
+    tensors: dict[str, Any] = {}
+    for name, info in json.loads(blob[8:start].tobytes()).items():
+        if name == "__metadata__":
+            continue
+        low, high = (start + offset for offset in info["data_offsets"])
+        raw = blob[low:high]
+        if info["dtype"] == "BF16":  # a float32 without its lower half
+            values = (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        elif info["dtype"] == "F32":
+            values = raw.view(np.float32)
+        else:
+            raise ValueError(f"{name} is {info['dtype']}: only BF16 and F32 are converted")
+        tensors[name] = values.reshape(info["shape"])
+    return tensors
+
+
+def gguf_name(name: str) -> str:
+    if name in NAMES:
+        return NAMES[name]
+    _, _, layer, rest = name.split(".", 3)
+    return f"blk.{layer}.{NAMES[rest]}"
+
+
+def interleaved(weight: Any, heads: int) -> Any:
+    """Rows of a projection in ggml's order: Hugging Face keeps the two rotary halves apart."""
+    rows, columns = weight.shape
+    halves = weight.reshape(heads, 2, rows // heads // 2, columns)
+    return halves.swapaxes(1, 2).reshape(rows, columns)
+
+
+def log_errors(level: int, text: bytes, _data: Any) -> None:
+    """Drop what llama.cpp logs below errors: a page per context."""
+    if level == LOG_ERROR:
+        sys.stderr.write(text.decode(errors="replace"))
+
+
+class Engine:
+    """One model; a context for each number of sequences."""
+
+    def __init__(self, model: Path, dtype: str, threads: int, options: dict[str, Any]) -> None:
+        import llama_cpp.llama_cpp as lib
+
+        if options:
+            raise ValueError(f"no such options: {sorted(options)}")
+        self.lib: Any = lib
+        self.log = lib.llama_log_callback(log_errors)  # C code holds on to it
+        lib.llama_log_set(self.log, ctypes.c_void_p(0))
+        lib.llama_backend_init()
+        params = lib.llama_model_default_params()
+        params.n_gpu_layers = 0
+        self.model = lib.llama_model_load_from_file(str(model / FILE).encode(), params)
+        if not self.model:
+            raise RuntimeError("llama.cpp could not load the model")
+        self.vocab_size = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self.model))
+        self.exact, self.threads = dtype == "float32", threads
+        self.size = (0, 0)
+        self.context: Any = None
+        self.batch = lib.llama_batch_init(BATCH_TOKENS, 0, 1)
+
+    def versions(self) -> dict[str, str]:
+        return {"llama-cpp-python": importlib.metadata.version("llama-cpp-python")}
+
+    def prepare(self, sequences: int, tokens: int) -> None:
+        """Make the context for so many sequences of so many tokens."""
+        if self.size == (sequences, tokens):
+            return
+        if self.context:
+            self.lib.llama_free(self.context)
+        params = self.lib.llama_context_default_params()
+        params.n_ctx = sequences * -(-tokens // 256) * 256
+        params.n_batch = params.n_ubatch = BATCH_TOKENS
+        params.n_seq_max = sequences
+        params.n_threads = params.n_threads_batch = self.threads
+        params.type_k = params.type_v = GGML_F32 if self.exact else GGML_F16
+        params.flash_attn_type = (
+            self.lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
+            if self.exact
+            else self.lib.LLAMA_FLASH_ATTN_TYPE_AUTO
+        )
+        params.kv_unified = False  # each sequence attends to its own cells only
+        params.no_perf = True
+        self.context = self.lib.llama_init_from_model(self.model, params)
+        if not self.context:
+            raise RuntimeError("llama.cpp made no context")
+        self.size = (sequences, tokens)
+
+    def generate(self, prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
+        self.lib.llama_memory_clear(self.lib.llama_get_memory(self.context), True)
+        count, length = len(prompts), len(prompts[0])
+        tokens = np.asarray(prompts, dtype=np.int32).reshape(-1)
+        positions = np.tile(np.arange(length, dtype=np.int32), count)
+        sequences = np.repeat(np.arange(count), length)
+        last = (positions == length - 1).astype(np.int8)
+        step = BATCH_TOKENS // length * length  # whole prompts
+        firsts = []
+        for begin in range(0, len(tokens), step):
+            part = slice(begin, begin + step)
+            self.name_sequences(sequences[part])
+            firsts.append(self.decode(tokens[part], positions[part], last[part]))
+        outputs = np.empty((count, new_tokens), dtype=np.int64)
+        outputs[:, 0] = np.concatenate(firsts)
+        self.name_sequences(np.arange(count))
+        every = np.ones(count, dtype=np.int8)
+        for i in range(1, new_tokens):
+            at = np.full(count, length + i - 1, dtype=np.int32)
+            outputs[:, i] = self.decode(outputs[:, i - 1], at, every)
+        rows: list[list[int]] = outputs.tolist()
+        return rows
+
+    def name_sequences(self, sequences: Any) -> None:
+        """Say which sequence each of the next batch's tokens belongs to."""
+        for i, sequence in enumerate(sequences):
+            self.batch.seq_id[i][0] = int(sequence)
+
+    def decode(self, tokens: Any, positions: Any, wanted: Any) -> Any:
+        """One pass; the greedy next token of each wanted row, [wanted.sum()] int64."""
+        size, view = len(tokens), np.ctypeslib.as_array
+        self.batch.n_tokens = size
+        view(self.batch.token, (size,))[:] = tokens
+        view(self.batch.pos, (size,))[:] = positions
+        view(self.batch.n_seq_id, (size,))[:] = 1
+        view(self.batch.logits, (size,))[:] = wanted
+        code = self.lib.llama_decode(self.context, self.batch)
+        if code:
+            raise RuntimeError(f"llama_decode returned {code}")
+        logits = self.lib.llama_get_logits(self.context)
+        shape = (int(wanted.sum()), self.vocab_size)
+        return view(ctypes.cast(logits, ctypes.POINTER(ctypes.c_float)), shape).argmax(axis=1)

@@ -1,0 +1,93 @@
+"""A proposer whose failures cost its drafts and nothing else."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+
+from specbatch.pipeline.engine.faults import Fault, fault_of, first_line
+from specbatch.pipeline.engine.proposer import Proposer
+from specbatch.pipeline.engine.sequence import Sequence
+from specbatch.pipeline.policy.step_time import StepTime
+
+log = logging.getLogger(__name__)
+
+PATIENCE = 3  # failures behind one another until it rests
+REST_SEC = 60.0
+
+
+class GuardedProposer:
+    """Does what `proposer` does. Where that raises, the drafts of the call are dropped.
+
+    What it knew of the call's sequences is forgotten, since it may be half of the truth. After
+    `PATIENCE` failures without a success between them it offers nothing for `REST_SEC` seconds;
+    then one more failure is enough for the next rest. A lost device is not its failure: that is
+    raised on.
+    """
+
+    def __init__(
+        self,
+        proposer: Proposer,
+        on_failure: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.name = proposer.name
+        self._on_failure = on_failure
+        self._proposer = proposer
+        self._clock = clock
+        self._in_a_row = 0
+        self._rests_until = -float("inf")
+
+    @property
+    def pass_time(self) -> StepTime | None:
+        return self._proposer.pass_time
+
+    def available(self, sequence: Sequence) -> int:
+        if self._in_a_row >= PATIENCE and self._clock() < self._rests_until:
+            return 0
+        try:
+            return self._proposer.available(sequence)
+        except Exception as error:
+            self._failed(error, [sequence])
+            return 0
+
+    def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:
+        try:
+            drafts = self._proposer.propose(sequences, depths)
+        except Exception as error:
+            self._failed(error, sequences)
+            return [[] for _ in sequences]
+        self._in_a_row = 0
+        return drafts
+
+    def settle(self, sequence: Sequence) -> None:
+        try:
+            self._proposer.settle(sequence)
+        except Exception as error:
+            self._failed(error, [sequence])
+
+    def forget(self, sequence: Sequence) -> None:
+        try:
+            self._proposer.forget(sequence)
+        except Exception as error:
+            self._failed(error, ())
+
+    def _failed(self, error: Exception, sequences: Seq[Sequence]) -> None:
+        """Called while `error` is handled. One traceback a streak is logged, and the rest."""
+        if fault_of(error) in (Fault.DEVICE, Fault.KERNEL):
+            raise error
+        self._on_failure()
+        self._in_a_row += 1
+        if self._in_a_row == 1:
+            log.warning("proposer %s failed, its drafts are dropped", self.name, exc_info=error)
+        if self._in_a_row >= PATIENCE:
+            if self._clock() >= self._rests_until:
+                log.warning(
+                    "proposer %s failed %d times in a row and rests for %.0f s: %s",
+                    *(self.name, self._in_a_row, REST_SEC, first_line(error)),
+                )
+            self._rests_until = self._clock() + REST_SEC
+        for sequence in sequences:
+            self.forget(sequence)

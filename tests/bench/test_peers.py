@@ -1,0 +1,166 @@
+"""A peer is a process of its own: its answers count, what it prints or dies of does no harm."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specbatch.jobs.bench.models import BenchModel
+from specbatch.jobs.bench.peers.client import Peer, PeerError, PeerSpec
+from specbatch.jobs.bench.peers.roster import KNOWN, Roster
+
+# Completes a prompt by counting on from its last token. The first token may ask for trouble.
+COUNTING = """
+import os, signal, sys
+from pathlib import Path
+
+RAISE, DIE, HANG, SHORT = 900, 901, 902, 903
+
+def convert(source, target, dtype):
+    with (source / "conversions").open("a") as file:
+        file.write(dtype + "\\n")
+    (target / "model").write_text((source / "config.json").read_text())
+
+class Engine:
+    def __init__(self, model, dtype, threads, options):
+        print("loading", (model / "model").read_text())
+        os.write(1, b"a library writes to the descriptor\\n")
+        assert "specbatch" not in sys.modules
+        if options.get("broken"):
+            raise ValueError("no such precision")
+        self.ready = None
+
+    def versions(self):
+        return {"counting": "1.2"}
+
+    def prepare(self, sequences, tokens):
+        self.ready = (sequences, tokens)
+
+    def generate(self, prompts, new_tokens):
+        assert self.ready == (len(prompts), max(map(len, prompts)) + new_tokens)
+        print("generating")
+        if prompts[0][0] == RAISE:
+            raise RuntimeError("out of cache")
+        if prompts[0][0] == DIE:
+            sys.stderr.write("bad instruction\\n")
+            sys.stderr.flush()
+            os.kill(os.getpid(), signal.SIGFPE)
+        if prompts[0][0] == HANG:
+            signal.pause()
+        made = new_tokens - (prompts[0][0] == SHORT)
+        return [[prompt[-1] + 1 + i for i in range(made)] for prompt in prompts]
+"""
+RAISE, DIE, HANG, SHORT = 900, 901, 902, 903
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> PeerSpec:
+    engine, model = tmp_path / "counting.py", tmp_path / "model"
+    engine.write_text(COUNTING)
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(b"weights")
+    return PeerSpec("counting", sys.executable, engine, model, "float32", 1, tmp_path / "work")
+
+
+@pytest.fixture
+def peer(spec: PeerSpec) -> Any:
+    peer = Peer(spec, limit_sec=120)
+    yield peer
+    peer.stop()
+
+
+def conversions(spec: PeerSpec) -> list[str]:
+    return (spec.model / "conversions").read_text().split()
+
+
+def test_tokens_go_over_the_pipe_whatever_the_engine_prints(peer: Peer) -> None:
+    seconds, outputs = peer.complete([[5, 7], [9]], 3)
+    assert outputs == [[8, 9, 10], [10, 11, 12]]
+    assert seconds > 0
+    assert peer.versions == {"counting": "1.2"}
+    assert "a library writes" in peer.log.read_text()
+
+
+def test_model_is_converted_once_for_each_dtype_and_weights(spec: PeerSpec) -> None:
+    changed = spec.model / "model.safetensors"
+    for dtype, weights in (
+        ("float32", b"weights"),
+        ("float32", b"weights"),
+        ("bfloat16", b"weights"),
+        ("float32", b"others"),
+    ):
+        changed.write_bytes(weights)
+        peer = Peer(PeerSpec("c", spec.python, spec.engine, spec.model, dtype, 1, spec.work))
+        peer.start()
+        peer.stop()
+    assert conversions(spec) == ["float32", "bfloat16", "float32"]
+
+
+def test_failed_prompts_say_the_reason_and_leave_the_process_alive(peer: Peer) -> None:
+    peer.start()
+    process = peer.process
+    with pytest.raises(PeerError, match="RuntimeError: out of cache"):
+        peer.complete([[RAISE]], 2)
+    assert peer.complete([[5]], 2)[1] == [[6, 7]]
+    assert peer.process is process
+
+
+def test_process_that_died_says_how_and_is_started_again(peer: Peer) -> None:
+    with pytest.raises(PeerError, match=r"SIGFPE.*bad instruction"):
+        peer.complete([[DIE]], 2)
+    assert peer.complete([[5]], 2)[1] == [[6, 7]]
+
+
+def test_process_that_does_not_answer_in_time_is_ended(peer: Peer) -> None:
+    peer.start()
+    process = peer.process
+    assert process is not None
+    peer.limit_sec = 0.1
+    with pytest.raises(PeerError, match=r"no answer within 0\.1 s"):
+        peer.complete([[HANG]], 2)
+    assert process.poll() is not None
+
+
+def test_outputs_of_another_length_are_refused(peer: Peer) -> None:
+    with pytest.raises(PeerError, match="not 4 tokens for each of 2 prompts"):
+        peer.complete([[SHORT], [5]], 4)
+
+
+def test_peer_that_could_not_load_stays_out(spec: PeerSpec) -> None:
+    broken = PeerSpec(
+        "b", spec.python, spec.engine, spec.model, "float32", 1, spec.work, {"broken": True}
+    )
+    peer = Peer(broken)
+    for _ in range(2):
+        with pytest.raises(PeerError, match="ValueError: no such precision"):
+            peer.complete([[5]], 2)
+    assert peer.process is None
+
+
+def test_missing_interpreter_is_the_reason(spec: PeerSpec) -> None:
+    gone = PeerSpec("g", "/no/python", spec.engine, spec.model, "float32", 1, spec.work)
+    with pytest.raises(PeerError, match="cannot run python: No such file"):
+        Peer(gone).start()
+    assert [path.suffix for path in spec.work.iterdir()] == [".log"]  # no unfinished conversion
+
+
+def test_only_engines_with_an_interpreter_take_part(tmp_path: Path) -> None:
+    model = BenchModel("m", tmp_path, tmp_path, 111)
+    roster = Roster({}, model, "float32", 1, tmp_path)
+    assert roster.not_installed == ["openvino_genai", "llama_cpp"]
+    assert roster.contenders == []
+    there = {known.variable: "/no/python" for known in KNOWN}
+    with Roster(there, model, "float32", 1, tmp_path, skipped=["openvino lookup"]) as roster:
+        assert roster.not_installed == []
+        assert [c.name for c in roster.contenders] == ["openvino", "llama.cpp"]
+
+
+def test_every_known_peer_has_its_engine_file() -> None:
+    import specbatch.jobs.bench.peers as package
+
+    folder = Path(package.__file__).parent
+    assert [k.engine for k in KNOWN if not (folder / f"{k.engine}.py").is_file()] == []
