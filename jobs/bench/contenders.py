@@ -6,7 +6,7 @@ Every contender completes the same prompts greedily with exactly `NEW_TOKENS` to
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -81,7 +81,7 @@ class Ours:
         )
         self.known: dict[str, list[int]] = {}
 
-    def contenders(self) -> list[Contender]:
+    def contenders(self, shares: Sequence[float] = REPLAYED) -> list[Contender]:
         """Depth 0 first: the others replay what it wrote."""
         replayed = [
             Contender(
@@ -89,7 +89,7 @@ class Ours:
                 OURS,
                 partial(self.complete, depth=None, acceptance=share),
             )
-            for share in REPLAYED
+            for share in shares
         ]
         return [Contender(DEPTH_0, OURS, self.complete), *replayed]
 

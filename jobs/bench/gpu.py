@@ -17,14 +17,18 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from specbatch.jobs.bench.contenders import Contender, Ours, transformers_contenders
-from specbatch.jobs.bench.engine import RESULTS, machine, measure
+from specbatch.jobs.bench.contenders import DEPTH_0, OURS, Completed, Contender, Ours, Prompts
+from specbatch.jobs.bench.engine import RESULTS, machine
+from specbatch.jobs.bench.huggingface import transformers_contenders
+from specbatch.jobs.bench.measuring import Row, measure
 from specbatch.jobs.bench.models import RANDOM_MODELS, random_model
+from specbatch.jobs.bench.peers.client import PeerError
 
 TESTS = (
     "tests/kernels/test_implementations.py",
@@ -116,61 +120,64 @@ def rooflines() -> dict[str, Any]:
     }
 
 
-def engine(arguments: argparse.Namespace, device: str = "cuda") -> list[dict[str, Any]]:
+def engine(arguments: argparse.Namespace, device: str = "cuda") -> list[Row]:
     """One row per (model, contender, N); ours bitwise and fast, recorded or not."""
-    rows = []
+    rows: list[Row] = []
     for name in arguments.models:
         with tempfile.TemporaryDirectory() as folder:
             model = random_model(Path(folder), name)
-            kinds = {
-                f"{exactness}{'' if graphs else ', not recorded'}": Ours(
-                    model, "bfloat16", device, exactness, graphs
-                )
-                for exactness, graphs in (("bitwise", True), ("fast", True), ("fast", False))
-            }
-            theirs = transformers_contenders(model, torch.bfloat16, device)
+            contenders = [
+                *transformers_contenders(model, torch.bfloat16, device),
+                *_ours("bitwise", Ours(model, "bfloat16", device, "bitwise")),
+                *_ours("fast", Ours(model, "bfloat16", device, "fast")),
+                *_ours("fast, not recorded", Ours(model, "bfloat16", device, "fast", graphs=False)),
+            ]
             for n in arguments.n:
-                for kind, ours in kinds.items():
-                    for contender in _ours(ours, kind, n):
-                        row = measure(contender, name, n, model.prompts(n), ours, arguments.runs)
-                        del row["outside_forward"]  # a pass is only queued where that is timed
-                        row["peak_memory_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
-                        rows.append(row)
-                        print(json.dumps(row), flush=True)
-                for contender in theirs:
-                    if contender.only_n in (None, n):
-                        rows.append(_theirs(contender, name, n, model.prompts(n), ours, arguments))
-                        print(json.dumps(rows[-1]), flush=True)
+                present = [_harmless(_watched(c)) for c in contenders if _takes_part(c, n)]
+                rows += measure(present, name, model.prompts(n), arguments.runs)
     return rows
 
 
-def _ours(ours: Ours, kind: str, n: int) -> list[Contender]:
-    replayed = REPLAYED if n <= 32 else ()
+def _ours(kind: str, ours: Ours) -> list[Contender]:
     return [
-        Contender(f"depth 0, {kind}", lambda p: ours.complete(p, depth=0)),
-        *(
-            Contender(
-                f"replay {a} auto, {kind}",
-                lambda p, a=a: ours.complete(p, None, a),  # type: ignore[misc] # bound now
-            )
-            for a in replayed
-        ),
+        replace(contender, name=f"{contender.name}, {kind}")
+        for contender in ours.contenders(REPLAYED)
     ]
 
 
-def _theirs(
-    contender: Contender,
-    model: str,
-    n: int,
-    prompts: list[list[int]],
-    ours: Ours,
-    arguments: argparse.Namespace,
-) -> dict[str, Any]:
-    """Another's figures, or its error: it must not cost us ours."""
-    try:
-        return measure(contender, model, n, prompts, ours, arguments.runs)
-    except Exception as error:
-        return {"model": model, "n": n, "contender": contender.name, "error": repr(error)[:300]}
+def _takes_part(contender: Contender, n: int) -> bool:
+    """Drafts save nothing where sequences alone fill the device."""
+    drafts = contender.engine == OURS and not contender.name.startswith(DEPTH_0)
+    return contender.only_n in (None, n) and (n <= 32 or not drafts)
+
+
+def _watched(contender: Contender) -> Contender:
+    """The same, with the GPU's memory among its facts."""
+
+    def complete(prompts: Prompts) -> Completed:
+        torch.cuda.reset_peak_memory_stats()
+        completed = contender.complete(prompts)
+        facts = dict(completed.facts)
+        facts.pop("outside_forward", None)  # a pass is only queued where that is timed
+        # All contenders' models lie there at once: what differs is what a run takes beside them.
+        facts["peak_memory_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+        return replace(completed, facts=facts)
+
+    return replace(contender, complete=complete)
+
+
+def _harmless(contender: Contender) -> Contender:
+    """The same, but another's error becomes its row's: it must not cost us ours."""
+    if contender.engine == OURS:
+        return contender
+
+    def complete(prompts: Prompts) -> Completed:
+        try:
+            return contender.complete(prompts)
+        except Exception as error:
+            raise PeerError(repr(error)[:300]) from error
+
+    return replace(contender, complete=complete)
 
 
 def _slug(name: str) -> str:

@@ -31,8 +31,8 @@ from specbatch.pipeline.engine.scheduler import Planned, Scheduler
 from specbatch.pipeline.engine.sequence import Completion, Request, Sequence
 from specbatch.pipeline.engine.speculator import Speculator
 from specbatch.pipeline.engine.token_budget import TokenBudget
-from specbatch.pipeline.engine.work import Work
 from specbatch.pipeline.engine.transfer import to_device, to_host
+from specbatch.pipeline.engine.work import Work
 from specbatch.pipeline.policy.step_time import StepTime
 from specbatch.schemas.records import FinishReason, TopLogprobs
 

@@ -107,6 +107,25 @@ class GraphedDecoder:
         """The bucket of so many logit rows, which may be more than there are tokens."""
         return _bucket(ROW_BUCKETS, count)
 
+    @property
+    def weight_bytes(self) -> int:
+        return self._decoder.weight_bytes
+
+    @property
+    def cache_bytes(self) -> int:
+        return self._decoder.cache_bytes
+
+    def workspace_bytes(self, tokens: int, rows: int, context: int) -> int:
+        """As `TorchDecoder.workspace_bytes`, with what recordings of such passes keep.
+
+        They have the static buffers in common, and each its float32 logits for itself.
+        """
+        static = [self._ids, self._positions, self._slots]
+        static += [self._logit_rows, self._tiles, self._tables]
+        kept = sum(size for _, size in _reachable(tokens, rows)) * self._decoder.vocab_size * 4
+        pass_bytes = self._decoder.workspace_bytes(tokens, rows, context)
+        return pass_bytes + sum(buffer.nbytes for buffer in static) + kept
+
     def forward(self, batch: DecoderBatch) -> Tensor:
         """As `TorchDecoder.forward`, for a batch that is padded to its buckets."""
         tokens, rows = len(batch.ids), len(batch.logit_rows)
@@ -146,6 +165,18 @@ class GraphedDecoder:
             ),
             logit_rows=self._logit_rows[:rows],
         )
+
+
+def _reachable(tokens: int, rows: int) -> list[tuple[int, int]]:
+    """The buckets that passes of at most so many tokens and logit rows can fall into."""
+    most_tokens = _bucket(TOKEN_BUCKETS, tokens)
+    return [
+        (count, size)
+        for count in TOKEN_BUCKETS
+        if count <= most_tokens
+        for size in ROW_BUCKETS
+        if size <= _bucket(ROW_BUCKETS, min(rows, count))  # no token has two rows
+    ]
 
 
 def _bucket(buckets: tuple[int, ...], count: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -88,7 +89,7 @@ class EngineHost:
             return list(self._services.values())
 
     def make_engine(self, spec: EngineSpec) -> Engine:
-        """A new engine, its memory announced. The caller, in whose thread it runs, alone uses it."""
+        """A new engine, its memory announced; for the caller alone, in whose thread it runs."""
         self._device.enter()
         verifier = self._load_verifier(spec)
         proposers: list[Proposer] = [BlockProposer()]

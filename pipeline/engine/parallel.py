@@ -122,6 +122,18 @@ class ParallelDecoder:
     def __init__(self, name: str, decoder: TorchDecoder) -> None:
         self._name, self._decoder = name, decoder
 
+    @property
+    def weight_bytes(self) -> int:
+        """Of rank 0's share, as the other figures are."""
+        return self._decoder.weight_bytes
+
+    @property
+    def cache_bytes(self) -> int:
+        return self._decoder.cache_bytes
+
+    def workspace_bytes(self, tokens: int, rows: int, context: int) -> int:
+        return self._decoder.workspace_bytes(tokens, rows, context)
+
     def forward(self, batch: DecoderBatch) -> Tensor:
         """As `TorchDecoder.forward`."""
         _say(Feed(self._name, _moved(batch, torch.device("cpu"))))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from specbatch.jobs.bench import gpu
+from specbatch.jobs.bench.contenders import OURS, Completed, Contender, Prompts
+from specbatch.jobs.bench.measuring import measure
 from specbatch.jobs.bench.roofline import (
     Roofs,
     all_work,
@@ -49,26 +49,30 @@ def test_without_a_gpu_it_says_so_and_exits_with_2() -> None:
     )
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr == "error: this machine has no GPU that torch can use\n"
+    # Before that, libraries may say what they could not load.
+    assert done.stderr.splitlines()[-1] == "error: this machine has no GPU that torch can use"
 
 
 def test_the_tests_that_it_runs_are_there() -> None:
     assert [name for name in gpu.TESTS if not (ROOT / name).is_file()] == []
 
 
-def test_a_rival_that_fails_is_reported() -> None:
-    def fails(prompts: list[list[int]]) -> list[list[int]]:
+def test_a_rival_that_fails_has_a_row_with_the_reason() -> None:
+    def fails(prompts: Prompts) -> Completed:
         raise RuntimeError(f"no room for {len(prompts)}")
 
-    contender = gpu.Contender("generate", fails)
-    ours: Any = None
-    row = gpu._theirs(contender, "m", 2, [[1], [2]], ours, argparse.Namespace(runs=1))
-    assert row == {
-        "model": "m",
-        "n": 2,
-        "contender": "generate",
-        "error": "RuntimeError('no room for 2')",
-    }
+    rival = gpu._harmless(Contender("generate", "transformers", fails))
+    assert measure([rival], "m", [[1], [2]], runs=1) == [
+        {
+            "model": "m",
+            "n": 2,
+            "contender": "generate",
+            "engine": "transformers",
+            "failed": "RuntimeError('no room for 2')",
+        }
+    ]
+    with pytest.raises(RuntimeError, match="no room for 1"):
+        gpu._harmless(Contender("depth 0", OURS, fails)).complete([[1]])
 
 
 def test_every_kernel_of_the_rooflines_runs() -> None:

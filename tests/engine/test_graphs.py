@@ -164,6 +164,21 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     return load_model(inspect_model(str(folder)), "float32", device=TRITON_DEVICE, kernels="triton")
 
 
+@pytest.mark.parametrize(("rows", "kept"), [(5, 8 * 5), (9, 8 * 4 + 8 + 32)])
+def test_the_workspace_counts_buffers_and_what_recordings_keep(
+    model: LoadedModel, rows: int, kept: int
+) -> None:
+    """Passes of at most 16 tokens: five buckets, of which the last can have more than 8 rows."""
+    plain = TorchDecoder(model, 4)
+    decoder = GraphedDecoder(plain, capture_eagerly, torch.device(TRITON_DEVICE), table_blocks=20)
+    most = TOKEN_BUCKETS[-1]
+    buffers = 3 * most * 8 + ROW_BUCKETS[-1] * 8 + most * 4 * 4 + most * 20 * 4
+    added = decoder.workspace_bytes(16, rows, 99) - plain.workspace_bytes(16, rows, 99)
+    assert added == buffers + kept * VOCAB * 4
+    assert decoder.weight_bytes == plain.weight_bytes > 0
+    assert decoder.cache_bytes == plain.cache_bytes > 0
+
+
 def test_an_engine_writes_the_same_from_recordings(model: LoadedModel) -> None:
     """Parts of prompts and single tokens, in buckets of several sizes."""
     params = SamplingParams(max_tokens=4, temperature=0.8)

@@ -17,6 +17,7 @@ from specbatch.pipeline.engine.loader import load_model
 from specbatch.pipeline.engine.model_folder import inspect_model
 from specbatch.pipeline.engine.parallel import join_ranks
 from specbatch.pipeline.engine.runner import ModelRunner
+from specbatch.pipeline.engine.torch_decoder import TorchDecoder
 from specbatch.schemas.errors import MissingExtraError, ModelError, UsageError
 from specbatch.schemas.records import SamplingParams
 from support.architectures import tiny_model
@@ -58,12 +59,18 @@ for job, depth in (("a", 0), ("b", 3)):
 heads = service._engine._runner._decoder._decoder._caches[0][0].shape[2]
 host.close()
 leader.close()
-print(json.dumps([answers, heads]))
+print(json.dumps([answers, heads, host.memory.weights, host.memory.kv_cache]))
 """
 
 
-def two_ranks(folder: Path) -> tuple[list[list[tuple[list[int], int]]], int]:
-    """Tokens and accepted drafts of every prompt at depth 0 and 3; KV heads of rank 0."""
+Answers = list[list[tuple[list[int], int]]]
+
+
+def two_ranks(folder: Path) -> tuple[Answers, int, int, int]:
+    """Tokens and accepted drafts of every prompt at depth 0 and 3; KV heads of rank 0.
+
+    And the bytes that its budget says for weights and caches, of verifier and proposer together.
+    """
     port = free_port()
     ranks = [
         subprocess.Popen(
@@ -83,8 +90,8 @@ def two_ranks(folder: Path) -> tuple[list[list[tuple[list[int], int]]], int]:
         for rank in ranks:
             rank.kill()
     assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(errors for _, errors in outputs)
-    answers, heads = json.loads(outputs[0][0].splitlines()[-1])
-    return answers, heads
+    answers, heads, weights, kv_cache = json.loads(outputs[0][0].splitlines()[-1])
+    return answers, heads, weights, kv_cache
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma2"])
@@ -92,11 +99,14 @@ def test_two_ranks_write_what_one_writes(tmp_path: Path, model_type: str) -> Non
     folder = tiny_model(model_type, tmp_path)
     model = load_model(inspect_model(str(folder)), "float32", "fast", native=False)
     alone = complete(Engine(ModelRunner(model, 4 << 20)), PROMPTS, PARAMS, depth=0)
-    (plain, drafted), heads = two_ranks(folder)
+    (plain, drafted), heads, weights, kv_cache = two_ranks(folder)
     assert heads == model.num_kv_heads // 2 == 1
     for got in (plain, drafted):
         assert [tuple(tokens) for tokens, _ in got] == [c.token_ids for c in alone]
     assert sum(accepted for _, accepted in drafted) > 0
+    whole = TorchDecoder(model, 2).weight_bytes
+    assert whole * 1.5 < weights < whole * 2, "the proposer's, and more than half of the verifier's"
+    assert kv_cache <= 2 * (4 << 20)
 
 
 def refusal(folder: Path, **how: object) -> str:

@@ -17,6 +17,7 @@ from specbatch.pipeline.engine.loader import LoadedModel, load_model
 from specbatch.pipeline.engine.model_folder import inspect_model
 from specbatch.pipeline.engine.quantised import fingerprint_of
 from specbatch.pipeline.engine.runner import ModelRunner
+from specbatch.pipeline.engine.torch_decoder import TorchDecoder
 from specbatch.schemas.errors import MissingExtraError, ModelError
 from specbatch.schemas.records import SamplingParams
 from specbatch.schemas.spec import EngineSpec, Weights
@@ -55,6 +56,17 @@ def test_logits_are_near_those_of_the_weights_as_they_are(
     torch.testing.assert_close(near, exact, rtol=0, atol=0.1 if weights == "int8" else 0.5)
 
 
+def test_the_weights_of_linear_layers_take_half(tiny_pair: TinyPair, weights: Weights) -> None:
+    as_is, smaller = (
+        load_model(inspect_model(str(tiny_pair.verifier)), "bfloat16", "fast", weights=kind)
+        for kind in ("as-is", weights)
+    )
+    linears = [m.weight for m in as_is.module.modules() if isinstance(m, torch.nn.Linear)]
+    rows, values = sum(len(w) for w in linears), sum(w.numel() for w in linears)
+    saved = TorchDecoder(as_is, 2).weight_bytes - TorchDecoder(smaller, 2).weight_bytes
+    assert values - 8 * rows <= saved < values, "a byte per value, less a row's scale"
+
+
 def test_a_quantised_model_takes_the_torch_path(tiny_pair: TinyPair, weights: Weights) -> None:
     assert quantised(tiny_pair.verifier, weights).native is None
 
@@ -87,7 +99,7 @@ def test_verifier_and_proposer_are_quantised_each_as_asked(tiny_pair: TinyPair) 
     folders = [inspect_model(str(path)) for path in (tiny_pair.verifier, tiny_pair.draft)]
     host = EngineHost(folders[0], folders[1], 4, 64, kv_cache_bytes=8 << 20)
     spec = EngineSpec(dtype="float32", verifier_weights="int8")
-    engine = host._maker(spec)()
+    engine = host.make_engine(spec)
     assert engine._runner._decoder.__class__.__name__ == "TorchDecoder"
     assert spec.of_proposer().verifier_weights == "as-is"
     assert EngineSpec(proposer_weights="fp8").of_proposer().verifier_weights == "fp8"
