@@ -11,7 +11,7 @@ export PIP_ROOT_USER_ACTION := ignore
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-long lint types format
-.PHONY: bench-depth bench-engine bench-memory bench-exactness bench-acceptance clean distclean
+.PHONY: bench-depth bench-engine bench-memory bench-gpu bench-exactness bench-acceptance clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,6 +55,9 @@ bench-depth: $(VENV)/.engine ## what auto makes of drafts, beside depth 0 and fi
 	@$(BIN)/python -m specbatch.jobs.bench.depth --model demo $(ARGS)
 	@$(BIN)/python -m specbatch.jobs.bench.depth --model demo --real $(ARGS)
 	@$(BIN)/python -m specbatch.jobs.bench.depth --model llama-230m $(ARGS)
+
+bench-gpu: $(VENV)/.dev ## on a GPU: its tests, rooflines of the kernels, tokens/s; JSON in jobs/bench/results
+	@$(BIN)/python -m specbatch.jobs.bench.gpu
 
 clean: ## remove caches, build leftovers and the demo's output
 	@rm -rf demo-run build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -18,12 +18,13 @@ from specbatch.pipeline.leases import LeaseKeeper
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.migrate import open_store
 from specbatch.pipeline.sweeper import Sweeper
-from specbatch.schemas.errors import MissingExtraError
+from specbatch.schemas.errors import MissingExtraError, UsageError
 from specbatch.schemas.records import Bell
 from specbatch.schemas.settings import Settings
 
 if TYPE_CHECKING:  # the light install has no torch and no pyarrow
     from specbatch.pipeline.engine.host import EngineHost
+    from specbatch.pipeline.engine.parallel import Leader
     from specbatch.pipeline.stages import Stages
 
 log = logging.getLogger(__name__)
@@ -49,11 +50,14 @@ class Worker:
     keeper: LeaseKeeper
     sweeper: Sweeper
     engines: list[EngineHost] = field(default_factory=list)
+    leader: Leader | None = None
 
     def close(self) -> None:
         self.sweeper.close()
         for host in self.engines:
             host.close()
+        if self.leader is not None:
+            self.leader.close()
         self.keeper.close()
         self.store.close()
 
@@ -70,9 +74,10 @@ def make_worker(
 
     `verifier` is needed to verify, `proposer` to propose; a verify worker with a proposer also
     drafts locally. Raises `ModelError` for folders that cannot be served, `MissingExtraError`
-    without the engine extra.
+    without the engine extra, `UsageError` without the device.
     """
     require_engine_extra()
+    from specbatch.pipeline.engine.device import DeviceOptions
     from specbatch.pipeline.engine.host import EngineHost
     from specbatch.pipeline.engine.model_folder import check_pair, inspect_model
     from specbatch.pipeline.ingest.codec import TextCodec
@@ -80,6 +85,12 @@ def make_worker(
     from specbatch.pipeline.stages import Economy, Stages
 
     ring = patient(ring)
+    device = DeviceOptions(settings.device, settings.cuda_graphs, settings.torch_compile)
+    device.check()
+    leader = None
+    if settings.tensor_parallel > 1:
+        leader, name = join_as_leader(settings)
+        device = replace(device, name=name)
     models = lru_cache(maxsize=16)(inspect_model)
     folders = [models(ref) if ref else None for ref in (verifier, proposer)]
     if folders[0] is not None and folders[1] is not None:
@@ -97,6 +108,8 @@ def make_worker(
             max_batch_tokens=settings.max_batch_tokens,
             kv_cache_bytes=settings.kv_cache_mib << 20,
             gate=gate,
+            device=device,
+            leader=leader,
         )
 
     verifying = host(0, drafts=True) if "verify" in kinds else None
@@ -122,7 +135,38 @@ def make_worker(
         keeper=keeper,
         sweeper=Sweeper(store, ring, settings.sweep_interval_sec),
         engines=[h for h in (verifying, proposing) if h is not None],
+        leader=leader,
     )
+
+
+def join_as_leader(settings: Settings) -> tuple[Leader, str]:
+    """(what leads the other ranks, the device of this one). Raises `UsageError` on other ranks."""
+    from specbatch.pipeline.engine.parallel import Leader, join_ranks
+
+    rank, device = join_ranks(settings.tensor_parallel, settings.device)
+    if rank:
+        raise UsageError(
+            "with SPECBATCH_TENSOR_PARALLEL, `torchrun` starts `specbatch worker` and nothing else"
+        )
+    return Leader(settings.tensor_parallel), device
+
+
+def follow_leader(settings: Settings) -> bool:
+    """On all ranks but the first: do as that one says until it ends, and return True.
+
+    Raises `UsageError` unless `torchrun` started as many processes as are set.
+    """
+    if settings.tensor_parallel == 1:
+        return False
+    require_engine_extra()
+    from specbatch.pipeline.engine.parallel import follow, join_ranks, leave_ranks
+
+    rank, device = join_ranks(settings.tensor_parallel, settings.device)
+    if rank == 0:
+        return False
+    follow(device)
+    leave_ranks()
+    return True
 
 
 def patient(ring: Ring) -> Ring:

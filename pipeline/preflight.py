@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from specbatch.pipeline.engine.model_folder import check_pair, inspect_model
+from specbatch.pipeline.engine.quantised import check_weights
 from specbatch.pipeline.ingest.codec import TextCodec
 from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ingest.outputs import OutputWriter
@@ -46,8 +47,10 @@ def check_job(
     """
     objects = Objects(s3_endpoint_url)
     verifier = inspect_model(spec.verifier)
+    check_weights(spec.engine.verifier_weights)
     if spec.proposer:
         check_pair(verifier, inspect_model(spec.proposer))
+        check_weights(spec.engine.proposer_weights)
     codec = TextCodec.load(str(verifier.path))
     try:
         source = open_source(spec.input, objects)

@@ -17,6 +17,7 @@ from functools import cache
 from specbatch.pipeline.client import Ring
 from specbatch.pipeline.engine.host import EngineHost
 from specbatch.pipeline.engine.model_folder import ModelFolder, check_pair, inspect_model
+from specbatch.pipeline.engine.quantised import fingerprint_of
 from specbatch.pipeline.engine.sequence import Completion
 from specbatch.pipeline.ingest.artefacts import (
     DraftBlock,
@@ -136,9 +137,16 @@ class Stages:
                     break
                 self._store_group(work.lease, job, spec, planned)
                 rows = planned.next_row
-            identity = {"input_format": source.format, "verifier_sha256": verifier.fingerprint}
+            engine = spec.engine
+            identity = {
+                "input_format": source.format,
+                "verifier_sha256": fingerprint_of(verifier.fingerprint, engine.verifier_weights),
+                "verifier_weights": engine.verifier_weights,
+            }
             if proposer is not None:
-                identity["proposer_sha256"] = proposer.fingerprint
+                identity["proposer_sha256"] = fingerprint_of(
+                    proposer.fingerprint, engine.proposer_weights
+                )
             self._store.finish_ingest(work.lease, rows, identity)
         self._ring_job(job_id)
 
@@ -185,7 +193,7 @@ class Stages:
             requests = [
                 ahead(r, length) for row in rows for r in requests_of(job_id, spec, row, decode)
             ]
-            completions = host.service(spec.engine).submit(job_id, requests).wait()
+            completions = host.service(spec.engine.of_proposer()).submit(job_id, requests).wait()
             blocks = [
                 DraftBlock(*row_and_sample(c.request_id), c.token_ids, c.compute_sec)
                 for c in completions

@@ -45,6 +45,18 @@ class Settings(BaseSettings):
         ge=16,
         description="memory for KV blocks, per model, as far as it is available",
     )
+    device: str = Field(
+        default="cpu",
+        pattern=r"^(cpu|cuda(:\d+)?)$",
+        description="where engines run: cpu, cuda, or one GPU of several as cuda:1",
+    )
+    cuda_graphs: bool = Field(default=True, description="record short passes on a GPU")
+    torch_compile: bool = Field(
+        default=False, description="compile models of `exactness: fast` on a GPU; not measured yet"
+    )
+    tensor_parallel: int = Field(
+        default=1, ge=1, le=64, description="processes of `torchrun` that share the verifier"
+    )
 
     @field_validator("workspace", mode="after")
     @classmethod

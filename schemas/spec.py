@@ -24,6 +24,7 @@ Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 BadWord = Annotated[tuple[TokenId, ...], Field(min_length=1, max_length=MAX_BAD_WORD_TOKENS)]
 
+Weights = Literal["as-is", "int8", "fp8"]
 Depth = Literal["auto", "off"] | Annotated[int, Field(ge=0, le=32)]
 
 
@@ -190,6 +191,14 @@ class EngineSpec(_Part):
     exactness: Literal["bitwise", "fast"] = Field(
         default="bitwise", description="bitwise: a token's bits do not depend on batch or depth"
     )
+    verifier_weights: Weights = Field(
+        default="as-is", description="int8 or fp8: quantised on loading; another verifier"
+    )
+    proposer_weights: Weights = Field(default="as-is", description="the same; changes speed only")
+
+    def of_proposer(self) -> EngineSpec:
+        """How a proposer runs that works ahead by itself."""
+        return self.model_copy(update={"verifier_weights": self.proposer_weights})
 
 
 class JobSpec(_Part):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,9 +13,9 @@ from weakref import WeakKeyDictionary
 from celery import Celery
 from celery.worker import WorkController, state
 
-from specbatch.pipeline.bootstrap import KINDS, Worker, make_worker
+from specbatch.pipeline.bootstrap import KINDS, Worker, follow_leader, make_worker
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.schemas.errors import DeviceLostError
+from specbatch.schemas.errors import DeviceLostError, UsageError
 from specbatch.schemas.records import Stage
 from specbatch.schemas.routing import queue_for
 from specbatch.schemas.settings import Settings
@@ -72,9 +74,16 @@ def run_worker(
 ) -> None:
     """Work in the foreground until a signal ends it (soft first: groups are given back).
 
+    Of processes that share a model, the first one works; a signal is its to answer.
+
     Raises `DeviceLostError` when the device is gone and all groups are given back. Its exit code
     tells a supervisor to start the worker anew.
     """
+    if settings.tensor_parallel > 1 and os.environ.get("RANK", "0") != "0":
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+    if follow_leader(settings):
+        return
     app = make_app(settings)
     worker = make_worker(settings, kinds, make_ring(app), verifier, proposer)
     with LastWord() as lost:
@@ -109,6 +118,8 @@ def embedded(
 
     When the device is gone the worker dies (`is_alive`), its groups given back.
     """
+    if settings.tensor_parallel > 1:
+        raise UsageError("SPECBATCH_TENSOR_PARALLEL is for `specbatch worker`: unset it here")
     kinds = KINDS if proposer else tuple(k for k in KINDS if k != "propose")
     app = make_app(settings)
     worker = make_worker(settings, kinds, make_ring(app), verifier, proposer, store)

@@ -6,13 +6,14 @@ Every contender completes the same prompts greedily with exactly `NEW_TOKENS` to
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from specbatch.jobs.bench.models import BenchModel
 from specbatch.jobs.bench.replay import ReplayProposer
+from specbatch.pipeline.engine.device import DeviceOptions, capture_for
 from specbatch.pipeline.engine.engine import Engine
 from specbatch.pipeline.engine.loader import load_model
 from specbatch.pipeline.engine.model_folder import inspect_model
@@ -62,15 +63,27 @@ def timed(complete: Callable[[Prompts], Outputs]) -> Callable[[Prompts], Complet
 class Ours:
     """This engine over one model: weights are packed once, an engine is made per run."""
 
-    def __init__(self, model: BenchModel, dtype: str) -> None:
+    def __init__(
+        self,
+        model: BenchModel,
+        dtype: str,
+        device: str = "cpu",
+        exactness: str = "bitwise",
+        graphs: bool = True,
+    ) -> None:
         self.vocab_size = model.vocab_size
-        loaded = load_model(inspect_model(str(model.folder)), dtype)
+        loaded = load_model(inspect_model(str(model.folder)), dtype, exactness, device)
         # The same prompts are completed again and again: each time in full.
-        self.runner = ModelRunner(loaded, kv_cache_bytes=1 << 30, share_prefixes=False)
+        self.runner = ModelRunner(
+            loaded,
+            kv_cache_bytes=1 << 30,
+            share_prefixes=False,
+            capture=capture_for(loaded, DeviceOptions(device, graphs)),
+        )
         self.known: dict[str, list[int]] = {}
         self.learned: dict[float | None, Knowledge] = {}
 
-    def contenders(self) -> list[Contender]:
+    def contenders(self, shares: Sequence[float] = REPLAYED) -> list[Contender]:
         """Depth 0 first: the others replay what it wrote."""
         replayed = [
             Contender(
@@ -78,7 +91,7 @@ class Ours:
                 OURS,
                 partial(self.complete, depth=None, acceptance=share),
             )
-            for share in REPLAYED
+            for share in shares
         ]
         return [Contender(DEPTH_0, OURS, self.complete), *replayed]
 

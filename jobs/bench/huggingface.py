@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,12 +15,16 @@ ENGINE = "transformers"
 DRAFTED = 4  # tokens a step, of the draft model and of prompt lookup
 
 
-def transformers_contenders(model: BenchModel, dtype: torch.dtype) -> list[Contender]:
+def transformers_contenders(
+    model: BenchModel, dtype: torch.dtype, device: str = "cpu"
+) -> list[Contender]:
     """Assisted generation and prompt lookup take one prompt only."""
     from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
-    module: Any = AutoModelForCausalLM.from_pretrained(model.folder, dtype=dtype).eval()
-    draft: Any = AutoModelForCausalLM.from_pretrained(model.draft, dtype=dtype).eval()
+    def loaded(folder: Path) -> Any:
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
+
+    module, draft = loaded(model.folder), loaded(model.draft)
     draft.generation_config.num_assistant_tokens = DRAFTED
     draft.generation_config.num_assistant_tokens_schedule = "constant"
     fixed = {
@@ -31,7 +36,7 @@ def transformers_contenders(model: BenchModel, dtype: torch.dtype) -> list[Conte
     }
 
     def generate(prompts: Prompts, **more: Any) -> Outputs:
-        ids = torch.tensor(prompts)
+        ids = torch.tensor(prompts, device=device)
         with torch.inference_mode():
             out = module.generate(ids, attention_mask=torch.ones_like(ids), **fixed, **more)
         return list(out[:, ids.shape[1] :].tolist())

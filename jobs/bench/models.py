@@ -1,4 +1,4 @@
-"""Models that are benchmarked: the demo pair, a random Llama of 230M parameters, small ones."""
+"""Models that are benchmarked: the demo pair, random Llamas, and small ones of other kinds."""
 
 from __future__ import annotations
 
@@ -33,16 +33,39 @@ def demo_model() -> BenchModel:
     return BenchModel("demo", models / "verifier", models / "draft", 2048)
 
 
-def random_model(folder: Path) -> BenchModel:
-    """Hidden 1024, 16 layers, and a draft of 2 with hidden 256; made in `folder` unless there."""
-    verifier, draft = folder / "llama-230m", folder / "llama-230m-draft"
-    _random_llama(verifier, hidden_size=1024, intermediate_size=2816, num_hidden_layers=16)
-    _random_llama(draft, hidden_size=256, intermediate_size=704, num_hidden_layers=2)
-    return BenchModel("llama-230m", verifier, draft, 32000)
+# Llamas of 230M and 1.2G parameters, with drafts of 2 layers and a quarter of the width.
+RANDOM_MODELS: dict[str, dict[str, int]] = {
+    "llama-230m": {
+        "vocab_size": 32000,
+        "hidden_size": 1024,
+        "intermediate_size": 2816,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+    },
+    "llama-1b": {
+        "vocab_size": 128256,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+    },
+}
+
+
+def random_model(folder: Path, name: str = "llama-230m") -> BenchModel:
+    """One of `RANDOM_MODELS` and its draft; made in `folder` unless they are there."""
+    sizes = RANDOM_MODELS[name]
+    verifier, draft = folder / name, folder / f"{name}-draft"
+    _random_llama(verifier, **sizes)
+    smaller = {key: sizes[key] // 4 for key in ("hidden_size", "intermediate_size")}
+    _random_llama(draft, **sizes | smaller | {"num_hidden_layers": 2})
+    return BenchModel(name, verifier, draft, sizes["vocab_size"])
 
 
 def _random_llama(path: Path, **sizes: int) -> None:
-    """16 attention heads on 4, vocabulary 32000, bfloat16."""
+    """In bfloat16."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -50,9 +73,6 @@ def _random_llama(path: Path, **sizes: int) -> None:
         return
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=32000,
-        num_attention_heads=16,
-        num_key_value_heads=4,
         max_position_embeddings=2048,
         tie_word_embeddings=False,
         bos_token_id=0,

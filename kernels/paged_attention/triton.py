@@ -33,12 +33,18 @@ _LEAST = 16  # of any side of a product
 _MINUS_INF = tl.constexpr(float("-inf"))
 
 
-@dataclass(frozen=True, slots=True)
-class _Tiles:
-    """Index work done once per pass and shared by all layers."""
+PREPARED = "triton"  # the key of `Tiles` in `RaggedBatch.prepared`
 
-    tiles: Tensor  # [T, 4] int32: first token, tokens, position of the first, sequence
-    tables: Tensor  # [num_seqs, blocks of the longest] int32
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Index work done once per pass and shared by all layers; it stays on the device.
+
+    A tile without tokens does nothing, so that a pass can be padded to a constant number of tiles.
+    """
+
+    tiles: Tensor  # [T, 4] int32: first token, tokens, position of the first, its table's start
+    tables: Tensor  # [blocks of all sequences] int32, their block tables one behind the other
 
 
 def paged_attention(
@@ -55,9 +61,9 @@ def paged_attention(
     block_size, kv_heads = key_cache.shape[1:3]
     group = num_heads // kv_heads
     out = torch.zeros_like(query, memory_format=torch.contiguous_format)
-    if "triton" not in batch.prepared:
-        batch.prepared["triton"] = _prepare(batch, query.device)
-    prepared = cast(_Tiles, batch.prepared["triton"])
+    if PREPARED not in batch.prepared:
+        batch.prepared[PREPARED] = prepare(batch, query.device)
+    prepared = cast(Tiles, batch.prepared[PREPARED])
     if not len(prepared.tiles):
         return out
     _attend[(len(prepared.tiles), kv_heads)](
@@ -67,7 +73,6 @@ def paged_attention(
         out,
         prepared.tiles,
         prepared.tables,
-        prepared.tables.shape[1],
         scaling,
         window or 0,
         softcap or 1.0,
@@ -86,30 +91,33 @@ def paged_attention(
     return out
 
 
-def _prepare(batch: RaggedBatch, device: torch.device) -> _Tiles:
-    """Cut every sequence's tokens into tiles, on the host; two copies to the device."""
+def prepare(batch: RaggedBatch, device: torch.device, least_tiles: int = 0) -> Tiles:
+    """Cut every sequence's tokens into tiles, on the host; two copies that do not wait.
+
+    Tiles without tokens are added until there are `least_tiles`.
+    """
     starts = np.asarray(batch.query_starts, dtype=np.int64)
     contexts = np.asarray(batch.context_lens, dtype=np.int64)
     lengths = np.diff(starts)
     per_seq = -(-lengths // TILE_TOKENS)
     owner = np.repeat(np.arange(len(lengths)), per_seq)
     first = (np.arange(len(owner)) - np.repeat(np.cumsum(per_seq) - per_seq, per_seq)) * TILE_TOKENS
-    tiles = np.stack(
-        (
-            starts[owner] + first,
-            np.minimum(lengths[owner] - first, TILE_TOKENS),
-            (contexts - lengths)[owner] + first,
-            owner,
-        ),
-        axis=1,
-    )
-    longest = max(map(len, batch.block_tables), default=0)
-    tables = np.zeros((len(lengths), max(longest, 1)), dtype=np.int32)
-    for i, table in enumerate(batch.block_tables):
-        tables[i, : len(table)] = table
-    return _Tiles(
-        torch.from_numpy(tiles.astype(np.int32)).to(device), torch.from_numpy(tables).to(device)
-    )
+    sizes = np.array([len(table) for table in batch.block_tables], dtype=np.int64)
+    tiles = np.zeros((max(len(owner), least_tiles), 4), dtype=np.int32)
+    tiles[: len(owner), 0] = starts[owner] + first
+    tiles[: len(owner), 1] = np.minimum(lengths[owner] - first, TILE_TOKENS)
+    tiles[: len(owner), 2] = (contexts - lengths)[owner] + first
+    tiles[: len(owner), 3] = (np.cumsum(sizes) - sizes)[owner]
+    tables = np.zeros(max(int(sizes.sum()), 1), dtype=np.int32)
+    tables[: int(sizes.sum())] = [block for table in batch.block_tables for block in table]
+    return Tiles(*(_on_device(array, device) for array in (tiles, tables)))
+
+
+def _on_device(array: np.ndarray, device: torch.device) -> Tensor:
+    tensor = torch.from_numpy(array)
+    if device.type != "cuda" or not tensor.numel():
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 @triton.jit
@@ -119,8 +127,7 @@ def _attend(
     value_cache,  # as key_cache
     out,  # as query
     tiles,  # [T, 4] int32
-    tables,  # [num_seqs, table_width] int32
-    table_width,
+    tables,  # [blocks of all sequences] int32
     scaling,
     window,
     softcap,
@@ -137,7 +144,7 @@ def _attend(
 ):
     tile, kv_head = tiles + 4 * tl.program_id(0), tl.program_id(1)
     first_token, count = tl.load(tile).to(tl.int64), tl.load(tile + 1)
-    first_at, table = tl.load(tile + 2), tables + tl.load(tile + 3).to(tl.int64) * table_width
+    first_at, table = tl.load(tile + 2), tables + tl.load(tile + 3)
 
     # 1) The tile's queries, one row per token and head.
     row, d = tl.arange(0, rows), tl.arange(0, columns)

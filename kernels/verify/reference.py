@@ -9,6 +9,8 @@ Musco, Suresh, arXiv 2408.07978).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -61,10 +63,17 @@ def _choose(scores: Tensor, counters: Tensor, sampling: SamplingRows) -> Tensor:
     return scores.argmax(dim=1)
 
 
-def process(logits: Tensor, sampling: SamplingRows) -> Tensor:
+def running_sum(x: Tensor) -> Tensor:
+    """Of every row, its first element included; [num_rows, n] as x."""
+    return x.cumsum(dim=1)
+
+
+def process(
+    logits: Tensor, sampling: SamplingRows, sums: Callable[[Tensor], Tensor] = running_sum
+) -> Tensor:
     """Penalties and bias, forbidden tokens, grammar mask, temperature, top-k, top-p, min-p.
 
-    In this order. Dropped tokens are -inf.
+    In this order. Dropped tokens are -inf. `sums` may be another way to `running_sum`.
     """
     scores = logits
     if sampling.adjust is not None:
@@ -82,7 +91,7 @@ def process(logits: Tensor, sampling: SamplingRows) -> Tensor:
     if sampling.any_top_k:
         scores = _keep_top_k(scores, sampling.top_k)
     if sampling.any_top_p:
-        scores = _keep_top_p(scores, sampling.top_p)
+        scores = _keep_top_p(scores, sampling.top_p, sums)
     if sampling.any_min_p:
         floor = scores.amax(dim=1) + sampling.min_p.log()  # log 0 is -inf: keeps all
         scores = scores.masked_fill(scores < floor[:, None], float("-inf"))
@@ -143,11 +152,11 @@ def _keep_top_k(scores: Tensor, top_k: Tensor) -> Tensor:
     return scores.masked_fill(scores < floor, float("-inf"))
 
 
-def _keep_top_p(scores: Tensor, top_p: Tensor) -> Tensor:
+def _keep_top_p(scores: Tensor, top_p: Tensor, sums: Callable[[Tensor], Tensor]) -> Tensor:
     """The smallest set of most likely tokens whose probability reaches top_p; never empty."""
     ordered, index = scores.sort(dim=1, descending=True, stable=True)
     probability = ordered.softmax(dim=1)
-    before = probability.cumsum(dim=1) - probability
+    before = sums(probability) - probability
     # A row with top_p 1 keeps everything, rounding of the sum included.
     dropped = (before >= top_p[:, None]) & (top_p < 1)[:, None]
     return scores.masked_fill(torch.zeros_like(dropped).scatter(1, index, dropped), float("-inf"))

@@ -3,8 +3,9 @@
 Greedy rows and plain temperature read each logit once and write a few numbers per tile of tokens;
 a second, small kernel joins a row's tiles in their order. Tiles have a fixed size, so that a row's
 bits do not depend on its batch. Forbidden tokens, masks, top-k, top-p and min-p are processed by
-the torch definition first; the same pass then reads the processed scores beside the logits. The
-most likely tokens are found by the definition's sort, of the rows that want them and of no other.
+the torch definition first; the same pass then reads the processed scores beside the logits. Only
+the running sum of top-p is our own there: torch's takes another order on a GPU for another number
+of rows. The most likely tokens are found by the definition's sort, of the rows that want them.
 So far run through Triton's interpreter only: they compile for a GPU but have run on none.
 """
 
@@ -49,6 +50,15 @@ def sample(
     return _sample(logits, counters, sampling, None)
 
 
+def running_sum(x: Tensor) -> Tensor:
+    """As `reference.running_sum`, of rows without negative numbers, up to rounding."""
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    if x.numel():
+        _add_up[(x.shape[0],)](x, out, x.shape[1], TILE)
+    return out
+
+
 def _sample(
     logits: Tensor,
     counters: Tensor,
@@ -67,7 +77,7 @@ def _sample(
         or sampling.allowed is not None
         or (sampling.any_sampled and filters)
     )
-    scores = process(logits, sampling).contiguous() if filtered else logits
+    scores = process(logits, sampling, running_sum).contiguous() if filtered else logits
     tiles = triton.cdiv(vocab_size, TILE)
     numbers = logits.new_empty(3, num_rows, tiles, dtype=torch.float32)
     candidates = torch.empty(num_rows, tiles, dtype=torch.int32, device=logits.device)
@@ -98,6 +108,18 @@ def _sample(
         enable_fp_fusion=False,
     )
     return tokens
+
+
+@triton.jit
+def _add_up(x, out, width, tile: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * width
+    before = 0.0
+    for begin in range(0, width, tile):
+        at = begin + tl.arange(0, tile)
+        part = tl.load(x + row + at, mask=at < width, other=0.0)
+        sums = tl.cumsum(part, axis=0) + before
+        tl.store(out + row + at, sums, mask=at < width)
+        before = tl.max(sums, axis=0)  # the last of them: nothing is negative
 
 
 @triton.jit

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from specbatch.kernels.decoder.contract import DecoderBatch
 from specbatch.kernels.paged_attention.contract import RaggedBatch
 from specbatch.pipeline.engine.blocks import TRASH_BLOCK, KvState
+from specbatch.pipeline.engine.transfer import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,12 @@ def build_batch(
     block_size: int,
     padded: Callable[[int], int],
     device: torch.device,
+    padded_rows: Callable[[int], int] | None = None,
 ) -> DecoderBatch:
-    """Lay the chunks out behind one another, then pad tokens and logit rows as `padded` says."""
+    """Lay the chunks out behind one another, then pad the tokens as `padded` says.
+
+    Logit rows are padded as `padded_rows` says, or as tokens are.
+    """
     lengths = np.array([len(c.token_ids) for c in chunks], dtype=np.int64)
     cached = np.array([c.kv.length for c in chunks], dtype=np.int64)
     starts = np.concatenate(([0], np.cumsum(lengths)))
@@ -56,20 +60,17 @@ def build_batch(
         for chunk, end in zip(chunks, starts[1:], strict=True)
     ]
     num_rows = sum(len(r) for r in rows)
-    logit_index = np.zeros(padded(num_rows) if num_rows else 0, dtype=np.int64)
+    logit_index = np.zeros((padded_rows or padded)(num_rows) if num_rows else 0, dtype=np.int64)
     logit_index[:num_rows] = np.concatenate(rows)
 
-    def tensor(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(device)
-
     return DecoderBatch(
-        ids=tensor(input_ids),
-        positions=tensor(positions),
+        ids=to_device(input_ids, device),
+        positions=to_device(positions, device),
         ragged=RaggedBatch(
             query_starts=starts.tolist(),
             context_lens=(cached + lengths).tolist(),
             block_tables=[c.kv.blocks for c in chunks],
-            slots=tensor(slots),
+            slots=to_device(slots, device),
         ),
-        logit_rows=tensor(logit_index),
+        logit_rows=to_device(logit_index, device),
     )

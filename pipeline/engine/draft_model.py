@@ -40,7 +40,7 @@ class DraftModelProposer:
         self, runner: ModelRunner, max_depth: int = 8, pass_time: LinearCost | None = None
     ) -> None:
         self._runner = runner
-        self._sampler = choose_sampler(runner.device)
+        self._sampler = choose_sampler(runner.device, runner.kernels)
         self._max_depth = max_depth
         self.pass_time = pass_time or Knowledge().draft_time
         self._kv: dict[Sequence, KvState] = {}

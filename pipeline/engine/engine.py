@@ -29,6 +29,7 @@ from specbatch.pipeline.engine.scheduler import Planned, Scheduler
 from specbatch.pipeline.engine.sequence import Completion, Request, Sequence
 from specbatch.pipeline.engine.speculator import Speculator
 from specbatch.pipeline.engine.token_budget import TokenBudget
+from specbatch.pipeline.engine.transfer import to_host
 from specbatch.pipeline.engine.verification import verify
 from specbatch.pipeline.engine.work import Work
 from specbatch.pipeline.policy.knowledge import Knowledge
@@ -49,7 +50,7 @@ class EngineStats:
     accepted: int = 0
     verifier_passes: int = 0  # (sequence, step) pairs that decided tokens
     busy_sec: float = 0.0
-    forward_sec: float = 0.0  # the verifier's forward passes alone
+    forward_sec: float = 0.0  # the verifier's forward passes alone; on a GPU, queueing them
     reused_tokens: int = 0  # of prompts and preempted sequences: the verifier's KV was there
     checked_tokens: int = 0  # looked at a second time, where bits may depend on the batch
     differing_tokens: int = 0  # of those, decided otherwise the second time
@@ -72,7 +73,7 @@ class Engine:
     ) -> None:
         self._runner = runner
         self._rechecker = rechecker
-        self._sampler = choose_sampler(runner.device)
+        self._sampler = choose_sampler(runner.device, runner.kernels)
         self._speculator = Speculator(
             [guarded(proposer, self._count_failure) for proposer in proposers],
             knowledge or Knowledge(),
@@ -235,11 +236,11 @@ class Engine:
         """Append what was decided; forget the KV of rejected drafts."""
         if verdict is None:
             return
-        tokens, logprobs = verdict.tokens.tolist(), verdict.logprobs.tolist()
+        tokens, logprobs, accepted = to_host(verdict)
         most_likely = MostLikely(verdict.top)
         row = 0
         for i, (sequence, draft) in enumerate(zip(work.deciding, work.drafts, strict=True)):
-            agreed, before = int(verdict.accepted[i]), sequence.num_output
+            agreed, before = accepted[i], sequence.num_output
             end = row + agreed + 1
             if any(math.isnan(x) for x in logprobs[row:end]):
                 self._fail(sequence, f"the verifier's logits are NaN at token {before}")

@@ -1,23 +1,31 @@
-"""The engines of one worker process: one per (dtype, exactness) that its jobs ask for."""
+"""The engines of one worker process: one per `EngineSpec` that its jobs ask for."""
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
+from typing import TYPE_CHECKING
 
 from specbatch.pipeline.engine.block_proposer import BlockProposer
+from specbatch.pipeline.engine.device import DeviceOptions, capture_for, gpu_cache_bytes
 from specbatch.pipeline.engine.draft_model import MAX_PASS_TOKENS, DraftModelProposer
 from specbatch.pipeline.engine.engine import Engine, EngineStats
-from specbatch.pipeline.engine.loader import load_model
+from specbatch.pipeline.engine.loader import LoadedModel, load_model
 from specbatch.pipeline.engine.memory import MemoryBudget, budget_of, cache_bytes
 from specbatch.pipeline.engine.model_folder import ModelFolder
 from specbatch.pipeline.engine.proposer import Proposer
+from specbatch.pipeline.engine.quantised import check_weights
 from specbatch.pipeline.engine.recheck import Rechecker
-from specbatch.pipeline.engine.runner import ModelRunner
+from specbatch.pipeline.engine.runner import Decoder, ModelRunner
 from specbatch.pipeline.engine.service import EngineService
-from specbatch.schemas.spec import EngineSpec
+from specbatch.pipeline.engine.torch_decoder import TorchDecoder
+from specbatch.schemas.spec import EngineSpec, Weights
+
+if TYPE_CHECKING:
+    from specbatch.pipeline.engine.parallel import Leader
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +41,8 @@ class EngineHost:
         max_batch_tokens: int,
         kv_cache_bytes: int,
         gate: AbstractContextManager[object] | None = None,
-        device: str = "cpu",
+        device: DeviceOptions = DeviceOptions(),
+        leader: Leader | None = None,
     ) -> None:
         self.verifier = verifier
         self.proposer = proposer
@@ -43,18 +52,21 @@ class EngineHost:
         self._gate = gate
         self._device = device
         self.memory: MemoryBudget | None = None  # of the engine made last
-        self._services: dict[tuple[str, str], EngineService] = {}
+        self._leader = leader  # of the ranks that share the verifier; a proposer is rank 0's own
+        self._services: dict[EngineSpec, EngineService] = {}
         self._lock = threading.Lock()
 
     def service(self, spec: EngineSpec) -> EngineService:
-        """The engine for a job's dtype and exactness."""
+        """The engine for a job's dtype, exactness and weights. Raises `MissingExtraError`."""
+        check_weights(spec.verifier_weights)
+        if self.proposer is not None:
+            check_weights(spec.proposer_weights)
         with self._lock:
-            key = (spec.dtype, spec.exactness)
-            if key not in self._services:
-                self._services[key] = EngineService(
+            if spec not in self._services:
+                self._services[spec] = EngineService(
                     partial(self.make_engine, spec), self._gate, name=f"engine-{spec.dtype}"
                 )
-            return self._services[key]
+            return self._services[spec]
 
     def check(self) -> None:
         """Raises `DeviceLostError` once an engine here has lost its device."""
@@ -78,14 +90,16 @@ class EngineHost:
             return list(self._services.values())
 
     def make_engine(self, spec: EngineSpec) -> Engine:
-        """A new engine, its memory announced. The caller alone uses it."""
+        """A new engine, its memory announced; for the caller alone, in whose thread it runs."""
+        self._device.enter()
+        verifier = self._load_verifier(spec)
         proposers: list[Proposer] = [BlockProposer()]
         models = []
         if self.proposer is not None:
-            drafting = self._runner(self.proposer, spec)
+            drafting = self._runner(self._load(self.proposer, spec, spec.proposer_weights))
             proposers.append(DraftModelProposer(drafting))
             models.append(drafting.memory(MAX_PASS_TOKENS, self._max_sequences))
-        verifying = self._runner(self.verifier, spec)
+        verifying = self._runner(verifier, self._spread(spec))
         engine = Engine(
             verifying,
             tuple(proposers),
@@ -94,14 +108,52 @@ class EngineHost:
             None if verifying.steady else Rechecker(verifying),
         )
         models.append(verifying.memory(*engine.largest_pass))
-        self.memory = budget_of(models, on_processor=self._device == "cpu")
+        self.memory = budget_of(models, on_processor=not self._device.is_gpu)
         log.info("memory budget of the %s engine: %s", spec.dtype, self.memory)
         return engine
 
-    def _runner(self, folder: ModelFolder, spec: EngineSpec) -> ModelRunner:
-        model = load_model(folder, spec.dtype, spec.exactness, self._device)
+    def _load_verifier(self, spec: EngineSpec) -> LoadedModel:
+        if self._leader is None:
+            return self._load(self.verifier, spec, spec.verifier_weights)
+        return self._leader.load(
+            self._name(spec),
+            self.verifier.ref,
+            self._device.name,
+            dtype=spec.dtype,
+            exactness=spec.exactness,
+            weights=spec.verifier_weights,
+        )
+
+    def _spread(self, spec: EngineSpec) -> Callable[[TorchDecoder, int], Decoder] | None:
+        if self._leader is None:
+            return None
+        return partial(self._leader.decoder, self._name(spec))
+
+    def _name(self, spec: EngineSpec) -> str:
+        """Of the verifier's like on other ranks."""
+        return f"{self.verifier.ref} {spec}"
+
+    def _load(self, folder: ModelFolder, spec: EngineSpec, weights: Weights) -> LoadedModel:
+        return load_model(
+            folder,
+            spec.dtype,
+            spec.exactness,
+            self._device.name,
+            weights=weights,
+            compiled=self._device.compile,
+        )
+
+    def _runner(
+        self,
+        model: LoadedModel,
+        spread: Callable[[TorchDecoder, int], Decoder] | None = None,
+    ) -> ModelRunner:
+        """Made after all models are loaded: what they leave is what caches can have."""
         models = 1 if self.proposer is None else 2
         size = self._kv_cache_bytes
-        if self._device == "cpu":
+        if self._device.is_gpu:
+            size = gpu_cache_bytes(size, models, model.device)
+        else:
             size = cache_bytes(size, models)
-        return ModelRunner(model, size, consume=True)
+        capture = None if spread else capture_for(model, self._device)
+        return ModelRunner(model, size, consume=True, capture=capture, spread=spread)

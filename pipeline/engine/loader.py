@@ -6,24 +6,28 @@ import logging
 import os
 import threading
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM
 
 from specbatch.kernels.decoder.contract import DecoderShape, DecoderWeights
-from specbatch.kernels.paged_attention import cpu, reference
 from specbatch.kernels.paged_attention.contract import RaggedBatch
+from specbatch.pipeline.engine.kernel_choice import Attention, Kernels, choose_kernels
 from specbatch.pipeline.engine.model_folder import ModelFolder
 from specbatch.pipeline.engine.native_model import NotNativeError, lower
+from specbatch.pipeline.engine.quantised import check_weights, quantise
 from specbatch.pipeline.engine.row_tiles import RowTiles
+from specbatch.pipeline.engine.sharding import check_shareable, shared_among
 from specbatch.pipeline.engine.tiled_modules import tile_rows
 from specbatch.schemas.errors import ModelError
+from specbatch.schemas.spec import Weights
 
 log = logging.getLogger(__name__)
 
 ATTENTION_NAME = "specbatch_paged"
+COMPILED_ATTENTION_NAME = "specbatch_paged_compiled"
 # transformers keeps global state while it loads: two threads at once lose each other's weights.
 _loading = threading.Lock()
 _DTYPES = {
@@ -42,9 +46,11 @@ class LoadedModel:
     dtype: torch.dtype
     device: torch.device
     native: tuple[DecoderShape, DecoderWeights] | None  # None: the torch path
-    tiles: RowTiles | None  # of the torch path; None: exactness "fast"
+    tiles: RowTiles | None  # of the torch path on a processor; None: passes are not padded
+    kernels: Kernels  # of the torch path
+    exactness: str
     num_layers: int
-    num_kv_heads: int
+    num_kv_heads: int  # of this rank, where several share the model
     head_dim: int
     eos_ids: frozenset[int]
 
@@ -55,12 +61,28 @@ def load_model(
     exactness: str = "bitwise",
     device: str = "cpu",
     native: bool = True,
+    kernels: Literal["auto", "torch", "triton"] = "auto",
+    weights: Weights = "as-is",
+    compiled: bool = False,
+    tensor_parallel: int = 1,
 ) -> LoadedModel:
     """Load a model for the native pass if it can run there and `native`, else for the torch path.
 
-    The choice and its reason are logged. Raises `ModelError` when transformers cannot load it.
+    The choice and its reason are logged. `compiled` is for `fast` models with Triton's kernels, and
+    passes the others by. So many ranks as `tensor_parallel` call this together and share the model.
+    Raises `ModelError` when transformers cannot load it or it cannot be had as asked,
+    `MissingExtraError` when a package lacks.
     """
+    if tensor_parallel > 1:
+        check_shareable(folder, tensor_parallel, exactness, weights)
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    by = choose_kernels(kernels, torch.device(device))
+    check_weights(weights)
+    if weights != "as-is" and by == "triton" and exactness == "bitwise":
+        raise ModelError(
+            f"model `{folder.ref}` has no bitwise products of `{weights}` weights on a GPU: "
+            "use `exactness: fast`, or its weights as they are"
+        )
     chosen = choose_dtype(dtype, torch.device(device))
     AttentionInterface.register(ATTENTION_NAME, _attention)
     try:
@@ -71,15 +93,26 @@ def load_model(
                 attn_implementation=ATTENTION_NAME,
                 use_safetensors=True,
                 trust_remote_code=False,
+                **shared_among(tensor_parallel),
             )
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise ModelError(f"model `{folder.ref}` cannot be loaded: {error}") from error
     module = module.to(device).eval().requires_grad_(False)
-    lowered = _lowered(module, folder) if native and device == "cpu" else None
-    tiles = tile_rows(module, folder.ref) if lowered is None and exactness == "bitwise" else None
+    quantise(module, weights)
+    plain = device == "cpu" and by == "torch" and weights == "as-is" and tensor_parallel == 1
+    lowered = _lowered(module, folder) if native and plain else None
+    tiles = None
+    if lowered is None and exactness == "bitwise":
+        tiles = _made_bitwise(module, folder.ref, by)
     config = module.config.get_text_config()
     heads = int(config.num_attention_heads)
-    log.info("model %s: %s on %s, exactness %s", folder.ref, chosen, device, exactness)
+    log.info(
+        "model %s: %s on %s, exactness %s, weights %s",
+        *(folder.ref, chosen, device, exactness, weights),
+    )
+    eos_ids, num_layers = _eos_ids(module), int(config.num_hidden_layers)
+    if compiled and by == "triton" and exactness == "fast":
+        module = _compiled(module)
     return LoadedModel(
         folder=folder,
         module=module,
@@ -87,11 +120,31 @@ def load_model(
         device=torch.device(device),
         native=lowered,
         tiles=tiles,
-        num_layers=int(config.num_hidden_layers),
-        num_kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
+        kernels=by,
+        exactness=exactness,
+        num_layers=num_layers,
+        num_kv_heads=int(getattr(config, "num_key_value_heads", None) or heads) // tensor_parallel,
         head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
-        eos_ids=_eos_ids(module),
+        eos_ids=eos_ids,
     )
+
+
+def _compiled(module: Any) -> Any:
+    """Compiled for any number of tokens. Attention is left as it is: it is one kernel already."""
+    attention = torch.compiler.disable(_attention, recursive=True)
+    AttentionInterface.register(COMPILED_ATTENTION_NAME, attention)
+    module.set_attn_implementation(COMPILED_ATTENTION_NAME)
+    return torch.compile(module, dynamic=True)
+
+
+def _made_bitwise(module: nn.Module, ref: str, kernels: Kernels) -> RowTiles | None:
+    """Make the rows of the torch path keep their bits; the tiles to which passes are padded."""
+    if kernels == "torch":
+        return tile_rows(module, ref)
+    from specbatch.pipeline.engine.fixed_modules import fix_rows
+
+    fix_rows(module, ref)
+    return None
 
 
 def _lowered(module: Any, folder: ModelFolder) -> tuple[DecoderShape, DecoderWeights] | None:
@@ -132,17 +185,17 @@ def _attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    paged: tuple[RaggedBatch, list[tuple[Tensor, Tensor]]] | None = None,
+    paged: tuple[RaggedBatch, list[tuple[Tensor, Tensor]], Attention] | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """What transformers calls in place of its own attention: write the KV, then attend."""
     assert paged is not None, "the runner passes the batch to every forward pass"
     assert attention_mask is None, "an unregistered mask function yields no mask"
-    batch, caches = paged
+    batch, caches, attend = paged
     key_cache, value_cache = caches[cast(int, module.layer_idx)]
     for cache, new in ((key_cache, key), (value_cache, value)):
         cache.view(-1, *cache.shape[2:]).index_copy_(0, batch.slots, new[0].transpose(0, 1))
-    out = _ATTENTION[query.device.type](
+    out = attend(
         query[0].transpose(0, 1),
         key_cache,
         value_cache,
@@ -152,6 +205,3 @@ def _attention(
         softcap=softcap,
     )
     return out[None], None
-
-
-_ATTENTION = {"cpu": cpu.paged_attention, "cuda": reference.paged_attention}

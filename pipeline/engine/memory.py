@@ -87,8 +87,11 @@ def give_back_freed() -> None:
 def cache_bytes(wanted: int, models: int, meminfo: Path = _MEMINFO) -> int:
     """What is wanted for each of `models` caches, or their share of 80 % of what is available."""
     available = available_bytes(meminfo)
-    if available is None:
-        return wanted
+    return wanted if available is None else within(wanted, models, available)
+
+
+def within(wanted: int, models: int, available: int) -> int:
+    """What is wanted, or a cache's share of 80 % of the available bytes, with a warning."""
     most = int(available * MOST_OF_AVAILABLE) // models
     if wanted > most:
         log.warning(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 LADDER = (8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 # Passes a nightly run consists of: few rows at its ends, hundreds in its middle.
 _TYPICAL_ROWS = (1, 4, 16, 48, 64, 96, 128, 200, 256, 512, 1024)
+_PROBED = (3, 64, 130)  # of what pads itself: a part of a tile, a tile, more than two
 _CALL_ROWS = 24  # what a call costs beside its rows, in rows
 
 
@@ -92,7 +93,7 @@ def calibrate(linears: Iterable[nn.Linear]) -> RowTiles:
     Cheapest by a nominal cost, not by a clock: workers of one kind must choose alike.
     """
     shapes = {(m.in_features, m.out_features, m.bias is not None): m for m in linears}
-    partitions = {_agreeing(_probe(linear)) for linear in shapes.values()}
+    partitions = {_agreeing(_probe(m, m.in_features, m.weight)) for m in shapes.values()}
     candidates = {
         frozenset(LADDER).intersection(*choice) for choice in itertools.product(*partitions)
     }
@@ -110,19 +111,23 @@ def _typical_cost(tiles: RowTiles) -> float:
     return sum(sum(_CALL_ROWS + s for s in tiles.cover(rows)) / rows for rows in _TYPICAL_ROWS)
 
 
-def _probe(linear: nn.Linear) -> dict[int, Tensor]:
-    """Outputs of the same rows, in passes of every size of the ladder."""
+def probe_agrees(by_rows: Callable[[Tensor], Tensor], width: int, like: Tensor) -> bool:
+    """Whether rows of this width keep their bits at every size that is probed."""
+    return len(_agreeing(_probe(by_rows, width, like, _PROBED))) == 1
+
+
+def _probe(
+    by_rows: Callable[[Tensor], Tensor],
+    width: int,
+    like: Tensor,  # of the rows' device and dtype
+    sizes: Sequence[int] = LADDER,
+) -> dict[int, Tensor]:
+    """Outputs of the same rows, in passes of every size."""
     generator = torch.Generator().manual_seed(0)
-    rows = torch.randn(LADDER[-1], linear.in_features, generator=generator)
-    rows = rows.to(linear.weight.device, linear.weight.dtype)
+    rows = torch.randn(sizes[-1], width, generator=generator).to(like.device, like.dtype)
     return {
-        size: torch.cat(
-            [
-                F.linear(rows[i : i + size], linear.weight, linear.bias)
-                for i in range(0, LADDER[-1] - size + 1, size)
-            ]
-        )
-        for size in LADDER
+        size: torch.cat([by_rows(rows[i : i + size]) for i in range(0, sizes[-1] - size + 1, size)])
+        for size in sizes
     }
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -15,9 +15,13 @@ from specbatch.kernels.drafting import cpu as drafting
 from specbatch.kernels.verify.contract import SamplingRows
 from specbatch.pipeline.engine.batch import Chunk, build_batch
 from specbatch.pipeline.engine.blocks import TRASH_BLOCK, BlockManager, KvState
+from specbatch.pipeline.engine.invariance import check_rows
 from specbatch.pipeline.engine.loader import LoadedModel
 from specbatch.pipeline.engine.memory import ModelMemory
 from specbatch.pipeline.engine.torch_decoder import TorchDecoder
+
+if TYPE_CHECKING:  # it needs Triton, which only a GPU does
+    from specbatch.pipeline.engine.graphs import Capture
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +40,10 @@ class Decoder(Protocol):
     def forward(self, batch: DecoderBatch) -> Tensor: ...
 
 
+def _unpadded(count: int) -> int:
+    return count
+
+
 class ModelRunner:
     """One model, its KV cache and the blocks of it.
 
@@ -49,25 +57,50 @@ class ModelRunner:
         kv_cache_bytes: int,
         share_prefixes: bool = True,
         consume: bool = False,
+        capture: Capture | None = None,
+        spread: Callable[[TorchDecoder, int], Decoder] | None = None,
     ) -> None:
+        """`capture` records passes of the torch path, where it is given.
+
+        `spread` makes of its decoder, of so many blocks, one that other ranks share.
+
+        Raises `ModelError` if a bitwise model does not keep its bits on this device.
+        """
         token_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_dim
         token_bytes *= model.dtype.itemsize
         num_blocks = max(2, kv_cache_bytes // (token_bytes * BLOCK_SIZE))
         self.blocks = BlockManager(num_blocks, BLOCK_SIZE, share_prefixes)
         self.device = model.device
+        self.kernels = model.kernels
         self.eos_ids = model.eos_ids
         # Whether a token's bits are the same in every batch; else `exactness: fast` was asked for.
-        self.steady = model.native is not None or model.tiles is not None
+        self.steady = model.native is not None or model.exactness == "bitwise"
         self.vocab_size = model.folder.vocab_size
         self._context_tokens = min(model.folder.context_tokens, self.blocks.capacity_tokens)
+        self._padded: Callable[[int], int] = _unpadded
+        self._padded_rows: Callable[[int], int] = _unpadded
         self._decoder: Decoder
         if model.native is not None:
             self._decoder = cpu.Decoder(*model.native, num_blocks, consume)
-            self._padded = lambda rows: rows
         else:
-            self._decoder = TorchDecoder(model, num_blocks)
-            tiles = model.tiles
-            self._padded = tiles.padded if tiles else lambda rows: rows
+            self._decoder = self._on_torch(model, num_blocks, capture)
+            if spread is not None and isinstance(self._decoder, TorchDecoder):
+                self._decoder = spread(self._decoder, num_blocks)
+
+    def _on_torch(self, model: LoadedModel, num_blocks: int, capture: Capture | None) -> Decoder:
+        decoder = TorchDecoder(model, num_blocks)
+        if model.tiles is not None:
+            self._padded = self._padded_rows = model.tiles.padded
+        if model.kernels == "triton" and model.exactness == "bitwise":
+            check_rows(decoder, model, num_blocks)
+        if capture is None:
+            return decoder
+        from specbatch.pipeline.engine.graphs import GraphedDecoder
+
+        self._padded = GraphedDecoder.padded_tokens
+        self._padded_rows = GraphedDecoder.padded_rows
+        table_blocks = -(-self._context_tokens // BLOCK_SIZE) + 1
+        return GraphedDecoder(decoder, capture, model.device, table_blocks)
 
     @property
     def context_tokens(self) -> int:
@@ -84,7 +117,7 @@ class ModelRunner:
         assert all(c.kv.length >= c.kv.sealed * BLOCK_SIZE for c in chunks), (
             "sealed blocks are final"
         )
-        batch = build_batch(chunks, BLOCK_SIZE, self._padded, self.device)
+        batch = build_batch(chunks, BLOCK_SIZE, self._padded, self.device, self._padded_rows)
         logits = self._decoder.forward(batch)
         for chunk in chunks:
             chunk.kv.length += len(chunk.token_ids)

@@ -15,6 +15,7 @@ from specbatch.kernels.rejection import cpu as rejection_cpu
 from specbatch.kernels.rejection import reference as rejection
 from specbatch.kernels.verify import cpu, reference
 from specbatch.kernels.verify.contract import SamplingRows, Verdict
+from specbatch.pipeline.engine.kernel_choice import Kernels
 
 _RatioTest = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, SamplingRows], Verdict]
 
@@ -33,8 +34,13 @@ class Sampler:
 
 
 @lru_cache(maxsize=4)
-def choose_sampler(device: torch.device) -> Sampler:
-    """C on processors that have a compiler, plain torch elsewhere."""
+def choose_sampler(device: torch.device, kernels: Kernels = "torch") -> Sampler:
+    """Triton where the model runs with it, C on processors that have a compiler, else torch."""
+    of_drafts: tuple[_RatioTest, _RatioTest] = (rejection.verify_tokens, rejection.verify_blocks)
+    if kernels == "triton":
+        from specbatch.kernels.verify import triton
+
+        return Sampler("triton", triton.verify, triton.sample, *of_drafts)
     if device.type == "cpu":
         try:
             library()
@@ -43,5 +49,4 @@ def choose_sampler(device: torch.device) -> Sampler:
         else:
             of_drafts = (rejection_cpu.verify_tokens, rejection_cpu.verify_blocks)
             return Sampler("native", cpu.verify, cpu.sample, *of_drafts)
-    of_drafts = (rejection.verify_tokens, rejection.verify_blocks)
     return Sampler("torch", reference.verify, reference.sample, *of_drafts)

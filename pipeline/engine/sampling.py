@@ -12,6 +12,7 @@ from torch import Tensor
 from specbatch.kernels.verify.contract import Adjustments, SamplingRows, TopRows
 from specbatch.pipeline.engine.adjusting import Ids
 from specbatch.pipeline.engine.sequence import Sequence
+from specbatch.pipeline.engine.transfer import to_device
 
 
 def sampling_rows(
@@ -35,7 +36,7 @@ def sampling_rows(
     drafts = drafts if drafts is not None else [()] * len(sequences)
 
     def spread(values: list[float], dtype: type) -> Tensor:
-        return torch.from_numpy(np.repeat(np.asarray(values, dtype=dtype), counts)).to(device)
+        return to_device(np.repeat(np.asarray(values, dtype=dtype), counts), device)
 
     forbidden_rows, forbidden_tokens = _forbidden(sequences, offsets, positions, drafts, first)
     parameters = SamplingRows(
@@ -43,15 +44,15 @@ def sampling_rows(
         top_k=spread([p.top_k for p in params], np.int64),
         top_p=spread([p.top_p for p in params], np.float32),
         min_p=spread([p.min_p for p in params], np.float32),
-        forbidden_rows=torch.from_numpy(forbidden_rows).to(device),
-        forbidden_tokens=torch.from_numpy(forbidden_tokens).to(device),
+        forbidden_rows=to_device(forbidden_rows, device),
+        forbidden_tokens=to_device(forbidden_tokens, device),
         any_sampled=any(p.temperature > 0 for p in params),
         any_top_k=any(p.top_k > 0 for p in params),
         any_top_p=any(p.top_p < 1 for p in params),
         any_min_p=any(p.min_p > 0 for p in params),
         adjust=_adjustments(sequences, offsets, drafts, first, device),
     )
-    counters = torch.from_numpy(np.stack((seeds, positions), axis=1)).to(device)
+    counters = to_device(np.stack((seeds, positions), axis=1), device)
     return parameters, counters
 
 
@@ -111,7 +112,7 @@ def _adjustments(
 
     def joined(part: int) -> Tensor:
         arrays: list[NDArray[np.generic]] = [row[part] for row in made]
-        return torch.from_numpy(np.concatenate(arrays)).to(device)
+        return to_device(np.concatenate(arrays), device)
 
-    of_rows = torch.from_numpy(np.repeat(np.array(rows, dtype=np.int64), sizes)).to(device)
+    of_rows = to_device(np.repeat(np.array(rows, dtype=np.int64), sizes), device)
     return Adjustments(of_rows, joined(0), joined(1), joined(2))

@@ -24,6 +24,20 @@ def tile_rows(module: nn.Module, ref: str) -> RowTiles:
 
     Raises `ModelError` if a part computes in a way that is not known here.
     """
+    rewrite(module)
+    linears = [(n, m) for n, m in module.named_modules() if isinstance(m, nn.Linear)]
+    routers = routers_of(module)
+    tiles = calibrate([m for _, m in linears] + router_products(routers))
+    for name, linear in linears:
+        module.set_submodule(name, TiledLinear(linear, tiles))
+    for name, router in routers:
+        module.set_submodule(name, TiledRouter(router, tiles))
+    refuse_unsteady(module, ref, (TiledLinear, nn.Embedding))
+    return tiles
+
+
+def rewrite(module: nn.Module) -> None:
+    """Make linear layers of other products, and activations steady."""
     for name, part in list(module.named_modules()):
         if isinstance(part, Conv1D):
             module.set_submodule(name, _linear(part.weight.t().contiguous(), part.bias))
@@ -32,20 +46,26 @@ def tile_rows(module: nn.Module, ref: str) -> RowTiles:
     for name, part in list(module.named_modules()):
         if is_activation(part):
             module.set_submodule(name, steady(part) or part)
-    linears = [(n, m) for n, m in module.named_modules() if isinstance(m, nn.Linear)]
-    routers = [(n, m) for n, m in module.named_modules() if type(m).__name__.endswith("TopKRouter")]
-    tiles = calibrate([m for _, m in linears] + [_linear(_weight(m)) for _, m in routers])
-    for name, linear in linears:
-        module.set_submodule(name, TiledLinear(linear, tiles))
-    for name, router in routers:
-        module.set_submodule(name, TiledRouter(router, tiles))
+
+
+def routers_of(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The routers of a mixture of experts, by name."""
+    return [(n, m) for n, m in module.named_modules() if type(m).__name__.endswith("TopKRouter")]
+
+
+def router_products(routers: list[tuple[str, nn.Module]]) -> list[nn.Linear]:
+    """The linear layer inside each router."""
+    return [_linear(_weight(router)) for _, router in routers]
+
+
+def refuse_unsteady(module: nn.Module, ref: str, known: tuple[type[nn.Module], ...]) -> None:
+    """Raise `ModelError` if a part has a matrix and is not `known`, or is an unknown activation."""
     for name, part in module.named_modules():
-        if _is_unsteady(part) and not name.endswith(TiledRouter.WRAPPED):
+        if _is_unsteady(part, known) and not name.endswith(TiledRouter.WRAPPED):
             raise ModelError(
                 f"model `{ref}` computes `{name}` ({type(part).__name__}) in a way whose bits may "
                 "depend on the batch: use `exactness: fast`"
             )
-    return tiles
 
 
 class Experts(nn.Module):
@@ -106,11 +126,10 @@ def _is_experts(part: nn.Module) -> bool:
     )
 
 
-def _is_unsteady(part: nn.Module) -> bool:
-    """Whether a part is an unknown activation, or has a matrix that is no table and not tiled."""
+def _is_unsteady(part: nn.Module, known: tuple[type[nn.Module], ...]) -> bool:
     if is_activation(part):
         return steady(part) is None
-    if isinstance(part, (TiledLinear, nn.Embedding)):
+    if isinstance(part, known):
         return False
     return any(parameter.ndim > 1 for parameter in part.parameters(recurse=False))
 

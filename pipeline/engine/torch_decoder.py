@@ -8,6 +8,7 @@ from torch import Tensor
 
 from specbatch.kernels.decoder.contract import BLOCK_SIZE, DecoderBatch
 from specbatch.kernels.paged_attention.contract import zeroed_cache
+from specbatch.pipeline.engine.kernel_choice import attention_of
 from specbatch.pipeline.engine.loader import LoadedModel
 
 
@@ -16,7 +17,8 @@ class TorchDecoder:
 
     def __init__(self, model: LoadedModel, num_blocks: int) -> None:
         self._module: Any = model.module
-        self._steady = model.tiles is not None
+        self._steady = model.exactness == "bitwise"
+        self._attend = attention_of(model.kernels, model.device)
         shape = (num_blocks, BLOCK_SIZE, model.num_kv_heads, model.head_dim)
         self._caches = [
             (
@@ -27,9 +29,15 @@ class TorchDecoder:
         ]
 
     @property
+    def vocab_size(self) -> int:
+        """Columns of its logits."""
+        return int(self._module.config.get_text_config().vocab_size)
+
+    @property
     def weight_bytes(self) -> int:
         tensors = (*self._module.parameters(), *self._module.buffers())
-        return sum({t.data_ptr(): t.nbytes for t in tensors}.values())
+        plain = [part for tensor in tensors for part in _plain(tensor)]
+        return sum({part.data_ptr(): part.nbytes for part in plain}.values())
 
     @property
     def cache_bytes(self) -> int:
@@ -47,7 +55,7 @@ class TorchDecoder:
         inter = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
         widest = 4 * config.hidden_size + 3 * inter
         gathered = 2 * context * keys.shape[2] * keys.shape[3] * item
-        return int(rows * config.vocab_size * (item + 4) + tokens * widest * item + gathered)
+        return int(rows * self.vocab_size * (item + 4) + tokens * widest * item + gathered)
 
     def forward(self, batch: DecoderBatch) -> Tensor:
         """Feed the batch; float32 logits [num_rows, vocab] of the wanted rows."""
@@ -57,7 +65,17 @@ class TorchDecoder:
             position_ids=batch.positions[None],
             use_cache=False,
             logits_to_keep=batch.logit_rows,
-            paged=(batch.ragged, self._caches),
+            paged=(batch.ragged, self._caches, self._attend),
         )
         logits: Tensor = out.logits[0].float()
         return logits
+
+
+def _plain(tensor: Tensor) -> list[Tensor]:
+    """What holds its data: a quantised or shared tensor wraps others and has no memory itself."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        return [tensor]
+    names, _ = flatten()
+    parts = [getattr(tensor, name) for name in names]  # a shared one names its ranks, too
+    return [plain for part in parts if isinstance(part, Tensor) for plain in _plain(part)]

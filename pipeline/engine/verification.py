@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from specbatch.pipeline.engine.proposer import Proposer, has_laws
 from specbatch.pipeline.engine.sampler import Sampler
 from specbatch.pipeline.engine.sampling import sampling_rows, top_rows
 from specbatch.pipeline.engine.sequence import Sequence
+from specbatch.pipeline.engine.transfer import to_device
 from specbatch.schemas.records import Verification
 
 
@@ -71,8 +73,8 @@ def _verify_kind(
     if top := top_rows(sequences, counts, logits.device):
         sampling = replace(sampling, top=replace(top, count=most))
     draft_rows = [token for d in drafts for token in (*d, PLACEHOLDER)]
-    draft = torch.tensor(draft_rows, dtype=torch.int64, device=logits.device)
-    offsets = torch.tensor([0, *counts], device=logits.device).cumsum(0)
+    draft = to_device(np.array(draft_rows, dtype=np.int64), logits.device)
+    offsets = to_device(np.cumsum([0, *counts]), logits.device)
     if kind is Verification.COUPLED:
         return sampler.verify(logits, draft, offsets, counters, sampling)
     laws = [logits.new_empty(0, logits.shape[1])]

@@ -40,7 +40,7 @@ def test_every_command_and_option_of_the_readme_exists() -> None:
     known = {*COMMANDS, "turns"}  # "specbatch turns a Parquet file into ..."
     assert commands <= known, commands - known
     flags = {flag for _, option in OPTIONS for flag in (*option.opts, *option.secondary_opts)}
-    others = {"--index-url"}  # pip's
+    others = {"--index-url", "--nproc-per-node", "--no-python"}  # of pip and torchrun
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", README))
     assert named <= flags | others, named - flags - others
 

@@ -64,6 +64,7 @@ def test_a_worker_s_engines_ask(
     for limit in (lambda wanted, _: wanted, half):
         monkeypatch.setattr("specbatch.pipeline.engine.host.cache_bytes", limit)
         host = EngineHost(verifier, proposer, 4, 64, kv_cache_bytes=8 << 20)
-        blocks.append(host._runner(verifier, EngineSpec()).blocks.num_blocks)
+        model = host._load(verifier, EngineSpec(), "as-is")
+        blocks.append(host._runner(model).blocks.num_blocks)
     assert asked == [models]
     assert blocks[1] == blocks[0] // 2

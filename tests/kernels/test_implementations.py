@@ -183,6 +183,17 @@ def test_minus_infinity_everywhere_but_one_token(implementation: str) -> None:
     assert got.logprobs.tolist() == [0.0] * 7
 
 
+@pytest.mark.parametrize("width", [1, 63, 1024, 2500])
+def test_running_sums_are_near_torch_s_and_keep_their_bits_in_any_company(width: int) -> None:
+    x = torch.rand(5, width).softmax(dim=1)
+    whole = run("triton", "verify", "running_sum", x)
+    torch.testing.assert_close(whole, reference.running_sum(x), rtol=1e-5, atol=1e-7)
+    assert (whole.diff(dim=1) >= 0).all()
+    for row in range(5):
+        alone = run("triton", "verify", "running_sum", x[row : row + 1])
+        assert torch.equal(alone[0], whole[row])
+
+
 @pytest.mark.parametrize("kernel", list(KINDS))
 def test_signatures_agree(kernel: str, implementation: str) -> None:
     """Names, order, kinds, defaults and annotations."""

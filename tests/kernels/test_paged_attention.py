@@ -14,7 +14,7 @@ from torch import Tensor
 from specbatch.kernels.paged_attention import cpu, reference
 from specbatch.kernels.paged_attention import triton as triton_kernel
 from specbatch.kernels.paged_attention.contract import RaggedBatch
-from support.devices import INTERPRETED, on_triton_device
+from support.devices import INTERPRETED, TRITON_DEVICE, on_triton_device
 
 Attention = Callable[..., Tensor]
 IMPLEMENTATIONS: dict[str, Attention] = {
@@ -298,3 +298,23 @@ def test_what_is_prepared_for_one_window_is_not_used_for_another(attention: Atte
     ]
     assert torch.equal(outs[0], outs[2])
     assert not math.isclose(float(outs[0].sum()), float(outs[1].sum()), rel_tol=1e-3)
+
+
+def test_tiles_without_tokens_do_nothing() -> None:
+    """A pass of a constant number of tiles, as a recorded one needs."""
+    seen = world([100, 40])
+    query = torch.cat([story.query[-9:] for story in seen.stories])
+    tables = [story.blocks for story in seen.stories]
+    outs = []
+    for least in (0, 30):
+        batch = RaggedBatch([0, 9, 18], [100, 40], tables, torch.zeros(18, dtype=torch.int64))
+        device = torch.device(TRITON_DEVICE)
+        prepared = triton_kernel.prepare(batch, device, least)
+        assert len(prepared.tiles) == max(4, least)
+        batch.prepared[triton_kernel.PREPARED] = prepared
+        outs.append(
+            IMPLEMENTATIONS["triton"](
+                query, seen.key_cache, seen.value_cache, batch, seen.scaling, window=50
+            )
+        )
+    assert torch.equal(*outs)

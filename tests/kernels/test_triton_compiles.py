@@ -43,7 +43,6 @@ SEARCH = dict.fromkeys(FLOATS, "*fp32") | {
 ATTEND = {
     "tiles": "*i32",
     "tables": "*i32",
-    "table_width": "i32",
     "scaling": "fp32",
     "window": "i32",
     "softcap": "fp32",
@@ -79,6 +78,11 @@ def test_verification_compiles_and_divides_as_torch_does(tmp_path: Path, filtere
     assert found["divisions"] == ([] if filtered else ["div.rn.f32"])
 
 
+def test_running_sums_compile(tmp_path: Path) -> None:
+    types = {"x": "*fp32", "out": "*fp32", "width": "i32"}
+    assert not compiled(tmp_path, "verify", "_add_up", types, {"tile": 1024}, True)["tensor cores"]
+
+
 @pytest.mark.parametrize(("dtype", "precision"), [("bf16", "tf32"), ("fp32", "ieee")])
 def test_attention_compiles_with_tensor_cores_for_caches_of_16_bits(
     tmp_path: Path, dtype: str, precision: str
@@ -89,3 +93,24 @@ def test_attention_compiles_with_tensor_cores_for_caches_of_16_bits(
     constants |= {"has_window": True, "has_softcap": True}
     found = compiled(tmp_path, "paged_attention", "_attend", caches | ATTEND, constants, True)
     assert bool(found["tensor cores"]) == (dtype == "bf16")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "precision"), [("bf16", "tf32"), ("fp16", "tf32"), ("fp32", "ieee")]
+)
+def test_linear_layers_compile_with_tensor_cores_for_16_bits(
+    tmp_path: Path, dtype: str, precision: str
+) -> None:
+    types = dict.fromkeys(("x", "weight", "bias", "out"), f"*{dtype}")
+    types |= {"rows": "i32", "outputs": "i32"}
+    constants = {"inputs": 1000, "has_bias": True, "precision": precision, "widen": False}
+    constants |= dict.fromkeys(("tile_rows", "tile_columns", "tile_inputs"), 64)
+    found = compiled(tmp_path, "linear", "_multiply", types, constants, True)
+    assert bool(found["tensor cores"]) == (dtype != "fp32")
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+def test_norms_compile(tmp_path: Path, dtype: str) -> None:
+    types = dict.fromkeys(("x", "weight", "out"), f"*{dtype}") | {"eps": "fp32", "offset": "fp32"}
+    constants = {"width": 1000, "columns": 1024, "round_first": True}
+    assert compiled(tmp_path, "rms_norm", "_normalise", types, constants, True)["divisions"]

@@ -1,4 +1,4 @@
-"""Penalties, biases and forbidden tokens, in the definition and in C: one body for both."""
+"""Penalties, biases and forbidden tokens, in the definition, in C and in Triton: one body."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,15 +14,26 @@ import torch
 from kernels.test_verify import counters_of, naive_process, random_row, sampling_of
 from torch import Tensor
 
-from specbatch.kernels.verify import cpu, reference
+from specbatch.kernels.verify import cpu, reference, triton
 from specbatch.kernels.verify.contract import PLACEHOLDER, Adjustments, SamplingRows
+from support.devices import INTERPRETED, on_triton_device
 
 Entry = tuple[int, int, float, float]  # row, token, scale, add
 
 
-@pytest.fixture(params=["reference", "cpu"])
-def verify_with(request: pytest.FixtureRequest) -> ModuleType:
-    return {"reference": reference, "cpu": cpu}[request.param]
+TRITON = SimpleNamespace(
+    verify=on_triton_device(triton.verify), sample=on_triton_device(triton.sample)
+)
+
+
+@pytest.fixture(params=["reference", "cpu", "triton"])
+def verify_with(request: pytest.FixtureRequest) -> Any:
+    return {"reference": reference, "cpu": cpu, "triton": TRITON}[request.param]
+
+
+def is_slow(verify_with: Any) -> bool:
+    """Triton's interpreter takes milliseconds a row: fewer of them for it."""
+    return INTERPRETED and verify_with is TRITON
 
 
 def adjusted(sampling: SamplingRows, entries: list[Entry]) -> SamplingRows:
@@ -72,9 +83,10 @@ def test_adjusting_comes_first_and_is_the_naive_one(vocab: int) -> None:
 @pytest.mark.parametrize("vocab", [2, 111, 2048])
 @pytest.mark.parametrize("rows", [1, 64])
 def test_tokens_are_those_of_logits_changed_beforehand(
-    verify_with: ModuleType, rows: int, vocab: int
+    verify_with: Any, rows: int, vocab: int
 ) -> None:
-    for _ in range(4):
+    rows, times = (min(rows, 9), 1) if is_slow(verify_with) else (rows, 4)
+    for _ in range(times):
         logits = torch.randn(rows, vocab) * 3
         params = [random_row(vocab) for _ in range(rows)]
         entries = [*entries_of(rows, vocab), (0, vocab - 1, 1.0, 7.5)]
@@ -92,8 +104,8 @@ def test_tokens_are_those_of_logits_changed_beforehand(
         torch.testing.assert_close(got.logprobs, unprocessed, rtol=0, atol=1e-4)
 
 
-def test_c_chooses_what_the_definition_chooses(verify_with: ModuleType) -> None:
-    for seed in range(20):
+def test_they_choose_what_the_definition_chooses(verify_with: Any) -> None:
+    for seed in range(1 if is_slow(verify_with) else 20):
         generator = torch.Generator().manual_seed(seed)
         logits = torch.randn(40, 300, generator=generator) * 3
         params = [random_row(300) | {"top_p": 1.0} for _ in range(40)]
@@ -102,7 +114,7 @@ def test_c_chooses_what_the_definition_chooses(verify_with: ModuleType) -> None:
         assert torch.equal(verify_with.sample(logits, counters_of(40), sampling), expected)
 
 
-def test_a_forbidden_token_is_never_chosen_whatever_its_bias(verify_with: ModuleType) -> None:
+def test_a_forbidden_token_is_never_chosen_whatever_its_bias(verify_with: Any) -> None:
     logits = torch.randn(2, 50)
     for temperature in (0.0, 1.0):
         plain = sampling_of([{"temperature": temperature}] * 2, [(0, 9)])
@@ -112,7 +124,7 @@ def test_a_forbidden_token_is_never_chosen_whatever_its_bias(verify_with: Module
         assert second == 9
 
 
-def test_scales_work_by_sign(verify_with: ModuleType) -> None:
+def test_scales_work_by_sign(verify_with: Any) -> None:
     logits = torch.tensor([[2.0, 1.9, -1.0], [-1.0, -1.1, -5.0]])
     sampling = adjusted(sampling_of([{}] * 2), [(0, 0, 2.0, 0.0), (1, 0, 2.0, 0.0)])
     assert verify_with.sample(logits, counters_of(2), sampling).tolist() == [1, 1]

@@ -1,0 +1,1 @@
+"""Linear layers whose rows keep their bits at any number of rows."""

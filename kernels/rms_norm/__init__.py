@@ -1,0 +1,1 @@
+"""Root-mean-square norms whose rows keep their bits at any number of rows."""

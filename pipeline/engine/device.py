@@ -1,0 +1,67 @@
+"""On what a worker's engines run, and how."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from specbatch.pipeline.engine.memory import within
+from specbatch.schemas.errors import UsageError
+
+if TYPE_CHECKING:  # recording needs Triton, which only a GPU does
+    from specbatch.pipeline.engine.graphs import Capture
+    from specbatch.pipeline.engine.loader import LoadedModel
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceOptions:
+    """An installation's choice; on a processor only the name matters."""
+
+    name: str = "cpu"  # as torch names it: cpu, cuda, cuda:1
+    graphs: bool = True  # record short passes
+    compile: bool = False  # torch.compile, of models that run with `exactness: fast`
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.name != "cpu"
+
+    def check(self) -> None:
+        """Raise `UsageError` when the device is not here."""
+        if not self.is_gpu:
+            return
+        index = torch.device(self.name).index or 0
+        if not torch.cuda.is_available() or index >= torch.cuda.device_count():
+            raise UsageError(
+                f"device `{self.name}` is not here, or this build of torch cannot use it: "
+                "set SPECBATCH_DEVICE=cpu"
+            )
+
+    def enter(self) -> None:
+        """Make it this thread's: Triton launches on the thread's device, whatever its tensors'."""
+        device = torch.device(self.name)
+        if device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)
+
+
+def capture_for(model: LoadedModel, options: DeviceOptions) -> Capture | None:
+    """What records the passes of a model, or None; the reason is logged."""
+    if not (options.is_gpu and options.graphs):
+        return None
+    from specbatch.pipeline.engine.graphs import CudaCapture, why_not
+
+    reason = why_not(model)
+    if reason is not None:
+        log.info("passes of model %s are not recorded: %s", model.folder.ref, reason)
+        return None
+    return CudaCapture()
+
+
+def gpu_cache_bytes(wanted: int, models: int, device: torch.device) -> int:
+    """As `memory.cache_bytes`, of the memory that the loaded models leave on the GPU."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return within(wanted, models, free)

@@ -1,0 +1,53 @@
+"""Which kernels the torch path runs with: torch's own, or Triton's. Chosen once, the reason logged.
+
+Triton is for GPUs. Its interpreter runs the same kernels on a processor, thousands of times slower:
+that is for tests, and must be asked for by name.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from specbatch.kernels.paged_attention import cpu, reference
+from specbatch.schemas.errors import MissingExtraError, ModelError
+
+log = logging.getLogger(__name__)
+
+Kernels = Literal["torch", "triton"]
+Attention = Callable[..., Tensor]  # as `kernels.paged_attention.reference` defines it
+
+
+def choose_kernels(wanted: Literal["auto", "torch", "triton"], device: torch.device) -> Kernels:
+    """`auto` is Triton on a GPU and torch elsewhere.
+
+    Raises `MissingExtraError` without Triton, `ModelError` where it cannot run.
+    """
+    if wanted == "torch" or (wanted == "auto" and device.type != "cuda"):
+        return "torch"
+    if find_spec("triton") is None:
+        raise MissingExtraError(
+            "triton is not installed here, and a GPU needs its kernels: "
+            "`pip install 'specbatch[gpu]'`"
+        )
+    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise ModelError(
+            f"Triton kernels do not run on device `{device}`: use a GPU, or the kernels of torch"
+        )
+    log.info("kernels of Triton on %s", device)
+    return "triton"
+
+
+def attention_of(kernels: Kernels, device: torch.device) -> Attention:
+    """The implementation of paged attention."""
+    if kernels == "triton":
+        from specbatch.kernels.paged_attention import triton
+
+        return triton.paged_attention
+    return cpu.paged_attention if device.type == "cpu" else reference.paged_attention

@@ -1,0 +1,160 @@
+"""One model over two processes: the tokens of one, and clear refusals of what cannot be shared."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from specbatch.pipeline.engine import parallel
+from specbatch.pipeline.engine.engine import Engine
+from specbatch.pipeline.engine.loader import load_model
+from specbatch.pipeline.engine.model_folder import inspect_model
+from specbatch.pipeline.engine.parallel import join_ranks
+from specbatch.pipeline.engine.runner import ModelRunner
+from specbatch.pipeline.engine.torch_decoder import TorchDecoder
+from specbatch.schemas.errors import MissingExtraError, ModelError, UsageError
+from specbatch.schemas.records import SamplingParams
+from support.architectures import tiny_model
+from support.engines import complete
+from support.servers import free_port
+
+PROMPTS = [tuple(range(2, 2 + n)) for n in (1, 9, 33, 60)]
+PARAMS = SamplingParams(max_tokens=20, temperature=0.7)
+
+RANK = """
+import json, sys
+import torch
+from specbatch.pipeline.engine.host import EngineHost
+from specbatch.pipeline.engine.model_folder import inspect_model
+from specbatch.pipeline.engine.parallel import Leader, follow, join_ranks
+from specbatch.pipeline.engine.sequence import Request
+from specbatch.schemas.records import SamplingParams
+from specbatch.schemas.spec import EngineSpec
+
+torch.set_num_threads(1)
+folder, prompts = json.loads(sys.argv[1])
+rank, device = join_ranks(2, "cpu")
+if rank:
+    follow(device)
+    sys.exit()
+leader = Leader(2)
+verifier = inspect_model(folder)
+host = EngineHost(verifier, verifier, 8, 64, kv_cache_bytes=4 << 20, leader=leader)
+service = host.service(EngineSpec(dtype="float32", exactness="fast"))
+answers = []
+for job, depth in (("a", 0), ("b", 3)):
+    params = SamplingParams(max_tokens=20, temperature=0.7)
+    requests = [
+        Request(f"{job}{i}", tuple(prompt), params, 1000 + i, depth=depth)
+        for i, prompt in enumerate(prompts)
+    ]
+    done = service.submit(job, requests).wait(240)
+    answers.append([[list(c.token_ids), c.accepted] for c in done])
+heads = service._engine._runner._decoder._decoder._caches[0][0].shape[2]
+host.close()
+leader.close()
+print(json.dumps([answers, heads, host.memory.weights, host.memory.kv_cache]))
+"""
+
+
+Answers = list[list[tuple[list[int], int]]]
+
+
+def two_ranks(folder: Path) -> tuple[Answers, int, int, int]:
+    """Tokens and accepted drafts of every prompt at depth 0 and 3; KV heads of rank 0.
+
+    And the bytes that its budget says for weights and caches, of verifier and proposer together.
+    """
+    port = free_port()
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, json.dumps([str(folder), PROMPTS])],
+            env=os.environ
+            | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+            | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        outputs = [rank.communicate(timeout=400) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(errors for _, errors in outputs)
+    answers, heads, weights, kv_cache = json.loads(outputs[0][0].splitlines()[-1])
+    return answers, heads, weights, kv_cache
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma2"])
+def test_two_ranks_write_what_one_writes(tmp_path: Path, model_type: str) -> None:
+    folder = tiny_model(model_type, tmp_path)
+    model = load_model(inspect_model(str(folder)), "float32", "fast", native=False)
+    alone = complete(Engine(ModelRunner(model, 4 << 20)), PROMPTS, PARAMS, depth=0)
+    (plain, drafted), heads, weights, kv_cache = two_ranks(folder)
+    assert heads == model.num_kv_heads // 2 == 1
+    for got in (plain, drafted):
+        assert [tuple(tokens) for tokens, _ in got] == [c.token_ids for c in alone]
+    assert sum(accepted for _, accepted in drafted) > 0
+    whole = TorchDecoder(model, 2).weight_bytes
+    assert whole * 1.5 < weights < whole * 2, "the proposer's, and more than half of the verifier's"
+    assert kv_cache <= 2 * (4 << 20)
+
+
+def refusal(folder: Path, **how: object) -> str:
+    with pytest.raises(ModelError) as caught:
+        load_model(inspect_model(str(folder)), "float32", **how)  # type: ignore[arg-type] # by name
+    return str(caught.value)
+
+
+def test_what_cannot_be_shared_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    llama, gpt2 = (tiny_model(name, tmp_path / name) for name in ("llama", "gpt2"))
+    assert "cannot run over several GPUs: that is for gemma2, " in refusal(
+        gpt2, exactness="fast", tensor_parallel=2
+    )
+    assert "has 2 heads of keys and values, which 3 GPUs cannot share evenly" in refusal(
+        llama, exactness="fast", tensor_parallel=3
+    )
+    for how in ({"exactness": "bitwise"}, {"exactness": "fast", "weights": "int8"}):
+        assert "only with `exactness: fast` and its weights as they are" in refusal(
+            llama, tensor_parallel=2, **how
+        )
+
+
+def test_a_job_that_cannot_be_shared_does_not_end_the_other_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[object] = []
+    monkeypatch.setattr(parallel, "_say", said.append)
+    folder = str(tiny_model("llama", tmp_path))
+    with pytest.raises(ModelError):
+        parallel.Leader(2).load("name", folder, "cpu", "float32", "bitwise", "as-is")
+    assert said == []
+
+
+def test_a_process_started_alone_is_told_how_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(UsageError) as caught:
+        join_ranks(2, "cpu")
+    assert str(caught.value) == (
+        "SPECBATCH_TENSOR_PARALLEL=2 needs 2 processes: "
+        "`torchrun --nproc-per-node 2 --no-python specbatch worker ...`"
+    )
+    assert not torch.distributed.is_initialized()
+
+
+def test_without_accelerate_the_message_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specbatch.pipeline.engine.sharding.find_spec", lambda _: None)
+    folder = inspect_model(str(tiny_model("llama", tmp_path)))
+    with pytest.raises(MissingExtraError, match=r"pip install 'specbatch\[parallel\]'"):
+        load_model(folder, "float32", "fast", tensor_parallel=2)

@@ -1,0 +1,171 @@
+"""The engine on Triton's kernels, as on a GPU: the torch path's outputs, in bits of its own.
+
+Without a GPU the kernels run in Triton's interpreter, on the same models with fewer tokens.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from specbatch.pipeline.engine.block_proposer import BlockProposer
+from specbatch.pipeline.engine.draft_model import DraftModelProposer
+from specbatch.pipeline.engine.engine import Engine
+from specbatch.pipeline.engine.kernel_choice import choose_kernels
+from specbatch.pipeline.engine.loader import LoadedModel, load_model
+from specbatch.pipeline.engine.model_folder import inspect_model
+from specbatch.pipeline.engine.proposer import Proposer
+from specbatch.pipeline.engine.runner import ModelRunner
+from specbatch.pipeline.engine.sequence import Completion
+from specbatch.schemas.errors import ModelError
+from specbatch.schemas.records import SamplingParams
+from support.architectures import VOCAB, WINDOW, tiny_model
+from support.devices import TRITON_DEVICE
+from support.engines import complete, decided, make_engine
+
+TOKENS = 6
+GREEDY = SamplingParams(max_tokens=TOKENS)
+SAMPLED = SamplingParams(max_tokens=TOKENS, temperature=0.8)
+FILTERED = replace(SAMPLED, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.2)
+LENGTHS = (1, WINDOW + 2, 27)
+
+
+def prompts() -> list[tuple[int, ...]]:
+    generator = random.Random(0)
+    return [tuple(generator.randrange(1, VOCAB - 1) for _ in range(n)) for n in LENGTHS]
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma2"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plain model; one with soft caps and windows."""
+    return tiny_model(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@lru_cache(maxsize=4)
+def by_triton(folder: Path, exactness: str = "bitwise", dtype: str = "float32") -> LoadedModel:
+    return load_model(
+        inspect_model(str(folder)), dtype, exactness, device=TRITON_DEVICE, kernels="triton"
+    )
+
+
+def engine(
+    model: LoadedModel, max_sequences: int = 64, max_batch_tokens: int = 2048, drafts: bool = False
+) -> Engine:
+    model = replace(model, exactness="fast")  # made bitwise; the check of it has its own tests
+    proposers: list[Proposer] = [BlockProposer()]
+    if drafts:
+        proposers.append(DraftModelProposer(ModelRunner(model, 16 << 20)))
+    return Engine(ModelRunner(model, 16 << 20), tuple(proposers), max_sequences, max_batch_tokens)
+
+
+@lru_cache(maxsize=2)
+def alone(folder: Path) -> list[Completion]:
+    """One sequence at a time, one token at a time."""
+    return complete(engine(by_triton(folder), max_sequences=1), prompts(), SAMPLED, depth=0)
+
+
+@pytest.mark.parametrize(
+    ("exactness", "params"),
+    [("bitwise", GREEDY), ("bitwise", FILTERED), ("fast", SAMPLED)],
+    ids=["greedy", "filtered", "fast"],
+)
+def test_outputs_are_those_of_the_torch_path(
+    folder: Path, exactness: str, params: SamplingParams
+) -> None:
+    expected = complete(make_engine(folder, native=False), prompts(), params, depth=0)
+    got = complete(engine(by_triton(folder, exactness)), prompts(), params, depth=0)
+    assert [c.token_ids for c in got] == [c.token_ids for c in expected]
+    assert len({token for c in got for token in c.token_ids}) > TOKENS, "too little is said"
+    for ours, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(ours.logprobs, theirs.logprobs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("depth", "spoilt", "concurrent", "budget"),
+    [
+        pytest.param(0, False, 4, 2048, id="together"),
+        pytest.param(4, False, 1, 2048, id="right-drafts-alone"),
+        pytest.param(4, True, 4, 13, id="spoilt-drafts-in-short-passes"),
+    ],
+)
+def test_bits_do_not_depend_on_drafts_company_or_passes(
+    folder: Path, depth: int, spoilt: bool, concurrent: int, budget: int
+) -> None:
+    expected = alone(folder)
+    drafts = [
+        [7 if spoilt and at % 5 == 3 else token for at, token in enumerate(c.token_ids)]
+        for c in expected
+    ]
+    got = complete(engine(by_triton(folder), concurrent, budget), prompts(), SAMPLED, depth, drafts)
+    assert decided(got) == decided(expected)
+    proposed, accepted = (sum(getattr(c, name) for c in got) for name in ("proposed", "accepted"))
+    assert (accepted > 0) == (depth > 0)
+    assert (accepted < proposed) == spoilt
+
+
+@pytest.mark.parametrize("model_type", ["qwen3", "mixtral", "olmo2", "gpt2"])
+def test_norms_of_heads_experts_and_other_forms(model_type: str, tmp_path: Path) -> None:
+    """The model drafts for itself: what it proposes is right."""
+    folder = tiny_model(model_type, tmp_path)
+    expected = complete(make_engine(folder, native=False), prompts()[1:], SAMPLED, depth=0)
+    drafting = engine(by_triton(folder), max_batch_tokens=13, drafts=True)
+    got = complete(drafting, prompts()[1:], SAMPLED, depth=3)
+    assert [c.token_ids for c in got] == [c.token_ids for c in expected]
+    assert sum(c.accepted for c in got) == sum(c.proposed for c in got) > 0
+
+
+def test_triton_is_never_taken_unasked() -> None:
+    cpu = torch.device("cpu")
+    assert choose_kernels("auto", cpu) == "torch"
+    assert choose_kernels("auto", torch.device("cuda")) == "triton"
+    assert choose_kernels("torch", torch.device("cuda")) == "torch"
+
+
+def test_without_its_interpreter_triton_is_refused_on_a_processor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(ModelError) as caught:
+        choose_kernels("triton", torch.device("cpu"))
+    assert str(caught.value) == (
+        "Triton kernels do not run on device `cpu`: use a GPU, or the kernels of torch"
+    )
+
+
+def test_a_compiled_model_writes_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced as for a GPU, but run as it is: compiling for a processor would prove nothing more."""
+    compiled = []
+
+    def traced(module: torch.nn.Module, dynamic: bool) -> object:
+        compiled.append(dynamic)
+        return torch_compile(module, dynamic=dynamic, backend="eager")
+
+    torch_compile = torch.compile
+    monkeypatch.setattr(torch, "compile", traced)
+    folder = tiny_model("gemma2", tmp_path)
+    expected = complete(engine(by_triton(folder, "fast")), prompts()[1:], SAMPLED, depth=0)
+    model = load_model(
+        inspect_model(str(folder)),
+        "float32",
+        "fast",
+        device=TRITON_DEVICE,
+        kernels="triton",
+        compiled=True,
+    )
+    assert compiled == [True]
+    got = complete(engine(model), prompts()[1:], SAMPLED, depth=0)
+    assert [c.token_ids for c in got] == [c.token_ids for c in expected]
+
+
+def test_bitwise_is_not_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch, "compile")
+    folder = inspect_model(str(tiny_model("llama", tmp_path)))
+    for exactness, kernels in (("bitwise", "triton"), ("fast", "torch")):
+        load_model(
+            folder, "float32", exactness, TRITON_DEVICE, False, kernels=kernels, compiled=True
+        )
