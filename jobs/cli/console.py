@@ -52,6 +52,9 @@ def _log_to_stderr() -> None:
     handler: logging.Handler = logging.StreamHandler()
     if err.is_terminal:
         handler = RichHandler(console=err, show_path=False)
+    for library in ("torchao", "torch.utils._pytree"):
+        # Where it is installed, transformers imports torchao, which warns of its parts for GPUs.
+        logging.getLogger(library).setLevel(logging.ERROR)
     logging.basicConfig(
         level=logging.WARNING,
         format="%(message)s" if err.is_terminal else "%(asctime)s %(levelname)s %(message)s",
