@@ -49,17 +49,17 @@ class _Cell:
 
 def _place(tokens: int) -> int:
     """The number of the cell a size falls into; its right edge is a multiple of its width."""
-    if tokens <= 32:
+    if tokens <= 64:
         return tokens
     if tokens <= 128:
-        return 32 + (tokens - 29) // 4
-    return 56 + (tokens - 113) // 16
+        return 64 + (tokens - 61) // 4
+    return 80 + (tokens - 113) // 16
 
 
 def _places(tokens: NDArray[Any]) -> NDArray[np.int64]:
     """`_place` of many."""
-    fine = np.where(tokens <= 32, tokens, 32 + (tokens - 29) // 4)
-    return np.where(tokens <= 128, fine, 56 + (tokens - 113) // 16).astype(np.int64)
+    fine = np.where(tokens <= 64, tokens, 64 + (tokens - 61) // 4)
+    return np.where(tokens <= 128, fine, 80 + (tokens - 113) // 16).astype(np.int64)
 
 
 def _crowd(sequences: int) -> int:
