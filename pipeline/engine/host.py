@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 from collections.abc import Callable
@@ -108,6 +109,9 @@ class EngineHost:
             None if verifying.steady else Rechecker(verifying),
         )
         models.append(verifying.memory(*engine.largest_pass))
+        # A mapped model file is ours until the last of its tensors goes, native form or not.
+        del verifier
+        gc.collect()
         self.memory = budget_of(models, on_processor=not self._device.is_gpu)
         log.info("memory budget of the %s engine: %s", spec.dtype, self.memory)
         return engine

@@ -14,7 +14,7 @@ from specbatch.pipeline.engine.batch import Chunk, build_batch
 from specbatch.pipeline.engine.blocks import BlockManager, KvState
 from specbatch.pipeline.engine.loader import load_model
 from specbatch.pipeline.engine.model_folder import inspect_model
-from specbatch.tests.support.demo import DRAFT
+from support.demo import DRAFT
 
 BLOCKS = 64
 
