@@ -158,7 +158,8 @@ def assert_the_books_balance(one: Bench) -> None:
     """Blocks are held by those that run and by nobody else; who may still write one is alone."""
     engine = one.engine
     holders = [[s.kv for s in engine._scheduler.running]]
-    for proposer in engine._speculator.proposers:
+    for guarded in engine._speculator.proposers:
+        proposer = guarded._proposer
         if isinstance(proposer, DraftModelProposer):
             assert proposer._kv.keys() <= set(engine._scheduler.running)
             holders.append(list(proposer._kv.values()))
@@ -219,7 +220,7 @@ def happened_in(one: Bench) -> Counter[str]:
             "accepted": stats.accepted,
             "refused": stats.proposed - stats.accepted,
             "by a draft model": sum(
-                isinstance(p, DraftModelProposer) and p.pass_time.observations > 0
+                isinstance(p._proposer, DraftModelProposer) and p.pass_time.observations > 0
                 for p in one.engine._speculator.proposers
             ),
             **{reason.value: cut_short.count(reason) for reason in FinishReason},
