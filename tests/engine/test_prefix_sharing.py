@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -35,12 +36,19 @@ class Counted:
 
     def __init__(self, one: Bench, index: int = 0) -> None:
         self.tokens = 0
-        self._forward = one.runners[index].forward
-        one.runners[index].forward = self  # type: ignore[method-assign, assignment]  # counts
+        runner = one.runners[index]
+        self._forward, self._draft = runner.forward, runner.draft
+        runner.forward = self  # type: ignore[method-assign, assignment]  # counts
+        runner.draft = self.draft  # type: ignore[method-assign]  # counts
 
     def __call__(self, chunks: Seq[Chunk]) -> Tensor:
         self.tokens += sum(len(chunk.token_ids) for chunk in chunks)
         return self._forward(chunks)
+
+    def draft(self, chunks: Seq[Chunk], depths: list[int], *rest: Any) -> Tensor:
+        """All passes of a draft in one call: the chunks, then a token for each but the last."""
+        self.tokens += sum(len(c.token_ids) + d - 1 for c, d in zip(chunks, depths, strict=True))
+        return self._draft(chunks, depths, *rest)
 
 
 @pytest.mark.parametrize("depth", [0, 4, None], ids=lambda d: f"depth-{'auto' if d is None else d}")
