@@ -19,6 +19,7 @@ class Acceptance:
     decay: float = 0.97
     agreed: float = 0.0
     tested: float = 0.0
+    seen: float = 0.0  # tests in all, without fading
 
     @property
     def rate(self) -> float:
@@ -31,8 +32,17 @@ class Acceptance:
     def observe(self, proposed: int, accepted: int) -> None:
         """`accepted` of `proposed` draft tokens agreed, then one did not (if any was left)."""
         tested = accepted + (accepted < proposed)
-        if not tested:
-            return
+        if tested:
+            self.observe_many(accepted, tested)
+
+    def observe_many(self, accepted: int, tested: int) -> None:
+        """The same for several blocks at once: `tested` tokens were looked at.
+
+        They fade among themselves too, as if they had come one by one in no order: however many
+        come at once, no more than `1 / (1 - decay)` tests ever count.
+        """
+        self.seen += tested
         fade = self.decay**tested
-        self.agreed = self.agreed * fade + accepted
-        self.tested = self.tested * fade + tested
+        share = (1.0 - fade) / (tested * (1.0 - self.decay)) if self.decay < 1.0 else 1.0
+        self.agreed = self.agreed * fade + accepted * share
+        self.tested = self.tested * fade + tested * share

@@ -2,25 +2,41 @@
 
 Most looks take what is known to be best. Some try a size that nobody has seen and that could be
 better, for a few steps only, and never more than a small share of the time: a machine's steps are
-not found by standing still. While drafting does
-not pay, a few sequences are drafted for by one token now and then, to notice when it would.
+not found by standing still. While drafting does not pay, a few sequences are drafted for by one
+token now and then, to notice when it would. A choice stands the longer, the more a look costs
+beside a step, so that looking never takes more than a small share of the time either.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from specbatch.pipeline.policy.depth import Candidate, DepthDecision, StepCost, choose_depths
-from specbatch.pipeline.policy.knowledge import Knowledge
+import numpy as np
+from numpy.typing import NDArray
 
-STAND_STEPS = 16  # how long a choice stands
+from specbatch.pipeline.policy.depth import (
+    Candidate,
+    DepthDecision,
+    StepCost,
+    break_even,
+    choose_depths,
+)
+from specbatch.pipeline.policy.knowledge import Knowledge
+from specbatch.pipeline.policy.routing import Price
+
+STAND_STEPS = 16  # how long a choice stands at least, once drafts have been judged
+LONGEST_STAND_STEPS = 192
+LOOK_SHARE = 0.004  # of the time may go into looks
 EXPLORE_EVERY_LOOKS = 3
 EXPLORE_STEPS = 3
-ALLOWANCE = 0.015  # of all time may be lost in trials
-TRY_EVERY_LOOKS = 4  # while nothing is drafted
+ALLOWANCE = 0.008  # of all time may be lost in trials …
+FIRST_ALLOWANCE_SEC = 0.05  # … and so much at the beginning, when everything is unknown
+WELL_KNOWN = 1000  # passes, after which it is not
+TRY_EVERY_STEPS = 64  # while nothing is drafted
 TRIED_SHARE = 8  # … one token each, for one sequence in so many
-HYSTERESIS = 1.02  # drafting must promise so much more before it is taken up
+HYSTERESIS = 1.015  # drafting must promise so much more before it is taken up
 JUDGED = 40  # draft tokens, before a choice stands for long
 _UNJUDGED_STEPS = 2
 _FIRST_DEPTHS = (0, 0, 3, 1, 3)  # steps of a new engine: they tell what a token costs
@@ -33,6 +49,15 @@ class Course:
     depths: tuple[int, ...]
     steps: int
     trial: bool = False  # of a few sequences only: it says nothing about the others
+    least_worth: float = 1.0  # what a draft token must be worth to be verified, in tokens
+    weighed: bool = False  # all that is known was weighed: it tells whether drafts pay
+    gain: float = 1.0  # tokens per second expected, over depth 0's
+    paying: tuple[int, ...] | None = None  # `depths` without trials, where there are some in them
+
+    @property
+    def worth(self) -> tuple[int, ...]:
+        """The depths that pay, by what is known."""
+        return self.depths if self.paying is None else self.paying
 
     @property
     def rests(self) -> bool:
@@ -46,8 +71,16 @@ class Controller:
     knowledge: Knowledge = field(default_factory=Knowledge)
     max_draft_tokens: int = 1024  # per step
     looks: int = 0
+    look_sec: float = 0.0  # what a look takes, on average; told by whoever measures it
     _drafting: bool = False
     _put_aside: float = 0.0  # seconds that trials may lose
+    _rested: int = 0  # steps since anything was drafted
+    _left_out: int = 0  # the same for those who are not drafted for while others are
+    _turn: int = 0
+
+    def __post_init__(self) -> None:
+        if self.knowledge.step_time.observations < WELL_KNOWN:
+            self._put_aside = FIRST_ALLOWANCE_SEC
 
     def look(self, candidates: Sequence[Candidate], others: int = 0) -> Course:
         """A course for the candidates; `others` take part in every step whatever is chosen."""
@@ -58,21 +91,104 @@ class Controller:
             depth = _FIRST_DEPTHS[self.looks % len(_FIRST_DEPTHS)]
             return Course(tuple(min(c.limit, depth) for c in candidates), 1)
         decision, off = self._decide(candidates, others, optimism=0.0)
-        self._put_aside += ALLOWANCE * STAND_STEPS * decision.expected_sec
+        stand = self._stand(decision.expected_sec)
+        self._put_aside += ALLOWANCE * stand * decision.expected_sec
         if self.looks % EXPLORE_EVERY_LOOKS == 0:
-            hopeful, _ = self._decide(candidates, others, optimism=1.0)
+            hopeful = self._hopeful(candidates, others, sum(decision.depths))
             best = max(decision.tokens_per_sec, off)
             if self._may_be_tried(hopeful, best, len(candidates) + others):
-                return Course(hopeful.depths, EXPLORE_STEPS)
+                return Course(hopeful.depths, EXPLORE_STEPS, False, max(hopeful.least_worth, 0.05))
         self._drafting = decision.tokens_per_sec > off * (1.0 if self._drafting else HYSTERESIS)
         if self._drafting:
-            tested = sum(a.tested for a in self.knowledge.acceptance.values())
-            return Course(decision.depths, STAND_STEPS if tested >= JUDGED else _UNJUDGED_STEPS)
-        if self.looks % TRY_EVERY_LOOKS:
-            return Course((0,) * len(candidates), STAND_STEPS)
-        turn = self.looks // TRY_EVERY_LOOKS % TRIED_SHARE
-        tried = tuple(int(i % TRIED_SHARE == turn) for i in range(len(candidates)))
+            self._rested = 0
+            steps = stand if self._judged() else _UNJUDGED_STEPS
+            gain = decision.tokens_per_sec / off
+            paid = decision.depths
+            depths = self._with_trials(paid, steps)
+            if depths != paid:
+                steps = min(steps, EXPLORE_STEPS)
+            return Course(depths, steps, False, decision.least_worth, True, gain, paid)
+        return self._rest(len(candidates), stand)
+
+    def looked(self, seconds: float) -> None:
+        """What the last look took, with all that was asked for it."""
+        share = 0.2 if self.look_sec else 1.0
+        self.look_sec += share * (min(seconds, 4.0 * (self.look_sec or seconds)) - self.look_sec)
+
+    def break_even(self, sequences: int, model: str | None) -> float:
+        """The acceptance from which on drafts of a kind would pay in steps of so many sequences."""
+        most = min(self.max_draft_tokens, 8 * sequences)
+        curve = self.knowledge.step_time.curve(sequences, sequences, sequences + most)
+        return break_even(self._cost(curve, model), sequences, model is not None, HYSTERESIS)
+
+    def burden(self, sequences: int, model: str) -> float:
+        """Price of one drafted token of a model, in tokens that depth 0 would decide meanwhile."""
+        _, per_pass, row = self._draft_weights(model)
+        plain = self.knowledge.step_time.curve(sequences, sequences, sequences)[0]
+        return float((per_pass + sequences * row) / plain)
+
+    def price(self, sequences: int, model: str | None) -> Price:
+        """What drafts for all of so many sequences cost; of no model: verifying them alone."""
+        curve = self.knowledge.step_time.curve(sequences, sequences, 2 * sequences)
+        plain, verifying = float(curve[0]), float(curve[-1] - curve[0])
+        if model is None:
+            return Price(0.0, verifying / plain, 0.0)
+        call, per_pass, row = self._draft_weights(model)
+        token = per_pass + sequences * row + verifying
+        return Price(call / plain, token / plain, row / plain)
+
+    def plain_sec(self, sequences: int) -> float:
+        """Seconds of a step of depth 0."""
+        return float(self.knowledge.step_time.curve(sequences, sequences, sequences)[0])
+
+    def promise(self, candidates: Sequence[Candidate], others: int = 0) -> DepthDecision:
+        """The best that is known to be had of candidates; nothing is decided by it."""
+        return self._decide(candidates, others, optimism=0.0)[0]
+
+    def _rest(self, count: int, stand: int) -> Course:
+        if self._rested < TRY_EVERY_STEPS:
+            self._rested += stand
+            return Course((0,) * count, stand, weighed=True)
+        self._rested = 0
+        self._turn += 1
+        share = min(TRIED_SHARE, count)
+        tried = tuple(int((i + self._turn) % share == 0) for i in range(count))
         return Course(tried, 1, trial=True)
+
+    def _with_trials(self, depths: tuple[int, ...], steps: int) -> tuple[int, ...]:
+        """While others are drafted for, a few of those who are not are tried now and then."""
+        left_out = [i for i, depth in enumerate(depths) if not depth]
+        if not left_out:
+            return depths
+        self._left_out += steps
+        if self._left_out < TRY_EVERY_STEPS:
+            return depths
+        self._left_out = 0
+        self._turn += 1
+        share = min(TRIED_SHARE, len(left_out))
+        tried = {i for k, i in enumerate(left_out) if (k + self._turn) % share == 0}
+        return tuple(1 if i in tried else depth for i, depth in enumerate(depths))
+
+    def _stand(self, step_sec: float) -> int:
+        wanted = self.look_sec / (LOOK_SHARE * step_sec)
+        return int(min(max(wanted, STAND_STEPS), LONGEST_STAND_STEPS))
+
+    def _judged(self) -> bool:
+        return sum(a.tested for a in self.knowledge.acceptance.values()) >= JUDGED
+
+    def _hopeful(self, candidates: Sequence[Candidate], others: int, chosen: int) -> DepthDecision:
+        """What may be better than `chosen` draft tokens: halfway to the best that can be hoped for.
+
+        Half of what is unknown is known after it, whatever it shows.
+        """
+        hopeful, _ = self._decide(candidates, others, optimism=1.0)
+        far = sum(hopeful.depths)
+        if far - chosen < 2:
+            return hopeful
+        nearer, _ = self._decide(candidates, others, 1.0, most=(chosen + far) // 2)
+        count = len(candidates) + others
+        known = self.knowledge.step_time.knows(count + sum(nearer.depths), count)
+        return hopeful if known else nearer
 
     def _may_be_tried(self, hopeful: DepthDecision, best: float, count: int) -> bool:
         """Whether its size is unknown, and what the trial may lose has been put aside."""
@@ -88,13 +204,48 @@ class Controller:
         return True
 
     def _decide(
-        self, candidates: Sequence[Candidate], others: int, optimism: float
+        self,
+        candidates: Sequence[Candidate],
+        others: int,
+        optimism: float,
+        most: int | None = None,
     ) -> tuple[DepthDecision, float]:
         """The best depths, and the tokens per second of depth 0."""
         count = len(candidates) + others
-        most = min(self.max_draft_tokens, sum(c.limit for c in candidates))
-        known = self.knowledge
-        verify_sec = known.step_time.curve(count, count, count + most, optimism)
-        known.draft_time.solve()
-        cost = StepCost(verify_sec, *known.draft_time.weights)
-        return choose_depths(candidates, cost, others), count / float(verify_sec[0])
+        if most is None:
+            most = min(self.max_draft_tokens, sum(c.limit for c in candidates))
+        curve = self.knowledge.step_time.curve(count, count, count + most, optimism)
+        models = Counter(c.model for c in candidates if c.model is not None).most_common()
+        main = models[0][0] if models else None
+        if len(models) <= 1:
+            cost = self._cost(curve, main)
+            return choose_depths(candidates, cost, others), count / float(curve[0])
+        # The most common model and the free drafts first; each further model with what is left.
+        depths = [0] * len(candidates)
+        tokens, seconds, worth, taken = float(count), float(curve[0]), 1.0, 0
+        for model, _ in models:
+            own = [
+                i
+                for i, c in enumerate(candidates)
+                if c.model == model or (c.model is None and model == main)
+            ]
+            part = [candidates[i] for i in own]
+            rest = curve[taken:] + (seconds - float(curve[taken]))
+            found = choose_depths(part, self._cost(rest, model), tokens - len(part))
+            for i, depth in zip(own, found.depths, strict=True):
+                depths[i] = depth
+            taken += sum(found.depths)
+            tokens, seconds = found.expected_tokens, found.expected_sec
+            worth = min(worth, found.least_worth)
+        return DepthDecision(tuple(depths), tokens, seconds, worth), count / float(curve[0])
+
+    def _cost(self, verify_sec: NDArray[np.float64], model: str | None) -> StepCost:
+        if model is None:
+            return StepCost(verify_sec)
+        return StepCost(verify_sec, *self._draft_weights(model))
+
+    def _draft_weights(self, model: str) -> tuple[float, float, float]:
+        known = self.knowledge.draft_time_of(model)
+        known.solve()
+        call, per_pass, row = known.weights
+        return call, per_pass, row

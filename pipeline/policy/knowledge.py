@@ -8,8 +8,7 @@ from typing import Any
 from specbatch.pipeline.policy.acceptance import Acceptance
 from specbatch.pipeline.policy.linear_cost import LinearCost
 from specbatch.pipeline.policy.step_time import StepTime
-
-_OVERALL_DECAY = 0.995  # over all sequences: about the last two hundred tests count
+from specbatch.pipeline.policy.tracks import new_level
 
 
 def _draft_cost() -> LinearCost:
@@ -22,19 +21,23 @@ class Knowledge:
     """Of one verifier, draft model and dtype on one kind of device."""
 
     step_time: StepTime = field(default_factory=StepTime)
-    draft_time: LinearCost = field(default_factory=_draft_cost)  # (calls, passes, tokens fed)
-    acceptance: dict[str, Acceptance] = field(default_factory=dict)  # by proposer
+    draft_times: dict[str, LinearCost] = field(default_factory=dict)  # by draft model
+    acceptance: dict[str, Acceptance] = field(default_factory=dict)  # by proposer and grade
+
+    def draft_time_of(self, proposer: str) -> LinearCost:
+        """Seconds of a call of a draft model, by (calls, passes, tokens fed)."""
+        return self.draft_times.setdefault(proposer, _draft_cost())
 
     def acceptance_of(self, proposer: str) -> Acceptance:
         if proposer not in self.acceptance:
-            self.acceptance[proposer] = Acceptance(decay=_OVERALL_DECAY)
+            self.acceptance[proposer] = new_level(4.0)
         return self.acceptance[proposer]
 
     def state(self) -> dict[str, Any]:
         """What `restored` needs, as JSON knows it."""
         return {
             "step_time": self.step_time.state(),
-            "draft_time": self.draft_time.state(),
+            "draft_times": {name: cost.state() for name, cost in self.draft_times.items()},
             "acceptance": {
                 name: {"agreed": a.agreed, "tested": a.tested}
                 for name, a in self.acceptance.items()
@@ -45,8 +48,12 @@ class Knowledge:
     def restored(cls, state: dict[str, Any]) -> Knowledge:
         """From `state`. Raises `KeyError`, `TypeError` or `ValueError` if it is something else."""
         knowledge = cls(StepTime.restored(state["step_time"]))
-        knowledge.draft_time.restore(state["draft_time"])
+        for name, cost in state["draft_times"].items():
+            knowledge.draft_time_of(name).restore(cost)
         for name, counts in state["acceptance"].items():
             known = knowledge.acceptance_of(name)
-            known.agreed, known.tested = float(counts["agreed"]), float(counts["tested"])
+            agreed, tested = float(counts["agreed"]), float(counts["tested"])
+            if not 0.0 <= agreed <= tested < float("inf"):
+                raise ValueError(f"{agreed} of {tested} drafts of {name} cannot have agreed")
+            known.agreed, known.tested = agreed, tested
         return knowledge

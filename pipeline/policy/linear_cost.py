@@ -89,10 +89,17 @@ class LinearCost:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take up what `state` wrote. Raises `KeyError` or `ValueError` if it is not that."""
-        gram = np.array(state["gram"], dtype=float)
-        if gram.shape != self._gram.shape:
-            raise ValueError(f"a state of {gram.shape} where {self._gram.shape} is wanted")
-        self._gram, self._moment = gram, np.array(state["moment"], dtype=float)
-        self._guess = np.array(state["guess"], dtype=float)
-        self.weights = [float(w) for w in state["weights"]]
+        count = len(self.weights)
+        shapes = {
+            "gram": (count, count),
+            "moment": (count,),
+            "guess": (count,),
+            "weights": (count,),
+        }
+        found = {name: np.array(state[name], dtype=float) for name in shapes}
+        for name, shape in shapes.items():
+            if found[name].shape != shape or not np.isfinite(found[name]).all():
+                raise ValueError(f"a {name} like {state[name]} where {shape} numbers are wanted")
+        self._gram, self._moment = found["gram"], found["moment"]
+        self._guess, self.weights = found["guess"], found["weights"].tolist()
         self.observations = int(state["observations"])

@@ -17,12 +17,18 @@ from numpy.typing import NDArray
 
 _MEMORY = 128  # observations a cell's mean reaches back
 _SURE = 3  # observations after which a cell's mean stands for itself
-_KNOWN = 48  # observations after which a cell needs no more trying
+_KNOWN = 48  # observations after which a cell needs no more trying …
+_STALE = 8000  # … until so many passes of other sizes have gone by: it may have been a bad hour
 _CHANGED = 4
 _CLIP = 1.5  # above so many times the mean a pass counts as that: the system slept in it
 _DRAFTED_ENOUGH = 3  # passes with more tokens than sequences, before a token's price is known
 _GUESS = (2e-3, 5e-5, 1e-6)  # seconds: of a pass, a token, a sequence
 _RIDGE = 1e-3
+_FRESH = 16  # observations for which a curve that was drawn still holds
+_LINE_FRESH = 128
+_CURVES_KEPT = 64
+_HOPE_STALE = 0.25  # of a stale price, that an optimist hopes is not there any more
+_HOPE_BEYOND = 0.5  # of a line's rise beyond all sizes seen, that an optimist hopes is not there
 
 
 @dataclass(slots=True)
@@ -32,8 +38,15 @@ class _Cell:
     seconds: float = 0.0
     seen: int = 0
     far: int = 0  # observations behind one another that were far from the mean
+    at: int = 0  # the last one, by number
 
-    def observe(self, tokens: int, sequences: int, seconds: float) -> None:
+    def is_stale(self, now: int) -> bool:
+        return now - self.at >= _STALE
+
+    def observe(self, tokens: int, sequences: int, seconds: float, now: int) -> None:
+        if self.is_stale(now):
+            self.seen = min(self.seen, 1)  # as good as learned anew
+        self.at = now
         if self.seen >= _SURE:
             far = not self.seconds / _CLIP < seconds < self.seconds * _CLIP
             self.far = self.far + 1 if far else 0
@@ -56,10 +69,7 @@ def _place(tokens: int) -> int:
     return 80 + (tokens - 113) // 16
 
 
-def _places(tokens: NDArray[Any]) -> NDArray[np.int64]:
-    """`_place` of many."""
-    fine = np.where(tokens <= 64, tokens, 64 + (tokens - 61) // 4)
-    return np.where(tokens <= 128, fine, 80 + (tokens - 113) // 16).astype(np.int64)
+_PLACES = np.array([_place(tokens) for tokens in range(1 << 14)])
 
 
 def _crowd(sequences: int) -> int:
@@ -75,6 +85,10 @@ class StepTime:
     drafted: int = 0  # observations that tell a token's price from a sequence's
     noise: float = 0.1  # mean distance of an observation from its cell's mean, relative
     _cells: dict[int, dict[int, _Cell]] = field(default_factory=dict)  # by crowd, by place
+    _drawn_at: int = -_FRESH  # observation, of the curves below
+    _lined_at: int = -_LINE_FRESH
+    _weights: tuple[float, float, float] = _GUESS
+    _curves: dict[tuple[int, int, int, float], NDArray[np.float64]] = field(default_factory=dict)
 
     @property
     def has_slope(self) -> bool:
@@ -87,14 +101,21 @@ class StepTime:
         if cell.seen >= _SURE:
             away = min(abs(seconds / cell.seconds - 1.0), 1.0)
             self.noise += (away - self.noise) / _MEMORY
-        cell.observe(tokens, sequences, seconds)
         self.observations += 1
+        cell.observe(tokens, sequences, seconds, self.observations)
         self.drafted += tokens > sequences
 
     def knows(self, tokens: int, sequences: int) -> bool:
         """Whether passes of about this size were seen often enough."""
         cell = self._cells.get(_crowd(sequences), {}).get(_place(tokens))
-        return cell is not None and cell.seen >= _KNOWN
+        if cell is None or cell.is_stale(self.observations):
+            return False
+        return cell.seen >= _KNOWN
+
+    def plain(self, sequences: int) -> float | None:
+        """Seconds of a pass at depth 0, where such passes were measured."""
+        cell = self._cells.get(_crowd(sequences), {}).get(_place(sequences))
+        return None if cell is None or cell.seen < _SURE else cell.seconds
 
     def predict(self, tokens: int, sequences: int) -> float:
         return float(self.curve(tokens, sequences, tokens)[0])
@@ -105,10 +126,27 @@ class StepTime:
         """Seconds of passes of `first` … `last` tokens; never falling.
 
         `optimism` puts an untried price from the middle (0) towards the lower neighbour's (1),
-        and what was seldom tried as low as it may well be.
+        and what was seldom tried as low as it may well be. The array is shared: do not write to it.
         """
+        if self._is_stale(self._drawn_at, _FRESH):
+            self._drawn_at = self.observations
+            self._curves.clear()
+            if self._is_stale(self._lined_at, _LINE_FRESH):
+                self._lined_at, self._weights = self.observations, self._line()
+        key = (first, sequences, last, optimism)
+        if key not in self._curves:
+            if len(self._curves) >= _CURVES_KEPT:
+                self._curves.clear()
+            self._curves[key] = self._draw(*key)
+        return self._curves[key]
+
+    def _is_stale(self, at: int, fresh: int) -> bool:
+        """Whether much was learned since observation `at`."""
+        return not 0 <= self.observations - at < min(fresh, 1 + self.observations // 8)
+
+    def _draw(self, first: int, sequences: int, last: int, optimism: float) -> NDArray[np.float64]:
         tokens = np.arange(first, last + 1)
-        base, row, sequence = self._line()
+        base, row, sequence = self._weights
         line = np.asarray(base + sequence * sequences + row * tokens, dtype=np.float64)
         known = sorted(self._cells.get(_crowd(sequences), {}).values(), key=lambda c: c.tokens)
         if known:
@@ -117,9 +155,15 @@ class StepTime:
             expected = base + sequence * sequences + row * at
             sure = np.minimum([cell.seen / _SURE for cell in known], 1.0)
             seen = np.array([cell.seconds for cell in known])
-            # Few observations may have been unlucky ones.
-            seen = seen * (1.0 - optimism * self.noise / np.sqrt([c.seen for c in known]))
-            weights = [float(min(cell.seen, _MEMORY)) for cell in known]
+            # Few observations may have been unlucky ones, and what is stale a bad hour's.
+            stale = np.array([_HOPE_STALE * c.is_stale(self.observations) for c in known])
+            unlucky = np.maximum(self.noise / np.sqrt([c.seen for c in known]), stale)
+            seen = seen * (1.0 - optimism * unlucky)
+            # Where prices fall, whatever is fresh is right.
+            weights = [
+                0.1 if old else float(min(cell.seen, _MEMORY))
+                for cell, old in zip(known, stale > 0.0, strict=True)
+            ]
             price = _never_falling(sure * seen + (1.0 - sure) * expected, weights)
             line = _between(tokens, at, price, line, expected, optimism)
         return np.maximum.accumulate(np.maximum(line, 1e-9))
@@ -152,6 +196,7 @@ class StepTime:
     def state(self) -> dict[str, Any]:
         """What `restored` needs, as JSON knows it."""
         return {
+            "observations": self.observations,
             "drafted": self.drafted,
             "noise": self.noise,
             "cells": [
@@ -165,10 +210,18 @@ class StepTime:
     def restored(cls, state: dict[str, Any]) -> StepTime:
         """From `state`. Raises `KeyError`, `TypeError` or `ValueError` if it is something else."""
         step_time = cls(drafted=int(state["drafted"]), noise=float(state["noise"]))
+        if not 0.0 <= step_time.noise <= 1.0:
+            raise ValueError(f"no noise is {step_time.noise}")
         for crowd, place, tokens, sequences, seconds, seen in state["cells"]:
             cell = _Cell(float(tokens), float(sequences), float(seconds), int(seen))
+            if not (0 < cell.seconds < np.inf and 0 < cell.tokens < np.inf and cell.seen > 0):
+                raise ValueError(f"no pass is like {cell}")
             step_time._cells.setdefault(int(crowd), {})[int(place)] = cell
             step_time.observations += cell.seen
+        step_time.observations = int(state.get("observations", step_time.observations))
+        for cells in step_time._cells.values():
+            for cell in cells.values():
+                cell.at = step_time.observations
         return step_time
 
 
@@ -200,11 +253,14 @@ def _between(
     middle = np.interp(tokens, at, price)
     right = np.searchsorted(at, tokens)
     lower = price[np.maximum(right - 1, 0)]
-    found = middle - optimism * np.maximum(middle - lower, 0.0)
-    tried = np.isin(_places(tokens), _places(np.round(at)))
-    found[tried] = middle[tried]
+    found = middle
+    if optimism:
+        untried = np.ones(_PLACES[-1] + 1, dtype=bool)
+        untried[_PLACES[np.round(at).astype(np.int64)]] = False
+        found = middle - optimism * np.maximum(middle - lower, 0.0) * untried[_PLACES[tokens]]
     beyond = tokens > at[-1]
-    found[beyond] = price[-1] * line[beyond] / expected[-1]
+    rise = np.maximum(line[beyond] / expected[-1] - 1.0, 0.0)
+    found[beyond] = price[-1] * (1.0 + rise * (1.0 - _HOPE_BEYOND * optimism))
     before = tokens < at[0]
     found[before] = price[0] * line[before] / expected[0]
     return found

@@ -66,3 +66,26 @@ def test_the_rate_is_a_probability_and_rises_with_agreement() -> None:
             assert estimate.rate > before if accepted else estimate.rate < before
         else:
             assert estimate.rate == before
+
+
+@pytest.mark.parametrize("batch", [1, 10, 1000, 100_000])
+def test_however_many_come_at_once_only_the_last_count(batch: int) -> None:
+    """A choice may stand for long: what was learned in it must not be believed for ever."""
+    estimate = Acceptance(decay=0.995)
+    for _ in range(100_000 // batch):
+        estimate.observe_many(batch * 8 // 10, batch)
+    assert estimate.tested <= 200.0 + 1e-6
+    for _ in range(400):
+        estimate.observe(1, 0)
+    assert estimate.rate < 0.15
+
+
+@pytest.mark.parametrize("accepted", [0, 3, 10])
+def test_a_batch_counts_as_the_same_tests_one_by_one(accepted: int) -> None:
+    at_once, singly = Acceptance(decay=0.995), Acceptance(decay=0.995)
+    for _ in range(30):
+        at_once.observe_many(accepted, 10)
+        for i in range(10):
+            singly.observe_many(int(i < accepted), 1)
+    assert at_once.tested == pytest.approx(singly.tested)
+    assert at_once.rate == pytest.approx(singly.rate, abs=0.01)

@@ -5,42 +5,24 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-import numpy as np
 import pytest
+from policy.machines import MOST, Machine, best, linear, saturating, stepped
 
-from specbatch.pipeline.policy.controller import Controller
+from specbatch.pipeline.policy.controller import (
+    HYSTERESIS,
+    LONGEST_STAND_STEPS,
+    LOOK_SHARE,
+    STAND_STEPS,
+    TRIED_SHARE,
+    TRY_EVERY_STEPS,
+    Controller,
+)
 from specbatch.pipeline.policy.depth import Candidate
-
-Machine = Callable[[int, int], float]
-MOST = 16  # draft tokens per sequence
-
-
-def linear(tokens: int, sequences: int) -> float:
-    return 8e-4 + 2.5e-5 * tokens + 1.5e-5 * sequences
-
-
-def stepped(tokens: int, sequences: int) -> float:
-    """Matrix units work in sixteens; weights must be read however few tokens there are."""
-    return max(1.2e-3, 4e-4 * -(-tokens // 16)) + 1e-5 * sequences
-
-
-def saturating(tokens: int, sequences: int) -> float:
-    """Free until the arithmetic outweighs the reading of weights."""
-    return max(1.4e-2, 3.5e-4 * tokens) + 1e-4 * sequences
 
 
 def tokens_per_sec(machine: Machine, rates: list[float], depths: list[int]) -> float:
     tokens = sum(sum(rate**j for j in range(d + 1)) for rate, d in zip(rates, depths, strict=True))
     return tokens / machine(len(rates) + sum(depths), len(rates))
-
-
-def best(machine: Machine, rates: list[float]) -> float:
-    """By trying every number of draft tokens, each time the most likely ones."""
-    worths = sorted((r**j for r in rates for j in range(1, MOST + 1)), reverse=True)
-    tokens = len(rates) + np.concatenate(([0.0], np.cumsum(worths)))
-    count = len(rates)
-    seconds = [machine(count + k, count) for k in range(len(worths) + 1)]
-    return float((tokens / np.array(seconds)).max())
 
 
 COUNTS = (1, 8, 32, 128)
@@ -50,14 +32,23 @@ RATES = (0.0, 0.3, 0.5, 0.7, 0.9, None)  # None: sequences of different acceptan
 @pytest.mark.parametrize("noise", [0.0, 0.1], ids=["still", "noisy"])
 @pytest.mark.parametrize("machine", [linear, stepped, saturating])
 def test_what_is_learned_comes_near_the_best_there_is(machine: Machine, noise: float) -> None:
-    """Mostly within 2 %; where a few sequences are drafted for deeply, within 8 %."""
+    """Within 2 % of trying everything, with all that trials cost after the first 2,000 steps."""
     shares = [reached(machine, noise, count, rate) for count in COUNTS for rate in RATES]
-    assert min(shares) >= 0.92
-    assert sum(share >= 0.98 for share in shares) >= 21, sorted(shares)[:5]
+    assert min(shares) >= 0.98, sorted(shares)[:5]
 
 
-def reached(machine: Machine, noise: float, count: int, rate: float | None) -> float:
-    """Tokens per second after 2,000 steps of learning, as a share of the best."""
+def reached(
+    machine: Machine,
+    noise: float,
+    count: int,
+    rate: float | None,
+    slow: Callable[[int, int], float] = lambda _step, _size: 1.0,
+    steps: tuple[int, int] = (2000, 5000),
+) -> float:
+    """Tokens per second in these steps, after learning in those before, as a share of the best.
+
+    `slow(step, size)`: what a pass of so many tokens takes longer then.
+    """
     generator = random.Random(f"{count} {rate} {noise}")
     rates = [generator.choice([0.2, 0.6, 0.9]) if rate is None else rate for _ in range(count)]
     controller = Controller()
@@ -65,18 +56,28 @@ def reached(machine: Machine, noise: float, count: int, rate: float | None) -> f
     candidates = [Candidate(MOST, r) for r in rates]
     tokens = seconds = 0.0
     until = 0
-    for step in range(5000):
+    for step in range(steps[1]):
         if step >= until:
             course = controller.look(candidates)
             until = step + course.steps
             took = machine(count + sum(course.depths), count)
             brought = took * tokens_per_sec(machine, rates, list(course.depths))
-        observed = took * generator.lognormvariate(0.0, noise)
         size = count + sum(course.depths)
+        observed = took * generator.lognormvariate(0.0, noise) * slow(step, size)
         controller.knowledge.step_time.observe(size, count, observed)
-        if step >= 2000:
+        if step >= steps[0]:
             tokens, seconds = tokens + brought, seconds + took
     return tokens / seconds / best(machine, rates)
+
+
+@pytest.mark.parametrize("rate", [0.7, 0.9])
+def test_a_size_that_was_met_in_a_bad_hour_is_not_shunned_for_ever(rate: float) -> None:
+    """While it is learned, somebody else takes the machine whenever passes have the best size."""
+
+    def unlucky(step: int, size: int) -> float:
+        return 1.3 if step < 1500 and 32 < size <= 48 else 1.0
+
+    assert reached(stepped, 0.05, 8, rate, unlucky, (12_000, 15_000)) >= 0.98
 
 
 def test_trials_cost_no_more_than_what_was_put_aside() -> None:
@@ -97,3 +98,189 @@ def test_trials_cost_no_more_than_what_was_put_aside() -> None:
             seconds, step = seconds + took, step + 1
             done += count + sum(0.3 * (depth > 0) for depth in course.depths)
     assert done / seconds >= 0.97 * count / (1e-3 * count)
+
+
+# --- what a look costs --------------------------------------------------------------------------
+
+
+def taught(machine: Machine, count: int, most: int = MOST) -> Controller:
+    """A controller that knows the machine at `count` sequences, and drafts in general."""
+    controller = Controller()
+    controller.knowledge.acceptance_of("drafts").tested = 1000.0
+    for tokens in [*range(count, count * (1 + most) + 1)] * 60:
+        controller.knowledge.step_time.observe(tokens, count, machine(tokens, count))
+    return controller
+
+
+def test_a_looks_price_is_an_average_that_one_long_one_hardly_moves() -> None:
+    controller = Controller()
+    controller.looked(1e-4)
+    assert controller.look_sec == pytest.approx(1e-4)
+    controller.looked(10.0)  # the system slept in it
+    assert controller.look_sec == pytest.approx(1.6e-4), "counted as four times the average"
+    for _ in range(60):
+        controller.looked(5e-4)
+    assert controller.look_sec == pytest.approx(5e-4, rel=0.01)
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.9], ids=["resting", "drafting"])
+@pytest.mark.parametrize("look_sec", [0.0, 1e-5, 1e-4, 3e-4, 1e-3, 1.0])
+def test_looking_takes_no_more_than_its_share_of_the_time(
+    look_sec: float, acceptance: float
+) -> None:
+    controller, count = taught(linear, 4), 4
+    if look_sec:
+        controller.looked(look_sec)
+    course = controller.look([Candidate(MOST, acceptance)] * count)
+    assert course.weighed
+    assert course.rests is (acceptance == 0.0)
+    step_sec = linear(count + sum(course.depths), count)
+    needed = look_sec / (LOOK_SHARE * step_sec)  # steps beside which a look is a small share
+    wanted = min(max(needed, STAND_STEPS), LONGEST_STAND_STEPS)
+    assert course.steps == pytest.approx(wanted, rel=0.05)
+
+
+def test_a_choice_does_not_stand_for_long_before_drafts_were_judged() -> None:
+    controller = taught(linear, 4)
+    controller.knowledge.acceptance_of("drafts").tested = 10.0
+    controller.looked(1.0)
+    course = controller.look([Candidate(MOST, 0.9)] * 4)
+    assert any(course.depths)
+    assert course.steps < STAND_STEPS
+
+
+# --- rest and trials ----------------------------------------------------------------------------
+
+
+def test_while_nothing_pays_a_few_are_tried_by_one_token_now_and_then_and_all_in_turn() -> None:
+    count = 32
+    controller = taught(linear, count)
+    tried, steps, trials = set[int](), 0, 0
+    while len(tried) < count:
+        course = controller.look([Candidate(MOST, 0.01)] * count)
+        steps += course.steps
+        assert steps < 40 * TRY_EVERY_STEPS, "some have no turn"
+        if course.rests:
+            assert not course.trial
+            continue
+        trials += 1
+        assert course.trial
+        assert not course.weighed, "a trial says nothing of whether drafts pay"
+        assert course.steps == 1
+        assert set(course.depths) == {0, 1}
+        chosen = {i for i, depth in enumerate(course.depths) if depth}
+        assert len(chosen) == count // TRIED_SHARE
+        assert not chosen & tried
+        tried |= chosen
+    assert trials == TRIED_SHARE
+    assert steps / trials == pytest.approx(TRY_EVERY_STEPS, rel=0.3)
+
+
+def test_one_sequence_alone_is_tried_too() -> None:
+    controller = taught(saturating, 1)
+    depths = [controller.look([Candidate(MOST, 0.0)]).depths for _ in range(20)]
+    assert (1,) in depths
+
+
+def test_what_pays_is_taken_up_at_once_after_a_rest() -> None:
+    controller = taught(linear, 8)
+    for _ in range(50):
+        controller.look([Candidate(MOST, 0.01)] * 8)
+    course = controller.look([Candidate(MOST, 0.9)] * 8)
+    assert min(course.depths) > 1
+    assert course.gain > 1.5
+
+
+def test_drafting_hardly_worth_it_is_not_taken_up_but_kept() -> None:
+    """Hysteresis: between the two the choice stays what it was."""
+    count = 8
+    needed = taught(linear, count).break_even(count, None)
+    slightly = [Candidate(1, needed - 0.01)] * count  # what pays is what would be taken up
+    fresh = taught(linear, count)
+    assert all(fresh.look(slightly).rests for _ in range(2))
+    drafting = taught(linear, count)
+    assert not drafting.look([Candidate(MOST, 0.9)] * count).rests
+    course = drafting.look(slightly)
+    assert not course.rests
+    assert 1.0 < course.gain < HYSTERESIS
+    assert drafting.look([Candidate(1, needed - 0.04)] * count).rests
+
+
+def test_nobody_to_draft_for_stands_for_a_while() -> None:
+    course = Controller().look([], others=5)
+    assert (course.depths, course.steps, course.rests) == ((), STAND_STEPS, True)
+
+
+# --- several draft models -----------------------------------------------------------------------
+
+# Seconds: of a call, a pass, a token.
+CHEAP, DEAR, BY_TOKEN = (1e-6, 1e-5, 1e-7), (1e-3, 4e-3, 1e-5), (1e-6, 2e-5, 1e-5)
+
+
+def priced(controller: Controller, **models: tuple[float, float, float]) -> None:
+    generator = random.Random(3)
+    for name, prices in models.items():
+        for _ in range(400):
+            passes, rows = generator.randint(1, 8), generator.randint(1, 64)
+            sizes = (1.0, float(passes), float(rows))
+            seconds = sum(a * b for a, b in zip(sizes, prices, strict=True))
+            controller.knowledge.draft_time_of(name).observe(sizes, seconds)
+
+
+def mixed(*groups: tuple[str | None, float, int]) -> list[Candidate]:
+    return [Candidate(8, rate, name) for name, rate, count in groups for _ in range(count)]
+
+
+@pytest.mark.parametrize("dear_ones", [2, 6], ids=["dear last", "dear first"])
+def test_each_model_is_asked_where_its_own_price_pays(dear_ones: int) -> None:
+    controller = taught(linear, 8)
+    priced(controller, cheap=CHEAP, dear=DEAR)
+    candidates = mixed(("dear", 0.8, dear_ones), ("cheap", 0.8, 8 - dear_ones))
+    depths = controller.look(candidates).depths
+    assert set(depths[:dear_ones]) == {0}
+    assert min(depths[dear_ones:]) > 0
+
+
+def test_two_models_and_free_drafts_are_weighed_in_one_look() -> None:
+    controller = taught(linear, 9)
+    priced(controller, one=BY_TOKEN, two=CHEAP)
+    course = controller.look(mixed(("one", 0.8, 3), ("two", 0.8, 3), (None, 0.8, 3)))
+    assert min(course.depths) > 0
+    ones, twos = course.depths[:3], course.depths[3:6]
+    # What is promised is what the step brings: the objective, from its definition.
+    tokens = 9 + sum(0.8**j for depth in course.depths for j in range(1, depth + 1))
+    seconds = linear(9 + sum(course.depths), 9)
+    for own, (call, per_pass, row) in ((ones, BY_TOKEN), (twos, CHEAP)):
+        seconds += call + max(own) * per_pass + sum(own) * row
+    gain = tokens / seconds / (9 / linear(9, 9))
+    assert course.gain == pytest.approx(gain, rel=0.03)
+
+
+def test_models_together_draft_no_more_than_is_allowed() -> None:
+    for most in (0, 1, 5, 11, 40):
+        controller = taught(linear, 9)
+        priced(controller, one=CHEAP, two=CHEAP)
+        controller.max_draft_tokens = most
+        course = controller.look(mixed(("one", 0.95, 4), ("two", 0.95, 3), (None, 0.95, 2)))
+        assert sum(course.depths) <= most
+        assert course.rests is (most == 0)
+
+
+def test_a_burden_is_a_tokens_price_in_tokens_of_depth_0() -> None:
+    controller = taught(linear, 8)
+    priced(controller, cheap=CHEAP, dear=DEAR, by_token=BY_TOKEN)
+    prices = {"cheap": CHEAP, "dear": DEAR, "by_token": BY_TOKEN}
+    for name, (_, per_pass, row) in prices.items():
+        expected = (per_pass + 8 * row) / linear(8, 8)
+        assert controller.burden(8, name) == pytest.approx(expected, rel=0.1)
+
+
+def test_break_even_knows_the_machine_the_crowd_and_the_model() -> None:
+    controller = taught(linear, 8)
+    priced(controller, cheap=CHEAP, dear=DEAR)
+    # One token more for each: 2.5e-5 s beside the 1.12e-3 s of eight, and what is asked on top.
+    needed = HYSTERESIS * linear(16, 8) / linear(8, 8) - 1.0
+    assert controller.break_even(8, None) == pytest.approx(needed, rel=0.05)
+    free, cheap, dear = (controller.break_even(8, name) for name in (None, "cheap", "dear"))
+    assert free < cheap < 0.3
+    assert dear > 1.0

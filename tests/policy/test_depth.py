@@ -9,7 +9,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from specbatch.pipeline.policy.depth import Candidate, DepthDecision, StepCost, choose_depths
+from specbatch.pipeline.policy.depth import (
+    MAX_PASSES,
+    Candidate,
+    DepthDecision,
+    StepCost,
+    break_even,
+    choose_depths,
+)
 
 
 def verifier(base: float, row: float, most: int = 1024, tile: int = 1) -> np.ndarray:
@@ -26,7 +33,7 @@ def block(acceptance: float, limit: int = 8) -> Candidate:
 
 
 def model(acceptance: float, limit: int = 8) -> Candidate:
-    return Candidate(limit, acceptance, needs_draft_model=True)
+    return Candidate(limit, acceptance, model="draft")
 
 
 def tokens_and_seconds(
@@ -37,7 +44,7 @@ def tokens_and_seconds(
     passes = 0
     for candidate, depth in zip(candidates, depths, strict=True):
         tokens += sum(candidate.acceptance**j for j in range(depth + 1))
-        if candidate.needs_draft_model:
+        if candidate.model is not None:
             passes = max(passes, depth)
             seconds += depth * cost.draft_row_sec
     seconds += passes * cost.draft_pass_sec + (cost.draft_call_sec if passes else 0.0)
@@ -74,7 +81,7 @@ def test_depths_are_within_two_percent_of_the_best_of_all(seed: int, tile: int) 
             Candidate(
                 limit=generator.randint(0, 5),
                 acceptance=generator.choice([0.0, 0.1, 0.4, 0.7, 0.9, 0.99]),
-                needs_draft_model=generator.random() < 0.5,
+                model="draft" if generator.random() < 0.5 else None,
             )
             for _ in range(generator.randint(1, 4))
         ]
@@ -181,3 +188,78 @@ def test_nobody_to_draft_for_is_no_case_of_its_own() -> None:
     decision = choose_depths([], CHEAP_ROWS)
     assert decision.depths == ()
     assert decision.tokens_per_sec == 0
+
+
+# --- break-even ---------------------------------------------------------------------------------
+
+
+def pays(cost: StepCost, sequences: int, of_model: bool, acceptance: float) -> bool:
+    """Whether some pattern beats depth 0, straight from the definition: one token for some of the
+    sequences, or up to so many for all of them."""
+    patterns = [(some, 1) for some in range(1, sequences + 1)]
+    patterns += [(sequences, depth) for depth in range(2, MAX_PASSES + 1)]
+    plain = sequences / float(cost.verify_sec[0])
+    for some, depth in patterns:
+        if some * depth > cost.most:
+            continue
+        tokens = sequences + some * sum(acceptance**j for j in range(1, depth + 1))
+        seconds = float(cost.verify_sec[some * depth])
+        if of_model:
+            seconds += cost.draft_call_sec + depth * cost.draft_pass_sec
+            seconds += some * depth * cost.draft_row_sec
+        if tokens / seconds > plain * (1 + 1e-9):
+            return True
+    return False
+
+
+def by_bisection(cost: StepCost, sequences: int, of_model: bool) -> float:
+    """The least acceptance at which it pays; infinite if it does not even at 1."""
+    if not pays(cost, sequences, of_model, 1.0):
+        return float("inf")
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (low, middle) if pays(cost, sequences, of_model, middle) else (middle, high)
+    return high
+
+
+@pytest.mark.parametrize("of_model", [False, True], ids=["free", "model"])
+@pytest.mark.parametrize("seed", range(60))
+def test_break_even_is_where_trying_everything_turns(seed: int, of_model: bool) -> None:
+    generator = random.Random(f"{seed} {of_model}")
+    sequences = generator.choice([1, 2, 5, 16])
+    base = 10 ** generator.uniform(-4, -2)
+    row, call, pass_sec, draft_row = (base * 10 ** generator.uniform(-3, -0.3) for _ in range(4))
+    most = generator.choice([1, 3, 20, 8 * sequences])
+    cost = StepCost(
+        verifier(base, row, most, generator.choice([1, 4])), call, pass_sec, draft_row / sequences
+    )
+    found, expected = break_even(cost, sequences, of_model), by_bisection(cost, sequences, of_model)
+    if expected <= 1.0:
+        assert found == pytest.approx(expected, abs=1e-6)
+    else:
+        assert found > 1.0 - 1e-6
+
+
+@pytest.mark.parametrize("of_model", [False, True], ids=["free", "model"])
+@pytest.mark.parametrize("sequences", [1, 8, 64])
+def test_above_break_even_depths_are_chosen_and_well_below_it_none(
+    sequences: int, of_model: bool
+) -> None:
+    cost = StepCost(verifier(1e-3 + 1e-5 * sequences, 2e-5, 8 * sequences), 2e-5, 5e-5, 1e-6)
+    needed = break_even(cost, sequences, of_model)
+    assert 0.0 < needed < 1.0
+    make = model if of_model else block
+    assert any(choose_depths([make(needed + 0.01)] * sequences, cost).depths)
+    assert not any(choose_depths([make(needed * 0.9)] * sequences, cost).depths)
+
+
+def test_a_draft_models_price_raises_break_even_and_free_tokens_lower_it_to_nothing() -> None:
+    cost = StepCost(verifier(1e-3, 2e-5, 64), 1e-4, 1e-4, 1e-6)
+    assert break_even(cost, 8, of_model=True) > 2 * break_even(cost, 8, of_model=False) > 0
+    assert break_even(StepCost(verifier(1e-3, 0.0, 64)), 8, of_model=False) == 0.0
+
+
+def test_where_nothing_may_be_drafted_no_acceptance_pays() -> None:
+    assert break_even(StepCost(verifier(1e-3, 1e-5, 0)), 8, of_model=False) == float("inf")
+    assert break_even(StepCost(verifier(1e-6, 1e-3, 8)), 1, of_model=False) > 1.0

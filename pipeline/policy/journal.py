@@ -1,0 +1,218 @@
+"""What is learned and decided about drafting, job by job, until somebody asks for it.
+
+A decision is told when it is new: a job that goes on as before adds nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from specbatch.pipeline.policy.acceptance import Acceptance
+from specbatch.pipeline.policy.breaker import Breaker
+from specbatch.pipeline.policy.tracks import Track, Tracks, label_of
+from specbatch.schemas.speculation import (
+    ALL_PROPOSERS,
+    AcceptanceCount,
+    Decision,
+    DecisionAction,
+)
+
+JUDGED_TESTS = 24  # on a job, before a proposer is taken out of it
+SAME_TESTS_STEPS = 128  # for which looks at the same tests are one: trials are rarer than looks
+SETTLED_LOOKS = 2  # behind one another, before a turn to or from depth 0 is told
+MOST_DECISIONS = 200  # of a job, kept until they are asked for
+MOST_JOBS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Lessons:
+    """What one job taught since it was last asked."""
+
+    counts: tuple[AcceptanceCount, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+
+
+@dataclass(slots=True)
+class _Routed:
+    told: str | None = None  # the draft model
+    looks: int = 0  # behind one another that say otherwise
+
+
+@dataclass(slots=True)
+class _Job:
+    breakers: dict[str, Breaker] = field(default_factory=dict)  # by proposer
+    judged: dict[str, tuple[tuple[float, float], int]] = field(default_factory=dict)
+    # by proposer: the figures of the last look that counted, and its step
+    drafting: bool | None = None  # as told last
+    looks: int = 0  # behind one another that say otherwise
+    routes: dict[str | None, _Routed] = field(default_factory=dict)  # by tag
+    decisions: list[Decision] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Journal:
+    """All jobs of one engine. `known` is kept from job to job."""
+
+    known: dict[str, Acceptance]
+    clock: Callable[[], float] = time.time
+    tracks: Tracks = field(init=False)
+    _jobs: dict[str, _Job] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.tracks = Tracks(self.known)
+
+    def track(self, proposer: str, grade: int, job: str, tag: str | None) -> Track:
+        return self.tracks.track(label_of(proposer, grade), job, tag)
+
+    def prime(self, job: str, counts: Iterable[AcceptanceCount]) -> None:
+        """What earlier nights of the job found."""
+        if job in self._jobs:
+            return
+        self._job(job)
+        for count in counts:
+            self.tracks.prime(job, count.proposer, count.tag, count.agreed, count.tested)
+
+    # --- may a proposer be asked? ---------------------------------------------------------------
+    def allows(self, job: str, proposer: str, step: int) -> bool:
+        of = self._jobs.get(job)
+        breaker = of.breakers.get(proposer) if of else None
+        if breaker is None or breaker.out_until is None:
+            return True
+        if not breaker.wakes(step):
+            return False
+        rate, tested = self.tracks.rate_of(proposer, job)
+        self.tracks.soften(proposer, job)
+        self._note(
+            job,
+            DecisionAction.TRIED_AGAIN,
+            proposer,
+            f"{proposer} has rested and is tried again on a few sequences",
+            acceptance=rate if tested else None,
+        )
+        return True
+
+    def judge(
+        self,
+        job: str,
+        proposer: str,
+        step: int,
+        pays: bool,
+        break_even: Callable[[], float],
+        sequences: int,
+        believed: float | None = None,
+    ) -> None:
+        """One look's verdict: did any of the job's drafts by `proposer` pay?
+
+        `believed` is the acceptance it rests on, where that is not what was measured over the job:
+        what is known of the sequences that are there. Neither hopes nor a handful of tests decide
+        anything, and looks at the same tests count as one for a while.
+        """
+        rate, tested = self.tracks.rate_of(proposer, job)
+        if tested < JUDGED_TESTS:
+            return
+        of = self._job(job)
+        figures, at = of.judged.get(proposer, (None, 0))
+        if not pays and figures == (rate, tested) and step < at + SAME_TESTS_STEPS:
+            return
+        of.judged[proposer] = (rate, tested), step
+        action = of.breakers.setdefault(proposer, Breaker()).judge(step, pays)
+        if action is None:
+            return
+        needed = break_even()
+        rate = rate if believed is None else believed
+        self._note(
+            job,
+            action,
+            proposer,
+            verdict(proposer, rate, tested, needed, sequences, pays),
+            acceptance=rate,
+            break_even=needed,
+            sequences=sequences,
+        )
+
+    def rests(self, proposer: str, reason: str) -> None:
+        """The proposer failed too often and is not asked by anybody for a while."""
+        for job in self._jobs:
+            self._note(job, DecisionAction.TAKEN_OUT, proposer, reason)
+
+    def turned(self, job: str, drafting: bool, reason: Callable[[], str], sequences: int) -> None:
+        """A look's choice for the job's sequences; told once it stands."""
+        of = self._job(job)
+        if of.drafting == drafting:
+            of.looks = 0
+            return
+        of.looks += 1
+        if of.looks < SETTLED_LOOKS and of.drafting is not None:
+            return
+        of.drafting, of.looks = drafting, 0
+        action = DecisionAction.ON if drafting else DecisionAction.OFF
+        self._note(job, action, ALL_PROPOSERS, reason(), sequences=sequences)
+
+    def routed(
+        self, job: str, tag: str | None, model: str, reason: Callable[[], str], sequences: int
+    ) -> None:
+        """A look's draft model, of several, for the rows of a tag; told once it stands."""
+        route = self._job(job).routes.setdefault(tag, _Routed())
+        if route.told == model:
+            route.looks = 0
+            return
+        route.looks += 1
+        if route.looks >= SETTLED_LOOKS:
+            route.told, route.looks = model, 0
+            self._note(job, DecisionAction.ROUTED, model, reason(), sequences=sequences)
+
+    # --- what is handed out ---------------------------------------------------------------------
+    def lessons(self, job: str) -> Lessons:
+        """All that is new about a job."""
+        if job not in self._jobs:
+            return Lessons()
+        of = self._jobs[job]
+        decisions, of.decisions = tuple(of.decisions), []
+        counts = self.tracks.counts(job)
+        return Lessons(
+            tuple(
+                AcceptanceCount(label, tag, agreed, tested) for label, tag, agreed, tested in counts
+            ),
+            decisions,
+        )
+
+    def forget(self, job: str) -> None:
+        self._jobs.pop(job, None)
+        self.tracks.forget(job)
+
+    def _job(self, job: str) -> _Job:
+        if job not in self._jobs:
+            if len(self._jobs) >= MOST_JOBS:
+                self.forget(next(iter(self._jobs)))
+            self._jobs[job] = _Job()
+        return self._jobs[job]
+
+    def _note(
+        self,
+        job: str,
+        action: DecisionAction,
+        proposer: str,
+        reason: str,
+        acceptance: float | None = None,
+        break_even: float | None = None,
+        sequences: int = 0,
+    ) -> None:
+        decisions = self._job(job).decisions
+        if len(decisions) < MOST_DECISIONS:
+            decisions.append(
+                Decision(self.clock(), action, proposer, reason, acceptance, break_even, sequences)
+            )
+
+
+def verdict(
+    proposer: str, rate: float, tested: float, needed: float, sequences: int, pays: bool
+) -> str:
+    """A sentence on whether a proposer's drafts pay, with the figures it rests on."""
+    beside = f"with {sequences} sequences in a step"
+    if needed > 1.0:
+        return f"{beside} no acceptance pays for what {proposer}'s drafts cost"
+    found = f"{proposer}'s drafts are accepted at {rate:.2f} (of the last {tested:.0f} looked at)"
+    word = "enough" if pays else "too little"
+    return f"{found}, {word} {beside}: from {needed:.2f} on they pay"

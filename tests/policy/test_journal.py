@@ -1,0 +1,323 @@
+"""Every decision is told once, with its reason and the figures that it rests on."""
+
+from __future__ import annotations
+
+import pytest
+
+from specbatch.pipeline.policy.acceptance import Acceptance
+from specbatch.pipeline.policy.breaker import FIRST_REST_STEPS, STRIKES
+from specbatch.pipeline.policy.journal import (
+    JUDGED_TESTS,
+    MOST_DECISIONS,
+    MOST_JOBS,
+    SAME_TESTS_STEPS,
+    Journal,
+    Lessons,
+    verdict,
+)
+from specbatch.schemas.speculation import (
+    ALL_PROPOSERS,
+    AcceptanceCount,
+    Decision,
+    DecisionAction,
+)
+
+
+class Ticking:
+    """Seconds since the epoch, one more at each glance."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+def new_journal() -> Journal:
+    return Journal({}, Ticking())
+
+
+def learn(journal: Journal, job: str, proposer: str, agreed: int, tested: int) -> None:
+    track = journal.track(proposer, 0, job, None)
+    for i in range(tested):
+        track.observe(1, int(i < agreed))
+    journal.tracks.settle()
+
+
+def judge(journal: Journal, job: str, proposer: str, step: int, pays: bool) -> None:
+    journal.judge(job, proposer, step, pays, lambda: 0.4, 8)
+
+
+def take_out(journal: Journal, job: str, proposer: str, step: int) -> None:
+    """Looks that find that it does not pay, each at a refused draft more."""
+    for _ in range(STRIKES):
+        learn(journal, job, proposer, 0, 1)
+        judge(journal, job, proposer, step, pays=False)
+
+
+def actions(decisions: tuple[Decision, ...]) -> list[DecisionAction]:
+    return [decision.action for decision in decisions]
+
+
+def test_what_was_never_judged_may_be_asked() -> None:
+    journal = new_journal()
+    assert journal.allows("a", "block", 0)
+    assert journal.lessons("a") == Lessons()
+
+
+def test_a_proposer_is_taken_out_of_its_job_with_its_figures() -> None:
+    journal = new_journal()
+    learn(journal, "a", "block", 5, 50)
+    take_out(journal, "a", "block", 100)
+    rate, tested = journal.tracks.rate_of("block", "a")
+    assert not journal.allows("a", "block", 101)
+    assert journal.allows("a", "ngram", 101), "another proposer on the job"
+    assert journal.allows("b", "block", 101), "the proposer on another job"
+    decision = journal.lessons("a").decisions[0]
+    assert decision == Decision(
+        at=1001.0,
+        action=DecisionAction.TAKEN_OUT,
+        proposer="block",
+        reason=verdict("block", rate, tested, 0.4, 8, pays=False),
+        acceptance=rate,
+        break_even=0.4,
+        sequences=8,
+    )
+    assert journal.lessons("b") == Lessons()
+
+
+def test_nobody_is_taken_out_on_a_handful_of_tests() -> None:
+    journal = new_journal()
+    learn(journal, "a", "block", 0, JUDGED_TESTS - STRIKES - 2)
+    take_out(journal, "a", "block", 0)
+    assert journal.allows("a", "block", 1)
+    learn(journal, "a", "block", 0, 5)
+    take_out(journal, "a", "block", 2)
+    assert not journal.allows("a", "block", 3)
+
+
+def test_looks_at_the_same_tests_are_one_look() -> None:
+    """While it is hardly drafted there are many looks between two tests."""
+    journal = new_journal()
+    learn(journal, "a", "block", 0, 100)
+    for step in range(10):
+        judge(journal, "a", "block", step, pays=False)
+    assert journal.allows("a", "block", 10)
+    for step in range(10, 10 + STRIKES - 1):
+        assert journal.allows("a", "block", step)
+        learn(journal, "a", "block", 0, 1)
+        judge(journal, "a", "block", step, pays=False)
+    assert not journal.allows("a", "block", 20)
+
+
+def test_what_is_never_drafted_again_is_taken_out_in_the_end() -> None:
+    """Else it would never be tried again: it is only the rest that somebody wakes from."""
+    journal = new_journal()
+    learn(journal, "a", "block", 0, 100)
+    last = (STRIKES - 1) * SAME_TESTS_STEPS
+    for step in range(0, last + 1, 16):
+        assert journal.allows("a", "block", step)
+        judge(journal, "a", "block", step, pays=False)
+    assert not journal.allows("a", "block", last + 1)
+
+
+def test_break_even_is_worked_out_only_for_a_decision() -> None:
+    journal, asked = new_journal(), 0
+
+    def needed() -> float:
+        nonlocal asked
+        asked += 1
+        return 0.4
+
+    learn(journal, "a", "block", 0, 100)
+    for step in range(STRIKES):
+        assert asked == 0
+        learn(journal, "a", "block", 0, 1)
+        journal.judge("a", "block", step, False, needed, 8)
+    assert asked == 1
+
+
+def test_it_is_tried_again_after_its_rest_and_that_is_told_once() -> None:
+    journal = new_journal()
+    learn(journal, "a", "block", 0, 300)
+    take_out(journal, "a", "block", 100)
+    rate, _ = journal.tracks.rate_of("block", "a")
+    end = 100 + FIRST_REST_STEPS
+    assert not journal.allows("a", "block", end - 1)
+    assert journal.allows("a", "block", end)
+    assert journal.allows("a", "block", end)
+    assert journal.allows("a", "block", end + 1)
+    told = journal.lessons("a").decisions
+    assert actions(told) == [DecisionAction.TAKEN_OUT, DecisionAction.TRIED_AGAIN]
+    assert (told[1].proposer, told[1].acceptance) == ("block", rate)
+    assert "tried again" in told[1].reason
+    assert journal.tracks.rate_of("block", "a")[1] <= 4.0, "it may be another now"
+
+
+def test_after_a_rest_it_is_judged_anew_and_not_on_what_was_before() -> None:
+    journal = new_journal()
+    learn(journal, "a", "block", 0, 300)
+    take_out(journal, "a", "block", 0)
+    assert journal.allows("a", "block", FIRST_REST_STEPS)
+    take_out(journal, "a", "block", FIRST_REST_STEPS)
+    assert journal.allows("a", "block", FIRST_REST_STEPS), "next to nothing was seen of it yet"
+    learn(journal, "a", "block", 0, JUDGED_TESTS)
+    take_out(journal, "a", "block", 500)
+    assert not journal.allows("a", "block", 500 + 2 * FIRST_REST_STEPS - 1), "a longer rest"
+    assert journal.allows("a", "block", 500 + 2 * FIRST_REST_STEPS)
+
+
+def test_it_is_taken_in_where_new_tests_show_that_it_pays() -> None:
+    journal = new_journal()
+    learn(journal, "a", "block", 0, 300)
+    take_out(journal, "a", "block", 0)
+    assert journal.allows("a", "block", FIRST_REST_STEPS)
+    learn(journal, "a", "block", 40, 40)
+    rate, tested = journal.tracks.rate_of("block", "a")
+    judge(journal, "a", "block", 400, pays=True)
+    judge(journal, "a", "block", 416, pays=True)
+    told = journal.lessons("a").decisions
+    assert actions(told)[-1] is DecisionAction.TAKEN_IN
+    assert actions(told).count(DecisionAction.TAKEN_IN) == 1
+    assert told[-1].reason == verdict("block", rate, tested, 0.4, 8, pays=True)
+    assert told[-1].acceptance == rate
+
+
+def test_it_is_not_taken_in_on_hopes_alone() -> None:
+    """Other jobs' drafts may promise much: its own must show it, or it swings in and out."""
+    journal = Journal({"block": Acceptance(agreed=9e5, tested=1e6, decay=1.0)}, Ticking())
+    learn(journal, "a", "block", 0, 300)
+    take_out(journal, "a", "block", 0)
+    assert journal.allows("a", "block", FIRST_REST_STEPS)
+    judge(journal, "a", "block", FIRST_REST_STEPS, pays=True)
+    assert actions(journal.lessons("a").decisions) == [
+        DecisionAction.TAKEN_OUT,
+        DecisionAction.TRIED_AGAIN,
+    ]
+    learn(journal, "a", "block", 0, 40)
+    take_out(journal, "a", "block", 400)
+    assert not journal.allows("a", "block", 400 + 2 * FIRST_REST_STEPS - 1), "a longer rest"
+
+
+def test_a_turn_is_told_when_it_stands() -> None:
+    journal = new_journal()
+    reasons = iter("abcdef")
+
+    def turned(drafting: bool) -> None:
+        journal.turned("j", drafting, lambda: next(reasons), 4)
+
+    turned(True)  # the first choice at once
+    turned(True)
+    turned(False)  # one look says otherwise …
+    turned(True)  # … and is not borne out
+    turned(False)
+    assert actions(journal.lessons("j").decisions) == [DecisionAction.ON]
+    turned(False)  # the second behind one another
+    turned(False)
+    told = journal.lessons("j").decisions
+    assert actions(told) == [DecisionAction.OFF]
+    assert (told[0].proposer, told[0].reason, told[0].sequences) == (ALL_PROPOSERS, "b", 4)
+    turned(True)
+    turned(True)
+    assert actions(journal.lessons("j").decisions) == [DecisionAction.ON]
+
+
+def test_the_first_turn_may_be_to_depth_0() -> None:
+    journal = new_journal()
+    journal.turned("j", False, lambda: "dear", 4)
+    journal.turned("j", False, lambda: "dear", 4)
+    assert actions(journal.lessons("j").decisions) == [DecisionAction.OFF]
+
+
+def test_a_failing_proposer_is_told_to_every_job() -> None:
+    journal = new_journal()
+    journal.prime("a", [])
+    journal.prime("b", [])
+    journal.rests("block", "it broke")
+    for job in ("a", "b"):
+        (decision,) = journal.lessons(job).decisions
+        assert (decision.action, decision.proposer, decision.reason) == (
+            DecisionAction.TAKEN_OUT,
+            "block",
+            "it broke",
+        )
+    assert journal.lessons("c") == Lessons()
+
+
+def test_lessons_are_handed_out_once() -> None:
+    journal = new_journal()
+    journal.prime("a", [])
+    learn(journal, "a", "block", 3, 5)
+    journal.track("ngram", 2, "a", "x").observe(4, 0)
+    journal.turned("a", True, lambda: "why", 1)
+    lessons = journal.lessons("a")
+    assert set(lessons.counts) == {
+        AcceptanceCount("block", None, 3, 5),
+        AcceptanceCount("ngram:2", "x", 0, 1),
+    }
+    assert len(lessons.decisions) == 1
+    assert journal.lessons("a") == Lessons()
+
+
+def test_priors_are_taken_before_the_first_sight_of_a_job_and_never_again() -> None:
+    journal = new_journal()
+    priors = [AcceptanceCount("block", None, 180.0, 200.0)]
+    journal.prime("a", priors)
+    assert journal.tracks.rate_of("block", "a") == (pytest.approx(0.9), pytest.approx(200.0))
+    journal.prime("a", priors)
+    journal.prime("a", [AcceptanceCount("block", None, 0.0, 1e6)])
+    assert journal.tracks.rate_of("block", "a") == (pytest.approx(0.9), pytest.approx(200.0))
+    assert journal.lessons("a") == Lessons(), "what was read is not new"
+
+
+def test_a_jobs_decisions_are_bounded_and_what_was_first_is_kept() -> None:
+    journal = new_journal()
+    journal.prime("a", [])
+    for i in range(MOST_DECISIONS + 10):
+        journal.rests("block", str(i))
+    told = journal.lessons("a").decisions
+    assert [d.reason for d in told] == [str(i) for i in range(MOST_DECISIONS)]
+    journal.rests("block", "later")
+    assert len(journal.lessons("a").decisions) == 1
+
+
+def test_jobs_are_bounded_the_oldest_goes_first() -> None:
+    journal = new_journal()
+    for i in range(MOST_JOBS + 1):
+        journal.prime(f"{i}", [AcceptanceCount("block", None, 0.0, 100.0)])
+    assert journal.tracks.rate_of("block", "0")[1] == 0
+    assert journal.tracks.rate_of("block", "1")[1] > 0
+    assert journal.tracks.rate_of("block", f"{MOST_JOBS}")[1] > 0
+
+
+def test_a_forgotten_job_begins_anew() -> None:
+    journal = new_journal()
+    learn(journal, "a", "block", 0, 300)
+    take_out(journal, "a", "block", 0)
+    journal.forget("a")
+    assert journal.allows("a", "block", 1)
+    assert journal.lessons("a") == Lessons()
+    journal.forget("never seen")
+
+
+@pytest.mark.parametrize(
+    ("needed", "pays", "sentence"),
+    [
+        (
+            0.4,
+            False,
+            "ngram's drafts are accepted at 0.12 (of the last 57 looked at), too little with 8 "
+            "sequences in a step: from 0.40 on they pay",
+        ),
+        (
+            0.1,
+            True,
+            "ngram's drafts are accepted at 0.12 (of the last 57 looked at), enough with 8 "
+            "sequences in a step: from 0.10 on they pay",
+        ),
+        (1.2, False, "with 8 sequences in a step no acceptance pays for what ngram's drafts cost"),
+    ],
+)
+def test_a_verdict_is_a_sentence_with_its_figures(needed: float, pays: bool, sentence: str) -> None:
+    assert verdict("ngram", 0.12, 57.0, needed, 8, pays) == sentence
