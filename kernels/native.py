@@ -111,6 +111,16 @@ def _fingerprint(compiler: str) -> str:
     return digest.hexdigest()[:16]
 
 
+def processor_name() -> str:
+    """The model of processor, as the system names it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    for line in lines:
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
 def _processor() -> str:
     """Model and features: -march=native means something else elsewhere."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
