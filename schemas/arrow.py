@@ -84,6 +84,8 @@ RESULTS = _schema(
     _required("baseline_sec", pa.float64()),
     pa.field("top_logprobs", _list_of(_TOP_PAIRS)),  # null: not asked for
     _required("recheck", _RECHECK),
+    _required("shadow_proposed", pa.int32()),
+    _required("shadow_accepted", pa.int32()),
 )
 
 OUTPUT = _schema(

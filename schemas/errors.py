@@ -20,14 +20,20 @@
         └── RequestCancelledError  the job was cancelled or the engine stopped
 
 The message is one sentence that names the thing and the remedy. Commands print it alone, without
-a traceback; anything that is not a `SpecbatchError` is a bug and keeps its traceback.
+a traceback; anything that is not a `SpecbatchError` is a bug and keeps its traceback. Passwords of
+URLs are masked here, so that no error carries one into the store, a log or a terminal.
 """
+
+from specbatch.schemas.masking import masked
 
 
 class SpecbatchError(Exception):
     """Base of all errors raised on purpose."""
 
     exit_code = 4
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(masked(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class UsageError(SpecbatchError):

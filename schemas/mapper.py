@@ -24,16 +24,29 @@ from specbatch.schemas.records import (
     Lease,
     NewGroup,
     NewJob,
+    Prompts,
     RejectedRow,
     SourcePosition,
     Stage,
     TopLogprobs,
 )
+from specbatch.schemas.speculation import (
+    AcceptanceCount,
+    Decision,
+    DecisionAction,
+    PastOutput,
+)
+
+# Of a completion, what no output tells.
+DETAILS = ("origins", "proposed_at_depth", "accepted_at_depth")
 
 
 def as_float32(values: Iterable[float]) -> tuple[float, ...]:
     """The values rounded to single precision, as every store keeps them; infinities become NaN."""
-    return tuple(v if math.isfinite(v) else math.nan for v in array("f", values))
+    rounded = array("f", values)
+    if math.isfinite(sum(rounded)):  # of single numbers in double precision: then all of them are
+        return tuple(rounded)
+    return tuple(v if math.isfinite(v) else math.nan for v in rounded)
 
 
 def as_kept(record: CompletionRecord) -> CompletionRecord:
@@ -44,6 +57,13 @@ def as_kept(record: CompletionRecord) -> CompletionRecord:
         logprobs=as_float32(record.logprobs),
         top_logprobs=tops and tuple((ids, as_float32(values)) for ids, values in tops),
     )
+
+
+def without_details(record: CompletionRecord) -> CompletionRecord:
+    """The record as it is published: see `Store.completions`."""
+    logprobs = () if record.top_logprobs is None else record.logprobs
+    empty: dict[str, Any] = dict.fromkeys(DETAILS, ())
+    return replace(record, logprobs=logprobs, **empty)
 
 
 def _flat(tops: tuple[TopLogprobs, ...] | None) -> dict[str, Any]:
@@ -80,6 +100,9 @@ def job_values(job: NewJob, now: Any) -> dict[str, Any]:
         "output_uri": job.output_uri,
         "workspace_uri": job.workspace_uri,
         "idempotency_key": job.idempotency_key or None,
+        "priority": job.priority,
+        "deadline_at": None if job.deadline_sec is None else now + job.deadline_sec,
+        "budget_usd": job.budget_usd,
         "state": JobState.QUEUED.value,
         "stage": Stage.INGEST.value,
         "created_at": now,
@@ -145,6 +168,19 @@ def completion_values(lease: Lease, record: CompletionRecord) -> dict[str, Any]:
     }
 
 
+def decision_values(job_id: str, decision: Decision) -> dict[str, Any]:
+    return {
+        "job_id": job_id,
+        "at": decision.at,
+        "action": decision.action.value,
+        "proposer": decision.proposer,
+        "reason": decision.reason,
+        "acceptance": decision.acceptance,
+        "break_even": decision.break_even,
+        "sequences": decision.sequences,
+    }
+
+
 def position_values(position: SourcePosition) -> dict[str, Any]:
     return asdict(position)
 
@@ -173,12 +209,17 @@ def job_row(row: Any) -> JobRow:
         cancel_requested=row.cancel_requested,
         error=row.error,
         rows_total=row.rows_total,
-        groups_total=row.groups_total,
+        groups_total=row.groups_total + row.groups_cut,
         prompt_tokens=row.prompt_tokens,
         created_at=row.created_at,
         started_at=row.started_at,
         finished_at=row.finished_at,
         report=row.report,
+        priority=row.priority,
+        deadline_at=row.deadline_at,
+        budget_usd=row.budget_usd,
+        stop_reason=row.stop_reason,
+        paused=row.ingest_resumes_at is not None,
     )
 
 
@@ -194,15 +235,22 @@ def job_work(row: Any) -> JobWork:
 
 def group_work(row: Any) -> GroupWork:
     """A group as it stands after its claim."""
-    prompts = artefact(row.prompts)
-    assert prompts is not None
     return GroupWork(
         lease=_lease(row, row.group_index),
         rows=row.rows,
-        prompts=prompts,
+        prompts=Artefact(**row.prompts),
         drafts=artefact(row.drafts),
         results=artefact(row.results),
+        row_start=row.row_start,
+        row_stop=row.row_stop,
+        rows_kept=row.rows_kept,
+        prompt_tokens=row.prompt_tokens,
     )
+
+
+def prompts(row: Any) -> Prompts:
+    """Which rows of which file are a group's."""
+    return Prompts(Artefact(**row.prompts), row.row_start, row.rows)
 
 
 def _lease(row: Any, group_index: int | None) -> Lease:
@@ -217,14 +265,14 @@ def _lease(row: Any, group_index: int | None) -> Lease:
 
 
 def job_bell(row: Any) -> Bell:
-    return Bell(row.job_id, Stage(row.stage), None)
+    return Bell(row.job_id, Stage(row.stage), None, priority=row.priority)
 
 
 def group_bell(row: Any) -> Bell:
     """Proposing needs the job's proposer, verifying its verifier, recording neither."""
     stage = Stage(row.stage)
     model = {Stage.PROPOSE: row.proposer, Stage.VERIFY: row.verifier}.get(stage)
-    return Bell(row.job_id, stage, row.group_index, model)
+    return Bell(row.job_id, stage, row.group_index, model, row.priority)
 
 
 def completion_record(row: Any) -> CompletionRecord:
@@ -238,8 +286,8 @@ def completion_record(row: Any) -> CompletionRecord:
         token_ids=row.token_ids,
         text=row.text,
         finish_reason=FinishReason(row.finish_reason),
-        origins=row.origins,
-        logprobs=as_float32(row.logprobs),
+        origins=row.origins or (),
+        logprobs=as_float32(row.logprobs or ()),
         proposed=row.proposed,
         accepted=row.accepted,
         verifier_passes=row.verifier_passes,
@@ -247,8 +295,8 @@ def completion_record(row: Any) -> CompletionRecord:
         verifier=row.verifier,
         proposer=row.proposer,
         error=row.error,
-        proposed_at_depth=row.proposed_at_depth,
-        accepted_at_depth=row.accepted_at_depth,
+        proposed_at_depth=row.proposed_at_depth or (),
+        accepted_at_depth=row.accepted_at_depth or (),
         compute_sec=row.compute_sec,
         draft_sec=row.draft_sec,
         decode_sec=row.decode_sec,
@@ -259,6 +307,26 @@ def completion_record(row: Any) -> CompletionRecord:
 
 def rejected_row(row: Any) -> RejectedRow:
     return RejectedRow(row.row_index, row.row_id, row.code, row.reason)
+
+
+def decision(row: Any) -> Decision:
+    return Decision(
+        at=row.at,
+        action=DecisionAction(row.action),
+        proposer=row.proposer,
+        reason=row.reason,
+        acceptance=row.acceptance,
+        break_even=row.break_even,
+        sequences=row.sequences,
+    )
+
+
+def acceptance_count(row: Any) -> AcceptanceCount:
+    return AcceptanceCount(row.proposer, row.tag or None, row.agreed, row.tested)
+
+
+def past_output(row: Any) -> PastOutput:
+    return PastOutput(row.job_id, row.row_id, row.sample_index, tuple(row.token_ids))
 
 
 def artefact(values: Mapping[str, Any] | None) -> Artefact | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 # The most likely tokens at one place: ids, and their log-probabilities, falling.
 TopLogprobs = tuple[tuple[int, ...], tuple[float, ...]]
@@ -43,6 +43,10 @@ class Verification(StrEnum):
     COUPLED = "coupled"  # it is kept where it is the token the verifier samples
     REJECTION = "rejection"  # the ratio test, token by token
     BLOCK = "block"  # the ratio test of whole blocks, which keeps a little more
+
+
+PRIORITIES = ("high", "normal", "low")  # classes; a job's priority is the place in this row
+NORMAL = PRIORITIES.index("normal")
 
 
 class JobState(StrEnum):
@@ -160,6 +164,18 @@ class Artefact:
 
 
 @dataclass(frozen=True, slots=True)
+class Prompts:
+    """Where a group's prompts lie: `rows` of a file's, from its `row_start`-th on.
+
+    Groups that were cut in two share one file.
+    """
+
+    artefact: Artefact
+    row_start: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class NewGroup:
     """A planned group, before the store knows it."""
 
@@ -195,6 +211,25 @@ class GroupWork:
     prompts: Artefact
     drafts: Artefact | None
     results: Artefact | None
+    row_start: int = 0  # which of the prompts file's rows are this group's
+    row_stop: int | None = None  # None: to the end
+    rows_kept: int = 0  # finished when its job was stopped; they need not be done again
+    prompt_tokens: int = 0
+    # It may be what its workers died of: nobody holds two of these at a time.
+    suspect: bool = False
+
+    @property
+    def where(self) -> Prompts:
+        """Where its prompts lie."""
+        return Prompts(self.prompts, self.row_start, self.rows)
+
+
+class Beat(NamedTuple):
+    """What a heartbeat tells of the leases that it named."""
+
+    lost: set[Lease]  # no longer held
+    cancelled: set[str]  # ids of jobs with the cancel flag
+    cut_wanted: set[Lease]  # an idle worker asks for half of the group
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +303,10 @@ class CompletionRecord:
     # One entry per token where log-probabilities were asked for, else None. `logprobs` itself is
     # always kept.
     top_logprobs: tuple[TopLogprobs, ...] | None = None
-    recheck: Recheck = NOT_LOOKED_AT  # goes into the job's report, not into the completion's row
+    # These go into the job's report, not into the completion's row.
+    recheck: Recheck = NOT_LOOKED_AT
+    shadow_proposed: int = 0
+    shadow_accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +323,9 @@ class NewJob:
     output_uri: str
     workspace_uri: str
     idempotency_key: str | None = None
+    priority: int = NORMAL
+    deadline_sec: float | None = None  # from its creation
+    budget_usd: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,12 +347,17 @@ class JobRow:
     cancel_requested: bool
     error: str | None
     rows_total: int  # rows read from the input, known once ingest is done
-    groups_total: int
+    groups_total: int  # those that were planned, and those that were cut off from them
     prompt_tokens: int
     created_at: float  # seconds since the epoch
     started_at: float | None
     finished_at: float | None
     report: Mapping[str, Any] = field(default_factory=dict)  # engine measurements, merged per group
+    priority: int = NORMAL
+    deadline_at: float | None = None
+    budget_usd: float | None = None
+    stop_reason: str | None = None  # why it was cancelled, in words
+    paused: bool = False  # its input waits until fewer of its groups are open
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,3 +396,4 @@ class Bell:
     stage: Stage
     group_index: int | None
     model: str | None = None  # the verifier or proposer that must serve it: routing
+    priority: int = NORMAL  # of its job: routing

@@ -1,10 +1,20 @@
-"""Which queue a bell rings on. Submitters and workers compute it alike, from names alone."""
+"""Which queue a bell rings on. Submitters and workers compute it alike, from names alone.
+
+    queue               bells for
+    ingest              inputs to read
+    propose.<key>       groups to draft for, by the model: the first 12 digits of its name's SHA-256
+    verify.<key>        groups to verify, likewise
+    record              groups to record, and jobs to publish
+
+These are of jobs of normal priority. Those of others have queues of their own, `.high` and `.low`
+behind the name. A bell is only a bell: whoever hears it works on the group whose turn it is.
+"""
 
 from __future__ import annotations
 
 import hashlib
 
-from specbatch.schemas.records import Stage
+from specbatch.schemas.records import NORMAL, PRIORITIES, Stage
 
 QUEUE_KINDS = {
     Stage.INGEST: "ingest",
@@ -15,9 +25,9 @@ QUEUE_KINDS = {
 }
 
 
-def queue_for(stage: Stage, model: str | None) -> str:
+def queue_for(stage: Stage, model: str | None, priority: int = NORMAL) -> str:
     """`verify.<key of the model>` for engines, which serve one model; the kind alone otherwise."""
-    kind = QUEUE_KINDS[stage]
-    if stage not in (Stage.PROPOSE, Stage.VERIFY):
-        return kind
-    return f"{kind}.{hashlib.sha256((model or '').encode()).hexdigest()[:12]}"
+    name = QUEUE_KINDS[stage]
+    if stage in (Stage.PROPOSE, Stage.VERIFY):
+        name = f"{name}.{hashlib.sha256((model or '').encode()).hexdigest()[:12]}"
+    return name if priority == NORMAL else f"{name}.{PRIORITIES[priority]}"

@@ -2,14 +2,14 @@
 
 Every field is `SPECBATCH_<NAME>`; `SPECBATCH_SETTINGS` may name a TOML file with the same names in
 lower case (the environment wins). Secrets only ever travel in URLs read here; they are masked in
-`repr` and never reach the store, messages or logs.
+`repr` and never reach the store, messages or logs (`masking.py`).
 """
 
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 from pydantic_settings import (
@@ -18,6 +18,10 @@ from pydantic_settings import (
     SettingsConfigDict,
     TomlConfigSettingsSource,
 )
+
+from specbatch.schemas.masking import mask_url, remember, remember_secrets
+
+_SECRETS_OF_LIBRARIES = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "PGPASSWORD", "HF_TOKEN")
 
 
 class Settings(BaseSettings):
@@ -36,7 +40,22 @@ class Settings(BaseSettings):
     s3_endpoint_url: str | None = Field(default=None, description="S3 endpoint other than AWS")
     lease_sec: float = Field(default=60.0, gt=0, description="a lease without heartbeat ends then")
     sweep_interval_sec: float = Field(default=5.0, gt=0, description="how often bells are re-rung")
-    max_attempts: int = Field(default=3, ge=1, description="claims of one group before it fails")
+    bell_patience_sec: float = Field(
+        default=30.0,
+        gt=0,
+        # Longer than a queue takes that is not too long: else bells for what waits there add up.
+        description="a bell that was rung for waiting work is rung again after that",
+    )
+    propose_patience_sec: float = Field(
+        default=60.0,
+        gt=0,
+        # As long as a lease: longer than a busy proposer takes for a group, and no longer than it
+        # takes to find out that one is dead.
+        description="a group that no proposer takes up for so long goes on without drafts",
+    )
+    max_attempts: int = Field(
+        default=3, ge=1, description="claims of a group before it is cut or fails"
+    )
     price_per_device_hour_usd: float = Field(default=0.20, ge=0, description="price of the device")
     max_concurrent_sequences: int = Field(default=64, ge=1, description="sequences per fused batch")
     max_batch_tokens: int = Field(default=2048, ge=16, description="tokens per forward pass")
@@ -54,6 +73,16 @@ class Settings(BaseSettings):
     torch_compile: bool = Field(
         default=False, description="compile models of `exactness: fast` on a GPU; not measured yet"
     )
+    tenant_depths: dict[str, Annotated[int, Field(ge=0, le=32)]] = Field(
+        default_factory=dict, description="tenant: draft tokens per step at most, as JSON; 0: none"
+    )
+    tenant_weights: dict[str, Annotated[float, Field(gt=0, le=1e6)]] = Field(
+        default_factory=dict,
+        description="tenant: its share beside the others', as JSON; 1 where none is given",
+    )
+    max_open_groups: int = Field(
+        default=512, ge=1, description="groups of a job that wait before its input is read on"
+    )
     tensor_parallel: int = Field(
         default=1, ge=1, le=64, description="processes of `torchrun` that share the verifier"
     )
@@ -62,7 +91,15 @@ class Settings(BaseSettings):
     @classmethod
     def _workspace_is_absolute(cls, value: str) -> str:
         value = value or "specbatch-data"
+        if "@" in value.partition("://")[2].partition("/")[0]:
+            # Every job's row names it, and so would its credentials be in the store.
+            raise ValueError("credentials belong in the environment, not in the workspace's URL")
         return value if "://" in value else str(Path(value).expanduser().resolve())
+
+    def model_post_init(self, _context: Any, /) -> None:
+        """From here on no text of this process shows a password that was read."""
+        remember(value for value in self.model_dump().values() if isinstance(value, str))
+        remember_secrets(os.environ.get(name, "") for name in _SECRETS_OF_LIBRARIES)
 
     @property
     def store_url(self) -> str:
@@ -95,8 +132,3 @@ class Settings(BaseSettings):
         if path := os.environ.get("SPECBATCH_SETTINGS"):
             sources.append(TomlConfigSettingsSource(settings_cls, toml_file=Path(path)))
         return tuple(sources)
-
-
-def mask_url(url: str) -> str:
-    """`redis://user:secret@host` becomes `redis://user:***@host`."""
-    return re.sub(r"(://[^:/@]*:)[^@/]+@", r"\1***@", url)

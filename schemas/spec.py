@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from specbatch.schemas.errors import SpecError
+from specbatch.schemas.part import Part, Uri
 from specbatch.schemas.records import SamplingParams, Verification
+from specbatch.schemas.speculation_spec import SpeculationSpec
 
 PILOT_EVERY_GROUPS = 8
 
@@ -25,17 +27,12 @@ StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 BadWord = Annotated[tuple[TokenId, ...], Field(min_length=1, max_length=MAX_BAD_WORD_TOKENS)]
 
 Weights = Literal["as-is", "int8", "fp8"]
-Depth = Literal["auto", "off"] | Annotated[int, Field(ge=0, le=32)]
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
-
-
-class InputSpec(_Part):
+class InputSpec(Part):
     """Where prompts come from and which columns mean what."""
 
-    uri: str = Field(min_length=1, description="file, folder, glob or s3:// of Parquet or JSONL")
+    uri: Uri = Field(min_length=1, description="file, folder, glob or s3:// of Parquet or JSONL")
     format: Literal["auto", "parquet", "jsonl", "openai"] = Field(
         default="auto", description="openai: a batch file of custom_id and body.messages"
     )
@@ -59,13 +56,13 @@ class InputSpec(_Part):
         return self
 
 
-class OutputSpec(_Part):
+class OutputSpec(Part):
     """Where results go."""
 
-    uri: str = Field(min_length=1, description="folder or s3:// prefix; must not hold another job")
+    uri: Uri = Field(min_length=1, description="folder or s3:// prefix; must not hold another job")
 
 
-class SamplingSpec(_Part):
+class SamplingSpec(Part):
     """How completions are sampled; a row's own values (bodies, `sampling_column`) win."""
 
     max_tokens: int = Field(default=128, ge=1, le=131072)
@@ -148,41 +145,7 @@ class SamplingSpec(_Part):
         return SamplingParams(**values)
 
 
-class SpeculationSpec(_Part):
-    """How far drafts reach. Depth changes speed and cost, never outputs."""
-
-    depth: Depth = Field(default="auto", description="auto, off, or draft tokens per step")
-    pregenerate: Literal["auto"] | bool = Field(
-        default="auto",
-        description="let proposer workers draft continuations beforehand; auto: for pilot groups",
-    )
-    pregenerate_tokens: int = Field(
-        default=16, ge=1, le=4096, description="length of a pre-generated continuation"
-    )
-
-    verification: Verification = Field(
-        default=Verification.COUPLED,
-        description="coupled: outputs do not depend on drafts; rejection, block: only their law",
-    )
-
-    @property
-    def enabled(self) -> bool:
-        return self.depth not in ("off", 0)
-
-    @model_validator(mode="after")
-    def _ratio_tests_need_probabilities(self) -> SpeculationSpec:
-        if self.verification is not Verification.COUPLED:
-            if not self.enabled:
-                raise ValueError(f"verification {self.verification} needs drafts, and depth is off")
-            if self.pregenerate is True:
-                raise ValueError(
-                    f"verification {self.verification} needs the drafts' probabilities, which "
-                    "pre-generated drafts do not carry: pregenerate must be auto or false"
-                )
-        return self
-
-
-class EngineSpec(_Part):
+class EngineSpec(Part):
     """How the verifier runs. Bits may depend on these; tokens are audited against them."""
 
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
@@ -201,7 +164,7 @@ class EngineSpec(_Part):
         return self.model_copy(update={"verifier_weights": self.proposer_weights})
 
 
-class JobSpec(_Part):
+class JobSpec(Part):
     """A whole job. `load_spec` makes one from a mapping and explains what is wrong with it."""
 
     name: str = Field(default="job", min_length=1, max_length=100, pattern=r"^[\w.@:+ -]+$")
@@ -213,6 +176,17 @@ class JobSpec(_Part):
     sampling: SamplingSpec = SamplingSpec()
     speculation: SpeculationSpec = SpeculationSpec()
     engine: EngineSpec = EngineSpec()
+    priority: Literal["high", "normal", "low"] = Field(
+        default="normal", description="class; a higher one's groups go first"
+    )
+    deadline_sec: float | None = Field(
+        default=None, gt=0, description="from submission; then the job stops and keeps what is done"
+    )
+    budget_usd: float | None = Field(
+        default=None,
+        gt=0,
+        description="the job stops when so much is spent, and keeps what is done",
+    )
     group_size: int = Field(default=64, ge=1, le=4096, description="prompts per unit of work")
     max_prompt_tokens: int | None = Field(default=None, ge=1, description="longer rows are refused")
 
@@ -240,23 +214,34 @@ class JobSpec(_Part):
         )
 
     def digest(self) -> str:
-        """SHA-256 of the canonical JSON: equal specs, equal digests."""
-        return hashlib.sha256(
-            orjson.dumps(self.model_dump(mode="json"), option=orjson.OPT_SORT_KEYS)
-        ).hexdigest()
+        """SHA-256 of the canonical JSON of what is not at its default.
 
-    def proposes(self, group_index: int) -> bool:
+        So fields that a later version brings, or gives another default, leave it as it is.
+        """
+        said = self.model_dump(mode="json", exclude_defaults=True)
+        return hashlib.sha256(orjson.dumps(said, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+    @property
+    def may_propose(self) -> bool:
+        """Whether groups may pass through the propose stage at all."""
+        return (
+            self.proposer is not None
+            and self.speculation.enabled
+            and self.speculation.allows("block")
+            and self.speculation.pregenerate is not False
+            and self.speculation.verification is Verification.COUPLED  # they carry no probabilities
+        )
+
+    def proposes(self, group_index: int, worth_it: bool = False) -> bool:
         """Whether a group passes through the propose stage.
 
         Drafts made beforehand are paid for whether they are used or not. So `auto` makes them for
-        one pilot group in eight, which is enough to know what they are worth here.
+        one pilot group in eight, which is enough to know what they are worth here, and for all
+        where they were worth it before.
         """
-        if self.proposer is None or not self.speculation.enabled:
-            return False
-        if self.speculation.verification is not Verification.COUPLED:
-            return False  # they carry no probabilities
         pilot = group_index % PILOT_EVERY_GROUPS == 0
-        return pilot if self.speculation.pregenerate == "auto" else self.speculation.pregenerate
+        every = self.speculation.pregenerate is True or worth_it
+        return self.may_propose and (pilot or every)
 
 
 def absolute(uri: str, base: Path) -> str:
@@ -283,7 +268,7 @@ def _explain(error: Any) -> str:
         ".".join(
             str(part)
             for part in error["loc"]
-            if not str(part).startswith(("literal", "constrained"))
+            if not str(part).startswith(("literal", "constrained", "tuple["))
         )
         or "spec"
     )
@@ -293,7 +278,8 @@ def _explain(error: Any) -> str:
         return f"field `{where}` is required"
     given = error.get("input")
     shown = f" (got {given!r})" if isinstance(given, str | int | float | bool) else ""
-    return f"field `{where}`: {error['msg'][0].lower()}{error['msg'][1:]}{shown}"
+    message = error["msg"].removeprefix("Value error, ")
+    return f"field `{where}`: {message[0].lower()}{message[1:]}{shown}"
 
 
 def _fields_at(location: tuple[Any, ...]) -> list[str]:

@@ -34,6 +34,7 @@ _UNSTORABLE = re.compile("[\x00\x1a\ud800-\udfff]")
 _ESCAPED = re.compile("\x1a([0-9a-f]{4})")
 
 JOB_WORK = ("ingest", "publish")  # stages of a job that can be claimed
+JOB_LIVE = ("ingest", "run")  # stages of a job that may have open groups
 GROUP_WORK = ("propose", "verify", "record")  # stages of an open group
 
 
@@ -81,6 +82,8 @@ class TokenArray(TypeDecorator[Sequence[float]]):
     def process_result_value(self, value: Any, dialect: Dialect) -> Any:  # noqa: ARG002 - the hook's signature
         if value is None:
             return None
+        if None not in value:
+            return tuple(value)
         return tuple(float("nan") if item is None else item for item in value)
 
 
@@ -132,13 +135,19 @@ class Job(Leased, Base):
     output_uri: Mapped[str]
     workspace_uri: Mapped[str]
     idempotency_key: Mapped[str | None] = mapped_column(unique=True)
+    priority: Mapped[int] = mapped_column(SmallInteger, default=1)  # 0 goes first
+    deadline_at: Mapped[float | None]
+    budget_usd: Mapped[float | None]
+    stop_reason: Mapped[str | None] = mapped_column(AnyText)  # why it was cancelled
     state: Mapped[str]
     cancel_requested: Mapped[bool] = mapped_column(default=False)
     error: Mapped[str | None] = mapped_column(AnyText)
     ingest_done: Mapped[bool] = mapped_column(default=False)
     cursor: Mapped[dict[str, Any] | None]  # SourcePosition to read on from
     next_row: Mapped[int] = mapped_column(BigInteger, default=0)
-    groups_total: Mapped[int] = mapped_column(default=0)  # also the next group's index
+    ingest_resumes_at: Mapped[int | None]  # open groups; NULL: reading is not paused
+    groups_total: Mapped[int] = mapped_column(default=0)  # planned; also the next one's index
+    groups_cut: Mapped[int] = mapped_column(default=0)  # cut off from others, numbered by rules
     rows_total: Mapped[int] = mapped_column(BigInteger, default=0)
     rows_rejected: Mapped[int] = mapped_column(BigInteger, default=0)
     prompt_tokens: Mapped[int] = mapped_column(BigInteger, default=0)
@@ -162,6 +171,11 @@ class Group(Leased, Base):
     rows: Mapped[int]
     prompt_tokens: Mapped[int] = mapped_column(BigInteger)
     prompts: Mapped[dict[str, Any]]  # Artefact
+    row_start: Mapped[int] = mapped_column(default=0)  # of the artefact's rows: its first …
+    row_stop: Mapped[int | None]  # … and behind its last; NULL: to the end
+    cut_wanted: Mapped[bool] = mapped_column(default=False)  # somebody idle asks for half of it
+    rows_kept: Mapped[int] = mapped_column(default=0)  # finished when its job was stopped
+    in_flight_usd: Mapped[float] = mapped_column(default=0.0)  # of who holds it, so far
     drafts: Mapped[dict[str, Any] | None]
     results: Mapped[dict[str, Any] | None]
     waited_sec: Mapped[float] = mapped_column(default=0.0)  # of the current attempt
@@ -229,9 +243,66 @@ class Rejected(Base):
     reason: Mapped[str] = mapped_column(AnyText)
 
 
+class Decision(Base):
+    """One decision about drafting on a job. Rows are only added."""
+
+    __tablename__ = "decisions"
+
+    id: Mapped[int] = mapped_column(
+        BigInteger().with_variant(Integer, "sqlite"), primary_key=True
+    )  # in the order they were noted; SQLite counts up INTEGER keys only
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.job_id", ondelete="CASCADE"))
+    at: Mapped[float]
+    action: Mapped[str]
+    proposer: Mapped[str]
+    reason: Mapped[str] = mapped_column(AnyText)
+    acceptance: Mapped[float | None]
+    break_even: Mapped[float | None]
+    sequences: Mapped[int]
+
+
+class MachineKnowledge(Base):
+    """What engines learned of one kind of machine with its models, for the next one there."""
+
+    __tablename__ = "machine_knowledge"
+
+    key: Mapped[str] = mapped_column(primary_key=True)
+    state: Mapped[dict[str, Any]]
+    updated_at: Mapped[float]
+
+
+class Tenant(Base):
+    """How much of the workers' time a tenant has had; who had least is next."""
+
+    __tablename__ = "tenants"
+
+    tenant: Mapped[str] = mapped_column(primary_key=True)
+    weight: Mapped[float] = mapped_column(default=1.0)
+    served: Mapped[float] = mapped_column(default=0.0)  # virtual time: tokens by weight
+    started: Mapped[float] = mapped_column(default=0.0)  # where its last claim began on it
+
+
+class AcceptancePrior(Base):
+    """How often a proposer was right in earlier jobs of one name. A tenant's own."""
+
+    __tablename__ = "acceptance_priors"
+
+    tenant: Mapped[str] = mapped_column(primary_key=True)
+    job_name: Mapped[str] = mapped_column(primary_key=True)
+    proposer: Mapped[str] = mapped_column(primary_key=True)
+    tag: Mapped[str] = mapped_column(AnyText, primary_key=True)  # of the rows; '': without one
+    agreed: Mapped[float]
+    tested: Mapped[float]
+
+
 def job_is_due() -> ColumnElement[bool]:
     """A stage of a job that can be claimed, spelled as in the index so that it is used."""
     return _one_of(Job.stage, JOB_WORK)
+
+
+def job_is_live() -> ColumnElement[bool]:
+    """A job that may have open groups, spelled as in the index."""
+    return _one_of(Job.stage, JOB_LIVE)
 
 
 def group_is_open() -> ColumnElement[bool]:
@@ -249,6 +320,15 @@ def _partial(name: str, condition: ColumnElement[bool], *columns: Any) -> Index:
 
 
 _partial("ix_jobs_due", Job.stage.in_(JOB_WORK), Job.ready_at)
+_partial("ix_jobs_live", Job.stage.in_(JOB_LIVE), Job.priority)
 _partial("ix_groups_due", Group.stage.in_(GROUP_WORK), Group.ready_at)
-_partial("ix_groups_open", Group.stage.in_(GROUP_WORK), Group.job_id)
+_partial(  # also of whether a job has open groups; the longest group of a job comes first
+    "ix_groups_next",
+    Group.stage.in_(GROUP_WORK),
+    Group.job_id,
+    Group.stage,
+    Group.prompt_tokens.desc(),
+    Group.group_index,
+)
 Index("ix_jobs_created_at", Job.created_at)
+Index("ix_decisions_job_id", Decision.job_id, Decision.at)

@@ -1,0 +1,35 @@
+"""Job specs as earlier versions stored them: with fewer fields, and with other defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from specbatch.schemas.spec import JobSpec
+
+# What was stored for a field that nobody had set, where its default was another.
+FORMER_DEFAULTS = {("speculation", "pregenerate_tokens"): 16}
+
+
+def stored_spec(values: Mapping[str, Any]) -> JobSpec | None:
+    """A stored spec of this version or an earlier one; None for what is no spec."""
+    try:
+        return JobSpec.model_validate(values)
+    except ValidationError:
+        return None
+
+
+def asks_the_same(spec: JobSpec, earlier: JobSpec) -> bool:
+    """Whether `spec` could be what an earlier version stored as `earlier`."""
+    return spec.digest() in (earlier.digest(), renewed(earlier).digest())
+
+
+def renewed(spec: JobSpec) -> JobSpec:
+    """With today's defaults in place of former ones."""
+    values = spec.model_dump(mode="json")
+    for (part, name), former in FORMER_DEFAULTS.items():
+        if values[part][name] == former:
+            del values[part][name]
+    return JobSpec.model_validate(values)

@@ -1,0 +1,55 @@
+"""What is learned of drafts, and what is decided about them: records that cross rooms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+ALL_PROPOSERS = "*"
+PRE_GENERATED = "block"  # the proposer of what propose workers wrote ahead
+VOCABULARY = "vocabulary"  # key of a job's report: a hash of what its token ids mean
+
+
+class DecisionAction(StrEnum):
+    """What was done about drafting on a job."""
+
+    ON = "on"  # drafting pays, and begins
+    OFF = "off"  # it does not: depth 0 from here on, but for trials
+    TAKEN_OUT = "taken out"  # one proposer is not asked for a while
+    TRIED_AGAIN = "tried again"  # after that while
+    TAKEN_IN = "taken in"  # and it pays again
+    ROUTED = "routed"  # rows of a tag have gone to one of several draft models
+    SKIPPED = "skipped"  # a group goes on without the drafts it waited for
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One decision about drafting, with its reason."""
+
+    at: float  # seconds since the epoch
+    action: DecisionAction
+    proposer: str  # its name, or ALL_PROPOSERS
+    reason: str  # one sentence, with the figures it rests on
+    acceptance: float | None = None  # measured: share of the draft tokens looked at
+    break_even: float | None = None  # the acceptance from which on drafting would pay
+    sequences: int = 0  # in the step that it was taken in
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptanceCount:
+    """Draft tokens that were looked at: the accepted ones and the first rejected one of a block."""
+
+    proposer: str
+    tag: str | None  # of the rows
+    agreed: float
+    tested: float
+
+
+@dataclass(frozen=True, slots=True)
+class PastOutput:
+    """What a prompt's completion was in an earlier job of the same tenant."""
+
+    job_id: str
+    row_id: str
+    sample_index: int
+    token_ids: tuple[int, ...]

@@ -1,0 +1,146 @@
+"""Who may do what in PostgreSQL: three group roles without login, with the least that each needs.
+
+Nobody works as one of them: they are granted to logins (`GRANT specbatch_worker TO nightly`). The
+tables' owner migrates and is none of them. The statements may be run again, and on databases of any
+revision: what is not there is passed by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+WORKER, OPERATOR, AUDITOR = "specbatch_worker", "specbatch_operator", "specbatch_auditor"
+ROLES = (WORKER, OPERATOR, AUDITOR)
+
+# alembic_version too: every command looks there whether the tables are those it knows.
+TABLES = (
+    "jobs",
+    "groups",
+    "completions",
+    "rejected_rows",
+    "decisions",
+    "machine_knowledge",
+    "acceptance_priors",
+    "tenants",
+    "alembic_version",
+)
+_OF_A_LEASE = (
+    *("stage", "generation", "lease_owner", "lease_until", "attempts", "ready_at", "last_error"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """Beside reading all tables: what a role may do to some of them."""
+
+    tables: Mapping[str, str] = field(default_factory=dict)
+    columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # that may be updated
+    sequences: tuple[str, ...] = ()
+
+
+RIGHTS: Mapping[str, Rights] = {
+    # Does jobs that are there. What it has recorded stays as it is: no UPDATE, no DELETE.
+    WORKER: Rights(
+        tables={
+            "jobs": "UPDATE",
+            "groups": "INSERT, UPDATE",
+            "completions": "INSERT",
+            "rejected_rows": "INSERT",
+            "decisions": "INSERT",
+            "machine_knowledge": "INSERT, UPDATE",
+            "acceptance_priors": "INSERT, UPDATE",
+            "tenants": "INSERT, UPDATE",
+        },
+        sequences=("decisions_id_seq",),
+    ),
+    # Submits, cancels, retries, sets shares. What a group is made of and has given is not its to
+    # write, nor what a job asks for once it is submitted.
+    OPERATOR: Rights(
+        tables={"jobs": "INSERT", "tenants": "INSERT, UPDATE"},
+        columns={
+            "jobs": (
+                *_OF_A_LEASE,
+                *("state", "cancel_requested", "error", "finished_at", "stop_reason"),
+                *("priority", "deadline_at", "budget_usd", "ingest_resumes_at"),
+            ),
+            "groups": (*_OF_A_LEASE, "cut_wanted"),
+        },
+    ),
+    AUDITOR: Rights(),
+}
+
+
+def how_to_create() -> str:
+    """What somebody with the right to create roles runs where the migration had none."""
+    return "; ".join(f"CREATE ROLE {role} NOLOGIN" for role in ROLES)
+
+
+def granting() -> Iterator[str]:
+    """Statements that create the roles, where that is allowed, and give them their rights."""
+    for role in ROLES:
+        yield _CREATE.format(role=role)
+        for table in TABLES:
+            yield _grant(role, table, f"GRANT SELECT ON {table} TO {role}")
+        rights = RIGHTS[role]
+        for table, verbs in rights.tables.items():
+            yield _grant(role, table, f"GRANT {verbs} ON {table} TO {role}")
+        for table, columns in rights.columns.items():
+            names = ", ".join(f"'{column}'" for column in columns)
+            yield _GRANT_COLUMNS.format(role=role, table=table, names=names)
+        for sequence in rights.sequences:
+            yield _grant(role, sequence, f"GRANT USAGE ON SEQUENCE {sequence} TO {role}")
+
+
+def revoking() -> Iterator[str]:
+    """Statements that take the rights back, and drop roles that nobody has or needs elsewhere."""
+    for role in ROLES:
+        for table in TABLES:
+            yield _grant(role, table, f"REVOKE ALL ON {table} FROM {role}")
+        for sequence in RIGHTS[role].sequences:
+            yield _grant(role, sequence, f"REVOKE ALL ON SEQUENCE {sequence} FROM {role}")
+        yield _DROP.format(role=role)
+
+
+def _grant(role: str, target: str, statement: str) -> str:
+    return _GRANT.format(role=role, target=target, statement=statement)
+
+
+# Roles belong to the whole server, so another database's migration may make them meanwhile.
+_CREATE = """
+DO $$ BEGIN
+  IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = '{role}') THEN
+    CREATE ROLE {role} NOLOGIN;
+  END IF;
+EXCEPTION WHEN insufficient_privilege OR duplicate_object OR unique_violation THEN NULL;
+END $$"""
+
+_GRANT = """
+DO $$ BEGIN
+  IF EXISTS (SELECT FROM pg_roles WHERE rolname = '{role}')
+      AND to_regclass('{target}') IS NOT NULL THEN
+    EXECUTE '{statement}';
+  END IF;
+EXCEPTION WHEN insufficient_privilege THEN NULL;
+END $$"""
+
+_GRANT_COLUMNS = """
+DO $$ DECLARE named text; BEGIN
+  SELECT string_agg(quote_ident(attname), ', ') INTO named FROM pg_attribute
+    WHERE attrelid = to_regclass('{table}') AND attnum > 0 AND NOT attisdropped
+      AND attname IN ({names});
+  IF named IS NOT NULL AND EXISTS (SELECT FROM pg_roles WHERE rolname = '{role}') THEN
+    EXECUTE 'GRANT UPDATE (' || named || ') ON {table} TO {role}';
+  END IF;
+EXCEPTION WHEN insufficient_privilege THEN NULL;
+END $$"""
+
+_DROP = """
+DO $$ BEGIN
+  IF NOT EXISTS (
+    SELECT FROM pg_auth_members JOIN pg_roles ON pg_roles.oid = roleid WHERE rolname = '{role}'
+  ) THEN
+    DROP ROLE IF EXISTS {role};
+  END IF;
+EXCEPTION WHEN insufficient_privilege OR dependent_objects_still_exist THEN NULL;
+END $$"""
