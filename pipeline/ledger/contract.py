@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from specbatch.schemas.records import (
     Artefact,
+    Beat,
     Bell,
     CompletionRecord,
     GroupWork,
@@ -21,15 +22,17 @@ from specbatch.schemas.records import (
     Lease,
     NewGroup,
     NewJob,
+    Prompts,
     RejectedRow,
     SourcePosition,
     Stage,
     StageTiming,
 )
+from specbatch.schemas.speculation import AcceptanceCount, Decision, PastOutput
 
 
 class Store(Protocol):
-    """Jobs, groups, leases, completions."""
+    """Jobs, groups, leases, completions, and what drafting taught."""
 
     # --- jobs -------------------------------------------------------------------------------
     def create_job(self, job: NewJob) -> tuple[JobRow, bool]:
@@ -50,21 +53,41 @@ class Store(Protocol):
 
     def progress(self, job_id: str) -> JobProgress: ...
 
-    def request_cancel(self, job_id: str) -> JobRow:
+    def request_cancel(self, job_id: str, reason: str | None = None) -> JobRow:
         """Set the cancel flag; groups that are not leased become CANCELLED at once.
 
         A final job is returned unchanged. When nothing is left to do the job moves on to PUBLISH.
+        The job keeps the first reason that it was given, in words.
         """
         ...
 
-    def retry_job(self, job_id: str) -> int:
+    def stop_overdue(self) -> set[str]:
+        """Cancel live jobs whose deadline has passed or whose budget is spent; their ids.
+
+        Spent is what attempts that got on have cost, and what those in flight have so far.
+        """
+        ...
+
+    def look(self, spent_usd: Mapping[Lease, float]) -> set[str]:
+        """Which of the leases' jobs have the cancel flag, after `stop_overdue` on them.
+
+        Each lease comes with what its attempt has cost so far. Extends nothing: to be asked often,
+        it writes only where a job has a limit.
+        """
+        ...
+
+    def retry_job(self, job_id: str, quarantined: bool = False) -> int:
         """Send FAILED and CANCELLED groups (and a failed ingest) back to work; returns how many.
 
         Only a final job can be retried; raises `UsageError` otherwise. Clears the cancel flag and
         the error, sets the state to RUNNING. A group starts again at RECORD when it has results, at
         VERIFY when it has drafts, else at its first stage; ingest goes on from its cursor. A FAILED
         or CANCELLED job with all groups done goes back to PUBLISH (that counts as one). With
-        nothing to send back the job stays as it is and 0 is returned.
+        nothing to send back the job stays as it is and 0 is returned. A deadline that has passed
+        and a budget that stopped the job are lifted.
+
+        `quarantined`: only FAILED groups of a single row are sent back, and nothing else. Raises
+        `UsageError` then when the input was not read to its end.
         """
         ...
 
@@ -80,7 +103,8 @@ class Store(Protocol):
         """Claim the job's INGEST or PUBLISH; None when it is not at that stage or leased.
 
         The first claim of INGEST starts the job (RUNNING, `started_at`). INGEST of a job with the
-        cancel flag is left instead: for PUBLISH, or RUN while groups are open. A job whose attempts
+        cancel flag is left instead: for PUBLISH, or RUN while groups are open. One that is paused
+        is not to be had until few enough of its groups are open. A job whose attempts
         are used up becomes FAILED instead; attempts count from the last `add_groups`.
         """
         ...
@@ -94,17 +118,42 @@ class Store(Protocol):
         are used up (`max_attempts` of the store) becomes FAILED instead, and None is returned; at
         PROPOSE it goes on to VERIFY without drafts instead, for a draft is only a hint. A group of
         a job with the cancel flag becomes CANCELLED instead (not at RECORD: finished work is kept).
+
+        A group of several rows whose attempts are used up at VERIFY or RECORD does not fail: it is
+        cut in halves (`cut_rules`), and the first of them is claimed. A group that may be what
+        its workers died of (`cut_rules.is_suspect`) is refused to an owner who holds another one.
         """
         ...
 
-    def heartbeat(self, leases: Sequence[Lease], lease_sec: float) -> tuple[set[Lease], set[str]]:
-        """Extend leases; returns (leases no longer held, ids of jobs with the cancel flag)."""
+    def claim_next(
+        self, stage: Stage, model: str, owner: str, lease_sec: float
+    ) -> GroupWork | None:
+        """Claim the group at PROPOSE or VERIFY whose turn it is; None when none is to be had.
+
+        Of jobs that name `model` for that stage, and have no cancel flag: by `turns`, the highest
+        class first, then the tenant that was served least, then its oldest job, then the group
+        with most prompt tokens (the lowest index of several). The tenant is charged. A group whose
+        attempts are used up is passed by: `close_over` and `claim_group` see to those.
+        """
         ...
 
-    def release(self, lease: Lease, error: str, forgiven: bool = False) -> None:
+    def close_over(self, limit: int = 1000) -> int:
+        """Close free groups that nobody may claim any more, as `claim_group` would; how many."""
+        ...
+
+    def heartbeat(self, leases: Sequence[Lease], lease_sec: float) -> Beat:
+        """Extend leases; tells which are lost, which jobs are cancelled, which groups to cut."""
+        ...
+
+    def release(
+        self, lease: Lease, error: str, forgiven: bool = False, whole: bool = False
+    ) -> int | None:
         """Give a unit back after an error: ready again, or FAILED when attempts are used up.
 
         `forgiven` takes the attempt off the count: the worker was stopped, not the work at fault.
+        A group of several rows at VERIFY or RECORD is cut in halves instead of failing, and the
+        index of the second one is returned; not so if its job is cancelled, some of its rows were
+        kept (`keep_part`), or the error is known to lie with no single row: `whole`.
 
         At PROPOSE, used up attempts lead to VERIFY without drafts. A lost lease is ignored. A job
         lease (INGEST, PUBLISH) that runs out of attempts fails the job. With the cancel flag, a
@@ -119,8 +168,38 @@ class Store(Protocol):
         """
         ...
 
+    def cut_group(self, lease: Lease, keep: int) -> int:
+        """Give back all but the first `keep` rows of a group held at VERIFY.
+
+        They become a group of their own, ready at VERIFY with all attempts; returns its index. The
+        lease stays. `ValueError` unless both parts have rows.
+        """
+        ...
+
+    def want_cut(self, model: str, owner: str) -> tuple[str, int] | None:
+        """`owner` has nothing to verify with `model`: ask somebody who has for half of a group.
+
+        Its holder learns it from heartbeats. Of the groups that others hold at VERIFY that is the
+        one with most rows, of these the one claimed last; each is asked for once per claim or cut.
+        Returns its job and index. None, and nothing is asked for, while anything is due at VERIFY
+        for the model, and of jobs whose input is still read, that have groups at PROPOSE, or are
+        cancelled.
+        """
+        ...
+
     def due(self, limit: int = 1000) -> list[Bell]:
         """Units that are ready, or whose lease ran out: what the sweeper rings for."""
+        ...
+
+    def skip_proposals(self, patience_sec: float) -> list[tuple[str, int]]:
+        """Send groups that waited too long for drafts on to VERIFY; returns (job id, index).
+
+        These are groups at PROPOSE that nobody holds, and that were ready, or lost their last
+        holder, more than `patience_sec` ago; and no group of their job is held at PROPOSE, or has
+        got on from there within that time: who waits behind a busy proposer goes on waiting. It
+        raises their generation and resets their attempts: a proposer that comes late after all is
+        fenced.
+        """
         ...
 
     # --- ingest -----------------------------------------------------------------------------
@@ -146,6 +225,18 @@ class Store(Protocol):
         """
         ...
 
+    def pause_ingest(self, lease: Lease, most_open: int) -> int:
+        """How many groups may be added before this is to be asked again, at least 1; or 0.
+
+        0: as many as `most_open` are open, so the lease was given back, and INGEST is neither due
+        nor claimed until half of that are (`rules.resumes_at`). With the cancel flag it is never 0.
+        """
+        ...
+
+    def note_report(self, lease: Lease, values: Mapping[str, Any]) -> None:
+        """Put values into the report of a job that is held; known keys are replaced."""
+        ...
+
     # --- groups -----------------------------------------------------------------------------
     def advance(
         self, lease: Lease, to: Stage, artefact: Artefact | None, timing: StageTiming
@@ -162,29 +253,110 @@ class Store(Protocol):
         completions: Sequence[CompletionRecord],
         timing: StageTiming,
         report: Mapping[str, float],
-    ) -> None:
+    ) -> Stage | None:
         """One transaction: completions (unique on job, row, sample), group DONE, totals, report.
 
         `report` values are added, key by key, to the job's report. When it was the last group and
         ingest is done, the job moves to PUBLISH. Log probabilities are kept in single precision.
+        Returns what is due of the job because of it (`rules.due_after`), if anything.
         """
         ...
 
+    def keep_part(
+        self,
+        lease: Lease,
+        completions: Sequence[CompletionRecord],
+        timing: StageTiming,
+        report: Mapping[str, float],
+    ) -> None:
+        """`cancel_group` for one that has some rows finished: they are kept, the totals count them.
+
+        One transaction, as `commit_group`. The completions are those of rows that are finished in
+        all their samples; after `retry_job` the others alone are to be done.
+        """
+        ...
+
+    def kept_rows(self, job_id: str, index: int | None = None) -> set[int]:
+        """The finished rows of groups that `keep_part` has kept some of, of one or of all."""
+        ...
+
     # --- publish ----------------------------------------------------------------------------
-    def completions(self, job_id: str, batch: int = 1000) -> Iterator[CompletionRecord]:
-        """All completions by (row, sample), streamed."""
+    def completions(
+        self, job_id: str, batch: int = 1000, details: bool = True
+    ) -> Iterator[CompletionRecord]:
+        """All completions by (row, sample), streamed.
+
+        Without `details` what no output tells is left empty: origins, counts by depth, and
+        log-probabilities that nobody asked for.
+        """
         ...
 
     def rejected(self, job_id: str) -> Iterator[RejectedRow]:
         """Quarantined rows, by row. Failed groups are told by `failed_groups`."""
         ...
 
-    def failed_groups(self, job_id: str) -> list[tuple[int, str, Artefact, str]]:
-        """(index, failed or cancelled, prompts artefact, last error) of unfinished groups."""
+    def failed_groups(self, job_id: str) -> list[tuple[int, str, Prompts, str]]:
+        """(index, failed or cancelled, prompts, last error) of unfinished groups, by index.
+
+        Groups that were cut off from others come last, whatever their rows. A FAILED group of a
+        single row is a quarantined row.
+        """
+        ...
+
+    def prompts_of(self, job_id: str, index: int) -> Prompts | None:
+        """Where the prompts of a group lie; None when there is no such group."""
         ...
 
     def finish_job(self, lease: Lease, state: JobState, error: str | None = None) -> None:
         """End a published job. DONE, PARTIAL, FAILED or CANCELLED."""
+        ...
+
+    # --- what drafting taught ---------------------------------------------------------------
+    def note_decisions(self, job_id: str, decisions: Sequence[Decision]) -> None:
+        """Append decisions. Raises `StoreError` when there is no such job; none: nothing happens.
+
+        No lease is needed: they are an account of what was done, whoever holds the work now.
+        """
+        ...
+
+    def decisions(self, job_id: str) -> list[Decision]:
+        """By time; of the same time as they were noted."""
+        ...
+
+    def keep_knowledge(self, key: str, state: Mapping[str, Any]) -> None:
+        """Keep what was learned of a machine, as JSON; the last writer wins.
+
+        `key` says in words what it is true of: device, models, dtype.
+        """
+        ...
+
+    def knowledge(self, key: str) -> Mapping[str, Any] | None:
+        """What was kept last; None when nothing was."""
+        ...
+
+    def learn_acceptance(
+        self, tenant: str, job_name: str, counts: Sequence[AcceptanceCount]
+    ) -> None:
+        """Add counts to what is known of jobs of this name.
+
+        A sum of more than `rules.MOST_TESTED` tested tokens is scaled down to that, so that newer
+        nights weigh more. Nothing is lost when several workers add at once. An empty tag is none.
+        """
+        ...
+
+    def acceptance(self, tenant: str, job_name: str) -> list[AcceptanceCount]:
+        """What is known of jobs of this name, by (proposer, tag)."""
+        ...
+
+    def past_outputs(
+        self, tenant: str, job_name: str, vocabulary: str, max_tokens: int, except_job: str
+    ) -> Iterator[PastOutput]:
+        """Finished completions of this tenant's other jobs, streamed. Never another tenant's.
+
+        Of jobs whose report has this `VOCABULARY`; jobs of the same name first, then the others,
+        of each the newest first, each by (row, sample). Ends before the one with which all token
+        ids would be more than `max_tokens`. `except_job` is the job that asks.
+        """
         ...
 
     def close(self) -> None: ...

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import orjson
 from sqlalchemy import Connection, text
 
 from specbatch.schemas.tables import AnyText, Completion, TokenArray, escape_text
@@ -40,7 +41,12 @@ def insert_staged(conn: Connection) -> None:
 
 def _array_literal(values: Iterable[float] | None) -> str | None:
     # A finished literal spares the driver one conversion per token.
-    return None if values is None else "{" + ",".join(map(repr, values)) + "}"
+    if values is None:
+        return None
+    literal = orjson.dumps(values).decode()  # writes numbers as repr does, and NaN as null
+    if "null" in literal:
+        return "{" + ",".join(map(repr, values)) + "}"
+    return "{" + literal[1:-1] + "}"
 
 
 def _as_it_is(value: Any) -> Any:

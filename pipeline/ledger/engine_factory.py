@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,12 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError
 
 from specbatch.schemas.errors import MissingExtraError, UsageError
-from specbatch.schemas.settings import mask_url
+from specbatch.schemas.masking import mask_url, remember
 
 BUSY_TIMEOUT_MS = 10_000
+# Connections that a process keeps, if it ever needed as many at once: a worker's threads. Those
+# beyond it would come and go with every transaction, and each costs the server a process.
+POOL_SIZE = 16
 WRITES = "specbatch_writes"  # execution option: this transaction will write
 
 _POSTGRES_DEFAULTS = {"connect_timeout": 10, "application_name": "specbatch"}
@@ -30,6 +32,7 @@ def make_engine(url: str, *, foreign_keys: bool = True) -> Engine:
 
     Raises `UsageError` for any other URL and `MissingExtraError` when psycopg is not installed.
     """
+    remember([url])
     parsed = parse_url(url)
     if parsed.get_backend_name() == "sqlite":
         return _sqlite(parsed, foreign_keys)
@@ -42,22 +45,18 @@ def parse_url(url: str) -> URL:
         parsed = make_url(url)
     except ArgumentError:
         raise UsageError(
-            f"the database URL {mask(url)!r} cannot be read; use sqlite:///path or postgresql://..."
+            f"the database URL {mask_url(url)!r} cannot be read; use sqlite:///path or postgresql://..."
         ) from None
     if parsed.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
         return parsed.set(drivername="postgresql+psycopg")
     if parsed.drivername not in ("sqlite", "sqlite+pysqlite"):
         raise UsageError(
-            f"the database URL {mask(url)!r} names {parsed.drivername}; use sqlite or postgresql"
+            f"the database URL {mask_url(url)!r} names {parsed.drivername}; "
+            "use sqlite or postgresql"
         )
     if parsed.database in (None, "", ":memory:"):
         raise UsageError("SQLite needs a file, for several threads share it: sqlite:///path/to.db")
     return parsed
-
-
-def mask(url: str) -> str:
-    """The URL without its password, wherever it stands."""
-    return re.sub(r"(password=)[^&]+", r"\1***", mask_url(url))
 
 
 def _sqlite(url: URL, foreign_keys: bool) -> Engine:
@@ -98,6 +97,7 @@ def _postgres(url: URL) -> Engine:
         url,
         # The store's locking is written for READ COMMITTED, whatever the server's default is.
         isolation_level="READ COMMITTED",
+        pool_size=POOL_SIZE,
         json_serializer=_dump_json,
         json_deserializer=orjson.loads,
         connect_args={k: v for k, v in _POSTGRES_DEFAULTS.items() if k not in url.query},

@@ -9,8 +9,8 @@ from sqlalchemy import Connection, update
 from sqlalchemy.dialects import sqlite
 
 from specbatch.pipeline.ledger import copying, jobs, rules
+from specbatch.pipeline.ledger.cutting import is_held
 from specbatch.pipeline.ledger.jobs import FREE
-from specbatch.pipeline.ledger.leases import is_held
 from specbatch.pipeline.ledger.transactions import Now
 from specbatch.schemas import mapper
 from specbatch.schemas.records import Artefact, CompletionRecord, Lease, Stage, StageTiming
@@ -44,23 +44,53 @@ def commit(
     completions: Sequence[CompletionRecord],
     timing: StageTiming,
     report: Mapping[str, float],
-) -> None:
+) -> Stage | None:
     """Everything a finished group leaves behind, or nothing at all."""
+    if lease.stage is not Stage.RECORD:
+        raise rules.fenced(lease)
+    return _keep(conn, now, lease, completions, timing, report, Stage.DONE)
+
+
+def keep_part(
+    conn: Connection,
+    now: Now,
+    lease: Lease,
+    completions: Sequence[CompletionRecord],
+    timing: StageTiming,
+    report: Mapping[str, float],
+) -> Stage | None:
+    """What is finished of a group that its worker stopped, which becomes CANCELLED."""
+    return _keep(conn, now, lease, completions, timing, report, Stage.CANCELLED)
+
+
+def _keep(
+    conn: Connection,
+    now: Now,
+    lease: Lease,
+    completions: Sequence[CompletionRecord],
+    timing: StageTiming,
+    report: Mapping[str, float],
+    to: Stage,
+) -> Stage | None:
+    """What is due of the job because of it, if anything."""
     values = [mapper.completion_values(lease, record) for record in completions]
     on_postgres = conn.dialect.name == "postgresql"
     if on_postgres:
         copying.stage(conn, values)  # before the job's row is locked: others may commit meanwhile
     job = jobs.lock(conn, lease.job_id)
-    if lease.stage is not Stage.RECORD:
-        raise rules.fenced(lease)
-    totals = rules.group_totals(completions)
-    _leave(conn, now, lease, Stage.DONE, {**_timed(timing), **totals})
+    # Added: some of them may have been kept when the job was stopped.
+    totals = {k: getattr(Group, k) + v for k, v in rules.group_totals(completions).items()}
+    if to is Stage.CANCELLED:
+        totals["rows_kept"] = Group.rows_kept + len({c.row_index for c in completions})
+    _leave(conn, now, lease, to, {**_timed(timing), **totals})
     if on_postgres:
         copying.insert_staged(conn)
     else:
         _insert(conn, values)
     merged = {"report": rules.merge_report(job.report, report)} if report else {}
-    jobs.settle(conn, now, lease.job_id, **merged)
+    after = jobs.settle(conn, now, lease.job_id, **merged)
+    before, then = ((Stage(of.stage), of.ingest_resumes_at is not None) for of in (job, after))
+    return rules.due_after(*before, *then)
 
 
 def _leave(conn: Connection, now: Now, lease: Lease, to: Stage, values: Mapping[str, Any]) -> None:

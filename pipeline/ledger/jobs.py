@@ -7,12 +7,27 @@ holds the job's row, so two of them cannot both believe that the other is still 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, case, exists, func, insert, or_, select, update
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Connection,
+    Executable,
+    bindparam,
+    case,
+    exists,
+    func,
+    insert,
+    null,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 
-from specbatch.pipeline.ledger import rules
+from specbatch.pipeline.ledger import rules, turns
 from specbatch.pipeline.ledger.transactions import Now
 from specbatch.schemas import mapper
 from specbatch.schemas.errors import JobNotFoundError
@@ -79,6 +94,14 @@ def newest(conn: Connection, limit: int, state: JobState | None) -> list[JobRow]
     return [mapper.job_row(row) for row in conn.execute(query)]
 
 
+# FOR NO KEY UPDATE: inserts of groups and completions (foreign keys) may still go on.
+_LOCK = (
+    select(*Job.__table__.c)
+    .where(Job.job_id == bindparam("of_job"))
+    .with_for_update(key_share=True)
+)
+
+
 # --- locks and transitions ------------------------------------------------------------------
 
 
@@ -87,9 +110,7 @@ def lock(conn: Connection, job_id: str) -> Any:
 
     SQLite needs no row lock, for it has one writer at a time.
     """
-    # FOR NO KEY UPDATE: inserts of groups and completions (foreign keys) may still go on.
-    query = select(*Job.__table__.c).where(Job.job_id == job_id).with_for_update(key_share=True)
-    return conn.execute(query).first()
+    return conn.execute(_LOCK, {"of_job": job_id}).first()
 
 
 def lock_held(conn: Connection, lease: Lease) -> Any:
@@ -101,28 +122,49 @@ def lock_held(conn: Connection, lease: Lease) -> Any:
     return row
 
 
-def settle(conn: Connection, now: Now, job_id: str, **values: Any) -> None:
+def settle(conn: Connection, now: Now, job_id: str, **values: Any) -> Any:
     """Move a RUN job without open groups to PUBLISH, and set `values` whether it moves or not.
+
+    A paused ingest may go on once few enough groups are open. Returns the job's stage and
+    `ingest_resumes_at` then; None when there is no such job.
 
     The caller holds the job's row, and this is a statement of its own: under READ COMMITTED it sees
     every group that was closed before the row was locked.
     """
+    parameters = {"of_job": job_id, **{f"new_{name}": value for name, value in values.items()}}
+    return conn.execute(_settling(now, tuple(values)), parameters).first()
+
+
+@lru_cache(maxsize=16)
+def _settling(now: Now, names: tuple[str, ...]) -> Executable:
+    """The statement of `settle`, kept: every group ends with it. `names` of the other columns."""
+    job_id: BindParameter[str] = bindparam("of_job")
     an_open_group = exists().where(Group.job_id == job_id, group_is_open())
     moves = (Job.stage == Stage.RUN.value) & ~an_open_group
-    conn.execute(
+    still_open = (
+        select(func.count()).where(Group.job_id == job_id, group_is_open()).scalar_subquery()
+    )
+    return (
         update(Job)
         .where(Job.job_id == job_id)
         .values(
             stage=case((moves, Stage.PUBLISH.value), else_=Job.stage),
             ready_at=case((moves, now), else_=Job.ready_at),
-            **values,
+            ingest_resumes_at=case(  # counted only for those who wait for it
+                (Job.ingest_resumes_at.is_(None), null()),
+                (still_open <= Job.ingest_resumes_at, null()),
+                else_=Job.ingest_resumes_at,
+            ),
+            **{name: bindparam(f"new_{name}") for name in names},
         )
+        .returning(Job.stage, Job.ingest_resumes_at)
     )
 
 
 def move(conn: Connection, now: Now, job_id: str, to: Stage, **values: Any) -> None:
     """Put the locked job at `to`: nobody's, ready now, with all attempts again."""
     fresh = {"stage": to.value, "ready_at": now, "attempts": 0, "last_error": None, **FREE}
+    fresh["ingest_resumes_at"] = None
     conn.execute(update(Job).where(Job.job_id == job_id).values({**fresh, **values}))
 
 
@@ -151,7 +193,8 @@ def end(conn: Connection, now: Now, job_id: str, state: JobState, error: str | N
 # --- cancel and retry -----------------------------------------------------------------------
 
 
-def request_cancel(conn: Connection, now: Now, job_id: str) -> JobRow:
+def request_cancel(conn: Connection, now: Now, job_id: str, reason: str | None) -> JobRow:
+    """The first reason stays."""
     row = lock(conn, find(conn, job_id).job_id)
     if JobState(row.state).is_final:
         return mapper.job_row(row)
@@ -168,27 +211,46 @@ def request_cancel(conn: Connection, now: Now, job_id: str) -> JobRow:
     stops = conn.scalar(select(Job.job_id).where(Job.job_id == row.job_id, unread))
     if stops:
         move(conn, now, row.job_id, Stage.RUN)
-    settle(conn, now, row.job_id, cancel_requested=True)
+    stop_reason = row.stop_reason or reason
+    settle(conn, now, row.job_id, cancel_requested=True, stop_reason=stop_reason)
     return mapper.job_row(find(conn, row.job_id))
 
 
-def retry(conn: Connection, now: Now, job_id: str) -> int:
+def retry(conn: Connection, now: Now, job_id: str, quarantined: bool) -> int:
     """How many units went back to work; the job is unchanged when that is 0."""
     row = lock(conn, find(conn, job_id).job_id)
-    rules.check_retry(mapper.job_row(row))
+    rules.check_retry(mapper.job_row(row), quarantined, row.ingest_done)
+    closed: ColumnElement[bool] = Group.stage.in_(_CLOSED)
+    if quarantined:
+        closed = (Group.stage == Stage.FAILED.value) & (Group.rows == 1)
     groups = conn.execute(
         update(Group)
-        .where(Group.job_id == row.job_id, Group.stage.in_(_CLOSED))
+        .where(Group.job_id == row.job_id, closed)
         .values(stage=_stage_after_retry(), ready_at=now, attempts=0, last_error=None, **FREE)
     ).rowcount
-    unpublished = row.state in (JobState.FAILED.value, JobState.CANCELLED.value)
+    unpublished = not quarantined and (
+        row.state in (JobState.FAILED.value, JobState.CANCELLED.value)
+    )
     returns = groups + bool(not row.ingest_done or (unpublished and not groups))
     if returns:
-        values = {"cancel_requested": False, "error": None, "finished_at": None}
+        values: dict[str, Any] = {
+            "cancel_requested": False,
+            "error": None,
+            "finished_at": None,
+        }
+        values |= {"stop_reason": None, **_without_reached_limits(now, row.stop_reason)}
         to = Stage.RUN if row.ingest_done else Stage.INGEST
         move(conn, now, row.job_id, to, state=JobState.RUNNING.value, **values)
         settle(conn, now, row.job_id)
     return returns
+
+
+def _without_reached_limits(now: Now, stop_reason: str | None) -> dict[str, Any]:
+    """Who asks for the rest wants it done: a limit that is reached would stop it at once."""
+    lifted: dict[str, Any] = {
+        "deadline_at": case((Job.deadline_at <= now, null()), else_=Job.deadline_at)
+    }
+    return lifted | ({"budget_usd": None} if turns.budget_was_spent(stop_reason) else {})
 
 
 def _stage_after_retry() -> ColumnElement[str]:
@@ -256,6 +318,12 @@ def finish_ingest(
     report = {**job.report, **models}
     move(conn, now, lease.job_id, Stage.RUN, ingest_done=True, rows_total=rows_total, report=report)
     settle(conn, now, lease.job_id)
+
+
+def note_report(conn: Connection, _now: Now, lease: Lease, values: Mapping[str, Any]) -> None:
+    job = lock_held(conn, lease)
+    report = {**job.report, **values}
+    conn.execute(update(Job).where(Job.job_id == lease.job_id).values(report=report))
 
 
 def finish(conn: Connection, now: Now, lease: Lease, state: JobState, error: str | None) -> None:

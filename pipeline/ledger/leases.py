@@ -1,21 +1,31 @@
-"""Claims, heartbeats and releases. A claim is one UPDATE, so exactly one of many claimers wins."""
+"""Claims and releases. A claim is one UPDATE, so exactly one of many claimers wins."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, case, func, select, tuple_, update
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Connection,
+    Executable,
+    bindparam,
+    case,
+    func,
+    select,
+    update,
+)
 
-from specbatch.pipeline.ledger import jobs, rules
+from specbatch.pipeline.ledger import cut_rules, cutting, jobs, rules
+from specbatch.pipeline.ledger.cutting import is_held
 from specbatch.pipeline.ledger.jobs import FREE
 from specbatch.pipeline.ledger.transactions import Now
 from specbatch.schemas import mapper
-from specbatch.schemas.records import Bell, GroupWork, JobState, JobWork, Lease, Stage
-from specbatch.schemas.tables import JOB_WORK, Group, Job, group_is_open, job_is_due
-
-_LEASES_PER_STATEMENT = 500
-
+from specbatch.schemas.records import GroupWork, JobState, JobWork, Lease, Stage
+from specbatch.schemas.tables import JOB_WORK, Group, Job
 
 # --- claims ---------------------------------------------------------------------------------
 
@@ -34,12 +44,12 @@ def claim_job(
     values: dict[str, Any] = {}
     allowed = [Job.attempts < max_attempts]
     if stage is Stage.INGEST:
-        allowed.append(~Job.cancel_requested)
+        allowed += [~Job.cancel_requested, Job.ingest_resumes_at.is_(None)]
         started_at = func.coalesce(Job.started_at, now)
         values = {"state": JobState.RUNNING.value, "started_at": started_at}
     row = conn.execute(
         update(Job)
-        .where(Job.job_id == job_id, *_is_free(Job, stage, now), *allowed)
+        .where(Job.job_id == job_id, *is_free(Job, stage, now), *allowed)
         .values(**_claimed(Job, owner, now, lease_sec), **values)
         .returning(*Job.__table__.c)
     ).first()
@@ -61,26 +71,65 @@ def claim_group(
 ) -> GroupWork | None:
     if stage not in rules.OPEN:
         return None
+    claim = _claim(now, stage, owner, lease_sec, max_attempts)
+    work = taken(conn, claim, max_attempts, {"of_job": job_id, "of_index": index})
+    if work is None and _close_group(conn, now, job_id, index, stage, max_attempts):
+        # The first half has an attempt left. Its second half is due: the sweeper rings for it.
+        return claim_group(conn, now, job_id, index, stage, owner, lease_sec, max_attempts)
+    return work
+
+
+@lru_cache(maxsize=16)
+def _claim(now: Now, stage: Stage, owner: str, lease_sec: float, max_attempts: int) -> Executable:
+    """The claim of group `of_index` of job `of_job`. Kept: to build it takes longer than to send it
+    (where the time is the server's, which is one and the same expression)."""
+    job: BindParameter[str] = bindparam("of_job")
+    index: BindParameter[int] = bindparam("of_index")
     allowed = [Group.attempts < max_attempts]
     if stage in rules.CANCELLABLE:
-        cancelled = select(Job.cancel_requested).where(Job.job_id == job_id).scalar_subquery()
+        cancelled = select(Job.cancel_requested).where(Job.job_id == job).scalar_subquery()
         allowed.append(~cancelled)
-    row = conn.execute(
+    if stage in cut_rules.CUT_AT:
+        allowed.append(cutting.one_suspect_at_a_time(now, stage, owner, max_attempts))
+    free = (Group.job_id == job, Group.group_index == index, *is_free(Group, stage, now))
+    return taking(now, owner, lease_sec, *free, *allowed)
+
+
+def taking(now: Now, owner: str, lease_sec: float, *which: ColumnElement[bool]) -> Executable:
+    """The statement that claims the one group that all of this is true of, for `taken`."""
+    return (
         update(Group)
-        .where(_is_group(job_id, index), *_is_free(Group, stage, now), *allowed)
+        .where(*which)
         .values(
             waited_sec=now - _later(Group.ready_at, Group.lease_until),
+            cut_wanted=False,
             **_claimed(Group, owner, now, lease_sec),
         )
         .returning(*Group.__table__.c)
-    ).first()
+    )
+
+
+def taken(
+    conn: Connection, claim: Executable, max_attempts: int, parameters: Mapping[str, Any]
+) -> GroupWork | None:
+    """Claim a group; None when there is none to be had."""
+    row = conn.execute(claim, parameters).first()
     if row is None:
-        _close_group(conn, now, job_id, index, stage, max_attempts)
         return None
-    return mapper.group_work(row)
+    # Told here and not by RETURNING, where SQLite 3.40 takes `IS NOT NULL` to be true.
+    failed_part = row.row_stop is not None and row.last_error is not None
+    suspect = cut_rules.is_suspect(row.attempts - 1, row.rows, failed_part, max_attempts)
+    return replace(mapper.group_work(row), suspect=suspect)
 
 
-def _is_free(table: type[Job] | type[Group], stage: Stage, now: Now) -> list[ColumnElement[bool]]:
+def close_group(
+    conn: Connection, now: Now, job_id: str, index: int, stage: Stage, max_attempts: int
+) -> None:
+    """Send on, or cut, a free group that nobody may claim any more, if it still is one."""
+    _close_group(conn, now, job_id, index, stage, max_attempts)
+
+
+def is_free(table: type[Job] | type[Group], stage: Stage, now: Now) -> list[ColumnElement[bool]]:
     return [table.stage == stage.value, table.lease_until <= now]
 
 
@@ -105,7 +154,7 @@ def _is_group(job_id: str, index: int) -> ColumnElement[bool]:
 
 def _close_job(conn: Connection, now: Now, job_id: str, stage: Stage, max_attempts: int) -> None:
     """End, or take out of ingest, a free job that could not be claimed for want of permission."""
-    free = (Job.job_id == job_id, *_is_free(Job, stage, now))
+    free = (Job.job_id == job_id, *is_free(Job, stage, now))
     if conn.scalar(select(Job.job_id).where(*free)) is None:
         return  # somebody else has it, or it is elsewhere: the usual end of a race
     jobs.lock(conn, job_id)
@@ -121,103 +170,71 @@ def _close_job(conn: Connection, now: Now, job_id: str, stage: Stage, max_attemp
 
 def _close_group(
     conn: Connection, now: Now, job_id: str, index: int, stage: Stage, max_attempts: int
-) -> None:
-    """Send on a free group whose attempts are used up or whose job is cancelled."""
-    free = (_is_group(job_id, index), *_is_free(Group, stage, now))
+) -> bool:
+    """Send on a free group whose attempts are used up or whose job is cancelled.
+
+    True: it was cut in halves instead, and stays where it is.
+    """
+    free = (_is_group(job_id, index), *is_free(Group, stage, now))
     if conn.scalar(select(Group.group_index).where(*free)) is None:
-        return
+        return False
     job = jobs.lock(conn, job_id)
     row = conn.execute(select(*Group.__table__.c).where(*free).with_for_update()).first()
     if row is None:
-        return
+        return False
     to = rules.stage_without_lease(stage, row.attempts, max_attempts, job.cancel_requested)
     if to is stage:
-        return
+        return False
     error = rules.last_words(to, row.attempts, row.last_error)
+    if _ends_in_halves(job, row, to):
+        cutting.in_halves(conn, now, job, row, max_attempts, error or "")
+        return True
     conn.execute(
-        update(Group)
-        .where(_is_group(job_id, index))
-        .values(stage=to.value, ready_at=now, attempts=0, last_error=error, **FREE)
+        update(Group).where(_is_group(job_id, index)).values(**sent_on(to, now), last_error=error)
     )
     jobs.settle(conn, now, job_id)
+    return False
 
 
-# --- heartbeats -----------------------------------------------------------------------------
-
-
-def heartbeat(
-    conn: Connection, now: Now, leases: Sequence[Lease], lease_sec: float
-) -> tuple[set[Lease], set[str]]:
-    """(leases no longer held, ids of jobs with the cancel flag)."""
-    lost = set(leases)
-    for start in range(0, len(leases), _LEASES_PER_STATEMENT):
-        part = leases[start : start + _LEASES_PER_STATEMENT]
-        lost -= _extend_groups(conn, now, [x for x in part if x.group_index is not None], lease_sec)
-        lost -= _extend_jobs(conn, now, [x for x in part if x.group_index is None], lease_sec)
-    job_ids = {lease.job_id for lease in leases}
-    cancelled = conn.scalars(
-        select(Job.job_id).where(Job.job_id.in_(job_ids), Job.cancel_requested)
+def _ends_in_halves(job: Any, row: Any, to: Stage, whole: bool = False) -> bool:
+    return cut_rules.ends_in_halves(
+        Stage(row.stage),
+        to,
+        row.rows,
+        cancelled=job.cancel_requested,
+        whole=whole or row.rows_kept > 0,  # which half they are in is not known here
+        groups_cut=job.groups_cut,
     )
-    return lost, set(cancelled)
 
 
-def _extend_groups(
-    conn: Connection, now: Now, leases: Sequence[Lease], lease_sec: float
-) -> set[Lease]:
-    key = (
-        Group.job_id,
-        Group.group_index,
-        Group.generation,
-        Group.lease_owner,
-        Group.stage,
-    )
-    wanted = {(x.job_id, x.group_index, x.generation, x.owner, x.stage.value): x for x in leases}
-    return _extend(conn, Group, key, wanted, now, lease_sec)
+def sent_on(to: Stage, now: Now) -> dict[str, Any]:
+    """A group that nobody holds at another stage: ready now, with all attempts again.
 
-
-def _extend_jobs(
-    conn: Connection, now: Now, leases: Sequence[Lease], lease_sec: float
-) -> set[Lease]:
-    key = (Job.job_id, Job.generation, Job.lease_owner, Job.stage)
-    wanted = {(x.job_id, x.generation, x.owner, x.stage.value): x for x in leases}
-    return _extend(conn, Job, key, wanted, now, lease_sec)
-
-
-def _extend(
-    conn: Connection,
-    table: type[Job] | type[Group],
-    key: tuple[Any, ...],
-    wanted: dict[Any, Lease],
-    now: Now,
-    lease_sec: float,
-) -> set[Lease]:
-    """The leases among `wanted` that are current; their time is extended."""
-    if not wanted:
-        return set()
-    rows = conn.execute(
-        update(table)
-        .where(tuple_(*key).in_(list(wanted)))
-        .values(lease_until=now + lease_sec)
-        .returning(*key)
-    )
-    # `attempt` is no part of the key, for add_groups resets it under a current lease.
-    return {wanted[tuple(row)] for row in rows}
+    Its times stay as they are: nobody claimed it, so nobody waited for its claim.
+    """
+    return {"stage": to.value, "ready_at": now, "attempts": 0, **FREE}
 
 
 # --- releases -------------------------------------------------------------------------------
 
 
 def release(
-    conn: Connection, now: Now, lease: Lease, error: str, forgiven: bool, max_attempts: int
-) -> None:
-    """Ready again, or closed by the rules; nothing when the lease is lost."""
+    conn: Connection,
+    now: Now,
+    lease: Lease,
+    error: str,
+    forgiven: bool,
+    whole: bool,
+    max_attempts: int,
+) -> int | None:
+    """Ready again, or closed or cut by the rules; nothing when the lease is lost."""
     job = jobs.lock(conn, lease.job_id)
     if job is None:
-        return
-    if lease.group_index is None:
-        _release_job(conn, now, job, lease, error, forgiven, max_attempts)
-    else:
-        _release_group(conn, now, job, lease, error, forgiven, max_attempts)
+        return None
+    if lease.group_index is not None:
+        return _release_group(conn, now, job, lease, error, forgiven, whole, max_attempts)
+    _release_job(conn, now, job, lease, error, forgiven, max_attempts)
+    return None
 
 
 def _release_job(
@@ -248,13 +265,17 @@ def _release_group(
     lease: Lease,
     error: str,
     forgiven: bool,
+    whole: bool,
     max_attempts: int,
-) -> None:
-    row = conn.execute(select(Group.attempts).where(*is_held(lease)).with_for_update()).first()
+) -> int | None:
+    held = select(*Group.__table__.c).where(*is_held(lease)).with_for_update()
+    row = conn.execute(held).first()
     if row is None:
-        return
+        return None
     spent = row.attempts - forgiven
     to = rules.stage_without_lease(lease.stage, spent, max_attempts, job.cancel_requested)
+    if _ends_in_halves(job, row, to, whole):
+        return cutting.in_halves(conn, now, job, row, max_attempts, error)
     attempts = spent if to is lease.stage else 0
     conn.execute(
         update(Group)
@@ -262,35 +283,4 @@ def _release_group(
         .values(stage=to.value, ready_at=now, attempts=attempts, last_error=error, **FREE)
     )
     jobs.settle(conn, now, lease.job_id)
-
-
-def is_held(lease: Lease) -> list[ColumnElement[bool]]:
-    """What is true of the leased group's row as long as the lease is current."""
-    return [
-        Group.job_id == lease.job_id,
-        Group.group_index == lease.group_index,
-        Group.generation == lease.generation,
-        Group.lease_owner == lease.owner,
-        Group.stage == lease.stage.value,
-    ]
-
-
-# --- the sweeper's list ---------------------------------------------------------------------
-
-
-def due(conn: Connection, now: Now, limit: int) -> list[Bell]:
-    """Jobs first, then groups; of each kind the longest ready first."""
-    job_rows = conn.execute(
-        select(Job.job_id, Job.stage)
-        .where(job_is_due(), Job.lease_until <= now)
-        .order_by(Job.ready_at, Job.job_id)
-        .limit(limit)
-    ).all()
-    group_rows = conn.execute(
-        select(Group.job_id, Group.group_index, Group.stage, Job.verifier, Job.proposer)
-        .join(Job, Job.job_id == Group.job_id)
-        .where(group_is_open(), Group.lease_until <= now)
-        .order_by(Group.ready_at, Group.job_id, Group.group_index)
-        .limit(limit - len(job_rows))
-    ).all()
-    return [*map(mapper.job_bell, job_rows), *map(mapper.group_bell, group_rows)]
+    return None

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
-from specbatch.pipeline.ledger import rules
-from specbatch.pipeline.ledger.memory_units import Group, Job, Unit, new_job
-from specbatch.schemas.errors import JobNotFoundError, StoreError
-from specbatch.schemas.mapper import as_kept
+from specbatch.pipeline.ledger import rules, turns
+from specbatch.pipeline.ledger.memory_learning import LearningInMemory
+from specbatch.pipeline.ledger.memory_turns import TurnsInMemory
+from specbatch.pipeline.ledger.memory_units import Group, new_job
+from specbatch.schemas.errors import StoreError
+from specbatch.schemas.mapper import as_kept, without_details
+from specbatch.schemas.masking import masked
 from specbatch.schemas.records import (
     Artefact,
+    Beat,
     Bell,
     CompletionRecord,
     GroupWork,
@@ -25,6 +26,7 @@ from specbatch.schemas.records import (
     Lease,
     NewGroup,
     NewJob,
+    Prompts,
     RejectedRow,
     SourcePosition,
     Stage,
@@ -32,14 +34,8 @@ from specbatch.schemas.records import (
 )
 
 
-class MemoryStore:
+class MemoryStore(TurnsInMemory, LearningInMemory):
     """All of the contract under one lock. `clock` may be replaced by a test's own."""
-
-    def __init__(self, max_attempts: int = 3, clock: Callable[[], float] = time.time) -> None:
-        self._max_attempts = max_attempts
-        self._now = clock
-        self._lock = threading.RLock()
-        self._jobs: dict[str, Job] = {}
 
     # --- jobs -------------------------------------------------------------------------------
     def create_job(self, job: NewJob) -> tuple[JobRow, bool]:
@@ -67,12 +63,12 @@ class MemoryStore:
         with self._lock:
             return self._job(job_id).progress()
 
-    def request_cancel(self, job_id: str) -> JobRow:
+    def request_cancel(self, job_id: str, reason: str | None = None) -> JobRow:
         with self._lock:
             job, now = self._job(job_id), self._now()
             if job.row.state.is_final:
                 return self._row(job)
-            job.update(cancel_requested=True)
+            job.update(cancel_requested=True, stop_reason=job.row.stop_reason or reason)
             for group in job.groups.values():
                 if group.stage in rules.CANCELLABLE and group.lease_until <= now:
                     group.put_down(Stage.CANCELLED, now, group.last_error)
@@ -81,31 +77,43 @@ class MemoryStore:
             job.settle(now)
             return self._row(job)
 
-    def retry_job(self, job_id: str) -> int:
+    def retry_job(self, job_id: str, quarantined: bool = False) -> int:
         with self._lock:
             job, now = self._job(job_id), self._now()
-            rules.check_retry(job.row)
+            rules.check_retry(job.row, quarantined, job.ingest_done)
             closed = [g for g in job.groups.values() if g.stage in (Stage.FAILED, Stage.CANCELLED)]
+            if quarantined:
+                closed = [g for g in closed if g.stage is Stage.FAILED and g.new.rows == 1]
             for g in closed:
                 to = rules.stage_after_retry(
                     g.new.first_stage, g.drafts is not None, g.results is not None
                 )
                 g.move(to, now)
                 g.last_error = None
-            unpublished = job.row.state in (JobState.FAILED, JobState.CANCELLED)
+            unpublished = not quarantined and (
+                job.row.state in (JobState.FAILED, JobState.CANCELLED)
+            )
             returns = len(closed) + (not job.ingest_done or (unpublished and not closed))
             if returns:
                 job.move(Stage.RUN if job.ingest_done else Stage.INGEST, now)
                 job.last_error = None
+                late = job.row.deadline_at is not None and job.row.deadline_at <= now
+                spent = turns.budget_was_spent(job.row.stop_reason)
                 job.update(
-                    state=JobState.RUNNING, cancel_requested=False, error=None, finished_at=None
+                    state=JobState.RUNNING,
+                    cancel_requested=False,
+                    error=None,
+                    finished_at=None,
+                    stop_reason=None,
+                    deadline_at=None if late else job.row.deadline_at,
+                    budget_usd=None if spent else job.row.budget_usd,
                 )
                 job.settle(now)
             return returns
 
     def fail_job(self, lease: Lease, error: str) -> None:
         with self._lock:
-            self._held_job(lease).end(JobState.FAILED, error, self._now())
+            self._held_job(lease).end(JobState.FAILED, masked(error), self._now())
 
     # --- leases -----------------------------------------------------------------------------
     def claim_job(self, job_id: str, stage: Stage, owner: str, lease_sec: float) -> JobWork | None:
@@ -119,6 +127,8 @@ class MemoryStore:
                 job.move(Stage.RUN, now)
                 job.settle(now)
                 return None
+            if stage is Stage.INGEST and job.waits:
+                return None
             if job.attempts >= self._max_attempts:
                 job.end(
                     JobState.FAILED,
@@ -131,7 +141,7 @@ class MemoryStore:
                 started = now if job.row.started_at is None else job.row.started_at
                 job.update(state=JobState.RUNNING, started_at=started)
             lease = Lease(job_id, None, stage, job.generation, owner, job.attempts)
-            return JobWork(lease, job.row.groups_total, job.next_row, job.cursor)
+            return JobWork(lease, job.planned, job.next_row, job.cursor)
 
     def claim_group(
         self, job_id: str, index: int, stage: Stage, owner: str, lease_sec: float
@@ -143,39 +153,56 @@ class MemoryStore:
                 return None
             if stage not in rules.OPEN:
                 return None
-            to = self._stage_without_lease(job, group)
-            if to is not stage:
-                group.put_down(to, now, rules.last_words(to, group.attempts, group.last_error))
-                job.settle(now)
+            if self._close(job, group, now):
+                return None
+            if not self._may_claim(group, owner, now):
                 return None
             group.waited_sec = now - max(group.ready_at, group.lease_until)
             group.claim(owner, now, lease_sec)
-            lease = Lease(job_id, index, stage, group.generation, owner, group.attempts)
-            return GroupWork(lease, group.new.rows, group.new.prompts, group.drafts, group.results)
+            group.cut_wanted = False
+            return GroupWork(
+                Lease(job_id, index, stage, group.generation, owner, group.attempts),
+                group.new.rows,
+                group.new.prompts,
+                group.drafts,
+                group.results,
+                group.row_start,
+                group.row_stop,
+                rows_kept=group.rows_kept,
+                prompt_tokens=group.new.prompt_tokens,
+                suspect=group.is_suspect(group.attempts - 1, self._max_attempts),
+            )
 
-    def heartbeat(self, leases: Sequence[Lease], lease_sec: float) -> tuple[set[Lease], set[str]]:
+    def heartbeat(self, leases: Sequence[Lease], lease_sec: float) -> Beat:
         with self._lock:
-            now, lost, cancelled = self._now(), set(), set()
+            now, lost, cancelled, cut_wanted = self._now(), set(), set(), set()
             for lease in leases:
                 unit = self._unit(lease)
                 if unit is None or not unit.is_held_by(lease):
                     lost.add(lease)
                 else:
                     unit.lease_until = now + lease_sec
+                    if isinstance(unit, Group) and unit.cut_wanted:
+                        cut_wanted.add(lease)
                 job = self._jobs.get(lease.job_id)
                 if job is not None and job.row.cancel_requested:
                     cancelled.add(lease.job_id)
-            return lost, cancelled
+            return Beat(lost, cancelled, cut_wanted)
 
-    def release(self, lease: Lease, error: str, forgiven: bool = False) -> None:
+    def release(
+        self, lease: Lease, error: str, forgiven: bool = False, whole: bool = False
+    ) -> int | None:
         with self._lock:
             unit, now = self._unit(lease), self._now()
             if unit is None or not unit.is_held_by(lease):
-                return
-            job = self._jobs[lease.job_id]
+                return None
+            job, error = self._jobs[lease.job_id], masked(error)
             unit.attempts -= forgiven
             if isinstance(unit, Group):
-                unit.put_down(self._stage_without_lease(job, unit), now, error)
+                to = self._stage_without_lease(job, unit)
+                if self._ends_in_halves(job, unit, to, whole):
+                    return self._in_halves(job, unit, now, error)
+                unit.put_down(to, now, error)
             elif job.row.cancel_requested and job.stage is Stage.INGEST:
                 job.move(Stage.RUN, now)
             elif job.attempts >= self._max_attempts:
@@ -183,6 +210,7 @@ class MemoryStore:
             else:
                 job.put_down(job.stage, now, error)
             job.settle(now)
+            return None
 
     def cancel_group(self, lease: Lease) -> None:
         with self._lock:
@@ -195,9 +223,12 @@ class MemoryStore:
             now = self._now()
             jobs = [j for j in self._jobs.values() if j.stage in (Stage.INGEST, Stage.PUBLISH)]
             job_bells = [
-                ((j.ready_at, j.row.job_id), Bell(j.row.job_id, j.stage, None))
+                (
+                    (j.ready_at, j.row.job_id),
+                    Bell(j.row.job_id, j.stage, None, priority=j.row.priority),
+                )
                 for j in jobs
-                if j.lease_until <= now
+                if j.lease_until <= now and not j.waits
             ]
             group_bells = [
                 ((g.ready_at, j.row.job_id, index), j.bell_of(index))
@@ -208,6 +239,20 @@ class MemoryStore:
             by_age = itemgetter(0)
             ordered = [*sorted(job_bells, key=by_age), *sorted(group_bells, key=by_age)]
             return [bell for _, bell in ordered][:limit]
+
+    def skip_proposals(self, patience_sec: float) -> list[tuple[str, int]]:
+        with self._lock:
+            now, skipped = self._now(), []
+            for job in self._jobs.values():
+                if job.gets_drafts(now, patience_sec):
+                    continue
+                for index, group in job.groups.items():
+                    is_free = group.stage is Stage.PROPOSE and group.lease_until <= now
+                    if is_free and max(group.ready_at, group.lease_until) < now - patience_sec:
+                        group.put_down(Stage.VERIFY, now, group.last_error)
+                        group.generation += 1
+                        skipped.append((job.row.job_id, index))
+            return sorted(skipped)
 
     # --- ingest -----------------------------------------------------------------------------
     def add_groups(
@@ -220,7 +265,7 @@ class MemoryStore:
     ) -> None:
         with self._lock:
             job, now = self._held_job(lease), self._now()
-            rules.check_order(lease.job_id, job.row.groups_total, groups)
+            rules.check_order(lease.job_id, job.planned, groups)
             if any(row.row_index in job.rejected for row in rejected):
                 raise StoreError(f"a row of job {lease.job_id} is in quarantine already")
             for g in groups:
@@ -229,6 +274,7 @@ class MemoryStore:
                     Stage.CANCELLED if cancelled else g.first_stage, now, new=g
                 )
             job.rejected |= {row.row_index: row for row in rejected}
+            job.planned += len(groups)
             job.next_row, job.cursor, job.attempts = next_row, cursor, 0
             job.update(
                 groups_total=len(job.groups),
@@ -243,6 +289,11 @@ class MemoryStore:
             job.move(Stage.RUN, now)
             job.last_error = None
             job.settle(now)
+
+    def note_report(self, lease: Lease, values: Mapping[str, Any]) -> None:
+        with self._lock:
+            job = self._held_job(lease)
+            job.update(report={**job.row.report, **values})
 
     # --- groups -----------------------------------------------------------------------------
     def advance(
@@ -265,7 +316,7 @@ class MemoryStore:
         completions: Sequence[CompletionRecord],
         timing: StageTiming,
         report: Mapping[str, float],
-    ) -> None:
+    ) -> Stage | None:
         with self._lock:
             group, job, now = self._held_group(lease), self._jobs[lease.job_id], self._now()
             if lease.stage is not Stage.RECORD:
@@ -274,31 +325,47 @@ class MemoryStore:
                 key = (record.row_index, record.sample_index)
                 job.completions.setdefault(key, as_kept(record))
             group.add(timing)
-            group.totals = rules.group_totals(completions)
+            group.count(completions)
+            if group.rows_kept:
+                group.kept |= {record.row_index for record in completions}
             group.move(Stage.DONE, now)
             group.last_error = None
             job.update(report=rules.merge_report(job.row.report, report))
+            was, waited = job.stage, job.waits
             job.settle(now)
+            return rules.due_after(was, waited, job.stage, job.waits)
 
     # --- publish ----------------------------------------------------------------------------
-    def completions(self, job_id: str, batch: int = 1000) -> Iterator[CompletionRecord]:  # noqa: ARG002 - nothing to page
+    def completions(
+        self,
+        job_id: str,
+        batch: int = 1000,  # noqa: ARG002 - nothing to page
+        details: bool = True,
+    ) -> Iterator[CompletionRecord]:
         with self._lock:
             job = self._jobs.get(job_id)
-            return iter([c for _, c in sorted(job.completions.items())] if job else [])
+            records = [c for _, c in sorted(job.completions.items())] if job else []
+            return iter(records if details else map(without_details, records))
 
     def rejected(self, job_id: str) -> Iterator[RejectedRow]:
         with self._lock:
             job = self._jobs.get(job_id)
             return iter([r for _, r in sorted(job.rejected.items())] if job else [])
 
-    def failed_groups(self, job_id: str) -> list[tuple[int, str, Artefact, str]]:
+    def failed_groups(self, job_id: str) -> list[tuple[int, str, Prompts, str]]:
         with self._lock:
             job = self._jobs.get(job_id)
             return [
-                (index, g.stage.value, g.new.prompts, g.last_error or "")
+                (index, g.stage.value, g.prompts, g.last_error or "")
                 for index, g in sorted(job.groups.items() if job else ())
                 if g.stage in (Stage.FAILED, Stage.CANCELLED)
             ]
+
+    def prompts_of(self, job_id: str, index: int) -> Prompts | None:
+        with self._lock:
+            job = self._jobs.get(job_id)
+            group = job.groups.get(index) if job else None
+            return group.prompts if group else None
 
     def finish_job(self, lease: Lease, state: JobState, error: str | None = None) -> None:
         rules.check_final(state)
@@ -306,42 +373,7 @@ class MemoryStore:
             job = self._held_job(lease)
             if lease.stage is not Stage.PUBLISH:
                 raise rules.fenced(lease)
-            job.end(state, error, self._now())
+            job.end(state, error and masked(error), self._now())
 
     def close(self) -> None:
         """Nothing to close."""
-
-    # --- helpers ----------------------------------------------------------------------------
-    def _job(self, job_id: str) -> Job:
-        if job_id in self._jobs:
-            return self._jobs[job_id]
-        found = [i for i in self._jobs if len(job_id) >= 6 and i.startswith(job_id)]
-        if problem := rules.find_by_prefix(job_id, found):
-            raise JobNotFoundError(problem)
-        return self._jobs[found[0]]
-
-    def _row(self, job: Job) -> JobRow:
-        return replace(job.row, stage=job.stage)
-
-    def _unit(self, lease: Lease) -> Unit | None:
-        job = self._jobs.get(lease.job_id)
-        if job is None or lease.group_index is None:
-            return job
-        return job.groups.get(lease.group_index)
-
-    def _held_job(self, lease: Lease) -> Job:
-        unit = self._unit(lease)
-        if not isinstance(unit, Job) or not unit.is_held_by(lease):
-            raise rules.fenced(lease)
-        return unit
-
-    def _held_group(self, lease: Lease) -> Group:
-        unit = self._unit(lease)
-        if not isinstance(unit, Group) or not unit.is_held_by(lease):
-            raise rules.fenced(lease)
-        return unit
-
-    def _stage_without_lease(self, job: Job, group: Group) -> Stage:
-        return rules.stage_without_lease(
-            group.stage, group.attempts, self._max_attempts, job.row.cancel_requested
-        )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from specbatch.pipeline.ledger import rules
+from specbatch.pipeline.ledger import cut_rules, rules
 from specbatch.schemas.records import (
     Artefact,
     Bell,
@@ -17,6 +17,7 @@ from specbatch.schemas.records import (
     Lease,
     NewGroup,
     NewJob,
+    Prompts,
     RejectedRow,
     SourcePosition,
     Stage,
@@ -68,19 +69,42 @@ class Group(Unit):
     waited_sec: float = 0.0
     queue_sec: float = 0.0
     compute_sec: float = 0.0
+    device_usd: float = 0.0
+    in_flight_usd: float = 0.0  # of who holds it, so far
+    rows_kept: int = 0  # finished when its job was stopped: so many ...
+    kept: set[int] = field(default_factory=set)  # ... and which
     totals: Mapping[str, Any] = field(default_factory=lambda: rules.group_totals([]))
+    row_start: int = 0
+    row_stop: int | None = None  # None: it was not cut
+    cut_wanted: bool = False
+
+    @property
+    def prompts(self) -> Prompts:
+        return Prompts(self.new.prompts, self.row_start, self.new.rows)
+
+    def is_suspect(self, attempts: int, max_attempts: int) -> bool:
+        failed_part = self.row_stop is not None and self.last_error is not None
+        return cut_rules.is_suspect(attempts, self.new.rows, failed_part, max_attempts)
 
     def add(self, timing: StageTiming) -> None:
         self.queue_sec += timing.queue_sec or self.waited_sec
         self.compute_sec += timing.compute_sec
+        self.device_usd += timing.device_usd
+
+    def count(self, completions: Sequence[CompletionRecord]) -> None:
+        """Add to the totals: some may have been kept when the job was stopped."""
+        added = rules.group_totals(completions)
+        self.totals = {name: self.totals[name] + added[name] for name in added}
 
 
 @dataclass
 class Job(Unit):
     row: JobRow = field(kw_only=True)
+    planned: int = 0  # groups; those that were cut off are `row.groups_total` minus these
     next_row: int = 0
     cursor: SourcePosition | None = None
     ingest_done: bool = False
+    resumes_at: int | None = None  # open groups with which a paused ingest goes on
     groups: dict[int, Group] = field(default_factory=dict)
     rejected: dict[int, RejectedRow] = field(default_factory=dict)
     completions: dict[tuple[int, int], CompletionRecord] = field(default_factory=dict)
@@ -88,9 +112,34 @@ class Job(Unit):
     def update(self, **values: Any) -> None:
         self.row = replace(self.row, **values)
 
+    @property
+    def open_groups(self) -> int:
+        return sum(g.stage in rules.OPEN for g in self.groups.values())
+
+    @property
+    def waits(self) -> bool:
+        """Whether its input waits until fewer groups are open."""
+        return self.resumes_at is not None
+
+    def move(self, to: Stage, now: float) -> None:
+        Unit.move(self, to, now)
+        self.resumes_at = None
+
     def settle(self, now: float) -> None:
-        if self.stage is Stage.RUN and not any(g.stage in rules.OPEN for g in self.groups.values()):
+        if self.stage is Stage.RUN and not self.open_groups:
             self.move(Stage.PUBLISH, now)
+        if self.resumes_at is not None and self.open_groups <= self.resumes_at:
+            self.resumes_at = None
+
+    def gets_drafts(self, now: float, patience_sec: float) -> bool:
+        """Whether some proposer works on it, or a drafted group got on lately."""
+        return any(
+            group.lease_until > now
+            if group.stage is Stage.PROPOSE
+            else group.ready_at > now - patience_sec
+            for group in self.groups.values()
+            if group.new.first_stage is Stage.PROPOSE
+        )
 
     def end(self, state: JobState, error: str | None, now: float) -> None:
         for group in self.groups.values():
@@ -111,7 +160,9 @@ class Job(Unit):
             job_id=self.row.job_id,
             state=self.row.state,
             rows_total=self.row.rows_total if self.ingest_done else self.next_row,
-            rows_done=len(self.rejected) + sum(g.new.rows for g in finished),
+            rows_done=len(self.rejected)
+            + sum(g.new.rows for g in finished)
+            + sum(g.rows_kept for g in groups if g.stage is Stage.CANCELLED),
             rows_failed=len(self.rejected) + total("rows_failed") + sum(g.new.rows for g in failed),
             groups_total=self.row.groups_total,
             groups_done=len(finished),
@@ -130,7 +181,7 @@ class Job(Unit):
     def bell_of(self, index: int) -> Bell:
         stage = self.groups[index].stage
         model = {Stage.PROPOSE: self.row.proposer, Stage.VERIFY: self.row.verifier}.get(stage)
-        return Bell(self.row.job_id, stage, index, model)
+        return Bell(self.row.job_id, stage, index, model, self.row.priority)
 
 
 def new_job(job: NewJob, now: float) -> Job:
@@ -156,5 +207,8 @@ def new_job(job: NewJob, now: float) -> Job:
         created_at=now,
         started_at=None,
         finished_at=None,
+        priority=job.priority,
+        deadline_at=None if job.deadline_sec is None else now + job.deadline_sec,
+        budget_usd=job.budget_usd,
     )
     return Job(Stage.INGEST, now, row=row)

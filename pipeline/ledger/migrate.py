@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import resources
 from typing import Any
@@ -14,10 +14,10 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, make_url
 from tenacity import retry, retry_if_exception, stop_after_delay, wait_random_exponential
 
-from specbatch.pipeline.ledger.engine_factory import WRITES, make_engine, mask
+from specbatch.pipeline.ledger.engine_factory import WRITES, make_engine
 from specbatch.pipeline.ledger.sql_store import SqlStore
 from specbatch.pipeline.ledger.transactions import (
     RETRY_SEC,
@@ -26,6 +26,8 @@ from specbatch.pipeline.ledger.transactions import (
     is_transient,
 )
 from specbatch.schemas.errors import StoreError
+from specbatch.schemas.masking import mask_url
+from specbatch.schemas.sql_roles import ROLES, granting
 from specbatch.schemas.tables import Base
 
 _LOCK_ID = 5_770_237_462  # any number that only specbatch's migrations use
@@ -36,11 +38,15 @@ def open_store(
     max_attempts: int = 3,
     migrate: bool = True,
     clock: Callable[[], float] | None = None,
+    weights: Mapping[str, float] | None = None,
 ) -> SqlStore:
-    """A store ready for use; with `migrate`, its tables are made or brought up to date first."""
+    """A store ready for use; with `migrate`, its tables are made or brought up to date first.
+
+    `weights` are the tenants' shares beside each other.
+    """
     if migrate:
         upgrade(url)
-    return SqlStore(url, max_attempts, clock=clock)
+    return SqlStore(url, max_attempts, clock=clock, weights=weights)
 
 
 def _is_transient(error: BaseException) -> bool:
@@ -68,6 +74,20 @@ def downgrade(url: str, revision: str = "base") -> None:
     """Take the database back to `revision`; `base` drops everything."""
     with _locked(url) as config:
         command.downgrade(config, revision)
+
+
+def grant_roles(url: str) -> list[str]:
+    """Give the roles of `sql_roles.py` their rights; the names of those that are missing.
+
+    For databases whose migration could not create them, or that were migrated before a table was.
+    """
+    if make_url(url).get_backend_name() == "sqlite":
+        return []
+    with _connected(url, writes=True) as connection:
+        for statement in granting():
+            connection.exec_driver_sql(statement)
+        found = connection.exec_driver_sql("SELECT rolname FROM pg_roles").scalars().all()
+        return [role for role in ROLES if role not in found]
 
 
 def current(url: str) -> str | None:
@@ -110,13 +130,13 @@ def _connected(url: str, writes: bool = False) -> Iterator[Connection]:
             yield connection
     except CommandError as error:
         raise StoreError(
-            f"the database {mask(url)} cannot be migrated: {error}"
+            f"the database {mask_url(url)} cannot be migrated: {error}"
             " (was it made by a newer specbatch?)"
         ) from error
     except Exception as error:
         if not is_database_error(error):
             raise
-        raise StoreError(explain(error, mask(url))) from error
+        raise StoreError(explain(error, mask_url(url))) from error
     finally:
         engine.dispose()
 

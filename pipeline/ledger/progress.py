@@ -1,7 +1,7 @@
 """Counts of a job, from its row and its groups' totals: completions are never scanned.
 
 A group is *finished* when it is DONE or FAILED. Rows of a FAILED group count as done and as failed;
-rows of a CANCELLED one as neither.
+rows of a CANCELLED one as neither, but for those that were finished when it was stopped.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from specbatch.schemas.tables import Group
 
 _FINISHED = Group.stage.in_([Stage.DONE.value, Stage.FAILED.value])
 _FAILED = Group.stage == Stage.FAILED.value
+_CANCELLED = Group.stage == Stage.CANCELLED.value
 
 
 def _total(value: Any) -> Any:
@@ -23,7 +24,7 @@ def _total(value: Any) -> Any:
 
 
 _TOTALS = {
-    "rows_finished": _total(case((_FINISHED, Group.rows), else_=0)),
+    "rows_finished": _total(case((_FINISHED, Group.rows), (_CANCELLED, Group.rows_kept), else_=0)),
     "rows_failed": _total(case((_FAILED, Group.rows), else_=Group.rows_failed)),
     "groups_done": _total(case((_FINISHED, 1), else_=0)),
     **{
@@ -54,7 +55,7 @@ def progress(conn: Connection, job_id: str) -> JobProgress:
         rows_total=job.rows_total if job.ingest_done else job.next_row,
         rows_done=int(totals.rows_finished) + job.rows_rejected,
         rows_failed=int(totals.rows_failed) + job.rows_rejected,
-        groups_total=job.groups_total,
+        groups_total=job.groups_total + job.groups_cut,
         groups_done=int(totals.groups_done),
         completions=int(totals.completions),
         prompt_tokens=job.prompt_tokens,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from specbatch.schemas.earlier_specs import asks_the_same, renewed, stored_spec
 from specbatch.schemas.errors import FencedError, IdempotencyError, StoreError, UsageError
 from specbatch.schemas.records import (
     CompletionRecord,
@@ -16,11 +17,15 @@ from specbatch.schemas.records import (
     NewJob,
     Stage,
 )
+from specbatch.schemas.speculation import AcceptanceCount
 
 OPEN = (Stage.PROPOSE, Stage.VERIFY, Stage.RECORD)  # a group with work left to do
 CANCELLABLE = (Stage.PROPOSE, Stage.VERIFY)  # at RECORD the work is finished, so it is kept
 JOB_ENDED = "the job ended before this group did"
+FIRST_CUT_INDEX = 1 << 24  # of groups cut off from others; ingest numbers its own below
 MIN_PREFIX = 6  # characters of a job id that are enough to name it
+FINISHED = (FinishReason.STOP, FinishReason.LENGTH)  # completions that ended of themselves
+MOST_TESTED = 2000.0  # draft tokens that a prior rests on: so that newer nights weigh more
 
 _STEPS = {(Stage.PROPOSE, Stage.VERIFY), (Stage.VERIFY, Stage.RECORD)}
 
@@ -43,6 +48,22 @@ def stage_without_lease(stage: Stage, attempts: int, max_attempts: int, cancelle
     if attempts < max_attempts:
         return stage
     return Stage.VERIFY if stage is Stage.PROPOSE else Stage.FAILED
+
+
+def resumes_at(most_open: int) -> int:
+    """With how many open groups a paused ingest goes on."""
+    return most_open // 2
+
+
+def due_after(was: Stage, waited: bool, stage: Stage, waits: bool) -> Stage | None:
+    """What is due of a job because a group of it ended.
+
+    PUBLISH, when it was the last group, or INGEST, when the input waited for fewer to be open and
+    waits no more.
+    """
+    if stage is Stage.PUBLISH and was is not Stage.PUBLISH:
+        return stage
+    return stage if stage is Stage.INGEST and waited and not waits else None
 
 
 def stage_after_retry(first_stage: Stage, has_drafts: bool, has_results: bool) -> Stage:
@@ -69,16 +90,25 @@ def fenced(lease: Lease) -> FencedError:
 
 
 def check_order(job_id: str, next_group: int, groups: Sequence[NewGroup]) -> None:
-    """Raise `StoreError` unless the groups carry on where the job's groups end."""
+    """Raise `StoreError` unless the groups carry on where the job's planned groups end."""
     if [g.index for g in groups] != list(range(next_group, next_group + len(groups))):
         raise StoreError(f"the next group of job {job_id} must have index {next_group}")
+    if next_group + len(groups) > FIRST_CUT_INDEX:
+        raise StoreError(
+            f"job {job_id} would have more than {FIRST_CUT_INDEX:,} groups: set a larger group_size"
+        )
 
 
-def check_retry(job: JobRow) -> None:
-    """Raise `UsageError` unless the job is final."""
+def check_retry(job: JobRow, quarantined: bool = False, ingest_done: bool = True) -> None:
+    """Raise `UsageError` unless the job, or its quarantined rows alone, can be retried."""
     if not job.state.is_final:
         raise UsageError(
             f"job {job.job_id} is {job.state}; only a job that has ended can be retried"
+        )
+    if quarantined and not ingest_done:
+        # Else it would end as if there were no more rows than those that were read.
+        raise UsageError(
+            f"the input of job {job.job_id} was not read to its end: retry all of the job"
         )
 
 
@@ -124,10 +154,19 @@ def group_totals(completions: Sequence[CompletionRecord]) -> dict[str, Any]:
 
 
 def check_same_job(known: JobRow, new: NewJob) -> None:
-    """Raise `IdempotencyError`, naming what differs, unless both have one spec."""
+    """Raise `IdempotencyError`, naming what differs, unless both ask for the same.
+
+    The known one may be of an earlier version, which had fewer fields or other defaults.
+    """
     if known.spec_digest == new.spec_digest:
         return
-    fields = ", ".join(sorted(differences(known.spec, new.spec))) or "spec_digest"
+    earlier, later = stored_spec(known.spec), stored_spec(new.spec)
+    one, other = known.spec, new.spec
+    if earlier is not None and later is not None:
+        if asks_the_same(later, earlier):
+            return
+        one, other = (renewed(spec).model_dump(mode="json") for spec in (earlier, later))
+    fields = ", ".join(sorted(differences(one, other))) or "spec_digest"
     name = (
         f"idempotency key {new.idempotency_key!r}"
         if new.idempotency_key is not None and known.idempotency_key == new.idempotency_key
@@ -149,6 +188,19 @@ def differences(
             yield from differences(left, right, f"{prefix}{key}.")
         elif left != right or (key in one) != (key in other):
             yield f"{prefix}{key}"
+
+
+def prior_key(count: AcceptanceCount) -> tuple[str, str]:
+    """What a prior is kept under, within its tenant and job name. No tag is the empty one."""
+    return count.proposer, count.tag or ""
+
+
+def learned(agreed: float, tested: float, count: AcceptanceCount) -> tuple[float, float]:
+    """(agreed, tested) with a count added, scaled down to `MOST_TESTED` when they exceed it."""
+    agreed, tested = agreed + count.agreed, tested + count.tested
+    if tested > MOST_TESTED:
+        return agreed * MOST_TESTED / tested, MOST_TESTED
+    return agreed, tested
 
 
 def find_by_prefix(prefix: str, found: Sequence[str]) -> str | None:

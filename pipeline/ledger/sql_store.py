@@ -7,11 +7,25 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
 
-from specbatch.pipeline.ledger import groups, jobs, progress, reading, rules
+from specbatch.pipeline.ledger import (
+    choosing,
+    cutting,
+    groups,
+    heartbeats,
+    jobs,
+    learning,
+    progress,
+    reading,
+    rules,
+    stopping,
+    sweeping,
+)
 from specbatch.pipeline.ledger import leases as leasing
 from specbatch.pipeline.ledger.transactions import RETRY_SEC, Now, Transactions
+from specbatch.schemas.masking import masked
 from specbatch.schemas.records import (
     Artefact,
+    Beat,
     Bell,
     CompletionRecord,
     GroupWork,
@@ -22,11 +36,13 @@ from specbatch.schemas.records import (
     Lease,
     NewGroup,
     NewJob,
+    Prompts,
     RejectedRow,
     SourcePosition,
     Stage,
     StageTiming,
 )
+from specbatch.schemas.speculation import AcceptanceCount, Decision, PastOutput
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -47,7 +63,10 @@ class SqlStore:
         *,
         clock: Callable[[], float] | None = None,
         retry_sec: float = RETRY_SEC,
+        weights: Mapping[str, float] | None = None,
     ) -> None:
+        """`weights` are the tenants' shares beside each other; 1 where none is given."""
+        self._weights = dict(weights or {})
         self._db = Transactions(url, clock, retry_sec)
         self._max_attempts = max_attempts
 
@@ -67,14 +86,34 @@ class SqlStore:
     def progress(self, job_id: str) -> JobProgress:
         return self._db.read(lambda conn: progress.progress(conn, job_id))
 
-    def request_cancel(self, job_id: str) -> JobRow:
-        return self._write(jobs.request_cancel, job_id)
+    def request_cancel(self, job_id: str, reason: str | None = None) -> JobRow:
+        return self._write(jobs.request_cancel, job_id, reason)
 
-    def retry_job(self, job_id: str) -> int:
-        return self._write(jobs.retry, job_id)
+    def stop_overdue(self) -> set[str]:
+        now = self._db.now()
+        return self._stop(self._db.read(lambda conn: stopping.over_limits(conn, now)))
+
+    def look(self, spent_usd: Mapping[Lease, float]) -> set[str]:
+        job_ids, now = {lease.job_id for lease in spent_usd}, self._db.now()
+        asked, limited = self._db.read(lambda conn: stopping.look(conn, now, job_ids))
+        if not limited:
+            return asked
+        self._write(stopping.note_in_flight, spent_usd)
+        now = self._db.now()
+        return asked | self._stop(
+            self._db.read(lambda conn: stopping.over_limits(conn, now, job_ids))
+        )
+
+    def _stop(self, found: Sequence[tuple[str, str]]) -> set[str]:
+        for job_id, reason in found:
+            self._write(jobs.request_cancel, job_id, reason)
+        return {job_id for job_id, _ in found}
+
+    def retry_job(self, job_id: str, quarantined: bool = False) -> int:
+        return self._write(jobs.retry, job_id, quarantined)
 
     def fail_job(self, lease: Lease, error: str) -> None:
-        self._write(jobs.fail, lease, error)
+        self._write(jobs.fail, lease, masked(error))
 
     # --- leases -----------------------------------------------------------------------------
     def claim_job(self, job_id: str, stage: Stage, owner: str, lease_sec: float) -> JobWork | None:
@@ -87,18 +126,47 @@ class SqlStore:
             leasing.claim_group, job_id, index, stage, owner, lease_sec, self._max_attempts
         )
 
-    def heartbeat(self, leases: Sequence[Lease], lease_sec: float) -> tuple[set[Lease], set[str]]:
-        return self._write(leasing.heartbeat, leases, lease_sec) if leases else (set(), set())
+    def claim_next(
+        self, stage: Stage, model: str, owner: str, lease_sec: float
+    ) -> GroupWork | None:
+        return self._write(
+            choosing.claim_next, stage, model, owner, lease_sec, self._max_attempts, self._weights
+        )
 
-    def release(self, lease: Lease, error: str, forgiven: bool = False) -> None:
-        self._write(leasing.release, lease, error, forgiven, self._max_attempts)
+    def close_over(self, limit: int = 1000) -> int:
+        now = self._db.now()
+        over = self._db.read(lambda conn: choosing.over(conn, now, self._max_attempts, limit))
+        for job_id, index, stage in over:  # one at a time: each locks its job's row first
+            self._write(leasing.close_group, job_id, index, stage, self._max_attempts)
+        return len(over)
+
+    def heartbeat(self, leases: Sequence[Lease], lease_sec: float) -> Beat:
+        if not leases:
+            return Beat(set(), set(), set())
+        return self._write(heartbeats.heartbeat, leases, lease_sec)
+
+    def release(
+        self, lease: Lease, error: str, forgiven: bool = False, whole: bool = False
+    ) -> int | None:
+        return self._write(
+            leasing.release, lease, masked(error), forgiven, whole, self._max_attempts
+        )
 
     def cancel_group(self, lease: Lease) -> None:
         self._write(groups.cancel, lease)
 
+    def cut_group(self, lease: Lease, keep: int) -> int:
+        return self._write(cutting.give_back, lease, keep)
+
+    def want_cut(self, model: str, owner: str) -> tuple[str, int] | None:
+        return self._write(cutting.want, model, owner)
+
     def due(self, limit: int = 1000) -> list[Bell]:
         now = self._db.now()
-        return self._db.read(lambda conn: leasing.due(conn, now, limit))
+        return self._db.read(lambda conn: sweeping.due(conn, now, limit))
+
+    def skip_proposals(self, patience_sec: float) -> list[tuple[str, int]]:
+        return self._write(sweeping.skip_proposals, patience_sec)
 
     # --- ingest -----------------------------------------------------------------------------
     def add_groups(
@@ -114,6 +182,12 @@ class SqlStore:
     def finish_ingest(self, lease: Lease, rows_total: int, models: Mapping[str, Any]) -> None:
         self._write(jobs.finish_ingest, lease, rows_total, models)
 
+    def pause_ingest(self, lease: Lease, most_open: int) -> int:
+        return self._write(stopping.pause_ingest, lease, most_open)
+
+    def note_report(self, lease: Lease, values: Mapping[str, Any]) -> None:
+        self._write(jobs.note_report, lease, values)
+
     # --- groups -----------------------------------------------------------------------------
     def advance(
         self, lease: Lease, to: Stage, artefact: Artefact | None, timing: StageTiming
@@ -127,22 +201,67 @@ class SqlStore:
         completions: Sequence[CompletionRecord],
         timing: StageTiming,
         report: Mapping[str, float],
+    ) -> Stage | None:
+        return self._write(groups.commit, lease, completions, timing, report)
+
+    def keep_part(
+        self,
+        lease: Lease,
+        completions: Sequence[CompletionRecord],
+        timing: StageTiming,
+        report: Mapping[str, float],
     ) -> None:
-        self._write(groups.commit, lease, completions, timing, report)
+        self._write(groups.keep_part, lease, completions, timing, report)
+
+    def kept_rows(self, job_id: str, index: int | None = None) -> set[int]:
+        return self._db.read(lambda conn: stopping.kept_rows(conn, job_id, index))
 
     # --- publish ----------------------------------------------------------------------------
-    def completions(self, job_id: str, batch: int = 1000) -> Iterator[CompletionRecord]:
-        return reading.completions(self._db, job_id, batch)
+    def completions(
+        self, job_id: str, batch: int = 1000, details: bool = True
+    ) -> Iterator[CompletionRecord]:
+        return reading.completions(self._db, job_id, batch, details)
 
     def rejected(self, job_id: str) -> Iterator[RejectedRow]:
         return reading.rejected(self._db, job_id)
 
-    def failed_groups(self, job_id: str) -> list[tuple[int, str, Artefact, str]]:
+    def failed_groups(self, job_id: str) -> list[tuple[int, str, Prompts, str]]:
         return self._db.read(lambda conn: reading.failed_groups(conn, job_id))
+
+    def prompts_of(self, job_id: str, index: int) -> Prompts | None:
+        return self._db.read(lambda conn: reading.prompts_of(conn, job_id, index))
 
     def finish_job(self, lease: Lease, state: JobState, error: str | None = None) -> None:
         rules.check_final(state)
-        self._write(jobs.finish, lease, state, error)
+        self._write(jobs.finish, lease, state, error and masked(error))
+
+    # --- what drafting taught ---------------------------------------------------------------
+    def note_decisions(self, job_id: str, decisions: Sequence[Decision]) -> None:
+        if decisions:
+            self._write(learning.note_decisions, job_id, decisions)
+
+    def decisions(self, job_id: str) -> list[Decision]:
+        return self._db.read(lambda conn: learning.decisions(conn, job_id))
+
+    def keep_knowledge(self, key: str, state: Mapping[str, Any]) -> None:
+        self._write(learning.keep_knowledge, key, state)
+
+    def knowledge(self, key: str) -> Mapping[str, Any] | None:
+        return self._db.read(lambda conn: learning.knowledge(conn, key))
+
+    def learn_acceptance(
+        self, tenant: str, job_name: str, counts: Sequence[AcceptanceCount]
+    ) -> None:
+        if counts:
+            self._write(learning.learn_acceptance, tenant, job_name, counts)
+
+    def acceptance(self, tenant: str, job_name: str) -> list[AcceptanceCount]:
+        return self._db.read(lambda conn: learning.acceptance(conn, tenant, job_name))
+
+    def past_outputs(
+        self, tenant: str, job_name: str, vocabulary: str, max_tokens: int, except_job: str
+    ) -> Iterator[PastOutput]:
+        return learning.past_outputs(self._db, tenant, job_name, vocabulary, max_tokens, except_job)
 
     def close(self) -> None:
         """Close the pool's connections."""

@@ -11,8 +11,10 @@ from sqlalchemy import ColumnElement, Connection, Double, cast, func, literal
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
-from specbatch.pipeline.ledger.engine_factory import WRITES, make_engine, mask
+from specbatch.pipeline.ledger.engine_factory import WRITES, make_engine
+from specbatch.schemas.crash_points import CrashPoint, reach
 from specbatch.schemas.errors import StoreError
+from specbatch.schemas.masking import mask_url
 
 T = TypeVar("T")
 Now = ColumnElement[float]
@@ -21,7 +23,23 @@ RETRY_SEC = 20.0  # how long an operation tries before it gives up
 
 _TRANSIENT_STATES = ("08", "40001", "40P01", "53300", "55P03", "57P01", "57P02", "57P03", "25P03")
 _MISSING_TABLE_STATES = ("42P01", "42703")
-_HOPELESS_CONNECTIONS = ("authentication failed", "does not exist", "no pg_hba.conf entry")
+# What a full or read-only disk is called, by SQLite and by PostgreSQL, and what to do about it.
+_REMEDIES = {
+    "disk is full": "free space there; `specbatch retry` goes on with the job",
+    "No space left on device": "free space there; `specbatch retry` goes on with the job",
+    "readonly database": "let this user write the file and its folder",
+    "unable to open database file": "let this user write the file and its folder",
+    "permission denied for table": (
+        "grant this login one of the roles specbatch_worker, _operator, _auditor"
+    ),
+}
+_HOPELESS_CONNECTIONS = (
+    *("authentication failed", "does not exist", "no pg_hba.conf entry"),
+    *("certificate verify failed", "root certificate file", "server does not support SSL"),
+)
+
+
+_SERVERS: Now = cast(func.extract("epoch", func.clock_timestamp()), Double)
 
 
 class Transactions:
@@ -38,13 +56,13 @@ class Transactions:
         self._writer = self._reader.execution_options(**{WRITES: True})
         self._clock = clock
         self._retry_sec = retry_sec
-        self.shown_url = mask(url)
+        self.shown_url = mask_url(url)
         self.is_postgres = self._reader.dialect.name == "postgresql"
 
     def now(self) -> Now:
         """The store's time as an SQL expression: the database's clock where it has a server."""
         if self._clock is None and self.is_postgres:
-            return cast(func.extract("epoch", func.clock_timestamp()), Double)
+            return _SERVERS  # always the same one, so that statements with it can be kept
         return literal(self.local_time(), Double)
 
     def local_time(self) -> float:
@@ -79,8 +97,14 @@ class Transactions:
 
 
 def _in_transaction(engine: Any, work: Callable[[Connection], T]) -> T:
+    writes = engine.get_execution_options().get(WRITES, False)
     with engine.begin() as connection:
-        return work(connection)
+        done = work(connection)
+        if writes:
+            reach(CrashPoint.SQL_COMMIT)
+    if writes:
+        reach(CrashPoint.COMMITTED)
+    return done
 
 
 def is_transient(error: BaseException) -> bool:
@@ -112,7 +136,8 @@ def explain(error: BaseException, shown_url: str) -> str:
     lines = str(cause).strip().splitlines() or [type(cause).__name__]
     if is_transient(error):
         return f"the database {shown_url} did not answer in time: {lines[0]}"
-    return f"the database {shown_url} refused: {lines[0]}"
+    remedy = next((what for sign, what in _REMEDIES.items() if sign in lines[0]), None)
+    return f"the database {shown_url} refused: {lines[0]}" + (f"; {remedy}" if remedy else "")
 
 
 def _cause(error: BaseException) -> BaseException:

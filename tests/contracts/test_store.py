@@ -7,15 +7,24 @@ clock, lost connections, statements) is in `tests/ledger`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import MISSING, fields, replace
 from functools import partial
-from pathlib import Path
-from threading import Barrier
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
+from contracts.shorthand import (
+    claim,
+    claim_job,
+    commit,
+    exhaust,
+    finish,
+    found,
+    ingest,
+    stage_of,
+    successes,
+    together,
+    verified,
+)
 from ledger.builders import (
     DRAFTS,
     JOB,
@@ -31,8 +40,6 @@ from ledger.builders import (
 )
 
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.ledger.memory_store import MemoryStore
-from specbatch.pipeline.ledger.migrate import open_store
 from specbatch.schemas.errors import (
     FencedError,
     IdempotencyError,
@@ -40,118 +47,27 @@ from specbatch.schemas.errors import (
     StoreError,
     UsageError,
 )
+from specbatch.schemas.mapper import DETAILS
 from specbatch.schemas.records import (
     Bell,
     CompletionRecord,
     FinishReason,
-    GroupWork,
     JobState,
-    JobWork,
     Lease,
+    NewJob,
+    Prompts,
     RejectedRow,
     Stage,
     StageTiming,
 )
-
-T = TypeVar("T")
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
-def store(request: pytest.FixtureRequest, clock: Clock, tmp_path: Path) -> Iterator[Store]:
-    opened: Store
-    if request.param == "memory":
-        opened = MemoryStore(max_attempts=3, clock=clock)
-    elif request.param == "sqlite":
-        opened = open_store(f"sqlite:///{tmp_path}/store/test.db", max_attempts=3, clock=clock)
-    else:
-        opened = open_store(request.getfixturevalue("postgres_url"), max_attempts=3, clock=clock)
-    yield opened
-    opened.close()
-
-
-# --- shorthand ------------------------------------------------------------------------------
-
-
-def found(work: T | None) -> T:
-    assert work is not None, "the claim was refused"
-    return work
-
-
-def claim_job(store: Store, stage: Stage, owner: str = "ingester") -> JobWork:
-    return found(store.claim_job(JOB, stage, owner, LEASE_SEC))
-
-
-def claim(store: Store, index: int, stage: Stage = Stage.VERIFY, owner: str = "w1") -> GroupWork:
-    return found(store.claim_group(JOB, index, stage, owner, LEASE_SEC))
-
-
-def ingest(store: Store, groups: int = 2, first_stage: Stage = Stage.VERIFY, **job: Any) -> None:
-    """A job whose input is read: `groups` groups of 4 rows."""
-    store.create_job(new_job(**job))
-    lease = claim_job(store, Stage.INGEST).lease
-    planned = [new_group(index, first_stage=first_stage) for index in range(groups)]
-    store.add_groups(lease, planned, [], groups * 4, position(groups * 4))
-    store.finish_ingest(lease, groups * 4, {})
-
-
-def verified(store: Store, index: int, owner: str = "w1") -> Lease:
-    """The lease of a group that is ready to be committed."""
-    lease = claim(store, index, Stage.VERIFY, owner).lease
-    store.advance(lease, Stage.RECORD, RESULTS, NO_TIME)
-    return claim(store, index, Stage.RECORD, owner).lease
-
-
-def commit(store: Store, lease: Lease, **report: float) -> None:
-    assert lease.group_index is not None
-    rows = range(lease.group_index * 4, lease.group_index * 4 + 4)
-    store.commit_group(lease, [completion(row) for row in rows], NO_TIME, report)
-
-
-def finish(store: Store, state: JobState = JobState.DONE) -> None:
-    store.finish_job(claim_job(store, Stage.PUBLISH).lease, state)
-
-
-def stage_of(store: Store) -> Stage:
-    return store.get_job(JOB).stage
-
-
-def exhaust(store: Store, index: int, stage: Stage = Stage.VERIFY) -> None:
-    for attempt in range(3):
-        store.release(claim(store, index, stage).lease, f"out of memory {attempt}")
-
-
-def together(*calls: Callable[[], T]) -> list[T | Exception]:
-    """The results (or errors) of calls that begin at the same moment in threads of their own."""
-    barrier = Barrier(len(calls))
-
-    def run(call: Callable[[], T]) -> T | Exception:
-        barrier.wait()
-        try:
-            return call()
-        except Exception as error:
-            return error
-
-    with ThreadPoolExecutor(len(calls)) as pool:
-        return list(pool.map(run, calls))
-
-
-def successes(results: list[T | Exception]) -> list[T]:
-    """The results, none of which may be an error."""
-    for result in results:
-        if isinstance(result, Exception):
-            raise result
-    return results  # type: ignore[return-value]  # the loop has just shown it
+from specbatch.schemas.spec import load_spec
 
 
 def test_the_example_completion_leaves_no_field_at_its_default() -> None:
     """Else a store that forgets a new field would pass unnoticed."""
     defaults = {f.name: f.default for f in fields(CompletionRecord) if f.default is not MISSING}
-    del defaults["recheck"]  # not the store's: its sums are in the job's report
+    for name in ("recheck", "shadow_proposed", "shadow_accepted"):
+        del defaults[name]  # not the store's: their sums are in the job's report
     example = completion(0, error="broken")
     assert [name for name, value in defaults.items() if getattr(example, name) == value] == []
 
@@ -184,6 +100,50 @@ def test_the_same_key_with_another_spec_names_what_differs(store: Store) -> None
     )
     with pytest.raises(IdempotencyError, match=r"differs in: name, sampling\.temperature\)"):
         store.create_job(other)
+
+
+OLD_SPEC = {  # as version 0.1.0 stored one, every field with its default
+    "name": "nightly", "tenant": "default", "verifier": "/big", "proposer": "/small",
+    "input": {
+        "uri": "/in.parquet", "format": "auto", "prompt_column": "prompt", "prompt_kind": "auto",
+        "id_column": None, "seed_column": None, "tag_column": None,
+    },
+    "output": {"uri": "/out"},
+    "sampling": {
+        "max_tokens": 64, "min_tokens": 0, "temperature": 0.8, "top_p": 1.0, "top_k": 0,
+        "min_p": 0.0, "seed": 0, "n": 1, "stop_token_ids": [], "ignore_eos": False,
+    },
+    "speculation": {"depth": "auto", "pregenerate": "auto", "pregenerate_tokens": 16},
+    "engine": {"dtype": "auto", "exactness": "bitwise"},
+    "group_size": 64, "max_prompt_tokens": None,
+}  # fmt: skip
+
+
+def _resubmitted(**sampling: Any) -> NewJob:
+    spec = load_spec(
+        {
+            "name": "nightly",
+            "input": {"uri": "/in.parquet"},
+            "output": {"uri": "/out"},
+            "verifier": "/big",
+            "proposer": "/small",
+            "sampling": {"max_tokens": 64, "temperature": 0.8, **sampling},
+        }
+    )
+    return new_job(
+        "job00000000000002",
+        idempotency_key="k",
+        spec=spec.model_dump(mode="json"),
+        spec_digest=spec.digest(),
+    )
+
+
+def test_a_job_of_an_earlier_version_is_found_by_its_key(store: Store) -> None:
+    old = new_job(idempotency_key="k", spec=OLD_SPEC, spec_digest="of every field there was")
+    first, _ = store.create_job(old)
+    assert store.create_job(_resubmitted()) == (first, False)
+    with pytest.raises(IdempotencyError, match=r"differs in: sampling\.top_p\)"):
+        store.create_job(_resubmitted(top_p=0.9))
 
 
 def test_a_known_job_id_is_not_created_twice(store: Store) -> None:
@@ -351,7 +311,7 @@ def test_failing_a_job_takes_its_groups_away(store: Store) -> None:
     job = store.get_job(JOB)
     assert (job.state, job.error) == (JobState.FAILED, "the model has no tokenizer")
     assert job.finished_at == START
-    assert store.heartbeat([held], LEASE_SEC) == ({held}, set())
+    assert store.heartbeat([held], LEASE_SEC) == ({held}, set(), set())
     with pytest.raises(FencedError):
         store.advance(held, Stage.RECORD, RESULTS, NO_TIME)
     assert [word for _, word, _, _ in store.failed_groups(JOB)] == ["cancelled", "cancelled"]
@@ -396,7 +356,7 @@ def test_an_expired_lease_can_be_taken_over_and_the_old_holder_is_fenced(
     with pytest.raises(FencedError):
         store.cancel_group(old)
     store.release(old, "too late")
-    assert store.heartbeat([old, new], LEASE_SEC) == ({old}, set())
+    assert store.heartbeat([old, new], LEASE_SEC) == ({old}, set(), set())
     store.advance(new, Stage.RECORD, RESULTS, NO_TIME)
 
 
@@ -406,7 +366,7 @@ def test_an_expired_lease_can_be_taken_over_and_the_old_holder_is_fenced(
 def test_a_lease_must_fit_in_every_field(store: Store, change: dict[str, Any]) -> None:
     ingest(store)
     lease = replace(claim(store, 0).lease, **change)
-    assert store.heartbeat([lease], LEASE_SEC) == ({lease}, set())
+    assert store.heartbeat([lease], LEASE_SEC) == ({lease}, set(), set())
     with pytest.raises(FencedError):
         store.cancel_group(lease)
     with pytest.raises(FencedError):
@@ -418,7 +378,7 @@ def test_heartbeats_keep_leases_alive(store: Store, clock: Clock) -> None:
     leases = [claim(store, index).lease for index in range(3)]
     for _ in range(5):
         clock.advance(LEASE_SEC - 1)
-        assert store.heartbeat(leases, LEASE_SEC) == (set(), set())
+        assert store.heartbeat(leases, LEASE_SEC) == (set(), set(), set())
     assert store.due() == []
     assert store.claim_group(JOB, 0, Stage.VERIFY, "w2", LEASE_SEC) is None
 
@@ -430,8 +390,8 @@ def test_a_heartbeat_covers_jobs_and_many_groups(store: Store, clock: Clock) -> 
     leases = [job_lease, *(claim(store, index).lease for index in range(0, 600, 3))]
     stale = replace(leases[7], generation=9)
     clock.advance(LEASE_SEC - 1)
-    assert store.heartbeat([*leases, stale], LEASE_SEC) == ({stale}, set())
-    assert store.heartbeat([], LEASE_SEC) == (set(), set())
+    assert store.heartbeat([*leases, stale], LEASE_SEC) == ({stale}, set(), set())
+    assert store.heartbeat([], LEASE_SEC) == (set(), set(), set())
     clock.advance(LEASE_SEC - 1)
     assert len(store.due()) == 400
 
@@ -446,14 +406,15 @@ def test_a_group_fails_when_its_attempts_are_used_up(store: Store) -> None:
     ingest(store)
     exhaust(store, 0)
     assert store.claim_group(JOB, 0, Stage.VERIFY, "w", LEASE_SEC) is None
-    assert store.failed_groups(JOB) == [(0, "failed", new_group(0).prompts, "out of memory 2")]
+    prompts = Prompts(new_group(0).prompts, 0, 4)
+    assert store.failed_groups(JOB) == [(0, "failed", prompts, "out of memory 2")]
     assert stage_of(store) is Stage.RUN, "group 1 is open"
     exhaust(store, 1)
     assert stage_of(store) is Stage.PUBLISH
 
 
-def test_a_group_whose_workers_vanish_fails_at_the_next_claim(store: Store, clock: Clock) -> None:
-    ingest(store, groups=1)
+def test_a_row_whose_workers_vanish_fails_at_the_next_claim(store: Store, clock: Clock) -> None:
+    ingest(store, groups=1, rows=1)
     for _ in range(3):
         claim(store, 0)
         clock.advance(LEASE_SEC)
@@ -643,6 +604,37 @@ def test_the_most_likely_tokens_are_kept_where_they_were_asked_for(store: Store)
     assert math.isnan(values[1])
 
 
+def test_what_no_output_tells_can_be_left_out(store: Store) -> None:
+    ingest(store, groups=1)
+    records = [
+        completion(0),
+        completion(1, top_logprobs=None),
+        completion(2, token_ids=(), origins=(), logprobs=(), text="", top_logprobs=()),
+    ]
+    store.commit_group(verified(store, 0), records, NO_TIME, {})
+    left_out: dict[str, Any] = dict.fromkeys(DETAILS, ())
+    assert list(store.completions(JOB, details=False)) == [
+        replace(records[0], **left_out),
+        replace(records[1], logprobs=(), **left_out),
+        replace(records[2], **left_out),
+    ]
+    assert list(store.completions(JOB)) == records
+
+
+def test_a_commit_tells_what_is_due_of_its_job_then(store: Store) -> None:
+    store.create_job(new_job())
+    lease = claim_job(store, Stage.INGEST).lease
+    store.add_groups(lease, [new_group(index) for index in range(3)], [], 12, position(12))
+
+    def committed(index: int) -> Stage | None:
+        records = [completion(index * 4)]
+        return store.commit_group(verified(store, index), records, NO_TIME, {})
+
+    assert committed(0) is None
+    store.finish_ingest(lease, 12, {})
+    assert [committed(1), committed(2)] == [None, Stage.PUBLISH]
+
+
 def test_a_second_commit_is_refused(store: Store) -> None:
     ingest(store)
     lease = verified(store, 0)
@@ -719,7 +711,7 @@ def test_the_last_commit_and_the_last_failure_at_once_publish(store: Store) -> N
     failing, stopped = claim(store, 1).lease, claim(store, 2).lease
     assert together(
         lambda: commit(store, done),
-        lambda: store.release(failing, "broken"),
+        lambda: store.release(failing, "broken", whole=True),
         lambda: store.cancel_group(stopped),
     ) == [None, None, None]
     assert stage_of(store) is Stage.PUBLISH
@@ -799,6 +791,14 @@ def test_rejected_rows_come_in_order(store: Store) -> None:
     assert [row.row_index for row in store.rejected(JOB)] == [3, 5, 1002]
 
 
+def test_the_prompts_of_a_group_are_found_by_its_index(store: Store) -> None:
+    ingest(store, groups=2)
+    assert store.prompts_of(JOB, 1) == Prompts(new_group(1).prompts, 0, 4)
+    assert store.prompts_of(JOB, 2) is None
+    assert store.prompts_of("another0job", 0) is None
+    assert store.prompts_of(JOB[:8], 0) is None, "by the whole id alone"
+
+
 # --- publish --------------------------------------------------------------------------------
 
 
@@ -859,7 +859,7 @@ def test_cancelling_keeps_finished_work_and_tells_the_holders(store: Store) -> N
     job = store.request_cancel(JOB)
     assert job.stage is Stage.RUN
     assert [(i, word) for i, word, _, _ in store.failed_groups(JOB)] == [(3, "cancelled")]
-    assert store.heartbeat([held, recording], LEASE_SEC) == (set(), {JOB})
+    assert store.heartbeat([held, recording], LEASE_SEC) == (set(), {JOB}, set())
     commit(store, recording)
     commit(store, claim(store, 2, Stage.RECORD).lease)
     store.cancel_group(held)
@@ -895,7 +895,7 @@ def test_an_expired_lease_does_not_save_a_group_from_cancel(store: Store, clock:
     lease = claim(store, 0).lease
     clock.advance(LEASE_SEC)
     assert store.request_cancel(JOB).stage is Stage.PUBLISH
-    assert store.heartbeat([lease], LEASE_SEC) == ({lease}, {JOB})
+    assert store.heartbeat([lease], LEASE_SEC) == ({lease}, {JOB}, set())
 
 
 def test_a_cancelled_ingest_adds_no_work_and_is_left(store: Store) -> None:
@@ -903,7 +903,7 @@ def test_a_cancelled_ingest_adds_no_work_and_is_left(store: Store) -> None:
     lease = claim_job(store, Stage.INGEST).lease
     store.add_groups(lease, [new_group(0)], [], 4, position(4))
     assert store.request_cancel(JOB).stage is Stage.INGEST
-    assert store.heartbeat([lease], LEASE_SEC) == (set(), {JOB})
+    assert store.heartbeat([lease], LEASE_SEC) == (set(), {JOB}, set())
     store.add_groups(lease, [new_group(1)], [], 8, position(8))
     assert store.due() == []
     store.release(lease, "cancelled")

@@ -14,9 +14,19 @@ from sqlalchemy import inspect, text
 from specbatch.pipeline.ledger import migrate
 from specbatch.pipeline.ledger.engine_factory import make_engine
 from specbatch.schemas.errors import StoreError
+from specbatch.schemas.speculation import AcceptanceCount, Decision, DecisionAction
 from specbatch.schemas.tables import Base
 
-TABLES = {"completions", "groups", "jobs", "rejected_rows"}
+TABLES = {
+    "acceptance_priors",
+    "completions",
+    "decisions",
+    "groups",
+    "jobs",
+    "machine_knowledge",
+    "rejected_rows",
+    "tenants",
+}
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -60,7 +70,7 @@ def test_a_migrated_database_needs_no_further_migration(url: str) -> None:
     assert migrate.current(url) is None
     assert migrate.check(url) != []
     migrate.upgrade(url)
-    assert migrate.current(url) == migrate.head() == "0002"
+    assert migrate.current(url) == migrate.head() == "0006"
     assert migrate.check(url) == []
 
 
@@ -130,6 +140,39 @@ INSERT INTO jobs (job_id, name, tenant, spec, spec_digest, verifier, output_uri,
 VALUES ('{JOB}', 'n', 't', '{{}}', 'd', 'v', 'o', 'w', 'done', false, true, 0, 0, 0, 0, 0, '{{}}',
     0, 'end', 0, 0, 0, 0)
 """
+
+
+def test_jobs_of_before_have_normal_priority_and_whole_groups(url: str) -> None:
+    migrate.upgrade(url)
+    migrate.downgrade(url, "0003")
+    engine = make_engine(url)
+    with engine.begin() as connection:
+        connection.execute(text(_JOB))
+    migrate.upgrade(url)
+    with engine.connect() as connection:
+        kept = connection.execute(text("SELECT priority, deadline_at, groups_cut FROM jobs")).one()
+    engine.dispose()
+    assert tuple(kept) == (1, None, 0)
+
+
+def test_what_drafting_taught_is_all_that_its_removal_loses(url: str) -> None:
+    store = migrate.open_store(url)
+    store.create_job(new_job())
+    store.note_decisions(JOB, [Decision(1.0, DecisionAction.OFF, "*", "nothing was gained")])
+    store.keep_knowledge("cpu", {"step_time": 1})
+    store.learn_acceptance("default", "nightly", [AcceptanceCount("ngram", None, 1.0, 2.0)])
+    migrate.downgrade(url, "0002")
+    engine = make_engine(url)
+    with engine.connect() as connection:
+        assert connection.scalar(text("SELECT name FROM jobs")) == "nightly"
+    engine.dispose()
+    with pytest.raises(StoreError, match="has old ones; migrate it"):
+        store.decisions(JOB)
+    migrate.upgrade(url)
+    assert store.decisions(JOB) == []
+    assert store.knowledge("cpu") is None
+    assert store.acceptance("default", "nightly") == []
+    store.close()
 
 
 def test_upgrading_twice_keeps_what_is_there(url: str) -> None:

@@ -27,7 +27,7 @@ from ledger.builders import (
 from sqlalchemy import event, text
 
 from specbatch.pipeline.ledger import engine_factory
-from specbatch.pipeline.ledger.engine_factory import make_engine, mask, parse_url
+from specbatch.pipeline.ledger.engine_factory import make_engine, parse_url
 from specbatch.pipeline.ledger.migrate import open_store
 from specbatch.pipeline.ledger.sql_store import SqlStore
 from specbatch.pipeline.ledger.transactions import Transactions
@@ -76,7 +76,7 @@ def test_the_stores_own_clock_runs(store: SqlStore) -> None:
     first = claim(store, 0, Stage.VERIFY, lease_sec=0.0)
     second = claim(store, 0, Stage.VERIFY, lease_sec=LEASE_SEC)
     assert second.generation == first.generation + 1
-    assert store.heartbeat([first, second], LEASE_SEC) == ({first}, set())
+    assert store.heartbeat([first, second], LEASE_SEC) == ({first}, set(), set())
     assert store.due() == []
     store.advance(second, Stage.RECORD, RESULTS, NO_TIME)
     assert 0 <= store.progress(JOB).queue_sec < 60
@@ -360,4 +360,3 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 def test_passwords_are_never_shown() -> None:
     shown = repr(SqlStore("postgresql://me:secret@host/db?password=secret2"))
     assert "secret" not in shown
-    assert mask("postgresql://me:secret@host/db") == "postgresql://me:***@host/db"

@@ -1,4 +1,6 @@
-"""Random lives of a job: SQLite and the in-memory twin must agree after every step."""
+"""Random lives of a job: SQLite and the in-memory twin agree after every step, and both keep what
+nothing may break: rows are a partition, a lease that is not current writes nothing, a completion is
+made once, and a job comes to its end."""
 
 from __future__ import annotations
 
@@ -23,20 +25,34 @@ from ledger.builders import (
     new_job,
     position,
 )
+from sqlalchemy import event
 
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.memory_store import MemoryStore
+from specbatch.pipeline.ledger.memory_units import Job
 from specbatch.pipeline.ledger.migrate import upgrade
 from specbatch.pipeline.ledger.sql_store import SqlStore
-from specbatch.schemas.errors import SpecbatchError
-from specbatch.schemas.records import Bell, JobState, Lease, RejectedRow, Stage, StageTiming
+from specbatch.schemas.errors import FencedError, SpecbatchError
+from specbatch.schemas.records import (
+    Bell,
+    GroupWork,
+    JobState,
+    Lease,
+    RejectedRow,
+    Stage,
+    StageTiming,
+)
 
+MAX_ATTEMPTS = 2
+ROWS = 4  # of a planned group
+MOST_CLAIMS = 200  # that bring any job here to its end
 OWNERS = st.sampled_from(["w1", "w2"])
 WORK = st.sampled_from([Stage.PROPOSE, Stage.VERIFY, Stage.RECORD])
 LEASES = st.sampled_from([0, 0, 0, 1, 2, 3, 30])  # which of the leases, the newest first
 
 FIRST = st.sampled_from([Stage.PROPOSE, Stage.VERIFY])
 ENDS = st.sampled_from(["finish", "finish", "release", "vanish"])
+RARELY = st.sampled_from([False, False, False, True])
 
 
 def outcome(call: Callable[[], Any]) -> Any:
@@ -47,6 +63,11 @@ def outcome(call: Callable[[], Any]) -> Any:
         return type(error), str(error)
 
 
+def without_syncing(connection: Any, _record: Any) -> None:
+    """Nothing here has to outlive a power cut, and that takes most of the time."""
+    connection.execute("PRAGMA synchronous = OFF")
+
+
 class TwinStores(RuleBasedStateMachine):
     template: Path  # a migrated, empty database
 
@@ -55,9 +76,11 @@ class TwinStores(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory()
         path = shutil.copy(self.template, self.folder.name)
         self.clock = Clock()
-        self.memory = MemoryStore(max_attempts=2, clock=self.clock)
-        self.sql = SqlStore(f"sqlite:///{path}", max_attempts=2, clock=self.clock)
+        self.memory = MemoryStore(max_attempts=MAX_ATTEMPTS, clock=self.clock)
+        self.sql = SqlStore(f"sqlite:///{path}", max_attempts=MAX_ATTEMPTS, clock=self.clock)
+        event.listen(self.sql._db._reader, "connect", without_syncing)
         self.leases: list[Lease] = []
+        self.suspects: list[Lease] = []  # of groups that workers may have died of
         self.job = ""
         self.submit()
 
@@ -78,9 +101,43 @@ class TwinStores(RuleBasedStateMachine):
         assert outcome(lambda: call(self.sql)) == expected
         return expected
 
+    def by_lease(self, lease: Lease, call: Callable[[Store], Any]) -> Any:
+        """A write that names a lease: unless that is current, nothing comes of it."""
+        unit = self.memory._unit(lease)
+        current = unit is not None and unit.is_held_by(lease)
+        found = self.both(call)
+        failed = isinstance(found, tuple) and isinstance(found[0], type)
+        assert current or (failed and found[0] in (FencedError, ValueError))
+        return found
+
+    @property
+    def held(self) -> Job:
+        """The job's state, as the twin has it."""
+        return self.memory._jobs[self.job]
+
+    def rows(self, index: int) -> range:
+        """The input rows of a group."""
+        group = self.held.groups[index]
+        first = ROWS * int(group.new.prompts.uri.split("-")[-1].removesuffix(".arrow"))
+        return range(first + group.row_start, first + group.row_start + group.new.rows)
+
     def keep(self, work: Any) -> None:
         if work is not None:
             self.leases.append(work.lease)
+            if isinstance(work, GroupWork) and work.suspect:
+                self.keep_suspect(work.lease)
+
+    def keep_suspect(self, lease: Lease) -> None:
+        """Who claims a group that workers may have died of holds no other one at that moment."""
+        others = [
+            other
+            for other in self.suspects
+            if (other.owner, other.stage) == (lease.owner, lease.stage)
+            if (unit := self.memory._unit(other)) and unit.is_held_by(other)
+            if unit.lease_until > self.clock.now
+        ]
+        assert not others
+        self.suspects.append(lease)
 
     def holds(self, *stages: Stage) -> bool:
         """Whether the newest lease is of these stages; rules pick older ones too."""
@@ -120,44 +177,46 @@ class TwinStores(RuleBasedStateMachine):
             self.work("w1", ["finish"])
             self.retry_job()
 
-    @rule()
-    def retry_job(self) -> None:
-        self.both(lambda store: store.retry_job(self.job))
+    @rule(quarantined=st.sampled_from([False, False, True]))
+    def retry_job(self, quarantined: bool = False) -> None:
+        self.both(lambda store: store.retry_job(self.job, quarantined))
 
     # --- with a lease -----------------------------------------------------------------------
     @precondition(lambda self: self.holds(Stage.INGEST))
     @rule(number=LEASES, first=FIRST)
     def add_group(self, number: int, first: Stage) -> None:
-        index = self.memory.get_job(self.job).groups_total
+        index = self.held.planned
         bad = [RejectedRow(100 + index, None, "empty", "empty")]
         group, lease = new_group(index, first_stage=first), self.lease(number)
-        self.both(lambda store: store.add_groups(lease, [group], bad, index, position(index)))
+        self.by_lease(
+            lease, lambda store: store.add_groups(lease, [group], bad, index, position(index))
+        )
 
     @precondition(lambda self: self.holds(Stage.INGEST))
     @rule(number=LEASES)
     def finish_ingest(self, number: int) -> None:
         lease = self.lease(number)
-        self.both(lambda store: store.finish_ingest(lease, 8, {"verifier": "abc"}))
+        self.by_lease(lease, lambda store: store.finish_ingest(lease, 8, {"verifier": "abc"}))
 
     @precondition(lambda self: self.holds(Stage.PUBLISH))
     @rule(number=LEASES, state=st.sampled_from([JobState.DONE, JobState.PARTIAL]))
     def finish_job(self, number: int, state: JobState) -> None:
         lease = self.lease(number)
-        self.both(lambda store: store.finish_job(lease, state))
+        self.by_lease(lease, lambda store: store.finish_job(lease, state))
 
     @precondition(lambda self: self.leases and self.lease(0).group_index is None)
     @rule(then_retry=st.booleans())
     def fail_job(self, then_retry: bool) -> None:
         lease = self.lease(0)
-        self.both(lambda store: store.fail_job(lease, "cannot be used"))
+        self.by_lease(lease, lambda store: store.fail_job(lease, "cannot be used"))
         if then_retry:
             self.retry_job()
 
     @precondition(lambda self: self.leases)
-    @rule(number=LEASES)
-    def release(self, number: int) -> None:
+    @rule(number=LEASES, forgiven=RARELY, whole=RARELY)
+    def release(self, number: int, forgiven: bool = False, whole: bool = False) -> None:
         lease = self.lease(number)
-        self.both(lambda store: store.release(lease, "broken"))
+        self.both(lambda store: store.release(lease, "broken", forgiven, whole))
 
     @precondition(lambda self: self.leases)
     @rule()
@@ -165,11 +224,49 @@ class TwinStores(RuleBasedStateMachine):
         self.both(lambda store: store.heartbeat(self.leases[-5:], LEASE_SEC))
 
     # --- groups -----------------------------------------------------------------------------
-    @rule(index=st.integers(0, 2), stage=WORK, owner=OWNERS)
-    def claim_group(self, index: int, stage: Stage, owner: str) -> None:
+    @rule(number=st.integers(0, 8), stage=WORK, owner=OWNERS)
+    def claim_group(self, number: int, stage: Stage, owner: str) -> None:
+        known = sorted(self.held.groups)
+        index = known[number % len(known)] if known else number
         self.keep(
             self.both(lambda store: store.claim_group(self.job, index, stage, owner, LEASE_SEC))
         )
+
+    @rule(stage=st.sampled_from([Stage.PROPOSE, Stage.VERIFY, Stage.VERIFY]), owner=OWNERS)
+    def claim_next(self, stage: Stage, owner: str) -> None:
+        model = "small" if stage is Stage.PROPOSE else "big"
+        self.keep(self.both(lambda store: store.claim_next(stage, model, owner, LEASE_SEC)))
+
+    @rule()
+    def close_over(self) -> None:
+        self.both(lambda store: store.close_over())
+
+    @precondition(lambda self: self.holds(Stage.INGEST))
+    @rule(number=LEASES, most_open=st.integers(1, 4))
+    def pause_ingest(self, number: int, most_open: int) -> None:
+        lease = self.lease(number)
+        self.by_lease(lease, lambda store: store.pause_ingest(lease, most_open))
+
+    @rule(patience_sec=st.sampled_from([0.0, 0.5, LEASE_SEC]))
+    def skip_proposals(self, patience_sec: float) -> None:
+        self.both(lambda store: store.skip_proposals(patience_sec))
+
+    @precondition(lambda self: self.holds(Stage.VERIFY))
+    @rule(number=LEASES, keep=st.integers(0, 3))
+    def cut_group(self, number: int, keep: int) -> None:
+        lease = self.lease(number)
+        self.by_lease(lease, lambda store: store.cut_group(lease, keep))
+
+    @rule(owner=st.sampled_from(["w1", "w2", "idle"]), model=st.sampled_from(["big", "big", "?"]))
+    def want_cut(self, owner: str, model: str) -> None:
+        asked = self.both(lambda store: store.want_cut(model, owner))
+        assert model == "big" or asked is None
+
+    @precondition(lambda self: self.leases and self.lease(0).group_index is None)
+    @rule(number=LEASES, value=st.integers(0, 2))
+    def note_report(self, number: int, value: int) -> None:
+        lease = self.lease(number)
+        self.by_lease(lease, lambda store: store.note_report(lease, {"noted": value}))
 
     @rule(owner=OWNERS)
     def claim_what_is_due(self, owner: str) -> None:
@@ -195,6 +292,23 @@ class TwinStores(RuleBasedStateMachine):
             else:
                 self.finish_stage(self.lease(0))
 
+    @rule(dies_of=st.sampled_from([None, None, 0, 3]))
+    def come_to_the_end(self, dies_of: int | None) -> None:
+        """A worker that gets all of it done, and dies of one row."""
+        for life in range(MOST_CLAIMS):
+            if self.memory.get_job(self.job).state.is_final:
+                return
+            known = len(self.leases)
+            self.claim_what_is_due(f"life {life}")
+            lease = self.lease(0) if self.leases else None
+            if len(self.leases) == known or lease is None:
+                self.clock.advance(LEASE_SEC)  # it is held, or was only sent on
+            elif lease.stage is Stage.VERIFY and dies_of in self.rows(lease.group_index or 0):
+                self.clock.advance(LEASE_SEC)
+            else:
+                self.finish_stage(lease)
+        raise AssertionError("it comes to no end")
+
     def finish_stage(self, lease: Lease) -> None:
         if lease.stage is Stage.INGEST:
             self.finish_ingest(0)
@@ -211,21 +325,41 @@ class TwinStores(RuleBasedStateMachine):
         lease, timing = self.lease(number), StageTiming(0.0, compute_sec)
         proposes = lease.stage is Stage.PROPOSE
         to, artefact = (Stage.VERIFY, DRAFTS) if proposes else (Stage.RECORD, RESULTS)
-        self.both(lambda store: store.advance(lease, to, artefact, timing))
+        self.by_lease(lease, lambda store: store.advance(lease, to, artefact, timing))
 
     @precondition(lambda self: self.holds(Stage.RECORD))
     @rule(number=LEASES)
     def commit_group(self, number: int) -> None:
         lease = self.lease(number)
-        records = [completion(row + 4 * (lease.group_index or 0)) for row in range(2)]
+        records = [completion(row) for row in self.rows_left(lease)]
         timing = StageTiming(0.25, 1.0)
-        self.both(lambda store: store.commit_group(lease, records, timing, {"steps": 1}))
+        self.by_lease(lease, lambda store: store.commit_group(lease, records, timing, {"steps": 1}))
+
+    def rows_left(self, lease: Lease) -> list[int]:
+        """The rows of a leased group that a stopped job has not kept yet."""
+        if lease.job_id != self.job or lease.group_index not in self.held.groups:
+            return []
+        group = self.held.groups[lease.group_index]
+        return [row for row in self.rows(lease.group_index) if row not in group.kept]
+
+    @precondition(lambda self: self.leases and self.memory.get_job(self.job).cancel_requested)
+    @rule(number=LEASES, done=st.integers(0, 3), then_retry=st.booleans())
+    def keep_part(self, number: int, done: int, then_retry: bool) -> None:
+        """A worker stops a group with some rows done."""
+        lease = self.lease(number)
+        if lease.stage is Stage.VERIFY:
+            records = [completion(row) for row in self.rows_left(lease)[:done]]
+            timing = StageTiming(0.25, 1.0)
+            self.by_lease(lease, lambda store: store.keep_part(lease, records, timing, {}))
+        if then_retry and self.memory.get_job(self.job).stage is Stage.PUBLISH:
+            self.work("w1", ["finish"])
+            self.retry_job()
 
     @precondition(lambda self: self.leases and self.memory.get_job(self.job).cancel_requested)
     @rule(number=LEASES)
     def cancel_group(self, number: int) -> None:
         lease = self.lease(number)
-        self.both(lambda store: store.cancel_group(lease))
+        self.by_lease(lease, lambda store: store.cancel_group(lease))
 
     # --- what must hold ---------------------------------------------------------------------
     @invariant()
@@ -233,6 +367,36 @@ class TwinStores(RuleBasedStateMachine):
         self.both(lambda store: store.get_job(self.job))
         self.both(lambda store: store.progress(self.job))
         self.both(lambda store: store.due())
+        self.both(lambda store: store.failed_groups(self.job))
+        for index in self.held.groups:
+            self.both(partial(self.prompts, index))
+
+    def prompts(self, index: int, store: Store) -> Any:
+        return store.prompts_of(self.job, index)
+
+    @invariant()
+    def every_row_is_in_exactly_one_group(self) -> None:
+        job = self.held
+        rows = sorted(row for index in job.groups for row in self.rows(index))
+        assert rows == list(range(job.planned * ROWS))
+        assert all(group.new.rows > 0 for group in job.groups.values())
+        assert sum(group.new.prompt_tokens for group in job.groups.values()) == 5 * len(rows)
+
+    @invariant()
+    def a_generation_of_a_unit_has_one_lease(self) -> None:
+        names = [(x.job_id, x.group_index, x.generation) for x in self.leases]
+        assert len(set(names)) == len(names)
+        current = [x for x in self.leases if (u := self.memory._unit(x)) and u.is_held_by(x)]
+        assert len({(x.job_id, x.group_index) for x in current}) == len(current)
+
+    @invariant()
+    def every_completion_is_made_once(self) -> None:
+        made = [(c.row_index, c.sample_index) for c in self.memory.completions(self.job)]
+        done = [i for i, group in self.held.groups.items() if group.stage is Stage.DONE]
+        expected = {row for index in done for row in self.rows(index)}
+        expected |= self.both(lambda store: store.kept_rows(self.job))
+        assert made == [(row, 0) for row in sorted(expected)]
+        assert self.memory.progress(self.job).completions == len(made)
 
     @invariant()
     def a_job_is_never_stuck(self) -> None:
@@ -252,12 +416,21 @@ def _template(tmp_path: Path) -> None:
     upgrade(f"sqlite:///{TwinStores.template}")
 
 
+def _settings(max_examples: int, steps: int) -> settings:
+    return settings(
+        max_examples=max_examples,
+        stateful_step_count=steps,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
 TestTwinStores = TwinStores.TestCase
-TestTwinStores.settings = settings(
-    max_examples=40,
-    stateful_step_count=20,
-    derandomize=True,
-    deadline=None,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
+TestTwinStores.settings = _settings(max_examples=40, steps=20)
+
+
+@pytest.mark.long
+class TestTwinStoresAtLength(TwinStores.TestCase):  # type: ignore[misc]  # made at run time
+    settings = _settings(max_examples=150, steps=40)

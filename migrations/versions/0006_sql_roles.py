@@ -1,0 +1,41 @@
+"""Group roles for workers, operators and auditors, on PostgreSQL.
+
+Revision 0006. A migrating user who may not create roles gets a warning that says what to run; the
+next `specbatch migrate` gives them their rights. SQLite has no roles.
+"""
+
+import logging
+
+import sqlalchemy as sa
+from alembic import op
+
+from specbatch.schemas.sql_roles import ROLES, granting, how_to_create, revoking
+
+revision = "0006"
+down_revision = "0005"
+branch_labels = None
+depends_on = None
+
+log = logging.getLogger("specbatch.migrations")
+
+
+def upgrade() -> None:
+    if op.get_context().dialect.name != "postgresql":
+        return
+    for statement in granting():
+        op.execute(statement)
+    if op.get_context().as_sql:
+        return
+    query = sa.text("SELECT count(*) FROM pg_roles WHERE rolname = ANY(:names)")
+    if op.get_bind().execute(query, {"names": list(ROLES)}).scalar() != len(ROLES):
+        log.warning(
+            "the roles %s are missing, for this user may not create roles: have an administrator "
+            "run `%s`, then run `specbatch migrate` again",
+            *(", ".join(ROLES), how_to_create()),
+        )
+
+
+def downgrade() -> None:
+    if op.get_context().dialect.name == "postgresql":
+        for statement in revoking():
+            op.execute(statement)

@@ -1,0 +1,102 @@
+"""What tests of the stores say often."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from typing import Any, TypeVar
+
+from ledger.builders import (
+    JOB,
+    LEASE_SEC,
+    NO_TIME,
+    RESULTS,
+    completion,
+    new_group,
+    new_job,
+    position,
+)
+
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.schemas.records import GroupWork, JobState, JobWork, Lease, Stage
+
+T = TypeVar("T")
+
+
+def found(work: T | None) -> T:
+    assert work is not None, "the claim was refused"
+    return work
+
+
+def claim_job(store: Store, stage: Stage, owner: str = "ingester") -> JobWork:
+    return found(store.claim_job(JOB, stage, owner, LEASE_SEC))
+
+
+def claim(store: Store, index: int, stage: Stage = Stage.VERIFY, owner: str = "w1") -> GroupWork:
+    return found(store.claim_group(JOB, index, stage, owner, LEASE_SEC))
+
+
+def ingest(
+    store: Store,
+    groups: int = 2,
+    first_stage: Stage = Stage.VERIFY,
+    rows: int = 4,
+    **job: Any,
+) -> None:
+    """A job whose input is read: `groups` groups of `rows` rows."""
+    store.create_job(new_job(**job))
+    lease = claim_job(store, Stage.INGEST).lease
+    planned = [new_group(index, rows, first_stage) for index in range(groups)]
+    store.add_groups(lease, planned, [], groups * rows, position(groups * rows))
+    store.finish_ingest(lease, groups * rows, {})
+
+
+def verified(store: Store, index: int, owner: str = "w1") -> Lease:
+    """The lease of a group that is ready to be committed."""
+    lease = claim(store, index, Stage.VERIFY, owner).lease
+    store.advance(lease, Stage.RECORD, RESULTS, NO_TIME)
+    return claim(store, index, Stage.RECORD, owner).lease
+
+
+def commit(store: Store, lease: Lease, **report: float) -> None:
+    assert lease.group_index is not None
+    rows = range(lease.group_index * 4, lease.group_index * 4 + 4)
+    store.commit_group(lease, [completion(row) for row in rows], NO_TIME, report)
+
+
+def finish(store: Store, state: JobState = JobState.DONE) -> None:
+    store.finish_job(claim_job(store, Stage.PUBLISH).lease, state)
+
+
+def stage_of(store: Store) -> Stage:
+    return store.get_job(JOB).stage
+
+
+def exhaust(store: Store, index: int, stage: Stage = Stage.VERIFY) -> None:
+    """Use up a group's attempts with errors that are no row's fault."""
+    for attempt in range(3):
+        store.release(claim(store, index, stage).lease, f"out of memory {attempt}", whole=True)
+
+
+def together(*calls: Callable[[], T]) -> list[T | Exception]:
+    """The results (or errors) of calls that begin at the same moment in threads of their own."""
+    barrier = Barrier(len(calls))
+
+    def run(call: Callable[[], T]) -> T | Exception:
+        barrier.wait()
+        try:
+            return call()
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(run, calls))
+
+
+def successes(results: list[T | Exception]) -> list[T]:
+    """The results, none of which may be an error."""
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    return results  # type: ignore[return-value]  # the loop has just shown it

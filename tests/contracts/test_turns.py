@@ -1,0 +1,281 @@
+"""Who is next, in the three stores: classes, tenants, jobs and groups, and one winner for each."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from contracts.shorthand import claim_job, exhaust, found, ingest, successes, together
+from ledger.builders import (
+    JOB,
+    LEASE_SEC,
+    NO_TIME,
+    RESULTS,
+    Clock,
+    completion,
+    new_group,
+    new_job,
+    position,
+)
+
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.ledger.memory_store import MemoryStore
+from specbatch.pipeline.ledger.migrate import open_store
+from specbatch.schemas.records import GroupWork, Lease, NewGroup, Stage
+
+SPEC = {"sampling": {"max_tokens": 10, "n": 2}}
+
+
+def plan(store: Store, job_id: str, groups: int, rows: int = 4, **values: object) -> None:
+    """A job whose input is read, of equal groups."""
+    store.create_job(new_job(job_id, spec=SPEC, **values))
+    lease = found(store.claim_job(job_id, Stage.INGEST, "i", LEASE_SEC)).lease
+    store.add_groups(
+        lease, [new_group(i, rows) for i in range(groups)], [], groups * rows, position()
+    )
+    store.finish_ingest(lease, groups * rows, {})
+
+
+def next_of(store: Store, owner: str = "w", model: str = "big") -> GroupWork | None:
+    return store.claim_next(Stage.VERIFY, model, owner, LEASE_SEC)
+
+
+def order(store: Store) -> list[tuple[str, int | None]]:
+    """All that can be claimed, in the order in which it is."""
+    claimed = []
+    while (work := next_of(store)) is not None:
+        claimed.append((work.lease.job_id, work.lease.group_index))
+    return claimed
+
+
+def test_a_claim_is_that_of_claim_group(store: Store) -> None:
+    ingest(store, groups=1)
+    work = found(next_of(store, "w1"))
+    assert work.lease == Lease(JOB, 0, Stage.VERIFY, 1, "w1", 1)
+    assert (work.rows, work.prompts, work.prompt_tokens) == (4, new_group(0).prompts, 20)
+    assert next_of(store) is None
+    store.advance(work.lease, Stage.RECORD, RESULTS, NO_TIME)
+
+
+def test_the_longest_group_of_a_job_goes_first_and_then_the_lowest(store: Store) -> None:
+    store.create_job(new_job())
+    lease = claim_job(store, Stage.INGEST).lease
+    groups = [new_group(i, rows) for i, rows in enumerate((4, 9, 1, 9, 6))]
+    store.add_groups(lease, groups, [], 29, position())
+    assert [index for _, index in order(store)] == [1, 3, 4, 0, 2]
+
+
+def test_classes_go_before_tenants_and_tenants_before_the_age_of_jobs(
+    store: Store, clock: Clock
+) -> None:
+    plan(store, "job-low", 1, tenant="a", priority=2)
+    clock.advance(1)
+    plan(store, "job-a-old", 2, tenant="a")
+    clock.advance(1)
+    plan(store, "job-a-new", 1, tenant="a")
+    clock.advance(1)
+    plan(store, "job-b", 2, tenant="b")
+    clock.advance(1)
+    plan(store, "job-high", 1, tenant="c", priority=0)
+    assert [job for job, _ in order(store)] == [
+        "job-high", "job-a-old", "job-b", "job-a-old", "job-b", "job-a-new", "job-low",
+    ]  # fmt: skip
+
+
+def test_only_groups_of_the_model_and_the_stage_can_be_had(store: Store) -> None:
+    ingest(store, groups=1, first_stage=Stage.PROPOSE)
+    assert next_of(store) is None
+    assert store.claim_next(Stage.PROPOSE, "big", "w", LEASE_SEC) is None
+    assert store.claim_next(Stage.RECORD, "big", "w", LEASE_SEC) is None
+    lease = found(store.claim_next(Stage.PROPOSE, "small", "w", LEASE_SEC)).lease
+    store.advance(lease, Stage.VERIFY, None, NO_TIME)
+    assert next_of(store, model="small") is None
+    assert found(next_of(store)).lease.stage is Stage.VERIFY
+
+
+def test_a_group_whose_holder_vanished_is_claimed_again(store: Store, clock: Clock) -> None:
+    ingest(store, groups=1)
+    found(next_of(store))
+    clock.advance(LEASE_SEC)
+    assert found(next_of(store)).lease.generation == 2
+
+
+def test_nothing_of_a_cancelled_job_is_claimed_and_the_sweep_closes_it(
+    store: Store, clock: Clock
+) -> None:
+    ingest(store, groups=2)
+    found(next_of(store))
+    store.request_cancel(JOB)
+    clock.advance(LEASE_SEC)
+    assert next_of(store) is None
+    assert store.close_over() == 1
+    assert store.get_job(JOB).stage is Stage.PUBLISH
+    assert store.close_over() == 0
+
+
+def test_used_up_attempts_are_passed_by_and_the_sweep_closes_them(
+    store: Store, clock: Clock
+) -> None:
+    store.create_job(new_job())
+    lease = claim_job(store, Stage.INGEST).lease
+    store.add_groups(lease, [new_group(0, rows=1)], [], 1, position())
+    for _ in range(3):
+        found(next_of(store))
+        clock.advance(LEASE_SEC)
+    assert next_of(store) is None
+    assert store.close_over() == 1
+    assert [word for _, word, _, _ in store.failed_groups(JOB)] == ["failed"]
+
+
+def test_a_group_that_cannot_be_proposed_for_goes_on_by_the_sweep(
+    store: Store, clock: Clock
+) -> None:
+    ingest(store, groups=1, first_stage=Stage.PROPOSE)
+    for _ in range(3):
+        found(store.claim_next(Stage.PROPOSE, "small", "w", LEASE_SEC))
+        clock.advance(LEASE_SEC)
+    assert store.claim_next(Stage.PROPOSE, "small", "w", LEASE_SEC) is None
+    assert store.close_over() == 1
+    assert found(next_of(store)).lease.attempt == 1
+
+
+def test_the_sweep_leaves_what_somebody_may_claim(store: Store) -> None:
+    ingest(store, groups=2)
+    exhaust(store, 0)  # is cut in halves, which have an attempt left
+    open_groups = len(store.due())
+    assert store.close_over() == 0
+    assert len(store.due()) == open_groups
+
+
+def test_of_many_claimers_each_gets_another_group(store: Store) -> None:
+    plan(store, "job-a", 10, tenant="a")
+    plan(store, "job-b", 6, tenant="b")
+    claims = successes(together(*[partial(next_of, store, f"w{n}") for n in range(24)]))
+    won = [(work.lease.job_id, work.lease.group_index) for work in claims if work is not None]
+    assert len(won) == len(set(won)) == 16
+
+
+def test_claimers_that_race_leave_nothing_that_is_due(store: Store) -> None:
+    """A bell must not be lost because others were faster."""
+    for number in range(12):
+        plan(store, f"job-{number:02d}", 1, tenant=f"t{number}")
+    claims = successes(together(*[partial(next_of, store, f"w{n}") for n in range(12)]))
+    assert all(work is not None for work in claims)
+    assert store.due() == []
+
+
+# --- shares ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def weighted(
+    request: pytest.FixtureRequest, clock: Clock, tmp_path: Path
+) -> Iterator[Callable[[dict[str, float]], Store]]:
+    """Opens a store with weights of tenants."""
+    opened: list[Store] = []
+
+    def open_one(weights: dict[str, float]) -> Store:
+        store: Store
+        if request.param == "memory":
+            store = MemoryStore(max_attempts=3, clock=clock, weights=weights)
+        else:
+            url = f"sqlite:///{tmp_path}/test.db"
+            if request.param == "postgres":
+                url = request.getfixturevalue("postgres_url")
+            store = open_store(url, max_attempts=3, clock=clock, weights=weights)
+        opened.append(store)
+        return store
+
+    yield open_one
+    for store in opened:
+        store.close()
+
+
+def drain(store: Store, claimers: int) -> list[tuple[str, int]]:
+    """(tenant's job, rows) in the order of the claims; so many groups are held at a time.
+
+    Who holds a group ends it in turn, the oldest first: there is no time, and nothing is random.
+    """
+    held: deque[GroupWork] = deque()
+    claimed = []
+    while True:
+        work = next_of(store, f"w{len(claimed) % claimers}")
+        if work is not None:
+            claimed.append((work.lease.job_id, work.rows))
+            held.append(work)
+        elif not held:
+            return claimed
+        if len(held) >= claimers or work is None:
+            lease = held.popleft().lease
+            store.advance(lease, Stage.RECORD, RESULTS, NO_TIME)
+            lease = found(
+                store.claim_group(lease.job_id, lease.group_index or 0, Stage.RECORD, "r", 60)
+            ).lease
+            store.commit_group(lease, [completion(0)], NO_TIME, {})
+
+
+def shares(claimed: list[tuple[str, int]], one: str) -> list[float]:
+    """The share of `one` in the rows served, after each claim up to its last."""
+    last = max(place for place, (job, _) in enumerate(claimed) if job == one)
+    rows: Counter[str] = Counter()
+    found_shares = []
+    for job, count in claimed[: last + 1]:
+        rows[job] += count
+        found_shares.append(rows[one] / rows.total())
+    return found_shares
+
+
+@pytest.mark.parametrize("claimers", [1, 5])
+def test_who_floods_takes_nothing_of_the_others_share(store: Store, claimers: int) -> None:
+    """Ten times the groups, and there first: as long as both have work each has its half."""
+    plan(store, "job-flood", 200, tenant="flood")
+    plan(store, "job-other", 20, tenant="other")
+    claimed = drain(store, claimers)
+    assert Counter(job for job, _ in claimed) == {"job-flood": 200, "job-other": 20}
+    for share in shares(claimed, "job-other")[9:]:
+        assert share == pytest.approx(0.5, rel=0.1)
+
+
+def test_many_jobs_of_one_tenant_count_as_one(store: Store) -> None:
+    for number in range(10):
+        plan(store, f"job-flood-{number}", 20, tenant="flood")
+    plan(store, "job-other", 20, tenant="other")
+    for share in shares(drain(store, 3), "job-other")[9:]:
+        assert share == pytest.approx(0.5, rel=0.1)
+
+
+def test_large_groups_do_not_buy_a_larger_share(store: Store) -> None:
+    plan(store, "job-flood", 100, rows=12, tenant="flood")
+    plan(store, "job-other", 60, rows=4, tenant="other")
+    for share in shares(drain(store, 3), "job-other")[39:]:
+        assert share == pytest.approx(0.5, rel=0.1)
+
+
+def test_tenants_share_by_their_weights(weighted: Callable[[dict[str, float]], Store]) -> None:
+    store = weighted({"other": 3.0})
+    plan(store, "job-flood", 100, tenant="flood")
+    plan(store, "job-other", 60, tenant="other")
+    for share in shares(drain(store, 4), "job-other")[19:]:
+        assert share == pytest.approx(0.75, rel=0.1)
+
+
+def test_who_comes_back_after_idling_has_saved_nothing(store: Store) -> None:
+    plan(store, "job-flood", 60, tenant="flood")
+    for _ in range(30):
+        found(next_of(store))
+    plan(store, "job-late", 20, tenant="late")
+    claimed = [found(next_of(store)).lease.job_id for _ in range(20)]
+    assert 9 <= claimed.count("job-late") <= 11
+
+
+def test_a_new_group_is_seen_at_once(store: Store) -> None:
+    """Reading goes on while groups are claimed."""
+    store.create_job(new_job())
+    lease = claim_job(store, Stage.INGEST).lease
+    assert next_of(store) is None
+    planned: list[NewGroup] = [new_group(0)]
+    store.add_groups(lease, planned, [], 4, position())
+    assert found(next_of(store)).lease.group_index == 0

@@ -1,0 +1,229 @@
+"""What workers, operators and auditors may do in PostgreSQL, tried with logins of their own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+from contracts.shorthand import claim, claim_job, commit, finish, verified
+from ledger.builders import JOB, LEASE_SEC, NO_TIME, completion, new_group, new_job, position
+from sqlalchemy import make_url
+
+from specbatch.pipeline.ledger import migrate
+from specbatch.pipeline.ledger.sql_store import SqlStore
+from specbatch.schemas.errors import StoreError
+from specbatch.schemas.records import JobState, RejectedRow, Stage
+from specbatch.schemas.speculation import AcceptanceCount, Decision, DecisionAction
+from specbatch.schemas.sql_roles import (
+    AUDITOR,
+    OPERATOR,
+    RIGHTS,
+    ROLES,
+    TABLES,
+    WORKER,
+    how_to_create,
+)
+from specbatch.schemas.tables import Base
+from support.servers import PrivatePostgres
+
+PASSWORD = "long-enough-to-be-one"
+Login = Callable[[str], str]
+
+
+def run(url: str, *statements: str) -> None:
+    """As the user of the URL, one transaction each."""
+    with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+def scalar(url: str, query: str) -> object:
+    with psycopg.connect(url, autocommit=True) as connection:
+        row = connection.execute(query.encode()).fetchone()
+    assert row is not None
+    return row[0]
+
+
+def refused(url: str, statement: str) -> bool:
+    """Whether the server says that this user may not do it; whatever else it says is raised."""
+    try:
+        run(url, statement)
+    except psycopg.errors.InsufficientPrivilege:
+        return True
+    return False
+
+
+@pytest.fixture
+def login(postgres_url: str) -> Iterator[Login]:
+    """`login(WORKER)`: the URL of a fresh login that has this role, in a migrated database."""
+    migrate.upgrade(postgres_url)
+    made: list[str] = []
+
+    def make(role: str) -> str:
+        name = f"login_{role.removeprefix('specbatch_')}_{len(made)}"
+        run(postgres_url, f"CREATE ROLE {name} LOGIN PASSWORD '{PASSWORD}' IN ROLE {role}")
+        made.append(name)
+        url = make_url(postgres_url).set(username=name, password=PASSWORD)
+        return url.render_as_string(hide_password=False)
+
+    yield make
+    for name in made:
+        run(postgres_url, f"DROP ROLE {name}")
+
+
+@contextmanager
+def store_of(url: str) -> Iterator[SqlStore]:
+    """As every command opens it: it looks whether to migrate, and need not."""
+    store = migrate.open_store(url)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def test_an_operator_and_a_worker_do_a_job_together_and_an_auditor_reads_it(login: Login) -> None:
+    with store_of(login(OPERATOR)) as operator, store_of(login(WORKER)) as worker:
+        operator.create_job(new_job())
+        lease = claim_job(worker, Stage.INGEST).lease
+        worker.add_groups(
+            lease, [new_group(0), new_group(1)], [RejectedRow(8, "r", "bad", "x")], 8, position(8)
+        )
+        worker.note_report(lease, {"vocabulary": "v"})
+        worker.finish_ingest(lease, 8, {})
+        held = verified(worker, 0)
+        worker.heartbeat([held], LEASE_SEC)
+        commit(worker, held)
+        worker.note_decisions(JOB, [Decision(1.0, DecisionAction.OFF, "*", "nothing gained")])
+        worker.keep_knowledge("device", {"a": 1})
+        worker.learn_acceptance("default", "nightly", [AcceptanceCount("block", "news", 3, 4)])
+        worker.release(claim(worker, 1).lease, "it broke", forgiven=True)
+        operator.request_cancel(JOB)
+        worker.skip_proposals(0.0)
+        finish(worker, JobState.CANCELLED)
+        assert operator.retry_job(JOB) == 1
+        commit(worker, verified(worker, 1))
+        finish(worker)
+        with store_of(login(AUDITOR)) as auditor:
+            assert auditor.get_job(JOB).state is JobState.DONE
+            assert auditor.progress(JOB).completions == 8
+            assert len(list(auditor.completions(JOB))) == 8
+            assert len(list(auditor.rejected(JOB))) == 1
+            assert len(auditor.decisions(JOB)) == 1
+            assert auditor.knowledge("device") == {"a": 1}
+            assert len(auditor.acceptance("default", "nightly")) == 1
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_nobody_changes_or_empties_a_table(login: Login, role: str) -> None:
+    url = login(role)
+    for table in TABLES:
+        assert refused(url, f"DROP TABLE {table}"), table
+        assert refused(url, f"ALTER TABLE {table} ADD COLUMN more integer"), table
+        assert refused(url, f"TRUNCATE {table} CASCADE"), table
+        assert refused(url, f"DELETE FROM {table}"), table
+        assert refused(url, f"CREATE TRIGGER t AFTER INSERT ON {table} EXECUTE FUNCTION f()")
+        assert not refused(url, f"SELECT * FROM {table} LIMIT 1"), table
+    assert refused(url, f"CREATE ROLE another_{role}")
+    assert refused(url, "UPDATE alembic_version SET version_num = '0001'")
+
+
+def test_a_worker_cannot_rewrite_what_is_recorded_nor_submit(login: Login) -> None:
+    url = login(WORKER)
+    assert refused(url, "UPDATE completions SET text = 'other'")
+    assert refused(url, "UPDATE rejected_rows SET reason = 'other'")
+    assert refused(url, "UPDATE decisions SET reason = 'other'")
+    with store_of(url) as worker, pytest.raises(StoreError, match="refused: permission denied"):
+        worker.create_job(new_job())
+
+
+def test_an_operator_writes_no_results(login: Login) -> None:
+    url = login(OPERATOR)
+    for column in ("prompts", "drafts", "results", "source", "completions"):
+        assert refused(url, f"UPDATE groups SET {column} = NULL"), column
+    for column in ("spec", "workspace_uri", "output_uri", "verifier", "report"):
+        assert refused(url, f"UPDATE jobs SET {column} = NULL"), column
+    for table in ("completions", "groups", "rejected_rows", "decisions", "machine_knowledge"):
+        assert refused(url, f"INSERT INTO {table} DEFAULT VALUES"), table
+    with store_of(login(OPERATOR)) as operator, store_of(login(WORKER)) as worker:
+        operator.create_job(new_job())
+        lease = claim_job(worker, Stage.INGEST).lease
+        worker.add_groups(lease, [new_group(0)], [], 4, position(4))
+        worker.finish_ingest(lease, 4, {})
+        mine = verified(worker, 0)
+        with pytest.raises(StoreError, match="permission denied"):
+            operator.commit_group(mine, [completion(0)], NO_TIME, {})
+        commit(worker, mine)
+
+
+def test_every_table_and_column_is_named_as_it_is() -> None:
+    tables = Base.metadata.tables
+    assert set(TABLES) == set(tables) | {"alembic_version"}
+    for rights in RIGHTS.values():
+        assert set(rights.tables) <= set(tables)
+        for table, columns in rights.columns.items():
+            assert set(columns) <= set(tables[table].columns.keys())
+
+
+def test_an_auditor_only_reads(login: Login) -> None:
+    url = login(AUDITOR)
+    for table in TABLES:
+        assert refused(url, f"INSERT INTO {table} DEFAULT VALUES"), table
+    assert refused(url, "UPDATE jobs SET cancel_requested = true")
+    assert refused(url, "UPDATE groups SET stage = 'done'")
+    assert refused(url, "SELECT nextval('decisions_id_seq')")
+    with store_of(url) as auditor, pytest.raises(StoreError, match="permission denied"):
+        auditor.create_job(new_job())
+
+
+def test_the_roles_have_no_login_and_no_powers(postgres_url: str) -> None:
+    migrate.upgrade(postgres_url)
+    powers = "rolcanlogin OR rolsuper OR rolcreaterole OR rolcreatedb OR rolbypassrls"
+    query = f"SELECT count(*) FROM pg_roles WHERE rolname LIKE 'specbatch\\_%' AND ({powers})"
+    assert scalar(postgres_url, query) == 0
+    assert all(role in how_to_create() for role in ROLES)
+
+
+def roles(url: str) -> int:
+    names = ", ".join(f"'{role}'" for role in ROLES)
+    count = scalar(url, f"SELECT count(*) FROM pg_roles WHERE rolname IN ({names})")
+    assert isinstance(count, int)
+    return count
+
+
+def test_the_downgrade_takes_the_rights_back_and_leaves_roles_that_somebody_has(
+    postgres_url: str, login: Login
+) -> None:
+    url = login(AUDITOR)
+    migrate.downgrade(postgres_url, "0004")
+    assert refused(url, "SELECT * FROM jobs")
+    assert roles(postgres_url) >= 1  # the one that a login has
+    migrate.upgrade(postgres_url)
+    assert not refused(url, "SELECT * FROM jobs")
+    assert roles(postgres_url) == len(ROLES)
+
+
+def test_a_migration_that_may_not_create_roles_says_what_to_run_and_goes_on(
+    own_postgres: PrivatePostgres, caplog: pytest.LogCaptureFixture
+) -> None:
+    admin = own_postgres.create_database()
+    database = str(make_url(admin).database)
+    run(
+        admin,
+        f"CREATE ROLE plain_owner LOGIN PASSWORD '{PASSWORD}'",
+        f'ALTER DATABASE "{database}" OWNER TO plain_owner',
+    )
+    owner = make_url(admin).set(username="plain_owner", password=PASSWORD)
+    url = owner.render_as_string(hide_password=False)
+    with caplog.at_level(logging.WARNING, logger="specbatch.migrations"):
+        migrate.upgrade(url)
+    assert f"have an administrator run `{how_to_create()}`" in caplog.text
+    assert migrate.current(url) == migrate.head()
+    assert migrate.grant_roles(url) == list(ROLES)
+    run(admin, *how_to_create().split("; "))
+    assert migrate.grant_roles(url) == []
+    assert scalar(admin, "SELECT has_table_privilege('specbatch_worker', 'completions', 'INSERT')")
+    migrate.downgrade(url)  # the roles are another's: they stay, without rights here
+    assert roles(admin) == len(ROLES)
