@@ -7,13 +7,14 @@ file with itself. Bytes that are not such a file raise `ObjectError`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 import pyarrow as pa
 
 from specbatch.schemas import arrow
+from specbatch.schemas.crash_points import CrashPoint, reach
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.records import (
     CompletionRecord,
@@ -37,6 +38,7 @@ class DraftBlock:
 
 
 def write_prompts(rows: Sequence[PromptRow]) -> bytes:
+    reach(CrashPoint.ARTEFACT_WRITE)
     return _write(
         arrow.PROMPTS,
         {
@@ -67,6 +69,7 @@ def read_prompts(data: bytes) -> list[PromptRow]:
 
 
 def write_drafts(drafts: Sequence[DraftBlock]) -> bytes:
+    reach(CrashPoint.DRAFT_WRITE)
     return _write(
         arrow.DRAFTS,
         {
@@ -86,9 +89,10 @@ def read_drafts(data: bytes) -> list[DraftBlock]:
 
 
 def write_results(records: Sequence[CompletionRecord]) -> bytes:
+    reach(CrashPoint.ARTEFACT_WRITE)
     columns = {name: [getattr(record, name) for record in records] for name in arrow.RESULTS.names}
     columns["finish_reason"] = [record.finish_reason.value for record in records]
-    columns["recheck"] = [asdict(record.recheck) for record in records]
+    columns["recheck"] = [_recheck(record.recheck) for record in records]
     columns["origins"] = [[int(origin) for origin in record.origins] for record in records]
     columns["top_logprobs"] = [_structs(record.top_logprobs) for record in records]
     return _write(arrow.RESULTS, columns)
@@ -105,6 +109,10 @@ def read_results(data: bytes) -> list[CompletionRecord]:
         )
         for item in _read(arrow.RESULTS, data)
     ]
+
+
+def _recheck(found: Recheck) -> dict[str, Any]:
+    return {name: getattr(found, name) for name in Recheck.__slots__}  # `asdict` copies deeply
 
 
 def _structs(tops: Iterable[TopLogprobs] | None) -> list[dict[str, Any]] | None:

@@ -6,6 +6,7 @@ Versions are the ETag (S3) or size and mtime (local), so a changed file is notic
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
@@ -22,6 +23,18 @@ from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.records import Artefact
 
 CHUNK_BYTES = 4 << 20
+
+# What to do about a disk that refuses; whoever reads the error may not be who runs the worker.
+_REMEDIES = {
+    **dict.fromkeys(
+        (errno.ENOSPC, errno.EDQUOT), "free space there; `specbatch retry` goes on with the job"
+    ),
+    errno.EFBIG: "raise the limit on the size of files (`ulimit -f`), then `specbatch retry`",
+    **dict.fromkeys(
+        (errno.EROFS, errno.EACCES, errno.EPERM),
+        "let the worker's user write there, or name another place, then `specbatch retry`",
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +127,12 @@ class Objects:
     @contextmanager
     def temp_folder(self) -> Iterator[Path]:
         """A fresh local folder that is removed at the end of the block."""
-        if self._scratch:
-            self._scratch.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix="specbatch-", dir=self._scratch) as folder:
-            yield Path(folder)
+        root = self._scratch or Path(tempfile.gettempdir())
+        with explained("write", str(root)):
+            root.mkdir(parents=True, exist_ok=True)
+            folder = tempfile.TemporaryDirectory(prefix="specbatch-", dir=root)
+        with folder as path:
+            yield Path(path)
 
     def _store(self, uri: str) -> ObjectStore:
         scheme = uri.partition("://")[0] if "://" in uri else "file"
@@ -140,12 +155,12 @@ class LocalObjects:
         return self._put(uri, io.BytesIO(data))
 
     def put_file(self, uri: str, local_path: Path) -> Artefact:
-        with _explained("write", uri), local_path.open("rb") as source:
+        with explained("write", uri), local_path.open("rb") as source:
             return self._put(uri, source)
 
     def put_new(self, uri: str, data: bytes) -> bool:
         path = local_path(uri)
-        with _explained("write", uri), self._temporary(path, io.BytesIO(data)) as (temporary, _):
+        with explained("write", uri), self._temporary(path, io.BytesIO(data)) as (temporary, _):
             try:
                 path.hardlink_to(temporary)  # unlike a rename, refuses to replace
             except FileExistsError:
@@ -155,17 +170,21 @@ class LocalObjects:
                     path.open("xb").close()
                 except FileExistsError:
                     return False
-                temporary.replace(path)
+                try:
+                    temporary.replace(path)
+                except OSError:
+                    path.unlink(missing_ok=True)
+                    raise
             sync_folder(path.parent)
         return True
 
     def get_bytes(self, uri: str, expect: Artefact | None = None) -> bytes:
-        with _explained("read", uri):
+        with explained("read", uri):
             data = local_path(uri).read_bytes()
         return verified(uri, data, expect)
 
     def open(self, uri: str, version: str | None = None) -> BinaryIO:
-        with _explained("read", uri):
+        with explained("read", uri):
             file = local_path(uri).open("rb")
         if version is not None and _version(os.fstat(file.fileno())) != version:
             file.close()
@@ -174,23 +193,23 @@ class LocalObjects:
 
     def list(self, prefix: str) -> list[ObjectInfo]:
         root = local_path(prefix)
-        with _explained("list", prefix):
+        with explained("list", prefix):
             if root.is_file():
                 return [_info(root)]
             return [_info(p) for p in sorted(root.rglob("*"), key=str) if p.is_file()]
 
     def head(self, uri: str) -> ObjectInfo | None:
         path = local_path(uri)
-        with _explained("look at", uri):
+        with explained("look at", uri):
             return _info(path) if path.is_file() else None
 
     def delete(self, uri: str) -> None:
-        with _explained("delete", uri):
+        with explained("delete", uri):
             local_path(uri).unlink(missing_ok=True)
 
     def _put(self, uri: str, source: BinaryIO) -> Artefact:
         path = local_path(uri)
-        with _explained("write", uri), self._temporary(path, source) as (temporary, artefact):
+        with explained("write", uri), self._temporary(path, source) as (temporary, artefact):
             temporary.replace(path)
             sync_folder(path.parent)
         return Artefact(uri, artefact.sha256, artefact.size_bytes)
@@ -269,9 +288,13 @@ def _version(stat: os.stat_result) -> str:
 
 
 @contextmanager
-def _explained(verb: str, uri: str) -> Iterator[None]:
+def explained(verb: str, uri: str) -> Iterator[None]:
+    """The system's refusals inside the block become an `ObjectError` with file and remedy."""
     try:
         yield
     except OSError as error:
         reason = (error.strerror or type(error).__name__).lower()
-        raise ObjectError(f"cannot {verb} {uri}: {reason}") from error
+        remedy = _REMEDIES.get(error.errno or 0) if verb == "write" else None
+        raise ObjectError(
+            f"cannot {verb} {uri}: {reason}" + (f"; {remedy}" if remedy else "")
+        ) from error

@@ -21,8 +21,10 @@ Columns of `part-00000.parquet` and its successors, one row per (input row, samp
 
 A quarantined row has finish_reason "error", sample_index 0 and null in the columns that do not
 apply. For OpenAI batch input `output.jsonl` and `errors.jsonl` are written as well
-(`openai_output.py`). `_specbatch_job.json` names the job that owns the location; a location
-without `manifest.json` is not finished, and writing it again is safe.
+(`openai_output.py`). Of a job that was stopped there is also `remainder-<job>.parquet` with all
+unfinished rows, and the spec for them (`pipeline/remainder.py`). `_specbatch_job.json` names the
+job that owns the location; a location without `manifest.json` is not finished, and writing it again
+is safe.
 """
 
 from __future__ import annotations
@@ -39,9 +41,10 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from specbatch.pipeline.ingest.objects import Objects, join, tidy
+from specbatch.pipeline.ingest.objects import Objects, explained, join, tidy
 from specbatch.pipeline.ingest.openai_output import OpenAIFiles
 from specbatch.schemas import arrow
+from specbatch.schemas.crash_points import CrashPoint, reach
 from specbatch.schemas.errors import ObjectError, OutputError
 from specbatch.schemas.records import Artefact, CompletionRecord, FinishReason, RejectedRow
 
@@ -72,6 +75,7 @@ class Manifest:
     rejected: int
     parts: tuple[OutputFile, ...]
     openai_files: tuple[OutputFile, ...] = ()
+    remainder: tuple[OutputFile, ...] = ()  # what is left of a stopped job, and the spec for it
     info: Mapping[str, Any] = field(default_factory=dict)
     schema_version: int = arrow.SCHEMA_VERSION
 
@@ -81,8 +85,8 @@ class Manifest:
     @classmethod
     def from_json(cls, data: bytes) -> Manifest:
         values = orjson.loads(data)
-        for name in ("parts", "openai_files"):
-            values[name] = tuple(OutputFile(**item) for item in values[name])
+        for name in ("parts", "openai_files", "remainder"):
+            values[name] = tuple(OutputFile(**item) for item in values.get(name, ()))
         return cls(**values)
 
 
@@ -90,6 +94,7 @@ class OutputWriter:
     """Writes one job's output to one location."""
 
     def __init__(self, objects: Objects, output_uri: str, job_id: str, rows_per_part: int = 50_000):
+        self._still_mine: Callable[[], None] = _unasked
         self._objects = objects
         self._uri = tidy(output_uri)
         self._job_id = job_id
@@ -112,18 +117,14 @@ class OutputWriter:
     def claim(self) -> None:
         """Make the location this job's; its own earlier claim is fine.
 
-        Raises `OutputError` when another job's output is there or it cannot be written.
+        Raises `OutputError` when another job's output is there, and `ObjectError` when the store
+        refuses or is out of reach: that may be over when it is tried again.
         """
-        try:
-            owner = self._free_or_owner()
-            if owner is None:
-                marker = orjson.dumps(
-                    {"job_id": self._job_id, "schema_version": arrow.SCHEMA_VERSION}
-                )
-                self._objects.put_new(join(self._uri, MARKER), marker)
-                owner = self._owner()
-        except ObjectError as error:
-            raise OutputError(f"output {self._uri} cannot be used: {error}") from error
+        owner = self._free_or_owner()
+        if owner is None:
+            marker = orjson.dumps({"job_id": self._job_id, "schema_version": arrow.SCHEMA_VERSION})
+            self._objects.put_new(join(self._uri, MARKER), marker)
+            owner = self._owner()
         if owner != self._job_id:
             raise self._taken(owner)
 
@@ -150,18 +151,24 @@ class OutputWriter:
         created: int = 0,
         decode: Callable[[Sequence[int]], str] | None = None,
         info: Mapping[str, Any] | None = None,
+        beside: Sequence[tuple[Path, int]] = (),
+        still_mine: Callable[[], None] | None = None,
     ) -> Manifest:
         """Publish everything and return the manifest; both inputs must be in input order.
 
         `openai` adds the OpenAI batch files, with `created` (seconds since the epoch) in them;
         `decode` makes text of tokens, called only where those tell of log-probabilities. `info`
-        goes into the manifest as it is. Raises `OutputError` and `ObjectError`.
+        goes into the manifest as it is. `beside` are local files of what is left to do, with their
+        rows; they are moved to the output. `still_mine` is called before each change and raises
+        where somebody else publishes the job by now: what they finished must not be touched. Raises
+        `OutputError` and `ObjectError`.
         """
+        self._still_mine = still_mine or _unasked
         self.claim()
-        self._objects.delete(join(self._uri, MANIFEST))  # from here on it is not finished
+        self._unfinish()
         inputs: list[Iterable[OutputRow]] = [completions, rejected]
         rows = heapq.merge(*inputs, key=_row_index)
-        with self._objects.temp_folder() as folder:
+        with self._objects.temp_folder() as folder, explained("write", str(folder)):
             extra = OpenAIFiles(folder, self._job_id, created, decode) if openai else None
             counted = _Counted(extra.watching(rows) if extra else rows)
             parts = tuple(self._write_parts(counted, folder))
@@ -169,13 +176,29 @@ class OutputWriter:
                 self._publish(path, path.name, count)
                 for path, count in (extra.finish() if extra else [])
             )
-        self._delete_leftovers({part.name for part in parts})
+        remainder = tuple(self._publish(path, path.name, count) for path, count in beside)
+        self._still_mine()
+        self._delete_leftovers({file.name for file in (*parts, *remainder)})
         manifest = Manifest(
             self._job_id, counted.completions + counted.rejected, counted.completions,
-            counted.rejected, parts, files, dict(info or {}),
+            counted.rejected, parts, files, remainder, dict(info or {}),
         )  # fmt: skip
+        reach(CrashPoint.MANIFEST)
+        self._still_mine()
         self._objects.put_bytes(join(self._uri, MANIFEST), manifest.to_json())
         return manifest
+
+    def _unfinish(self) -> None:
+        """Take away the manifest of an earlier publication, and no other one.
+
+        One that is there while the job is still ours is an earlier one's. Who is stopped after that
+        question finds another version when he comes to himself, or none was there and none goes.
+        """
+        uri = join(self._uri, MANIFEST)
+        earlier = self._objects.head(uri)
+        self._still_mine()
+        if earlier is not None and self._objects.head(uri) == earlier:
+            self._objects.delete(uri)
 
     def _write_parts(self, rows: Iterator[OutputRow], folder: Path) -> Iterator[OutputFile]:
         """At least one part, so that an empty output can be read too."""
@@ -188,13 +211,16 @@ class OutputWriter:
             number, first = number + 1, next(rows, None)
 
     def _publish(self, path: Path, name: str, rows: int) -> OutputFile:
+        reach(CrashPoint.UPLOAD)
+        self._still_mine()
         artefact = self._objects.put_file(join(self._uri, name), path)
         path.unlink()
         return OutputFile(name, rows, artefact.size_bytes, artefact.sha256)
 
     def _delete_leftovers(self, keep: set[str]) -> None:
-        """Parts of an earlier attempt of this job that had more of them."""
-        for name in self._part_names() - keep:
+        """Parts of an earlier attempt of this job that had more of them, and what it left."""
+        left = {f"remainder-{self._job_id}.{kind}" for kind in ("parquet", "yaml")}
+        for name in (self._part_names() | left) - keep:
             self._objects.delete(join(self._uri, name))
 
     def _owner(self) -> str | None:
@@ -223,6 +249,10 @@ class OutputWriter:
         root = self._uri.rstrip("/") + "/"
         names = (info.uri.removeprefix(root) for info in self._objects.list(root))
         return {n for n in names if n.startswith("part-") and n.endswith(".parquet")}
+
+
+def _unasked() -> None:
+    """Nobody else is at work."""
 
 
 def _check_writable(folder: Path) -> None:

@@ -6,15 +6,16 @@ group gives the groups an uninterrupted run would have given.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from specbatch.pipeline.ingest.rows import RowChecker
-from specbatch.pipeline.ingest.sources import Source
+from specbatch.pipeline.ingest.sources import RawBatch, Source
 from specbatch.schemas.records import PromptRow, RejectedRow, SourcePosition
 
 MAX_GROUP_TOKENS = 1 << 18  # prompt tokens of one group
 MAX_REJECTED_PER_GROUP = 10_000  # so that an input of bad rows stays bounded too
+ROWS_PER_CHECK = 512  # tokenised together: the first group need not wait for all that was read
 _EXAMPLES_PER_CODE = 3
 
 
@@ -81,7 +82,7 @@ def plan(
     if start is not None and source.has_ids:
         checker.remember(source.ids_until(start))
     filling, index, row_index, cursor = _Open(), next_group, next_row, start
-    for batch in source.read(start):
+    for batch in _parts(source.read(start)):
         for i, row in enumerate(checker.check(batch, row_index, source.has_ids)):
             here = batch.position(i)
             full = isinstance(row, PromptRow) and filling.rows and (
@@ -98,6 +99,11 @@ def plan(
         cursor = batch.position(len(batch.rows))
     if cursor is not None and (filling.rows or filling.rejected):
         yield filling.close(index, cursor, row_index)
+
+
+def _parts(batches: Iterable[RawBatch]) -> Iterator[RawBatch]:
+    for batch in batches:
+        yield from batch.parts(ROWS_PER_CHECK)
 
 
 @dataclass(slots=True)

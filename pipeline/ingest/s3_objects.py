@@ -1,13 +1,15 @@
 """S3 and stores that speak its protocol, through boto3.
 
 Every upload is checked by the server (SHA-256) and once more with a HEAD; an upload that fails
-half way is aborted, so no truncated object is left. The client is made on first use in each
-process, never before a fork. Credentials come from boto3's usual places and are never printed.
+half way is aborted, so no truncated object is left. What a killed process left half uploaded is
+aborted by the next upload to the same key. The client is made on first use in each process, never
+before a fork. Credentials come from boto3's usual places and are never printed.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import io
 import os
@@ -19,23 +21,30 @@ from typing import Any, BinaryIO, TypeVar, cast
 import tenacity
 
 from specbatch.pipeline.ingest.objects import ObjectInfo, changed, verified
-from specbatch.schemas.errors import MissingExtraError, ObjectError
+from specbatch.pipeline.ingest.s3_client import Patience, code, is_transient, new_client
+from specbatch.schemas.errors import ObjectError
+from specbatch.schemas.masking import mask_url
 from specbatch.schemas.records import Artefact
-from specbatch.schemas.settings import mask_url
 
 T = TypeVar("T")
 
 PART_BYTES = 16 << 20  # of a multipart upload; also the largest single-request upload
 READ_AHEAD_BYTES = 4 << 20
-_TRANSIENT_CODES = {"SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "503"}
 
 
 class S3Objects:
-    """Objects in buckets. `retry_sec` caps the total time spent on retries of one operation."""
+    """Objects in buckets. `retry_sec` caps the total time that failures of one operation may take,
+    however many requests it is made of; `answer_sec` is how long one answer is waited for."""
 
-    def __init__(self, endpoint_url: str | None = None, retry_sec: float = 120.0):
+    def __init__(
+        self,
+        endpoint_url: str | None = None,
+        retry_sec: float = 120.0,
+        answer_sec: float = 60.0,
+    ):
         self._endpoint_url = endpoint_url
         self._retry_sec = retry_sec
+        self._answer_sec = answer_sec
         self._lock = threading.Lock()
         self._made_client: Any = None
         self._made_in_pid = -1
@@ -60,13 +69,15 @@ class S3Objects:
                 ),
             )  # fmt: skip
         except ObjectError as error:
-            if _code(error.__cause__) in ("PreconditionFailed", "ConditionalRequestConflict"):
+            if code(error.__cause__) in ("PreconditionFailed", "ConditionalRequestConflict"):
                 return False
-            if _code(error.__cause__) != "NotImplemented":
+            if code(error.__cause__) != "NotImplemented":
                 raise
             if self.head(uri) is not None:  # a store without conditional writes: best effort
                 return False
             self._put_whole(uri, data)
+        else:
+            self._confirm(Artefact(uri, hashlib.sha256(data).hexdigest(), len(data)))
         return True
 
     def get_bytes(self, uri: str, expect: Artefact | None = None) -> bytes:
@@ -119,47 +130,62 @@ class S3Objects:
             return cast(bytes, answer["Body"].read())
 
         try:
-            return self._call("read", info.uri, fetch)
+            data = self._call("read", info.uri, fetch)
         except ObjectError as error:
-            if _code(error.__cause__) in ("PreconditionFailed", "412", "NoSuchKey"):
+            if code(error.__cause__) in ("PreconditionFailed", "412", "NoSuchKey"):
                 raise changed(info.uri) from error
             raise
+        if len(data) != min(size, info.size - start):
+            raise ObjectError(
+                f"cannot read {info.uri}: the S3 store sent {len(data)} bytes where {size} were "
+                "asked for; something between here and there cuts answers short"
+            )
+        return data
 
     # --- uploads ----------------------------------------------------------------------------
     def _put_whole(self, uri: str, data: bytes) -> Artefact:
         bucket, key = split(uri)
+        patience = Patience(self._retry_sec)
         self._call(
             "write", uri,
             lambda s3: s3.put_object(Bucket=bucket, Key=key, Body=data, **_checks(data)),
+            patience,
         )  # fmt: skip
-        return self._confirm(Artefact(uri, hashlib.sha256(data).hexdigest(), len(data)))
+        artefact = Artefact(uri, hashlib.sha256(data).hexdigest(), len(data))
+        return self._confirm(artefact, patience)
 
     def _put_parts(self, uri: str, file: BinaryIO) -> Artefact:
         bucket, key = split(uri)
         artefact = _measure(uri, file)
         target = {"Bucket": bucket, "Key": key}
+        patience = Patience(self._retry_sec)
         begin = self._call(
             "write", uri,
             lambda s3: s3.create_multipart_upload(
                 **target, Metadata={"sha256": artefact.sha256}, ChecksumAlgorithm="SHA256"
             ),
+            patience,
         )  # fmt: skip
-        target["UploadId"] = begin["UploadId"]
+        mine = {**target, "UploadId": begin["UploadId"]}
         try:
             parts: list[dict[str, Any]] = []
             while data := file.read(PART_BYTES):
-                parts.append(self._put_part(uri, target, len(parts) + 1, data))
+                parts.append(self._put_part(uri, mine, len(parts) + 1, data, patience))
             self._call(
                 "write", uri,
-                lambda s3: s3.complete_multipart_upload(**target, MultipartUpload={"Parts": parts}),
+                lambda s3: s3.complete_multipart_upload(**mine, MultipartUpload={"Parts": parts}),
+                patience,
             )  # fmt: skip
-        except BaseException:
-            self._abort(uri, target)
-            raise
-        return self._confirm(artefact)
+        except BaseException as error:
+            # The answer to a completion may be lost when it was done: then the object tells.
+            if code(error.__cause__) != "NoSuchUpload":
+                self._abort(uri, mine)
+                raise
+        self._abort_leftovers(uri, target)
+        return self._confirm(artefact, patience)
 
     def _put_part(
-        self, uri: str, target: dict[str, str], number: int, data: bytes
+        self, uri: str, target: dict[str, str], number: int, data: bytes, patience: Patience
     ) -> dict[str, Any]:
         checksum = _base64_sha256(data)
         answer = self._call(
@@ -167,6 +193,7 @@ class S3Objects:
             lambda s3: s3.upload_part(
                 **target, PartNumber=number, Body=data, ChecksumSHA256=checksum
             ),
+            patience,
         )  # fmt: skip
         return {"PartNumber": number, "ETag": answer["ETag"], "ChecksumSHA256": checksum}
 
@@ -176,15 +203,33 @@ class S3Objects:
         except ObjectError:
             return  # the error that led here says more
 
-    def _confirm(self, artefact: Artefact) -> Artefact:
+    def _abort_leftovers(self, uri: str, target: dict[str, str]) -> None:
+        """End uploads to this key that nobody will: parts of a killed process cost money for ever,
+        and so would one that was begun twice because the answer was lost.
+
+        One key has one writer at a time; who lost its lease meanwhile must not finish either.
+        """
+        try:
+            found = self._call(
+                "look for uploads of", uri,
+                lambda s3: s3.list_multipart_uploads(Bucket=target["Bucket"], Prefix=target["Key"]),
+            )  # fmt: skip
+        except ObjectError:
+            return  # not allowed to, or not offered: a bucket's own rule may expire them
+        for upload in found.get("Uploads", []):
+            if upload["Key"] == target["Key"]:
+                self._abort(uri, {**target, "UploadId": upload["UploadId"]})
+
+    def _confirm(self, artefact: Artefact, patience: Patience | None = None) -> Artefact:
         """Raise unless the store now holds these bytes; a wrong object is deleted."""
-        found = self._head(artefact.uri)
+        found = self._head(artefact.uri, patience)
         if (
             found is None
             or found["ContentLength"] != artefact.size_bytes
             or found["Metadata"].get("sha256") != artefact.sha256
         ):
-            self.delete(artefact.uri)
+            with contextlib.suppress(ObjectError):  # nobody is told of it, so nobody reads it
+                self.delete(artefact.uri)
             raise ObjectError(
                 f"{artefact.uri} did not arrive whole (size or SHA-256 differ after the upload); "
                 "it was deleted, try again"
@@ -192,25 +237,35 @@ class S3Objects:
         return artefact
 
     # --- requests ---------------------------------------------------------------------------
-    def _head(self, uri: str) -> dict[str, Any] | None:
+    def _head(self, uri: str, patience: Patience | None = None) -> dict[str, Any] | None:
         bucket, key = split(uri)
         try:
             return cast(
                 dict[str, Any],
-                self._call("look at", uri, lambda s3: s3.head_object(Bucket=bucket, Key=key)),
+                self._call(
+                    "look at", uri, lambda s3: s3.head_object(Bucket=bucket, Key=key), patience
+                ),
             )
         except ObjectError as error:
-            if _code(error.__cause__) in ("404", "NoSuchKey", "NotFound"):
+            if code(error.__cause__) in ("404", "NoSuchKey", "NotFound"):
                 return None
             raise
 
-    def _call(self, verb: str, uri: str, request: Callable[[Any], T]) -> T:
+    def _call(
+        self,
+        verb: str,
+        uri: str,
+        request: Callable[[Any], T],
+        patience: Patience | None = None,
+    ) -> T:
         client = self._client()
         from botocore.exceptions import BotoCoreError, ClientError
 
+        patience = patience or Patience(self._retry_sec)
         retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(_is_transient),
-            stop=tenacity.stop_before_delay(self._retry_sec),
+            retry=tenacity.retry_if_exception(is_transient),
+            stop=patience.is_used_up,
+            before_sleep=patience.note,
             wait=tenacity.wait_random_exponential(multiplier=0.2, max=10.0),
             reraise=True,
         )
@@ -220,12 +275,17 @@ class S3Objects:
             raise ObjectError(f"cannot {verb} {uri}: {self._reason(error)}") from error
 
     def _reason(self, error: Exception) -> str:
-        name = _code(error) or type(error).__name__
+        name = code(error) or type(error).__name__
         where = mask_url(self._endpoint_url) if self._endpoint_url else "AWS"
         if name in ("NoCredentialsError", "PartialCredentialsError"):
             return "no S3 credentials found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         if name in ("AccessDenied", "403", "InvalidAccessKeyId", "SignatureDoesNotMatch"):
             return f"the S3 store at {where} denied access ({name})"
+        if name == "SSLError":
+            return (
+                f"the certificate of the S3 store at {where} is not trusted; AWS_CA_BUNDLE names a "
+                "file with those that are"
+            )
         if name in ("NoSuchBucket", "NoSuchKey", "404"):
             return "no such bucket" if name == "NoSuchBucket" else "no such object"
         return f"the S3 store at {where} answered {name}"
@@ -233,7 +293,7 @@ class S3Objects:
     def _client(self) -> Any:
         with self._lock:
             if self._made_client is None or self._made_in_pid != os.getpid():
-                self._made_client = _new_client(self._endpoint_url)
+                self._made_client = new_client(self._endpoint_url, self._answer_sec)
                 self._made_in_pid = os.getpid()
             return self._made_client
 
@@ -278,44 +338,6 @@ def split(uri: str) -> tuple[str, str]:
             "an S3 uri looks like s3://bucket/key; credentials belong in the environment"
         )
     return bucket, key
-
-
-def _new_client(endpoint_url: str | None) -> Any:
-    try:
-        import boto3
-        from botocore.config import Config
-    except ImportError:
-        raise MissingExtraError("s3:// needs boto3: pip install 'specbatch[s3]'") from None
-    session = boto3.Session()  # the default session is not thread-safe
-    return session.client(
-        "s3",
-        endpoint_url=endpoint_url,
-        region_name=session.region_name or "us-east-1",
-        config=Config(
-            retries={"mode": "standard", "max_attempts": 2},  # the rest is ours, with a time cap
-            connect_timeout=10,
-            read_timeout=60,
-            # Stores other than AWS know the classic headers only; we send SHA-256 ourselves.
-            request_checksum_calculation="when_required",
-            response_checksum_validation="when_required",
-        ),
-    )
-
-
-def _is_transient(error: BaseException) -> bool:
-    from botocore import exceptions
-
-    if isinstance(error, exceptions.ClientError):
-        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        return status >= 500 or status == 429 or _code(error) in _TRANSIENT_CODES
-    return isinstance(
-        error, exceptions.HTTPClientError | exceptions.IncompleteReadError
-    ) and not isinstance(error, exceptions.SSLError | exceptions.ProxyConnectionError)
-
-
-def _code(error: BaseException | None) -> str:
-    response = getattr(error, "response", None) or {}
-    return str(response.get("Error", {}).get("Code", ""))
 
 
 def _checks(data: bytes) -> dict[str, Any]:

@@ -54,6 +54,13 @@ class RawBatch:
     kind: PromptKind
     rows: list[RawRow] = field(default_factory=list)
 
+    def parts(self, rows: int) -> Iterator[RawBatch]:
+        """The same rows, at most so many at a time."""
+        for first in range(0, max(1, len(self.rows)), rows):
+            part = self.rows[first : first + rows]
+            offsets = self.offsets[first : first + len(part) + 1]
+            yield RawBatch(self.uri, self.version, self.row_group, offsets, self.kind, part)
+
     def position(self, index: int) -> SourcePosition:
         """Where row `index` begins; `len(rows)` gives where the next batch begins."""
         return SourcePosition(self.uri, self.version, self.row_group, self.offsets[index])

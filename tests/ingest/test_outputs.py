@@ -14,7 +14,7 @@ from ingest.making import completion
 
 from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ingest.outputs import OutputWriter, read_manifest, read_output
-from specbatch.schemas.errors import ObjectError, OutputError
+from specbatch.schemas.errors import FencedError, ObjectError, OutputError
 from specbatch.schemas.records import CompletionRecord, FinishReason, RejectedRow
 
 REJECTED = [RejectedRow(1, None, "bad_json", "no JSON"), RejectedRow(4, "x", "too_long", "long")]
@@ -155,6 +155,60 @@ def test_an_output_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("a file")
     with pytest.raises(OutputError, match="is a file"):
         OutputWriter(Objects(), str(tmp_path / "out"), "job-a").claim()
+
+
+def test_a_store_that_is_out_of_reach_is_no_wrong_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = Objects()
+
+    def away(uri: str) -> None:
+        raise ObjectError(f"cannot look at {uri}: the store answered 503")
+
+    writer = OutputWriter(objects, str(tmp_path / "out"), "job-a")
+    with monkeypatch.context() as patch:
+        patch.setattr(objects, "head", away)
+        with pytest.raises(ObjectError, match="503"):
+            writer.claim()
+        with pytest.raises(ObjectError, match="503"):
+            writer.write(COMPLETIONS, REJECTED)
+        with pytest.raises(OutputError, match=r"cannot be used: .*503"):
+            writer.check()
+    writer.write(COMPLETIONS, REJECTED)
+
+
+def test_who_has_lost_a_job_touches_nothing_of_its_output(tmp_path: Path) -> None:
+    objects, uri = Objects(), str(tmp_path / "out")
+    OutputWriter(objects, uri, "job-a").write(COMPLETIONS, REJECTED)
+    before = {info.uri: info.version for info in objects.list(uri)}
+
+    def lost() -> None:
+        raise FencedError("somebody else publishes")
+
+    with pytest.raises(FencedError):
+        OutputWriter(objects, uri, "job-a").write(COMPLETIONS, REJECTED, still_mine=lost)
+    assert {info.uri: info.version for info in objects.list(uri)} == before
+
+
+@pytest.mark.parametrize("published_before", [False, True])
+def test_who_is_stopped_after_he_asked_leaves_anothers_manifest(
+    tmp_path: Path, published_before: bool
+) -> None:
+    objects, uri = Objects(), str(tmp_path / "out")
+    if published_before:
+        OutputWriter(objects, uri, "job-a").write(COMPLETIONS[:1], [])
+    asked = []
+
+    def stopped() -> None:
+        asked.append(1)
+        if len(asked) == 1:  # the answer is yes, and then it takes long
+            OutputWriter(objects, uri, "job-a").write(COMPLETIONS, REJECTED)
+        else:
+            raise FencedError("somebody else publishes")
+
+    with pytest.raises(FencedError):
+        OutputWriter(objects, uri, "job-a").write(COMPLETIONS, REJECTED, still_mine=stopped)
+    assert read_output(uri, objects).num_rows == 6
 
 
 def test_a_crash_before_the_manifest_leaves_the_run_repeatable(place: tuple[Objects, str]) -> None:

@@ -13,7 +13,7 @@ from ingest.making import make_spec, write_parquet
 
 from specbatch.pipeline.ingest import sources
 from specbatch.pipeline.ingest.objects import Objects
-from specbatch.pipeline.ingest.sources import Source, open_source
+from specbatch.pipeline.ingest.sources import RawBatch, RawRow, Source, open_source
 from specbatch.schemas.errors import InputError
 from specbatch.schemas.records import SourcePosition
 
@@ -314,3 +314,17 @@ def test_missing_s3_inputs_are_input_errors(s3: Objects, bucket: str) -> None:
         opened(f"{bucket}/none/", s3)
     with pytest.raises(InputError, match="no such bucket"):
         opened("s3://no-such-bucket-x/a.parquet", s3)
+
+
+def test_a_batch_in_parts_has_the_same_rows_at_the_same_places() -> None:
+    offsets = [0, 10, 25, 26, 40, 41]
+    batch = RawBatch("in.jsonl", "v", 0, offsets, "auto", [RawRow(id=i) for i in range(5)])
+    parts = list(batch.parts(2))
+    assert [[row.id for row in part.rows] for part in parts] == [[0, 1], [2, 3], [4]]
+    assert [[part.position(i).row_offset for i in range(len(part.rows) + 1)] for part in parts] == [
+        [0, 10, 25],
+        [25, 26, 40],
+        [40, 41],
+    ]
+    [empty] = RawBatch("in.jsonl", "v", 0, [7], "auto").parts(2)
+    assert (empty.rows, empty.position(0)) == ([], SourcePosition("in.jsonl", "v", 0, 7))

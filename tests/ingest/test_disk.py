@@ -1,0 +1,125 @@
+"""A local disk that is full or may not be written: one sentence, no half file, and on it goes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ledger.builders import completion
+
+from specbatch.pipeline.ingest.objects import Objects
+from specbatch.pipeline.ingest.outputs import OutputWriter, read_output
+from specbatch.schemas.errors import ObjectError, OutputError
+
+LARGE = b"x" * (1 << 20)
+
+
+@contextmanager
+def small_files(most: int = 1 << 14) -> Iterator[None]:
+    """No file of this process may grow beyond so many bytes: real writes fail half way."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+
+
+def test_a_write_that_fails_half_way_leaves_nothing_and_may_be_repeated(tmp_path: Path) -> None:
+    objects, uri = Objects(), str(tmp_path / "a" / "b.bin")
+    with small_files(), pytest.raises(ObjectError) as caught:
+        objects.put_bytes(uri, LARGE)
+    assert str(caught.value) == (
+        f"cannot write {uri}: file too large; raise the limit on the size of files (`ulimit -f`), "
+        "then `specbatch retry`"
+    )
+    assert files(tmp_path) == []
+    artefact = objects.put_bytes(uri, LARGE)
+    assert objects.get_bytes(uri, artefact) == LARGE
+
+
+@pytest.mark.parametrize(
+    ("number", "reason", "remedy"),
+    [
+        (errno.ENOSPC, "no space left on device", "free space there"),
+        (errno.EDQUOT, "disk quota exceeded", "free space there"),
+        (errno.EROFS, "read-only file system", "let the worker's user write there"),
+        (errno.EACCES, "permission denied", "let the worker's user write there"),
+    ],
+)
+@pytest.mark.parametrize("step", ["open", "write to", "rename"])
+@pytest.mark.parametrize("operation", ["put_bytes", "put_file", "put_new"])
+def test_each_refusal_names_the_file_and_what_to_do(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    reason: str,
+    remedy: str,
+    step: str,
+    operation: str,
+) -> None:
+    objects, uri = Objects(), str(tmp_path / "out" / "b.bin")
+    (tmp_path / "source").write_bytes(LARGE)
+    value: Any = tmp_path / "source" if operation == "put_file" else LARGE
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        match step:
+            case "open":
+                patch.setattr(Path, "mkdir", refuse)
+            case "write to":
+                patch.setattr(os, "fsync", refuse)  # where a full disk shows at the latest
+            case _:
+                patch.setattr(Path, "replace", refuse)
+                patch.setattr(Path, "hardlink_to", refuse)
+        with pytest.raises(ObjectError) as caught:
+            getattr(objects, operation)(uri, value)
+    said = str(caught.value)
+    assert said.startswith(f"cannot write {uri}: {reason}; {remedy}")
+    assert "`specbatch retry`" in said
+    assert files(tmp_path) == ["source"]
+    getattr(objects, operation)(uri, value)
+    assert objects.get_bytes(uri) == LARGE
+
+
+def test_an_output_on_a_full_disk_is_not_finished_and_can_be_written_later(
+    tmp_path: Path,
+) -> None:
+    objects = Objects(scratch=tmp_path / "scratch")
+    uri = str(tmp_path / "out")
+    rows = [completion(row, text=os.urandom(2000).hex()) for row in range(50)]
+
+    def write() -> None:
+        OutputWriter(objects, uri, "job00000000000001").write(rows, [], openai=True)
+
+    with small_files(), pytest.raises((ObjectError, OutputError)) as caught:
+        write()
+    assert "file too large" in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+    assert "specbatch retry" in str(caught.value)
+    assert files(tmp_path) == ["out/_specbatch_job.json"]
+    write()
+    assert read_output(uri, objects).num_rows == 50
+    assert files(tmp_path / "scratch") == []
+
+
+def test_a_scratch_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    objects = Objects(scratch=tmp_path / "file" / "sub")
+    with (
+        pytest.raises(ObjectError, match=r"cannot write .*/file/sub: not a directory"),
+        objects.temp_folder(),
+    ):
+        pass

@@ -1,0 +1,212 @@
+"""An S3 that is overloaded, cuts answers and uploads short, or goes away: whole or not at all."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ledger.builders import completion
+
+from specbatch.pipeline.ingest import s3_objects
+from specbatch.pipeline.ingest.objects import Objects
+from specbatch.pipeline.ingest.outputs import OutputWriter, read_output
+from specbatch.pipeline.ingest.s3_client import Patience
+from specbatch.pipeline.ingest.s3_objects import S3Objects
+from specbatch.schemas.errors import ObjectError
+from support.faulty_s3 import Fault, FaultyS3
+
+PART = 5 << 20  # S3's smallest
+LARGE = bytes(range(256)) * (12 << 12)  # three parts
+
+
+@pytest.fixture
+def proxy(s3_server: str, s3_credentials: None) -> Iterator[FaultyS3]:  # noqa: ARG001 - its effect
+    with FaultyS3(s3_server) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def store(proxy: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> S3Objects:
+    monkeypatch.setattr(s3_objects, "PART_BYTES", PART)
+    return S3Objects(proxy.url, retry_sec=20.0, answer_sec=5.0)
+
+
+def uploads(client: Any, bucket: str) -> list[Any]:
+    """Multipart uploads that are neither finished nor aborted."""
+    found = client.list_multipart_uploads(Bucket=bucket.removeprefix("s3://"))
+    return list(found.get("Uploads", []))
+
+
+PASSING = [Fault.UNAVAILABLE, Fault.DROP, Fault.LOST_ANSWER]
+
+
+@pytest.mark.parametrize("fault", PASSING)
+@pytest.mark.parametrize("data", [b"hello", LARGE], ids=["whole", "in parts"])
+def test_an_upload_is_tried_again(
+    store: S3Objects, proxy: FaultyS3, s3_client: Any, bucket: str, fault: Fault, data: bytes
+) -> None:
+    for method in ("PUT", "POST", "HEAD"):
+        proxy.fail(fault, method, times=2)
+    artefact = store.put_bytes(f"{bucket}/a", data)
+    assert len(proxy.faults) >= 4
+    assert store.get_bytes(f"{bucket}/a", artefact) == data
+    assert uploads(s3_client, bucket) == []
+
+
+@pytest.mark.parametrize("fault", [Fault.UNAVAILABLE, Fault.DROP, Fault.CUT_ANSWER])
+def test_a_read_is_tried_again(
+    store: S3Objects, proxy: FaultyS3, bucket: str, fault: Fault
+) -> None:
+    artefact = store.put_bytes(f"{bucket}/a", b"hello" * 1000)
+    proxy.fail(fault, "GET", times=2)
+    assert store.get_bytes(f"{bucket}/a", artefact) == b"hello" * 1000
+    proxy.fail(fault, "GET", times=2)
+    assert store.open(f"{bucket}/a").read() == b"hello" * 1000
+    assert len(proxy.faults) == 4
+
+
+def test_a_read_that_hangs_is_given_up_and_tried_again(proxy: FaultyS3, bucket: str) -> None:
+    store = S3Objects(proxy.url, retry_sec=20.0, answer_sec=0.3)
+    store.put_bytes(f"{bucket}/a", b"hello")
+    proxy.fail(Fault.HANG, "GET")
+    assert store.get_bytes(f"{bucket}/a") == b"hello"
+    assert [fault for _, fault in proxy.faults] == [Fault.HANG]
+
+
+def test_an_answer_that_is_short_and_says_so_is_noticed(
+    store: S3Objects, proxy: FaultyS3, bucket: str
+) -> None:
+    artefact = store.put_bytes(f"{bucket}/a", b"hello" * 1000)
+    proxy.fail(Fault.SHORT_ANSWER, "GET", times=2)
+    with pytest.raises(ObjectError, match="has 2500 bytes where 5000 were written"):
+        store.get_bytes(f"{bucket}/a", artefact)
+    with pytest.raises(ObjectError, match="sent 2500 bytes where 5000 were asked for"):
+        store.open(f"{bucket}/a").read()
+
+
+@pytest.mark.parametrize("data", [b"hello", LARGE], ids=["whole", "in parts"])
+def test_an_upload_that_arrives_cut_is_deleted_and_named(
+    store: S3Objects, proxy: FaultyS3, s3_client: Any, bucket: str, data: bytes
+) -> None:
+    proxy.fail(Fault.CUT_UPLOAD, "PUT", part="/a")
+    with pytest.raises(ObjectError, match=f"{bucket}/a"):
+        store.put_bytes(f"{bucket}/a", data)
+    assert store.head(f"{bucket}/a") is None
+    assert uploads(s3_client, bucket) == []
+    artefact = store.put_bytes(f"{bucket}/a", data)
+    assert store.get_bytes(f"{bucket}/a", artefact) == data
+
+
+def test_a_finished_upload_whose_answer_is_lost_is_not_taken_for_a_failure(
+    store: S3Objects, proxy: FaultyS3, s3_client: Any, bucket: str
+) -> None:
+    proxy.fail(Fault.LOST_ANSWER, "POST", part="uploadId=", times=2)
+    artefact = store.put_bytes(f"{bucket}/a", LARGE)
+    assert len(proxy.faults) == 2
+    assert store.get_bytes(f"{bucket}/a", artefact) == LARGE
+    assert uploads(s3_client, bucket) == []
+
+
+def failure(attempt: int, since: float, wait: float) -> Any:
+    """As tenacity tells of one: seconds since the request's first attempt began."""
+    return SimpleNamespace(attempt_number=attempt, seconds_since_start=since, upcoming_sleep=wait)
+
+
+def test_the_retries_of_a_whole_upload_are_capped_together() -> None:
+    """A store that fails once per request would otherwise be put up with once per part."""
+    patience = Patience(1.0)
+    for one in (failure(1, 0.3, 0.1), failure(2, 0.6, 0.1)):
+        assert not patience.is_used_up(one)
+        patience.note(one)
+    assert not patience.is_used_up(failure(1, 0.1, 0.1)), "another request: 0.3 s are left"
+    assert patience.is_used_up(failure(1, 0.25, 0.1))
+    assert not Patience(1.0).is_used_up(failure(1, 0.25, 0.1))
+
+
+def test_a_failed_upload_leaves_no_parts(
+    proxy: FaultyS3, s3_client: Any, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3_objects, "PART_BYTES", PART)
+    store = S3Objects(proxy.url, retry_sec=1.0, answer_sec=5.0)
+    proxy.fail(Fault.DENIED, "PUT", part="partNumber=2")
+    with pytest.raises(ObjectError, match="denied access"):
+        store.put_bytes(f"{bucket}/a", LARGE)
+    assert uploads(s3_client, bucket) == []
+
+
+def test_an_interrupt_aborts_the_upload(store: S3Objects, s3_client: Any, bucket: str) -> None:
+    """Ctrl-C and SIGTERM become exceptions in the thread that uploads, or it ends its work."""
+
+    original = store._put_part
+
+    def put_part(uri: str, target: Any, number: int, *rest: Any) -> Any:
+        if number == 2:
+            raise KeyboardInterrupt
+        return original(uri, target, number, *rest)
+
+    store._put_part = put_part  # type: ignore[method-assign]  # the interrupt comes in there
+    with pytest.raises(KeyboardInterrupt):
+        store.put_bytes(f"{bucket}/a", LARGE)
+    assert uploads(s3_client, bucket) == []
+
+
+def test_what_a_killed_process_left_is_ended_by_the_next_upload(
+    store: S3Objects, s3_client: Any, bucket: str
+) -> None:
+    name = bucket.removeprefix("s3://")
+    for key in ("a", "a", "ab"):
+        s3_client.create_multipart_upload(Bucket=name, Key=key)
+    store.put_bytes(f"{bucket}/a", LARGE)
+    assert [upload["Key"] for upload in uploads(s3_client, bucket)] == ["ab"], "another's"
+
+
+def test_of_two_writers_of_a_marker_one_wins_whatever_is_lost(proxy: FaultyS3, bucket: str) -> None:
+    proxy.fail(Fault.LOST_ANSWER, "PUT")
+    objects = Objects(proxy.url)
+    wins = []
+    threads = [
+        threading.Thread(target=lambda i=i: wins.append(objects.put_new(f"{bucket}/m", b"%d" % i)))
+        for i in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wins.count(True) <= 1
+    assert objects.get_bytes(f"{bucket}/m") in (b"0", b"1")
+
+
+# --- outputs ------------------------------------------------------------------------------------
+def write(objects: Objects, uri: str) -> None:
+    writer = OutputWriter(objects, uri, "job00000000000001", rows_per_part=5)
+    writer.write([completion(row) for row in range(12)], [])
+
+
+def keys(proxy: FaultyS3) -> list[str]:
+    """Names of the files that were put, in order."""
+    return [c.path.rpartition("/")[2].partition("?")[0] for c in proxy.calls if c.method == "PUT"]
+
+
+def test_the_manifest_is_the_last_thing_that_is_written(proxy: FaultyS3, bucket: str) -> None:
+    proxy.fail(Fault.UNAVAILABLE, "PUT", times=3)
+    write(Objects(proxy.url), f"{bucket}/out")
+    assert keys(proxy)[-1] == "manifest.json"
+    assert keys(proxy).count("manifest.json") == 1
+
+
+@pytest.mark.parametrize("part", ["part-00000", "part-00002", "manifest"])
+def test_an_output_that_fails_half_way_is_not_finished_and_can_be_written_again(
+    proxy: FaultyS3, bucket: str, part: str, tmp_path: Path
+) -> None:
+    objects = Objects(proxy.url, scratch=tmp_path)
+    proxy.fail(Fault.DENIED, "PUT", part=part)
+    with pytest.raises(ObjectError, match="denied access"):
+        write(objects, f"{bucket}/out")
+    assert not objects.exists(f"{bucket}/out/manifest.json")
+    assert list(tmp_path.iterdir()) == []
+    write(objects, f"{bucket}/out")
+    assert read_output(f"{bucket}/out", objects).num_rows == 12
