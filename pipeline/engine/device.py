@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from specbatch.kernels.native import processor_name
 from specbatch.pipeline.engine.memory import within
 from specbatch.schemas.errors import UsageError
 
@@ -40,6 +41,13 @@ class DeviceOptions:
                 f"device `{self.name}` is not here, or this build of torch cannot use it: "
                 "set SPECBATCH_DEVICE=cpu"
             )
+
+    @property
+    def description(self) -> str:
+        """The kind of device, and what decides its speed: equal ones take equal times."""
+        if self.is_gpu:
+            return torch.cuda.get_device_name(torch.device(self.name))
+        return f"{processor_name()}, {torch.get_num_threads()} threads"
 
     def enter(self) -> None:
         """Make it this thread's: Triton launches on the thread's device, whatever its tensors'."""

@@ -19,6 +19,7 @@ from specbatch.kernels.verify.contract import SamplingRows
 from specbatch.kernels.verify.reference import process
 from specbatch.pipeline.engine.batch import Chunk
 from specbatch.pipeline.engine.blocks import KvState
+from specbatch.pipeline.engine.draft_names import DRAFT_MODEL
 from specbatch.pipeline.engine.runner import ModelRunner
 from specbatch.pipeline.engine.sampler import choose_sampler
 from specbatch.pipeline.engine.sampling import sampling_rows
@@ -34,15 +35,18 @@ MAX_PASS_TOKENS = 2048  # of all sequences together; what is above it is fed bef
 class DraftModelProposer:
     """Owns the draft model's KV; `kv.length` trails the sequence by the tokens not yet fed."""
 
-    name = "draft-model"
-
     def __init__(
-        self, runner: ModelRunner, max_depth: int = 8, pass_time: LinearCost | None = None
+        self,
+        runner: ModelRunner,
+        max_depth: int = 8,
+        pass_time: LinearCost | None = None,
+        name: str = DRAFT_MODEL,
     ) -> None:
+        self.name = name
         self._runner = runner
         self._sampler = choose_sampler(runner.device, runner.kernels)
         self._max_depth = max_depth
-        self.pass_time = pass_time or Knowledge().draft_time
+        self.pass_time = pass_time or Knowledge().draft_time_of(self.name)
         self._kv: dict[Sequence, KvState] = {}
         self._laws: dict[Sequence, list[Tensor]] = {}  # of the last draft: [vocab_size] a token
 
@@ -53,6 +57,13 @@ class DraftModelProposer:
         return (
             0 if missing > self._runner.blocks.free_blocks else max(0, min(self._max_depth, room))
         )
+
+    def behind(self, sequence: Sequence) -> int:
+        kv = self._kv.get(sequence)
+        return max(0, len(sequence.tokens) - (0 if kv is None else kv.length))
+
+    def grade(self, sequence: Sequence) -> int:  # noqa: ARG002 - the contract's
+        return 0
 
     def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:
         drafts: list[list[int]] = [[] for _ in sequences]
@@ -84,11 +95,16 @@ class DraftModelProposer:
         return torch.stack(self._laws[sequence])
 
     def settle(self, sequence: Sequence) -> None:
-        """Drop the KV of rejected draft tokens: what agrees with the sequence stays."""
+        """Drop the KV of rejected draft tokens: what agrees with the sequence stays.
+
+        A draft that was only compared is dropped before anything is decided behind it: then the
+        sequence's last token was fed too, and its block may be sealed already.
+        """
         self._laws.pop(sequence, None)
         kv = self._kv.get(sequence)
         if kv is not None:
-            self._runner.blocks.trim(kv, len(sequence.tokens) - 1)
+            blocks = self._runner.blocks
+            blocks.trim(kv, max(len(sequence.tokens) - 1, kv.sealed * blocks.block_size))
 
     def forget(self, sequence: Sequence) -> None:
         self._laws.pop(sequence, None)

@@ -8,15 +8,16 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torch import Tensor
 
 from specbatch.kernels.verify.contract import Verdict
 from specbatch.pipeline.engine.adjusting import problem_of
 from specbatch.pipeline.engine.batch import Chunk
+from specbatch.pipeline.engine.block_proposer import BlockProposer, Wanted
 from specbatch.pipeline.engine.faults import Fault, fault_of, first_line
 from specbatch.pipeline.engine.guarded_proposer import guarded
 from specbatch.pipeline.engine.isolation import isolate
@@ -28,35 +29,17 @@ from specbatch.pipeline.engine.sampler import choose_sampler
 from specbatch.pipeline.engine.scheduler import Planned, Scheduler
 from specbatch.pipeline.engine.sequence import Completion, Request, Sequence
 from specbatch.pipeline.engine.speculator import Speculator
+from specbatch.pipeline.engine.stats import EngineStats
 from specbatch.pipeline.engine.token_budget import TokenBudget
 from specbatch.pipeline.engine.transfer import to_host
 from specbatch.pipeline.engine.verification import verify
 from specbatch.pipeline.engine.work import Work
+from specbatch.pipeline.policy.journal import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge
-from specbatch.pipeline.policy.linear_cost import LinearCost
 from specbatch.schemas.records import FinishReason, TopLogprobs
+from specbatch.schemas.speculation import AcceptanceCount
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class EngineStats:
-    """Running totals, read by whoever shows progress."""
-
-    steps: int = 0
-    generated_tokens: int = 0
-    finished: int = 0
-    proposed: int = 0
-    accepted: int = 0
-    verifier_passes: int = 0  # (sequence, step) pairs that decided tokens
-    busy_sec: float = 0.0
-    forward_sec: float = 0.0  # the verifier's forward passes alone; on a GPU, queueing them
-    reused_tokens: int = 0  # of prompts and preempted sequences: the verifier's KV was there
-    checked_tokens: int = 0  # looked at a second time, where bits may depend on the batch
-    differing_tokens: int = 0  # of those, decided otherwise the second time
-    largest_margin: float = 0.0  # between the scores of two such tokens
-    raised_passes: int = 0  # steps whose pass raised: sequences were tried apart, or fewer tokens
-    proposer_failures: int = 0  # calls of proposers that raised: their drafts were dropped
 
 
 class Engine:
@@ -75,14 +58,14 @@ class Engine:
         self._rechecker = rechecker
         self._sampler = choose_sampler(runner.device, runner.kernels)
         self._speculator = Speculator(
-            [guarded(proposer, self._count_failure) for proposer in proposers],
+            [guarded(proposer, self._count_failure, self._tell_rest) for proposer in proposers],
             knowledge or Knowledge(),
         )
+        self._block = next((p for p in proposers if isinstance(p, BlockProposer)), None)
         self._budget = TokenBudget(max_batch_tokens)
         self._scheduler = Scheduler(
             runner.blocks, max_sequences, max_batch_tokens, self._speculator.forget
         )
-        self._plain_time = LinearCost([2e-3, 5e-5])  # decoding steps at depth 0: (1, sequences)
         self._rejected: list[Completion] = []
         self.stats = EngineStats()
 
@@ -103,7 +86,9 @@ class Engine:
             sequence.error = (
                 f"prompt of {len(request.prompt_ids)} tokens does not fit the context of {limit}"
             )
-        elif not _all_within(request.prompt_ids, vocab_size):
+        elif sequence.remaining <= 0:
+            sequence.error = f"{len(request.decided_ids)} tokens of output leave no room for more"
+        elif not _all_within(request.prompt_ids + request.decided_ids, vocab_size):
             sequence.error = f"prompt has a token outside the vocabulary of {vocab_size}"
         elif request.params.stop and request.watch_text is None:
             sequence.error = "stop strings need something that makes text of tokens"
@@ -117,8 +102,43 @@ class Engine:
 
     def cancel(self, matches: Callable[[Request], bool]) -> list[Completion]:
         """Drop all requests that match; what they had so far is returned as cancelled."""
-        everyone = [*self._scheduler.running, *self._scheduler.waiting]
-        return [self._finish(s, FinishReason.CANCELLED) for s in everyone if matches(s.request)]
+        return [self._finish(s, FinishReason.CANCELLED) for s in self.begun if matches(s.request)]
+
+    @property
+    def begun(self) -> list[Sequence]:
+        """All sequences that are not finished; any thread may look at them."""
+        return [*self._scheduler.running, *self._scheduler.waiting]
+
+    def unstarted(self) -> list[str]:
+        """Ids of the requests that no pass has seen yet."""
+        return [s.request.request_id for s in self._scheduler.waiting if not s.compute_sec]
+
+    def prime(self, job: str, counts: Iterable[AcceptanceCount]) -> None:
+        """What earlier nights of a job found about drafts; counts only before its first request."""
+        self._speculator.journal.prime(job, counts)
+
+    def lessons(self, job: str) -> Lessons:
+        """What a job taught about drafts since this was last asked."""
+        return self._speculator.journal.lessons(job)
+
+    @property
+    def knowledge(self) -> Knowledge:
+        """Of the machine and the proposers; grows while the engine runs."""
+        return self._speculator.knowledge
+
+    def hint(self, request_id: str, position: int, token_ids: tuple[int, ...]) -> None:
+        """What may follow a request's first `position` output tokens. Unknown ones are ignored."""
+        if self._block is None or not _all_within(token_ids, self._runner.vocab_size):
+            return
+        for sequence in self._scheduler.running:
+            if sequence.request.request_id == request_id:
+                followed = self._block.extend(sequence, position, token_ids)
+                self.stats.hints_followed += followed
+                self.stats.hints_dropped += not followed
+
+    def wanted(self) -> list[Wanted]:
+        """Requests for which hints are wanted, each told once: see `BlockProposer.wanting`."""
+        return [] if self._block is None else self._block.wanting()
 
     @property
     def largest_pass(self) -> tuple[int, int]:
@@ -308,17 +328,19 @@ class Engine:
             return
         # A prompt's rows are cheaper, for they need no logits: only these steps are measurements.
         count = len(work.deciding)
-        self._speculator.knowledge.step_time.observe(sum(sizes), count, elapsed - work.drafting_sec)
-        if work.plain:
-            self._plain_time.observe((1.0, count), elapsed)
-        if self._plain_time.observations >= 3:
-            per_token = self._plain_time.predict((1.0, count)) / count
+        step_time = self._speculator.knowledge.step_time
+        step_time.observe(sum(sizes), count, elapsed - work.drafting_sec)
+        plain = step_time.plain(count)
+        if plain is not None:
             for sequence, size in zip(work.deciding, sizes, strict=True):
-                sequence.baseline_sec += work.emitted[sequence] * per_token
+                sequence.baseline_sec += work.emitted[sequence] * plain / count
                 sequence.decode_sec += elapsed * size / sum(sizes)
 
     def _count_failure(self) -> None:
         self.stats.proposer_failures += 1
+
+    def _tell_rest(self, proposer: str, reason: str) -> None:
+        self._speculator.journal.rests(proposer, reason)
 
     # --- ends ----------------------------------------------------------------------------------
     def _take_finished(self, work: Work) -> list[Completion]:

@@ -9,10 +9,9 @@ until a new process is started.
 from __future__ import annotations
 
 import errno
+import sys
 from dataclasses import dataclass
 from enum import StrEnum
-
-import torch
 
 from specbatch.schemas.errors import DeviceLostError, EngineError
 
@@ -68,7 +67,7 @@ def fault_of(error: BaseException) -> Fault:
     """The meaning of an exception that a pass raised."""
     if isinstance(error, DeviceLostError):
         return Fault.DEVICE if error.blameless else Fault.KERNEL
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+    if isinstance(error, MemoryError) or _is_torch(error, "OutOfMemoryError"):
         return Fault.MEMORY
     if isinstance(error, OSError):
         return Fault.MEMORY if error.errno == errno.ENOMEM else Fault.OTHER
@@ -79,9 +78,15 @@ def fault_of(error: BaseException) -> Fault:
         return Fault.MEMORY
     if _OFF_THE_BUS in text:
         return Fault.DEVICE
-    on_device = isinstance(error, torch.AcceleratorError) or any(n in text for n in _ACCELERATORS)
+    on_device = _is_torch(error, "AcceleratorError") or any(n in text for n in _ACCELERATORS)
     known = (s.fault for s in _STICKY if s.code == code or (on_device and s.words in text))
     return next(known, Fault.OTHER)
+
+
+def _is_torch(error: BaseException, name: str) -> bool:
+    """Whether torch raised it, as this class of its own. Nothing is loaded to find out."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(error, getattr(torch, name))
 
 
 def engine_error(error: BaseException, doing: str) -> EngineError:

@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 from torch import Tensor
 
 from specbatch.pipeline.engine.faults import Fault, fault_of, first_line
-from specbatch.pipeline.engine.proposer import LawfulProposer, Proposer, has_laws
+from specbatch.pipeline.engine.proposer import LawfulProposer, Proposer, has_laws, tokens_behind
 from specbatch.pipeline.engine.sequence import Sequence
 from specbatch.pipeline.policy.linear_cost import LinearCost
 
@@ -34,8 +34,10 @@ class GuardedProposer:
         proposer: Proposer,
         on_failure: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
+        on_rest: Callable[[str, str], None] | None = None,
     ) -> None:
         self.name = proposer.name
+        self._on_rest = on_rest
         self._on_failure = on_failure
         self._proposer = proposer
         self._clock = clock
@@ -51,6 +53,20 @@ class GuardedProposer:
             return 0
         try:
             return self._proposer.available(sequence)
+        except Exception as error:
+            self._failed(error, [sequence])
+            return 0
+
+    def behind(self, sequence: Sequence) -> int:
+        try:
+            return tokens_behind(self._proposer, sequence)
+        except Exception as error:
+            self._failed(error, [sequence])
+            return 0
+
+    def grade(self, sequence: Sequence) -> int:
+        try:
+            return self._proposer.grade(sequence)
         except Exception as error:
             self._failed(error, [sequence])
             return 0
@@ -86,10 +102,13 @@ class GuardedProposer:
             log.warning("proposer %s failed, its drafts are dropped", self.name, exc_info=error)
         if self._in_a_row >= PATIENCE:
             if self._clock() >= self._rests_until:
-                log.warning(
-                    "proposer %s failed %d times in a row and rests for %.0f s: %s",
-                    *(self.name, self._in_a_row, REST_SEC, first_line(error)),
+                reason = (
+                    f"proposer {self.name} failed {self._in_a_row} times in a row and rests for "
+                    f"{REST_SEC:.0f} s: {first_line(error)}"
                 )
+                log.warning("%s", reason)
+                if self._on_rest is not None:
+                    self._on_rest(self.name, reason)
             self._rests_until = self._clock() + REST_SEC
         for sequence in sequences:
             self.forget(sequence)
@@ -101,16 +120,25 @@ class GuardedLawfulProposer(GuardedProposer):
     Where `laws` raises, so does the pass it is asked in, which is then repeated without drafts.
     """
 
-    def __init__(self, proposer: LawfulProposer, on_failure: Callable[[], None]) -> None:
-        super().__init__(proposer, on_failure)
+    def __init__(
+        self,
+        proposer: LawfulProposer,
+        on_failure: Callable[[], None],
+        on_rest: Callable[[str, str], None] | None = None,
+    ) -> None:
+        super().__init__(proposer, on_failure, on_rest=on_rest)
         self._lawful = proposer
 
     def laws(self, sequence: Sequence) -> Tensor:
         return self._lawful.laws(sequence)
 
 
-def guarded(proposer: Proposer, on_failure: Callable[[], None]) -> GuardedProposer:
-    """`proposer`, guarded; with laws if it has any."""
+def guarded(
+    proposer: Proposer,
+    on_failure: Callable[[], None],
+    on_rest: Callable[[str, str], None] | None = None,
+) -> GuardedProposer:
+    """`proposer`, guarded; with laws if it has any. `on_rest` hears its name and a sentence."""
     if has_laws(proposer):
-        return GuardedLawfulProposer(proposer, on_failure)
-    return GuardedProposer(proposer, on_failure)
+        return GuardedLawfulProposer(proposer, on_failure, on_rest)
+    return GuardedProposer(proposer, on_failure, on_rest=on_rest)

@@ -5,30 +5,44 @@ from __future__ import annotations
 import gc
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from specbatch.pipeline.engine.block_proposer import BlockProposer
+from specbatch.pipeline.engine.block_proposer import BlockProposer, Wanted
 from specbatch.pipeline.engine.device import DeviceOptions, capture_for, gpu_cache_bytes
 from specbatch.pipeline.engine.draft_model import MAX_PASS_TOKENS, DraftModelProposer
-from specbatch.pipeline.engine.engine import Engine, EngineStats
+from specbatch.pipeline.engine.draft_names import DRAFT_MODEL, draft_names, pins_of
+from specbatch.pipeline.engine.engine import Engine
+from specbatch.pipeline.engine.history_proposer import HistoryProposer
 from specbatch.pipeline.engine.loader import LoadedModel, load_model
 from specbatch.pipeline.engine.memory import MemoryBudget, budget_of, cache_bytes
 from specbatch.pipeline.engine.model_folder import ModelFolder
+from specbatch.pipeline.engine.ngram_proposer import NgramProposer
 from specbatch.pipeline.engine.proposer import Proposer
 from specbatch.pipeline.engine.quantised import check_weights
 from specbatch.pipeline.engine.recheck import Rechecker
 from specbatch.pipeline.engine.runner import Decoder, ModelRunner
 from specbatch.pipeline.engine.service import EngineService
+from specbatch.pipeline.engine.stats import EngineStats
 from specbatch.pipeline.engine.torch_decoder import TorchDecoder
+from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.spec import EngineSpec, Weights
+from specbatch.schemas.speculation_spec import SpeculationSpec
 
 if TYPE_CHECKING:
     from specbatch.pipeline.engine.parallel import Leader
 
 log = logging.getLogger(__name__)
+
+
+class KnowledgeKeeper(Protocol):
+    """Where knowledge is kept between processes; neither method raises."""
+
+    def load(self, about: str) -> Knowledge | None: ...
+
+    def keep(self, about: str, knowledge: Knowledge) -> None: ...
 
 
 class EngineHost:
@@ -44,9 +58,19 @@ class EngineHost:
         gate: AbstractContextManager[object] | None = None,
         device: DeviceOptions = DeviceOptions(),
         leader: Leader | None = None,
+        memory_of: KnowledgeKeeper | None = None,
+        on_wanted: Callable[[Wanted], None] | None = None,
+        further: Sequence[ModelFolder] = (),
     ) -> None:
+        """`further` are draft models beside `proposer`, the main one.
+
+        Raises `UsageError` where two draft models could not be told apart.
+        """
         self.verifier = verifier
+        self._on_wanted = on_wanted
         self.proposer = proposer
+        self._draft_models = (*([] if proposer is None else [proposer]), *further)
+        self._draft_names = draft_names([folder.ref for folder in self._draft_models])
         self._max_sequences = max_sequences
         self._max_batch_tokens = max_batch_tokens
         self._kv_cache_bytes = kv_cache_bytes
@@ -54,6 +78,7 @@ class EngineHost:
         self._device = device
         self.memory: MemoryBudget | None = None  # of the engine made last
         self._leader = leader  # of the ranks that share the verifier; a proposer is rank 0's own
+        self._memory_of = memory_of  # what earlier engines learned of their machines
         self._services: dict[EngineSpec, EngineService] = {}
         self._lock = threading.Lock()
 
@@ -65,9 +90,19 @@ class EngineHost:
         with self._lock:
             if spec not in self._services:
                 self._services[spec] = EngineService(
-                    partial(self.make_engine, spec), self._gate, name=f"engine-{spec.dtype}"
+                    partial(self.make_engine, spec),
+                    self._gate,
+                    name=f"engine-{spec.dtype}",
+                    keep=self._keeping(spec),
+                    on_wanted=self._on_wanted,
                 )
             return self._services[spec]
+
+    def pins(self, wanted: SpeculationSpec) -> dict[str, str]:
+        """Names of draft models by tag. Raises `UsageError` for what is not registered here."""
+        if not wanted.enabled:
+            return {}
+        return pins_of(wanted.routes, [folder.ref for folder in self._draft_models])
 
     def check(self) -> None:
         """Raises `DeviceLostError` once an engine here has lost its device."""
@@ -77,6 +112,11 @@ class EngineHost:
     def cancel(self, job_id: str) -> None:
         for service in self._all():
             service.cancel(job_id)
+
+    def hint(self, request_id: str, position: int, token_ids: tuple[int, ...]) -> None:
+        """For whichever engine has the request; the others ignore it."""
+        for service in self._all():
+            service.hint(request_id, position, token_ids)
 
     @property
     def stats(self) -> list[EngineStats]:
@@ -93,12 +133,16 @@ class EngineHost:
     def make_engine(self, spec: EngineSpec) -> Engine:
         """A new engine, its memory announced; for the caller alone, in whose thread it runs."""
         self._device.enter()
+        knowledge = (self._memory_of and self._memory_of.load(self._about(spec))) or Knowledge()
         verifier = self._load_verifier(spec)
-        proposers: list[Proposer] = [BlockProposer()]
+        vocab_size = self.verifier.vocab_size
+        proposers: list[Proposer] = [BlockProposer(), HistoryProposer(vocab_size), NgramProposer()]
         models = []
-        if self.proposer is not None:
-            drafting = self._runner(self._load(self.proposer, spec, spec.proposer_weights))
-            proposers.append(DraftModelProposer(drafting))
+        loaded = [self._load(f, spec, spec.proposer_weights) for f in self._draft_models]
+        for name in self._draft_names:
+            drafting = self._runner(loaded.pop(0))
+            pass_time = knowledge.draft_time_of(name)
+            proposers.append(DraftModelProposer(drafting, pass_time=pass_time, name=name))
             models.append(drafting.memory(MAX_PASS_TOKENS, self._max_sequences))
         verifying = self._runner(verifier, self._spread(spec))
         engine = Engine(
@@ -107,6 +151,7 @@ class EngineHost:
             self._max_sequences,
             self._max_batch_tokens,
             None if verifying.steady else Rechecker(verifying),
+            knowledge,
         )
         models.append(verifying.memory(*engine.largest_pass))
         # A mapped model file is ours until the last of its tensors goes, native form or not.
@@ -133,6 +178,17 @@ class EngineHost:
             return None
         return partial(self._leader.decoder, self._name(spec))
 
+    def _keeping(self, spec: EngineSpec) -> Callable[[Knowledge], None] | None:
+        return None if self._memory_of is None else partial(self._memory_of.keep, self._about(spec))
+
+    def _about(self, spec: EngineSpec) -> str:
+        """What an engine's knowledge is about: the kind of device and the models on it."""
+        weights = f"{self.verifier.fingerprint[:16]} {spec.verifier_weights}"
+        for folder, name in zip(self._draft_models, self._draft_names, strict=True):
+            weights += f" + {folder.fingerprint[:16]} {spec.proposer_weights}"
+            weights += name.removeprefix(DRAFT_MODEL)  # what is known of it is known by this
+        return f"{self._device.description}; {weights}; {spec.dtype} {spec.exactness}"
+
     def _name(self, spec: EngineSpec) -> str:
         """Of the verifier's like on other ranks."""
         return f"{self.verifier.ref} {spec}"
@@ -153,7 +209,7 @@ class EngineHost:
         spread: Callable[[TorchDecoder, int], Decoder] | None = None,
     ) -> ModelRunner:
         """Made after all models are loaded: what they leave is what caches can have."""
-        models = 1 if self.proposer is None else 2
+        models = 1 + len(self._draft_models)
         size = self._kv_cache_bytes
         if self._device.is_gpu:
             size = gpu_cache_bytes(size, models, model.device)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specbatch.pipeline.engine.model_files import check_files
 from specbatch.schemas.errors import ModelError
 
 # Tested against `generate`; every other architecture is refused by name.
@@ -48,13 +49,7 @@ def inspect_model(ref: str) -> ModelFolder:
             f"model `{ref}` needs code from its own repository (trust_remote_code), which is "
             "refused: use a model that transformers supports itself"
         )
-    weights = sorted(path.glob("*.safetensors"))
-    if not weights:
-        found = sorted(
-            p.name for p in path.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".pkl")
-        )
-        reason = f"only pickle weights ({', '.join(found)})" if found else "no weights"
-        raise ModelError(f"model `{ref}` has {reason}: save it as safetensors")
+    weights = check_files(ref, path)
     model_type = config.get("model_type", "?")
     if config.get("is_encoder_decoder") or model_type not in SUPPORTED_MODEL_TYPES:
         raise ModelError(
@@ -148,6 +143,14 @@ def _fingerprint(config: Path, weights: list[Path]) -> str:
             while block := handle.read(1 << 22):
                 digest.update(block)
     return digest.hexdigest()
+
+
+def vocabulary_digest(model: ModelFolder) -> str:
+    """SHA-256 of what its token ids mean: equal for models that share a tokenizer."""
+    meanings = _vocabulary(model.path)
+    if meanings is None:
+        return model.fingerprint  # nothing is known: only the very same model speaks the same
+    return hashlib.sha256(json.dumps(meanings, sort_keys=True).encode()).hexdigest()
 
 
 def _vocabulary(path: Path) -> object:

@@ -141,7 +141,17 @@ class ParallelDecoder:
 
 
 def follow(device: str) -> None:
-    """The other ranks' side: do as rank 0 says, until it says stop."""
+    """The other ranks' side: do as rank 0 says until it says stop, and part from it.
+
+    A process that ends without parting may be aborted by gloo's threads.
+    """
+    try:
+        _obey(device)
+    finally:
+        leave_ranks()
+
+
+def _obey(device: str) -> None:
     models: dict[str, LoadedModel] = {}
     decoders: dict[str, TorchDecoder] = {}
     while True:

@@ -25,6 +25,11 @@ class Proposer(Protocol):
         """How many draft tokens it could offer now; 0 when it has nothing to say."""
         ...
 
+    def grade(self, sequence: Sequence) -> int:
+        """How sure it is of what it could offer now, as a small class number; 0 where it cannot
+        tell. Acceptance is measured per class, so a number need not mean a probability."""
+        ...
+
     def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:
         """At most `depths[i]` (>= 1) draft tokens for `sequences[i]`; fewer or none is allowed."""
         ...
@@ -47,6 +52,23 @@ class LawfulProposer(Proposer, Protocol):
     def laws(self, sequence: Sequence) -> Tensor:
         """float32 [drafted, vocab_size]: the law of each token of its last draft, processed."""
         ...
+
+
+class ReadingProposer(Proposer, Protocol):
+    """One whose model must have read a sequence before it drafts."""
+
+    def behind(self, sequence: Sequence) -> int:
+        """Tokens it would have to read first, at most."""
+        ...
+
+
+def tokens_behind(proposer: Proposer, sequence: Sequence) -> int:
+    """Tokens that would have to be read before it drafts; 0 where nothing is read."""
+    return proposer.behind(sequence) if _reads(proposer) else 0
+
+
+def _reads(proposer: Proposer) -> TypeGuard[ReadingProposer]:
+    return hasattr(proposer, "behind")
 
 
 def has_laws(proposer: Proposer | None) -> TypeGuard[LawfulProposer]:

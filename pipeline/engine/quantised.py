@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 from importlib.util import find_spec
-
-from torch import nn
+from typing import TYPE_CHECKING
 
 from specbatch.schemas.errors import MissingExtraError
 from specbatch.schemas.spec import Weights
+
+if TYPE_CHECKING:  # fingerprints are asked for where there is no torch
+    from torch import nn
 
 
 def quantise(module: nn.Module, weights: Weights) -> None:

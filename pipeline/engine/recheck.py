@@ -41,6 +41,8 @@ class Rechecker:
 
     def wants(self, request: Request) -> bool:
         """A pure function of the request's id: a retry looks at the same ones."""
+        if request.decided_ids:  # not all of its output is this engine's
+            return False
         digest = hashlib.sha256(request.request_id.encode()).digest()
         return int.from_bytes(digest[:8], "big") % self._one_in == 0
 

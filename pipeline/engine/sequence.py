@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from specbatch.pipeline.engine.adjusting import Adjuster, BadWords, adjuster_of, bad_words_of
 from specbatch.pipeline.engine.blocks import KvState
@@ -17,6 +18,17 @@ from specbatch.schemas.records import (
     TopLogprobs,
     Verification,
 )
+
+if TYPE_CHECKING:
+    from specbatch.pipeline.engine.suffix_index import SuffixIndex
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What requests have in common by which drafts are judged."""
+
+    job: str = ""
+    tag: str | None = None  # of the row: a language, a domain
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +44,22 @@ class Request:
     # Makes what is called with each token decided, and answers whether the text ends with it.
     watch_text: Callable[[], Callable[[int], bool]] | None = None
     verification: Verification = Verification.COUPLED
+    route: Route = Route()
+    max_depth: int | None = None  # a cap on what `depth` None may choose
+    sources: frozenset[str] | None = None  # names of proposers that may be asked; None: all
+    draft_model: str | None = None  # name of the only one that may be asked; None: any of them
+    shadow: bool = False  # drafts are only compared with what depth 0 decides
+    past_ids: tuple[int, ...] = ()  # what the same prompt gave before, only ever a hint
+    history: SuffixIndex | None = None  # outputs of earlier jobs; shared by a job's requests
+    decided_ids: tuple[int, ...] = ()  # output that is there already: it is gone on from
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What came of a request. Per-token tuples have one entry per token of `token_ids`."""
+    """What came of a request: `token_ids` are those decided here, without `decided_ids`.
+
+    Per-token tuples have one entry per token of `token_ids`.
+    """
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -54,6 +77,8 @@ class Completion:
     error: str | None = None
     top_logprobs: tuple[TopLogprobs, ...] | None = None  # None: log-probabilities not asked for
     recheck: Recheck = NOT_LOOKED_AT
+    shadow_proposed: int = 0  # draft tokens compared with what depth 0 decided …
+    shadow_accepted: int = 0  # … and of those, the same
 
 
 @dataclass(slots=True, eq=False)
@@ -74,6 +99,8 @@ class Sequence:
     compute_sec: float = 0.0
     decode_sec: float = 0.0
     baseline_sec: float = 0.0
+    shadow_proposed: int = 0
+    shadow_accepted: int = 0
     proposed_at_depth: list[int] = field(default_factory=list)
     accepted_at_depth: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -84,8 +111,11 @@ class Sequence:
     recheck: Recheck = NOT_LOOKED_AT  # once finished
 
     def __post_init__(self) -> None:
-        self.tokens = list(self.request.prompt_ids)
+        self.tokens = [*self.request.prompt_ids, *self.request.decided_ids]
         self.adjuster = adjuster_of(self.request.params, self.request.prompt_ids)
+        if self.adjuster is not None:
+            for token in self.request.decided_ids:
+                self.adjuster.append(token)
         self.bad_words = bad_words_of(self.request.params)
         if self.request.params.tells_logprobs:
             self.top_logprobs = []
@@ -164,7 +194,7 @@ class Sequence:
     def completion(self) -> Completion:
         return Completion(
             request_id=self.request.request_id,
-            token_ids=tuple(self.output),
+            token_ids=tuple(self.output[len(self.request.decided_ids) :]),
             origins=tuple(int(o) for o in self.origins),
             logprobs=tuple(self.logprobs),
             finish_reason=self.finish_reason or FinishReason.ERROR,
@@ -179,4 +209,6 @@ class Sequence:
             error=self.error,
             top_logprobs=None if self.top_logprobs is None else tuple(self.top_logprobs),
             recheck=self.recheck,
+            shadow_proposed=self.shadow_proposed,
+            shadow_accepted=self.shadow_accepted,
         )

@@ -8,48 +8,23 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-from specbatch.pipeline.engine.engine import Engine, EngineStats
+from specbatch.pipeline.engine.block_proposer import Wanted
 from specbatch.pipeline.engine.faults import engine_error
 from specbatch.pipeline.engine.sequence import Completion, Request
+from specbatch.pipeline.engine.sequence import Sequence as Sequence_
+from specbatch.pipeline.engine.stats import EngineStats
+from specbatch.pipeline.engine.stepping import SteppingEngine
+from specbatch.pipeline.engine.ticket import Ticket, Units, last_unstarted
+from specbatch.pipeline.policy.knowledge import Knowledge
+from specbatch.schemas.crash_points import CrashPoint, reach
 from specbatch.schemas.errors import DeviceLostError, EngineError, RequestCancelledError
-from specbatch.schemas.records import FinishReason
+from specbatch.schemas.speculation import AcceptanceCount
 
 log = logging.getLogger(__name__)
 
-
-class Ticket:
-    """A caller's requests, all of one job. `wait` returns when the last is finished."""
-
-    def __init__(self, job_id: str, requests: Sequence[Request]) -> None:
-        self.job_id = job_id
-        self.requests = tuple(requests)
-        self.completions: dict[str, Completion] = {}
-        self._done = threading.Event()
-        self._error: EngineError | None = None
-        if not requests:
-            self._done.set()
-
-    def wait(self, timeout_sec: float | None = None) -> list[Completion]:
-        """Completions in the order of the requests.
-
-        Raises `RequestCancelledError`, or `EngineError` when the engine failed or the time is over.
-        """
-        if not self._done.wait(timeout_sec):
-            raise EngineError(f"the engine did not finish within {timeout_sec:.0f} s")
-        if self._error is not None:
-            raise self._error
-        return [self.completions[r.request_id] for r in self.requests]
-
-    def put(self, completion: Completion) -> None:
-        self.completions[completion.request_id] = completion
-        if completion.finish_reason is FinishReason.CANCELLED:
-            self.fail(RequestCancelledError(f"job {self.job_id} was cancelled"))
-        elif len(self.completions) == len(self.requests):
-            self._done.set()
-
-    def fail(self, error: EngineError) -> None:
-        self._error = self._error or error
-        self._done.set()
+KEEP_EVERY = 2000  # measured steps between two notes of what was learned
+KEEP_AT_END = 50
+MAX_HINTS = 256  # that wait for the next step; beyond that the oldest are dropped
 
 
 class EngineService:
@@ -58,38 +33,65 @@ class EngineService:
     `make_engine` is called in that thread, first and again after a failure: a failed pass takes its
     tickets with it (their groups are retried), not the process. A lost device ends the service:
     tickets fail with `DeviceLostError`, and no more are taken. `gate` is held during a step, so
-    that engines of one process share the processor in turns.
+    that engines of one process share the processor in turns. `keep` is called in the engine's
+    thread, now and then and at the end, with what the engine has learned, and `on_wanted` there
+    for each request that a hint is wanted for; neither may block.
     """
 
     def __init__(
         self,
-        make_engine: Callable[[], Engine],
+        make_engine: Callable[[], SteppingEngine],
         gate: AbstractContextManager[object] | None = None,
         name: str = "engine",
+        keep: Callable[[Knowledge], None] | None = None,
+        on_wanted: Callable[[Wanted], None] | None = None,
     ) -> None:
         self._make_engine = make_engine
+        self._on_wanted = on_wanted
+        self._hints: deque[tuple[str, int, tuple[int, ...]]] = deque(maxlen=MAX_HINTS)
         self._gate = gate or nullcontext()
+        self._keep = keep
+        self._kept_at = 0  # observations
         self._inbox: deque[Ticket] = deque()
         self._cancelled: set[str] = set()
+        self._asked_back: dict[Ticket, Units] = {}
         self._tickets: dict[str, Ticket] = {}  # by request id
         self._changed = threading.Condition()
         self._closing = False
         self._lost: DeviceLostError | None = None
         self._past = EngineStats()
-        self._engine: Engine | None = None
+        self._engine: SteppingEngine | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, job_id: str, requests: Sequence[Request]) -> Ticket:
-        """Hand requests over; they join the running batch at its next step."""
-        ticket = Ticket(job_id, requests)
+    def submit(
+        self, job_id: str, requests: Sequence[Request], priors: Sequence[AcceptanceCount] = ()
+    ) -> Ticket:
+        """Hand requests over; they join the running batch at its next step.
+
+        `priors`: what earlier nights of the job found about drafts.
+        """
+        ticket = Ticket(job_id, requests, priors, self._ask_back, self._begun)
         with self._changed:
             self.check()
             if self._closing:
                 raise RequestCancelledError("the engine is closed")
             self._inbox.append(ticket)
             self._changed.notify()
+        reach(CrashPoint.SUBMIT)
         return ticket
+
+    def hint(self, request_id: str, position: int, token_ids: tuple[int, ...]) -> None:
+        """What may follow the first `position` output tokens of a request, before its next step.
+
+        One that is not known any more is ignored, so nobody is woken for it.
+        """
+        self._hints.append((request_id, position, token_ids))
+
+    def _ask_back(self, ticket: Ticket, units: Units) -> None:
+        with self._changed:
+            self._asked_back[ticket] = units
+            self._changed.notify()
 
     def check(self) -> None:
         """Raises `DeviceLostError` once the device is lost."""
@@ -114,20 +116,31 @@ class EngineService:
     def stats(self) -> EngineStats:
         return self._engine.stats if self._engine is not None else self._past
 
+    def _begun(self) -> list[Sequence_]:
+        return [] if (engine := self._engine) is None else engine.begun
+
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not (self._inbox or self._cancelled or self._closing or self._tickets):
+                while not (
+                    self._inbox
+                    or self._cancelled
+                    or self._asked_back
+                    or self._closing
+                    or self._tickets
+                ):
                     self._changed.wait()
                 arrived = list(self._inbox)
                 self._inbox.clear()
                 cancelled, self._cancelled = self._cancelled, set()
+                asked_back, self._asked_back = self._asked_back, {}
                 closing = self._closing
             if closing:
+                self._learn(at_end=True)
                 self._fail_all(arrived, RequestCancelledError("the engine was closed"))
                 return
             try:
-                self._step(arrived, cancelled)
+                self._step(arrived, cancelled, asked_back)
             except Exception as error:
                 log.exception("engine step failed; its requests are given back")
                 failure = engine_error(error, "engine step")
@@ -138,6 +151,16 @@ class EngineService:
                 if self._lost is not None:
                     return
 
+    def _learn(self, at_end: bool = False) -> None:
+        """Have what was learned kept, when it is a good deal more than the last time."""
+        if self._engine is None or self._keep is None:
+            return
+        seen = self._engine.knowledge.step_time.observations
+        new = seen - self._kept_at
+        if new >= (KEEP_AT_END if at_end else KEEP_EVERY):
+            self._kept_at = seen
+            self._keep(self._engine.knowledge)
+
     def _lose(self, error: DeviceLostError) -> list[Ticket]:
         """Take no more tickets; those that came during the failed step."""
         with self._changed:
@@ -146,13 +169,17 @@ class EngineService:
             self._inbox.clear()
         return late
 
-    def _step(self, arrived: list[Ticket], cancelled: set[str]) -> None:
+    def _step(
+        self, arrived: list[Ticket], cancelled: set[str], asked_back: dict[Ticket, Units]
+    ) -> None:
         if self._engine is None:
             # Loading sets torch's default dtype for every thread: no other engine may step then.
             with self._gate:
                 self._engine = self._make_engine()
+            self._kept_at = self._engine.knowledge.step_time.observations  # by an earlier one
         for ticket in arrived:
             self._supersede(ticket, self._engine)
+            self._engine.prime(ticket.job_id, ticket.priors)
             for request in ticket.requests:
                 self._tickets[request.request_id] = ticket
                 self._engine.add(request)
@@ -160,12 +187,38 @@ class EngineService:
             self._deliver(
                 self._engine.cancel(lambda r: self._tickets[r.request_id].job_id in cancelled)
             )
+        for ticket, units in asked_back.items():
+            self._give_back(ticket, units, self._engine)
+        self._pass_hints(self._engine)
         if not self._engine.idle:
             with self._gate:
                 finished = self._engine.step()
             self._deliver(finished)
+            if self._on_wanted is not None:
+                for wanted in self._engine.wanted():
+                    self._on_wanted(wanted)
+            self._learn()
 
-    def _supersede(self, ticket: Ticket, engine: Engine) -> None:
+    def _pass_hints(self, engine: SteppingEngine) -> None:
+        while self._hints:
+            engine.hint(*self._hints.popleft())
+
+    def _give_back(self, ticket: Ticket, units: Units, engine: SteppingEngine) -> None:
+        """Take the last unstarted units out of the engine and the ticket, at once."""
+        mine = {request.request_id for request in ticket.requests}
+        units = [unit for unit in units if mine.issuperset(unit)]  # it may have been asked before
+        unstarted = {i for i in engine.unstarted() if self._tickets.get(i) is ticket}
+        given = {i for unit in last_unstarted(units, unstarted) for i in unit}
+        if not given:
+            return
+        engine.cancel(lambda r: r.request_id in given)
+        for request_id in given:
+            del self._tickets[request_id]
+        if len(ticket.completions) + len(given) == len(ticket.requests):
+            ticket.lessons = engine.lessons(ticket.job_id)
+        ticket.give_back(given)
+
+    def _supersede(self, ticket: Ticket, engine: SteppingEngine) -> None:
         """Drop older tickets for the same requests: their group came back under a newer lease."""
         older = {self._tickets.get(request.request_id) for request in ticket.requests} - {None}
         if not older:
@@ -178,8 +231,12 @@ class EngineService:
 
     def _deliver(self, completions: list[Completion]) -> None:
         for completion in completions:
-            if ticket := self._tickets.pop(completion.request_id, None):  # None: superseded
-                ticket.put(completion)
+            ticket = self._tickets.pop(completion.request_id, None)
+            if ticket is None:
+                continue  # superseded
+            if self._engine is not None and ticket.lacks_one:
+                ticket.lessons = self._engine.lessons(ticket.job_id)
+            ticket.put(completion)
 
     def _fail_all(self, arrived: list[Ticket], error: EngineError) -> None:
         for ticket in {*self._tickets.values(), *arrived}:

@@ -1,7 +1,8 @@
 """Chooses who drafts for each sequence, and how far.
 
 Looking at all sequences and prices takes longer than a small model's step, so a choice stands for
-some steps. In between, sequences that arrive are drafted for like the others on average.
+some steps. In between, sequences that arrive are drafted for like the others on average, and free
+drafts that turn up take the place of what was chosen where they are better.
 """
 
 from __future__ import annotations
@@ -11,17 +12,27 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+from specbatch.pipeline.engine.draft_names import kind_of
+from specbatch.pipeline.engine.judging import judge
 from specbatch.pipeline.engine.proposer import Proposer, has_laws
-from specbatch.pipeline.engine.sequence import Sequence
-from specbatch.pipeline.policy.acceptance import Acceptance
-from specbatch.pipeline.policy.controller import Controller
-from specbatch.pipeline.policy.depth import Candidate
+from specbatch.pipeline.engine.router import TRIAL_DEPTH, TRIAL_STEPS, Router
+from specbatch.pipeline.engine.sequence import Route, Sequence
+from specbatch.pipeline.engine.shadow import DEPTH as SHADOW_DEPTH
+from specbatch.pipeline.engine.shadow import Shadow
+from specbatch.pipeline.engine.wants import Want, candidates, depth_worth
+from specbatch.pipeline.policy.controller import Controller, Course
+from specbatch.pipeline.policy.journal import JUDGED_TESTS, Journal
 from specbatch.pipeline.policy.knowledge import Knowledge
+from specbatch.pipeline.policy.spread import Own, Spread
+from specbatch.pipeline.policy.tracks import Track
 from specbatch.schemas.records import Verification
 
-CONTROL_EVERY_STEPS = 96  # one step in so many goes at depth 0, to know what that really costs
+CONTROL_EVERY_STEPS = 192  # one step in so many goes at depth 0, to know what that really costs
+_FIRST_CONTROLS = 16  # the same while it is not known at all
 MAX_DEPTH = 16
-_POOR_ACCEPTANCE = 0.3  # below it the next proposer in line is asked instead
+GLANCE_SHARE = 8  # while nothing is drafted, most looks take in one sequence in so many
+FULL_EVERY_LOOKS = 4
+_CLEARLY = 0.05  # better than what is chosen, for something else to take its place
 
 Choice = tuple[Proposer, int]
 
@@ -32,32 +43,45 @@ class _Course:
 
     until: int  # step
     sequences: int
+    rests: bool = True
     choices: dict[Sequence, Choice] = field(default_factory=dict)
-    newcomers: Choice | None = None  # for those who were not there
+    newcomers: dict[Route, Choice] = field(default_factory=dict)  # for those who were not there
+    newcomer: Choice | None = None  # of a route that was not there either
+    watched: tuple[Proposer, ...] = ()  # free sources that may turn up with something better …
+    beats: float = 1.0  # … than this acceptance
+    least_worth: float = 1.0  # of a draft token that is verified
+    tried: set[Sequence] = field(default_factory=set)  # with a model that is not theirs
 
-    @property
-    def rests(self) -> bool:
-        return not self.choices and self.newcomers is None
 
-
-@dataclass(slots=True)
 class Speculator:
     """Owns the proposers and what is known of them. Without proposers every depth is 0."""
 
-    proposers: Seq[Proposer]
-    knowledge: Knowledge = field(default_factory=Knowledge)
-    max_draft_tokens: int = 1024  # per step
-    steps: int = 0
-    drafting_sec: float = 0.0  # of the last step, in models of proposers
-    _course: _Course = field(default_factory=lambda: _Course(0, 0))
-    _controller: Controller = field(init=False)
-    _own: dict[Sequence, dict[str, Acceptance]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        proposers: Seq[Proposer],
+        knowledge: Knowledge | None = None,
+        max_draft_tokens: int = 1024,  # per step
+    ) -> None:
+        self.proposers = tuple(proposers)
+        self.knowledge = knowledge or Knowledge()
+        self.max_draft_tokens = max_draft_tokens
+        self.journal = Journal(self.knowledge.acceptance)
+        self.steps = 0
+        self.drafting_sec = 0.0  # of the last step, in models of proposers
         for proposer in self.proposers:
             if proposer.pass_time is not None:
-                self.knowledge.draft_time = proposer.pass_time
-        self._controller = Controller(self.knowledge, self.max_draft_tokens)
+                self.knowledge.draft_times[proposer.name] = proposer.pass_time
+        self._controller = Controller(self.knowledge, max_draft_tokens)
+        self._router = Router(self.proposers, self._controller, self._track)
+        self._course = _Course(0, 0)
+        self._shadow = Shadow()
+        self._pauses = True  # this step: nothing is drafted but at fixed depths
+        self._shadowing = False  # some sequences were to be drafted for in shadow at the last look
+        self._own: dict[Sequence, dict[str, Own]] = {}  # by proposer
+        self._spreads = {proposer.name: Spread() for proposer in self.proposers}
+        self._tracks: dict[Sequence, Track] = {}  # of the draft that is being verified
+        self._control_every = _FIRST_CONTROLS
+        self._looks = 0
 
     def propose(
         self, deciding: Seq[Sequence], room: Callable[[Sequence, int], int]
@@ -73,18 +97,25 @@ class Speculator:
             return drafts, makers
         self.steps += 1
         if self._is_over(len(deciding)):
+            begun = time.perf_counter()
             self._look(deciding)
+            self._controller.looked(time.perf_counter() - begun)
+        if self._shadowing:
+            self._draft_in_shadow(deciding)
+        self._pauses = self._course.rests or self.in_control_step
+        if self._pauses and not any(sequence.request.depth for sequence in deciding):
+            return drafts, makers
         asked: dict[str, list[tuple[int, int]]] = {}
+        left = self.max_draft_tokens
         for i, sequence in enumerate(deciding):
             choice = self._choice(sequence)
             if choice is None:
                 continue
             proposer, depth = choice
-            depth = min(depth, sequence.remaining - 1)
-            if depth > 0:
-                depth = min(depth, proposer.available(sequence))
+            depth = min(depth, sequence.remaining - 1, left)
             if depth > 0 and (granted := room(sequence, depth)):
                 asked.setdefault(proposer.name, []).append((i, granted))
+                left -= granted
         for proposer in self.proposers:
             if proposer.name in asked:
                 self._ask(proposer, asked[proposer.name], deciding, drafts, makers)
@@ -97,34 +128,91 @@ class Speculator:
         if maker is None:
             return
         own = self._own.setdefault(sequence, {})
-        if maker.name not in own:
-            own[maker.name] = Acceptance()
-        own[maker.name].observe(len(draft), accepted)
-        self.knowledge.acceptance_of(maker.name).observe(len(draft), accepted)
+        track = self._tracks.get(sequence)
+        if track is not None:
+            mine = own.setdefault(maker.name, Own())
+            if mine.observe(len(draft), accepted):
+                mine.close(track.rate, self._spreads[maker.name])
+            track.observe(len(draft), accepted)
         maker.settle(sequence)
 
     def forget(self, sequence: Sequence) -> None:
+        self._shadow.forget(sequence)
         self._own.pop(sequence, None)
+        self._tracks.pop(sequence, None)
         self._course.choices.pop(sequence, None)
+        self._course.tried.discard(sequence)
+        self._router.forget(sequence)
         for proposer in self.proposers:
             proposer.forget(sequence)
 
     @property
     def in_control_step(self) -> bool:
-        return self.steps % CONTROL_EVERY_STEPS == 0
+        """Whether this step goes at depth 0 to measure it, where nothing is said against it."""
+        return self.steps % self._control_every == 0
 
     # --- one step ------------------------------------------------------------------------------
     def _choice(self, sequence: Sequence) -> Choice | None:
-        fixed = sequence.request.depth
-        if fixed is not None:
-            want = self._most_promising(sequence, fixed) if fixed else None
-            return None if want is None else (want[0], fixed)
-        if self._course.rests or self.in_control_step:
+        """Who drafts for it now, and how many tokens of what there is."""
+        if sequence.request.depth is not None:
+            return self._fixed(sequence, sequence.request.depth)
+        if self._pauses:
             return None
-        choice = self._course.choices.get(sequence)
-        if choice is not None or self._course.newcomers is None:
-            return choice
-        return self._course.newcomers if _may_draft(self._course.newcomers[0], sequence) else None
+        course = self._course
+        choice = course.choices.get(sequence) or self._of_newcomer(sequence)
+        if choice is None:
+            return None
+        for proposer in course.watched:
+            if proposer is choice[0]:
+                break
+            if better := self._better(proposer, sequence):
+                return better
+        proposer, depth = choice
+        if depth <= 0:
+            return None
+        there = proposer.available(sequence)
+        if there > 0 or len(self.proposers) == 1:
+            return proposer, min(depth, there)
+        for other in self.proposers:
+            if other is proposer or not self._router.suits(other, sequence):
+                continue
+            if self._may(other, sequence):
+                there = other.available(sequence)
+                if there > 0:
+                    return other, min(depth, there)
+        return None
+
+    def _fixed(self, sequence: Sequence, depth: int) -> Choice | None:
+        if not depth:
+            return None
+        if len(self.proposers) == 1 and self._may(self.proposers[0], sequence):
+            return self.proposers[0], min(depth, self.proposers[0].available(sequence))
+        want = self._want(sequence, depth)
+        return None if want is None else (want.proposer, want.limit)
+
+    def _of_newcomer(self, sequence: Sequence) -> Choice | None:
+        """For one that was not there at the look: as the others of its route have it on average."""
+        course = self._course
+        found = course.newcomers.get(sequence.request.route, course.newcomer)
+        if found is None:
+            return None
+        proposer, depth = self._router.instead(found[0], sequence), found[1]
+        if not self._may(proposer, sequence):
+            return None
+        course.choices[sequence] = choice = (proposer, min(depth, self._cap(sequence)))
+        return choice
+
+    def _better(self, proposer: Proposer, sequence: Sequence) -> Choice | None:
+        """A free draft that turned up since the last look, as long as it is worth verifying."""
+        if not self._may(proposer, sequence):
+            return None
+        there = min(proposer.available(sequence), self._cap(sequence))
+        if there <= 0:
+            return None
+        rate = self._rate(proposer, sequence)
+        if rate <= self._course.beats:
+            return None
+        return proposer, min(there, depth_worth(rate, self._course.least_worth, MAX_DEPTH))
 
     def _ask(
         self,
@@ -135,62 +223,168 @@ class Speculator:
         makers: list[Proposer | None],
     ) -> None:
         begun = time.perf_counter()
-        made = proposer.propose([deciding[i] for i, _ in asked], [depth for _, depth in asked])
+        sequences = [deciding[i] for i, _ in asked]
+        for sequence in sequences:
+            self._tracks[sequence] = self._track(proposer, sequence)
+            if self._router.several:
+                self._router.asked(proposer, sequence, sequence in self._course.tried)
+        made = proposer.propose(sequences, [depth for _, depth in asked])
         if proposer.pass_time is not None:
             self.drafting_sec += time.perf_counter() - begun
         for (i, _), draft in zip(asked, made, strict=True):
             drafts[i] = draft
             makers[i] = proposer if draft else None
 
+    def _draft_in_shadow(self, deciding: Seq[Sequence]) -> None:
+        self._shadow.compare()
+        wants: dict[str, list[Want]] = {}
+        for sequence in deciding:
+            if self._shadow.wants(sequence) and (
+                want := self._want(sequence, min(SHADOW_DEPTH, self._cap(sequence)))
+            ):
+                wants.setdefault(want.proposer.name, []).append(want)
+        for proposer in self.proposers:
+            of = wants.get(proposer.name)
+            if not of:
+                continue
+            begun = time.perf_counter()
+            tracks = [self._track(proposer, want.sequence) for want in of]
+            made = proposer.propose([w.sequence for w in of], [w.limit for w in of])
+            self.drafting_sec += time.perf_counter() - begun
+            for want, track, draft in zip(of, tracks, made, strict=True):
+                self._shadow.keep(want.sequence, proposer, draft, track)
+
     # --- a look at all of it -------------------------------------------------------------------
     def _is_over(self, count: int) -> bool:
-        """Whether the choice has stood long enough, or was made for another number of sequences."""
+        """Whether the choice has stood long enough, was made for another number of sequences, or
+        rests on an acceptance that drafts do not reach any more."""
         course = self._course
-        return self.steps >= course.until or 4 * abs(count - course.sequences) > course.sequences
+        if self.steps >= course.until or 4 * abs(count - course.sequences) > course.sequences:
+            return True
+        return not course.rests and self.journal.tracks.surprised()
 
     def _look(self, deciding: Seq[Sequence]) -> None:
-        wants = [
-            (sequence, *want)
-            for sequence in deciding
-            if sequence.request.depth is None
-            and (want := self._most_promising(sequence, MAX_DEPTH)) is not None
-        ]
-        candidates = [
-            Candidate(limit, self._rate(proposer, sequence), proposer.pass_time is not None)
-            for sequence, proposer, limit in wants
-        ]
-        chosen = self._controller.look(candidates, len(deciding) - len(wants))
-        self._course = course = _Course(self.steps + chosen.steps, len(deciding))
+        self._looks += 1
+        self._shadowing = any(s.request.shadow for s in deciding)
+        known = self.knowledge.step_time.plain(len(deciding)) is not None
+        self._control_every = CONTROL_EVERY_STEPS if known else _FIRST_CONTROLS
+        self.journal.tracks.settle()
+        view = self._view(deciding)
+        options, wants = self._wants(view, len(deciding))
+        chosen = self._controller.look(candidates(wants), len(deciding) - len(wants))
+        if len(view) < len(deciding) and not (chosen.rests or chosen.trial):
+            options, wants = self._wants(deciding, len(deciding))  # a glance found it may pay
+            chosen = self._controller.look(candidates(wants), len(deciding) - len(wants))
+        self._take(chosen, wants, len(deciding))
+        if chosen.weighed and wants:
+            judge(self.journal, self._controller, chosen, wants, self.steps, len(deciding))
+            if not chosen.rests:
+                self._router.tell(self.journal, options)
+            self._try(self._router.trial(options, wants, chosen.rests, self.steps))
+
+    def _view(self, deciding: Seq[Sequence]) -> Seq[Sequence]:
+        """Whom to look at: while nothing is drafted, mostly a few."""
+        few = self._course.rests and len(deciding) > GLANCE_SHARE
+        if not (few and self._looks % FULL_EVERY_LOOKS and self.steps > 1):
+            return deciding
+        return deciding[self._looks % GLANCE_SHARE :: GLANCE_SHARE]
+
+    def _wants(self, view: Seq[Sequence], count: int) -> tuple[list[list[Want]], list[Want]]:
+        """All sources of each sequence that has any, and the one chosen for it."""
+        self._router.begin(count)
+        free = (s for s in view if s.request.depth is None)
+        options = [found for s in free if (found := self._options(s, self._cap(s)))]
+        return options, self._router.pick(options, self.steps)
+
+    def _take(self, chosen: Course, wants: Seq[Want], count: int) -> None:
+        self._course = course = _Course(self.steps + chosen.steps, count, chosen.rests)
         if chosen.rests:
             return
+        course.least_worth = chosen.least_worth
         course.choices = {
-            sequence: (proposer, depth)
-            for (sequence, proposer, _), depth in zip(wants, chosen.depths, strict=True)
+            want.sequence: (want.proposer, depth)
+            for want, depth in zip(wants, chosen.depths, strict=True)
         }
-        if not chosen.trial:
-            course.newcomers = (wants[0][1], round(sum(chosen.depths) / len(wants)))
+        if chosen.trial:
+            return
+        by_route: dict[Route, list[tuple[Want, int]]] = {}
+        for want, depth in zip(wants, chosen.depths, strict=True):
+            by_route.setdefault(want.sequence.request.route, []).append((want, depth))
+        course.newcomers = {route: _usual(of) for route, of in by_route.items()}
+        course.newcomer = _usual(list(zip(wants, chosen.depths, strict=True)))
+        course.beats = sum(w.rate for w in wants) / len(wants) + _CLEARLY
+        free = [p for p in self.proposers if p.pass_time is None]
+        course.watched = tuple(p for p in free if self._is_worth_watching(p, course.beats))
 
-    def _most_promising(self, sequence: Sequence, most: int) -> Choice | None:
-        """(proposer, draft tokens it can offer), in the order they are given unless one is poor."""
+    def _try(self, tried: Seq[Want]) -> None:
+        """Let a model that is not theirs draft for a few sequences, for a few steps."""
+        if not tried:
+            return
+        course = self._course
+        course.rests = False
+        course.until = min(course.until, self.steps + TRIAL_STEPS)
+        course.tried = {want.sequence for want in tried}
+        for want in tried:
+            course.choices[want.sequence] = (want.proposer, min(want.limit, TRIAL_DEPTH))
+
+    def _is_worth_watching(self, proposer: Proposer, beats: float) -> bool:
+        """Whether its best drafts were better than what is chosen on average."""
+        return any(
+            track.judged >= JUDGED_TESTS and track.rate > beats
+            for track in self.journal.tracks.of_proposer(proposer.name)
+        )
+
+    # --- one sequence and one proposer ---------------------------------------------------------
+    def _want(self, sequence: Sequence, most: int) -> Want | None:
+        """The most promising source: by its acceptance, less what its drafts cost."""
+        options = self._options(sequence, most)
+        return self._router.best(options) if options else None
+
+    def _options(self, sequence: Sequence, most: int) -> list[Want]:
         cap = min(most, sequence.remaining - 1)
-        best: Choice | None = None
-        for proposer in self.proposers:
-            if not _may_draft(proposer, sequence):
+        found: list[Want] = []
+        for proposer in self.proposers if cap > 0 else ():
+            if not self._may(proposer, sequence):
                 continue
-            limit = min(cap, proposer.available(sequence)) if cap > 0 else 0
+            limit = min(cap, proposer.available(sequence))
             if limit <= 0:
                 continue
-            if self._rate(proposer, sequence) >= _POOR_ACCEPTANCE:
-                return proposer, limit
-            best = best or (proposer, limit)
-        return best
+            rate = self._rate(proposer, sequence)
+            score = rate - self._router.burden(proposer)
+            found.append(Want(sequence, proposer, limit, rate, score))
+        return found
+
+    def _may(self, proposer: Proposer, sequence: Sequence) -> bool:
+        """Ratio tests need to know what a draft was sampled from; jobs may name their sources."""
+        request = sequence.request
+        if request.sources is not None and kind_of(proposer.name) not in request.sources:
+            return False
+        if proposer.pass_time is not None and request.draft_model not in (None, proposer.name):
+            return False
+        if sequence.verification is not Verification.COUPLED and not has_laws(proposer):
+            return False
+        if request.depth is not None and not request.shadow:
+            return True  # a fixed depth is what was asked for, whether it pays or not
+        return self.journal.allows(request.route.job, proposer.name, self.steps)
+
+    def _cap(self, sequence: Sequence) -> int:
+        cap = sequence.request.max_depth
+        return MAX_DEPTH if cap is None else min(MAX_DEPTH, cap)
+
+    def _track(self, proposer: Proposer, sequence: Sequence) -> Track:
+        route = sequence.request.route
+        return self.journal.track(proposer.name, proposer.grade(sequence), route.job, route.tag)
 
     def _rate(self, proposer: Proposer, sequence: Sequence) -> float:
-        overall = self.knowledge.acceptance_of(proposer.name).rate
-        own = self._own.get(sequence, {}).get(proposer.name)
-        return overall if own is None else own.rate_given(overall)
+        overall = self._track(proposer, sequence).rate
+        own = self._own.get(sequence)
+        if own is None or proposer.name not in own:
+            return overall
+        return own[proposer.name].rate(overall, self._spreads[proposer.name])
 
 
-def _may_draft(proposer: Proposer, sequence: Sequence) -> bool:
-    """Ratio tests need to know what a draft was sampled from."""
-    return sequence.verification is Verification.COUPLED or has_laws(proposer)
+def _usual(chosen: Seq[tuple[Want, int]]) -> Choice:
+    """The best source of some sequences, and how deep it is followed on average."""
+    leader = max(chosen, key=lambda c: c[0].rate)[0].proposer
+    depths = [depth for want, depth in chosen if want.proposer is leader]
+    return leader, round(sum(depths) / len(depths))

@@ -176,6 +176,9 @@ class Guess:
     def available(self, sequence: Sequence) -> int:  # noqa: ARG002 - it never runs out
         return self._draw() if self._draw else DEEPEST
 
+    def grade(self, sequence: Sequence) -> int:  # noqa: ARG002 - always alike
+        return 0
+
     def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:
         return [self._draft(s, depth) for s, depth in zip(sequences, depths, strict=True)]
 

@@ -64,6 +64,10 @@ class FaultyProposer:
         with self._raising("available"):
             return self._proposer.available(sequence)
 
+    def grade(self, sequence: Sequence) -> int:
+        with self._raising("grade"):
+            return self._proposer.grade(sequence)
+
     def propose(self, sequences: Any, depths: Any) -> list[list[int]]:
         with self._raising("propose"):
             return self._proposer.propose(sequences, depths)

@@ -248,6 +248,9 @@ def test_a_proposer_rests_and_is_tried_again(caplog: pytest.LogCaptureFixture) -
         def available(self, _: Any) -> int:
             return 5
 
+        def grade(self, _: Any) -> int:
+            return 0
+
         def propose(self, sequences: Any, _: Any) -> list[list[int]]:
             self.asked += 1
             if not self.works:

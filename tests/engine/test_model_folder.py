@@ -35,6 +35,88 @@ def refusal(ref: Path | str) -> str:
     return str(caught.value)
 
 
+def test_a_link_out_of_the_folder_is_refused(folder: Path, tmp_path: Path) -> None:
+    """Else a worker could be made to read, and to serve, any file that it can."""
+    for name in ("model.safetensors", "generation_config.json"):
+        moved = (folder / name).rename(tmp_path / name)
+        (folder / name).symlink_to(moved)
+        assert refusal(folder) == (
+            f"model `{folder}` has the file {name}, which is a link out of its folder: copy what "
+            "it points to into the folder"
+        )
+        (folder / name).unlink()
+        moved.rename(folder / name)
+
+
+def test_links_inside_the_folder_and_of_the_hub_s_cache_are_followed(
+    folder: Path, tmp_path: Path
+) -> None:
+    (folder / "model.safetensors").rename(folder / "weights")
+    (folder / "model.safetensors").symlink_to("weights")
+    inspect_model(str(folder))
+    repository = tmp_path / "models--owner--name"
+    (repository / "blobs").mkdir(parents=True)
+    (repository / "snapshots").mkdir()
+    snapshot = folder.rename(repository / "snapshots" / "0123abcd")
+    (snapshot / "model.safetensors").unlink()
+    (snapshot / "weights").rename(repository / "blobs" / "sha")
+    (snapshot / "model.safetensors").symlink_to("../../blobs/sha")
+    inspect_model(str(snapshot))
+    (snapshot / "model.safetensors").unlink()
+    (repository / "elsewhere").write_bytes(b"")
+    (snapshot / "model.safetensors").symlink_to("../../elsewhere")
+    assert "which is a link out of its folder" in refusal(snapshot)
+
+
+@pytest.mark.parametrize(
+    "named", ["pytorch_model.bin", "../model.safetensors", "/etc/passwd", "more.safetensors"]
+)
+def test_an_index_that_names_other_files(folder: Path, named: str) -> None:
+    index = {"weight_map": {"a": "model.safetensors", "b": named}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert refusal(folder) == (
+        f"model.safetensors.index.json of model `{folder}` names {named}, which is no safetensors "
+        "file of its folder: save the model anew"
+    )
+    (folder / "model.safetensors.index.json").write_text("[]")
+    assert "cannot be read (TypeError): save it anew" in refusal(folder)
+
+
+def test_an_adapter(folder: Path) -> None:
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "somebody/else"}')
+    assert refusal(folder) == (
+        f"model `{folder}` is an adapter (adapter_config.json): merge it into its base model and "
+        "save that"
+    )
+
+
+def test_weights_are_read_as_safetensors_even_where_pickles_lie_beside_them(folder: Path) -> None:
+    """A pickle that would leave a trace if anybody unpickled it."""
+    from specbatch.pipeline.engine.loader import load_model
+
+    trace = folder / "trace"
+    evil = f"cposix\nsystem\n(S'touch {trace}'\ntR.".encode()
+    for name in ("pytorch_model.bin", "model.pt", "training_args.bin"):
+        (folder / name).write_bytes(evil)
+    (folder / "modeling.py").write_text(f"open({str(trace)!r}, 'w')")
+    load_model(inspect_model(str(folder)))
+    assert not trace.exists()
+
+
+def test_a_tokenizer_with_code_of_its_own_is_loaded_without_it(folder: Path) -> None:
+    from specbatch.pipeline.ingest.codec import TextCodec
+
+    trace = folder / "trace"
+    (folder / "tokens.py").write_text(f"open({str(trace)!r}, 'w')\nclass Evil: pass")
+    edit(
+        folder,
+        lambda c: c.update(auto_map={"AutoTokenizer": ["tokens.Evil", None]}),
+        "tokenizer_config.json",
+    )
+    TextCodec.load(str(folder))
+    assert not trace.exists()
+
+
 def test_a_good_folder_is_described(tiny_pair: TinyPair) -> None:
     found = inspect_model(str(tiny_pair.verifier))
     assert (found.ref, found.path) == (str(tiny_pair.verifier), tiny_pair.verifier)

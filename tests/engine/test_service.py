@@ -13,7 +13,8 @@ from engine.decoding import assert_same, baseline_of, bench, prompts
 
 from specbatch.pipeline.engine.engine import Engine
 from specbatch.pipeline.engine.sequence import Completion, Request
-from specbatch.pipeline.engine.service import EngineService, Ticket
+from specbatch.pipeline.engine.service import EngineService
+from specbatch.pipeline.engine.ticket import Ticket
 from specbatch.schemas.errors import DeviceLostError, EngineError, RequestCancelledError
 from specbatch.schemas.records import SamplingParams
 from support.models import TinyPair

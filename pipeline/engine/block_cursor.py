@@ -1,0 +1,141 @@
+"""Where a sequence is in a continuation that was made beforehand, and how it finds its way back.
+
+While the output follows the block this is one comparison. At the first disagreement there are
+several readings: the block has a token that the output replaced, one too many, or one too few. The
+likeliest leads (its place is drafted from), the others follow the output along with it, and the
+first that the output contradicts gives way to the next. When none is left the sequence is lost: its
+newest tokens are then looked up in the block, ahead of the last place it was sure of and near the
+one where it would be by now. What repeats itself has many such places, so a distant one must fit
+more tokens than a near one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+CONTEXT = 3  # newest output tokens that must be the block's, to resume elsewhere
+TAIL = 8  # newest output tokens that are looked at, at most
+_SURE = 3  # tokens in agreement after which other readings are dropped
+_NEAR = 4  # places around the expected one where one token fewer is enough
+_FAR = 32  # places beyond which `_FAR_CONTEXT` tokens must fit
+_FAR_CONTEXT = 6
+_SKIPS = 3  # tokens that the output may have left out at once, by the first reading
+_LOOKED_AT = 8  # places with the same context that are compared
+
+
+@dataclass(slots=True)
+class BlockCursor:
+    """Where in its block a sequence is. `at` None: lost, until a context is found again."""
+
+    block: tuple[int, ...]
+    at: int | None = 0  # the next block token to draft
+    lost_for: int = 0  # tokens decided since it was lost
+    _others: list[int] = field(default_factory=list)  # other readings of the same output
+    _run: int = _SURE  # tokens in agreement since the last disagreement
+    _anchor: int = 0  # the last place it was sure of
+    _since: int = 0  # tokens decided since then
+    _one_too_few: bool = False  # what the last disagreement turned out to be: tried first
+    _places: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
+
+    def follow(self, new: Seq[int], tail: Seq[int]) -> None:
+        """Advance over `new`, the newest output tokens; `tail` ends with them, and may be cut
+        to the newest `TAIL`."""
+        at = self.at
+        if at is not None and self._run >= _SURE and self.block[at : at + len(new)] == tuple(new):
+            self.at = at + len(new)
+            return
+        for token in new:
+            self._follow_one(token)
+        if self.at is None:
+            self._find(tail[-TAIL:])
+
+    def remaining(self) -> int:
+        return 0 if self.at is None else max(0, len(self.block) - self.at)
+
+    def _follow_one(self, token: int) -> None:
+        at = self.at
+        if self._run >= _SURE and at is not None:
+            self._anchor, self._since = at, 0
+        self._since += 1
+        if at is None:
+            self.lost_for += 1
+            return
+        block = self.block
+        fitting = [p + 1 for p in (at, *self._others) if p < len(block) and block[p] == token]
+        if fitting:
+            self.at, self._others = fitting[0], fitting[1:]
+            self._run += 1
+            if self._run == _SURE:
+                shift = fitting[0] - (self._anchor + self._since)
+                self._one_too_few = shift < 0
+                self._others.clear()
+        elif self._run:
+            self._doubt(at, token)
+        else:
+            self.at, self.lost_for = None, 1
+            self._others.clear()
+
+    def _doubt(self, at: int, token: int) -> None:
+        """The block has another token at `at`: the readings of that, the likeliest first."""
+        plain = [at, at + 1] if self._one_too_few else [at + 1, at]
+        ahead = self.block[at + 1 : at + 1 + _SKIPS]
+        skips = [at + 2 + i for i, other in enumerate(ahead) if other == token]
+        if skips and skips[0] == at + 2:
+            plain.insert(0, skips.pop(0))
+        self.at, *self._others = plain + skips
+        self._run = 0
+
+    # --- lost --------------------------------------------------------------------------------
+    def _find(self, tail: Seq[int]) -> None:
+        expected = self._anchor + self._since
+        place = self._near(expected, tail)
+        if place is None:
+            place = self._by_context(expected, tail)
+        if place is not None:
+            self.at, self._run, self.lost_for = place, 0, 0
+
+    def _near(self, expected: int, tail: Seq[int]) -> int | None:
+        """The nearest place around `expected` behind which the newest tokens occur."""
+        if len(tail) < CONTEXT - 1:
+            return None
+        context = tuple(tail[1 - CONTEXT :])
+        for distance in range(_NEAR + 1):
+            for place in (expected + distance, expected - distance):
+                begin = place - len(context)
+                if begin >= self._anchor and self.block[begin:place] == context:
+                    return place
+        return None
+
+    def _by_context(self, expected: int, tail: Seq[int]) -> int | None:
+        if len(tail) < CONTEXT:
+            return None
+        if not self._places:
+            for end in range(CONTEXT, len(self.block)):
+                self._places.setdefault(self.block[end - CONTEXT : end], []).append(end)
+        places = self._places.get(tuple(tail[-CONTEXT:]), ())
+        right = bisect_left(places, expected)
+        left = right - 1
+        for _ in range(_LOOKED_AT):  # outwards, the nearest first
+            forward = places[right] - expected if right < len(places) else None
+            backward = expected - places[left] if left >= 0 else None
+            if backward is not None and places[left] - CONTEXT < self._anchor:
+                backward = None
+            if forward is not None and (backward is None or forward <= backward):
+                place, distance, right = places[right], forward, right + 1
+            elif backward is not None:
+                place, distance, left = places[left], backward, left - 1
+            else:
+                return None
+            if distance <= _FAR or self._agreeing(place, tail) >= _FAR_CONTEXT:
+                return place
+        return None
+
+    def _agreeing(self, place: int, tail: Seq[int]) -> int:
+        """How many of the newest tokens are those before `place`."""
+        most = min(len(tail), place)
+        agreed = 0
+        while agreed < most and self.block[place - 1 - agreed] == tail[-1 - agreed]:
+            agreed += 1
+        return agreed

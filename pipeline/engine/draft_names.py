@@ -1,0 +1,63 @@
+"""Draft models of one verifier by name, and which of them the rows of a tag are pinned to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePath
+
+from specbatch.schemas.errors import UsageError
+from specbatch.schemas.speculation_spec import NO_DRAFT_MODEL
+
+DRAFT_MODEL = "draft-model"  # the main one; a further one is this, `@`, and its folder's name
+
+
+def kind_of(name: str) -> str:
+    """What a job's `sources` call a proposer: all draft models are one source."""
+    return name.partition("@")[0]
+
+
+def draft_names(refs: Sequence[str]) -> list[str]:
+    """Names of the draft models at these references, the main one first.
+
+    Raises `UsageError` where two of them could not be told apart.
+    """
+    folders = [_folder_name(ref) for ref in refs]
+    for i, folder in enumerate(folders):
+        if folder in folders[:i]:
+            raise UsageError(
+                f"two draft models are called `{folder}`: they are told apart by the names of "
+                "their folders, so each must have another"
+            )
+    return [DRAFT_MODEL if not i else f"{DRAFT_MODEL}@{f}" for i, f in enumerate(folders)]
+
+
+def pins_of(routes: Iterable[tuple[str, str]], refs: Sequence[str]) -> dict[str, str]:
+    """The draft model's name, or `NO_DRAFT_MODEL`, by tag.
+
+    `routes` may call a model by its folder's name or by its whole name. Raises `UsageError` for a
+    name that no model at `refs` has.
+    """
+    known = dict(zip(draft_names(refs), map(_folder_name, refs), strict=True))
+    pins = {}
+    for tag, wanted in routes:
+        names = [
+            n for n, folder in known.items() if wanted in (n, folder, f"{DRAFT_MODEL}@{folder}")
+        ]
+        if not names and wanted != NO_DRAFT_MODEL:
+            raise UsageError(
+                f"speculation.routes sends tag `{tag}` to `{wanted}`, and this verify worker has "
+                f"{_listed(known)}: name one of them or `{NO_DRAFT_MODEL}`, or start the worker "
+                "with one more --proposer"
+            )
+        pins[tag] = NO_DRAFT_MODEL if wanted == NO_DRAFT_MODEL else names[0]
+    return pins
+
+
+def _listed(known: Mapping[str, str]) -> str:
+    if not known:
+        return "no draft model"
+    return "the draft models " + ", ".join(f"`{folder}`" for folder in known.values())
+
+
+def _folder_name(ref: str) -> str:
+    return PurePath(ref).name.replace(":", "-")  # a colon ends a name where its grade follows

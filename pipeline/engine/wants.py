@@ -1,0 +1,44 @@
+"""What could be drafted for a sequence, and by whom."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from specbatch.pipeline.engine.proposer import Proposer
+from specbatch.pipeline.engine.sequence import Sequence
+from specbatch.pipeline.policy.depth import Candidate
+
+_SURE = 0.999
+
+
+@dataclass(slots=True, eq=False)  # not frozen: thousands are made a second
+class Want:
+    """One source for a sequence, as a look found it."""
+
+    sequence: Sequence
+    proposer: Proposer
+    limit: int
+    rate: float
+    score: float  # acceptance, less what its drafts cost
+
+    @property
+    def model(self) -> str | None:
+        return model_of(self.proposer)
+
+
+def candidates(wants: Seq[Want]) -> list[Candidate]:
+    return [Candidate(w.limit, w.rate, w.model) for w in wants]
+
+
+def model_of(proposer: Proposer) -> str | None:
+    """The draft model's name; None: its drafts are free."""
+    return None if proposer.pass_time is None else proposer.name
+
+
+def depth_worth(rate: float, least_worth: float, most: int) -> int:
+    """How many draft tokens of this acceptance are worth so much each."""
+    if rate >= _SURE:
+        return most
+    return max(1, min(most, int(math.log(least_worth) / math.log(rate))))

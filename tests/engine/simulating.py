@@ -1,0 +1,192 @@
+"""A real speculator on a simulated machine: sequences whose drafts are accepted at known rates.
+
+No model, no clock: seconds come of the machine, acceptance of a seeded coin.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field, replace
+
+import pytest
+from policy.machines import Machine
+
+from specbatch.pipeline.engine.proposer import Proposer
+from specbatch.pipeline.engine.sequence import Request, Route, Sequence
+from specbatch.pipeline.engine.speculator import Speculator
+from specbatch.pipeline.policy.linear_cost import LinearCost
+from specbatch.schemas.records import SamplingParams
+
+GLANCE_SEC = 2e-5  # what lies between two glances at the clock
+AMPLE = 1_000_000
+
+ENDLESS = Request("r", (1, 2, 3), SamplingParams(max_tokens=AMPLE), seed=1)
+
+Rate = Callable[[Sequence], float]
+
+
+class Clock:
+    """The speculator's `time`: seconds that the simulation lets pass."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        self.now += GLANCE_SEC
+        return self.now
+
+
+class Source:
+    """A proposer of nothing in particular, whose drafts are accepted at `rate(sequence)`."""
+
+    pass_time: LinearCost | None = None
+
+    def __init__(self, name: str, rate: float | Rate, limit: int = 16) -> None:
+        self.name = name
+        self.limit: Callable[[Sequence], int] = lambda _: limit
+        self.rate: Rate = rate if callable(rate) else lambda _: rate
+        self.asked: list[list[tuple[Sequence, int]]] = []  # by call
+        self.settled: list[Sequence] = []
+        self.forgotten: list[Sequence] = []
+
+    def available(self, sequence: Sequence) -> int:
+        return self.limit(sequence)
+
+    def grade(self, sequence: Sequence) -> int:  # noqa: ARG002 - the contract's
+        return 0
+
+    def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:
+        assert all(depth >= 1 for depth in depths)
+        self.asked.append(list(zip(sequences, depths, strict=True)))
+        return [[7] * min(depth, self.limit(s)) for s, depth in zip(sequences, depths, strict=True)]
+
+    def settle(self, sequence: Sequence) -> None:
+        self.settled.append(sequence)
+
+    def forget(self, sequence: Sequence) -> None:
+        self.forgotten.append(sequence)
+
+    @property
+    def drafted(self) -> int:
+        return sum(depth for call in self.asked for _, depth in call)
+
+    def take_asked(self) -> list[list[tuple[Sequence, int]]]:
+        """What it was asked for since this was last called."""
+        asked, self.asked = self.asked, []
+        return asked
+
+
+class ModelSource(Source):
+    """One whose drafts take time, by a price list of (call, pass, token)."""
+
+    def __init__(
+        self,
+        name: str,
+        rate: float | Rate,
+        clock: Clock,
+        prices: tuple[float, float, float] = (1e-5, 5e-5, 1e-6),
+        limit: int = 8,
+    ) -> None:
+        super().__init__(name, rate, limit)
+        self.pass_time = LinearCost([1e-4, 5e-5, 1e-6])
+        self._clock, self._prices = clock, prices
+
+    def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:
+        assert self.pass_time is not None
+        drafts = super().propose(sequences, depths)
+        sizes = (1.0, float(max(depths)), float(sum(depths)))
+        seconds = sum(size * price for size, price in zip(sizes, self._prices, strict=True))
+        self.pass_time.observe(sizes, seconds)
+        self._clock.now += seconds
+        return drafts
+
+
+@dataclass
+class Simulation:
+    """Steps of a speculator with sequences that never end unless they are replaced."""
+
+    machine: Machine
+    proposers: Seq[Proposer]
+    clock: Clock
+    noise: float = 0.0
+    replaced_after: int = AMPLE  # output tokens
+    tokens: int = 0  # decided
+    drafted: int = 0  # of the last step
+    makers: list[Proposer | None] = field(default_factory=list)  # of the last step
+    drafts: list[list[int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.speculator = Speculator(self.proposers)
+        self.random = random.Random(5)
+        self.sequences: list[Sequence] = []
+        self._numbers = iter(range(AMPLE))
+
+    def add(self, count: int, **values: object) -> list[Sequence]:
+        new = [
+            self.of(replace(ENDLESS, request_id=f"{next(self._numbers)}", **values))  # type: ignore[arg-type]  # by name
+            for _ in range(count)
+        ]
+        self.sequences += new
+        return new
+
+    @staticmethod
+    def of(request: Request) -> Sequence:
+        return Sequence(request, frozenset(), max_length=AMPLE)
+
+    def step(self) -> None:
+        """One step as the engine makes it: drafts, a pass, verdicts."""
+        deciding, count = self.sequences, len(self.sequences)
+        self.drafts, self.makers = self.speculator.propose(deciding, lambda _, wanted: wanted)
+        self.drafted = sum(map(len, self.drafts))
+        seconds = self.machine(count + self.drafted, count)
+        self.clock.now += seconds
+        if self.noise:
+            seconds *= self.random.lognormvariate(0.0, self.noise)
+        self.speculator.knowledge.step_time.observe(count + self.drafted, count, seconds)
+        for i, (sequence, draft, maker) in enumerate(
+            zip(list(deciding), self.drafts, self.makers, strict=True)
+        ):
+            agreed = self._agreed(sequence, draft, maker)
+            sequence.accept(draft, [7] * (agreed + 1), [0.0] * (agreed + 1))
+            self.speculator.observe(sequence, maker, draft, agreed)
+            self.tokens += agreed + 1
+            if sequence.num_output >= self.replaced_after:
+                self.speculator.forget(sequence)
+                self.sequences[i] = self.of(
+                    replace(sequence.request, request_id=f"{next(self._numbers)}")
+                )
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            self.step()
+
+    def run_until(self, happened: Callable[[], bool], most_steps: int) -> None:
+        """Steps until something has happened; fails if it does not."""
+        for _ in range(most_steps):
+            if happened():
+                return
+            self.step()
+        raise AssertionError(f"nothing of the kind happened within {most_steps} steps")
+
+    def _agreed(self, sequence: Sequence, draft: list[int], maker: Proposer | None) -> int:
+        if not draft:
+            return 0
+        assert isinstance(maker, Source)
+        rate, agreed = maker.rate(sequence), 0
+        while agreed < len(draft) and self.random.random() < rate:
+            agreed += 1
+        return agreed
+
+
+def route(job: str = "", tag: str | None = None) -> Route:
+    return Route(job, tag)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """A clock of ours in the speculator's hands."""
+    clock = Clock()
+    monkeypatch.setattr("specbatch.pipeline.engine.speculator.time", clock)
+    return clock

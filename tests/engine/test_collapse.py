@@ -1,0 +1,177 @@
+"""Drafts that stop being accepted in the middle of a job, and such that begin to be: what it costs
+beside depth 0, and what is said about it."""
+
+from __future__ import annotations
+
+import pytest
+from engine.simulating import Clock, ModelSource, Simulation, Source, clock, route
+from policy.machines import Machine, linear, saturating, stepped
+
+from specbatch.pipeline.engine.speculator import Speculator
+from specbatch.schemas.speculation import ALL_PROPOSERS, Decision, DecisionAction
+
+__all__ = ["clock"]
+GOOD, BAD = 0.8, 0.05
+HALF_STEPS = 2000  # of depth 0, for half of a job
+NOISE = 0.03
+
+# On these, drafts accepted at BAD do not pay, and such at GOOD do.
+WHERE_IT_TURNS = [(linear, 8), (linear, 32), (linear, 128), (stepped, 128)]
+# Here further tokens are so cheap that even a twentieth of them pays.
+WHERE_IT_ALWAYS_PAYS = [(linear, 1), (saturating, 32)]
+
+
+class Half:
+    """Half a job's tokens, and what is told meanwhile."""
+
+    def __init__(self, simulation: Simulation, machine: Machine) -> None:
+        count = len(simulation.sequences)
+        begun, tokens = simulation.clock.now, simulation.tokens
+        while simulation.tokens < tokens + count * HALF_STEPS:
+            simulation.step()
+        off = machine(count, count) / count * (simulation.tokens - tokens)
+        self.loss = (simulation.clock.now - begun) / off - 1.0  # beside depth 0
+        self.decisions = simulation.speculator.journal.lessons("night").decisions
+
+    def told(self, action: DecisionAction) -> list[Decision]:
+        return [decision for decision in self.decisions if decision.action is action]
+
+
+class Job:
+    """One job on a simulated machine, drafted for by one source whose acceptance changes."""
+
+    def __init__(self, machine: Machine, count: int, kind: str, clock: Clock) -> None:
+        self.machine, self.kind, self.rate = machine, kind, GOOD
+        source: Source
+        if kind == "free":
+            source = Source("block", lambda _: self.rate)
+        else:
+            source = ModelSource("draft-model", lambda _: self.rate, clock)
+        self.source = source
+        self.simulation = Simulation(machine, [source], clock, NOISE, replaced_after=300)
+        self.simulation.add(count, route=route("night"))
+
+    def half(self, rate: float) -> Half:
+        self.rate = rate
+        return Half(self.simulation, self.machine)
+
+    @property
+    def needed(self) -> float:
+        speculator: Speculator = self.simulation.speculator
+        model = None if self.source.pass_time is None else self.source.name
+        return speculator._controller.break_even(len(self.simulation.sequences), model)
+
+
+@pytest.mark.parametrize("kind", ["free", "model"])
+@pytest.mark.parametrize(("machine", "count"), WHERE_IT_TURNS)
+def test_a_collapse_costs_less_than_three_percent_and_says_why(
+    machine: Machine, count: int, kind: str, clock: Clock
+) -> None:
+    job = Job(machine, count, kind, clock)
+    first = job.half(GOOD)
+    assert [d.action for d in first.decisions] == [DecisionAction.ON]
+    second = job.half(BAD)
+    assert second.loss < 0.03
+    assert [d.action for d in second.decisions[:2]] == [
+        DecisionAction.OFF,
+        DecisionAction.TAKEN_OUT,
+    ]
+    off, out = second.decisions[:2]
+    assert off.proposer == ALL_PROPOSERS
+    assert out.proposer == job.source.name
+    assert out.acceptance is not None
+    assert out.break_even is not None
+    assert out.acceptance < out.break_even
+    assert BAD < out.break_even < GOOD
+    assert out.sequences == off.sequences == count
+    for decision in (off, out):
+        assert f"{job.source.name}'s drafts are accepted at" in decision.reason
+        assert f"too little with {count} sequences in a step: from" in decision.reason
+    assert f"accepted at {out.acceptance:.2f}" in out.reason
+    assert f"from {out.break_even:.2f} on they pay" in out.reason
+    # It is tried again, each time after a longer rest, and never taken in.
+    assert second.told(DecisionAction.TRIED_AGAIN)
+    assert not second.told(DecisionAction.TAKEN_IN)
+    assert not second.told(DecisionAction.ON)
+    assert len(second.decisions) < 12, "decisions, not a log"
+
+
+@pytest.mark.parametrize("kind", ["free", "model"])
+@pytest.mark.parametrize(("machine", "count"), [(linear, 8), (linear, 32), (linear, 128)])
+def test_bad_drafts_that_become_good_cost_little_and_are_taken_in(
+    machine: Machine, count: int, kind: str, clock: Clock
+) -> None:
+    job = Job(machine, count, kind, clock)
+    first = job.half(BAD)
+    assert first.loss < 0.03
+    assert first.told(DecisionAction.OFF)
+    assert first.told(DecisionAction.TAKEN_OUT)
+    assert not first.told(DecisionAction.ON)
+    second = job.half(GOOD)
+    again = [*first.told(DecisionAction.TRIED_AGAIN), *second.told(DecisionAction.TRIED_AGAIN)][-1]
+    (taken,), (on,) = second.told(DecisionAction.TAKEN_IN), second.told(DecisionAction.ON)
+    assert not second.told(DecisionAction.OFF)
+    assert not second.told(DecisionAction.TAKEN_OUT)
+    assert again.proposer == taken.proposer == job.source.name
+    assert again.acceptance is not None
+    assert again.acceptance < 0.2, "what it was taken out with"
+    assert taken.acceptance is not None
+    assert taken.break_even is not None
+    assert taken.acceptance >= taken.break_even
+    assert f"enough with {count} sequences" in taken.reason
+    assert job.source.name in on.reason
+    assert second.loss < 0.0, "a gain, though it had to be found out first"
+
+
+@pytest.mark.parametrize("kind", ["free", "model"])
+def test_a_collapse_that_passes_is_survived_and_gained_from_again(kind: str, clock: Clock) -> None:
+    job = Job(linear, 8, kind, clock)
+    gain = job.half(GOOD).loss
+    assert gain < -0.3
+    assert job.half(BAD).loss < 0.03
+    back = job.half(GOOD)
+    assert back.told(DecisionAction.TAKEN_IN)
+    assert back.told(DecisionAction.ON)
+    assert job.half(GOOD).loss < gain + 0.03, "as good as if nothing had been"
+
+
+@pytest.mark.parametrize(("machine", "count"), WHERE_IT_ALWAYS_PAYS)
+def test_where_tokens_are_nearly_free_a_collapse_costs_nothing(
+    machine: Machine, count: int, clock: Clock
+) -> None:
+    job = Job(machine, count, "free", clock)
+    job.half(GOOD)
+    assert job.needed < 2 * BAD, "the machine is not what this test is about"
+    assert job.half(BAD).loss < 0.03
+
+
+def test_a_job_that_collapses_leaves_the_one_beside_it_alone(clock: Clock) -> None:
+    rates = {"night": GOOD, "other": GOOD}
+    source = Source("block", lambda sequence: rates[sequence.request.route.job])
+    simulation = Simulation(linear, [source], clock, NOISE, replaced_after=300)
+    for job in rates:
+        simulation.add(8, route=route(job))
+    simulation.run(1500)
+    journal = simulation.speculator.journal
+    assert [d.action for job in rates for d in journal.lessons(job).decisions] == [
+        DecisionAction.ON
+    ] * 2
+    rates["night"] = BAD
+    simulation.run(100)
+    assert [d.action for d in journal.lessons("night").decisions[:1]] == [DecisionAction.OFF]
+    source.asked.clear()
+    simulation.run(200)
+    drafted = dict.fromkeys(rates, 0)
+    for sequence, depth in (asked for call in source.asked for asked in call):
+        drafted[sequence.request.route.job] += depth
+    assert drafted["night"] < 0.1 * drafted["other"], "newcomers, until they are known"
+    assert journal.lessons("other").decisions == ()
+    simulation.run(1500)
+    told = [d.action for d in journal.lessons("night").decisions]
+    assert told[:2] == [DecisionAction.TAKEN_OUT, DecisionAction.TRIED_AGAIN]
+    rates["night"] = GOOD
+    simulation.run(3000)
+    told = [d.action for d in journal.lessons("night").decisions]
+    assert told[-1] in (DecisionAction.TAKEN_IN, DecisionAction.ON)
+    assert DecisionAction.TAKEN_IN in told
+    assert journal.lessons("other").decisions == ()

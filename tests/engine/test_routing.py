@@ -1,0 +1,208 @@
+"""Several draft models beside one verifier: who is asked, for what, and at what price."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import pytest
+from engine.decoding import Bench, assert_same, baseline_of, bench, runner_of
+from engine.decoding import prompts as make_prompts
+from engine.routed import FakeModel, Simulation
+
+from specbatch.pipeline.engine.draft_model import DraftModelProposer
+from specbatch.pipeline.engine.engine import Engine
+from specbatch.pipeline.engine.host import EngineHost
+from specbatch.pipeline.engine.model_folder import inspect_model
+from specbatch.pipeline.engine.sequence import Request, Route
+from specbatch.schemas.records import SamplingParams
+from specbatch.schemas.spec import EngineSpec
+from specbatch.schemas.speculation import DecisionAction
+from specbatch.schemas.speculation_spec import SpeculationSpec
+from support.engines import loaded
+from support.models import TinyPair
+
+A, B = "draft-model", "draft-model@b"
+CHEAP, DEAR = 0.005, 0.03  # seconds of a pass; the verifier's takes 0.1
+
+
+def best_alone(*models: FakeModel, tags: tuple[str, ...]) -> float:
+    """Tokens per second with the better of the models, had it been the only one."""
+    speeds = []
+    for model in models:
+        alone = Simulation(
+            [FakeModel(model.name, model.rates, model.price[1], model.price[2])], tags
+        )
+        alone.steps(1500)
+        speeds.append(alone.steps(2500).tokens_per_sec)
+    return max(speeds)
+
+
+@pytest.mark.parametrize("elsewhere", [0.3, 0.75], ids=["hopeless", "mediocre"])
+def test_each_model_gets_the_rows_of_the_tag_that_it_is_good_at(elsewhere: float) -> None:
+    """Though nobody says which: and a model better than a stranger's guess hides none for good."""
+    models = [
+        FakeModel(A, {"en": 0.92, "de": elsewhere}, CHEAP / 2),
+        FakeModel(B, {"en": elsewhere, "de": 0.92}, CHEAP / 2),
+    ]
+    simulation = Simulation(models, ("en", "de"))
+    simulation.steps(1500)
+    run = simulation.steps(2500)
+    assert run.share("en", A) >= 0.9, run.drafted
+    assert run.share("de", B) >= 0.9, run.drafted
+    assert run.tokens_per_sec >= 1.05 * best_alone(*models, tags=("en", "de"))
+    told = [d for d in simulation.decisions() if d.action is DecisionAction.ROUTED]
+    last = {tag: [d for d in told if f"tagged {tag} " in d.reason][-1] for tag in ("en", "de")}
+    assert {tag: d.proposer for tag, d in last.items()} == {"en": A, "de": B}
+    assert len(told) <= 6, "told when it is new"
+
+
+@pytest.mark.parametrize("first", ["dear", "cheap"])
+def test_a_gain_smaller_than_its_price_is_not_bought(first: str) -> None:
+    cheap = FakeModel(A if first == "cheap" else B, {"en": 0.8}, CHEAP)
+    dear = FakeModel(B if first == "cheap" else A, {"en": 0.84}, DEAR)
+    simulation = Simulation([cheap, dear] if first == "cheap" else [dear, cheap], ("en",))
+    simulation.steps(1500)
+    run = simulation.steps(2500)
+    assert run.share("en", cheap.name) >= 0.95, run.drafted
+    assert run.tokens_per_sec >= 0.97 * best_alone(cheap, dear, tags=("en",))
+
+
+def test_a_gain_greater_than_its_price_is_bought() -> None:
+    cheap, dear = FakeModel(A, {"en": 0.4}, CHEAP), FakeModel(B, {"en": 0.93}, DEAR)
+    simulation = Simulation([cheap, dear], ("en",))
+    simulation.steps(1500)
+    run = simulation.steps(2500)
+    assert run.share("en", B) >= 0.95, run.drafted
+    assert run.tokens_per_sec >= 0.97 * best_alone(cheap, dear, tags=("en",))
+
+
+def test_two_models_are_not_run_where_one_does_for_all() -> None:
+    """Each is a little better at its tag, and the passes of both cost more than that brings."""
+    models = [
+        FakeModel(A, {"en": 0.84, "de": 0.80}, DEAR),
+        FakeModel(B, {"en": 0.80, "de": 0.84}, DEAR),
+    ]
+    simulation = Simulation(models, ("en", "de"))
+    simulation.steps(1500)
+    run = simulation.steps(2500)
+    assert run.mixed <= 0.02 * 2500
+    assert run.tokens_per_sec >= 0.97 * best_alone(*models, tags=("en", "de"))
+
+
+def test_sequences_stay_where_they_are_between_models_alike() -> None:
+    models = [FakeModel(A, {"en": 0.8}, CHEAP), FakeModel(B, {"en": 0.8}, CHEAP)]
+    simulation = Simulation(models, ("en",))
+    simulation.steps(500)
+    run = simulation.steps(4000)
+    assert max(run.share("en", A), run.share("en", B)) >= 0.98, "but for trials"
+    assert run.moves <= 0.6 * run.tokens / 400, "moves per sequence, trials and back included"
+    assert run.tokens_per_sec >= 0.97 * best_alone(*models, tags=("en",))
+
+
+def test_a_model_that_is_not_asked_reads_next_to_nothing() -> None:
+    good, bad = FakeModel(A, {"en": 0.9}, CHEAP, 5e-4), FakeModel(B, {"en": 0.2}, CHEAP, 5e-4)
+    simulation = Simulation([good, bad], ("en",), length=2000)
+    simulation.steps(500)
+    bad.fed, bad.seconds = 0, 0.0
+    run = simulation.steps(4000)
+    assert bad.fed <= 0.02 * run.tokens
+    assert bad.seconds <= 0.01 * run.seconds
+
+
+def test_what_must_be_read_first_is_counted() -> None:
+    """Two models alike but for reading: near its end no sequence is worth a change of models."""
+    slow_reader = FakeModel(B, {"en": 0.85}, CHEAP, row_sec=5e-3)
+    simulation = Simulation([FakeModel(A, {"en": 0.8}, CHEAP), slow_reader], ("en",), length=60)
+    simulation.steps(1000)
+    assert simulation.steps(2000).share("en", A) >= 0.9
+
+
+def test_a_model_whose_drafts_grow_bad_hands_its_rows_over() -> None:
+    models = [FakeModel(A, {"en": 0.92}, CHEAP), FakeModel(B, {"en": 0.8}, CHEAP)]
+    simulation = Simulation(models, ("en",))
+    simulation.steps(1000)
+    assert simulation.steps(500).share("en", A) >= 0.9
+    models[0].rates = {"en": 0.3}
+    simulation.steps(300)
+    assert simulation.steps(500).share("en", B) >= 0.9
+
+
+@pytest.mark.parametrize("pinned", [A, B])
+def test_a_pinned_row_asks_its_model_only(pinned: str) -> None:
+    models = [FakeModel(A, {"en": 0.8}, CHEAP), FakeModel(B, {"en": 0.8}, CHEAP)]
+    run = Simulation(models, ("en",), draft_model=pinned).steps(500)
+    assert run.drafted["en", pinned] > 500
+    assert run.drafted.total() == run.drafted["en", pinned]
+
+
+def test_a_row_pinned_to_no_model_asks_none() -> None:
+    models = [FakeModel(A, {"en": 0.8}, CHEAP), FakeModel(B, {"en": 0.8}, CHEAP)]
+    run = Simulation(models, ("en",), draft_model="none").steps(300)
+    assert run.drafted.total() == 0
+    assert run.tokens == 300 * 8
+
+
+# --- the engine ---------------------------------------------------------------------------------
+def two_models(pair: TinyPair, num_blocks: int = 1024) -> Bench:
+    """An engine with the tiny draft model, and beside it the verifier as its own draft model."""
+    made = bench(pair.verifier, pair.draft, draft_blocks=num_blocks)
+    copy = runner_of(loaded(pair.verifier, "float32"), num_blocks)
+    models = [DraftModelProposer(made.runners[1]), DraftModelProposer(copy, name=B)]
+    engine = Engine(made.runners[0], (made.blocks, *models), 64, 2048)
+    return Bench(engine, [*made.runners, copy], made.blocks)
+
+
+def requests_of(
+    prompts: Seq[tuple[int, ...]], params: SamplingParams, depth: int | None
+) -> list[Request]:
+    """Rows of two tags; every fourth is pinned to a model, every other fourth to none."""
+    pins = (None, B, None, "none", A)
+    return [
+        Request(
+            str(i),
+            prompt,
+            params,
+            seed=1000 + i,
+            depth=depth,
+            route=Route("job", "even" if i % 2 == 0 else "odd"),
+            draft_model=pins[i % len(pins)],
+        )
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+@pytest.mark.parametrize("num_blocks", [1024, 9], ids=["ample", "scarce"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("depth", [None, 4])
+def test_outputs_are_those_of_depth_0_and_all_caches_come_back(
+    tiny_pair: TinyPair, depth: int | None, temperature: float, num_blocks: int
+) -> None:
+    params = SamplingParams(max_tokens=40, temperature=temperature, ignore_eos=True)
+    plain = baseline_of(tiny_pair.verifier)
+    made = two_models(tiny_pair, num_blocks)
+    requests = requests_of(make_prompts(15), params, depth)
+    done = made.add(*requests).run()
+    for request in requests:
+        assert_same(done[request.request_id], plain(request))
+        if request.draft_model == "none":
+            assert done[request.request_id].proposed == 0
+    drafted = [done[r.request_id] for r in requests if r.draft_model == B]
+    assert sum(c.accepted for c in drafted) > 0, "the verifier's copy was asked"
+    made.assert_all_blocks_are_free()
+
+
+def test_the_host_makes_a_proposer_of_every_draft_model(tiny_pair: TinyPair) -> None:
+    folders = [inspect_model(str(path)) for path in (tiny_pair.verifier, tiny_pair.draft)]
+    alone, pair = (
+        EngineHost(folders[0], folders[1], 4, 64, kv_cache_bytes=8 << 20, further=further)
+        for further in ((), (folders[0],))
+    )
+    spec = EngineSpec(dtype="float32")
+    alone.make_engine(spec)
+    engine = pair.make_engine(spec)
+    assert pair.memory is not None
+    assert alone.memory is not None
+    assert pair.memory.kv_cache == pytest.approx(alone.memory.kv_cache * 3 / 2, rel=0.05)
+    assert set(engine.knowledge.draft_times) == {A, "draft-model@verifier"}
+    pins = pair.pins(SpeculationSpec(routes=(("de", "verifier"), ("en", "draft"))))
+    assert pins == {"de": "draft-model@verifier", "en": A}
