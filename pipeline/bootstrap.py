@@ -9,22 +9,30 @@ import logging
 import os
 import socket
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from specbatch.pipeline.client import Client, Ring
+from specbatch.pipeline.helping import Helper
 from specbatch.pipeline.leases import LeaseKeeper
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.ledger.migrate import open_store
-from specbatch.pipeline.sweeper import Sweeper
-from specbatch.schemas.errors import MissingExtraError, UsageError
-from specbatch.schemas.records import Bell
+from specbatch.pipeline.ledger.migrate import grant_roles, open_store
+from specbatch.pipeline.sweeper import Queued, Sweeper, unknown
+from specbatch.schemas.errors import MissingExtraError, SpecbatchError, UsageError
+from specbatch.schemas.messages import HintMessage
+from specbatch.schemas.records import Bell, JobRow, PromptRow, Prompts
 from specbatch.schemas.settings import Settings
 
 if TYPE_CHECKING:  # the light install has no torch and no pyarrow
-    from specbatch.pipeline.engine.host import EngineHost
+    from specbatch.pipeline.engine.device import DeviceOptions
+    from specbatch.pipeline.engine.model_folder import ModelFolder
     from specbatch.pipeline.engine.parallel import Leader
+    from specbatch.pipeline.engines import Engines
+    from specbatch.pipeline.ingest.codec import TextCodec
+    from specbatch.pipeline.refill import Line, Refiller, Refills
+    from specbatch.pipeline.remembering import StoredKnowledge
     from specbatch.pipeline.stages import Stages
 
 log = logging.getLogger(__name__)
@@ -32,13 +40,35 @@ log = logging.getLogger(__name__)
 KINDS = ("ingest", "propose", "verify", "record")
 
 
+@dataclass(frozen=True, slots=True)
+class Models:
+    """What is put in the place of real models; no engine extra is needed then."""
+
+    engines: Callable[[ModelFolder, ModelFolder | None], Engines]  # of a model, and its draft model
+    codec: Callable[[str], TextCodec]  # of a model folder's path
+
+
 def make_store(settings: Settings) -> Store:
     """The store of the settings, its schema brought up to date."""
-    return open_store(settings.store_url, max_attempts=settings.max_attempts)
+    return open_store(
+        settings.store_url, max_attempts=settings.max_attempts, weights=settings.tenant_weights
+    )
 
 
-def make_client(settings: Settings, ring: Ring, store: Store | None = None) -> Client:
-    return Client(store or make_store(settings), ring, settings.workspace)
+def migrate(settings: Settings) -> list[str]:
+    """Bring the store's schema up to date, roles included; the roles that only others may make."""
+    make_store(settings).close()
+    return grant_roles(settings.store_url)
+
+
+def make_client(
+    settings: Settings,
+    ring: Ring,
+    store: Store | None = None,
+    on_cancel: Callable[[], None] = lambda: None,
+) -> Client:
+    """A client; `on_cancel` is a worker's `keeper.look` where it runs in this process."""
+    return Client(store or make_store(settings), ring, settings.workspace, on_cancel)
 
 
 @dataclass(slots=True)
@@ -49,13 +79,37 @@ class Worker:
     store: Store
     keeper: LeaseKeeper
     sweeper: Sweeper
-    engines: list[EngineHost] = field(default_factory=list)
+    engines: list[Engines] = field(default_factory=list)
     leader: Leader | None = None
+    knowledge: StoredKnowledge | None = None
+    refills: Refills | None = None
+    refiller: Refiller | None = None
+    helper: Helper | None = None
+
+    def start(self) -> None:
+        """Begin what is done beside the tasks: sweeping, and asking for work."""
+        self.sweeper.start()
+        if self.helper is not None:
+            self.helper.start()
+
+    def hint(self, message: HintMessage) -> None:
+        """Hand a hint to the engine that has its request, if any still has."""
+        if self.refills is not None and (known := self.refills.answered(message)) is not None:
+            for host in self.engines:
+                host.hint(known, message.position, message.token_ids)
 
     def close(self) -> None:
         self.sweeper.close()
+        if self.helper is not None:
+            self.helper.close()
+        if self.refills is not None:
+            followed = sum(stats.hints_followed for h in self.engines for stats in h.stats)
+            counts = (self.refills.asked, self.refills.answers, followed)
+            log.info("refills: %d asked for, %d answered, %d followed", *counts)
         for host in self.engines:
             host.close()
+        if self.knowledge is not None:
+            self.knowledge.close()
         if self.leader is not None:
             self.leader.close()
         self.keeper.close()
@@ -69,74 +123,142 @@ def make_worker(
     verifier: str | None = None,
     proposer: str | None = None,
     store: Store | None = None,
+    line: Line | None = None,
+    further: Sequence[str] = (),
+    instead: Models | None = None,
+    queued: Queued | None = None,
 ) -> Worker:
     """A worker of the given kinds. Engines load when their first group arrives.
 
     `verifier` is needed to verify, `proposer` to propose; a verify worker with a proposer also
-    drafts locally. Raises `ModelError` for folders that cannot be served, `MissingExtraError`
-    without the engine extra, `UsageError` without the device.
+    drafts locally, one without asks for more of blocks that run out, over `line`. `further` are
+    draft models beside the proposer, for verifying only. `instead` takes the place of real models.
+    `queued` tells how many bells wait for the broker's workers, where that is known.
+    Raises `ModelError` for folders that cannot be served, `MissingExtraError` without the engine
+    extra, `UsageError` without the device and for draft models that could not be told apart.
     """
-    require_engine_extra()
-    from specbatch.pipeline.engine.device import DeviceOptions
-    from specbatch.pipeline.engine.host import EngineHost
+    if instead is None:
+        require_engine_extra()
     from specbatch.pipeline.engine.model_folder import check_pair, inspect_model
     from specbatch.pipeline.ingest.codec import TextCodec
     from specbatch.pipeline.ingest.objects import Objects
+    from specbatch.pipeline.refill import Refiller, Refills
+    from specbatch.pipeline.remembering import StoredKnowledge
     from specbatch.pipeline.stages import Economy, Stages
 
     ring = patient(ring)
-    device = DeviceOptions(settings.device, settings.cuda_graphs, settings.torch_compile)
-    device.check()
-    leader = None
-    if settings.tensor_parallel > 1:
-        leader, name = join_as_leader(settings)
-        device = replace(device, name=name)
+    device, leader = (None, None) if instead else _device(settings)
     models = lru_cache(maxsize=16)(inspect_model)
     folders = [models(ref) if ref else None for ref in (verifier, proposer)]
-    if folders[0] is not None and folders[1] is not None:
-        check_pair(folders[0], folders[1])
+    beside = tuple(models(ref) for ref in further)
+    if folders[0] is not None:
+        for drafting in (folders[1], *beside):
+            if drafting is not None:
+                check_pair(folders[0], drafting)
+    store = store or make_store(settings)
+    knowledge = StoredKnowledge(store)
     gate = threading.Lock()  # engines of one process take turns on the device
+    alone = "verify" in kinds and proposer is None
+    refills = Refills(line) if line is not None and alone else None
 
-    def host(model_index: int, drafts: bool) -> EngineHost | None:
-        folder = folders[model_index]
+    def host(model_index: int, drafts: bool) -> Engines | None:
+        folder, beside_it = folders[model_index], folders[1] if drafts else None
         if folder is None:
             return None
+        if instead is not None:
+            return instead.engines(folder, beside_it)
+        from specbatch.pipeline.engine.host import EngineHost
+
+        assert device is not None
         return EngineHost(
             folder,
-            folders[1] if drafts else None,
+            beside_it,
             max_sequences=settings.max_concurrent_sequences,
             max_batch_tokens=settings.max_batch_tokens,
             kv_cache_bytes=settings.kv_cache_mib << 20,
             gate=gate,
             device=device,
             leader=leader,
+            memory_of=knowledge,
+            on_wanted=refills.want if refills and model_index == 0 else None,
+            further=beside if drafts else (),
         )
 
     verifying = host(0, drafts=True) if "verify" in kinds else None
     proposing = host(1, drafts=False) if "propose" in kinds else None
-    store = store or make_store(settings)
+    objects = Objects(settings.s3_endpoint_url)
     keeper = LeaseKeeper(store, settings.lease_sec)
+    owner = f"{socket.gethostname()}:{os.getpid()}"
+    helper = None
+    if verifier is not None and verifying is not None:
+        helper = Helper(store, keeper, verifier, owner, settings.lease_sec / 3)  # as hearts beat
     stages = Stages(
         store=store,
-        objects=Objects(settings.s3_endpoint_url),
+        objects=objects,
         keeper=keeper,
         ring=ring,
-        owner=f"{socket.gethostname()}:{os.getpid()}",
+        owner=owner,
         lease_sec=settings.lease_sec,
         economy=Economy(settings.price_per_device_hour_usd),
-        codec=lru_cache(maxsize=16)(TextCodec.load),
+        codec=lru_cache(maxsize=16)(instead.codec if instead else TextCodec.load),
         proposing=proposing,
         verifying=verifying,
         models=models,
+        tenant_depths=settings.tenant_depths,
+        refills=refills,
+        max_open_groups=settings.max_open_groups,
     )
     return Worker(
         stages=stages,
         store=store,
         keeper=keeper,
-        sweeper=Sweeper(store, ring, settings.sweep_interval_sec),
+        sweeper=Sweeper(
+            store,
+            ring,
+            settings.sweep_interval_sec,
+            settings.propose_patience_sec,
+            settings.bell_patience_sec,
+            queued or unknown,
+        ),
         engines=[h for h in (verifying, proposing) if h is not None],
         leader=leader,
+        knowledge=knowledge,
+        refills=refills,
+        refiller=Refiller(store, objects, proposing) if proposing else None,
+        helper=helper,
     )
+
+
+def first_rows(
+    settings: Settings, job: JobRow, groups: Sequence[Prompts]
+) -> list[PromptRow] | None:
+    """The first row of each group of a job; None where prompts cannot be read: they are not here,
+    or the install is the light one, which reads no Arrow files."""
+    from importlib.util import find_spec
+
+    if find_spec("pyarrow") is None:
+        return None
+    from specbatch.pipeline.ingest.objects import Objects
+    from specbatch.pipeline.prompts import reader
+
+    read = reader(Objects(settings.s3_endpoint_url), job, files=2)
+    try:
+        return [read(prompts)[0] for prompts in groups]
+    except SpecbatchError as error:
+        log.info("prompts are out of reach: %s", error)
+        return None
+
+
+def _device(settings: Settings) -> tuple[DeviceOptions, Leader | None]:
+    """Where engines run, and what leads the other ranks, if there are any."""
+    from specbatch.pipeline.engine.device import DeviceOptions
+
+    device = DeviceOptions(settings.device, settings.cuda_graphs, settings.torch_compile)
+    device.check()
+    if settings.tensor_parallel == 1:
+        return device, None
+    leader, name = join_as_leader(settings)
+    return replace(device, name=name), leader
 
 
 def join_as_leader(settings: Settings) -> tuple[Leader, str]:
@@ -159,13 +281,12 @@ def follow_leader(settings: Settings) -> bool:
     if settings.tensor_parallel == 1:
         return False
     require_engine_extra()
-    from specbatch.pipeline.engine.parallel import follow, join_ranks, leave_ranks
+    from specbatch.pipeline.engine.parallel import follow, join_ranks
 
     rank, device = join_ranks(settings.tensor_parallel, settings.device)
     if rank == 0:
         return False
     follow(device)
-    leave_ranks()
     return True
 
 

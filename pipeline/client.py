@@ -11,7 +11,15 @@ from collections.abc import Callable, Iterator
 
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.errors import UsageError, WaitTimeoutError
-from specbatch.schemas.records import Bell, JobProgress, JobRow, JobState, NewJob, Stage
+from specbatch.schemas.records import (
+    PRIORITIES,
+    Bell,
+    JobProgress,
+    JobRow,
+    JobState,
+    NewJob,
+    Stage,
+)
 from specbatch.schemas.spec import JobSpec
 
 Ring = Callable[[Bell], None]
@@ -20,10 +28,18 @@ Ring = Callable[[Bell], None]
 class Client:
     """What a submitter can do. `ring` wakes the workers; if it fails the sweeper rings later."""
 
-    def __init__(self, store: Store, ring: Ring, workspace_uri: str) -> None:
+    def __init__(
+        self,
+        store: Store,
+        ring: Ring,
+        workspace_uri: str,
+        on_cancel: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_cancel` has the workers of this process look at once whether a job is to stop."""
         self._store = store
         self._ring = ring
         self._workspace_uri = workspace_uri
+        self._on_cancel = on_cancel
 
     def submit(self, spec: JobSpec, idempotency_key: str | None = None) -> tuple[JobRow, bool]:
         """Create the job, or find the one this key made; True when it is new.
@@ -43,10 +59,14 @@ class Client:
                 output_uri=spec.output.uri,
                 workspace_uri=f"{self._workspace_uri.rstrip('/')}/jobs/{job_id}",
                 idempotency_key=idempotency_key,
+                priority=PRIORITIES.index(spec.priority),
+                deadline_sec=spec.deadline_sec,
+                budget_usd=spec.budget_usd,
             )
         )
         if not job.state.is_final:
-            self._ring(Bell(job.job_id, job.stage if created else Stage.INGEST, None))
+            stage = job.stage if created else Stage.INGEST
+            self._ring(Bell(job.job_id, stage, None, priority=job.priority))
         return job, created
 
     def job(self, job_id: str) -> JobRow:
@@ -58,19 +78,24 @@ class Client:
     def progress(self, job_id: str) -> JobProgress:
         return self._store.progress(job_id)
 
-    def cancel(self, job_id: str) -> JobRow:
-        job = self._store.request_cancel(self._store.get_job(job_id).job_id)
+    def cancel(self, job_id: str, reason: str = "cancelled on request") -> JobRow:
+        """Stop a job; finished rows are kept. `reason` says in words by whom."""
+        job = self._store.request_cancel(self._store.get_job(job_id).job_id, reason)
+        self._on_cancel()
         self._ring_due(job.job_id)
         return job
 
-    def retry(self, job_id: str) -> int:
-        """Send what failed or was cancelled back to work; how many units that is."""
+    def retry(self, job_id: str, quarantined: bool = False) -> int:
+        """Send what failed or was cancelled back to work; how many units that is.
+
+        `quarantined`: only rows that failed by themselves, one unit each.
+        """
         job = self._store.get_job(job_id)
         if not job.state.is_final:
             raise UsageError(
                 f"job {job.job_id} is still {job.state}: wait for it or cancel it first"
             )
-        count = self._store.retry_job(job.job_id)
+        count = self._store.retry_job(job.job_id, quarantined)
         self._ring_due(job.job_id)
         return count
 

@@ -3,46 +3,142 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import chain
-from operator import itemgetter
+from pathlib import Path
 
-from specbatch.pipeline.ingest.artefacts import read_prompts
 from specbatch.pipeline.ingest.objects import Objects
+from specbatch.pipeline.ingest.outputs import OutputWriter
+from specbatch.pipeline.ingest.planner import PlannedGroup, plan
+from specbatch.pipeline.ingest.rows import RowChecker
+from specbatch.pipeline.ingest.sources import open_source
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.ledger.rules import FIRST_CUT_INDEX
+from specbatch.pipeline.prompts import reader
+from specbatch.pipeline.remainder import Remainder, write_remainder
+from specbatch.pipeline.text_stop import Decode
 from specbatch.schemas.records import (
-    Artefact,
     CompletionRecord,
     FinishReason,
     JobProgress,
     JobRow,
     JobState,
+    JobWork,
     PromptRow,
+    Prompts,
+    Stage,
 )
 from specbatch.schemas.seeds import sample_seed
+from specbatch.schemas.spec import JobSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Publisher:
+    """Writes outputs, and what is left of stopped jobs beside them."""
+
+    store: Store
+    objects: Objects
+    decode: Callable[[JobSpec], Decode]
+    checker: Callable[[JobSpec], RowChecker]
+
+    def publish(
+        self, work: JobWork, job: JobRow, spec: JobSpec, still_mine: Callable[[], None]
+    ) -> tuple[JobState, str | None]:
+        """Everything but the job's end: its state then, and an error.
+
+        `still_mine` raises once somebody else publishes the job. Raises `OutputError` and
+        `ObjectError`.
+        """
+        progress = self.store.progress(job.job_id)
+        rows: Iterator[CompletionRecord] = with_unfinished_rows(self.store, self.objects, job)
+        rejected = self.store.rejected(job.job_id)
+        with self.objects.temp_folder() as folder:
+            left = self._left(folder, work, job, spec, progress) if job.cancel_requested else None
+            if left is not None:
+                unread = left.unread_rows(spec.sampling.n)
+                rows = chain(rows, (r for row in unread for r in _cancelled(job, row)))
+                rejected = chain(rejected, left.newly_quarantined())
+            OutputWriter(self.objects, spec.output.uri, job.job_id).write(
+                rows,
+                rejected,
+                openai=job.report.get("input_format") == "openai",
+                created=int(job.created_at),
+                decode=self.decode(spec),
+                info=_info(job, spec),
+                beside=left.files if left is not None else (),
+                still_mine=still_mine,
+            )
+        state, error = final_state(job, progress)
+        return state, error or (left.problem if left is not None else None)
+
+    def _left(
+        self, folder: Path, work: JobWork, job: JobRow, spec: JobSpec, progress: JobProgress
+    ) -> Remainder:
+        found = unfinished_rows(self.store, self.objects, job)
+        unfinished = (row for row, word, _ in found if word == Stage.CANCELLED)
+        unread: Iterable[PlannedGroup] = ()
+        if not progress.ingest_done:
+            unread = self._unread(work, spec)
+        return write_remainder(folder, job, spec, unfinished, unread)
+
+    def _unread(self, work: JobWork, spec: JobSpec) -> Iterator[PlannedGroup]:
+        """The input from where its reading ended. Raises `UsageError` and `ObjectError`."""
+        source = open_source(spec.input, self.objects)
+        checker = self.checker(spec)
+        yield from plan(source, checker, spec.group_size, work.cursor, work.next_row)
 
 
 def with_unfinished_rows(store: Store, objects: Objects, job: JobRow) -> Iterator[CompletionRecord]:
-    """All completions in input order, and one error record per sample of every unfinished group.
+    """All completions in input order, and one error record per sample of every unfinished row.
 
-    Rows in, rows out: a failed or cancelled group is in the output with its reason.
+    Rows in, rows out: a row of a failed or cancelled group is in the output with its reason.
     """
-    unfinished = chain.from_iterable(
-        _unfinished(objects, job, artefact, word, error)
-        for _, word, artefact, error in sorted(store.failed_groups(job.job_id), key=itemgetter(0))
-    )
     return heapq.merge(
-        store.completions(job.job_id),
-        unfinished,
+        store.completions(job.job_id, details=False),
+        (
+            record
+            for row, word, error in unfinished_rows(store, objects, job)
+            for record in (
+                _cancelled(job, row, error)
+                if word == Stage.CANCELLED
+                else _records(job, row, FinishReason.ERROR, error or word)
+            )
+        ),
         key=lambda record: (record.row_index, record.sample_index),
     )
+
+
+def unfinished_rows(
+    store: Store, objects: Objects, job: JobRow
+) -> Iterator[tuple[PromptRow, str, str]]:
+    """(row, failed or cancelled, last error) of every row in a group that has no completions."""
+    read = reader(objects, job, files=2)  # of a planned group, and of one that was cut off
+    kept = store.kept_rows(job.job_id)
+    planned: list[tuple[Prompts, str, str]] = []
+    cut_off: list[tuple[Prompts, str, str]] = []
+    for index, word, prompts, error in store.failed_groups(job.job_id):
+        (planned if index < FIRST_CUT_INDEX else cut_off).append((prompts, word, error))
+    # Groups were planned in the order of their rows, and are cut in any order.
+    by_file = sorted(cut_off, key=lambda group: (group[0].artefact.uri, group[0].row_start))
+    firsts = {group[0]: read(group[0])[0].row_index for group in by_file}
+    cut_off.sort(key=lambda group: firsts[group[0]])
+
+    def rows(groups: Iterable[tuple[Prompts, str, str]]) -> Iterator[tuple[PromptRow, str, str]]:
+        for prompts, word, error in groups:
+            for row in read(prompts):
+                if row.row_index not in kept:
+                    yield row, word, error
+
+    return heapq.merge(rows(planned), rows(cut_off), key=lambda found: found[0].row_index)
 
 
 def final_state(job: JobRow, progress: JobProgress) -> tuple[JobState, str | None]:
     """DONE, PARTIAL (some rows failed), FAILED (all did), or CANCELLED."""
     finished = progress.completions
     missing = progress.rows_failed + (progress.groups_total - progress.groups_done)
-    if job.cancel_requested and (progress.groups_done < progress.groups_total or not finished):
+    is_cut_short = progress.groups_done < progress.groups_total or not progress.ingest_done
+    if job.cancel_requested and (is_cut_short or not finished):
         return JobState.CANCELLED, None
     if not missing:
         return JobState.DONE, None
@@ -51,13 +147,26 @@ def final_state(job: JobRow, progress: JobProgress) -> tuple[JobState, str | Non
     return JobState.FAILED, "no row could be completed; see the error column of the output"
 
 
-def _unfinished(
-    objects: Objects, job: JobRow, artefact: Artefact, word: str, error: str
+def _info(job: JobRow, spec: JobSpec) -> dict[str, str]:
+    """What the manifest says of the job."""
+    info = {
+        "name": job.name,
+        "spec_sha256": job.spec_digest,
+        "verification": spec.speculation.verification.value,
+    }
+    return info | ({"stopped": job.stop_reason} if job.stop_reason else {})
+
+
+def _cancelled(job: JobRow, row: PromptRow, error: str = "") -> Iterator[CompletionRecord]:
+    reason = job.stop_reason or error or FinishReason.CANCELLED.value
+    return _records(job, row, FinishReason.CANCELLED, reason)
+
+
+def _records(
+    job: JobRow, row: PromptRow, reason: FinishReason, error: str
 ) -> Iterator[CompletionRecord]:
-    reason = FinishReason.CANCELLED if word == "cancelled" else FinishReason.ERROR
-    for row in read_prompts(objects.get_bytes(artefact.uri, artefact)):
-        for sample in range(row.n):
-            yield _empty(job, row, sample, reason, error or word)
+    for sample in range(row.n):
+        yield _empty(job, row, sample, reason, error)
 
 
 def _empty(

@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 
-from specbatch.pipeline.engine.sequence import Completion, Request
+from specbatch.pipeline.drafting import cap_of
+from specbatch.pipeline.engine.history import History
+from specbatch.pipeline.engine.sequence import Completion, Request, Route
 from specbatch.pipeline.ingest.artefacts import DraftBlock
 from specbatch.pipeline.policy.pricing import device_usd
 from specbatch.pipeline.text_stop import Decode, TextStop, text_before_stop
 from specbatch.schemas.records import CompletionRecord, JobRow, PromptRow
 from specbatch.schemas.seeds import sample_seed
 from specbatch.schemas.spec import JobSpec
+from specbatch.schemas.speculation_spec import NO_DRAFT_MODEL
 
 Drafts = Mapping[tuple[int, int], DraftBlock]  # by (row_index, sample_index)
+NO_PINS: Mapping[str, str] = MappingProxyType({})
 
 
 def requests_of(
@@ -23,27 +28,57 @@ def requests_of(
     row: PromptRow,
     decode: Decode,
     drafts: Drafts | None = None,
+    history: History | None = None,
+    tenant_cap: int | None = None,
+    pins: Mapping[str, str] = NO_PINS,
 ) -> list[Request]:
-    """One request per sample of a row; `decode` is called only where there are stop strings."""
+    """One request per sample of a row; `decode` is called only where there are stop strings.
+
+    `pins` are the tags whose rows may ask one draft model only, and its name.
+    """
     params = spec.sampling.params(dict(row.overrides))
-    depth = {"auto": None, "off": 0}.get(str(spec.speculation.depth), spec.speculation.depth)
+    cap = cap_of(spec, row, tenant_cap)
+    depth = _depth_of(spec, cap)
+    sources = spec.speculation.sources
     watch = partial(TextStop, decode, params.stop, params.min_tokens) if params.stop else None
     requests = []
     for sample in range(row.n):
         block = drafts.get((row.row_index, sample)) if drafts else None
         requests.append(
             Request(
-                request_id=f"{job_id}/{row.row_index}/{sample}",
+                request_id=request_id_of(job_id, row.row_index, sample),
                 prompt_ids=row.prompt_ids,
                 params=params,
                 seed=sample_seed(row.seed, sample),
                 draft_ids=block.token_ids if block else (),
-                depth=None if depth is None else int(depth),
+                depth=depth,
                 verification=spec.speculation.verification,
                 watch_text=watch,
+                route=Route(job_id, row.tag),
+                max_depth=cap,
+                sources=None if sources == "hybrid" else frozenset(sources),
+                draft_model=None if row.tag is None else pins.get(row.tag),
+                shadow=spec.speculation.depth == "shadow" and cap != 0,
+                past_ids=history.past(row.row_id, sample) if history else (),
+                history=history.index if history else None,
             )
         )
     return requests
+
+
+def goes_without_models(spec: JobSpec, row: PromptRow) -> bool:
+    """Whether the job keeps draft models away from the row, so that none writes ahead for it."""
+    return (row.tag, NO_DRAFT_MODEL) in spec.speculation.routes
+
+
+def _depth_of(spec: JobSpec, cap: int | None) -> int | None:
+    """Draft tokens per step; None: as many as pay."""
+    depth = spec.speculation.depth
+    if depth == "auto":
+        return 0 if cap == 0 else None
+    if isinstance(depth, str):
+        return 0
+    return depth if cap is None else min(depth, cap)
 
 
 def ahead(request: Request, tokens: int) -> Request:
@@ -57,7 +92,22 @@ def ahead(request: Request, tokens: int) -> Request:
         logprobs=False,
         top_logprobs=0,
     )
-    return replace(request, params=params, depth=0, watch_text=None)
+    return replace(
+        request, params=params, depth=0, watch_text=None, shadow=False, past_ids=(), history=None
+    )
+
+
+def further(request: Request, output_ids: tuple[int, ...], tokens: int) -> Request:
+    """The same, going on from output that is decided: `tokens` more, under another id."""
+    return replace(
+        ahead(request, len(output_ids) + tokens),
+        request_id=f"{request.request_id}/further",
+        decided_ids=output_ids,
+    )
+
+
+def request_id_of(job_id: str, row_index: int, sample: int) -> str:
+    return f"{job_id}/{row_index}/{sample}"
 
 
 def row_and_sample(request_id: str) -> tuple[int, int]:
@@ -107,6 +157,8 @@ def records_of(
                 baseline_sec=done.baseline_sec,
                 top_logprobs=done.top_logprobs,
                 recheck=done.recheck,
+                shadow_proposed=done.shadow_proposed,
+                shadow_accepted=done.shadow_accepted,
             )
         )
     return records
@@ -127,3 +179,34 @@ def with_text(
         shown = text_before_stop(decode, record.token_ids, text, of.stop, of.min_tokens)
         done.append(replace(record, text=shown))
     return done
+
+
+def blocks_of(completions: Sequence[Completion]) -> list[DraftBlock]:
+    """What was written ahead, of those that did not fail."""
+    return [
+        DraftBlock(*row_and_sample(c.request_id), c.token_ids, c.compute_sec)
+        for c in completions
+        if c.error is None
+    ]
+
+
+def group_report(records: Sequence[CompletionRecord]) -> dict[str, float]:
+    """What a group adds to its job's report."""
+    report: dict[str, float] = {
+        "compute_sec": sum(r.compute_sec for r in records),
+        "draft_sec": sum(r.draft_sec for r in records),
+        "decode_sec": sum(r.decode_sec for r in records),
+        "baseline_sec": sum(r.baseline_sec for r in records),
+    }
+    if any(r.shadow_proposed for r in records):
+        report |= {
+            "shadow_proposed": sum(r.shadow_proposed for r in records),
+            "shadow_accepted": sum(r.shadow_accepted for r in records),
+        }
+    if any(r.recheck.tokens for r in records):
+        report |= {
+            "rechecked_tokens": sum(r.recheck.tokens for r in records),
+            "differing_tokens": sum(r.recheck.differing for r in records),
+            "largest_margin": max(r.recheck.largest_margin for r in records),
+        }
+    return report

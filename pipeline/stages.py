@@ -9,57 +9,68 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from itertools import chain
 
 from specbatch.pipeline.client import Ring
-from specbatch.pipeline.engine.host import EngineHost
-from specbatch.pipeline.engine.model_folder import ModelFolder, check_pair, inspect_model
-from specbatch.pipeline.engine.quantised import fingerprint_of
+from specbatch.pipeline.drafting import Drafting, check_drafts_here, uses_history
+from specbatch.pipeline.engine.model_folder import ModelFolder, inspect_model
 from specbatch.pipeline.engine.sequence import Completion
+from specbatch.pipeline.engines import Engines, Submitted
+from specbatch.pipeline.guarding import Guarding
 from specbatch.pipeline.ingest.artefacts import (
     DraftBlock,
     read_drafts,
-    read_prompts,
     read_results,
     write_drafts,
-    write_prompts,
     write_results,
 )
 from specbatch.pipeline.ingest.codec import TextCodec
+from specbatch.pipeline.ingest.confined import read_own
 from specbatch.pipeline.ingest.objects import Objects, join
-from specbatch.pipeline.ingest.outputs import OutputWriter
-from specbatch.pipeline.ingest.planner import PlannedGroup, plan
 from specbatch.pipeline.ingest.rows import RowChecker
-from specbatch.pipeline.ingest.sources import open_source
+from specbatch.pipeline.intake import Intake
+from specbatch.pipeline.keeping import finished_records, rows_left
+from specbatch.pipeline.known_jobs import KnownJobs
 from specbatch.pipeline.leases import Held, LeaseKeeper
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.policy.journal import Lessons
 from specbatch.pipeline.policy.pricing import device_usd
-from specbatch.pipeline.publishing import final_state, with_unfinished_rows
-from specbatch.pipeline.requests import ahead, records_of, requests_of, row_and_sample, with_text
+from specbatch.pipeline.prompts import rows_of
+from specbatch.pipeline.publishing import Publisher
+from specbatch.pipeline.refill import Refills, refilled
+from specbatch.pipeline.requests import (
+    ahead,
+    blocks_of,
+    goes_without_models,
+    group_report,
+    records_of,
+    requests_of,
+    with_text,
+)
+from specbatch.pipeline.sharing import completed
 from specbatch.pipeline.text_stop import Decode
 from specbatch.schemas.errors import (
-    DeviceLostError,
-    FencedError,
     RequestCancelledError,
-    SpecbatchError,
     UsageError,
 )
 from specbatch.schemas.records import (
     Artefact,
     Bell,
+    GroupWork,
     JobRow,
     Lease,
-    NewGroup,
+    PromptRow,
     Stage,
     StageTiming,
-    Verification,
 )
 from specbatch.schemas.spec import JobSpec
 
 log = logging.getLogger(__name__)
+
+MOST_OPEN_GROUPS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +80,7 @@ class Economy:
     usd_per_hour: float
 
 
-class Stages:
+class Stages(Guarding):
     """What a worker of any kind can do; `proposing` and `verifying` are the engines it has."""
 
     def __init__(
@@ -82,14 +93,17 @@ class Stages:
         lease_sec: float,
         economy: Economy,
         codec: Callable[[str], TextCodec],
-        proposing: EngineHost | None = None,
-        verifying: EngineHost | None = None,
+        proposing: Engines | None = None,
+        verifying: Engines | None = None,
         models: Callable[[str], ModelFolder] = inspect_model,
+        tenant_depths: Mapping[str, int] | None = None,
+        refills: Refills | None = None,
+        max_open_groups: int = MOST_OPEN_GROUPS,
     ) -> None:
-        self._store = store
+        """`max_open_groups`: of a job, before its input is read on."""
+        super().__init__(store, ring, keeper)
+        self._jobs = KnownJobs(store)
         self._objects = objects
-        self._keeper = keeper
-        self._ring = ring
         self._owner = owner
         self._lease_sec = lease_sec
         self._economy = economy
@@ -97,6 +111,12 @@ class Stages:
         self._proposing = proposing
         self._verifying = verifying
         self._models = models
+        self._tenant_depths = tenant_depths or {}
+        beside = verifying is not None and verifying.proposer is not None
+        self._drafting = Drafting(store, objects, drafts_beside=beside)
+        self._refills = refills
+        self._publisher = Publisher(store, objects, self._decode, self._checker)
+        self._intake = Intake(store, objects, ring, self._drafting, codec, models, max_open_groups)
 
     def run(self, stage: Stage, job_id: str, group_index: int | None) -> None:
         """Do what a bell asks for, if it is still to be done."""
@@ -116,119 +136,158 @@ class Stages:
 
     # --- ingest ----------------------------------------------------------------------------
     def ingest(self, job_id: str) -> None:
-        """Read and check the input; write groups; ring for each as soon as it is stored."""
+        """Read and check the input; write groups; ring for each as soon as it is stored.
+
+        It pauses, and is rung for again, where more groups are open than need be.
+        """
         work = self._store.claim_job(job_id, Stage.INGEST, self._owner, self._lease_sec)
         if work is None:
             return
         with self._guarded(work.lease) as held:
-            job, spec = self._job(job_id)
-            verifier, proposer = self._check_models(spec)
-            OutputWriter(self._objects, spec.output.uri, job_id).claim()
-            source = open_source(spec.input, self._objects)
-            source.check()
-            codec = self._codec(str(verifier.path))
-            checker = RowChecker(spec, codec, verifier.context_tokens, verifier.vocab_size)
-            rows = work.next_row
-            for planned in plan(
-                source, checker, spec.group_size, work.cursor, work.next_row, work.next_group
-            ):
-                held.check()
-                if held.cancelled.is_set():
-                    break
-                self._store_group(work.lease, job, spec, planned)
-                rows = planned.next_row
-            engine = spec.engine
-            identity = {
-                "input_format": source.format,
-                "verifier_sha256": fingerprint_of(verifier.fingerprint, engine.verifier_weights),
-                "verifier_weights": engine.verifier_weights,
-            }
-            if proposer is not None:
-                identity["proposer_sha256"] = fingerprint_of(
-                    proposer.fingerprint, engine.proposer_weights
-                )
-            self._store.finish_ingest(work.lease, rows, identity)
+            job, spec = self._jobs.fresh(job_id)
+            self._keeper.mind(held, job.deadline_at)
+            self._intake.read(work, held, job, spec)
         self._ring_job(job_id)
-
-    def _check_models(self, spec: JobSpec) -> tuple[ModelFolder, ModelFolder | None]:
-        verifier = self._models(spec.verifier)
-        proposer = self._models(spec.proposer) if spec.proposer else None
-        if proposer is not None:
-            check_pair(verifier, proposer)
-        return verifier, proposer
-
-    def _store_group(self, lease: Lease, job: JobRow, spec: JobSpec, planned: PlannedGroup) -> None:
-        first = Stage.PROPOSE if spec.proposes(planned.index) else Stage.VERIFY
-        groups = []
-        if planned.rows:
-            name = f"prompts-{planned.index:08d}.arrow"
-            artefact = self._objects.put_bytes(
-                join(job.workspace_uri, name), write_prompts(planned.rows)
-            )
-            groups.append(
-                NewGroup(
-                    index=planned.index,
-                    source=planned.source,
-                    rows=len(planned.rows),
-                    prompt_tokens=planned.prompt_tokens,
-                    prompts=artefact,
-                    first_stage=first,
-                )
-            )
-        self._store.add_groups(lease, groups, planned.rejected, planned.next_row, planned.cursor)
-        for group in groups:
-            self._ring(Bell(job.job_id, first, group.index, self._model_of(job, first)))
 
     # --- propose ---------------------------------------------------------------------------
     def propose(self, job_id: str, index: int) -> None:
         """Let the draft model write ahead, one block per sample, with the request's own noise."""
         host = self._engines(self._proposing, "propose")
-        work = self._store.claim_group(job_id, index, Stage.PROPOSE, self._owner, self._lease_sec)
+        work = self._claim_next(Stage.PROPOSE, host.verifier.ref, job_id, index)
         if work is None:
             return
         with self._guarded(work.lease, host) as held:
-            job, spec = self._job(job_id)
-            rows = read_prompts(self._objects.get_bytes(work.prompts.uri, work.prompts))
-            decode, length = self._decode(spec), spec.speculation.pregenerate_tokens
-            requests = [
-                ahead(r, length) for row in rows for r in requests_of(job_id, spec, row, decode)
-            ]
-            completions = host.service(spec.engine.of_proposer()).submit(job_id, requests).wait()
-            blocks = [
-                DraftBlock(*row_and_sample(c.request_id), c.token_ids, c.compute_sec)
-                for c in completions
-                if c.error is None
-            ]
-            artefact = self._put(job, "drafts", work.lease, write_drafts(blocks))
+            job, spec = self._jobs.of_group(work.lease.job_id)
+            self._keeper.mind(held, job.deadline_at)
+            rows = rows_of(self._objects, job, work.where)
+            completions: list[Completion] = []
+            artefact: Artefact | None = None
+            if length := self._drafting.length(job, spec):
+                completions = self._write_ahead(host, job, spec, rows, length)
+                artefact = self._put(
+                    job, "drafts", work.lease, write_drafts(blocks_of(completions))
+                )
             held.check()
             timing = self._timing(completions)
+            self._drafting.drafted(
+                job, sum(len(c.token_ids) for c in completions), timing.device_usd
+            )
             self._store.advance(work.lease, Stage.VERIFY, artefact, timing)
-            self._ring(Bell(job_id, Stage.VERIFY, index, job.verifier))
+            self._ring_for(work.lease, Stage.VERIFY, job)
+
+    def _write_ahead(
+        self, host: Engines, job: JobRow, spec: JobSpec, rows: Sequence[PromptRow], length: int
+    ) -> list[Completion]:
+        decode = self._decode(spec)
+        cap = self._tenant_depths.get(job.tenant)
+        requests = [
+            ahead(request, length)
+            for row in rows
+            if not goes_without_models(spec, row)
+            for request in requests_of(job.job_id, spec, row, decode, tenant_cap=cap)
+            if request.max_depth != 0  # nobody would verify it
+        ]
+        return host.service(spec.engine.of_proposer()).submit(job.job_id, requests).wait()
 
     # --- verify ----------------------------------------------------------------------------
     def verify(self, job_id: str, index: int) -> None:
         """Join the fused batch with this group's prompts and wait until all are complete."""
         host = self._engines(self._verifying, "verify")
-        work = self._store.claim_group(job_id, index, Stage.VERIFY, self._owner, self._lease_sec)
+        work = self._claim_next(Stage.VERIFY, host.verifier.ref, job_id, index)
         if work is None:
             return
         with self._guarded(work.lease, host) as held:
-            job, spec = self._job(job_id)
-            _check_drafts_here(host, spec)
-            rows = read_prompts(self._objects.get_bytes(work.prompts.uri, work.prompts))
+            job, spec = self._jobs.of_group(work.lease.job_id)
+            self._keeper.mind(held, job.deadline_at)
+            check_drafts_here(host.proposer is not None, spec)
+            rows = rows_left(self._store, self._objects, job, work)
             drafts: dict[tuple[int, int], DraftBlock] = {}
             if work.drafts is not None:
-                blocks = read_drafts(self._objects.get_bytes(work.drafts.uri, work.drafts))
+                blocks = read_drafts(read_own(self._objects, job, work.drafts))
                 drafts = {(b.row_index, b.sample_index): b for b in blocks}
-            decode = self._decode(spec)
-            requests = [r for row in rows for r in requests_of(job_id, spec, row, decode, drafts)]
-            completions = host.service(spec.engine).submit(job_id, requests).wait()
+            begun: list[Submitted] = []
+            try:
+                whole = not work.rows_kept  # else its rows are not counted as the store does
+                lessons = self._complete(host, job, spec, held, rows, drafts, begun, whole)
+            except RequestCancelledError:
+                if not held.cancelled.is_set():
+                    raise  # the worker ends, the job does not
+                self._keep_finished(work.lease, job, spec, rows, drafts, begun)
+                return
+            completions = [done for ticket in begun for done in ticket.wait()]
             records = records_of(job, rows, completions, drafts, self._economy.usd_per_hour)
             artefact = self._put(job, "results", work.lease, write_results(records))
             held.check()
             timing = self._timing(completions)
+            for lesson in lessons:  # first: a job that is done has told all it taught
+                self._drafting.learn(job, lesson)
             self._store.advance(work.lease, Stage.RECORD, artefact, timing)
-            self._ring(Bell(job_id, Stage.RECORD, index))
+            self._ring_for(work.lease, Stage.RECORD, job)
+        if work.suspect:
+            self._ring_suspects(work.lease.job_id)
+
+    def _claim_next(self, stage: Stage, model: str, job_id: str, index: int) -> GroupWork | None:
+        """The group whose turn it is. Where there is none, the bell's own: its job may name the
+        model otherwise, or it is to be closed."""
+        who = (self._owner, self._lease_sec)
+        work = self._store.claim_next(stage, model, *who)
+        return work or self._store.claim_group(job_id, index, stage, *who)
+
+    def _keep_finished(
+        self,
+        lease: Lease,
+        job: JobRow,
+        spec: JobSpec,
+        rows: Sequence[PromptRow],
+        drafts: Mapping[tuple[int, int], DraftBlock],
+        begun: Sequence[Submitted],
+    ) -> None:
+        """End a group of a job that was stopped; its finished rows are kept."""
+        price = self._economy.usd_per_hour
+        codec = self._codec(str(self._models(spec.verifier).path))
+        records = finished_records(job, spec, rows, drafts, begun, codec, price)
+        spent = sum(ticket.spent_sec for ticket in begun)
+        timing = StageTiming(0.0, spent, device_usd(spent, price))
+        self._store.keep_part(lease, records, timing, group_report(records))
+        self._ring_job(lease.job_id)
+
+    def _complete(
+        self,
+        host: Engines,
+        job: JobRow,
+        spec: JobSpec,
+        held: Held,
+        rows: Sequence[PromptRow],
+        drafts: Mapping[tuple[int, int], DraftBlock],
+        begun: list[Submitted],
+        may_cut: bool,
+    ) -> list[Lessons]:
+        """Have the engine complete a group's rows, in the tickets `begun`; what that taught.
+
+        Rows that go to somebody idle meanwhile are not among them, nor the group's any more.
+        """
+        decode = self._decode(spec)
+        history = self._drafting.history(job) if uses_history(spec) else None
+        cap = self._tenant_depths.get(job.tenant)
+        pins = host.pins(spec.speculation)
+        by_row = [
+            requests_of(job.job_id, spec, row, decode, drafts, history, cap, pins) for row in rows
+        ]
+        requests = list(chain.from_iterable(by_row))
+        priors = self._drafting.priors(job) if spec.speculation.enabled else ()
+
+        def cut(keep: int) -> None:
+            index = self._store.cut_group(held.lease, keep)
+            self._ring(Bell(job.job_id, Stage.VERIFY, index, job.verifier, job.priority))
+
+        with refilled(self._refills, spec, held.lease.group_index or 0, requests):
+            service = host.service(spec.engine)
+            begun.append(service.submit(job.job_id, requests, priors))
+            price = self._economy.usd_per_hour
+            held.spent_usd = lambda: device_usd(sum(t.spent_sec for t in begun), price)
+            if held.cancelled.is_set():  # before the engine knew of them
+                host.cancel(job.job_id)
+            return completed(service, begun, held, by_row, cut, may_cut)
 
     # --- record ----------------------------------------------------------------------------
     def record(self, job_id: str, index: int) -> None:
@@ -239,99 +298,48 @@ class Stages:
         begun = time.monotonic()
         with self._guarded(work.lease):
             assert work.results is not None, "a group reaches RECORD with its results"
-            _, spec = self._job(job_id)
-            records = read_results(self._objects.get_bytes(work.results.uri, work.results))
-            rows = read_prompts(self._objects.get_bytes(work.prompts.uri, work.prompts))
+            job, spec = self._jobs.of_group(job_id)
+            rows = rows_of(self._objects, job, work.where)
+            mine = {row.row_index for row in rows}  # others cut off from it share the file
+            results = read_results(read_own(self._objects, job, work.results))
+            records = [record for record in results if record.row_index in mine]
             codec = self._codec(str(self._models(spec.verifier).path))
             texts = codec.decode_batch([r.token_ids for r in records])
-            report = {
-                "compute_sec": sum(r.compute_sec for r in records),
-                "draft_sec": sum(r.draft_sec for r in records),
-                "decode_sec": sum(r.decode_sec for r in records),
-                "baseline_sec": sum(r.baseline_sec for r in records),
-            }
-            if any(r.recheck.tokens for r in records):
-                report |= {
-                    "rechecked_tokens": sum(r.recheck.tokens for r in records),
-                    "differing_tokens": sum(r.recheck.differing for r in records),
-                    "largest_margin": max(r.recheck.largest_margin for r in records),
-                }
-            self._store.commit_group(
+            due = self._store.commit_group(
                 work.lease,
                 with_text(records, texts, rows, spec, codec.decode),
                 StageTiming(0.0, time.monotonic() - begun),
-                report,
+                group_report(records),
             )
-        self._ring_job(job_id)
+            if due is not None:  # it waited for this group only
+                self._ring(Bell(job_id, due, None, priority=job.priority))
 
     # --- publish ---------------------------------------------------------------------------
     def publish(self, job_id: str) -> None:
-        """Write the output files, the manifest last, and end the job."""
+        """Write the output files, the manifest last, and end the job.
+
+        Beside the output of a job that was stopped lies what is left of it.
+        """
         work = self._store.claim_job(job_id, Stage.PUBLISH, self._owner, self._lease_sec)
         if work is None:
             return
-        with self._guarded(work.lease):
-            job, spec = self._job(job_id)
-            rows = with_unfinished_rows(self._store, self._objects, job)
-            OutputWriter(self._objects, spec.output.uri, job_id).write(
-                rows,
-                self._store.rejected(job_id),
-                openai=job.report.get("input_format") == "openai",
-                created=int(job.created_at),
-                decode=self._decode(spec),
-                info={
-                    "name": job.name,
-                    "spec_sha256": job.spec_digest,
-                    "verification": spec.speculation.verification.value,
-                },
-            )
-            state, error = final_state(job, self._store.progress(job_id))
+        with self._guarded(work.lease) as held:
+            job, spec = self._jobs.fresh(job_id)
+            confirm = partial(self._keeper.confirm, held)
+            state, error = self._publisher.publish(work, job, spec, confirm)
             self._store.finish_job(work.lease, state, error)
 
     # --- shared ----------------------------------------------------------------------------
-    @contextmanager
-    def _guarded(self, lease: Lease, host: EngineHost | None = None) -> Iterator[Held]:
-        """Keep the lease alive; on failure give the unit back with the reason."""
-        on_cancel = (lambda: host.cancel(lease.job_id)) if host else (lambda: None)
-        try:
-            with self._keeper.hold(lease, on_cancel) as held:
-                yield held
-        except FencedError as error:
-            log.info("dropped: %s", error)
-        except RequestCancelledError:
-            if held.cancelled.is_set():
-                self._store.cancel_group(lease)
-                self._ring_job(lease.job_id)
-            else:
-                self._store.release(lease, "the worker was stopped", forgiven=True)
-        except UsageError as error:
-            # The job itself is wrong; no retry will help.
-            if lease.group_index is None:
-                self._store.fail_job(lease, str(error))
-            else:
-                self._store.release(lease, str(error))
-                self._ring_again(lease)
-        except DeviceLostError as error:
-            self._store.release(lease, str(error), forgiven=error.blameless)
-            self._ring_again(lease)
-            raise
-        except SpecbatchError as error:
-            log.warning("job %s group %s: %s", lease.job_id, lease.group_index, error)
-            self._store.release(lease, str(error))
-            self._ring_again(lease)
-        except Exception as error:
-            self._store.release(lease, f"{type(error).__name__}: {error}")
-            self._ring_again(lease)
-            raise
-
-    def _job(self, job_id: str) -> tuple[JobRow, JobSpec]:
-        job = self._store.get_job(job_id)
-        return job, JobSpec.model_validate(job.spec)
-
     def _decode(self, spec: JobSpec) -> Decode:
         """The verifier's detokenizer, loaded when it is first called."""
         codec = cache(lambda: self._codec(str(self._models(spec.verifier).path)))
         return lambda ids: codec().decode(ids)
+
+    def _checker(self, spec: JobSpec) -> RowChecker:
+        """What a job's rows are checked with."""
+        verifier = self._models(spec.verifier)
+        codec = self._codec(str(verifier.path))
+        return RowChecker(spec, codec, verifier.context_tokens, verifier.vocab_size)
 
     def _put(self, job: JobRow, kind: str, lease: Lease, data: bytes) -> Artefact:
         name = f"{kind}-{lease.group_index:08d}-{lease.generation}.arrow"
@@ -341,38 +349,11 @@ class Stages:
         compute = sum(c.compute_sec for c in completions)
         return StageTiming(0.0, compute, device_usd(compute, self._economy.usd_per_hour))
 
-    def _ring_again(self, lease: Lease) -> None:
-        """For the unit that was given back; if that failed it for good, perhaps for publishing."""
-        if lease.group_index is not None:
-            job = self._store.get_job(lease.job_id)
-            model = self._model_of(job, lease.stage)
-            self._ring(Bell(lease.job_id, lease.stage, lease.group_index, model))
-        self._ring_job(lease.job_id)
-
-    def _ring_job(self, job_id: str) -> None:
-        """Ring for publishing when this was the last thing it waited for."""
-        if self._store.get_job(job_id).stage is Stage.PUBLISH:
-            self._ring(Bell(job_id, Stage.PUBLISH, None))
-
     @staticmethod
-    def _model_of(job: JobRow, stage: Stage) -> str | None:
-        return job.proposer if stage is Stage.PROPOSE else job.verifier
-
-    @staticmethod
-    def _engines(host: EngineHost | None, kind: str) -> EngineHost:
+    def _engines(host: Engines | None, kind: str) -> Engines:
         if host is None:
             raise UsageError(
                 f"this worker has no engine to {kind} with: start `specbatch worker {kind}`"
             )
         host.check()  # nothing is claimed once the device is gone
         return host
-
-
-def _check_drafts_here(host: EngineHost, spec: JobSpec) -> None:
-    """A ratio test without drafts would sample as the spec says, and never as it is meant."""
-    verification = spec.speculation.verification
-    if verification is not Verification.COUPLED and host.proposer is None:
-        raise UsageError(
-            f"verification {verification} needs the draft model beside the verifier: start "
-            f"`specbatch worker verify --verifier {spec.verifier} --proposer {spec.proposer}`"
-        )

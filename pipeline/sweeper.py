@@ -1,4 +1,5 @@
-"""Re-rings the bell for every unit that is ready or whose lease ran out.
+"""Re-rings the bell for every unit that is ready or whose lease ran out; sends groups on that wait
+for drafts in vain; stops jobs that are over a limit, and closes what nobody may work on any more.
 
 The broker may forget; the store does not. Sweeping twice, or from many processes, is harmless.
 """
@@ -6,26 +7,59 @@ The broker may forget; the store does not. Sweeping twice, or from many processe
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 
 from specbatch.pipeline.client import Ring
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.errors import StoreError
-from specbatch.schemas.records import Bell
+from specbatch.schemas.records import Bell, Stage
+from specbatch.schemas.speculation import PRE_GENERATED, Decision, DecisionAction
 
 log = logging.getLogger(__name__)
 
-PATIENCE_SEC = 30.0  # a bell that was rung gets so long before it counts as lost
+_NAMED = 8  # groups that a reason names
+PATIENCE_SEC = 30.0
+
+Kind = tuple[Stage, str | None, int]
+Queued = Callable[[Bell], tuple[str, int]]  # the queue that a bell rings on, and what waits there
+
+
+def unknown(bell: Bell) -> tuple[str, int]:
+    return str(_kind(bell)), 0
+
+
+def _kind(bell: Bell) -> Kind:
+    """Bells of one kind ring on one queue."""
+    return bell.stage, bell.model, bell.priority
 
 
 class Sweeper:
-    """Sweeps at once, then every `interval_sec`, in a thread of its own."""
+    """Sweeps at once, then every `interval_sec`, in a thread of its own.
 
-    def __init__(self, store: Store, ring: Ring, interval_sec: float) -> None:
+    A group that nobody drafts for in `propose_patience_sec` goes on without drafts. A bell that
+    was rung gets `bell_patience_sec` before it counts as lost; and where as many are `queued` as
+    units are due, none is missing, however long they have waited.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        ring: Ring,
+        interval_sec: float,
+        propose_patience_sec: float,
+        bell_patience_sec: float = PATIENCE_SEC,
+        queued: Queued = unknown,
+    ) -> None:
         self._store = store
         self._ring = ring
         self._interval_sec = interval_sec
+        self._propose_patience_sec = propose_patience_sec
+        self._bell_patience_sec = bell_patience_sec
+        self._queued = queued
         self._rung: dict[Bell, float] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sweeper", daemon=True)
@@ -40,14 +74,64 @@ class Sweeper:
     def sweep(self) -> int:
         """Ring for what is due and was not rung for lately (else a long queue would fill up with
         doubles); returns how many bells."""
+        self.skip_proposals()
+        self.close_over()
         now = time.monotonic()
         due = self._store.due()
         self._rung = {b: self._rung[b] for b in due if b in self._rung}
-        late = [b for b in due if now - self._rung.get(b, -PATIENCE_SEC) >= PATIENCE_SEC]
-        for bell in late:
+        patience = self._bell_patience_sec
+        late = [b for b in due if now - self._rung.get(b, -patience) >= patience]
+        missing = self._missing(due, late)
+        for bell in missing:
             self._ring(bell)
             self._rung[bell] = now
-        return len(late)
+        return len(missing)
+
+    def _missing(self, due: Sequence[Bell], late: Sequence[Bell]) -> list[Bell]:
+        """Of the late bells as many as lack in their queues, those rung longest ago first.
+
+        Else all sweepers together would ring for all that waits, again and again: hundreds of
+        bells a second that nobody gets to.
+        """
+        queue_of: dict[Kind, str] = {}
+        lacking: dict[str, int] = {}
+        for kind, example in {_kind(bell): bell for bell in late}.items():
+            queue_of[kind], waiting = self._queued(example)
+            lacking.setdefault(queue_of[kind], -waiting)
+        for bell in due:
+            if (name := queue_of.get(_kind(bell))) is not None:
+                lacking[name] += 1
+        missing = []
+        for bell in sorted(late, key=lambda bell: self._rung.get(bell, -math.inf)):
+            name = queue_of[_kind(bell)]
+            if lacking[name] > 0:
+                lacking[name] -= 1
+                missing.append(bell)
+        return missing
+
+    def close_over(self) -> None:
+        """Stop jobs that are over a limit, and close what nobody may work on any more."""
+        for job_id in sorted(self._store.stop_overdue()):
+            log.warning("job %s is over its deadline or budget and stops", job_id)
+        self._store.close_over()
+
+    def skip_proposals(self) -> None:
+        """Dead, frozen and missing proposers hold nothing up; the job's decisions say so."""
+        patience = self._propose_patience_sec
+        skipped: defaultdict[str, list[int]] = defaultdict(list)
+        for job_id, index in self._store.skip_proposals(patience):
+            skipped[job_id].append(index)
+        for job_id, indexes in skipped.items():
+            reason = (
+                f"{_groups(indexes)} without drafts, for no proposer worker had taken "
+                f"{'it' if len(indexes) == 1 else 'them'} up for {patience:g} s"
+            )
+            log.warning("job %s: %s", job_id, reason)
+            decision = Decision(time.time(), DecisionAction.SKIPPED, PRE_GENERATED, reason)
+            try:
+                self._store.note_decisions(job_id, [decision])
+            except StoreError as error:  # they went on all the same, and have to be rung for
+                log.warning("this could not be noted: %s", error)
 
     def _run(self) -> None:
         while True:
@@ -59,3 +143,11 @@ class Sweeper:
                 log.exception("sweep failed, the next one will do")
             if self._stop.wait(self._interval_sec):
                 return
+
+
+def _groups(indexes: list[int]) -> str:
+    if len(indexes) == 1:
+        return f"group {indexes[0]} goes on"
+    named = ", ".join(map(str, indexes[:_NAMED]))
+    more = ", ..." if len(indexes) > _NAMED else ""
+    return f"{len(indexes)} groups ({named}{more}) go on"

@@ -34,6 +34,8 @@ class JobSummary:
     rechecked_tokens: int  # a sample, where bits may depend on the batch
     differing_tokens: int  # of those, decided otherwise alone
     largest_margin: float  # between the scores of two such tokens
+    shadow_proposed: int  # draft tokens that nobody verified, compared with what was decided
+    shadow_accepted: int  # of those, that would have been accepted
     output: str
     error: str | None
 
@@ -64,6 +66,8 @@ def summarize(job: JobRow, progress: JobProgress) -> JobSummary:
         rechecked_tokens=int(job.report.get("rechecked_tokens", 0)),
         differing_tokens=int(job.report.get("differing_tokens", 0)),
         largest_margin=float(job.report.get("largest_margin", 0.0)),
+        shadow_proposed=int(job.report.get("shadow_proposed", 0)),
+        shadow_accepted=int(job.report.get("shadow_accepted", 0)),
         output=job.output_uri,
         error=job.error,
     )
@@ -100,6 +104,10 @@ def summary_rows(summary: JobSummary) -> list[tuple[str, str]]:
         ("cost per 1k tokens", _shown(s.cost_per_1k_usd, "${:.6f}")),
         ("measured speed-up over depth 0", _shown(s.speedup, "{:.2f}×", "not measured")),
     ]
+    if s.shadow_proposed:
+        share = s.shadow_accepted / s.shadow_proposed
+        found = f"{share:.1%} of {s.shadow_proposed:,} would have been accepted"
+        rows.append(("drafts in shadow", found))
     if s.verification != Verification.COUPLED:
         rows.append(("verification", f"{s.verification}: outputs depend on the drafts"))
     if s.rechecked_tokens:

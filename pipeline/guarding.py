@@ -1,0 +1,68 @@
+"""What becomes of a unit of work, whatever its worker meets: kept alive, given back, or ended."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from specbatch.pipeline.client import Ring
+from specbatch.pipeline.engines import Engines
+from specbatch.pipeline.leases import Held, LeaseKeeper
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.ringing import Ringing
+from specbatch.schemas.errors import (
+    DeviceLostError,
+    FencedError,
+    ObjectError,
+    RequestCancelledError,
+    SpecbatchError,
+    UsageError,
+)
+from specbatch.schemas.records import Lease
+
+log = logging.getLogger(__name__)
+
+
+class Guarding(Ringing):
+    """What the stages work under."""
+
+    def __init__(self, store: Store, ring: Ring, keeper: LeaseKeeper) -> None:
+        super().__init__(store, ring)
+        self._keeper = keeper
+
+    @contextmanager
+    def _guarded(self, lease: Lease, host: Engines | None = None) -> Iterator[Held]:
+        """Keep the lease alive; on failure give the unit back with the reason."""
+        on_cancel = (lambda: host.cancel(lease.job_id)) if host else (lambda: None)
+        try:
+            with self._keeper.hold(lease, on_cancel) as held:
+                yield held
+        except FencedError as error:
+            log.info("dropped: %s", error)
+        except RequestCancelledError:
+            if held.cancelled.is_set():
+                self._store.cancel_group(lease)
+                self._ring_job(lease.job_id)
+            else:
+                self._store.release(lease, "the worker was stopped", forgiven=True)
+        except UsageError as error:
+            # The job itself is wrong; no retry will help.
+            if lease.group_index is None:
+                self._store.fail_job(lease, str(error))
+            else:
+                self._store.release(lease, str(error), whole=True)
+                self._ring_again(lease)
+        except DeviceLostError as error:
+            cut_off = self._store.release(lease, str(error), forgiven=error.blameless)
+            self._ring_again(lease, cut_off)
+            raise
+        except SpecbatchError as error:
+            log.warning("job %s group %s: %s", lease.job_id, lease.group_index, error)
+            damaged = isinstance(error, ObjectError)  # a file, or the storage: no row's fault
+            cut_off = self._store.release(lease, str(error), whole=damaged)
+            self._ring_again(lease, cut_off)
+        except Exception as error:
+            cut_off = self._store.release(lease, f"{type(error).__name__}: {error}")
+            self._ring_again(lease, cut_off)
+            raise

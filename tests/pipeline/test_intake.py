@@ -1,0 +1,227 @@
+"""Inputs are read no faster than their groups are done, in memory that does not grow with them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from specbatch.jobs.chaos import stand_in_model
+from specbatch.pipeline import intake
+from specbatch.pipeline.ingest.outputs import read_output
+from specbatch.pipeline.ingest.parquet_source import ParquetSource
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.ledger.memory_store import MemoryStore
+from specbatch.pipeline.ledger.migrate import open_store
+from specbatch.schemas.records import JobState, Stage
+from support.one_thread import OneThread, one_thread
+
+GROUPS = 20
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    opened: Store
+    if request.param == "memory":
+        opened = MemoryStore()
+    else:
+        opened = open_store(f"sqlite:///{tmp_path}/store.db")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> Path:
+    rows = range(GROUPS * 4)
+    table = pa.table({"id": [f"row-{i}" for i in rows], "prompt": [f"prompt {i}" for i in rows]})
+    pq.write_table(table, tmp_path / "in.parquet", row_group_size=9)
+    return tmp_path / "in.parquet"
+
+
+def open_groups(bed: OneThread, job_id: str) -> int:
+    progress = bed.client.progress(job_id)
+    return progress.groups_total - progress.groups_done
+
+
+def run(bed: OneThread, job_id: str) -> tuple[int, int]:
+    """Do the job; how often reading paused, and the most groups that were open."""
+    most, pauses, was_paused = 0, 0, False
+    while bed.run(most=1):
+        paused = bed.client.job(job_id).paused
+        pauses += paused and not was_paused
+        was_paused = paused
+        most = max(most, open_groups(bed, job_id))
+    assert bed.client.job(job_id).state is JobState.DONE
+    return pauses, most
+
+
+def test_reading_waits_for_groups_and_nothing_else_changes(
+    store: Store, uri: Path, tmp_path: Path
+) -> None:
+    with one_thread(store, tmp_path, max_open_groups=4) as bed:
+        pauses, most = run(bed, bed.submit(uri, tmp_path / "slow").job_id)
+    with one_thread(store, tmp_path) as bed:
+        assert run(bed, bed.submit(uri, tmp_path / "fast").job_id) == (0, GROUPS)
+    assert pauses > 3
+    assert most <= 4 + 3, "a batch more than it was asked to keep open"
+    slow, fast = (read_output(str(tmp_path / name)) for name in ("slow", "fast"))
+    measured = ["cost_usd", "acceptance_rate"]
+    assert slow.drop_columns(measured) == fast.drop_columns(measured)
+
+
+def test_the_last_groups_bell_is_followed_by_that_for_reading_on(
+    store: Store, uri: Path, tmp_path: Path
+) -> None:
+    """Nobody sleeps, nobody holds the input: without its bell the job would stand still here."""
+    with one_thread(store, tmp_path, max_open_groups=4) as bed:
+        job_id = bed.submit(uri, tmp_path / "out").job_id
+        bed.run(most=1)
+        assert store.claim_job(job_id, Stage.INGEST, "another", 60.0) is None
+        rung = {bell.stage for bell in bed.bells}
+        while Stage.INGEST not in rung:
+            assert bed.run(most=1)
+            rung |= {bell.stage for bell in bed.bells}
+        assert not bed.client.job(job_id).paused
+        assert open_groups(bed, job_id) == 2
+
+
+def test_a_reading_that_pauses_goes_on_without_reading_ids_again(
+    store: Store, uri: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_again: list[Any] = []
+    ids_until = ParquetSource.ids_until
+    monkeypatch.setattr(
+        ParquetSource, "ids_until", lambda *a: read_again.append(a) or ids_until(*a)
+    )
+    with one_thread(store, tmp_path, max_open_groups=4) as bed:
+        run(bed, bed.submit(uri, tmp_path / "out").job_id)
+    assert read_again == []
+
+
+def test_another_worker_goes_on_from_the_cursor(store: Store, uri: Path, tmp_path: Path) -> None:
+    with one_thread(store, tmp_path, max_open_groups=4) as first:
+        job_id = first.submit(uri, tmp_path / "out").job_id
+        first.run(most=1)
+        assert first.client.job(job_id).paused
+        with one_thread(store, tmp_path, max_open_groups=4) as second:
+            second.bells.extend(first.bells)
+            run(second, job_id)
+            # What the first one kept of its reading is stale, and does no harm.
+            assert first.stages.ingest(job_id) is None
+    table = read_output(str(tmp_path / "out"))
+    assert table["id"].to_pylist() == [f"row-{i}" for i in range(GROUPS * 4)]
+
+
+def test_of_many_readings_that_pause_the_oldest_are_forgotten(
+    store: Store, uri: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake, "MOST_PAUSED", 2)
+    with one_thread(store, tmp_path, max_open_groups=1) as bed:
+        jobs = [bed.submit(uri, tmp_path / f"out-{n}").job_id for n in range(4)]
+        bed.run(most=4)
+        assert list(bed.stages._intake._paused) == jobs[2:]
+        bed.run()
+        assert {bed.client.job(job_id).state for job_id in jobs} == {JobState.DONE}
+
+
+# --- memory ---------------------------------------------------------------------------------
+
+PROGRAM = """
+import resource, sys
+from functools import lru_cache
+from pathlib import Path
+from specbatch.jobs.chaos import stand_in_model
+from specbatch.pipeline.client import Client
+from specbatch.pipeline.engine.model_folder import inspect_model
+from specbatch.pipeline.ingest.objects import Objects
+from specbatch.pipeline.leases import LeaseKeeper
+from specbatch.pipeline.ledger.migrate import open_store
+from specbatch.pipeline.stages import Economy, Stages
+from specbatch.schemas.records import Artefact, Stage, StageTiming
+from specbatch.schemas.spec import load_spec
+
+MOST_OPEN, LEASE_SEC, NO_TIME = 32, 600.0, StageTiming(0.0, 0.0)
+uri, model, folder = sys.argv[1:]
+
+class Short:
+    "A tokenizer that takes no time, whatever the text."
+    vocab_size = 257
+    def encode_batch(self, texts, special):
+        return [(len(text) % 250, 1, 2) for text in texts]
+
+def peak_mib():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+store = open_store(f"sqlite:///{folder}/store.db")
+keeper, done = LeaseKeeper(store, LEASE_SEC), Artefact("nowhere", "0", 0)
+stages = Stages(
+    store=store, objects=Objects(), keeper=keeper, ring=lambda bell: None, owner="me",
+    lease_sec=LEASE_SEC, economy=Economy(1.0), codec=lambda ref: Short(),
+    models=lru_cache(inspect_model), max_open_groups=MOST_OPEN,
+)
+spec = load_spec({
+    "input": {"uri": uri}, "output": {"uri": f"{folder}/out"}, "verifier": model,
+    "speculation": {"depth": "off"},
+})
+job, _ = Client(store, lambda bell: None, f"{folder}/work").submit(spec)
+
+def end_groups(count):
+    for _ in range(count):
+        work = store.claim_next(Stage.VERIFY, model, "me", LEASE_SEC)
+        store.advance(work.lease, Stage.RECORD, done, NO_TIME)
+        index = work.lease.group_index
+        lease = store.claim_group(job.job_id, index, Stage.RECORD, "me", LEASE_SEC).lease
+        store.commit_group(lease, [], NO_TIME, {})
+
+stages.ingest(job.job_id)
+before, pauses = peak_mib(), 0
+while store.get_job(job.job_id).stage is Stage.INGEST:
+    assert store.get_job(job.job_id).paused
+    pauses += 1
+    progress = store.progress(job.job_id)
+    open_groups = progress.groups_total - progress.groups_done
+    assert MOST_OPEN <= open_groups < MOST_OPEN + 16, open_groups
+    end_groups(open_groups - MOST_OPEN // 2)
+    stages.ingest(job.job_id)
+progress = store.progress(job.job_id)
+keeper.close()
+print(progress.rows_total, progress.groups_total, pauses, round(peak_mib() - before))
+"""
+
+ROW_BYTES = 8192
+
+
+@pytest.mark.parametrize(
+    "megabytes", [200, pytest.param(5000, marks=pytest.mark.long)], ids=["200-MB", "5-GB"]
+)
+def test_reading_holds_a_row_group_at_a_time(tmp_path: Path, megabytes: int) -> None:
+    rows_per_row_group = 1024  # 8 MiB
+    row_groups = megabytes * 10**6 // (rows_per_row_group * ROW_BYTES)
+    schema = pa.schema([("id", pa.string()), ("prompt", pa.string())])
+    options: dict[str, Any] = {"compression": "none", "use_dictionary": False}
+    with pq.ParquetWriter(tmp_path / "in.parquet", schema, **options) as writer:
+        for number in range(row_groups):
+            ids = [f"{number}-{i}" for i in range(rows_per_row_group)]
+            prompts = [row_id.ljust(ROW_BYTES, "x") for row_id in ids]
+            writer.write_table(pa.table({"id": ids, "prompt": prompts}, schema=schema))
+    size = (tmp_path / "in.parquet").stat().st_size
+    assert size > 0.95 * megabytes * 10**6
+    model = stand_in_model.write_model(tmp_path / "model")
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path / "in.parquet"), str(model), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    rows, groups, pauses, grown_mib = map(int, done.stdout.split())
+    assert rows == row_groups * rows_per_row_group
+    assert groups == rows // 64
+    assert pauses >= (groups - 32) // (16 + 16)
+    assert grown_mib < 100, "as much as some row groups and buffers, and not the file"

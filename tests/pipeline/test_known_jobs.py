@@ -1,0 +1,68 @@
+"""Jobs are read once per process for their groups, and anew for themselves."""
+
+from __future__ import annotations
+
+import pytest
+from ledger.builders import JOB, Clock, new_job
+
+from specbatch.pipeline.known_jobs import KnownJobs
+from specbatch.pipeline.ledger.memory_store import MemoryStore
+from specbatch.schemas.errors import JobNotFoundError
+from specbatch.schemas.records import JobRow
+from specbatch.schemas.spec import load_spec
+
+SPEC = load_spec({"input": {"uri": "/in"}, "output": {"uri": "/out"}, "verifier": "big"})
+
+
+class Counting(MemoryStore):
+    """Counts its reads of jobs."""
+
+    def __init__(self) -> None:
+        super().__init__(clock=Clock())
+        self.read: list[str] = []
+
+    def get_job(self, job_id: str) -> JobRow:
+        self.read.append(job_id)
+        return super().get_job(job_id)
+
+
+@pytest.fixture
+def store() -> Counting:
+    opened = Counting()
+    for job_id in (JOB, "jobother", "jobthird"):
+        opened.create_job(new_job(job_id, spec=SPEC.model_dump(mode="json")))
+    return opened
+
+
+def test_groups_ask_the_store_once(store: Counting) -> None:
+    jobs = KnownJobs(store)
+    first = jobs.of_group(JOB)
+    assert first[0].job_id == JOB
+    assert first[1] == SPEC
+    assert jobs.of_group(JOB) is first
+    assert store.read == [JOB]
+
+
+def test_the_job_itself_is_read_anew_and_not_kept(store: Counting) -> None:
+    jobs = KnownJobs(store)
+    jobs.fresh(JOB)  # as ingest does, before the report has what groups need
+    store.request_cancel(JOB)
+    assert jobs.of_group(JOB)[0].cancel_requested
+    store._job(JOB).update(error="later")
+    assert jobs.of_group(JOB)[0].error is None
+    assert jobs.fresh(JOB)[0].error == "later"
+
+
+def test_only_the_jobs_used_last_are_kept(store: Counting) -> None:
+    jobs = KnownJobs(store, most=2)
+    for job_id in (JOB, "jobother", JOB, "jobthird", JOB, "jobother"):
+        jobs.of_group(job_id)
+    assert store.read == [JOB, "jobother", "jobthird", "jobother"]
+
+
+def test_a_job_that_is_not_there_is_not_remembered(store: Counting) -> None:
+    jobs = KnownJobs(store)
+    for _ in range(2):
+        with pytest.raises(JobNotFoundError):
+            jobs.of_group("nosuchjob")
+    assert store.read == ["nosuchjob"] * 2

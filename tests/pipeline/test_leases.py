@@ -1,0 +1,130 @@
+"""How soon work hears that it may not go on: of deadlines at once, of all else by looking."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from ledger.builders import JOB, new_group, new_job, position
+
+from specbatch.pipeline.leases import LeaseKeeper
+from specbatch.pipeline.ledger.memory_store import MemoryStore
+from specbatch.schemas.errors import StoreError
+from specbatch.schemas.records import Beat, Lease, Stage
+
+LONG = 3600.0
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+def held_group(store: MemoryStore, **job: float) -> Lease:
+    store.create_job(new_job(**job))
+    work = store.claim_job(JOB, Stage.INGEST, "i", LONG)
+    assert work is not None
+    store.add_groups(work.lease, [new_group(0)], [], 4, position())
+    group = store.claim_group(JOB, 0, Stage.VERIFY, "w", LONG)
+    assert group is not None
+    return group.lease
+
+
+@pytest.fixture
+def keeper(store: MemoryStore) -> Iterator[LeaseKeeper]:
+    """One that does nothing of itself for an hour."""
+    keeper = LeaseKeeper(store, 3 * LONG, LONG)
+    yield keeper
+    keeper.close()
+
+
+def test_a_deadline_is_heard_of_when_it_passes(store: MemoryStore, keeper: LeaseKeeper) -> None:
+    lease = held_group(store, deadline_sec=0.2)
+    called = threading.Event()
+    with keeper.hold(lease, called.set) as held:
+        keeper.mind(held, store.get_job(JOB).deadline_at)
+        assert called.wait(60)
+        assert held.cancelled.is_set()
+        assert time.time() >= (store.get_job(JOB).deadline_at or 0)
+    assert "deadline" in (store.get_job(JOB).stop_reason or "")
+
+
+def test_a_job_without_a_deadline_waits_for_the_next_look(
+    store: MemoryStore, keeper: LeaseKeeper
+) -> None:
+    lease = held_group(store)
+    calls: list[int] = []
+    with keeper.hold(lease, lambda: calls.append(1)) as held:
+        keeper.mind(held, None)
+        store.request_cancel(JOB)
+        assert not held.cancelled.is_set()
+        keeper.look()
+        assert held.cancelled.is_set()
+        keeper.look()
+        keeper.beat()
+    assert calls == [1], "once"
+
+
+def test_looking_tells_what_each_group_has_cost(store: MemoryStore, keeper: LeaseKeeper) -> None:
+    lease = held_group(store, budget_usd=1.0)
+    with keeper.hold(lease) as held:
+        held.spent_usd = lambda: 0.9
+        keeper.look()
+        assert not held.cancelled.is_set()
+        held.spent_usd = lambda: 1.1
+        keeper.look()
+        assert held.cancelled.is_set()
+
+
+def test_a_store_that_is_away_stops_nothing(
+    store: MemoryStore, keeper: LeaseKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(_: object) -> set[str]:
+        raise StoreError("the database is away")
+
+    lease = held_group(store)
+    with keeper.hold(lease) as held:
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "look", away)
+            keeper.look()
+        assert not held.cancelled.is_set()
+        store.request_cancel(JOB)
+        keeper.look()
+        assert held.cancelled.is_set()
+
+
+def test_the_keeper_looks_by_itself(store: MemoryStore) -> None:
+    lease, called = held_group(store), threading.Event()
+    keeper = LeaseKeeper(store, 3 * LONG, look_sec=0.01)
+    try:
+        with keeper.hold(lease, called.set):
+            store.request_cancel(JOB)
+            assert called.wait(60)
+    finally:
+        keeper.close()
+
+
+def test_a_heartbeat_that_fails_in_an_unforeseen_way_is_not_the_last_one(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beats, again = [], threading.Event()
+    real = store.heartbeat
+
+    def heartbeat(leases: list[Lease], lease_sec: float) -> Beat:
+        beats.append(leases)
+        if len(beats) == 1:
+            raise RuntimeError("nobody thought of this")
+        again.set()
+        return real(leases, lease_sec)
+
+    lease = held_group(store)
+    monkeypatch.setattr(store, "heartbeat", heartbeat)
+    keeper = LeaseKeeper(store, lease_sec=0.03, look_sec=LONG)
+    try:
+        with keeper.hold(lease) as held:
+            assert again.wait(60)
+            assert not held.lost.is_set()
+    finally:
+        keeper.close()

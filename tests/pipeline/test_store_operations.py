@@ -1,0 +1,151 @@
+"""How often a group troubles the store, from planning to commit: the broker carries only bells, so
+every group's claims, advances and commits are what bounds the number of workers."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from sqlalchemy import event
+
+from specbatch.jobs.chaos import stand_in_model
+from specbatch.jobs.chaos.stand_in import StandInEngine, StandInHost
+from specbatch.pipeline.client import Client
+from specbatch.pipeline.engine.model_folder import inspect_model
+from specbatch.pipeline.ingest.objects import Objects
+from specbatch.pipeline.leases import LeaseKeeper
+from specbatch.pipeline.ledger.migrate import open_store
+from specbatch.pipeline.ledger.sql_store import SqlStore
+from specbatch.pipeline.policy.journal import Lessons
+from specbatch.pipeline.stages import Economy, Stages
+from specbatch.schemas.records import Bell, JobState
+from specbatch.schemas.spec import load_spec
+from specbatch.schemas.speculation import AcceptanceCount, Decision, DecisionAction
+
+MOST_OPERATIONS = 12  # transactions of a group that is drafted for, and teaches all it can
+PLAIN_OPERATIONS = 7  # of one that is not drafted for
+ROWS = 4  # of a group
+FEW, MANY = 4, 36  # groups
+
+
+class Counted:
+    """Transactions and statements of one store from here on."""
+
+    def __init__(self, store: SqlStore) -> None:
+        self.transactions = self.statements = 0
+        event.listen(store._db._reader, "begin", self._began)
+        event.listen(store._db._reader, "before_cursor_execute", self._sent)
+
+    def _began(self, _connection: Any) -> None:
+        self.transactions += 1
+
+    def _sent(self, _conn: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
+        self.statements += not statement.startswith("BEGIN")
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SqlStore]:
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path}/store.db"
+    else:
+        url = request.getfixturevalue("postgres_url")
+    opened = open_store(url)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(autouse=True)
+def _teaches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every group teaches something about several sources and tags, and comes with a decision."""
+    counts = [
+        AcceptanceCount(source, tag, 1.0, 2.0)
+        for source in ("block", "ngram", "history")
+        for tag in (None, "a", "b")
+    ]
+    decision = Decision(1.0, DecisionAction.ON, "*", "it pays")
+    lessons = Lessons(tuple(counts), (decision,))
+    monkeypatch.setattr(StandInEngine, "lessons", lambda _self, _job: lessons)
+
+
+def run_job(store: SqlStore, folder: Path, groups: int, pregenerate: bool) -> Counted:
+    """The whole path in this thread; what it asked of the store."""
+    folder.mkdir()
+    ref = str(stand_in_model.write_model(folder / "model"))
+    prompts = [f"row {i}" for i in range(groups * ROWS)]
+    pq.write_table(pa.table({"prompt": prompts}), folder / "in.parquet")
+    bells: deque[Bell] = deque()
+    hosts = [StandInHost(inspect_model(ref)) for _ in range(2)]
+    keeper = LeaseKeeper(store, lease_sec=600.0)
+    stages = Stages(
+        store=store,
+        objects=Objects(),
+        keeper=keeper,
+        ring=bells.append,
+        owner="me",
+        lease_sec=600.0,
+        economy=Economy(1.0),
+        codec=lru_cache(stand_in_model.codec),
+        proposing=hosts[0],
+        verifying=hosts[1],
+        models=lru_cache(inspect_model),
+    )
+    spec = {
+        "name": folder.name,
+        "input": {"uri": str(folder / "in.parquet")},
+        "output": {"uri": str(folder / "out")},
+        "verifier": ref,
+        "proposer": ref,
+        "group_size": ROWS,
+        "sampling": {"max_tokens": 8},
+        "speculation": {"pregenerate": pregenerate, "history_tokens": 0},
+    }
+    job, _ = Client(store, bells.append, str(folder / "work")).submit(load_spec(spec))
+    counted = Counted(store)
+    try:
+        while bells:
+            bell = bells.popleft()
+            stages.run(bell.stage, bell.job_id, bell.group_index)
+    finally:
+        keeper.close()
+        for host in hosts:
+            host.close()
+    done = store.get_job(job.job_id)
+    assert done.state is JobState.DONE, done.error
+    return counted
+
+
+@pytest.mark.parametrize(
+    ("pregenerate", "most"), [(False, PLAIN_OPERATIONS), (True, MOST_OPERATIONS)]
+)
+def test_a_group_takes_few_transactions(
+    store: SqlStore, tmp_path: Path, pregenerate: bool, most: int
+) -> None:
+    few = run_job(store, tmp_path / "few", FEW, pregenerate)
+    transactions, statements = few.transactions, few.statements
+    many = run_job(store, tmp_path / "many", MANY, pregenerate)
+    more = MANY - FEW
+    assert (many.transactions - transactions) / more <= most
+    # On the wire each transaction is its statements, a BEGIN and a COMMIT.
+    assert (many.statements - statements) / more <= 2 * most
+
+
+def test_a_jobs_spec_is_read_once_and_not_for_every_group(
+    store: SqlStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    get_job = store.get_job
+
+    def counting(job_id: str) -> Any:
+        asked.append(job_id)
+        return get_job(job_id)
+
+    monkeypatch.setattr(store, "get_job", counting)
+    run_job(store, tmp_path / "job", MANY, pregenerate=False)
+    # Ingest reads it before and after, the groups once, publishing once, this test at the end.
+    assert len(asked) <= 6

@@ -1,0 +1,76 @@
+"""Sweepers add the bells that are missing, and no more, however many of them there are."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from ledger.builders import JOB, LEASE_SEC, Clock, new_group, new_job, position
+
+from specbatch.pipeline.ledger.memory_store import MemoryStore
+from specbatch.pipeline.sweeper import Queued, Sweeper
+from specbatch.schemas.records import Bell, Stage
+
+GROUPS = 20
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    """`GROUPS` groups wait to be verified."""
+    opened = MemoryStore(clock=Clock())
+    opened.create_job(new_job())
+    work = opened.claim_job(JOB, Stage.INGEST, "i", LEASE_SEC)
+    assert work is not None
+    groups = [new_group(index) for index in range(GROUPS)]
+    opened.add_groups(work.lease, groups, [], GROUPS * 4, position())
+    opened.finish_ingest(work.lease, GROUPS * 4, {})
+    return opened
+
+
+class Queue:
+    """A broker's queue for each stage."""
+
+    def __init__(self) -> None:
+        self.bells: list[Bell] = []
+
+    def __call__(self, bell: Bell) -> tuple[str, int]:
+        return str(bell.stage), sum(one.stage is bell.stage for one in self.bells)
+
+
+def sweeper(store: MemoryStore, queue: Queue, queued: Queued) -> Sweeper:
+    return Sweeper(store, queue.bells.append, 5.0, 60.0, 30.0, queued)
+
+
+def test_many_sweepers_ring_once_for_what_waits(store: MemoryStore) -> None:
+    queue = Queue()
+    assert [sweeper(store, queue, queue).sweep() for _ in range(8)] == [GROUPS, *[0] * 7]
+    assert Counter(bell.group_index for bell in queue.bells) == Counter(range(GROUPS))
+
+
+def test_bells_that_were_lost_are_rung_again(store: MemoryStore) -> None:
+    queue = Queue()
+    sweeper(store, queue, queue).sweep()
+    del queue.bells[5:]
+    assert sweeper(store, queue, queue).sweep() == GROUPS - 5
+    queue.bells.clear()
+    assert sweeper(store, queue, queue).sweep() == GROUPS
+
+
+def test_one_sweeper_is_patient_with_its_own_bells(store: MemoryStore) -> None:
+    queue = Queue()
+    one = sweeper(store, queue, queue)
+    assert one.sweep() == GROUPS
+    queue.bells.clear()
+    assert one.sweep() == 0, "workers may have taken them"
+
+
+def test_queues_are_counted_apart(store: MemoryStore) -> None:
+    queue = Queue()
+    queue.bells = [Bell(JOB, Stage.RECORD, index) for index in range(GROUPS)]
+    assert sweeper(store, queue, queue).sweep() == GROUPS
+
+
+def test_where_lengths_are_not_known_all_is_rung_for(store: MemoryStore) -> None:
+    queue = Queue()
+    for _ in range(2):
+        assert Sweeper(store, queue.bells.append, 5.0, 60.0).sweep() == GROUPS
