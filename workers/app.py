@@ -3,51 +3,72 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from celery import Celery
 
+from specbatch.schemas.masking import remember
 from specbatch.schemas.messages import WorkMessage
 from specbatch.schemas.records import Bell
 from specbatch.schemas.routing import queue_for
 from specbatch.schemas.settings import Settings
-
-TASK_NAME = "specbatch.work"
-# Groups take minutes; anything unacknowledged for longer is delivered again, and the lease decides
-# who may go on. All apps must agree, for the shortest wins.
-VISIBILITY_TIMEOUT_SEC = 3600
+from specbatch.workers.broker import declarations, tls_options, transport_options
+from specbatch.workers.guard import WORK_TASK
 
 
 def make_app(settings: Settings) -> Celery:
-    """An app for submitting and for working alike; imports no engine."""
-    app = Celery("specbatch", broker=settings.broker_url)
+    """An app for submitting and for working alike; imports no engine.
+
+    Raises `UsageError` for TLS options of the broker's URL that cannot be.
+    """
+    remember([settings.broker_url])
+    url, tls = tls_options(settings.broker_url)
+    # Not the current app: a submitter may live in a process that has a Celery of its own.
+    app = Celery("specbatch", broker=url, amqp=declarations(url), set_as_current=False)
     app.conf.update(
-        task_ignore_result=True,  # results live in the store
+        # --- what becomes of a message
         task_acks_late=True,  # a killed worker's message comes back
         task_reject_on_worker_lost=True,  # the same for prefork children
         task_acks_on_failure_or_timeout=True,  # a rejected one would be dropped; we re-ring instead
+        task_create_missing_queues=True,  # queues are named after models; `broker.py` declares them
+        # --- what is in a message
         task_serializer="json",
+        event_serializer="json",
         accept_content=["json"],  # no pickle: a message must not be able to run code
-        task_create_missing_queues=True,  # queues are named after models
-        worker_prefetch_multiplier=1,  # a group waits where a free worker can take it
+        # --- results live in the store, so nothing is kept in a backend
+        result_backend=None,
+        task_ignore_result=True,
+        task_store_errors_even_if_ignored=False,
+        # --- how much a worker takes
+        worker_prefetch_multiplier=1,  # as many as it has threads: the next waits where one is free
+        # Redis only, and no cure there: the flag asks the same count of unacknowledged messages
+        # that drifts, and a reconnect loses it. Where a worker is deaf, others and the sweepers
+        # are not.
+        worker_disable_prefetch=False,
+        # After a reconnect Celery would take fewer messages and never get back to all of them: a
+        # quorum queue's prefetch cannot be changed while it is consumed. Doubles are no harm here.
+        worker_enable_prefetch_count_reduction=False,
+        worker_detect_quorum_queues=True,  # they refuse the channel-wide prefetch
+        # --- when the broker goes away
         worker_cancel_long_running_tasks_on_connection_loss=False,  # the lease outlives the broker
+        broker_connection_retry=True,
+        broker_connection_retry_on_startup=True,
+        # RabbitMQ closes the channel of who holds a bell for longer than its consumer timeout. That
+        # would end the worker; it may as well connect anew, and the group goes on meanwhile.
+        broker_channel_error_retry=True,
+        broker_connection_max_retries=None,  # for ever: a worker outlives its broker's maintenance
+        # --- when the worker goes
         worker_soft_shutdown_timeout=10.0,  # shorter than an orchestrator's grace period
+        # --- what is not used, and would cost messages or give away control
         worker_enable_remote_control=False,  # the store is the control plane
         worker_send_task_events=False,
-        worker_hijack_root_logger=False,
-        broker_connection_retry_on_startup=True,
-        broker_transport_options=_transport_options(settings.broker_url),
+        task_send_sent_event=False,
         event_queue_expires=60,
+        worker_hijack_root_logger=False,  # logs are the caller's, and masked there
+        worker_consumer="specbatch.workers.consumer:CheckedConsumer",  # refuses what is not ours
+        broker_use_ssl=tls or False,
+        broker_transport_options=transport_options(url),
     )
     return app
-
-
-def _transport_options(broker_url: str) -> dict[str, Any]:
-    if broker_url.startswith("memory://"):
-        return {"polling_interval": 0.01}  # the default second would dominate small jobs
-    if broker_url.startswith("redis"):
-        return {"visibility_timeout": VISIBILITY_TIMEOUT_SEC}
-    return {}
 
 
 def make_ring(app: Celery) -> Callable[[Bell], None]:
@@ -56,9 +77,9 @@ def make_ring(app: Celery) -> Callable[[Bell], None]:
     def ring(bell: Bell) -> None:
         message = WorkMessage(job_id=bell.job_id, stage=bell.stage, group_index=bell.group_index)
         app.send_task(
-            TASK_NAME,
+            WORK_TASK,
             kwargs=message.model_dump(mode="json"),
-            queue=queue_for(bell.stage, bell.model),
+            queue=queue_for(bell.stage, bell.model, bell.priority),
             retry=False,
         )
 

@@ -6,20 +6,24 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
-from celery import Celery
+from celery import Celery, _state
 from celery.worker import WorkController, state
 
-from specbatch.pipeline.bootstrap import KINDS, Worker, follow_leader, make_worker
+from specbatch.pipeline.bootstrap import KINDS, Models, Worker, follow_leader, make_worker
+from specbatch.pipeline.client import Ring
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.errors import DeviceLostError, UsageError
-from specbatch.schemas.records import Stage
+from specbatch.schemas.records import PRIORITIES, Stage
 from specbatch.schemas.routing import queue_for
 from specbatch.schemas.settings import Settings
 from specbatch.workers.app import make_app, make_ring
+from specbatch.workers.consumer import refuse_compression
+from specbatch.workers.hints import HintLine
+from specbatch.workers.queue_lengths import make_queued
 from specbatch.workers.tasks import register
 
 log = logging.getLogger(__name__)
@@ -30,6 +34,7 @@ _STAGE_OF_KIND = {
     "verify": Stage.VERIFY,
     "record": Stage.RECORD,
 }
+_ORDER = ("ingest", "record", "propose", "verify")
 
 
 _embedded_threads: WeakKeyDictionary[Celery, threading.Thread] = WeakKeyDictionary()
@@ -60,20 +65,31 @@ class LastWord:
 
 
 def queue_names(kinds: tuple[str, ...], verifier: str | None, proposer: str | None) -> list[str]:
-    """The queues a worker of these kinds listens to."""
+    """The queues a worker of these kinds listens to, of each kind those of higher classes first.
+
+    Reading and recording come before the models' work, which would let them wait for hours.
+    """
     model = {"propose": proposer, "verify": verifier}
-    return [queue_for(_STAGE_OF_KIND[kind], model.get(kind)) for kind in kinds]
+    return [
+        queue_for(_STAGE_OF_KIND[kind], model.get(kind), priority)
+        for kind in sorted(kinds, key=_ORDER.index)
+        for priority in range(len(PRIORITIES))
+    ]
 
 
 def run_worker(
     settings: Settings,
     kinds: tuple[str, ...],
     verifier: str | None,
-    proposer: str | None,
+    proposers: tuple[str, ...],
     concurrency: int,
+    instead: Models | None = None,
+    through: Callable[[Ring], Ring] = lambda ring: ring,
 ) -> None:
     """Work in the foreground until a signal ends it (soft first: groups are given back).
 
+    The first of the proposers is the main one, and the one that a propose worker serves.
+    `instead` takes the place of real models; bells go `through` something on their way out.
     Of processes that share a model, the first one works; a signal is its to answer.
 
     Raises `DeviceLostError` when the device is gone and all groups are given back. Its exit code
@@ -84,11 +100,26 @@ def run_worker(
             signal.signal(number, signal.SIG_IGN)
     if follow_leader(settings):
         return
+    refuse_compression()
     app = make_app(settings)
-    worker = make_worker(settings, kinds, make_ring(app), verifier, proposer)
+    line = HintLine(app)
+    proposer, further = (proposers[0] if proposers else None), proposers[1:]
+    worker = make_worker(
+        settings,
+        kinds,
+        through(make_ring(app)),
+        verifier,
+        proposer,
+        line=line,
+        further=further,
+        instead=instead,
+        queued=make_queued(app),
+    )
     with LastWord() as lost:
         register(app, worker, lost)
-        worker.sweeper.start()
+        worker.start()
+        if worker.refills is not None:
+            line.start(worker.hint)
         try:
             app.Worker(
                 pool="threads",  # one process, one engine, many waiting groups
@@ -101,6 +132,7 @@ def run_worker(
                 quiet=True,  # no banner: it shows settings that are not ours
             ).start()
         finally:
+            line.close()
             worker.close()
     if lost.error is not None:
         raise lost.error
@@ -122,10 +154,15 @@ def embedded(
         raise UsageError("SPECBATCH_TENSOR_PARALLEL is for `specbatch worker`: unset it here")
     kinds = KINDS if proposer else tuple(k for k in KINDS if k != "propose")
     app = make_app(settings)
-    worker = make_worker(settings, kinds, make_ring(app), verifier, proposer, store)
+    worker = make_worker(
+        settings, kinds, make_ring(app), verifier, proposer, store, queued=make_queued(app)
+    )
     lost = LastWord()
     register(app, worker, lost)
-    app.set_default()  # pool threads look the app up by this, and fail without a word otherwise
+    # Pool threads look the app up by this, and fail without a word otherwise. (To be the current
+    # app is a matter of one thread, and these come later.) A host's own gets its place back.
+    default_before = _state.default_app
+    app.set_default()
     controller = WorkController(
         app=app,
         pool_cls="threads",
@@ -139,7 +176,7 @@ def embedded(
     thread = threading.Thread(target=controller.start, name="celery", daemon=True)
     _embedded_threads[app] = thread
     thread.start()
-    worker.sweeper.start()
+    worker.start()
     try:
         with lost:
             yield app, worker
@@ -147,6 +184,7 @@ def embedded(
         worker.close()  # first: waiting tasks return, their groups are given back
         controller.stop()
         thread.join(timeout=30)
+        _state.set_default_app(default_before)
 
 
 def is_alive(app: Celery) -> bool:

@@ -1,0 +1,148 @@
+"""What differs between brokers: TLS options in the URL, transport options, how queues are declared.
+
+TLS is asked for by the scheme, `rediss://` or `amqps://`; the URL says how it is checked:
+
+    ssl_cert_reqs       required (default), optional or none
+    ssl_ca_certs        file with the certificates to trust; default: the system's
+    ssl_certfile        this client's certificate, and ...
+    ssl_keyfile         ... its key
+    ssl_check_hostname  true (default) or false
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+from celery.app.amqp import AMQP, Queues
+from kombu.entity import Exchange, Queue
+
+from specbatch.schemas.errors import UsageError
+
+# Groups take minutes; anything unacknowledged for longer is delivered again, and the lease decides
+# who may go on. All apps must agree, for on Redis the shortest wins.
+VISIBILITY_TIMEOUT_SEC = 3600
+# A bell that ends its worker every time is dropped after so many deliveries instead of going round
+# for ever. The store has its own count of attempts, and the sweeper rings while some are left.
+DELIVERY_LIMIT = 10
+
+_REQUIREMENTS = {
+    "required": ssl.CERT_REQUIRED,
+    "optional": ssl.CERT_OPTIONAL,
+    "none": ssl.CERT_NONE,
+}
+_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+_TLS = ("rediss", "amqps")
+_QUORUM_ARGUMENTS: Mapping[str, Any] = {
+    "x-queue-type": "quorum",  # replicated: a queue outlives a node of the broker
+    "x-delivery-limit": DELIVERY_LIMIT,
+    # Else a consumer is thrown out after the server's 30 minutes. Older servers do not know this
+    # argument and ignore it; being thrown out costs a reconnect and a doubled bell, no work.
+    "x-consumer-timeout": VISIBILITY_TIMEOUT_SEC * 1000,
+}
+
+
+def scheme_of(url: str) -> str:
+    return url.partition("://")[0]
+
+
+def is_rabbit(url: str) -> bool:
+    return scheme_of(url) in ("amqp", "amqps", "pyamqp")
+
+
+def transport_options(url: str) -> dict[str, Any]:
+    if url.startswith("memory://"):
+        return {"polling_interval": 0.01}  # the default second would dominate small jobs
+    if scheme_of(url).startswith("redis"):
+        return {
+            "visibility_timeout": VISIBILITY_TIMEOUT_SEC,
+            "queue_order_strategy": "priority",  # in the order in which `queue_names` has them
+            "socket_keepalive": True,  # a host that vanished without a word is noticed
+        }
+    return {}
+
+
+class WorkQueues(Queues):  # type: ignore[misc]  # celery has no types
+    """Queues as submitters and workers declare them, alike, when they first name one."""
+
+    rabbit = False
+
+    def new_missing(self, name: str) -> Queue:
+        return Queue(
+            name,
+            Exchange(name),
+            name,
+            queue_arguments=dict(_QUORUM_ARGUMENTS) if self.rabbit else None,
+        )
+
+
+class RabbitQueues(WorkQueues):
+    rabbit = True
+
+
+class RedisAMQP(AMQP):  # type: ignore[misc]  # celery has no types
+    """Celery's declarations with our queues; also for the broker in memory."""
+
+    queues_cls = WorkQueues
+
+
+class RabbitAMQP(AMQP):  # type: ignore[misc]  # celery has no types
+    """The same on RabbitMQ."""
+
+    queues_cls = RabbitQueues
+
+
+def declarations(url: str) -> type[AMQP]:
+    """The class that knows how queues are declared on this broker."""
+    return RabbitAMQP if is_rabbit(url) else RedisAMQP
+
+
+def tls_options(url: str) -> tuple[str, dict[str, Any] | None]:
+    """(the URL without TLS options, Celery's `broker_use_ssl`); None where there is no TLS.
+
+    Several URLs, separated by `;`, share their options. Raises `UsageError` for wrong ones.
+    """
+    if scheme_of(url) not in _TLS:
+        return url, None
+    bare, given = [], {}
+    for one in url.split(";"):
+        base, _, query = one.partition("?")
+        values = dict(parse_qsl(query, keep_blank_values=True))
+        given.update({name: values.pop(name) for name in list(values) if name.startswith("ssl_")})
+        bare.append(f"{base}?{urlencode(values)}" if values else base)
+    options: dict[str, Any] = {"ssl_cert_reqs": _requirement(given.pop("ssl_cert_reqs", None))}
+    checked = options["ssl_cert_reqs"] != ssl.CERT_NONE
+    checks_name = given.pop("ssl_check_hostname", "true").lower() != "false" and checked
+    for name in _FILES:
+        if name in given:
+            options[name] = _readable(name, given.pop(name))
+    if given:
+        raise UsageError(
+            f"SPECBATCH_BROKER_URL has an unknown option `{min(given)}`; TLS options are "
+            f"ssl_cert_reqs, ssl_check_hostname, {', '.join(_FILES)}"
+        )
+    if scheme_of(url) == "rediss":
+        options["ssl_check_hostname"] = checks_name
+        return ";".join(bare), options
+    # The AMQP client has names of its own, and takes the URL's host for None.
+    named = {name.removeprefix("ssl_"): value for name, value in options.items()}
+    return ";".join(bare), named | ({"server_hostname": None} if checks_name else {})
+
+
+def _requirement(word: str | None) -> ssl.VerifyMode:
+    name = (word or "required").lower().removeprefix("cert_")
+    if name not in _REQUIREMENTS:
+        raise UsageError(
+            f"SPECBATCH_BROKER_URL: ssl_cert_reqs={word} is none of {', '.join(_REQUIREMENTS)}"
+        )
+    return _REQUIREMENTS[name]
+
+
+def _readable(name: str, path: str) -> str:
+    if not os.access(path, os.R_OK) or not Path(path).is_file():
+        raise UsageError(f"SPECBATCH_BROKER_URL: {name} names {path}, which is no readable file")
+    return path
