@@ -1,0 +1,219 @@
+"""The law: submitted = ok + failed + cancelled + pending, each (row, sample) once, bit for bit.
+
+Read from the store and the published files alone, so it can be asked of any job at any time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from specbatch.pipeline.ingest.artefacts import read_prompts
+from specbatch.pipeline.ingest.confined import read_own
+from specbatch.pipeline.ingest.objects import Objects, join
+from specbatch.pipeline.ingest.outputs import MANIFEST, MARKER, read_manifest, read_output
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.publishing import with_unfinished_rows
+from specbatch.schemas.errors import SpecbatchError
+from specbatch.schemas.records import CompletionRecord, FinishReason, JobRow, JobState, Stage
+
+Key = tuple[int, int]  # row, sample
+Outcome = tuple[object, ...]  # of a (row, sample): what does not depend on how it came about
+
+# Columns of the output; what is left out depends on drafts and on the machine.
+DECIDED = (
+    "id",
+    "text",
+    "token_ids",
+    "finish_reason",
+    "prompt_tokens",
+    "completion_tokens",
+    "seed",
+    "verifier",
+    "proposer",
+    "error",
+    "logprobs",
+)
+_NAMED = 5  # keys that a violation names
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """Where the keys of a job are."""
+
+    submitted: int
+    ok: int
+    failed: int
+    cancelled: int
+    pending: int
+    lost: tuple[Key, ...] = ()  # nowhere
+    doubled: tuple[Key, ...] = ()  # more than once among what is finished
+    unknown: tuple[Key, ...] = ()  # nobody submitted them
+
+    @property
+    def holds(self) -> bool:
+        parts = self.ok + self.failed + self.cancelled + self.pending
+        return parts == self.submitted and not (self.lost or self.doubled or self.unknown)
+
+    def __str__(self) -> str:
+        sign = "=" if self.holds else "≠"
+        return (
+            f"submitted {self.submitted} {sign} ok {self.ok} + failed {self.failed}"
+            f" + cancelled {self.cancelled} + pending {self.pending}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was found; no violations: the law holds."""
+
+    job_id: str
+    state: JobState
+    census: Census
+    violations: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Found:
+    """Finished keys by how they ended."""
+
+    ends: Counter[FinishReason] = field(default_factory=Counter)
+    keys: Counter[Key] = field(default_factory=Counter)
+
+
+def census(store: Store, objects: Objects, job_id: str, submitted: Collection[Key]) -> Census:
+    """Of a job at any time. What moves on while this reads is where it was, or where it is."""
+    job = store.get_job(job_id)
+    waiting = _planned(store, objects, job)
+    reading = job.stage is Stage.INGEST
+    found = _finished(store, objects, job)
+    rest = set(submitted) - found.keys.keys()
+    pending = rest if reading else rest & waiting
+    return Census(
+        submitted=len(submitted),
+        ok=found.ends[FinishReason.STOP] + found.ends[FinishReason.LENGTH],
+        failed=found.ends[FinishReason.ERROR],
+        cancelled=found.ends[FinishReason.CANCELLED],
+        pending=len(pending),
+        lost=tuple(sorted(rest - pending)),
+        doubled=tuple(sorted(key for key, times in found.keys.items() if times > 1)),
+        unknown=tuple(sorted(found.keys.keys() - set(submitted))),
+    )
+
+
+def report(store: Store, objects: Objects, job_id: str, expected: Mapping[Key, Outcome]) -> Report:
+    """What is wrong with a job of which this is expected; of one that runs, the law alone."""
+    job = store.get_job(job_id)
+    counted = census(store, objects, job_id, expected)
+    violations = list(_of_census(counted))
+    if job.state.is_final:
+        violations += _of_end(store, job, counted)
+        violations += _of_output(store, objects, job, expected)
+    return Report(job_id, job.state, counted, tuple(violations))
+
+
+def outcomes(uri: str, objects: Objects) -> list[tuple[Key, Outcome]]:
+    """What a finished output says. Raises `SpecbatchError` when a file is not as it is listed."""
+    return [
+        (
+            (row["row_index"], row["sample_index"]),
+            tuple(_hashable(row[name]) for name in DECIDED),
+        )
+        for row in read_output(uri, objects).to_pylist()
+    ]
+
+
+def _hashable(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _planned(store: Store, objects: Objects, job: JobRow) -> set[Key]:
+    """Keys of all rows that were put into groups. Groups that were cut share their files."""
+    keys: set[Key] = set()
+    for index in range(job.groups_total):
+        prompts = store.prompts_of(job.job_id, index)
+        if prompts is not None:
+            rows = read_prompts(read_own(objects, job, prompts.artefact))
+            keys |= {(row.row_index, sample) for row in rows for sample in range(row.n)}
+    return keys
+
+
+def _finished(store: Store, objects: Objects, job: JobRow) -> _Found:
+    found = _Found()
+    for record in with_unfinished_rows(store, objects, job):
+        found.keys[record.row_index, record.sample_index] += 1
+        found.ends[record.finish_reason] += 1
+    for row in store.rejected(job.job_id):
+        found.keys[row.row_index, 0] += 1
+        found.ends[FinishReason.ERROR] += 1
+    return found
+
+
+def _of_census(counted: Census) -> Iterator[str]:
+    for word in ("lost", "doubled", "unknown"):
+        keys = getattr(counted, word)
+        if keys:
+            yield f"{len(keys)} {word}: {_some(keys)}"
+    if not counted.holds:
+        yield str(counted)
+
+
+def _of_end(store: Store, job: JobRow, counted: Census) -> Iterator[str]:
+    """A job that has ended has nothing open, and its totals are those of its rows."""
+    if counted.pending:
+        yield f"the job is {job.state} and {counted.pending} are pending"
+    progress = store.progress(job.job_id)
+    unfinished = len(store.failed_groups(job.job_id))
+    if progress.groups_done + unfinished != progress.groups_total:
+        yield (
+            f"the job is {job.state} with {progress.groups_total} groups, of which "
+            f"{progress.groups_done} are done and {unfinished} failed or cancelled"
+        )
+    records = list(store.completions(job.job_id))
+    for what, said, counted_now in (
+        ("completions", progress.completions, len(records)),
+        ("tokens", progress.completion_tokens, sum(len(r.token_ids) for r in records)),
+        ("proposed tokens", progress.proposed, sum(r.proposed for r in records)),
+    ):
+        if said != counted_now:
+            yield f"groups say {said} {what}, their rows {counted_now}"
+
+
+def _of_output(
+    store: Store, objects: Objects, job: JobRow, expected: Mapping[Key, Outcome]
+) -> Iterator[str]:
+    """Listed files are there, with each key once, as the store has it and as was expected."""
+    try:
+        rows = outcomes(job.output_uri, objects)
+        manifest = read_manifest(job.output_uri, objects)
+        listed = {file.name for file in (*manifest.parts, *manifest.remainder)}
+        there = {info.uri.rsplit("/", 1)[-1] for info in objects.list(join(job.output_uri, ""))}
+        there = {name for name in there if not name.startswith(".")}  # half a file of a killed one
+    except SpecbatchError as error:
+        yield f"the output of a job that is {job.state}: {error}"
+        return
+    if strays := there - listed - {MARKER, MANIFEST}:
+        yield f"files that no manifest lists: {', '.join(sorted(strays))}"
+    times = Counter(key for key, _ in rows)
+    if many := [key for key, n in times.items() if n > 1]:
+        yield f"{len(many)} are in the output more than once: {_some(many)}"
+    if missing := expected.keys() - times.keys():
+        yield f"{len(missing)} are not in the output: {_some(missing)}"
+    if others := [key for key, outcome in rows if expected.get(key, outcome) != outcome]:
+        yield f"{len(others)} differ from the undisturbed run: {_some(others)}"
+    said = dict(rows)
+    tokens = DECIDED.index("token_ids")
+    records: Iterator[CompletionRecord] = store.completions(job.job_id)
+    if unlike := [
+        key
+        for record in records
+        if (key := (record.row_index, record.sample_index)) not in said
+        or said[key][tokens] != record.token_ids
+    ]:
+        yield f"{len(unlike)} are not in the output as they are in the store: {_some(unlike)}"
+
+
+def _some(keys: Collection[Key]) -> str:
+    named = ", ".join(f"row {row} sample {sample}" for row, sample in sorted(keys)[:_NAMED])
+    return named + (", ..." if len(keys) > _NAMED else "")

@@ -1,0 +1,120 @@
+"""What a disturbance does inside the worker process that it hits."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import signal
+import sqlite3
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from specbatch.jobs.chaos.orders import NOTHING, Arming
+from specbatch.jobs.chaos.plan import Deed, Disturbance
+from specbatch.schemas.crash_points import CrashPoint
+from specbatch.schemas.errors import DeviceLostError, EngineError, ObjectError, StoreError
+
+
+class Armed:
+    """Called at every crash point of this process; fires what is due there. Thread-safe."""
+
+    def __init__(self, number: int, on_postgres: bool, tell: Callable[[int, int], None]) -> None:
+        """`number`: of this worker. `tell(run, index)` is called before a disturbance fires."""
+        self._number = number
+        self._on_postgres = on_postgres
+        self._tell = tell
+        self._arming = NOTHING
+        self._open: dict[int, Disturbance] = {}
+        self._lock = threading.Lock()
+
+    def arm(self, arming: Arming) -> None:
+        """From here on this, and nothing of what was before."""
+        mine = (None, self._number)
+        with self._lock:
+            self._arming = arming
+            self._open = {i: d for i, d in enumerate(arming.disturbances) if d.worker in mine}
+
+    def __call__(self, point: CrashPoint) -> None:
+        for disturbance in self._due(point):
+            strike(disturbance, self._on_postgres)
+
+    def _due(self, point: CrashPoint) -> list[Disturbance]:
+        due = []
+        with self._lock:
+            arming = self._arming
+            for index, disturbance in list(self._open.items()):
+                if disturbance.point is not point:
+                    continue
+                place = count(Path(arming.counts) / f"{arming.run}-{index}")
+                if place >= disturbance.nth:
+                    del self._open[index]
+                if place == disturbance.nth:
+                    self._tell(arming.run, index)
+                    due.append(disturbance)
+        return due
+
+
+def count(folder: Path) -> int:
+    """One more, over all processes: each number is given out once."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        try:
+            (folder / str(number)).open("xb").close()
+        except FileExistsError:
+            continue
+        return number
+    raise AssertionError("numbers do not end")
+
+
+def strike(disturbance: Disturbance, on_postgres: bool) -> None:
+    """Do the deed to this process, here and now. BREAK raises."""
+    match disturbance.deed:
+        case Deed.KILL:
+            os.kill(os.getpid(), signal.SIGKILL)
+        case Deed.FREEZE:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case Deed.BREAK:
+            errors = errors_at(disturbance.point, on_postgres)
+            raise errors[disturbance.variant % len(errors)]
+
+
+def errors_at(point: CrashPoint, on_postgres: bool) -> tuple[Exception, ...]:
+    """What disk, link, device or database raise at such a place."""
+    match point:
+        case CrashPoint.LEASE:
+            return StoreError("the database did not answer in time"), RuntimeError("a bug")
+        case CrashPoint.ARTEFACT_WRITE | CrashPoint.DRAFT_WRITE:
+            return _disk_full(), ObjectError("cannot write: the S3 store answered 503")
+        case CrashPoint.UPLOAD | CrashPoint.MANIFEST:
+            return _disk_full(), ObjectError("it did not arrive whole; it was deleted, try again")
+        case CrashPoint.SUBMIT:
+            return (EngineError("the engine did not finish in time"),)
+        case CrashPoint.VERIFY:
+            return RuntimeError("a pass failed"), DeviceLostError("the device fell off the bus")
+        case CrashPoint.SQL_COMMIT | CrashPoint.COMMITTED:
+            return _database_errors(on_postgres)
+        case CrashPoint.ACK:
+            return (ConnectionResetError(errno.ECONNRESET, "the broker hung up"),)
+
+
+def _disk_full() -> ObjectError:
+    """As the stores of objects tell of it."""
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    error = ObjectError(f"cannot write: {os.strerror(errno.ENOSPC).lower()}")
+    error.__cause__ = full
+    return error
+
+
+def _database_errors(on_postgres: bool) -> tuple[Exception, ...]:
+    """One after which the transaction is tried again, and one after which it is not."""
+    if on_postgres:
+        import psycopg
+
+        broken = psycopg.OperationalError("server closed the connection unexpectedly")
+        return broken, psycopg.errors.DiskFull("could not extend file: no space left on device")
+    return (
+        sqlite3.OperationalError("database is locked"),
+        sqlite3.OperationalError("database or disk is full"),
+    )

@@ -1,0 +1,237 @@
+"""One site under fire: a store, a broker, a pool of workers, and one small job after another.
+
+A run arms its disturbances, submits a job, and another one as long as a disturbance was not met.
+Once all is over, the frozen thawed and every late word spoken, each job is held to the law.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from specbatch.jobs.chaos.conservation import (
+    Census,
+    Key,
+    Outcome,
+    Report,
+    census,
+    outcomes,
+    report,
+)
+from specbatch.jobs.chaos.job import models, spec_of, write_input
+from specbatch.jobs.chaos.nursery import Nursery
+from specbatch.jobs.chaos.orders import Arming, EngineKind, Order
+from specbatch.jobs.chaos.plan import Disturbance, Plan
+from specbatch.jobs.chaos.pool import ChaosError, Pool
+from specbatch.pipeline.bootstrap import make_client, make_store, patient
+from specbatch.pipeline.client import Client
+from specbatch.pipeline.ingest.objects import Objects
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.schemas.records import JobState
+from specbatch.schemas.settings import Settings
+from specbatch.workers.app import make_app, make_ring
+
+LEASE_SEC = {"stand-in": 0.8, "real": 2.5}  # a fraction of a usual one, so that a run is short
+MOST_JOBS = 12  # of a run, until each of its disturbances was met
+_UNDISTURBED = Plan(-1, (), group_size=4, writes_ahead=True)
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Jolt:
+    """Something that is done to the surroundings once so many rows of the job are done."""
+
+    name: str
+    do: Callable[[], None]
+    at_rows: int = 1
+
+
+@dataclass(slots=True)
+class Ran:
+    """What came of a run."""
+
+    plan: Plan
+    fired: list[Disturbance] = field(default_factory=list)
+    jolted: list[str] = field(default_factory=list)
+    reports: list[Report] = field(default_factory=list)
+    restarts: int = 0
+    unlawful: list[str] = field(default_factory=list)  # found while a job ran
+
+    @property
+    def violations(self) -> list[str]:
+        at_end = [f"job {r.job_id}: {v}" for r in self.reports for v in r.violations]
+        return [*self.unlawful, *at_end]
+
+    @property
+    def missed(self) -> list[Disturbance]:
+        """Disturbances that none of its jobs came to."""
+        met = list(self.fired)
+        return [d for d in self.plan.disturbances if d not in met]
+
+
+@dataclass(slots=True)
+class Site:
+    """Where runs happen. One thread at a time."""
+
+    store: Store
+    objects: Objects
+    client: Client
+    pool: Pool
+    folder: Path
+    outputs: str
+    prompts: str
+    verifier: str
+    proposer: str
+    expected: Mapping[Key, Outcome] = field(default_factory=dict)
+    tell: Tell = lambda _: None
+    _number: int = 0
+
+    def run(self, plan: Plan, jolts: Sequence[Jolt] = ()) -> Ran:
+        """Do what is planned, and find out whether the law held."""
+        ran = Ran(plan)
+        before = self.pool.restarts
+        self._arm(plan)
+        waiting = list(jolts)
+        for attempt in range(MOST_JOBS):
+            self._job(ran, waiting, f"{plan.seed}-{attempt}")
+            if not ran.missed and not waiting:
+                break
+        self._number += 1
+        self.pool.arm(Arming(self._number, (), ""))
+        self.pool.settle()
+        ran.reports = [self.report(r.job_id) for r in ran.reports]
+        ran.restarts = self.pool.restarts - before
+        return ran
+
+    def learn(self) -> None:
+        """Do the job once with nothing in its way: what it gives is expected from then on."""
+        ran = Ran(_UNDISTURBED)
+        self._job(ran, [], "undisturbed")
+        done = self.store.get_job(ran.reports[0].job_id)
+        found = outcomes(done.output_uri, self.objects)
+        self.expected = dict(found)
+        if len(self.expected) < len(found) or done.state is not JobState.PARTIAL:
+            raise ChaosError(f"the undisturbed job {done.job_id} is {done.state}, not as it should")
+
+    def report(self, job_id: str) -> Report:
+        return report(self.store, self.objects, job_id, self.expected)
+
+    def _arm(self, plan: Plan) -> None:
+        self._number += 1
+        counts = str(self.folder / "counts")
+        self.pool.fired.clear()
+        self.pool.arm(Arming(self._number, plan.disturbances, counts, plan.bells))
+
+    def _job(self, ran: Ran, jolts: list[Jolt], name: str) -> None:
+        """One job to its end, and what befell it."""
+        output = f"{self.outputs}/{self._number}-{name}"
+        spec = spec_of(ran.plan, self.prompts, output, self.verifier, self.proposer)
+        job, _ = self.client.submit(spec)
+
+        def is_over() -> bool:
+            self._note_fired(ran, job.job_id)
+            if jolts and self._rows_done(job.job_id) >= jolts[0].at_rows:
+                jolt = jolts.pop(0)
+                self.tell(f"  {jolt.name}")
+                jolt.do()
+                ran.jolted.append(jolt.name)
+            return self.store.get_job(job.job_id).state.is_final
+
+        self.pool.until(is_over, f"the end of job {job.job_id} ({ran.plan})")
+        self._note_fired(ran, job.job_id)
+        ran.reports.append(Report(job.job_id, JobState.RUNNING, self._census(job.job_id)))
+
+    def _rows_done(self, job_id: str) -> int:
+        return self.store.progress(job_id).rows_done
+
+    def _note_fired(self, ran: Ran, job_id: str) -> None:
+        """Also in the middle of things each key is somewhere."""
+        while self.pool.fired:
+            _, fired = self.pool.fired.popleft()
+            if fired.run != self._number:
+                continue
+            disturbance = ran.plan.disturbances[fired.index]
+            ran.fired.append(disturbance)
+            counted = self._census(job_id)
+            self.tell(f"  {disturbance}: {counted}")
+            if not counted.holds and self.expected:
+                ran.unlawful.append(f"job {job_id} after {disturbance}: {counted}")
+
+    def _census(self, job_id: str) -> Census:
+        return census(self.store, self.objects, job_id, self.expected)
+
+
+@contextlib.contextmanager
+def site(
+    folder: Path,
+    broker_url: str,
+    *,
+    engine: EngineKind = "stand-in",
+    workers: int = 2,
+    database_url: str = "",
+    workspace: str = "",
+    s3_endpoint_url: str | None = None,
+    workers_s3_url: str | None = None,
+    step_sec: float = 0.0,
+    fresh: bool = False,
+    tell: Tell = lambda _: None,
+) -> Iterator[Site]:
+    """A site with its workers running, which knows what its job should give.
+
+    `fresh`: each worker process is a new interpreter instead of a fork of a warm one.
+    `workers_s3_url`: where workers find S3, when it is not where this process finds it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = Settings(
+        broker_url=broker_url,
+        database_url=database_url or f"sqlite:///{folder / 'specbatch.db'}",
+        workspace=workspace or str(folder / "work"),
+        s3_endpoint_url=workers_s3_url or s3_endpoint_url,
+        lease_sec=LEASE_SEC[engine],
+        sweep_interval_sec=0.1,
+        bell_patience_sec=0.5,
+        propose_patience_sec=4 * LEASE_SEC[engine],
+        max_attempts=1000,  # disturbances must not use up what a job has
+        kv_cache_mib=64,
+    )
+    verifier, proposer = models(folder / "models", engine)
+    prompts = write_input(folder)
+    orders = [
+        Order(
+            number=number,
+            settings=settings.model_dump(),
+            engine=engine,
+            verifier=verifier,
+            proposer=proposer,
+            log=str(folder / f"worker-{number}.log"),
+            step_sec=step_sec,
+        )
+        for number in range(workers)
+    ]
+    with contextlib.ExitStack() as stack:
+        store = make_store(settings)
+        stack.callback(store.close)
+        nursery = None
+        if not fresh:
+            nursery = Nursery()
+            stack.callback(nursery.close)
+        pool = stack.enter_context(Pool(orders, settings.lease_sec, nursery))
+        app = make_app(settings)
+        stack.callback(app.close)
+        made = Site(
+            store=store,
+            objects=Objects(s3_endpoint_url),
+            client=make_client(settings, patient(make_ring(app)), store),
+            pool=pool,
+            folder=folder,
+            outputs=f"{workspace.rstrip('/')}/outputs" if workspace else str(folder / "outputs"),
+            prompts=str(prompts),
+            verifier=verifier,
+            proposer=proposer,
+            tell=tell,
+        )
+        made.learn()
+        yield made

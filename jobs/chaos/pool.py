@@ -1,0 +1,220 @@
+"""A supervisor and its workers: the killed are started anew, the frozen thawed after their lease.
+
+Nothing here waits for time to pass: the pool's owner calls `turn` until what it waits for is there,
+and a turn ends as soon as a worker says something or ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from types import TracebackType
+
+from specbatch.jobs.chaos.nursery import Nursery
+from specbatch.jobs.chaos.orders import NOTHING, Arming, Ask, Busy, Fired, IsArmed, Order, Ready
+from specbatch.jobs.chaos.plan import Deed
+from specbatch.schemas.errors import SpecbatchError
+
+PATIENCE_SEC = 120.0  # for anything that is waited for
+TURN_SEC = 0.02  # the longest turn without an event: then the store is looked at
+FROZEN_LEASES = 1.6  # a frozen worker is thawed after so many leases
+_MOST_EARLY_ENDS = 20  # of workers that never got to work
+
+
+class ChaosError(SpecbatchError):
+    """The harness cannot go on; the message says what it waited for."""
+
+
+@dataclass(slots=True)
+class Member:
+    """One of the pool's places, and the process that fills it now."""
+
+    order: Order
+    pid: int
+    connection: Connection
+    process: subprocess.Popen[bytes] | None = None  # None: the nursery's child
+    ready: bool = False
+    armed: int | None = None  # the run that it is armed for
+    busy: int | None = None  # tasks in hand; None: it was asked, or never
+    thaw_at: float | None = None  # on the monotonic clock; None: it is not frozen
+
+    def signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def send(self, message: Arming | Ask) -> None:
+        with contextlib.suppress(OSError):  # it has just ended: its successor is told at its start
+            self.connection.send(message)
+
+
+class Pool:
+    """Workers of one store and one broker. One thread at a time."""
+
+    def __init__(
+        self, orders: list[Order], lease_sec: float, nursery: Nursery | None = None
+    ) -> None:
+        """With a `nursery` workers are forked from it, else each is a fresh interpreter."""
+        self._orders = orders
+        self._lease_sec = lease_sec
+        self._nursery = nursery
+        self._arming = NOTHING
+        self._members: list[Member] = []
+        self._early_ends = 0
+        self.restarts = 0
+        self.fired: deque[tuple[Member, Fired]] = deque()  # for the owner to take out
+
+    def __enter__(self) -> Pool:
+        self._members = [self._start(order) for order in self._orders]
+        self.until(lambda: all(m.ready for m in self._members), "the workers to be ready")
+        return self
+
+    def __exit__(
+        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
+    ) -> None:
+        for member in self._members:
+            member.signal(signal.SIGKILL)
+        for member in self._members:
+            self._bury(member)
+
+    @property
+    def pids(self) -> list[int]:
+        return [member.pid for member in self._members]
+
+    def arm(self, arming: Arming) -> None:
+        """Have all workers know what is to happen; those that come later, too."""
+        self._arming = arming
+        self.thaw_all()
+        for member in self._members:
+            member.send(arming)
+        self.until(
+            lambda: all(m.armed == arming.run for m in self._members), "the workers to be armed"
+        )
+
+    def settle(self) -> None:
+        """Thaw all, and take turns until no worker has a task in hand."""
+        self.thaw_all()
+        for member in self._members:
+            member.busy = None
+            member.send(Ask())
+        self.until(self._all_idle, "the workers to be idle")
+
+    def _all_idle(self) -> bool:
+        for member in self._members:
+            if member.busy:  # ask again
+                member.busy = None
+                member.send(Ask())
+        return all(m.busy == 0 for m in self._members)
+
+    def disturb(self, number: int, deed: Deed) -> None:
+        """Kill or freeze a worker from outside, wherever it is."""
+        member = self._members[number]
+        member.signal(signal.SIGKILL if deed is Deed.KILL else signal.SIGSTOP)
+        if deed is Deed.FREEZE:
+            self._note_frozen(member)
+
+    def thaw_all(self) -> None:
+        for member in self._members:
+            self._thaw(member)
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Take turns until `condition()`. Raises `ChaosError` when it does not come about."""
+        deadline = time.monotonic() + PATIENCE_SEC
+        while not condition():
+            self.turn()
+            if time.monotonic() > deadline:
+                raise ChaosError(f"waited in vain for {what}; {self._last_words()}")
+
+    def turn(self) -> None:
+        """Take in what workers say and how they end; start and thaw those that are due."""
+        connections = {member.connection: member for member in self._members}
+        for connection in wait(list(connections), self._turn_sec()):
+            assert isinstance(connection, Connection)
+            self._hear(connections[connection])
+        now = time.monotonic()
+        for member in self._members:
+            if member.thaw_at is not None and now >= member.thaw_at:
+                self._thaw(member)
+
+    def _turn_sec(self) -> float:
+        thaws = [m.thaw_at - time.monotonic() for m in self._members if m.thaw_at is not None]
+        return max(0.0, min([TURN_SEC, *thaws]))
+
+    def _hear(self, member: Member) -> None:
+        try:
+            event = member.connection.recv()
+        except (EOFError, OSError):
+            self._replace(member)
+            return
+        match event:
+            case Ready():
+                member.ready = True
+            case IsArmed(run):
+                member.armed = run
+            case Busy(tasks):
+                member.busy = tasks
+            case Fired() as fired:
+                self.fired.append((member, fired))
+                if self._may_be_frozen(fired):
+                    self._note_frozen(member)
+
+    def _may_be_frozen(self, fired: Fired) -> bool:
+        """To thaw one that is not does no harm; of a run that is over, nothing is known here."""
+        over = fired.run != self._arming.run
+        return over or self._arming.disturbances[fired.index].deed is Deed.FREEZE
+
+    def _note_frozen(self, member: Member) -> None:
+        member.thaw_at = time.monotonic() + FROZEN_LEASES * self._lease_sec
+
+    def _thaw(self, member: Member) -> None:
+        if member.thaw_at is not None:
+            member.thaw_at = None
+            member.signal(signal.SIGCONT)
+
+    def _replace(self, member: Member) -> None:
+        """As a supervisor does: a worker that ended is started anew."""
+        self._bury(member)
+        self.restarts += 1
+        self._early_ends = 0 if member.ready else self._early_ends + 1
+        if self._early_ends > _MOST_EARLY_ENDS:
+            raise ChaosError(f"the workers end before they work; {self._last_words()}")
+        self._members[self._members.index(member)] = self._start(member.order)
+
+    def _bury(self, member: Member) -> None:
+        """Wait until its process is gone."""
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                member.connection.recv()
+        member.connection.close()
+        if member.process is not None:
+            member.process.wait()
+
+    def _start(self, order: Order) -> Member:
+        order = replace(order, arming=self._arming)
+        if self._nursery is not None:
+            pid, connection = self._nursery.start(order)
+            return Member(order, pid, connection, armed=self._arming.run, busy=0)
+        ours, theirs = Pipe()
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "specbatch.jobs.chaos.worker", str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+            )
+        ours.send(order)
+        return Member(order, process.pid, ours, process, armed=self._arming.run, busy=0)
+
+    def _last_words(self) -> str:
+        """The ends of the workers' logs."""
+        logs = {Path(order.log) for order in self._orders}
+        ends = [f"{p.name}: {p.read_text(errors='replace')[-1500:]}" for p in logs if p.exists()]
+        return "\n".join(["the workers' last words:", *ends])

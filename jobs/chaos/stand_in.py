@@ -1,0 +1,247 @@
+"""An engine without a model: its tokens come from a hash, so what a job should give is known.
+
+    token(i) = hash(seed, prompt ids, i)   below the vocabulary's size; the log-probability alike
+
+Batches, drafts, retries and other workers change nothing of it, as with the real engine. It stands
+behind the real service, so tickets, cancelling and closing are those of every worker. It imports no
+torch. Temperature, penalties and grammars are ignored.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable
+from hashlib import blake2b
+
+from specbatch.pipeline.engine.block_proposer import Wanted
+from specbatch.pipeline.engine.draft_names import pins_of
+from specbatch.pipeline.engine.model_folder import ModelFolder
+from specbatch.pipeline.engine.sequence import Completion, Request, Sequence
+from specbatch.pipeline.engine.service import EngineService
+from specbatch.pipeline.engine.stats import EngineStats
+from specbatch.pipeline.policy.journal import Lessons
+from specbatch.pipeline.policy.knowledge import Knowledge
+from specbatch.schemas.records import FinishReason
+from specbatch.schemas.spec import EngineSpec
+from specbatch.schemas.speculation import AcceptanceCount
+from specbatch.schemas.speculation_spec import SpeculationSpec
+
+MAX_SEQUENCES = 64
+AUTO_DEPTH = 4  # draft tokens per step where a job leaves it to the engine
+REFUSED = ord("~")  # a prompt that begins with it ends with an error, like one that cannot be run
+_PER_HASH = 8  # tokens decided by one hash of 64 bytes
+_PAIR = struct.Struct("<II")
+
+
+class Law:
+    """The tokens of one request. A draft model's law is another one in some places."""
+
+    def __init__(self, request: Request, vocab_size: int, agreement: float = 1.0) -> None:
+        """`agreement`: the share of places at which it says what the verifier says."""
+        seeded = blake2b(request.seed.to_bytes(8, "little"), digest_size=32)
+        seeded.update(array("q", request.prompt_ids).tobytes())
+        self._key = seeded.digest()
+        self._vocab_size = vocab_size
+        self._agreement = agreement
+        self._hashed = (-1, b"")
+
+    def at(self, position: int) -> tuple[int, float]:
+        """(token id, log-probability) of an output position; the latter is exact in 32 bits."""
+        number, place = divmod(position, _PER_HASH)
+        if self._hashed[0] != number:
+            self._hashed = (number, blake2b(number.to_bytes(8, "little"), key=self._key).digest())
+        word, chance = _PAIR.unpack_from(self._hashed[1], place * _PAIR.size)
+        if self._agreement < 1.0 and chance >= self._agreement * 2**32:
+            word += 1
+        return word % self._vocab_size, -(chance >> 8) / 2**22
+
+
+class StandInEngine:
+    """Continuous batching of up to `max_sequences`; a step takes `step_sec`, or until `pause`."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        context_tokens: int,
+        max_sequences: int = MAX_SEQUENCES,
+        step_sec: float = 0.0,
+        agreement: float = 1.0,
+        pause: threading.Event | None = None,
+    ) -> None:
+        """The vocabulary's last token ends a text. `pause` set: no step waits any more."""
+        self.stats = EngineStats()
+        self.knowledge = Knowledge()
+        self._vocab_size = vocab_size
+        self._context_tokens = context_tokens
+        self._max_sequences = max_sequences
+        self._step_sec = step_sec
+        self._agreement = agreement
+        self._pause = pause or threading.Event()
+        self._waiting: deque[Sequence] = deque()
+        self._running: dict[Sequence, Law] = {}  # in the order of their arrival
+        self._hints: dict[str, tuple[int, tuple[int, ...]]] = {}  # request id: place, tokens
+        self._refused: list[Completion] = []
+
+    @property
+    def idle(self) -> bool:
+        return not (self._waiting or self._running or self._refused)
+
+    def prime(self, job: str, counts: Iterable[AcceptanceCount]) -> None:
+        """Nothing is estimated here."""
+
+    def lessons(self, job: str) -> Lessons:  # noqa: ARG002 - every job taught the same: nothing
+        return Lessons()
+
+    def wanted(self) -> list[Wanted]:
+        return []
+
+    def add(self, request: Request) -> None:
+        eos = set() if request.params.ignore_eos else {self._vocab_size - 1}
+        prompt = len(request.prompt_ids)
+        sequence = Sequence(
+            request=request,
+            stop_ids=frozenset(eos | set(request.params.stop_token_ids)),
+            max_length=min(self._context_tokens, prompt + request.params.max_tokens),
+        )
+        if not prompt or request.prompt_ids[0] == REFUSED:
+            sequence.error = "the stand-in refuses this prompt"
+        elif sequence.remaining <= 0:
+            sequence.error = f"prompt of {prompt} tokens leaves no room for output"
+        if sequence.error is not None:
+            self._refused.append(self._end(sequence, FinishReason.ERROR))
+            return
+        self._waiting.append(sequence)
+
+    def cancel(self, matches: Callable[[Request], bool]) -> list[Completion]:
+        dropped = [s for s in (*self._running, *self._waiting) if matches(s.request)]
+        return [self._end(s, FinishReason.CANCELLED) for s in dropped]
+
+    @property
+    def begun(self) -> list[Sequence]:
+        return [*self._running, *self._waiting]
+
+    def unstarted(self) -> list[str]:
+        return [s.request.request_id for s in self._waiting]
+
+    def hint(self, request_id: str, position: int, token_ids: tuple[int, ...]) -> None:
+        if any(s.request.request_id == request_id for s in self._running):
+            self._hints[request_id] = (position, token_ids)
+            self.stats.hints_followed += 1
+
+    def step(self) -> list[Completion]:
+        """One token or more for each of the batch; those that ended."""
+        refused, self._refused = self._refused, []
+        while self._waiting and len(self._running) < self._max_sequences:
+            sequence = self._waiting.popleft()
+            self._running[sequence] = Law(sequence.request, self._vocab_size, self._agreement)
+        if not self._running:
+            return refused
+        if self._step_sec:
+            self._pause.wait(self._step_sec)
+        self.stats.steps += 1
+        self.stats.busy_sec += self._step_sec
+        for sequence, law in self._running.items():
+            self._decide(sequence, law)
+        ended = [s for s in self._running if s.finish_reason is not None]
+        return refused + [self._end(s, s.finish_reason or FinishReason.ERROR) for s in ended]
+
+    def _decide(self, sequence: Sequence, law: Law) -> None:
+        """Own tokens as far as the draft agrees, and one more."""
+        at = sequence.num_output
+        draft = self._draft(sequence, at)
+        tokens, logprobs = [], []
+        for place in range(len(draft) + 1):
+            token, logprob = self._allowed(sequence, law, at + place)
+            tokens.append(token)
+            logprobs.append(logprob)
+            if place == len(draft) or draft[place] != token:
+                break
+        before = sequence.num_output
+        sequence.accept(draft, tokens, logprobs)
+        sequence.compute_sec += self._step_sec / self._max_sequences  # its share of a full batch
+        self.stats.verifier_passes += 1
+        self.stats.proposed += len(draft)
+        self.stats.accepted += len(tokens) - 1
+        self.stats.generated_tokens += sequence.num_output - before
+
+    def _draft(self, sequence: Sequence, at: int) -> list[int]:
+        """What somebody wrote ahead for the next places, as deep as the job has it."""
+        request = sequence.request
+        depth = AUTO_DEPTH if request.depth is None else request.depth
+        if request.max_depth is not None:
+            depth = min(depth, request.max_depth)
+        depth = min(depth, sequence.remaining - 1)
+        begin, block = self._hints.get(request.request_id, (0, request.draft_ids))
+        return list(block[at - begin : at - begin + depth]) if at >= begin and depth > 0 else []
+
+    def _allowed(self, sequence: Sequence, law: Law, position: int) -> tuple[int, float]:
+        """The law's token; the next one that ends nothing where it is too early for an end."""
+        token, logprob = law.at(position)
+        if position < sequence.request.params.min_tokens:
+            while token in sequence.stop_ids:
+                token = (token + 1) % self._vocab_size
+        return token, logprob
+
+    def _end(self, sequence: Sequence, reason: FinishReason) -> Completion:
+        sequence.finish_reason = reason
+        if self._running.pop(sequence, None) is None and sequence in self._waiting:
+            self._waiting.remove(sequence)
+        self._hints.pop(sequence.request.request_id, None)
+        self.stats.finished += 1
+        return sequence.completion()
+
+
+class StandInHost:
+    """Such an engine as a worker process has it, whatever dtype or weights a job asks for."""
+
+    def __init__(
+        self,
+        verifier: ModelFolder,
+        proposer: ModelFolder | None = None,
+        *,
+        max_sequences: int = MAX_SEQUENCES,
+        step_sec: float = 0.0,
+        agreement: float = 1.0,
+    ) -> None:
+        """`verifier`: the model it stands in for; a propose worker's has an `agreement` below 1."""
+        self.verifier = verifier
+        self.proposer = proposer
+        self._pause = threading.Event()
+        self._service = EngineService(
+            lambda: StandInEngine(
+                verifier.vocab_size,
+                verifier.context_tokens,
+                max_sequences,
+                step_sec,
+                agreement,
+                self._pause,
+            ),
+            name="stand-in",
+        )
+
+    def service(self, spec: EngineSpec) -> EngineService:  # noqa: ARG002 - there is only one
+        return self._service
+
+    def pins(self, wanted: SpeculationSpec) -> dict[str, str]:
+        refs = [] if self.proposer is None else [self.proposer.ref]
+        return pins_of(wanted.routes, refs) if wanted.enabled else {}
+
+    def check(self) -> None:
+        self._service.check()
+
+    def cancel(self, job_id: str) -> None:
+        self._service.cancel(job_id)
+
+    def hint(self, request_id: str, position: int, token_ids: tuple[int, ...]) -> None:
+        self._service.hint(request_id, position, token_ids)
+
+    @property
+    def stats(self) -> list[EngineStats]:
+        return [self._service.stats]
+
+    def close(self) -> None:
+        self._pause.set()
+        self._service.close()

@@ -1,0 +1,148 @@
+"""A worker process that can be disturbed: the ordinary worker, its crash points armed.
+
+    python -m specbatch.jobs.chaos.worker DESCRIPTOR
+
+`DESCRIPTOR` is an inherited end of a pipe. Its `Order` comes through it (so no password is among
+the arguments), then an `Arming` per run; what befalls it is told through it beforehand. When the
+other end is gone, so is the worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from celery.signals import worker_ready
+from celery.worker import state
+
+from specbatch.jobs.chaos import stand_in_model
+from specbatch.jobs.chaos.bells import UnrulyRing
+from specbatch.jobs.chaos.faults import Armed
+from specbatch.jobs.chaos.orders import Arming, Ask, Busy, Event, Fired, IsArmed, Order, Ready
+from specbatch.jobs.chaos.stand_in import StandInHost
+from specbatch.pipeline.bootstrap import Models
+from specbatch.pipeline.client import Ring
+from specbatch.pipeline.engine.model_folder import ModelFolder
+from specbatch.schemas import crash_points
+from specbatch.schemas.errors import DeviceLostError
+from specbatch.schemas.settings import Settings
+from specbatch.workers.lifecycle import run_worker
+
+AGREEMENT = 0.8  # of the stand-in's draft model
+
+
+@dataclass(slots=True)
+class Line:
+    """This process's end of the pipe. Thread-safe."""
+
+    connection: Connection
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def tell(self, event: Event) -> None:
+        with self.lock, contextlib.suppress(OSError):  # nobody listens: the end is near
+            self.connection.send(event)
+
+    def listen(self, armed: Armed, bells: Bells) -> None:
+        """Take what comes until the other end is gone; then this process goes, too."""
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                message: Arming | Ask = self.connection.recv()
+                if isinstance(message, Ask):
+                    self.tell(Busy(len(state.reserved_requests)))
+                    continue
+                armed.arm(message)
+                bells.seed(message.bells)
+                self.tell(IsArmed(message.run))
+        os._exit(1)
+
+
+class Bells:
+    """The unruly ring, once the worker has made it."""
+
+    def __init__(self) -> None:
+        self._ring: UnrulyRing | None = None
+        self._seed: int | None = None
+
+    def seed(self, seed: int | None) -> None:
+        self._seed = seed
+        if self._ring is not None:
+            self._ring.seed(seed)
+
+    def through(self, ring: Ring) -> Ring:
+        self._ring = UnrulyRing(ring)
+        self._ring.seed(self._seed)
+        return self._ring
+
+
+def work(order: Order, connection: Connection) -> int:
+    """Be the worker until somebody ends it; the exit code."""
+    _write_to(Path(order.log))
+    tempfile.tempdir = str(Path(order.log).parent)  # what a killed one leaves there goes with it
+    line, bells = Line(connection), Bells()
+    settings = Settings(**order.settings)
+    armed = Armed(
+        order.number,
+        settings.store_url.startswith("postgres"),
+        lambda run, index: line.tell(Fired(run, index)),
+    )
+    armed.arm(order.arming)
+    bells.seed(order.arming.bells)
+    crash_points.arm(armed)
+    listener = threading.Thread(target=line.listen, args=(armed, bells), daemon=True)
+    listener.start()
+    worker_ready.connect(lambda **_: line.tell(Ready()), weak=False)
+    try:
+        run_worker(
+            settings,
+            order.kinds,
+            order.verifier,
+            (order.proposer,) if order.proposer else (),
+            order.concurrency,
+            instead=models_of(order) if order.engine == "stand-in" else None,
+            through=bells.through,
+        )
+    except DeviceLostError as error:
+        return error.exit_code
+    return 0
+
+
+def models_of(order: Order) -> Models:
+    """The stand-in for the verifier, and one that guesses for the draft model."""
+
+    def engines(model: ModelFolder, beside: ModelFolder | None) -> StandInHost:
+        agreement = AGREEMENT if model.ref == order.proposer else 1.0
+        return StandInHost(model, beside, step_sec=order.step_sec, agreement=agreement)
+
+    return Models(engines, stand_in_model.codec)
+
+
+def _write_to(log: Path) -> None:
+    """Standard output and error go to the end of a file, and so do log lines."""
+    with log.open("ab") as stream:
+        os.dup2(stream.fileno(), 1)
+        os.dup2(stream.fileno(), 2)
+    logging.basicConfig(
+        level=logging.WARNING,
+        format=f"%(asctime)s {os.getpid()} %(levelname)s %(message)s",
+        stream=sys.stderr,
+        force=True,
+    )
+    logging.getLogger("specbatch").setLevel(logging.INFO)
+
+
+def main(arguments: list[str]) -> int:
+    """The entry of a process of its own."""
+    connection: Connection = Connection(int(arguments[0]))
+    order: Order = connection.recv()
+    return work(order, connection)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,160 @@
+"""A worker in this process, driven by hand: no broker, and a clock that tests move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ledger.builders import Clock
+
+from specbatch.jobs.chaos import stand_in_model
+from specbatch.jobs.chaos.conservation import Key, Outcome, Report, outcomes, report
+from specbatch.jobs.chaos.job import models, spec_of, write_input
+from specbatch.jobs.chaos.orders import EngineKind
+from specbatch.jobs.chaos.plan import Plan
+from specbatch.jobs.chaos.stand_in import StandInHost
+from specbatch.pipeline.bootstrap import KINDS, Models, Worker, make_client, make_worker
+from specbatch.pipeline.engine.model_folder import ModelFolder
+from specbatch.pipeline.ingest.objects import Objects
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.ledger.migrate import open_store
+from specbatch.schemas import crash_points
+from specbatch.schemas.crash_points import CrashPoint
+from specbatch.schemas.records import Bell
+from specbatch.schemas.settings import Settings
+
+LEASE_SEC = 60.0
+PLAIN = Plan(0, (), group_size=4, writes_ahead=True)
+_MOST_ROUNDS = 300
+
+
+class Died(BaseException):
+    """The thread ends here as in a crash: nobody gives anything back."""
+
+
+def _silent(_: Bell) -> None:
+    """Units are found in the store."""
+
+
+@dataclass
+class Shop:
+    """One store, one folder, any number of workers."""
+
+    folder: Path
+    store: Store
+    clock: Clock
+    engine: EngineKind = "stand-in"
+    workers: list[Worker] = field(default_factory=list)
+    objects: Objects = field(default_factory=Objects)
+    expected: dict[Key, Outcome] = field(default_factory=dict)
+    _jobs: int = 0
+
+    def __post_init__(self) -> None:
+        self.prompts = str(write_input(self.folder))
+        self.verifier, self.proposer = models(self.folder / "models", self.engine)
+        self.settings = Settings(
+            workspace=str(self.folder / "work"),
+            lease_sec=LEASE_SEC,
+            max_attempts=100,
+            kv_cache_mib=64,
+        )
+
+    def hire(self) -> Worker:
+        """One more worker, of all kinds."""
+        worker = make_worker(
+            self.settings,
+            KINDS,
+            _silent,
+            self.verifier,
+            self.proposer,
+            store=self.store,
+            instead=self._models() if self.engine == "stand-in" else None,
+        )
+        self.workers.append(worker)
+        return worker
+
+    def submit(self, plan: Plan = PLAIN) -> str:
+        """A new job of the plan's shape; its id."""
+        self._jobs += 1
+        output = str(self.folder / "outputs" / str(self._jobs))
+        spec = spec_of(plan, self.prompts, output, self.verifier, self.proposer)
+        job, _ = make_client(self.settings, _silent, self.store).submit(spec)
+        return job.job_id
+
+    def drain(self, job_id: str, worker: Worker | None = None) -> None:
+        """Do what is due until the job has ended; where nothing is, a lease has to run out."""
+        worker = worker or self.workers[0]
+        for _ in range(_MOST_ROUNDS):
+            if self.store.get_job(job_id).state.is_final:
+                return
+            due = [bell for bell in self.store.due() if bell.job_id == job_id]
+            for bell in due[:1]:
+                attempt(worker, bell)
+            if not due:
+                self.clock.advance(LEASE_SEC + 1)
+        raise AssertionError(f"job {job_id} does not end: {self.store.due()}")
+
+    def do_next(self, job_id: str, worker: Worker | None = None) -> Bell:
+        """One unit of what is due; which."""
+        bell = next(bell for bell in self.store.due() if bell.job_id == job_id)
+        attempt(worker or self.workers[0], bell)
+        return bell
+
+    def learn(self) -> None:
+        """What the job gives when nothing is in its way."""
+        job_id = self.submit()
+        self.drain(job_id)
+        self.expected = dict(outcomes(self.store.get_job(job_id).output_uri, self.objects))
+
+    def report(self, job_id: str) -> Report:
+        return report(self.store, self.objects, job_id, self.expected)
+
+    def close(self) -> None:
+        for worker in self.workers:
+            for host in worker.engines:
+                host.close()
+            worker.keeper.close()
+            if worker.knowledge is not None:
+                worker.knowledge.close()
+
+    def _models(self) -> Models:
+        def engines(model: ModelFolder, beside: ModelFolder | None) -> StandInHost:
+            agreement = 0.8 if model.ref == self.proposer else 1.0
+            return StandInHost(model, beside, agreement=agreement)
+
+        return Models(engines, stand_in_model.codec)
+
+
+def attempt(worker: Worker, bell: Bell) -> None:
+    """As a task does it: whatever is raised, the next one comes."""
+    try:
+        worker.stages.run(bell.stage, bell.job_id, bell.group_index)
+    except (Exception, Died):
+        return
+
+
+@contextmanager
+def shop(folder: Path, engine: EngineKind = "stand-in") -> Iterator[Shop]:
+    """On SQLite, with one worker, and knowing what its job gives."""
+    clock = Clock()
+    url = f"sqlite:///{folder / 'specbatch.db'}"
+    with closing(open_store(url, max_attempts=100, clock=clock)) as store:
+        made = Shop(folder, store, clock, engine)
+        try:
+            made.hire()
+            made.learn()
+            yield made
+        finally:
+            made.close()
+
+
+@contextmanager
+def armed(what: Callable[[CrashPoint], None]) -> Iterator[None]:
+    """`what` is called at the crash points of this process inside the block."""
+    crash_points.arm(what)
+    try:
+        yield
+    finally:
+        crash_points.arm(None)

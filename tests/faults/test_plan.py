@@ -1,0 +1,141 @@
+"""Plans come from their seeds alone, and together they leave nothing out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from specbatch.jobs.chaos.bells import UnrulyRing
+from specbatch.jobs.chaos.faults import Armed, count, errors_at
+from specbatch.jobs.chaos.orders import Arming
+from specbatch.jobs.chaos.plan import DEEDS, POINTS, Deed, Disturbance, plan_of
+from specbatch.schemas.crash_points import CrashPoint
+from specbatch.schemas.errors import ObjectError
+from specbatch.schemas.records import Bell, Stage
+
+
+def test_a_seed_gives_one_plan() -> None:
+    plans = [plan_of(seed, 2) for seed in range(50)]
+    assert plans == [plan_of(seed, 2) for seed in range(50)]
+    assert len(set(plans)) == len(plans)
+
+
+@pytest.mark.parametrize("begin", [0, 7, 1000])
+def test_any_thirty_seeds_in_a_row_have_every_deed_at_every_point(begin: int) -> None:
+    first = [plan_of(seed, 2).disturbances[0] for seed in range(begin, begin + 30)]
+    assert {(d.point, d.deed) for d in first} == {(p, d) for p in POINTS for d in DEEDS}
+    assert set(POINTS) == set(CrashPoint)
+
+
+def test_plans_vary_in_all_they_have() -> None:
+    plans = [plan_of(seed, 3) for seed in range(200)]
+    assert {p.group_size for p in plans} == {3, 4, 6}
+    assert {p.writes_ahead for p in plans} == {True, False}
+    assert any(p.bells is None for p in plans)
+    assert any(p.bells is not None for p in plans)
+    assert {d.worker for p in plans for d in p.disturbances} == {None, 0, 1, 2}
+    assert {len(p.disturbances) for p in plans} == {1, 2, 3}
+    for plan in plans:
+        drafts = any(d.point is CrashPoint.DRAFT_WRITE for d in plan.disturbances)
+        assert plan.writes_ahead or not drafts, "it could not be reached"
+
+
+def test_a_plan_says_what_it_does() -> None:
+    d = Disturbance(CrashPoint.UPLOAD, Deed.FREEZE, nth=2, worker=1)
+    assert str(d) == "freeze worker 1 at upload, time 2"
+    assert str(plan_of(3, 2)).startswith("seed 3: kill ")
+
+
+# --- in the worker --------------------------------------------------------------------------
+def test_places_are_counted_over_all_workers(tmp_path: Path) -> None:
+    told: list[tuple[int, int, int]] = []
+    d = Disturbance(CrashPoint.LEASE, Deed.BREAK, nth=3)
+    workers = [
+        Armed(n, on_postgres=False, tell=lambda run, index, n=n: told.append((n, run, index)))
+        for n in range(2)
+    ]
+    for worker in workers:
+        worker.arm(Arming(7, (d,), str(tmp_path)))
+    workers[0](CrashPoint.LEASE)
+    workers[1](CrashPoint.ACK)
+    workers[1](CrashPoint.LEASE)
+    with pytest.raises(Exception, match="did not answer"):
+        workers[0](CrashPoint.LEASE)
+    workers[1](CrashPoint.LEASE)
+    assert told == [(0, 7, 0)]
+
+
+def test_a_disturbance_of_one_worker_leaves_the_others_alone(tmp_path: Path) -> None:
+    d = Disturbance(CrashPoint.UPLOAD, Deed.BREAK, worker=1)
+    other, meant = (Armed(n, on_postgres=False, tell=lambda *_: None) for n in (0, 1))
+    for worker in (other, meant):
+        worker.arm(Arming(1, (d,), str(tmp_path)))
+    other(CrashPoint.UPLOAD)
+    with pytest.raises(ObjectError, match="no space left"):
+        meant(CrashPoint.UPLOAD)
+    meant.arm(Arming(2, (), str(tmp_path)))
+    meant(CrashPoint.UPLOAD)
+
+
+def test_numbers_are_given_out_once(tmp_path: Path) -> None:
+    assert [count(tmp_path / "a") for _ in range(3)] == [1, 2, 3]
+    assert count(tmp_path / "b") == 1
+
+
+@pytest.mark.parametrize("on_postgres", [False, True], ids=["sqlite", "postgres"])
+def test_every_point_has_an_error_of_its_own_kind(on_postgres: bool) -> None:
+    for point in CrashPoint:
+        assert errors_at(point, on_postgres)
+    once, for_good = errors_at(CrashPoint.SQL_COMMIT, on_postgres)
+    from specbatch.pipeline.ledger.transactions import is_transient
+
+    assert is_transient(once)
+    assert not is_transient(for_good)
+
+
+# --- bells ----------------------------------------------------------------------------------
+def bells(number: int) -> list[Bell]:
+    return [Bell("job00000000000001", Stage.VERIFY, index) for index in range(number)]
+
+
+def test_unruly_bells_are_doubled_held_back_and_changed_in_order() -> None:
+    heard: list[Bell] = []
+    ring = UnrulyRing(heard.append)
+    ring.seed(5)
+    for bell in bells(100):
+        ring(bell)
+    times = Counter(heard)
+    assert len(times) > 90, "most come in the end"
+    assert max(times.values()) > 1, "some are doubled"
+    order = [bell.group_index or 0 for bell in heard]
+    assert order != sorted(order)
+    late = [number for at, number in enumerate(order) if number < max(order[: at + 1]) - 2]
+    assert late, "some come long after others"
+
+
+def test_the_same_seed_rings_alike_and_none_rings_as_it_is() -> None:
+    def ring_all(seed: int | None) -> list[Bell]:
+        heard: list[Bell] = []
+        ring = UnrulyRing(heard.append)
+        ring.seed(seed)
+        for bell in bells(30):
+            ring(bell)
+        return heard
+
+    assert ring_all(None) == bells(30)
+    assert ring_all(1) == ring_all(1) != ring_all(2)
+
+
+def test_what_was_held_back_comes_with_the_next_bell_when_all_is_calm_again() -> None:
+    heard: list[Bell] = []
+    ring = UnrulyRing(heard.append)
+    ring.seed(3)
+    for bell in bells(20):
+        ring(bell)
+    ring.seed(None)
+    last = Bell("job00000000000001", Stage.RECORD, 0)
+    ring(last)
+    assert heard[-1] == last
+    assert set(bells(20)) <= set(heard)

@@ -1,0 +1,169 @@
+"""What workers lean on gives way: Redis forgets or restarts, PostgreSQL restarts, S3 answers badly.
+
+Jobs are a little slower here (the stand-in takes its time), so that it happens in their midst.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from conftest import S3
+
+from specbatch.jobs.chaos.harness import Jolt, Ran, Site, site
+from specbatch.jobs.chaos.plan import Deed, Disturbance, Plan
+from specbatch.pipeline.ingest.objects import Objects
+from specbatch.schemas.crash_points import CrashPoint
+from specbatch.schemas.errors import ObjectError
+from support.faulty_s3 import Fault, FaultyS3, Seeded
+from support.rabbit import PrivateRabbit
+from support.servers import PrivatePostgres, PrivateRedis
+
+STEP_SEC = 0.01
+
+
+def plan(seed: int, *disturbances: Disturbance) -> Plan:
+    return Plan(seed, disturbances, group_size=3, writes_ahead=True, bells=seed)
+
+
+def held(ran: Ran) -> None:
+    assert ran.violations == []
+    assert not ran.missed
+
+
+@contextmanager
+def over(folder: Path, broker_url: str, **values: str) -> Iterator[Site]:
+    with site(folder / "site", broker_url, step_sec=STEP_SEC, **values) as made:  # type: ignore[arg-type]  # only the urls are given
+        yield made
+
+
+# --- brokers --------------------------------------------------------------------------------
+def test_redis_forgets_everything(own_redis: PrivateRedis, tmp_path: Path) -> None:
+    with over(tmp_path, own_redis.url) as here:
+        for seed in range(3):
+            flushes = [
+                Jolt("FLUSHALL", lambda: forget(own_redis), at_rows=rows) for rows in (0, 1, 6)
+            ]
+            ran = here.run(plan(seed), flushes)
+            held(ran)
+            assert len(ran.jolted) == 3
+
+
+def forget(redis: PrivateRedis) -> None:
+    assert redis.talk("FLUSHALL") == "+OK"
+
+
+def test_redis_crashes_and_comes_back_empty(own_redis: PrivateRedis, tmp_path: Path) -> None:
+    def crash() -> None:
+        own_redis.kill()
+        own_redis.start()
+        forget(own_redis)  # what it had kept, and what unacknowledged messages it would restore
+
+    with over(tmp_path, own_redis.url) as here:
+        kill = Disturbance(CrashPoint.VERIFY, Deed.KILL, nth=3)
+        ran = here.run(plan(1, kill), [Jolt("restart", crash, at_rows=1)])
+        held(ran)
+        assert ran.jolted == ["restart"]
+
+
+@pytest.mark.long
+def test_rabbitmq_restarts(own_rabbit: PrivateRabbit, tmp_path: Path) -> None:
+    with over(tmp_path, own_rabbit.url) as here:
+        for seed, end in enumerate((own_rabbit.kill, own_rabbit.stop)):
+
+            def restart(end: object = end) -> None:
+                assert callable(end)
+                end()
+                own_rabbit.start()
+
+            kill = Disturbance(CrashPoint.SUBMIT, Deed.KILL, nth=2)
+            ran = here.run(plan(seed, kill), [Jolt("restart", restart, at_rows=1)])
+            held(ran)
+            assert ran.jolted == ["restart"]
+
+
+# --- PostgreSQL -----------------------------------------------------------------------------
+def test_postgres_crashes_and_restarts(
+    own_postgres: PrivatePostgres, redis_url: str, tmp_path: Path
+) -> None:
+    def crash() -> None:
+        own_postgres.kill()
+        own_postgres.start()
+
+    url = own_postgres.create_database()
+    with over(tmp_path, redis_url, database_url=url) as here:
+        for seed, what in enumerate((crash, own_postgres.restart)):
+            ran = here.run(plan(seed), [Jolt("restart", what, at_rows=1)])
+            held(ran)
+            assert ran.jolted == ["restart"]
+
+
+@pytest.mark.parametrize("point", [CrashPoint.SQL_COMMIT, CrashPoint.COMMITTED])
+def test_commits_on_postgres_fail_or_their_answers_are_lost(
+    postgres_url: str, redis_url: str, tmp_path: Path, point: CrashPoint
+) -> None:
+    with over(tmp_path, redis_url, database_url=postgres_url) as here:
+        for seed, times in enumerate(((1, 4, 9), (2, 7, 12), (3, 8, 15))):
+            broken = [
+                Disturbance(point, Deed.BREAK, nth=nth, variant=i) for i, nth in enumerate(times)
+            ]
+            held(here.run(plan(seed, *broken)))
+
+
+@pytest.mark.parametrize("deed", [Deed.KILL, Deed.FREEZE])
+def test_workers_end_in_the_middle_of_a_transaction_on_postgres(
+    postgres_url: str, redis_url: str, tmp_path: Path, deed: Deed
+) -> None:
+    with over(tmp_path, redis_url, database_url=postgres_url) as here:
+        for seed, nth in enumerate((3, 8, 13)):
+            held(here.run(plan(seed, Disturbance(CrashPoint.SQL_COMMIT, deed, nth=nth))))
+
+
+# --- S3 -------------------------------------------------------------------------------------
+def test_s3_is_busy_slow_cut_off_and_truncates(s3: S3, redis_url: str, tmp_path: Path) -> None:
+    faults = Seeded(11)
+    with (
+        FaultyS3(s3.endpoint_url, faults) as proxy,
+        over(
+            tmp_path,
+            redis_url,
+            workspace=f"{s3.uri}/work",
+            s3_endpoint_url=s3.endpoint_url,
+            workers_s3_url=proxy.url,
+        ) as here,
+    ):
+        for seed in range(3):
+            held(here.run(plan(seed)))
+        held(here.run(plan(3, Disturbance(CrashPoint.UPLOAD, Deed.KILL))))
+        held(here.run(plan(4, Disturbance(CrashPoint.MANIFEST, Deed.FREEZE))))
+        assert set(faults.done) >= {*Seeded.OF_METHOD["GET"], *Seeded.OF_METHOD["PUT"]}
+
+
+def test_half_a_marker_is_noticed_and_taken_away(s3: S3) -> None:
+    with FaultyS3(s3.endpoint_url) as proxy:
+        proxy.fail(Fault.CUT_UPLOAD, "PUT")
+        objects = Objects(proxy.url)
+        with pytest.raises(ObjectError, match="did not arrive whole"):
+            objects.put_new(f"{s3.uri}/marker", b"whose job it is")
+        assert not objects.exists(f"{s3.uri}/marker")
+        assert objects.put_new(f"{s3.uri}/marker", b"whose job it is")
+
+
+# --- disks ----------------------------------------------------------------------------------
+def test_the_disk_is_full_wherever_something_is_written(redis_url: str, tmp_path: Path) -> None:
+    with over(tmp_path, redis_url) as here:
+        points = (
+            CrashPoint.ARTEFACT_WRITE,
+            CrashPoint.DRAFT_WRITE,
+            CrashPoint.UPLOAD,
+            CrashPoint.MANIFEST,
+            CrashPoint.SQL_COMMIT,
+        )
+        full = [Disturbance(p, Deed.BREAK, variant=p is CrashPoint.SQL_COMMIT) for p in points]
+        ran = here.run(plan(0, *full))
+        held(ran)
+        log = "".join(p.read_text() for p in here.folder.glob("worker-*.log"))
+        assert "no space left on device" in log
+        assert "database or disk is full" in log
