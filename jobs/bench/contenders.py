@@ -1,6 +1,7 @@
 """Who is timed, and this engine's own ways: at depth 0, and with replayed drafts.
 
-Every contender completes the same prompts greedily with exactly `NEW_TOKENS` tokens each.
+Every contender completes the same prompts greedily with exactly `NEW_TOKENS` tokens each, where
+nothing else is said.
 """
 
 from __future__ import annotations
@@ -9,14 +10,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from specbatch.jobs.bench.models import BenchModel
 from specbatch.jobs.bench.replay import ReplayProposer
 from specbatch.pipeline.engine.device import DeviceOptions, capture_for
+from specbatch.pipeline.engine.draft_model import DraftModelProposer
+from specbatch.pipeline.engine.draft_names import DRAFT_MODEL as MODEL_NAME
 from specbatch.pipeline.engine.engine import Engine
 from specbatch.pipeline.engine.loader import load_model
 from specbatch.pipeline.engine.model_folder import inspect_model
+from specbatch.pipeline.engine.proposer import Proposer
 from specbatch.pipeline.engine.runner import ModelRunner
 from specbatch.pipeline.engine.sequence import Request
 from specbatch.pipeline.policy.knowledge import Knowledge
@@ -25,6 +30,7 @@ from specbatch.schemas.records import SamplingParams
 NEW_TOKENS = 128
 OURS = "specbatch"
 DEPTH_0 = "depth 0"
+DRAFT_MODEL = "draft model"  # instead of an acceptance: real drafts
 REPLAYED = (0.0, 0.5, 0.7, 0.9)
 Prompts = list[list[int]]
 Outputs = list[list[int]]
@@ -70,18 +76,25 @@ class Ours:
         device: str = "cpu",
         exactness: str = "bitwise",
         graphs: bool = True,
+        new_tokens: int = NEW_TOKENS,
+        draft: Path | None = None,
     ) -> None:
-        self.vocab_size = model.vocab_size
-        loaded = load_model(inspect_model(str(model.folder)), dtype, exactness, device)
-        # The same prompts are completed again and again: each time in full.
-        self.runner = ModelRunner(
-            loaded,
-            kv_cache_bytes=1 << 30,
-            share_prefixes=False,
-            capture=capture_for(loaded, DeviceOptions(device, graphs)),
-        )
+        self.vocab_size, self.new_tokens = model.vocab_size, new_tokens
+
+        def runner(folder: Path) -> ModelRunner:
+            loaded = load_model(inspect_model(str(folder)), dtype, exactness, device)
+            # The same prompts are completed again and again: each time in full.
+            return ModelRunner(
+                loaded,
+                kv_cache_bytes=1 << 30,
+                share_prefixes=False,
+                capture=capture_for(loaded, DeviceOptions(device, graphs)),
+            )
+
+        self.runner = runner(model.folder)
+        self.drafting = runner(draft) if draft else None
         self.known: dict[str, list[int]] = {}
-        self.learned: dict[float | None, Knowledge] = {}
+        self.learned: dict[float | str | None, Knowledge] = {}
 
     def contenders(self, shares: Sequence[float] = REPLAYED) -> list[Contender]:
         """Depth 0 first: the others replay what it wrote."""
@@ -96,16 +109,15 @@ class Ours:
         return [Contender(DEPTH_0, OURS, self.complete), *replayed]
 
     def complete(
-        self, prompts: Prompts, depth: int | None = 0, acceptance: float | None = None
+        self, prompts: Prompts, depth: int | None = 0, acceptance: float | str | None = None
     ) -> Completed:
+        """With replayed drafts of an acceptance, with those of `DRAFT_MODEL`, or with none."""
         begun = time.perf_counter()
-        proposers: tuple[ReplayProposer, ...] = ()
-        if acceptance is not None:
-            proposers = (ReplayProposer(self.known, acceptance, self.vocab_size),)
         # An engine lives for many jobs: what one run learned of its drafts is the next one's.
         knowledge = self.learned.setdefault(acceptance, Knowledge())
+        proposers = self._proposers(acceptance, knowledge)
         engine = Engine(self.runner, proposers, len(prompts), 4096, knowledge=knowledge)
-        params = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True)
+        params = SamplingParams(max_tokens=self.new_tokens, ignore_eos=True)
         for i, prompt in enumerate(prompts):
             engine.add(Request(str(i), tuple(prompt), params, seed=i, depth=depth))
         done: dict[str, list[int]] = {}
@@ -122,3 +134,15 @@ class Ours:
             "steps": stats.steps,
         }
         return Completed(seconds, [done[str(i)] for i in range(len(prompts))], facts)
+
+    def _proposers(
+        self, acceptance: float | str | None, knowledge: Knowledge
+    ) -> tuple[Proposer, ...]:
+        if acceptance is None:
+            return ()
+        if isinstance(acceptance, str):
+            assert self.drafting is not None, "no draft model was loaded"
+            return (
+                DraftModelProposer(self.drafting, pass_time=knowledge.draft_time_of(MODEL_NAME)),
+            )
+        return (ReplayProposer(self.known, acceptance, self.vocab_size),)

@@ -2,8 +2,9 @@
 
 For each number of prompts and each acceptance: tokens per second of depth off, auto and fixed, in
 turns within one run. Drafts are replayed from the known output, each token right with the wanted
-probability; `--real` drafts with the demo's own draft model instead. What was learned of a machine
-and of a source of drafts is kept from run to run; the first run of each is not counted.
+probability; `--real` drafts with the demo's own draft model instead, `--history` from the outputs
+of the run before. What was learned of a machine and of a source of drafts is kept from run to run;
+the first run of each is not counted.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import statistics
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,31 +24,43 @@ from specbatch.jobs.bench.engine import RESULTS, machine
 from specbatch.jobs.bench.models import BenchModel, demo_model, random_model
 from specbatch.jobs.bench.replay import ReplayProposer
 from specbatch.pipeline.engine.draft_model import DraftModelProposer
+from specbatch.pipeline.engine.draft_names import DRAFT_MODEL
 from specbatch.pipeline.engine.engine import Engine
+from specbatch.pipeline.engine.history_proposer import HistoryProposer
 from specbatch.pipeline.engine.loader import load_model
 from specbatch.pipeline.engine.model_folder import inspect_model
 from specbatch.pipeline.engine.proposer import Proposer
 from specbatch.pipeline.engine.runner import ModelRunner
-from specbatch.pipeline.engine.sequence import Request
+from specbatch.pipeline.engine.sequence import Request, Route
+from specbatch.pipeline.engine.stats import EngineStats
+from specbatch.pipeline.ledger import rules
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.records import SamplingParams
+from specbatch.schemas.speculation import AcceptanceCount
 
 ACCEPTANCES = (0.0, 0.3, 0.5, 0.7, 0.9, 1.0)  # 1: the true output
 FIXED = (2, 4, 8)
+HISTORY = "history"  # the past output of the same prompt
+Source = float | str  # an acceptance, or the name of a proposer
 Mode = tuple[str, int | None]
 MODES: tuple[Mode, ...] = (("auto", None), *((str(k), k) for k in FIXED))
 OFF: Mode = ("off", 0)
 
 
 class Bed:
-    """One verifier, and drafts for it of any acceptance."""
+    """One verifier, and drafts for it of any acceptance.
+
+    What is learned is kept from run to run as the store keeps it: step times for the machine and
+    its models, acceptance for each job name, which here is the source of the drafts.
+    """
 
     def __init__(self, model: BenchModel, dtype: str, new_tokens: int) -> None:
         self.vocab_size, self.new_tokens = model.vocab_size, new_tokens
-        self._runner = self._load(model.folder, dtype)
+        self.runner = self._load(model.folder, dtype)
         self._drafting: ModelRunner | None = None
         self._folder, self._dtype = model.folder, dtype
-        self.learned: dict[float | None, Knowledge] = {}
+        self.learned = Knowledge()
+        self.priors: dict[Source, tuple[AcceptanceCount, ...]] = {}
         self.known: dict[str, list[int]] = {}
 
     @staticmethod
@@ -54,29 +68,34 @@ class Bed:
         loaded = load_model(inspect_model(str(folder)), dtype)
         return ModelRunner(loaded, kv_cache_bytes=1 << 30, share_prefixes=False)
 
-    def drafting(self, knowledge: Knowledge) -> Proposer:
-        if self._drafting is None:
-            self._drafting = self._load(self._folder.parent / "draft", self._dtype)
-        return DraftModelProposer(self._drafting, pass_time=knowledge.draft_time)
+    def proposer(self, source: Source) -> Proposer:
+        if source == DRAFT_MODEL:
+            if self._drafting is None:
+                self._drafting = self._load(self._folder.parent / "draft", self._dtype)
+            cost = self.learned.draft_time_of(DRAFT_MODEL)
+            return DraftModelProposer(self._drafting, pass_time=cost)
+        if source == HISTORY:
+            return HistoryProposer(self.vocab_size)
+        return ReplayProposer(self.known, float(source), self.vocab_size)
 
     def run(
-        self, prompts: list[list[int]], depth: int | None, acceptance: float | None
+        self, prompts: list[list[int]], at_once: int, depth: int | None, source: Source
     ) -> tuple[float, Engine]:
-        """(tokens per second, the engine); acceptance None: the draft model."""
-        knowledge = self.learned.setdefault(acceptance, Knowledge())
-        proposers: tuple[Proposer, ...] = ()
-        if depth != 0:
-            proposers = (
-                (self.drafting(knowledge),)
-                if acceptance is None
-                else (ReplayProposer(self.known, acceptance, self.vocab_size),)
-            )
+        """(tokens per second, the engine) with `at_once` sequences running."""
+        proposers = () if depth == 0 else (self.proposer(source),)
         engine = Engine(
-            self._runner, proposers, len(prompts), max_batch_tokens=4096, knowledge=knowledge
+            self.runner, proposers, at_once, max_batch_tokens=4096, knowledge=self.learned
         )
+        job = f"drafts of {source}"
+        engine.prime(job, self.priors.get(source, ()))
         params = SamplingParams(max_tokens=self.new_tokens, ignore_eos=True)
         for i, prompt in enumerate(prompts):
-            engine.add(Request(str(i), tuple(prompt), params, seed=i, depth=depth))
+            past = tuple(self.known.get(str(i), ())) if source == HISTORY else ()
+            engine.add(
+                Request(
+                    str(i), tuple(prompt), params, i, depth=depth, route=Route(job), past_ids=past
+                )
+            )
         done: dict[str, list[int]] = {}
         begun = time.perf_counter()
         while not engine.idle:
@@ -86,48 +105,86 @@ class Bed:
             self.known |= done
         else:
             assert all(done[k] == self.known[k] for k in done), "depth changed an output"
+        if depth is None:
+            self.priors[source] = _added(self.priors.get(source, ()), engine.lessons(job).counts)
         return len(prompts) * self.new_tokens / elapsed, engine
 
 
+def _added(
+    known: tuple[AcceptanceCount, ...], new: tuple[AcceptanceCount, ...]
+) -> tuple[AcceptanceCount, ...]:
+    """As the store adds them."""
+    sums = {rules.prior_key(count): count for count in known}
+    for count in new:
+        old = sums.get(rules.prior_key(count), replace(count, agreed=0.0, tested=0.0))
+        agreed, tested = rules.learned(old.agreed, old.tested, count)
+        sums[rules.prior_key(count)] = replace(count, agreed=agreed, tested=tested)
+    return tuple(sums.values())
+
+
 def measure(
-    bed: Bed, prompts: list[list[int]], acceptances: list[float | None], runs: int
+    bed: Bed, prompts: list[list[int]], at_once: int, sources: list[Source], runs: int
 ) -> list[dict[str, Any]]:
-    """One row per acceptance; the first round warms up and teaches."""
-    speeds: dict[tuple[float | None, str], list[float]] = {}
-    depths: dict[float | None, float] = {}
+    """One row per source; the first round warms up and teaches."""
+    speeds: dict[tuple[Source, str], list[float]] = {}
+    stats: dict[Source, EngineStats] = {}
     for turn in range(runs + 1):
-        for acceptance in acceptances:
+        for source in sources:
             for name, depth in (OFF, *MODES):
-                speed, engine = bed.run(prompts, depth, acceptance)
+                speed, engine = bed.run(prompts, at_once, depth, source)
                 if turn:
-                    speeds.setdefault((acceptance, name), []).append(speed)
+                    speeds.setdefault((source, name), []).append(speed)
                 if name == "auto":
-                    passes = max(engine.stats.verifier_passes, 1)
-                    depths[acceptance] = engine.stats.proposed / passes
+                    stats[source] = engine.stats
     rows = []
-    for acceptance in acceptances:
+    for source in sources:
         # Medians of ratios between neighbours in time: the machine's mood cancels out.
         ratios = {
             name: statistics.median(
                 speed / off
-                for speed, off in zip(
-                    speeds[acceptance, name], speeds[acceptance, "off"], strict=True
-                )
+                for speed, off in zip(speeds[source, name], speeds[source, "off"], strict=True)
             )
             for name, _ in MODES
         }
-        best = max([1.0, *(ratio for name, ratio in ratios.items() if name != "auto")])
+        ratios_but_auto = {"off": 1.0} | {k: r for k, r in ratios.items() if k != "auto"}
+        best = max(ratios_but_auto, key=lambda k: ratios_but_auto[k])
+        beside = [
+            auto / other
+            for auto, other in zip(speeds[source, "auto"], speeds[source, best], strict=True)
+        ]
+        passes = max(stats[source].verifier_passes, 1)
         rows.append(
             {
-                "n": len(prompts),
-                "acceptance": "draft model" if acceptance is None else acceptance,
-                "off_tokens_per_sec": round(statistics.median(speeds[acceptance, "off"]), 1),
+                "n": at_once,
+                "acceptance": source,
+                "off_tokens_per_sec": round(statistics.median(speeds[source, "off"]), 1),
                 "over_off": {name: round(ratio, 3) for name, ratio in ratios.items()},
-                "auto_over_best": round(ratios["auto"] / best, 3),
-                "auto_mean_depth": round(depths[acceptance], 2),
+                "best": best,
+                "auto_over_best": round(ratios["auto"] / ratios_but_auto[best], 3),
+                "auto_over_best_by_run": [round(ratio, 3) for ratio in beside],
+                "auto_mean_depth": round(stats[source].proposed / passes, 2),
+                "auto_mean_accepted": round(stats[source].accepted / passes, 2),
             }
         )
     return rows
+
+
+def keep(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write the rows down; those of other points, measured on the same machine, stay."""
+
+    def point(row: dict[str, Any]) -> tuple[int, Source]:
+        return row["n"], row["acceptance"]
+
+    here = machine()
+    old: list[dict[str, Any]] = []
+    if path.exists():
+        report = json.loads(path.read_text())
+        same = all(report["machine"].get(k) == v for k, v in here.items() if k != "date")
+        old = report["rows"] if same else []
+    new = {point(row) for row in rows}
+    both = sorted([*rows, *(row for row in old if point(row) not in new)], key=point)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"machine": here, "rows": both}, indent=1) + "\n")
 
 
 def main() -> None:
@@ -136,6 +193,8 @@ def main() -> None:
     parser.add_argument("--n", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64, 128])
     parser.add_argument("--acceptance", type=float, nargs="+", default=list(ACCEPTANCES))
     parser.add_argument("--real", action="store_true", help="draft with the demo's draft model")
+    parser.add_argument("--history", action="store_true", help="a re-run over its own outputs")
+    parser.add_argument("--waves", type=int, default=1, help="prompts for each sequence at once")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--runs", type=int, default=3)
@@ -150,17 +209,22 @@ def main() -> None:
         folder = arguments.work or Path(temporary)
         model = demo_model() if arguments.model == "demo" else random_model(folder)
         bed = Bed(model, arguments.dtype, arguments.new_tokens)
-        prompts = demo_prompts() if arguments.real else model.prompts(max(arguments.n))
+        most = max(arguments.n) * arguments.waves
+        prompts = demo_prompts() if arguments.real else model.prompts(most)
+        sources: list[Source] = [*arguments.acceptance]
+        suffix = ""
+        if arguments.real or arguments.history:
+            sources = [DRAFT_MODEL] if arguments.real else [HISTORY]
+            suffix = "-real" if arguments.real else "-history"
+        path = arguments.results / f"depth-{model.name}-{arguments.dtype}{suffix}.json"
         rows: list[dict[str, Any]] = []
-        name = f"depth-{model.name}-{arguments.dtype}{'-real' if arguments.real else ''}.json"
         for n in arguments.n:
-            wanted: list[float | None] = [None] if arguments.real else [*arguments.acceptance]
-            for row in measure(bed, prompts[:n], wanted, arguments.runs):
-                rows.append(row)
-                print(json.dumps(row), flush=True)
-            arguments.results.mkdir(parents=True, exist_ok=True)
-            report = {"machine": machine(), "new_tokens": arguments.new_tokens, "rows": rows}
-            (arguments.results / name).write_text(json.dumps(report, indent=1) + "\n")
+            chosen = (prompts * -(-n * arguments.waves // len(prompts)))[: n * arguments.waves]
+            for row in measure(bed, chosen, n, sources, arguments.runs):
+                size = {"new_tokens": arguments.new_tokens, "waves": arguments.waves}
+                rows.append(row | size | {"runs": arguments.runs})
+                print(json.dumps(rows[-1]), flush=True)
+            keep(path, rows)
     worst = min(rows, key=lambda row: float(row["auto_over_best"]))
     print(f"auto is at worst {worst['auto_over_best']} of the best, at {worst}")
 

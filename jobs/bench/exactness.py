@@ -24,12 +24,13 @@ from specbatch.jobs.bench.models import BenchModel, demo_model, small_model
 from specbatch.jobs.bench.replay import ReplayProposer
 from specbatch.pipeline.engine.batch import Chunk
 from specbatch.pipeline.engine.blocks import KvState
-from specbatch.pipeline.engine.engine import Engine, EngineStats
+from specbatch.pipeline.engine.engine import Engine
 from specbatch.pipeline.engine.loader import load_model
 from specbatch.pipeline.engine.model_folder import inspect_model
 from specbatch.pipeline.engine.recheck import Rechecker
 from specbatch.pipeline.engine.runner import ModelRunner
 from specbatch.pipeline.engine.sequence import Request
+from specbatch.pipeline.engine.stats import EngineStats
 from specbatch.schemas.records import SamplingParams
 
 MODES = ("bitwise", "fast")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,30 +20,66 @@ def transformers_contenders(
     model: BenchModel, dtype: torch.dtype, device: str = "cpu"
 ) -> list[Contender]:
     """Assisted generation and prompt lookup take one prompt only."""
-    from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
+    paths = Transformers(model.folder, dtype, device, draft=model.draft)
+    lookup = partial(paths.generate, prompt_lookup_num_tokens=DRAFTED)
+    assisted = partial(paths.generate, assistant_model=paths.draft)
+    return [
+        Contender("generate", ENGINE, timed(paths.generate)),
+        Contender("generate_batch", ENGINE, timed(paths.generate_batch)),
+        Contender("prompt_lookup", ENGINE, timed(lookup), only_n=1),
+        Contender("assisted", ENGINE, timed(assisted), only_n=1),
+    ]
 
-    def loaded(folder: Path) -> Any:
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
 
-    module, draft = loaded(model.folder), loaded(model.draft)
-    draft.generation_config.num_assistant_tokens = DRAFTED
-    draft.generation_config.num_assistant_tokens_schedule = "constant"
-    fixed = {
-        "do_sample": False,
-        "max_new_tokens": NEW_TOKENS,
-        "min_new_tokens": NEW_TOKENS,
-        "eos_token_id": None,
-        "pad_token_id": 0,
-    }
+class Transformers:
+    """One model in transformers, and perhaps a draft model that offers `DRAFTED` tokens a step."""
 
-    def generate(prompts: Prompts, **more: Any) -> Outputs:
-        ids = torch.tensor(prompts, device=device)
+    def __init__(
+        self,
+        folder: Path,
+        dtype: torch.dtype,
+        device: str = "cpu",
+        new_tokens: int = NEW_TOKENS,
+        draft: Path | None = None,
+    ) -> None:
+        from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()  # it warns at each `generate` of what it was given
+
+        def loaded(path: Path) -> Any:
+            return AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(device).eval()
+
+        self.module, self.device, self.new_tokens = loaded(folder), device, new_tokens
+        self.draft = loaded(draft) if draft else None
+        if self.draft is not None:
+            self.draft.generation_config.num_assistant_tokens = DRAFTED
+            self.draft.generation_config.num_assistant_tokens_schedule = "constant"
+
+    def generate(self, prompts: Prompts, **more: Any) -> Outputs:
+        """Prompts of several lengths are padded on the left."""
+        length = max(map(len, prompts))
+        ids = torch.tensor([[0] * (length - len(p)) + p for p in prompts], device=self.device)
+        mask = torch.ones_like(ids)
+        for row, prompt in zip(mask, prompts, strict=True):
+            row[: length - len(prompt)] = 0
         with torch.inference_mode():
-            out = module.generate(ids, attention_mask=torch.ones_like(ids), **fixed, **more)
-        return list(out[:, ids.shape[1] :].tolist())
+            out = self.module.generate(
+                ids,
+                attention_mask=mask,
+                do_sample=False,
+                max_new_tokens=self.new_tokens,
+                min_new_tokens=self.new_tokens,
+                eos_token_id=None,
+                pad_token_id=0,
+                **more,
+            )
+        return list(out[:, length:].tolist())
 
-    def generate_batch(prompts: Prompts) -> Outputs:
-        tokens = len(prompts[0]) + NEW_TOKENS
+    def generate_batch(self, prompts: Prompts) -> Outputs:
+        from transformers import ContinuousBatchingConfig, GenerationConfig
+
+        tokens = max(map(len, prompts)) + self.new_tokens
         batching = ContinuousBatchingConfig(
             page_size=32,
             num_blocks=(tokens // 32 + 2) * len(prompts) + 8,
@@ -50,10 +87,10 @@ def transformers_contenders(
             allow_block_sharing=False,
         )
         config = GenerationConfig(
-            do_sample=False, max_new_tokens=NEW_TOKENS, eos_token_id=-1, pad_token_id=0,
+            do_sample=False, max_new_tokens=self.new_tokens, eos_token_id=-1, pad_token_id=0,
             use_cuda_graph=False,
         )  # fmt: skip
-        out = module.generate_batch(
+        out = self.module.generate_batch(
             prompts,
             generation_config=config,
             continuous_batching_config=batching,
@@ -61,11 +98,27 @@ def transformers_contenders(
         )
         return [list(r.generated_tokens) for r in out.values()]
 
-    lookup = partial(generate, prompt_lookup_num_tokens=DRAFTED)
-    assisted = partial(generate, assistant_model=draft)
-    return [
-        Contender("generate", ENGINE, timed(generate)),
-        Contender("generate_batch", ENGINE, timed(generate_batch)),
-        Contender("prompt_lookup", ENGINE, timed(lookup), only_n=1),
-        Contender("assisted", ENGINE, timed(assisted), only_n=1),
-    ]
+    def one_by_one(self, prompts: Prompts, **more: Any) -> Outputs:
+        """Assisted generation refuses a batch."""
+        return [self.generate([prompt], **more)[0] for prompt in prompts]
+
+    def replay(
+        self, prompts: Prompts, drafts: Sequence[Sequence[int]], depth: int
+    ) -> tuple[Outputs, dict[str, int]]:
+        """Assisted generation with given drafts; (outputs, tokens proposed and accepted)."""
+        from specbatch.jobs.bench.candidates import ReplayCandidates
+
+        outputs: Outputs = []
+        counts = {"proposed": 0, "accepted": 0}
+        for prompt, draft in zip(prompts, drafts, strict=True):
+            candidates = ReplayCandidates(len(prompt), draft, depth)
+            # `generate` builds its candidate generator here; asked for prompt lookup, it decodes
+            # with whatever comes back.
+            self.module._get_candidate_generator = lambda found=candidates, **_: found
+            try:
+                outputs += self.generate([prompt], prompt_lookup_num_tokens=depth)
+            finally:
+                del self.module._get_candidate_generator
+            counts["proposed"] += candidates.proposed
+            counts["accepted"] += candidates.accepted
+        return outputs, counts

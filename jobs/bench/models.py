@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,9 @@ RANDOM_MODELS: dict[str, dict[str, int]] = {
 }
 
 
+RANDOM_CONTEXT = 2048  # tokens
+
+
 def random_model(folder: Path, name: str = "llama-230m") -> BenchModel:
     """One of `RANDOM_MODELS` and its draft; made in `folder` unless they are there."""
     sizes = RANDOM_MODELS[name]
@@ -64,7 +68,26 @@ def random_model(folder: Path, name: str = "llama-230m") -> BenchModel:
     return BenchModel(name, verifier, draft, sizes["vocab_size"])
 
 
-def _random_llama(path: Path, **sizes: int) -> None:
+def smallest_llama(folder: Path, model: BenchModel) -> Path:
+    """A Llama of one small layer, with the model's vocabulary and special tokens: a body for drafts
+    that are looked up, not computed."""
+    config = json.loads((model.folder / "config.json").read_text())
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    path = folder / f"{model.name}-smallest"
+    _random_llama(
+        path,
+        vocab_size=model.vocab_size,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        **{name: config.get(name) for name in names},
+    )
+    return path
+
+
+def _random_llama(path: Path, **sizes: int | None) -> None:
     """In bfloat16."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -72,12 +95,9 @@ def _random_llama(path: Path, **sizes: int) -> None:
     if (path / "model.safetensors").exists():
         return
     torch.manual_seed(0)
+    special = {"bos_token_id": 0, "eos_token_id": 0}
     config = LlamaConfig(
-        max_position_embeddings=2048,
-        tie_word_embeddings=False,
-        bos_token_id=0,
-        eos_token_id=0,
-        **sizes,
+        max_position_embeddings=RANDOM_CONTEXT, tie_word_embeddings=False, **{**special, **sizes}
     )
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
 

@@ -23,12 +23,15 @@ class ReplayProposer:
         seed: int = 0,
     ) -> None:
         self._drafts = {
-            name: _spoilt(output, acceptance, vocab_size, random.Random(f"{seed}/{name}"))
+            name: spoilt(output, acceptance, vocab_size, f"{seed}/{name}")
             for name, output in outputs.items()
         }
 
     def available(self, sequence: Sequence) -> int:
         return len(self._drafts[sequence.request.request_id]) - sequence.num_output
+
+    def grade(self, sequence: Sequence) -> int:  # noqa: ARG002 - the contract's
+        return 0
 
     def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:
         return [
@@ -43,5 +46,7 @@ class ReplayProposer:
         """It keeps no state."""
 
 
-def _spoilt(output: Seq[int], acceptance: float, vocab_size: int, rng: random.Random) -> list[int]:
+def spoilt(output: Seq[int], acceptance: float, vocab_size: int, seed: str) -> list[int]:
+    """The output with each token right with this probability; the same for the same seed."""
+    rng = random.Random(seed)
     return [t if rng.random() < acceptance else (t + 1) % vocab_size for t in output]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +35,18 @@ class Engine:
             raise ValueError("no such precision")
         self.ready = None
 
+        self.options, self.learnt = options, None
+
     def versions(self):
         return {"counting": "1.2"}
+
+    def learn(self, prompts, known, drafts):
+        self.learnt = (known, drafts)
 
     def prepare(self, sequences, tokens):
         self.ready = (sequences, tokens)
 
-    def generate(self, prompts, new_tokens):
+    def generate(self, prompts, new_tokens, depth=0):
         assert self.ready == (len(prompts), max(map(len, prompts)) + new_tokens)
         print("generating")
         if prompts[0][0] == RAISE:
@@ -50,6 +57,10 @@ class Engine:
             os.kill(os.getpid(), signal.SIGFPE)
         if prompts[0][0] == HANG:
             signal.pause()
+        if depth:
+            assert (Path(self.options["draft"]) / "model").read_text() == "draft"
+            assert self.learnt == ([[6, 7]], [[6, 9]])
+            self.counts = {"proposed": depth, "accepted": 1}
         made = new_tokens - (prompts[0][0] == SHORT)
         return [[prompt[-1] + 1 + i for i in range(made)] for prompt in prompts]
 """
@@ -98,6 +109,95 @@ def test_model_is_converted_once_for_each_dtype_and_weights(spec: PeerSpec) -> N
         peer.start()
         peer.stop()
     assert conversions(spec) == ["float32", "bfloat16", "float32"]
+
+
+def test_peer_that_drafts_gets_its_model_the_depth_and_what_to_replay(spec: PeerSpec) -> None:
+    draft = spec.work.parent / "draft"
+    draft.mkdir()
+    (draft / "config.json").write_text("draft")
+    peer = Peer(replace(spec, draft=draft))
+    try:
+        assert peer.complete([[5]], 2, depth=3, known=[[6, 7]], drafts=[[6, 9]])[1] == [[6, 7]]
+        assert peer.counts == {"proposed": 3, "accepted": 1}
+        assert peer.complete([[5]], 2)[1] == [[6, 7]]
+    finally:
+        peer.stop()
+
+
+class CountingContext:
+    """Stands in for a llama.cpp context: the next token is the last one plus 1, or plus `step`.
+
+    Fed anything but the next position of a sequence it fails, as llama.cpp does.
+    """
+
+    def __init__(self, step: int = 1, slip: int = 0) -> None:
+        self.step, self.slip = step, slip
+        self.held: dict[int, list[int]] = {}
+        self.passes = 0
+
+    def clear(self) -> None:
+        self.held.clear()
+
+    def keep(self, sequence: int, tokens: int) -> None:
+        del self.held[sequence][tokens:]
+
+    def name_sequences(self, sequences: Any) -> None:
+        self.named = list(sequences)
+
+    def decode(self, tokens: Any, positions: Any, wanted: Any) -> Any:
+        assert all(wanted)
+        found = zip(self.named, positions, tokens, strict=True)
+        return [int(row[0]) for row in self.feed([(s, p, [t]) for s, p, t in found])]
+
+    def feed(self, pieces: Any, all_rows: bool = False) -> list[list[int]]:
+        self.passes += 1
+        rows = []
+        for sequence, position, tokens in pieces:
+            held = self.held.setdefault(sequence, [])
+            assert position == len(held)
+            assert tokens
+            held += tokens
+            slips = [self.slip and t % self.slip == 0 for t in tokens]
+            row = [t + self.step + bool(s) for t, s in zip(tokens, slips, strict=True)]
+            rows.append(row if all_rows else row[-1:])
+        return rows
+
+
+def llama_engine(drafting: CountingContext | None) -> Any:
+    """`llama_cpp.py`'s engine with contexts that need no llama.cpp."""
+    import specbatch.jobs.bench.peers as package
+
+    engine = runpy.run_path(str(Path(package.__file__).with_name("llama_cpp.py")))["Engine"]
+    made = engine.__new__(engine)
+    made.verifier, made.drafting, made.replayed = CountingContext(), drafting, []
+    return made
+
+
+PROMPTS = [[3, 4], [10, 11, 12], [7]]
+
+
+@pytest.mark.parametrize("slip", [0, 3, 1], ids=["right", "sometimes right", "wrong"])
+@pytest.mark.parametrize("source", ["replayed", "draft model"])
+@pytest.mark.parametrize("depth", [1, 2, 8])
+def test_llama_cpp_speculates_without_changing_what_it_writes(
+    slip: int, source: str, depth: int
+) -> None:
+    engine = llama_engine(CountingContext(slip=slip) if source == "draft model" else None)
+    plain = engine.generate(PROMPTS, 9)
+    assert plain == [[prompt[-1] + 1 + i for i in range(9)] for prompt in PROMPTS]
+    assert engine.counts == {}
+    drafts = [[t + bool(slip and (t - 1) % slip == 0) for t in output] for output in plain]
+    engine.learn(PROMPTS, plain, drafts)
+    before = engine.verifier.passes
+    assert engine.generate(PROMPTS, 9, depth) == plain
+    proposed, accepted = engine.counts["proposed"], engine.counts["accepted"]
+    if slip == 0:
+        assert accepted == proposed
+        assert engine.verifier.passes - before == 1 + -(-8 // (depth + 1))
+    elif slip == 1:
+        assert accepted == 0
+    else:
+        assert 0 < accepted < proposed
 
 
 def test_failed_prompts_say_the_reason_and_leave_the_process_alive(peer: Peer) -> None:

@@ -36,6 +36,7 @@ class PeerSpec:
     threads: int
     work: Path  # converted models and logs are kept here
     options: Mapping[str, Any] = field(default_factory=dict)
+    draft: Path | None = None  # a Hugging Face folder, converted likewise: the option `draft`
 
 
 class Peer:
@@ -48,18 +49,23 @@ class Peer:
         self.spec = spec
         self.limit_sec = limit_sec
         self.versions: dict[str, str] = {}
+        self.counts: dict[str, int] = {}  # of the last prompts: what the engine told of its drafts
         self.refused = ""
         self.process: subprocess.Popen[str] | None = None
         self.log = spec.work / f"{spec.name.replace(' ', '-')}.log"
 
-    def complete(self, prompts: list[list[int]], new_tokens: int) -> tuple[float, list[list[int]]]:
+    def complete(
+        self, prompts: list[list[int]], new_tokens: int, **drafting: Any
+    ) -> tuple[float, list[list[int]]]:
         """Seconds that the peer itself measured, and `new_tokens` ids for each prompt.
 
-        Raises PeerError, also for outputs of another number or length.
+        `drafting` may hold `depth`, `known` and `drafts`, as serve.py has them. Raises PeerError,
+        also for outputs of another number or length.
         """
         self.start()
-        answer = self._ask({"prompts": prompts, "new_tokens": new_tokens})
+        answer = self._ask({"prompts": prompts, "new_tokens": new_tokens, **drafting})
         outputs = answer["outputs"]
+        self.counts = answer.get("counts", {})
         if [len(row) for row in outputs] != [new_tokens] * len(prompts):
             raise PeerError(f"not {new_tokens} tokens for each of {len(prompts)} prompts")
         return float(answer["seconds"]), outputs
@@ -71,11 +77,13 @@ class Peer:
         if self.process is not None and self.process.poll() is None:
             return
         try:
-            model = self._converted()
-            self.process = self._launch()
             spec = self.spec
+            model, options = self._converted(spec.model), dict(spec.options)
+            if spec.draft is not None:
+                options["draft"] = str(self._converted(spec.draft))
+            self.process = self._launch()
             loading = {"model": str(model), "dtype": spec.dtype, "threads": spec.threads}
-            self.versions = self._ask(loading | {"options": dict(spec.options)})["versions"]
+            self.versions = self._ask(loading | {"options": options})["versions"]
         except PeerError as error:
             self.refused = str(error)
             self.stop()
@@ -88,17 +96,17 @@ class Peer:
             self.process.communicate()
             self.process = None
 
-    def _converted(self) -> Path:
-        """The model in the peer's format, in the work folder under the checksum of its source."""
+    def _converted(self, source: Path) -> Path:
+        """A model in the peer's format, in the work folder under the checksum of its source."""
         spec = self.spec
-        target = spec.work / f"{spec.engine.stem}-{spec.dtype}-{checksum(spec.model)}"
+        target = spec.work / f"{spec.engine.stem}-{spec.dtype}-{checksum(source)}"
         if target.exists():
             return target
         # In a process of its own: what converting imports and allocates must not weigh on the runs.
         unfinished = Path(tempfile.mkdtemp(dir=_made(spec.work)))
         try:
             self.process = self._launch()
-            asked = {"convert": str(spec.model), "into": str(unfinished), "dtype": spec.dtype}
+            asked = {"convert": str(source), "into": str(unfinished), "dtype": spec.dtype}
             self._ask(asked)
             unfinished.replace(target)
         finally:

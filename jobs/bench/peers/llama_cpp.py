@@ -3,6 +3,9 @@
 As llama.cpp's own "batched" example does; its Python class decodes one sequence only. Greedy by
 argmax over the logits. With bfloat16 weights the KV cache is llama.cpp's default, f16; with float32
 it is f32, and flash attention is off, the faster choice with that cache.
+
+Speculation is that of its server: the next draft tokens of all sequences in one batch, and what
+was refused is removed from the cache. Drafts are replayed, or the option `draft` names their model.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import ctypes
 import importlib.metadata
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,7 @@ import numpy as np
 
 BATCH_TOKENS = 512  # most tokens of one llama_decode
 FILE = "model.gguf"
+ROOM = 16  # tokens of drafts behind the last wanted one
 GGML_F32, GGML_F16 = 0, 1
 LOG_ERROR = 4
 NAMES = {
@@ -34,6 +39,9 @@ NAMES = {
     "mlp.up_proj.weight": "ffn_up.weight",
     "mlp.down_proj.weight": "ffn_down.weight",
 }
+
+
+Piece = tuple[int, int, list[int]]  # sequence, position of its first token, tokens
 
 
 def convert(source: Path, target: Path, dtype: str) -> None:
@@ -119,18 +127,11 @@ def log_errors(level: int, text: bytes, _data: Any) -> None:
         sys.stderr.write(text.decode(errors="replace"))
 
 
-class Engine:
-    """One model; a context for each number of sequences."""
+class Context:
+    """One model, and a context for each number of sequences."""
 
-    def __init__(self, model: Path, dtype: str, threads: int, options: dict[str, Any]) -> None:
-        import llama_cpp.llama_cpp as lib
-
-        if options:
-            raise ValueError(f"no such options: {sorted(options)}")
-        self.lib: Any = lib
-        self.log = lib.llama_log_callback(log_errors)  # C code holds on to it
-        lib.llama_log_set(self.log, ctypes.c_void_p(0))
-        lib.llama_backend_init()
+    def __init__(self, lib: Any, model: Path, dtype: str, threads: int) -> None:
+        self.lib = lib
         params = lib.llama_model_default_params()
         params.n_gpu_layers = 0
         self.model = lib.llama_model_load_from_file(str(model / FILE).encode(), params)
@@ -141,9 +142,6 @@ class Engine:
         self.size = (0, 0)
         self.context: Any = None
         self.batch = lib.llama_batch_init(BATCH_TOKENS, 0, 1)
-
-    def versions(self) -> dict[str, str]:
-        return {"llama-cpp-python": importlib.metadata.version("llama-cpp-python")}
 
     def prepare(self, sequences: int, tokens: int) -> None:
         """Make the context for so many sequences of so many tokens."""
@@ -169,30 +167,36 @@ class Engine:
             raise RuntimeError("llama.cpp made no context")
         self.size = (sequences, tokens)
 
-    def generate(self, prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
+    def clear(self) -> None:
         self.lib.llama_memory_clear(self.lib.llama_get_memory(self.context), True)
-        count, length = len(prompts), len(prompts[0])
-        tokens = np.asarray(prompts, dtype=np.int32).reshape(-1)
-        positions = np.tile(np.arange(length, dtype=np.int32), count)
-        sequences = np.repeat(np.arange(count), length)
-        last = (positions == length - 1).astype(np.int8)
-        step = BATCH_TOKENS // length * length  # whole prompts
-        firsts = []
-        for begin in range(0, len(tokens), step):
-            part = slice(begin, begin + step)
-            self.name_sequences(sequences[part])
-            firsts.append(self.decode(tokens[part], positions[part], last[part]))
-        outputs = np.empty((count, new_tokens), dtype=np.int64)
-        outputs[:, 0] = np.concatenate(firsts)
-        self.name_sequences(np.arange(count))
-        every = np.ones(count, dtype=np.int8)
-        for i in range(1, new_tokens):
-            at = np.full(count, length + i - 1, dtype=np.int32)
-            outputs[:, i] = self.decode(outputs[:, i - 1], at, every)
-        rows: list[list[int]] = outputs.tolist()
-        return rows
 
-    def name_sequences(self, sequences: Any) -> None:
+    def keep(self, sequence: int, tokens: int) -> None:
+        """Forget what a sequence holds behind its first so many tokens."""
+        self.lib.llama_memory_seq_rm(self.lib.llama_get_memory(self.context), sequence, tokens, -1)
+
+    def feed(self, pieces: list[Piece], all_rows: bool = False) -> list[Any]:
+        """Decode (sequence, first position, tokens) of each piece, in as few batches as it takes.
+
+        The greedy next token after each piece's last token, or with `all_rows` after every one:
+        int64 [1] or [tokens] per piece.
+        """
+        tokens = np.concatenate([np.asarray(t, dtype=np.int32) for _, _, t in pieces])
+        positions = np.concatenate([np.arange(p, p + len(t)) for _, p, t in pieces])
+        sequences = np.concatenate([np.full(len(t), s) for s, _, t in pieces])
+        ends = np.cumsum([len(t) for _, _, t in pieces])
+        wanted = np.zeros(len(tokens), dtype=np.int8)
+        wanted[ends - 1] = 1
+        if all_rows:
+            wanted[:] = 1
+        found = []
+        for begin in range(0, len(tokens), BATCH_TOKENS):
+            part = slice(begin, begin + BATCH_TOKENS)
+            self.name_sequences(sequences[part])
+            found.append(self.decode(tokens[part], positions[part], wanted[part]))
+        rows = np.concatenate(found)
+        return np.split(rows, ends[:-1]) if all_rows else np.split(rows, len(pieces))
+
+    def name_sequences(self, sequences: Iterable[int]) -> None:
         """Say which sequence each of the next batch's tokens belongs to."""
         for i, sequence in enumerate(sequences):
             self.batch.seq_id[i][0] = int(sequence)
@@ -208,6 +212,122 @@ class Engine:
         code = self.lib.llama_decode(self.context, self.batch)
         if code:
             raise RuntimeError(f"llama_decode returned {code}")
-        logits = self.lib.llama_get_logits(self.context)
         shape = (int(wanted.sum()), self.vocab_size)
+        if not shape[0]:
+            return np.empty(0, dtype=np.int64)
+        logits = self.lib.llama_get_logits(self.context)
         return view(ctypes.cast(logits, ctypes.POINTER(ctypes.c_float)), shape).argmax(axis=1)
+
+
+class Engine:
+    """A verifier, and perhaps a draft model, each with its context."""
+
+    def __init__(self, model: Path, dtype: str, threads: int, options: dict[str, Any]) -> None:
+        import llama_cpp.llama_cpp as lib
+
+        options = dict(options)
+        draft = options.pop("draft", None)
+        if options:
+            raise ValueError(f"no such options: {sorted(options)}")
+        self.log = lib.llama_log_callback(log_errors)  # C code holds on to it
+        lib.llama_log_set(self.log, ctypes.c_void_p(0))
+        lib.llama_backend_init()
+        self.verifier = Context(lib, model, dtype, threads)
+        self.drafting = Context(lib, Path(draft), dtype, threads) if draft else None
+        self.replayed: list[list[int]] = []
+        self.counts: dict[str, int] = {}
+
+    def versions(self) -> dict[str, str]:
+        return {"llama-cpp-python": importlib.metadata.version("llama-cpp-python")}
+
+    def prepare(self, sequences: int, tokens: int) -> None:
+        for context in filter(None, (self.verifier, self.drafting)):
+            context.prepare(sequences, tokens + ROOM)
+
+    def learn(
+        self, prompts: list[list[int]], known: list[list[int]], drafts: list[list[int]]
+    ) -> None:
+        """Replay these drafts."""
+        del prompts, known
+        self.replayed = drafts
+
+    def generate(
+        self, prompts: list[list[int]], new_tokens: int, depth: int = 0
+    ) -> list[list[int]]:
+        whole = [(i, 0, prompt) for i, prompt in enumerate(prompts)]
+        self.verifier.clear()
+        firsts = [int(first[0]) for first in self.verifier.feed(whole)]
+        if not depth:
+            return self.plain(prompts, firsts, new_tokens)
+        if self.drafting is not None:
+            self.drafting.clear()
+            self.drafting.feed(whole)
+        return self.speculate(prompts, [[first] for first in firsts], new_tokens, depth)
+
+    def plain(
+        self, prompts: list[list[int]], firsts: list[int], new_tokens: int
+    ) -> list[list[int]]:
+        """All sequences' next token in each pass."""
+        self.counts = {}
+        outputs = np.empty((len(prompts), new_tokens), dtype=np.int64)
+        outputs[:, 0] = firsts
+        lengths = np.asarray([len(prompt) for prompt in prompts], dtype=np.int32)
+        every = np.ones(len(prompts), dtype=np.int8)
+        self.verifier.name_sequences(range(len(prompts)))
+        for i in range(1, new_tokens):
+            at = lengths + i - 1
+            outputs[:, i] = self.verifier.decode(outputs[:, i - 1], at, every)
+        rows: list[list[int]] = outputs.tolist()
+        return rows
+
+    def speculate(
+        self, prompts: list[list[int]], outputs: list[list[int]], new_tokens: int, depth: int
+    ) -> list[list[int]]:
+        """All sequences' last token and its draft in each pass; `outputs` begin with one token."""
+        self.counts = {"proposed": 0, "accepted": 0}
+        fed = [len(prompt) for prompt in prompts]  # tokens that the draft model holds
+        while going := [i for i, output in enumerate(outputs) if len(output) < new_tokens]:
+            # The last token is the verifier's own in any case.
+            room = {i: min(depth, new_tokens - len(outputs[i]) - 1) for i in going}
+            drafts = self.drafts(prompts, outputs, room, fed)
+            pieces = [
+                (i, len(prompts[i]) + len(outputs[i]) - 1, [outputs[i][-1], *drafts[i]])
+                for i in going
+            ]
+            decided = self.verifier.feed(pieces, all_rows=True)
+            for (i, position, tokens), row in zip(pieces, decided, strict=True):
+                right = 0
+                while right < len(tokens) - 1 and tokens[right + 1] == row[right]:
+                    right += 1
+                outputs[i] += [int(token) for token in row[: right + 1]]
+                held = position + 1 + right
+                if right < len(tokens) - 1:
+                    self.verifier.keep(i, held)
+                if self.drafting is not None and fed[i] > held:
+                    fed[i] = held
+                    self.drafting.keep(i, held)
+                self.counts["proposed"] += len(tokens) - 1
+                self.counts["accepted"] += right
+        return outputs
+
+    def drafts(
+        self,
+        prompts: list[list[int]],
+        outputs: list[list[int]],
+        room: dict[int, int],  # tokens wanted, by sequence
+        fed: list[int],
+    ) -> dict[int, list[int]]:
+        """Replayed, or by the draft model: a pass over all sequences for each token."""
+        if self.drafting is None:
+            starts = {i: len(outputs[i]) for i in room}
+            return {i: self.replayed[i][at : at + room[i]] for i, at in starts.items()}
+        drafts: dict[int, list[int]] = {i: [] for i in room}
+        for _ in range(max(room.values())):
+            pieces = []
+            for i in (i for i in room if len(drafts[i]) < room[i]):
+                text = outputs[i] + drafts[i]
+                pieces.append((i, fed[i], text[fed[i] - len(prompts[i]) :]))
+                fed[i] = len(prompts[i]) + len(text)
+            for (i, _, _), row in zip(pieces, self.drafting.feed(pieces), strict=True):
+                drafts[i].append(int(row[0]))
+        return drafts

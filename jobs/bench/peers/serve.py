@@ -9,6 +9,11 @@ reason}` instead. Completions are greedy and ignore the end of text.
 
 ENGINE.py defines `convert(source, target, dtype)` and `Engine(model, dtype, threads, options)` with
 `versions()`, `prepare(sequences, tokens)` (not timed) and `generate(prompts, new_tokens)` (timed).
+
+An engine that drafts is also asked with `"depth": n`, which `generate` then gets, and one that
+replays with `"known"` and `"drafts"` (shaped like the outputs: what will come, and guesses of it),
+which its `learn(prompts, known, drafts)` gets before (not timed). Its `counts` (tokens `proposed`
+and `accepted`) are in the answer.
 Isolated (`-I`), for else this folder's `llama_cpp.py` would hide the package it imports.
 """
 
@@ -41,9 +46,13 @@ def reply(asked: dict[str, Any], source: str, state: dict[str, Any]) -> dict[str
     if "prompts" in asked:
         engine, prompts, new_tokens = state["engine"], asked["prompts"], asked["new_tokens"]
         engine.prepare(len(prompts), max(map(len, prompts)) + new_tokens)
+        if "drafts" in asked:
+            engine.learn(prompts, asked["known"], asked["drafts"])
+        depth = {"depth": asked["depth"]} if "depth" in asked else {}
         begun = time.perf_counter()
-        outputs = engine.generate(prompts, new_tokens)
-        return {"seconds": time.perf_counter() - begun, "outputs": outputs}
+        outputs = engine.generate(prompts, new_tokens, **depth)
+        seconds = time.perf_counter() - begun
+        return {"seconds": seconds, "outputs": outputs, "counts": getattr(engine, "counts", {})}
     module = runpy.run_path(source)
     if "convert" in asked:
         module["convert"](Path(asked["convert"]), Path(asked["into"]), asked["dtype"])

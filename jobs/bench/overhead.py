@@ -1,0 +1,387 @@
+"""`make bench-overhead`: a job's whole path beside the engine alone on the same prompts.
+
+The path is what a user waits for: from the submission over a private Redis and PostgreSQL (synced),
+ingest from Parquet, claims, groups' files, verifying, lessons, records and the published Parquet to
+the job's end by the store's clock. Alone is the same engine with the same requests, handed over at
+once. Both take turns, and an overhead is the median of ratios within such turns.
+
+    one        one worker process for all kinds; alone is timed on its very engine
+    separate   a worker process for each kind; alone is timed on an engine of its own beside them
+
+Everything shares the machine's cores: with two of them and two threads in the engine, every second
+that the servers and stages compute is taken from the engine. The `parts` say how much that is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from specbatch.jobs.bench.engine import RESULTS, machine
+from specbatch.jobs.bench.models import BenchModel, demo_model
+from specbatch.jobs.bench.private_servers import Servers, servers
+from specbatch.jobs.bench.processes import cpu_sec
+from specbatch.jobs.bench.prompt_set import DEMO_PROMPTS
+from specbatch.pipeline.bootstrap import make_client, make_store
+from specbatch.pipeline.client import Client
+from specbatch.pipeline.engine.host import EngineHost
+from specbatch.pipeline.engine.model_folder import inspect_model
+from specbatch.pipeline.engines import Engines
+from specbatch.pipeline.ingest.codec import TextCodec
+from specbatch.pipeline.ingest.objects import Objects
+from specbatch.pipeline.ingest.outputs import read_output
+from specbatch.pipeline.ingest.planner import plan
+from specbatch.pipeline.ingest.rows import RowChecker
+from specbatch.pipeline.ingest.sources import open_source
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.remembering import StoredKnowledge
+from specbatch.pipeline.requests import requests_of
+from specbatch.pipeline.stages import Stages
+from specbatch.schemas.records import JobState, PromptRow, Stage
+from specbatch.schemas.settings import Settings
+from specbatch.schemas.spec import JobSpec, load_spec
+from specbatch.workers.app import make_app, make_ring
+from specbatch.workers.lifecycle import embedded
+
+POLL_SEC = 0.1  # of the one who waits; the end itself is told by the store
+BAR = 0.05
+ALONE, PATH = "alone", "path"
+Parts = dict[str, float]
+Outputs = dict[int, tuple[int, ...]]  # token ids by row
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One run of all prompts, one way or the other."""
+
+    seconds: float
+    outputs: Outputs
+    busy_sec: float  # the engine's steps; 0 where the engine is in another process
+    parts: Parts = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Watch:
+    """Times what a worker's stages do, each in the thread that does it."""
+
+    spent: list[tuple[Stage, float, float, float]] = field(default_factory=list)
+
+    def on(self, stages: Stages) -> None:
+        run: Callable[..., None] = stages.run
+
+        def watched(stage: Stage, *rest: Any) -> None:
+            begun, computed = time.time(), time.thread_time()
+            try:
+                run(stage, *rest)
+            finally:
+                self.spent.append((stage, begun, time.time(), time.thread_time() - computed))
+
+        setattr(stages, "run", watched)  # noqa: B010 - for this run only, behind the types' back
+
+    def parts(self, begun: float, ended: float) -> Parts:
+        """Processor seconds by stage, and the times before and after all verifying."""
+        found: Parts = {}
+        for stage, _, _, computed in self.spent:
+            found[f"{stage}_cpu_sec"] = found.get(f"{stage}_cpu_sec", 0.0) + computed
+        verifying = [(b, e) for stage, b, e, _ in self.spent if stage is Stage.VERIFY]
+        if verifying:
+            found["before_first_group_sec"] = min(b for b, _ in verifying) - begun
+            found["after_last_group_sec"] = ended - max(e for _, e in verifying)
+        return found
+
+
+@dataclass(slots=True)
+class Course:
+    """Where a job is run, and the engine that is timed alone."""
+
+    client: Client
+    store: Store
+    host: Engines  # for alone
+    pids: dict[str, int]  # whose processor time is told
+    same_engine: bool
+    watch: Watch = field(default_factory=Watch)
+    turns: int = 0
+
+    def alone(self, spec: JobSpec, rows: Sequence[PromptRow]) -> Turn:
+        """All requests at once to the engine; nothing else but its drafts' lessons."""
+        self.turns += 1
+        job_id = f"alone{self.turns:05d}"
+        enabled = spec.speculation.enabled
+        priors = self.store.acceptance(spec.tenant, spec.name) if enabled else ()
+        requests = [r for row in rows for r in requests_of(job_id, spec, row, _no_text)]
+        before, cpu = self._busy(), self._cpu()
+        begun = time.perf_counter()
+        ticket = self.host.service(spec.engine).submit(job_id, requests, priors)
+        done = ticket.wait()
+        seconds = time.perf_counter() - begun
+        busy = self._busy() - before
+        parts = {name: now - cpu[name] for name, now in self._cpu().items()}
+        self.store.learn_acceptance(spec.tenant, spec.name, ticket.lessons.counts)
+        outputs = {
+            row.row_index: completion.token_ids for row, completion in zip(rows, done, strict=True)
+        }
+        return Turn(seconds, outputs, busy, parts)
+
+    def path(self, spec: JobSpec) -> Turn:
+        """A job of them, submitted and waited for."""
+        self.watch.spent.clear()
+        before, busy = self._cpu(), self._busy()
+        begun = time.time()
+        job, _ = self.client.submit(spec)
+        while not (job := self.store.get_job(job.job_id)).state.is_final:
+            time.sleep(POLL_SEC)
+        time.sleep(POLL_SEC)  # the publishing task is still on its way out
+        if job.state is not JobState.DONE or job.finished_at is None:
+            raise SystemExit(f"the job ended as {job.state}: {job.error}")
+        seconds = job.finished_at - begun
+        parts = {name: now - before[name] for name, now in self._cpu().items()}
+        parts |= self.watch.parts(begun, job.finished_at)
+        table = read_output(spec.output.uri)
+        outputs = dict(
+            zip(
+                table["row_index"].to_pylist(), map(tuple, table["token_ids"].to_pylist()),
+                strict=True,
+            )
+        )  # fmt: skip
+        return Turn(seconds, outputs, self._busy() - busy, parts)
+
+    def _busy(self) -> float:
+        return sum(stats.busy_sec for stats in self.host.stats)
+
+    def _cpu(self) -> Parts:
+        return {f"{name}_cpu_sec": cpu_sec(pid) for name, pid in self.pids.items()}
+
+
+def _no_text(_: Sequence[int]) -> str:
+    raise AssertionError("there are no stop strings here")
+
+
+# --- the two courses ----------------------------------------------------------------------------
+
+
+@contextmanager
+def one_process(settings: Settings, model: BenchModel, around: Servers) -> Iterator[Course]:
+    """All kinds of work in this process, on the real servers."""
+    verifier, proposer = str(model.folder), str(model.draft)
+    with embedded(settings, verifier, proposer) as (app, worker):
+        pids = _server_pids(around) | {"worker": os.getpid()}
+        client = make_client(settings, make_ring(app), worker.store)
+        course = Course(client, worker.store, worker.engines[0], pids, same_engine=True)
+        course.watch.on(worker.stages)
+        yield course
+
+
+@contextmanager
+def separate_processes(settings: Settings, model: BenchModel, around: Servers) -> Iterator[Course]:
+    """A process of each kind but propose: the draft model is beside the verifier."""
+    verifier, proposer = str(model.folder), str(model.draft)
+    store = make_store(settings)
+    knowledge = StoredKnowledge(store)
+    host = EngineHost(
+        inspect_model(verifier),
+        inspect_model(proposer),
+        settings.max_concurrent_sequences,
+        settings.max_batch_tokens,
+        settings.kv_cache_mib << 20,
+        memory_of=knowledge,
+    )
+    pids = _server_pids(around)
+    with ExitStack() as stack:
+        for kind in ("ingest", "verify", "record"):
+            process = stack.enter_context(_worker(kind, settings, verifier, proposer))
+            pids[f"{kind}_worker"] = process.pid
+        client = make_client(settings, make_ring(make_app(settings)), store)
+        yield Course(client, store, host, pids, same_engine=False)
+    host.close()
+    knowledge.close()
+    store.close()
+
+
+@contextmanager
+def _worker(
+    kind: str, settings: Settings, verifier: str, proposer: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    environment = {
+        "SPECBATCH_BROKER_URL": settings.broker_url,
+        "SPECBATCH_DATABASE_URL": settings.database_url,
+        "SPECBATCH_WORKSPACE": settings.workspace,
+    }
+    code = "from specbatch.jobs.cli.main import main; main()"
+    models = ("--verifier", verifier, "--proposer", proposer)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "worker", kind, *models], env=os.environ | environment
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _server_pids(around: Servers) -> dict[str, int]:
+    found = {"redis": around.redis.pid, "postgres": around.postgres.pid}
+    return {name: pid for name, pid in found.items() if pid is not None}
+
+
+COURSES = {"one": one_process, "separate": separate_processes}
+
+
+# --- what is run --------------------------------------------------------------------------------
+
+
+def write_input(path: Path, count: int) -> None:
+    """The demo's prompts, again and again, each time under another first line."""
+    rows = pq.read_table(DEMO_PROMPTS).to_pylist()
+    made = []
+    for i in range(count):
+        row, again = rows[i % len(rows)], i // len(rows)
+        head = f"# {again}\n" if again else ""
+        made.append(row | {"id": f"{row['id']}#{again}", "prompt": head + row["prompt"]})
+    schema = pa.schema([(name, pa.string()) for name in ("id", "prompt", "tag")])
+    pq.write_table(pa.Table.from_pylist(made, schema=schema), path)
+
+
+def spec_of(model: BenchModel, depth: str, source: Path, out: Path, new_tokens: int) -> JobSpec:
+    """History off: the second turn would draft from the first one's outputs."""
+    return load_spec(
+        {
+            "name": f"overhead-{depth}",
+            "input": {"uri": str(source)},
+            "output": {"uri": str(out)},
+            "verifier": str(model.folder),
+            "proposer": str(model.draft),
+            "sampling": {"max_tokens": new_tokens, "ignore_eos": True},
+            "speculation": {"depth": depth, "history_tokens": 0},
+        }
+    )
+
+
+def rows_of(spec: JobSpec) -> list[PromptRow]:
+    """The rows as ingest makes them."""
+    folder = inspect_model(spec.verifier)
+    codec = TextCodec.load(str(folder.path))
+    checker = RowChecker(spec, codec, folder.context_tokens, folder.vocab_size)
+    source = open_source(spec.input, Objects())
+    return [row for group in plan(source, checker, spec.group_size) for row in group.rows]
+
+
+def measure(
+    course: Course, model: BenchModel, n: int, depth: str, arguments: argparse.Namespace, work: Path
+) -> dict[str, Any]:
+    """Turns of both ways; the first is to warm up and to learn."""
+    source = work / f"prompts-{n}.parquet"
+    write_input(source, n)
+
+    def spec(turn: int) -> JobSpec:
+        return spec_of(model, depth, source, work / f"out-{turn}", arguments.new_tokens)
+
+    rows = rows_of(spec(0))
+    alone: list[Turn] = []
+    path: list[Turn] = []
+    for turn in range(arguments.runs + 1):
+        for way in (ALONE, PATH) if turn % 2 else (PATH, ALONE):  # who goes first changes
+            if way == ALONE:
+                alone.append(course.alone(spec(turn), rows))
+            else:
+                path.append(course.path(spec(turn)))
+        shutil.rmtree(work / f"out-{turn}")
+        print(
+            f"n={n} depth {depth} {'run' if turn else 'warm-up'}: alone {alone[-1].seconds:.3f} s,"
+            f" path {path[-1].seconds:.3f} s",
+            flush=True,
+        )
+    same = [a.outputs == p.outputs for a, p in zip(alone, path, strict=True)]
+    return {
+        "n": n,
+        "depth": depth,
+        "new_tokens": arguments.new_tokens,
+        "same_outputs": all(same),
+        **figures(alone[1:], path[1:], course.same_engine),
+    }
+
+
+def figures(alone: Sequence[Turn], path: Sequence[Turn], same_engine: bool) -> dict[str, Any]:
+    """Ratios within turns, their median, and the median of every part."""
+    ratios = [p.seconds / a.seconds - 1 for a, p in zip(alone, path, strict=True)]
+    parts = {name: statistics.median(p.parts[name] for p in path) for name in path[0].parts}
+    if same_engine:
+        more = [
+            sum(p.parts[name] for name in a.parts) - sum(a.parts.values())
+            for a, p in zip(alone, path, strict=True)
+        ]
+        parts["more_cpu_sec"] = statistics.median(more)
+        parts["alone_cpu_sec"] = statistics.median(sum(a.parts.values()) for a in alone)
+        parts["engine_idle_sec"] = statistics.median(p.seconds - p.busy_sec for p in path)
+        parts["engine_slower_sec"] = statistics.median(
+            p.busy_sec - a.busy_sec for a, p in zip(alone, path, strict=True)
+        )
+    return {
+        "overhead": round(statistics.median(ratios), 4),
+        "overheads": [round(ratio, 4) for ratio in ratios],
+        "alone_sec": [round(turn.seconds, 4) for turn in alone],
+        "path_sec": [round(turn.seconds, 4) for turn in path],
+        "parts": {name: round(value, 4) for name, value in parts.items()},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--n", type=int, nargs="+", default=[256, 1024])
+    parser.add_argument("--depths", nargs="+", choices=("off", "auto"), default=["off", "auto"])
+    parser.add_argument("--processes", nargs="+", choices=COURSES, default=list(COURSES))
+    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--switch-sec", type=float, help="Python's, in the one process; to compare")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON file")
+    arguments = parser.parse_args()
+    model = demo_model()
+    path = arguments.results / "overhead-demo.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder, servers() as around:
+        header = {"machine": machine() | around.facts, "model": model.name, "bar": BAR}
+        for number, name in enumerate(arguments.processes):
+            work = Path(folder) / name
+            work.mkdir()
+            settings = Settings(
+                broker_url=around.redis.url_of(number),
+                database_url=around.postgres.create_database(),
+                workspace=str(work / "workspace"),
+            )
+            with COURSES[name](settings, model, around) as course:
+                if arguments.switch_sec is not None:
+                    sys.setswitchinterval(arguments.switch_sec)
+                for depth in arguments.depths:
+                    for n in arguments.n:
+                        row = measure(course, model, n, depth, arguments, work)
+                        rows.append({"processes": name} | row)
+                        path.write_text(json.dumps(header | {"rows": rows}, indent=1) + "\n")
+    for row in rows:
+        print(
+            f"{row['processes']:>8} depth {row['depth']:<4} n={row['n']:<5} overhead"
+            f" {row['overhead']:+.1%} ({', '.join(f'{x:+.1%}' for x in row['overheads'])})"
+        )
+    print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""What `specbatch bench` was asked to measure, checked before anything is loaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from specbatch.jobs.bench.models import RANDOM_CONTEXT, BenchModel, demo_model, random_model
+from specbatch.pipeline.engine.model_folder import check_pair, inspect_model
+from specbatch.schemas.errors import UsageError
+
+OURS_KEY = "ours"
+# Each with the variable that names its interpreter, where it needs one of its own.
+ENGINES: Mapping[str, str | None] = {
+    OURS_KEY: None,
+    "transformers": None,
+    "openvino": "SPECBATCH_BENCH_OPENVINO_PYTHON",
+    "llama.cpp": "SPECBATCH_BENCH_LLAMA_PYTHON",
+}
+DEMO = "demo"
+MADE = "llama-230m"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Raises `UsageError` for what cannot be measured."""
+
+    model: str = DEMO  # or MADE, or a folder
+    proposer: Path | None = None
+    prompts: Path | None = None  # a Parquet file; None: the demo's
+    prompt_column: str = "prompt"
+    prompt_tokens: int = 256  # longer prompts are cut
+    counts: tuple[int, ...] = (1, 8, 32)
+    acceptances: tuple[float, ...] = (0.0, 0.5, 0.9, 1.0)  # of replayed drafts
+    real: bool = False  # drafts by the draft model as well
+    engines: tuple[str, ...] = (OURS_KEY, "transformers")
+    new_tokens: int = 32
+    runs: int = 2
+    dtype: str = "bfloat16"
+
+    def __post_init__(self) -> None:
+        self._check_numbers()
+        self._check_engines()
+        self._check_models()
+
+    def _check_numbers(self) -> None:
+        for name, least in (("new_tokens", 2), ("runs", 1), ("prompt_tokens", 1)):
+            if (value := getattr(self, name)) < least:
+                flag = f"--{name.replace('_', '-')}"
+                raise UsageError(f"{flag} is {value}: give {least} or more")
+        if not self.counts or min(self.counts) < 1:
+            raise UsageError("--n takes numbers of prompts of 1 or more, such as 1,8,32")
+        if wrong := [a for a in self.acceptances if not 0 <= a <= 1]:
+            raise UsageError(
+                f"--acceptance {wrong[0]:g} is no probability: give numbers from 0 to 1, such as "
+                "0,0.5,0.9,1"
+            )
+        if not self.acceptances and not self.real:
+            raise UsageError("nothing drafts: give --acceptance numbers from 0 to 1, or --real")
+
+    def _check_engines(self) -> None:
+        if unknown := [name for name in self.engines if name not in ENGINES]:
+            raise UsageError(f"--engines knows no `{unknown[0]}`: choose of {', '.join(ENGINES)}")
+        if OURS_KEY not in self.engines:
+            raise UsageError(
+                "--engines must name ours: the others replay its outputs and are compared with it"
+            )
+        for name in self.engines:
+            variable = ENGINES[name]
+            if variable and not os.environ.get(variable):
+                raise UsageError(
+                    f"engine {name} needs a Python that has it: name one in {variable} "
+                    "(CONTRIBUTING.md says how to make it), or leave it out of --engines"
+                )
+
+    def _check_models(self) -> None:
+        if self.real and self.proposer is None and self.model != DEMO:
+            who = f"{MADE} is random" if self.model == MADE else f"`{self.model}` comes alone"
+            raise UsageError(
+                f"{who}, nothing drafts for it: name a --proposer, or leave out --real"
+            )
+        if self.proposer is not None and not self.real:
+            raise UsageError("--proposer drafts only with --real: add it, or leave both out")
+        context = RANDOM_CONTEXT
+        if self.model != MADE:
+            verifier = inspect_model(str(demo_model().folder) if self.model == DEMO else self.model)
+            context = verifier.context_tokens
+            if self.proposer is not None:
+                check_pair(verifier, inspect_model(str(self.proposer)))
+        if self.prompt_tokens + self.new_tokens > context:
+            raise UsageError(
+                f"--prompt-tokens {self.prompt_tokens} and --new-tokens {self.new_tokens} exceed "
+                f"the {context} tokens that `{self.model}` takes: lower one"
+            )
+
+    def bench_model(self, work: Path) -> tuple[BenchModel, Path | None]:
+        """(the model, its draft model if one is wanted); a random one is made in `work`."""
+        if self.model == DEMO:
+            model = demo_model()
+        elif self.model == MADE:
+            model = random_model(work, MADE)
+            if self.proposer is not None:
+                check_pair(inspect_model(str(model.folder)), inspect_model(str(self.proposer)))
+        else:
+            found = inspect_model(self.model)
+            draft = self.proposer or found.path
+            model = BenchModel(found.path.name, found.path, draft, found.vocab_size)
+        if not self.real:
+            return model, None
+        return model, self.proposer or model.draft

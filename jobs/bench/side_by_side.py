@@ -1,0 +1,233 @@
+"""`specbatch bench`: throughput against the number of prompts and against acceptance, by engine.
+
+All ways of all engines complete the same prompts in turns within one run: once to warm up and to
+learn, then `runs` times. Depth off is timed before every group of ways that is compared with it,
+and ratios are medians of ratios within such groups, so that the machine's mood cancels out. The
+first of an engine's turns after another's is not counted: libraries leave threads spinning and
+caches cold. The file is written after each N, and holds what was finished at an interruption.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specbatch.jobs.bench.contenders import OURS, Completed, Ours, Prompts
+from specbatch.jobs.bench.engine import machine
+from specbatch.jobs.bench.huggingface import ENGINE, Transformers
+from specbatch.jobs.bench.models import BenchModel
+from specbatch.jobs.bench.peers.client import PeerError
+from specbatch.jobs.bench.peers.ways import HOW as PEERS_HOW
+from specbatch.jobs.bench.peers.ways import PeerWays
+from specbatch.jobs.bench.plan import Plan
+from specbatch.jobs.bench.prompt_set import PromptSet, read_prompts
+from specbatch.jobs.bench.ways import (
+    AUTO,
+    HOW,
+    LOOKUP,
+    NONE,
+    OFF,
+    ONE_BY_ONE,
+    Way,
+    described,
+    our_ways,
+    same,
+    transformers_ways,
+)
+
+Row = dict[str, Any]
+Key = tuple[str, str, float | None]
+DEPTH_OFF: Key = (OURS, OFF, None)
+Tell = Callable[[int, int, str], None]  # runs done, runs in all, what is done now
+
+
+@dataclass(slots=True)
+class Turns:
+    """The runs of all ways at one N, as far as they got."""
+
+    n: int
+    rates: dict[Key, list[float]] = field(default_factory=dict)  # tokens/s, without the warm-up
+    ratios: dict[Key, list[float]] = field(default_factory=dict)  # over depth off's last rate
+    last: dict[Key, Completed] = field(default_factory=dict)
+    failed: dict[Key, str] = field(default_factory=dict)
+
+    def rows(self, ways: Sequence[Way]) -> list[Row]:
+        """One row per way that was measured, or that failed."""
+        rows = []
+        for way in {way.key: way for way in ways}.values():
+            row: Row = {
+                "n": self.n,
+                "engine": way.engine,
+                "mode": way.mode,
+                "drafts": way.drafts,
+                "acceptance": way.acceptance,
+            }
+            rates = self.rates.get(way.key, [])
+            if reason := self.failed.get(way.key):
+                row["failed"] = reason
+            elif not rates:
+                continue
+            else:
+                completed = self.last[way.key]
+                facts = dict(completed.facts)
+                row["tokens_per_sec"] = round(statistics.median(rates), 1)
+                row["over_off"] = round(statistics.median(self.ratios[way.key]), 3)
+                row["runs_tokens_per_sec"] = [round(rate, 1) for rate in rates]
+                row["timed_prompts"] = len(completed.outputs)
+                row["same_as_off"] = same(completed.outputs, self.last[DEPTH_OFF].outputs)
+                row |= {
+                    key: facts[key]
+                    for key in ("proposed", "accepted", "as_replayed")
+                    if key in facts
+                }
+                if "accepted" in facts:
+                    tokens = sum(map(len, completed.outputs))
+                    row["tokens_per_pass"] = round(tokens / (tokens - facts["accepted"]), 3)
+            rows.append(row)
+        return rows
+
+
+@dataclass(slots=True)
+class Report:
+    """What goes into the file."""
+
+    header: dict[str, Any]
+    rows: list[Row] = field(default_factory=list)
+    interrupted: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            **self.header,
+            "interrupted": self.interrupted,
+            "rows": self.rows,
+            "auto_beside_others": beside_others(self.rows),
+        }
+
+    def write(self, path: Path) -> None:
+        unfinished = path.with_suffix(".tmp")
+        unfinished.write_text(json.dumps(self.as_json(), indent=1) + "\n")
+        unfinished.replace(path)
+
+
+def run(plan: Plan, path: Path, work: Path, tell: Tell) -> Report:
+    """Measure, writing the file after each N. Interrupted, it returns what there is."""
+    model, draft = plan.bench_model(work)
+    prompts = read_prompts(plan, model.folder)
+    tell(0, 1, "loading")
+    with _taking_part(plan, model, draft, work) as (ways, peers):
+        header = _header(plan, model.name, draft, prompts)
+        header["engines"] = described(ways, HOW | PEERS_HOW)
+        header["versions"] = peers.versions
+        report = Report(header)
+        total = len(plan.counts) * (plan.runs + 1) * len(ways)
+        for i, n in enumerate(plan.counts):
+            turns = Turns(n)
+            first = i * total // len(plan.counts)
+            try:
+                _take_turns(turns, ways, prompts.ids[:n], plan, (first, total), tell)
+            except KeyboardInterrupt:
+                report.interrupted = True
+            report.rows += turns.rows(ways)
+            if report.rows:
+                report.write(path)
+            if report.interrupted:
+                break
+    return report
+
+
+@contextmanager
+def _taking_part(
+    plan: Plan, model: BenchModel, draft: Path | None, work: Path
+) -> Iterator[tuple[list[Way], PeerWays]]:
+    """All ways in their order; ours come first, since the others replay what depth off wrote."""
+    ours = Ours(model, plan.dtype, new_tokens=plan.new_tokens, draft=draft)
+    ways = our_ways(plan, ours)
+    if ENGINE in plan.engines:
+        dtype: torch.dtype = getattr(torch, plan.dtype)
+        theirs = Transformers(model.folder, dtype, new_tokens=plan.new_tokens, draft=draft)
+        ways += transformers_ways(plan, ours, theirs)
+    with PeerWays(plan, os.environ, model, draft, ours, work) as peers:
+        yield [*ways, *peers.ways], peers
+
+
+def _take_turns(
+    turns: Turns,
+    ways: Sequence[Way],
+    prompts: Prompts,
+    plan: Plan,
+    steps: tuple[int, int],
+    tell: Tell,
+) -> None:
+    done, total = steps
+    off_rate = 1.0
+    for turn in range(plan.runs + 1):
+        before = ""
+        for way in ways:
+            tell(done, total, f"N={turns.n} {way.engine} {way.label}")
+            done += 1
+            if way.key in turns.failed:
+                continue
+            part = prompts[:ONE_BY_ONE] if way.one_by_one else prompts
+            try:
+                if way.engine != before:
+                    way.complete(part)
+                completed = way.complete(part)
+            except PeerError as error:
+                turns.failed[way.key] = str(error)
+                continue
+            before = way.engine
+            turns.last[way.key] = completed
+            rate = len(part) * plan.new_tokens / completed.seconds
+            if way.key == DEPTH_OFF:
+                off_rate = rate
+            if turn:
+                turns.rates.setdefault(way.key, []).append(rate)
+                turns.ratios.setdefault(way.key, []).append(rate / off_rate)
+    tell(done, total, f"N={turns.n} done")
+
+
+def _header(plan: Plan, model: str, draft: Path | None, prompts: PromptSet) -> dict[str, Any]:
+    return {
+        "machine": machine() | {"specbatch": importlib.metadata.version("specbatch")},
+        "model": model,
+        "proposer": draft.name if draft else None,
+        "dtype": plan.dtype,
+        "prompts": prompts.facts,
+        "new_tokens": plan.new_tokens,
+        "runs": plan.runs,
+    }
+
+
+def beside_others(rows: Sequence[Row]) -> list[Row]:
+    """Auto's rate over the best of the other engines' ways: with the same drafts, and of all.
+
+    The same drafts are replayed ones of its acceptance, or the draft model's. All ways are these,
+    those that do not draft, and prompt lookup, whose acceptance is what the texts make it.
+    """
+    found = []
+    rated = [row for row in rows if "tokens_per_sec" in row]
+    for auto in rated:
+        if auto["engine"] != OURS or not auto["mode"].endswith(AUTO):
+            continue
+        drafts = auto["drafts"], auto["acceptance"]
+        others = [r for r in rated if r["n"] == auto["n"] and r["engine"] != OURS]
+        alike = [r for r in others if (r["drafts"], r["acceptance"]) == drafts]
+        free = [r for r in others if r["drafts"] in (NONE, LOOKUP)]
+        row = {key: auto[key] for key in ("n", "drafts", "acceptance", "tokens_per_sec")}
+        for name, rivals in (("same_drafts", alike), ("other", [*alike, *free])):
+            if rivals:
+                best = max(rivals, key=lambda r: float(r["tokens_per_sec"]))
+                ratio = auto["tokens_per_sec"] / best["tokens_per_sec"]
+                row[f"best_{name}"] = f"{best['engine']} {best['mode']}"
+                row[f"over_best_{name}"] = round(ratio, 3)
+        found.append(row)
+    return found
