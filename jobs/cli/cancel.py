@@ -1,6 +1,8 @@
-"""`specbatch cancel JOB`: what is finished is kept, the rest is dropped."""
+"""`specbatch cancel JOB`: what is finished is kept, the rest is left to be done."""
 
 from __future__ import annotations
+
+import getpass
 
 from specbatch.jobs.cli.connect import client, load_settings
 from specbatch.jobs.cli.console import say
@@ -8,11 +10,18 @@ from specbatch.jobs.cli.options import JobId
 
 
 def cancel(job: JobId) -> None:
-    """Ask a job to stop; workers drop it within a third of a lease."""
+    """Ask a job to stop: finished rows are kept, the others left beside the output as a job."""
     with client(load_settings()) as c:
         before = c.job(job)
-        row = c.cancel(job)
+        row = c.cancel(job, f"cancelled by {_who()}")
     if before.state.is_final:
         say(f"job {row.job_id} is {row.state} already; nothing to cancel")
     else:
-        say(f"job {row.job_id} will be cancelled; finished groups are kept and published")
+        say(f"job {row.job_id} will be cancelled; finished rows are kept and published")
+
+
+def _who() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        return "a user without a name"

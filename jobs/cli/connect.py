@@ -14,13 +14,15 @@ from specbatch.jobs.cli.console import remark
 from specbatch.pipeline.bootstrap import make_client, make_store
 from specbatch.pipeline.client import Client, Ring
 from specbatch.schemas.errors import SpecbatchError, UsageError
+from specbatch.schemas.masking import mask_url, masked
 from specbatch.schemas.records import Bell
-from specbatch.schemas.settings import Settings, mask_url
+from specbatch.schemas.settings import Settings
 
 if TYPE_CHECKING:
     from celery import Celery
 
 REACH_SEC = 5.0
+_OTHERS = 0o044  # of a file's mode: group or anybody may read it
 
 
 class BrokerError(SpecbatchError):
@@ -36,13 +38,21 @@ def load_settings(**values: Any) -> Settings:
     if path and not Path(path).is_file():
         raise UsageError(f"SPECBATCH_SETTINGS names {path}, which is not a file")
     try:
-        return Settings(**values)
+        found = Settings(**values)
     except ValidationError as error:
         problem = error.errors()[0]
         name = "SPECBATCH_" + "_".join(str(part) for part in problem["loc"]).upper()
         raise UsageError(f"setting {name}: {problem['msg']} (got {problem['input']!r})") from None
     except ValueError as error:  # of the TOML reader
         raise UsageError(f"the settings file {path} cannot be read: {error}") from None
+    if path and Path(path).stat().st_mode & _OTHERS and _has_password(Path(path)):
+        remark(f"{path} holds a password and other users can read it: `chmod 600 {path}`")
+    return found
+
+
+def _has_password(path: Path) -> bool:
+    text = path.read_text(errors="replace")
+    return masked(text) != text
 
 
 @contextmanager

@@ -1,12 +1,14 @@
 """Where commands write, and how an error becomes one line and an exit code.
 
-Results go to stdout, progress and remarks to stderr. Colour only on a terminal.
+Results go to stdout, progress and remarks to stderr. Colour only on a terminal. Passwords of URLs
+are masked in all of it, in the logs of libraries and in tracebacks too.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+import traceback
 from typing import Any, NoReturn
 
 import orjson
@@ -16,11 +18,14 @@ from rich.logging import RichHandler
 from rich.text import Text
 
 from specbatch.schemas.errors import SpecbatchError
+from specbatch.schemas.masking import masked
 
 out = Console()
 err = Console(stderr=True)
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+_CRASHED = 1
+_formatter = logging.Formatter()
 
 
 def new_app(help_text: str) -> typer.Typer:
@@ -44,11 +49,29 @@ def run(app: typer.Typer, prog_name: str) -> NoReturn:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    except Exception:
+        sys.stderr.write(masked(traceback.format_exc()))
+        sys.exit(_CRASHED)
     sys.exit(0)
+
+
+def _masked_record(*args: Any, **kwargs: Any) -> logging.LogRecord:
+    """A record whose text and traceback show no password, whoever logs and however it is shown."""
+    record = logging.LogRecord(*args, **kwargs)
+    try:
+        said = record.getMessage()
+    except (TypeError, ValueError):  # wrong arguments: the handler will complain of them
+        return record
+    if (hidden := masked(said)) != said:
+        record.msg, record.args = hidden, ()
+    if record.exc_info and record.exc_info[0] is not None:
+        record.exc_text = masked(_formatter.formatException(record.exc_info))
+    return record
 
 
 def _log_to_stderr() -> None:
     """Warnings of workers, beside the progress bar and not through it."""
+    logging.setLogRecordFactory(_masked_record)
     handler: logging.Handler = logging.StreamHandler()
     if err.is_terminal:
         handler = RichHandler(console=err, show_path=False)
@@ -64,12 +87,13 @@ def _log_to_stderr() -> None:
 
 def complain(message: str) -> None:
     """`error: ...` on stderr."""
-    err.print(Text.assemble(("error:", "bold red"), " ", " ".join(message.split())), soft_wrap=True)
+    text = " ".join(masked(message).split())
+    err.print(Text.assemble(("error:", "bold red"), " ", text), soft_wrap=True)
 
 
 def remark(message: str) -> None:
     """A sentence on stderr."""
-    err.print(message, markup=False, highlight=False, soft_wrap=True)
+    err.print(masked(message), markup=False, highlight=False, soft_wrap=True)
 
 
 def say(message: str) -> None:

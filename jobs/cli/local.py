@@ -38,9 +38,13 @@ def submit_here(
         check_job(settings, spec, key, c.job)
         job, created = c.submit(spec, key)
         if not created:
-            remark(f"job {job.job_id} is known by this key and {job.state}")
+            remark(f"job {job.job_id} is known by this key and {job.state}: {_going_on(job)}")
         run_here(settings, spec, job, timeout_sec, "run the same command again" if key else None)
         finish(c, job.job_id, json)
+
+
+def _going_on(job: JobRow) -> str:
+    return "nothing is done again" if job.state.is_final else "it goes on here"
 
 
 def run_here(
@@ -65,7 +69,7 @@ def run_here(
     try:
         with _sigterm_as_interrupt(), embedded(settings, spec.verifier, job.proposer) as running:
             app, worker = running
-            c = make_client(settings, make_ring(app), worker.store)
+            c = make_client(settings, make_ring(app), worker.store, worker.keeper.look)
             _follow(c, app, worker, job, spec, timeout_sec)
     except KeyboardInterrupt:
         remark(f"job {job.job_id} stopped; its finished groups are kept. To go on: {hint}")

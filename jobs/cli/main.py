@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from specbatch.jobs.cli.bench import bench
 from specbatch.jobs.cli.cancel import cancel
+from specbatch.jobs.cli.chaos import chaos
 from specbatch.jobs.cli.console import new_app, run
 from specbatch.jobs.cli.demo import demo
 from specbatch.jobs.cli.jobs import jobs
@@ -14,7 +16,19 @@ from specbatch.jobs.cli.submit_job import submit_job
 from specbatch.jobs.cli.worker import worker
 
 app = new_app("Batch generation with speculative decoding: exact, durable, auditable.")
-for command in (submit_job, jobs, show, cancel, retry, worker, demo, migrate, settings):
+for command in (
+    submit_job,
+    jobs,
+    show,
+    cancel,
+    retry,
+    worker,
+    demo,
+    bench,
+    chaos,
+    migrate,
+    settings,
+):
     app.command()(command)
 
 

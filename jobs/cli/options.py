@@ -42,6 +42,14 @@ Verifier = Annotated[Text, _option("--verifier", "model that decides: folder or 
 Proposer = Annotated[
     Text, _option("--proposer", "model that drafts: folder or hub id, or `none`", _MODELS)
 ]
+Proposers = Annotated[
+    list[str] | None,
+    _option(
+        "--proposer",
+        "model that drafts, or `none`; repeat for more beside one verifier, the main one first",
+        _MODELS,
+    ),
+]
 
 MaxTokens = Annotated[Whole, _option("--max-tokens", "most tokens per completion", _SAMPLING)]
 MinTokens = Annotated[Whole, _option("--min-tokens", "no stop before so many tokens", _SAMPLING)]
@@ -86,8 +94,24 @@ IgnoreEos = Annotated[
 Depth = Annotated[
     Text,
     _option(
-        "--depth", "draft tokens per step: auto, off or a number; never changes outputs", _SPEED
+        "--depth",
+        "draft tokens per step: auto, off, a number, or shadow (draft and count, verify nothing); "
+        "never changes outputs",
+        _SPEED,
     ),
+]
+Sources = Annotated[
+    Text,
+    _option(
+        "--sources",
+        "who may draft: hybrid (all), or some of block, history, ngram, draft-model as a list",
+        _SPEED,
+    ),
+]
+MaxDepth = Annotated[Whole, _option("--max-depth", "draft tokens per step at most", _SPEED)]
+HistoryTokens = Annotated[
+    Whole,
+    _option("--history-tokens", "tokens of earlier jobs' outputs to draft from; 0: none", _SPEED),
 ]
 Verification = Annotated[
     Text,
@@ -106,6 +130,26 @@ GroupSize = Annotated[Whole, _option("--group-size", "prompts per unit of work",
 
 Name = Annotated[Text, typer.Option("--name", help="the job's name", show_default=False)]
 Tenant = Annotated[Text, typer.Option("--tenant", help="whose job it is", show_default=False)]
+
+Priority = Annotated[
+    Text, typer.Option("--priority", help="class: high, normal or low", show_default=False)
+]
+Deadline = Annotated[
+    Real,
+    typer.Option(
+        "--deadline-sec",
+        help="stop so long after submission, and keep what is done",
+        show_default=False,
+    ),
+]
+Budget = Annotated[
+    Real,
+    typer.Option(
+        "--budget-usd",
+        help="stop when so much is spent on devices, and keep what is done",
+        show_default=False,
+    ),
+]
 
 Local = Annotated[
     bool, typer.Option("--local", help="do the whole job in this process, without servers")
@@ -142,7 +186,7 @@ JobId = Annotated[str, typer.Argument(metavar="JOB", help="job id, or at least 6
 
 
 def depth_value(text: str | None) -> str | int | None:
-    """`4` is a number, `auto` and `off` are words; the spec's check sees to the rest."""
+    """`4` is a number, `auto`, `off` and `shadow` are words; the spec's check sees to the rest."""
     return int(text) if text is not None and text.lstrip("-").isdigit() else text
 
 

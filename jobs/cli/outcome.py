@@ -51,5 +51,11 @@ def leave(job: JobRow) -> NoReturn:
     elif job.state is JobState.PARTIAL:
         remark(f"some rows failed: `specbatch show {job.job_id}` tells why")
     elif job.state is JobState.CANCELLED:
-        remark(f"job {job.job_id} was cancelled: `specbatch retry {job.job_id}` does the rest")
+        reason = f" ({job.stop_reason})" if job.stop_reason else ""
+        remark(
+            f"job {job.job_id} was stopped{reason}; its finished rows are in the output. "
+            f"`specbatch retry {job.job_id}` does the rest, and so does the remainder's spec there"
+        )
+        if job.error:
+            complain(job.error)
     raise typer.Exit(EXIT_CODES.get(job.state, 0))

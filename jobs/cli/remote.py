@@ -28,7 +28,8 @@ def submit_there(
     check_input_here(spec.input)
     with client(settings) as c:
         job, created = c.submit(spec, key)
-        remark(f"job {job.job_id} {'submitted' if created else f'known, {job.state}'}")
+        known = f"is known by this key and {job.state}: nothing is submitted twice"
+        remark(f"job {job.job_id} {'submitted' if created else known}")
         if wait:
             follow(c, job, spec, timeout_sec)
             finish(c, job.job_id, json)

@@ -17,15 +17,22 @@ def retry(
     local: Annotated[
         bool, typer.Option("--local", help="work in this process until the job ends")
     ] = False,
+    quarantined: Annotated[
+        bool,
+        typer.Option("--quarantined", help="only rows that failed by themselves, by all attempts"),
+    ] = False,
     timeout: o.Timeout = None,
     json: o.Json = False,
 ) -> None:
-    """Send a job's failed and cancelled groups back to work; with --local, go on with it here."""
+    """Send a job's failed and cancelled groups, or only its quarantined rows, back to work.
+
+    With --local, go on with it here.
+    """
     settings = load_settings()
     with client(settings) as c:
         row = c.job(job)
         going_on = local and not row.state.is_final
-        count = 0 if going_on else c.retry(row.job_id)
+        count = 0 if going_on else c.retry(row.job_id, quarantined)
         if not going_on:
             found = (
                 f"{count} unit{'s' if count != 1 else ''} back to work"

@@ -9,7 +9,8 @@ from rich.table import Table
 
 from specbatch.jobs.cli.connect import load_settings
 from specbatch.jobs.cli.console import out, say_json
-from specbatch.schemas.settings import Settings, mask_url
+from specbatch.schemas.masking import mask_url
+from specbatch.schemas.settings import Settings
 
 
 def settings(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
@@ -11,41 +13,123 @@ from specbatch.jobs.cli.connect import client, load_settings
 from specbatch.jobs.cli.console import out, say, say_json
 from specbatch.jobs.cli.options import JobId
 from specbatch.jobs.cli.outcome import as_json
-from specbatch.pipeline.bootstrap import make_store
+from specbatch.pipeline.bootstrap import first_rows, make_store
 from specbatch.pipeline.observe.summary import summarize, summary_table
-from specbatch.schemas.records import RejectedRow
+from specbatch.schemas.records import (
+    NORMAL,
+    PRIORITIES,
+    JobProgress,
+    JobRow,
+    PromptRow,
+    Prompts,
+    RejectedRow,
+)
+from specbatch.schemas.speculation import ALL_PROPOSERS, Decision
 
 EXAMPLES = 3
+DECISIONS = 20
 
 
 def show(
     job: JobId,
     json: Annotated[bool, typer.Option("--json", help="one JSON object on one line")] = False,
 ) -> None:
-    """Show a job's state, progress, costs, errors and quarantined rows."""
+    """Show a job's state, progress, costs, errors, quarantined rows and decisions about drafts."""
     settings = load_settings()
     with client(settings) as c:
         row, progress = c.job(job), c.progress(job)
-    if json:
-        say_json(as_json(row, progress))
-        return
+    store = make_store(settings)
+    try:
+        decisions = store.decisions(row.job_id)
+        unfinished = store.failed_groups(row.job_id)
+        alone = [(p, error) for _, word, p, error in unfinished if _is_one_row(word, p)]
+        if json:
+            told = {"rows_quarantined": len(alone), "decisions": [asdict(d) for d in decisions]}
+            say_json(as_json(row, progress) | told)
+            return
+        _say_how_far(row, progress)
+        for line in quarantine_lines(store.rejected(row.job_id)):
+            say(line)
+        if alone:
+            shown = first_rows(settings, row, [prompts for prompts, _ in alone[:EXAMPLES]])
+            for line in failed_row_lines(row.job_id, [error for _, error in alone], shown):
+                say(line)
+        for index, word, prompts, error in unfinished:
+            if not _is_one_row(word, prompts):
+                reason = (row.stop_reason if word == "cancelled" else None) or error
+                say(f"group {index} {word}: {reason or 'no reason given'}")
+    finally:
+        store.close()
+    for line in decision_lines(decisions):
+        say(line)
+    say(f"output: {row.output_uri}")
+
+
+def _say_how_far(row: JobRow, progress: JobProgress) -> None:
     out.print(summary_table(summarize(row, progress)))
     say(f"progress: {progress.rows_done:,} of {progress.rows_total:,} prompts, "
         f"{progress.groups_done:,} of {progress.groups_total:,} groups"
-        + ("" if progress.ingest_done else ", the input is still being read"))  # fmt: skip
+        + ("" if progress.ingest_done else f", {_of_reading(row)}"))  # fmt: skip
+    for line in limit_lines(row):
+        say(line)
     if row.cancel_requested:
-        say("a cancel was asked for")
+        ends = "stopped" if row.state.is_final else "is being stopped"
+        say(f"{ends}: {row.stop_reason or 'a cancel was asked for'}")
     if row.error:
         say(f"error: {row.error}")
-    store = make_store(settings)
-    try:
-        for line in quarantine_lines(store.rejected(row.job_id)):
-            say(line)
-        for index, word, _, error in store.failed_groups(row.job_id):
-            say(f"group {index} {word}: {error or 'no reason given'}")
-    finally:
-        store.close()
-    say(f"output: {row.output_uri}")
+
+
+def _of_reading(row: JobRow) -> str:
+    """Of an input that was not read to its end."""
+    if row.state.is_final:
+        return "the input was not read to its end"
+    return "reading waits for groups to be done" if row.paused else "the input is still being read"
+
+
+def limit_lines(row: JobRow) -> list[str]:
+    """Its class, where it is not the usual one, its deadline and its budget."""
+    lines = []
+    if row.priority != NORMAL:
+        lines.append(f"priority: {PRIORITIES[row.priority]}")
+    if row.deadline_at is not None:
+        when = datetime.fromtimestamp(row.deadline_at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        lines.append(f"deadline: {when}")
+    if row.budget_usd is not None:
+        lines.append(f"budget: ${row.budget_usd:g}")
+    return lines
+
+
+def decision_lines(decisions: Sequence[Decision]) -> list[str]:
+    """The last decisions about drafts, oldest first: when, what, about whom, and why."""
+    if not decisions:
+        return []
+    left_out = len(decisions) - DECISIONS
+    lines = [f"decisions about drafts ({left_out:,} earlier ones are in --json):"]
+    if left_out <= 0:
+        lines = ["decisions about drafts:"]
+    for d in decisions[-DECISIONS:]:
+        when = datetime.fromtimestamp(d.at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        whom = "" if d.proposer == ALL_PROPOSERS else f" {d.proposer}"
+        lines.append(f"    {when}  {d.action}{whom}: {d.reason}")
+    return lines
+
+
+def _is_one_row(word: str, prompts: Prompts) -> bool:
+    """Whether an unfinished group is a row that failed by itself."""
+    return word == "failed" and prompts.rows == 1
+
+
+def failed_row_lines(
+    job_id: str, reasons: Sequence[str], rows: Sequence[PromptRow] | None
+) -> list[str]:
+    """How many rows failed by themselves, and the first few; `rows`: these, where known."""
+    again = f"specbatch retry {job_id} --quarantined"
+    lines = [f"quarantined, failed: {len(reasons):,} (`{again}` does them again)"]
+    for place, reason in enumerate(reasons[:EXAMPLES]):
+        row = None if rows is None else rows[place]
+        named = "a row" if row is None else f"row {row.row_index} (id {row.row_id})"
+        lines.append(f"    {named}: {reason or 'no reason given'}")
+    return lines
 
 
 def quarantine_lines(rows: Iterable[RejectedRow]) -> list[str]:

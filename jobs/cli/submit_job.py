@@ -41,12 +41,18 @@ def submit_job(
     logprobs: o.Logprobs = None,
     top_logprobs: o.TopLogprobs = None,
     depth: o.Depth = None,
+    sources: o.Sources = None,
+    max_depth: o.MaxDepth = None,
+    history_tokens: o.HistoryTokens = None,
     verification: o.Verification = None,
     dtype: o.Dtype = None,
     exactness: o.Exactness = None,
     group_size: o.GroupSize = None,
     name: o.Name = None,
     tenant: o.Tenant = None,
+    priority: o.Priority = None,
+    deadline_sec: o.Deadline = None,
+    budget_usd: o.Budget = None,
     local: o.Local = False,
     wait: o.Wait = False,
     timeout: o.Timeout = None,
@@ -61,7 +67,8 @@ def submit_job(
     5 cancelled, 6 gave up waiting, 130 interrupted.
     """
     flags: dict[str, Any] = {
-        "name": name, "tenant": tenant,
+        "name": name, "tenant": tenant, "priority": priority,
+        "deadline_sec": deadline_sec, "budget_usd": budget_usd,
         "input.uri": input, "input.format": format, "input.prompt_column": prompt_column,
         "input.prompt_kind": prompt_kind, "input.id_column": id_column,
         "input.seed_column": seed_column, "input.sampling_column": sampling_column,
@@ -76,6 +83,8 @@ def submit_job(
         "sampling.frequency_penalty": frequency_penalty,
         "sampling.logprobs": logprobs, "sampling.top_logprobs": top_logprobs,
         "speculation.depth": o.depth_value(depth), "speculation.verification": verification,
+        "speculation.sources": sources, "speculation.max_depth": max_depth,
+        "speculation.history_tokens": history_tokens,
         "engine.dtype": dtype, "engine.exactness": exactness, "group_size": group_size,
     }  # fmt: skip
     if timeout is not None and not (wait or local):

@@ -13,7 +13,7 @@ from specbatch.jobs.cli import options as o
 from specbatch.jobs.cli.connect import check_broker_url, load_settings
 from specbatch.jobs.cli.console import remark
 from specbatch.schemas.errors import UsageError
-from specbatch.schemas.settings import mask_url
+from specbatch.schemas.masking import mask_url
 from specbatch.schemas.spec import model_ref
 
 
@@ -30,25 +30,41 @@ class Kind(StrEnum):
 def worker(
     kind: Annotated[Kind, typer.Argument(help="what it does", show_default=False)],
     verifier: o.Verifier = None,
-    proposer: o.Proposer = None,
+    proposer: o.Proposers = None,
     concurrency: Annotated[
         int, typer.Option(help="groups it holds at once; they share one fused batch", min=1)
     ] = 16,
 ) -> None:
-    """Run a worker. `verify` needs --verifier, `propose` needs --proposer; each may have both."""
+    """Run a worker. `verify` needs --verifier, `propose` needs --proposer; each may have both.
+
+    A verifier may have several draft models: give --proposer once for each. They are asked by what
+    their drafts were worth and cost, row tag by row tag.
+    """
     settings = load_settings()
-    kinds = kinds_of(kind, verifier, proposer)
+    proposers = proposers_of(kind, proposer or [])
+    kinds = kinds_of(kind, verifier, proposers[0] if proposers else None)
     check_broker_url(settings)
-    models = [
-        model_ref(ref, Path.cwd()) if ref and ref != "none" else None
-        for ref in (verifier, proposer)
-    ]
+    served = model_ref(verifier, Path.cwd()) if verifier and verifier != "none" else None
+    drafting = tuple(model_ref(ref, Path.cwd()) for ref in proposers)
     for name in ("celery", "specbatch"):
         logging.getLogger(name).setLevel(logging.INFO)
     remark(f"worker for {', '.join(kinds)} on {mask_url(settings.broker_url)}; Ctrl-C ends it")
     from specbatch.workers.lifecycle import run_worker
 
-    run_worker(settings, kinds, models[0], models[1], concurrency)
+    run_worker(settings, kinds, served, drafting, concurrency)
+
+
+def proposers_of(kind: Kind, given: list[str]) -> list[str]:
+    """The draft models. Raises `UsageError` where there are more than the kind can serve."""
+    named = [ref for ref in given if ref not in ("", "none")]
+    if named and len(named) < len(given):
+        raise UsageError(f"--proposer none and --proposer {named[0]} exclude each other")
+    if kind is not Kind.VERIFY and kind is not Kind.ALL and len(named) > 1:
+        raise UsageError(
+            f"`specbatch worker {kind}` serves one --proposer: start one worker for each; several "
+            "are for `specbatch worker verify`"
+        )
+    return named
 
 
 def kinds_of(kind: Kind, verifier: str | None, proposer: str | None) -> tuple[str, ...]:

@@ -31,7 +31,22 @@ BAD_FLAGS = {
     "top_p": (["--top-p", "1.5"], "`sampling.top_p`"),
     "dtype": (["--dtype", "float8"], "'auto', 'bfloat16', 'float16' or 'float32'"),
     "exactness": (["--exactness", "roughly"], "'bitwise' or 'fast'"),
-    "depth": (["--depth", "deep"], "'auto' or 'off'"),
+    "depth": (["--depth", "deep"], "'auto', 'off' or 'shadow'"),
+    "max depth": (["--max-depth", "99"], "`speculation.max_depth`"),
+    "source": (
+        ["--sources", "ngram,psychic"],
+        "no source of drafts is called 'psychic': name some of block, history, ngram, draft-model",
+    ),
+    "no source": (["--sources", ","], "no sources of drafts are left: name some, or set depth to"),
+    "history tokens": (["--history-tokens", "-1"], "`speculation.history_tokens`"),
+    "shadow of a test": (
+        ["--depth", "shadow", "--verification", "rejection"],
+        "rejection and depth shadow exclude each other",
+    ),
+    "test without its source": (
+        ["--sources", "ngram", "--verification", "block"],
+        "add draft-model to sources",
+    ),
     "verification": (["--verification", "loose"], "'coupled', 'rejection' or 'block'"),
     "test without a model": (
         ["--verification", "block", "--proposer", "none"],

@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 from specbatch.jobs.cli.demo import demo_settings, demo_spec, prepare
-from specbatch.jobs.cli.show import quarantine_lines
+from specbatch.jobs.cli.show import decision_lines, quarantine_lines
 from specbatch.jobs.cli.worker import Kind, kinds_of
+from specbatch.pipeline.bootstrap import make_store
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.records import RejectedRow
+from specbatch.schemas.settings import Settings
+from specbatch.schemas.speculation import ALL_PROPOSERS, Decision, DecisionAction
 
 
 def test_jobs_lists_whole_ids_newest_first(cli: Any, job: Any) -> None:
@@ -28,7 +31,8 @@ def test_jobs_lists_whole_ids_newest_first(cli: Any, job: Any) -> None:
 def test_show_takes_the_first_characters_of_an_id(cli: Any, job: Any) -> None:
     made = cli("submit-job", *job, "--local", "--json").json
     shown = cli("show", made["job"][:14], "--json")
-    assert shown.json == made
+    told = {"rows_quarantined": 0, "decisions": shown.json["decisions"]}
+    assert shown.json == made | told
     assert "progress: 12 of 12 prompts, 1 of 1 groups" in cli("show", made["job"]).out
 
 
@@ -36,6 +40,38 @@ def test_retry_of_a_finished_job_has_nothing_to_do(cli: Any, job: Any) -> None:
     made = cli("submit-job", *job, "--local", "--json").json
     assert "nothing to retry" in cli("retry", made["job"]).out
     assert "nothing to cancel" in cli("cancel", made["job"]).out
+
+
+def test_show_tells_the_last_decisions_about_drafts_and_json_all(cli: Any, job: Any) -> None:
+    job_id = cli("submit-job", *job, "--local", "--json").json["job"]
+    store = make_store(Settings())
+    before = store.decisions(job_id)
+    noted = [
+        Decision(2e9 + i, DecisionAction.TAKEN_OUT, "ngram", f"reason {i}", 0.25, 0.5, 8)
+        for i in range(24)
+    ]
+    noted.append(Decision(3e9, DecisionAction.OFF, ALL_PROPOSERS, "the [last] reason"))
+    store.note_decisions(job_id, noted)
+    store.close()
+    shown = cli("show", job_id).out
+    assert f"decisions about drafts ({len(before) + 5:,} earlier ones are in --json)" in shown
+    lines = [line.strip() for line in shown.splitlines() if " UTC " in line]
+    assert len(lines) == 20
+    assert lines[0] == "2033-05-18 03:33:25 UTC  taken out ngram: reason 5"
+    assert lines[-1] == "2065-01-24 05:20:00 UTC  off: the [last] reason"
+    told = cli("show", job_id, "--json").json["decisions"]
+    assert len(told) == len(before) + 25
+    assert told[-2] == {
+        "at": 2e9 + 23, "action": "taken out", "proposer": "ngram", "reason": "reason 23",
+        "acceptance": 0.25, "break_even": 0.5, "sequences": 8,
+    }  # fmt: skip
+
+
+def test_a_job_without_decisions_has_no_line_for_them() -> None:
+    assert decision_lines([]) == []
+    (title, line) = decision_lines([Decision(0.0, DecisionAction.ON, ALL_PROPOSERS, "it pays")])
+    assert title == "decisions about drafts:"
+    assert line.endswith("on: it pays")
 
 
 def test_quarantined_rows_are_grouped_with_a_few_examples() -> None:
@@ -52,6 +88,23 @@ def test_settings_are_printed_without_passwords(cli: Any, monkeypatch: pytest.Mo
     shown = cli("settings", "--json")
     assert shown.json["broker_url"] == "redis://u:***@h/0"
     assert "secret" not in shown.out + cli("settings").out
+
+
+def test_a_settings_file_with_a_password_that_others_can_read_is_remarked_on(
+    cli: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder / "settings.toml"
+    monkeypatch.setenv("SPECBATCH_SETTINGS", str(path))
+    path.write_text('broker_url = "redis://u:secret@h/0"')
+    path.chmod(0o644)
+    shown = cli("settings", "--json")
+    assert shown.json["broker_url"] == "redis://u:***@h/0"
+    assert f"other users can read it: `chmod 600 {path}`" in shown.err
+    path.chmod(0o600)
+    assert cli("settings", "--json").err == ""
+    path.write_text("lease_sec = 5.0")
+    path.chmod(0o644)
+    assert cli("settings", "--json").err == ""
 
 
 def test_migrate_makes_the_store(cli: Any, folder: Path) -> None:

@@ -47,6 +47,13 @@ def test_a_sample_of_fast_tokens_is_shown_with_what_differed() -> None:
     assert line not in dict(summary_rows(summarize(JOB, PROGRESS)))
 
 
+def test_drafts_in_shadow_are_shown_with_what_would_have_been_accepted() -> None:
+    report = {"shadow_proposed": 4096, "shadow_accepted": 2499}
+    shown = dict(summary_rows(summarize(replace(JOB, report=report), PROGRESS)))
+    assert shown["drafts in shadow"] == "61.0% of 4,096 would have been accepted"
+    assert "drafts in shadow" not in dict(summary_rows(summarize(JOB, PROGRESS)))
+
+
 def test_what_was_not_measured_is_said_so() -> None:
     job = replace(JOB, report={}, finished_at=None)
     nothing = replace(PROGRESS, proposed=0, accepted=0, verifier_passes=0, completion_tokens=0)

@@ -1,0 +1,114 @@
+"""`specbatch chaos`: a small job again and again, its workers killed, frozen and cut off."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specbatch.jobs.cli.console import remark, say, say_json
+from specbatch.pipeline.bootstrap import require_engine_extra
+
+if TYPE_CHECKING:
+    from specbatch.jobs.chaos.harness import Ran
+
+BROKEN = 1
+
+
+class EngineChoice(StrEnum):
+    """What generates."""
+
+    STAND_IN = "stand-in"
+    REAL = "real"
+
+
+def chaos(
+    runs: Annotated[int, typer.Option(help="jobs that are disturbed, one after another", min=1)] = (
+        20
+    ),
+    seed: Annotated[int, typer.Option(help="the first run's; the next has the next", min=0)] = 0,
+    engine: Annotated[
+        EngineChoice, typer.Option(help="stand-in: tokens from a hash; real: the demo pair")
+    ] = EngineChoice.STAND_IN,
+    workers: Annotated[int, typer.Option(help="worker processes", min=2, max=16)] = 2,
+    redis: Annotated[
+        str | None, typer.Option(help="an empty Redis database; by default one is started")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="one JSON object on one line")] = False,
+) -> None:
+    """Kill, freeze and cut off workers at seeded points; exit with 1 unless nothing was lost.
+
+    Everything happens in a temporary folder, on SQLite and Redis.
+    """
+    require_engine_extra()
+    from specbatch.jobs.chaos.harness import site
+    from specbatch.jobs.chaos.plan import plan_of
+    from specbatch.jobs.chaos.private_redis import private_redis, refuse_used
+
+    tell = _silent if json else say
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specbatch-chaos-")))
+        if redis is None:
+            redis = stack.enter_context(private_redis(folder))
+        else:
+            refuse_used(redis)
+        remark(f"{workers} workers with the {engine.value} engine; one undisturbed job first")
+        here = stack.enter_context(
+            site(
+                folder,
+                redis,
+                engine="real" if engine is EngineChoice.REAL else "stand-in",
+                workers=workers,
+                tell=tell,
+            )
+        )
+        ran = []
+        for number in range(seed, seed + runs):
+            plan = plan_of(number, workers)
+            tell(str(plan))
+            ran.append(here.run(plan))
+            for violation in ran[-1].violations:
+                tell(f"  BROKEN: {violation}")
+    _conclude(ran, json)
+
+
+def _silent(_: str) -> None:
+    """Where the one line of JSON is all that is wanted."""
+
+
+def _conclude(ran: list[Ran], json: bool) -> None:
+    """The conservation report of all runs together."""
+    reports = [report for one in ran for report in one.reports]
+    keys = ("submitted", "ok", "failed", "cancelled", "pending")
+    totals = {key: sum(getattr(r.census, key) for r in reports) for key in keys}
+    violations = [v for one in ran for v in one.violations]
+    fired, missed = sum(len(r.fired) for r in ran), sum(len(r.missed) for r in ran)
+    if json:
+        say_json(
+            {
+                "runs": len(ran),
+                "jobs": len(reports),
+                "disturbances": fired,
+                "never_reached": missed,
+                "workers_restarted": sum(r.restarts for r in ran),
+                **totals,
+                "violations": violations,
+            }
+        )
+    else:
+        say("")
+        say(f"{len(ran)} runs, {len(reports)} jobs, {fired} disturbances ({missed} never reached)")
+        parts = " + ".join(f"{key} {totals[key]}" for key in keys[1:])
+        sign = "=" if sum(totals[key] for key in keys[1:]) == totals["submitted"] else "≠"
+        say(f"submitted {totals['submitted']} {sign} {parts}")
+        say(
+            "each key once, all files as listed, all outputs those of the undisturbed job"
+            if not violations
+            else f"THE LAW IS BROKEN in {len(violations)} ways, see above"
+        )
+    if violations:
+        raise typer.Exit(BROKEN)
