@@ -11,7 +11,8 @@ export PIP_ROOT_USER_ACTION := ignore
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-long lint types format
-.PHONY: bench-depth bench-engine bench-memory bench-gpu bench-exactness bench-acceptance clean distclean
+.PHONY: bench-overhead bench-scale bench-drain
+.PHONY: bench-collapse bench-depth bench-engine bench-memory bench-gpu bench-exactness bench-acceptance clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,14 +54,27 @@ bench-acceptance: $(VENV)/.engine ## how many drafts of the demo pair each verif
 
 bench-depth: $(VENV)/.engine ## what auto makes of drafts, beside depth 0 and fixed depths; takes ARGS
 	@$(BIN)/python -m specbatch.jobs.bench.depth --model demo $(ARGS)
+	@$(BIN)/python -m specbatch.jobs.bench.depth --model demo --history $(ARGS)
 	@$(BIN)/python -m specbatch.jobs.bench.depth --model demo --real $(ARGS)
 	@$(BIN)/python -m specbatch.jobs.bench.depth --model llama-230m $(ARGS)
+
+bench-collapse: $(VENV)/.engine ## drafts that stop fitting in the middle of a job, beside depth 0
+	@$(BIN)/python -m specbatch.jobs.bench.collapse $(ARGS)
+
+bench-overhead: $(VENV)/.dev ## a job's whole path beside the engine alone, on an idle machine; takes ARGS
+	@PYTHONPATH=tests $(BIN)/python -m specbatch.jobs.bench.overhead $(ARGS)
+
+bench-scale: $(VENV)/.dev ## 1 to 32 verifier processes that wait instead of computing, and what the store takes; takes ARGS
+	@PYTHONPATH=tests $(BIN)/python -m specbatch.jobs.bench.scale $(ARGS)
+
+bench-drain: $(VENV)/.dev ## a million rows through all stages but the model: seconds and memory; takes ARGS
+	@PYTHONPATH=tests $(BIN)/python -m specbatch.jobs.bench.drain $(ARGS)
 
 bench-gpu: $(VENV)/.dev ## on a GPU: its tests, rooflines of the kernels, tokens/s; JSON in jobs/bench/results
 	@$(BIN)/python -m specbatch.jobs.bench.gpu
 
 clean: ## remove caches, build leftovers and the demo's output
-	@rm -rf demo-run build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf demo-run bench-run build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 distclean: clean ## also remove .venv

@@ -32,6 +32,7 @@ DIRECTIONS = {
         "schemas",
     ),
     "jobs.bench": ("kernels", "pipeline", "workers", "schemas", "jobs"),  # measures the parts
+    "jobs.chaos": ("pipeline", "workers", "schemas", "jobs"),  # an engine of its own, and faults
     "jobs.demo": ("kernels", "pipeline", "workers", "schemas", "jobs"),  # trains and measures
     "migrations": ("schemas",),
 }

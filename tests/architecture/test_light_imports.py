@@ -12,6 +12,7 @@ import pytest
 from support.tree import ROOT, is_inside, modules
 
 HEAVY = ("torch", "pyarrow", "numpy", "transformers", "tokenizers", "safetensors", "triton")
+TORCH = ("torch", "transformers", "tokenizers", "safetensors", "triton")
 LIGHT_ROOMS = ("schemas", "pipeline.ledger", "pipeline.client", "pipeline.bootstrap", "workers")
 # Imported only by those that move bulk rows.
 NOT_LIGHT = ("schemas.arrow",)
@@ -55,6 +56,13 @@ def test_submitting_needs_no_torch_pyarrow_or_numpy(tmp_path: Path) -> None:
     ]
     assert names
     done = run_python("-c", BLOCK_AND_IMPORT, ",".join(HEAVY), *names, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_stages_need_no_torch(tmp_path: Path) -> None:
+    # So a worker whose engine is no model, as of `specbatch chaos`, starts in half a second.
+    names = ["specbatch.pipeline.stages", "specbatch.jobs.chaos.worker"]
+    done = run_python("-c", BLOCK_AND_IMPORT, ",".join(TORCH), *names, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 

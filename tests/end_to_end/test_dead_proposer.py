@@ -1,0 +1,232 @@
+"""A proposer worker that dies, freezes or never comes: the job finishes with the same outputs."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from contracts.shorthand import claim, ingest
+from ledger.builders import JOB, Clock
+
+from specbatch.pipeline.bootstrap import make_store
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.ledger.memory_store import MemoryStore
+from specbatch.pipeline.sweeper import Sweeper
+from specbatch.schemas.errors import StoreError
+from specbatch.schemas.records import Bell, Stage
+from specbatch.schemas.settings import Settings
+from specbatch.schemas.speculation import DecisionAction
+from support import demo
+from support.workers import WorkerProcess, command, wait_until, worker
+
+GROUPS = 4
+ROWS = 40
+PATIENCE_SEC = 60.0
+
+
+# --- the sweeper ----------------------------------------------------------------------------
+class Bed:
+    """A sweeper over three groups that wait for drafts, at a time that tests move."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.rung: list[Bell] = []
+        self.store = MemoryStore(clock=self.clock)
+        ingest(self.store, groups=3, first_stage=Stage.PROPOSE)
+        self.sweeper = Sweeper(self.store, self.rung.append, 5.0, PATIENCE_SEC)
+
+    def sweep(self) -> list[tuple[Stage, int | None]]:
+        """Stages and groups that it rang for."""
+        self.rung.clear()
+        self.sweeper.sweep()
+        return [(bell.stage, bell.group_index) for bell in self.rung]
+
+
+def test_groups_that_nobody_takes_up_go_on_and_are_rung_for_at_once() -> None:
+    bed = Bed()
+    bed.clock.advance(PATIENCE_SEC)
+    assert bed.sweep() == [(Stage.PROPOSE, index) for index in range(3)]
+    assert bed.store.decisions(JOB) == []
+    claim(bed.store, 1, Stage.PROPOSE)  # somebody holds this one: the others wait behind it
+    bed.clock.advance(1.0)
+    assert (Stage.VERIFY, 0) not in bed.sweep()
+    bed.clock.advance(PATIENCE_SEC)  # its lease runs out, and nobody follows
+    bed.sweep()
+    stages = {bell.group_index: bell.stage for bell in bed.store.due()}
+    assert stages == {0: Stage.VERIFY, 1: Stage.PROPOSE, 2: Stage.VERIFY}
+    [decision] = bed.store.decisions(JOB)
+    assert decision.action is DecisionAction.SKIPPED
+    assert decision.reason == (
+        "2 groups (0, 2) go on without drafts, for no proposer worker had taken them up for 60 s"
+    )
+    bed.clock.advance(PATIENCE_SEC + 1)
+    assert (Stage.VERIFY, 1) in bed.sweep()
+    assert "group 1 goes on without drafts" in bed.store.decisions(JOB)[-1].reason
+
+
+def test_a_reason_names_only_so_many_groups() -> None:
+    clock = Clock()
+    store = MemoryStore(clock=clock)
+    ingest(store, groups=30, first_stage=Stage.PROPOSE)
+    clock.advance(PATIENCE_SEC + 1)
+    Sweeper(store, lambda _: None, 5.0, PATIENCE_SEC).sweep()
+    [decision] = store.decisions(JOB)
+    assert decision.reason.startswith("30 groups (0, 1, 2, 3, 4, 5, 6, 7, ...) go on")
+
+
+def test_groups_go_on_even_if_that_cannot_be_noted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bed = Bed()
+
+    def refuse(*_: Any) -> None:
+        raise StoreError("the disk is full")
+
+    monkeypatch.setattr(bed.store, "note_decisions", refuse)
+    bed.clock.advance(PATIENCE_SEC + 1)
+    with caplog.at_level(logging.WARNING):
+        assert bed.sweep() == [(Stage.VERIFY, index) for index in range(3)]
+    assert "the disk is full" in caplog.text
+
+
+# --- processes ------------------------------------------------------------------------------
+def spec_of(folder: Path) -> str:
+    """A job whose blocks take a while to draft."""
+    pq.write_table(pq.read_table(demo.PROMPTS).slice(0, ROWS), folder / "prompts.parquet")
+    spec = {
+        "input": {"uri": "prompts.parquet"},
+        "output": {"uri": "out"},
+        "verifier": str(demo.VERIFIER),
+        "proposer": str(demo.DRAFT),
+        "sampling": {"max_tokens": 200, "temperature": 0.8, "seed": 3, "ignore_eos": True},
+        "speculation": {"pregenerate": True, "pregenerate_tokens": 200},
+        "group_size": ROWS // GROUPS,
+    }
+    (folder / "job.yaml").write_text(yaml.safe_dump(spec))
+    return "job.yaml"
+
+
+Outcome = list[tuple[Any, ...]]
+
+
+def outcome(store: Store, job_id: str) -> Outcome:
+    """All of the completions that does not depend on how they came about, to the last bit."""
+    return [
+        (c.row_index, c.sample_index, c.seed, c.token_ids, c.logprobs, c.text, c.finish_reason)
+        for c in store.completions(job_id)
+    ]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """The job in one process that nothing happens to."""
+    home = tmp_path_factory.mktemp("undisturbed")
+    environment = {"SPECBATCH_WORKSPACE": str(home / "workspace")}
+    report = command("submit-job", spec_of(home), "--local", environment=environment, cwd=home)
+    assert report["state"] == "done"
+    with closing(make_store(Settings(workspace=str(home / "workspace")))) as store:
+        return outcome(store, report["job"])
+
+
+class Site:
+    """A job over Redis, with short leases. Only the worker that does all but draft loses patience
+    soon: nothing is skipped before it is there."""
+
+    def __init__(self, redis_url: str, home: Path) -> None:
+        self.home = home
+        self.environment = {
+            "SPECBATCH_BROKER_URL": redis_url,
+            "SPECBATCH_WORKSPACE": str(home / "workspace"),
+            "SPECBATCH_LEASE_SEC": "3",
+            "SPECBATCH_SWEEP_INTERVAL_SEC": "0.5",
+        }
+        self.store = make_store(Settings(workspace=str(home / "workspace")))
+        report = self.command("submit-job", spec_of(home))
+        self.job_id = report["job"]
+
+    def command(self, *arguments: str) -> dict[str, Any]:
+        return command(*arguments, environment=self.environment, cwd=self.home)
+
+    @contextmanager
+    def worker(self, *arguments: str) -> Iterator[WorkerProcess]:
+        patience = {"SPECBATCH_PROPOSE_PATIENCE_SEC": "2" if arguments == ELSE else "600"}
+        with worker(*arguments, environment=self.environment | patience, cwd=self.home) as process:
+            yield process
+
+    def groups(self) -> list[tuple[bool, bool]]:
+        """(has drafts, is held by a proposer) of all groups, by the store's own rows."""
+        path = self.home / "workspace" / "specbatch.db"
+        with closing(sqlite3.connect(path)) as database:
+            rows = database.execute(
+                "SELECT coalesce(drafts, 'null') != 'null', "
+                "stage = 'propose' AND lease_owner IS NOT NULL FROM groups"
+            )
+            return [(bool(has_drafts), bool(held)) for has_drafts, held in rows]
+
+    def finish(self, one: WorkerProcess) -> None:
+        wait_until("the job's end", lambda: self.store.get_job(self.job_id).state.is_final, [one])
+        assert self.store.get_job(self.job_id).state == "done"
+
+    def skipped(self) -> list[str]:
+        return [
+            d.reason
+            for d in self.store.decisions(self.job_id)
+            if d.action is DecisionAction.SKIPPED
+        ]
+
+
+ELSE = ("all", "--verifier", str(demo.VERIFIER))
+PROPOSE = ("propose", "--proposer", str(demo.DRAFT), "--concurrency", "1")
+
+
+@pytest.fixture
+def site(redis_url: str, tmp_path: Path) -> Iterator[Site]:
+    site = Site(redis_url, tmp_path)
+    yield site
+    site.store.close()
+
+
+def test_a_proposer_that_was_never_started_holds_nothing_up(
+    site: Site, undisturbed: Outcome
+) -> None:
+    with site.worker(*ELSE) as others:
+        site.finish(others)
+    assert outcome(site.store, site.job_id) == undisturbed
+    assert sum(count_of(reason) for reason in site.skipped()) == GROUPS
+    assert all("no proposer worker had taken" in reason for reason in site.skipped())
+
+
+@pytest.mark.parametrize("end", [WorkerProcess.kill, WorkerProcess.freeze], ids=["kill", "freeze"])
+def test_a_proposer_that_ends_in_the_middle_holds_nothing_up(
+    site: Site, undisturbed: Outcome, end: Callable[[WorkerProcess], None]
+) -> None:
+    with site.worker("ingest") as reader, site.worker(*PROPOSE) as proposer:
+        wait_until(
+            "one group drafted, another one held",
+            lambda: {(True, False), (False, True)} <= set(site.groups()),
+            [reader, proposer],
+        )
+        end(proposer)
+        with site.worker(*ELSE) as others:
+            site.finish(others)
+            assert outcome(site.store, site.job_id) == undisturbed
+            undrafted = sum(not has_drafts for has_drafts, _ in site.groups())
+            assert 0 < undrafted < GROUPS
+            assert sum(count_of(reason) for reason in site.skipped()) == undrafted
+            if end is WorkerProcess.freeze:  # it comes to itself, and its draft is refused
+                proposer.thaw()
+                wait_until("it is fenced", lambda: "dropped: " in proposer.text(), [proposer])
+                assert outcome(site.store, site.job_id) == undisturbed
+
+
+def count_of(reason: str) -> int:
+    """Groups that a reason tells of."""
+    words = reason.split()
+    return 1 if words[0] == "group" else int(words[0])

@@ -1,0 +1,81 @@
+"""A disk that fills up in the middle of a job: the job says so, and goes on when there is space."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from specbatch.pipeline.bootstrap import make_client, make_store
+from specbatch.pipeline.ingest.objects import LocalObjects
+from specbatch.pipeline.ingest.outputs import read_output
+from specbatch.schemas.records import JobProgress, JobState
+from specbatch.schemas.settings import Settings
+from specbatch.schemas.spec import load_spec
+from specbatch.workers.app import make_ring
+from specbatch.workers.lifecycle import embedded
+from support.models import TinyPair
+
+ROWS = 12
+
+
+@pytest.mark.parametrize("kind", ["prompts-", "results-", "part-", "manifest"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS], ids=["full", "read-only"])
+def test_a_job_whose_disk_refuses_says_so_and_goes_on_when_it_does_not(
+    tiny_pair: TinyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, number: int
+) -> None:
+    prompts = pa.table({"prompt": [f"def f{i}(x):" for i in range(ROWS)]})
+    pq.write_table(prompts, tmp_path / "prompts.parquet")
+    spec = load_spec(
+        {
+            "input": {"uri": str(tmp_path / "prompts.parquet")},
+            "output": {"uri": str(tmp_path / "out")},
+            "verifier": str(tiny_pair.verifier),
+            "proposer": None,
+            "sampling": {"max_tokens": 4},
+            "group_size": 4,
+        }
+    )
+    conf = Settings(
+        broker_url="memory://localhost/",
+        workspace=str(tmp_path / "workspace"),
+        max_attempts=1,  # the sweeper would take its time for the others
+    )
+    store = make_store(conf)
+    temporary = LocalObjects._temporary
+
+    def refuse(self: LocalObjects, path: Path, source: Any) -> Any:
+        if path.name.startswith(kind):
+            raise OSError(number, os.strerror(number), str(path))
+        return temporary(self, path, source)
+
+    with embedded(conf, str(tiny_pair.verifier), None, store, concurrency=2) as (app, _):
+        client = make_client(conf, make_ring(app), store)
+
+        def followed(job_id: str) -> JobProgress:
+            return list(client.follow(job_id, 0.02, 240))[-1]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalObjects, "_temporary", refuse)
+            job, _ = client.submit(spec)
+            ended = followed(job.job_id)
+        assert ended.state in (JobState.FAILED, JobState.PARTIAL)
+        words = [
+            client.job(job.job_id).error or "",
+            *(e for *_, e in store.failed_groups(job.job_id)),
+        ]
+        said = next(text for text in words if "cannot write" in text)
+        assert os.strerror(number).lower() in said
+        assert str(tmp_path) in said
+        assert "`specbatch retry`" in said
+        assert not list(tmp_path.rglob("*.tmp"))
+        assert client.retry(job.job_id) > 0
+        assert followed(job.job_id).state is JobState.DONE
+    table = read_output(str(tmp_path / "out"))
+    assert table["row_index"].to_pylist() == list(range(ROWS))
+    assert table["error"].null_count == ROWS

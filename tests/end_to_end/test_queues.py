@@ -1,0 +1,104 @@
+"""Queues by class: their names, who listens to them in which order, what brokers make of it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from celery import Celery
+from celery.worker import WorkController
+
+from specbatch.schemas.records import Bell, Stage
+from specbatch.schemas.routing import queue_for
+from specbatch.schemas.settings import Settings
+from specbatch.workers.app import WORK_TASK, make_app, make_ring
+from specbatch.workers.lifecycle import queue_names
+from specbatch.workers.queue_lengths import make_queued
+
+JOB = "0123456789abcdef"
+HIGH, NORMAL, LOW = range(3)
+
+
+def test_names_of_queues_stay_as_people_know_them() -> None:
+    assert queue_for(Stage.INGEST, None) == "ingest"
+    assert queue_for(Stage.PUBLISH, None, LOW) == "record.low"
+    assert queue_for(Stage.VERIFY, "/models/big") == "verify.91dd29a64567"
+    assert queue_for(Stage.VERIFY, "/models/big", HIGH) == "verify.91dd29a64567.high"
+    assert queue_for(Stage.PROPOSE, "/models/big", LOW) == "propose.91dd29a64567.low"
+
+
+def test_a_worker_listens_to_all_classes_of_its_kinds_the_higher_ones_first() -> None:
+    names = queue_names(("ingest", "verify", "record"), "v", None)
+    verify = queue_for(Stage.VERIFY, "v")
+    assert names == [
+        "ingest.high", "ingest", "ingest.low",
+        "record.high", "record", "record.low",
+        f"{verify}.high", verify, f"{verify}.low",
+    ]  # fmt: skip
+
+
+def heard(app: Celery, bells: list[Bell]) -> list[tuple[str, int | None]]:
+    """(stage, group) of the bells in the order in which one worker's only thread hears them."""
+    found: list[tuple[str, int | None]] = []
+    all_heard = threading.Event()
+
+    @app.task(name=WORK_TASK, shared=False)  # type: ignore[untyped-decorator] # celery has no types
+    def work(job_id: str, stage: str, group_index: int | None) -> None:
+        assert job_id == JOB
+        found.append((stage, group_index))
+        if len(found) == len(bells):
+            all_heard.set()
+
+    app.set_default()
+    ring = make_ring(app)
+    for bell in bells:
+        ring(bell)
+    controller = WorkController(
+        app=app,
+        pool_cls="threads",
+        concurrency=1,
+        queues=queue_names(("ingest", "verify"), "v", None),
+        without_gossip=True,
+        without_mingle=True,
+        without_heartbeat=True,
+    )
+    thread = threading.Thread(target=controller.start, daemon=True)
+    thread.start()
+    try:
+        assert all_heard.wait(120), f"only {found}"
+    finally:
+        controller.stop()
+        thread.join(30)
+    return found
+
+
+BELLS = [
+    *[Bell(JOB, Stage.VERIFY, index, "v", LOW) for index in range(3)],
+    *[Bell(JOB, Stage.VERIFY, index, "v") for index in range(10, 13)],
+    *[Bell(JOB, Stage.VERIFY, index, "v", HIGH) for index in range(20, 23)],
+    Bell(JOB, Stage.INGEST, None),
+]
+
+
+def test_redis_gives_higher_classes_first(redis_url: str, tmp_path: Path) -> None:
+    app = make_app(Settings(broker_url=redis_url, workspace=str(tmp_path)))
+    order = heard(app, BELLS)
+    assert order == [("ingest", None)] + [
+        ("verify", index) for index in (20, 21, 22, 10, 11, 12, 0, 1, 2)
+    ]
+
+
+@pytest.mark.long
+def test_rabbitmq_gives_every_class(rabbit_url: str, tmp_path: Path) -> None:
+    """Queues of their own; in which order is the broker's choice, and the store's who is next."""
+    app = make_app(Settings(broker_url=rabbit_url, workspace=str(tmp_path)))
+    assert len(set(heard(app, BELLS))) == len(BELLS)
+
+
+def test_lengths_are_those_of_the_class(redis_url: str, tmp_path: Path) -> None:
+    app = make_app(Settings(broker_url=redis_url, workspace=str(tmp_path)))
+    ring, queued = make_ring(app), make_queued(app)
+    for bell in BELLS[:5]:
+        ring(bell)
+    assert [queued(BELLS[index])[1] for index in (0, 3, 6)] == [3, 2, 0]

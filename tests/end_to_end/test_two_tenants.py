@@ -1,0 +1,56 @@
+"""Two tenants on one worker: who floods it, and was there first, does not hold the other up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from sqlalchemy import create_engine, text
+
+from specbatch.pipeline.bootstrap import make_client, make_store
+from specbatch.schemas.records import JobState
+from specbatch.schemas.settings import Settings
+from specbatch.schemas.spec import load_spec
+from specbatch.workers.lifecycle import embedded
+from support.models import TinyPair
+
+FEW, MANY = 12, 60  # groups
+
+
+def test_a_flood_of_one_tenant_leaves_the_other_its_share(
+    tmp_path: Path, tiny_pair: TinyPair
+) -> None:
+    settings = Settings(workspace=str(tmp_path / "work"), broker_url="memory://localhost/")
+    store = make_store(settings)
+    client = make_client(settings, lambda _bell: None, store)  # the worker's sweeper rings
+    jobs = {}
+    for tenant, groups in (("flood", MANY), ("other", FEW)):
+        prompts = [f"{tenant} {i}" for i in range(2 * groups)]
+        pq.write_table(pa.table({"prompt": prompts}), tmp_path / f"{tenant}.parquet")
+        spec = load_spec(
+            {
+                "tenant": tenant,
+                "input": {"uri": str(tmp_path / f"{tenant}.parquet")},
+                "output": {"uri": str(tmp_path / tenant)},
+                "verifier": str(tiny_pair.verifier),
+                "sampling": {"max_tokens": 4},
+                "speculation": {"depth": "off"},
+                "group_size": 2,
+            }
+        )
+        jobs[tenant] = client.submit(spec)[0].job_id
+    with embedded(settings, str(tiny_pair.verifier), None, store):
+        for job_id in jobs.values():
+            *_, last = client.follow(job_id, 0.05, 240)
+            assert last.state is JobState.DONE
+    engine = create_engine(f"sqlite:///{tmp_path}/work/specbatch.db")
+    query = text("SELECT job_id FROM groups ORDER BY ready_at")  # of a group that is done: when
+    with engine.connect() as connection:
+        order = [row.job_id for row in connection.execute(query)]
+    engine.dispose()
+    assert len(order) == MANY + FEW
+    last_of_other = max(place for place, job_id in enumerate(order) if job_id == jobs["other"])
+    before = order[:last_of_other].count(jobs["flood"])
+    # By turns it is as many as the other's, and what was done while the other's input was read.
+    assert before < MANY / 2

@@ -1,0 +1,96 @@
+"""Worker processes for tests: started, looked at, and ended softly, by a crash, or by a freeze."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+BIN = Path(sys.executable).parent
+WAIT_SEC = 240.0
+POLL_SEC = 0.02
+
+
+@dataclass
+class WorkerProcess:
+    """`specbatch worker` in a process of its own, and what it wrote."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def kill(self) -> None:
+        """End it as a crash would."""
+        self.process.kill()
+        self.process.wait(60)
+
+    def freeze(self) -> None:
+        """It stays, and does nothing any more, until `thaw`."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def end(self) -> str:
+        """Ask it to end, as an orchestrator would; what it wrote."""
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(60)
+        return self.text()
+
+
+@contextmanager
+def worker(
+    *arguments: str, environment: Mapping[str, str], cwd: Path, name: str = ""
+) -> Iterator[WorkerProcess]:
+    """`specbatch worker ARGUMENTS`, killed at the end if it still runs."""
+    log = cwd / f"worker-{name or arguments[0]}.log"
+    with log.open("wb") as stream:
+        process = subprocess.Popen(
+            [str(BIN / "specbatch"), "worker", *arguments],
+            env=os.environ | environment,
+            cwd=cwd,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            yield WorkerProcess(process, log)
+        finally:
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+            process.wait()
+
+
+def command(*arguments: str, environment: Mapping[str, str], cwd: Path) -> dict[str, Any]:
+    """Run `submit-job` or `specbatch … --json` to its end; its last line."""
+    done = subprocess.run(
+        [str(BIN / arguments[0]), *arguments[1:], "--json"],
+        env=os.environ | environment,
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_SEC + 60,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(json.loads(done.stdout.strip().splitlines()[-1]))
+
+
+def wait_until(what: str, condition: Any, workers: Sequence[WorkerProcess] = ()) -> Any:
+    """Look again and again until `condition()` is true; what it returned."""
+    deadline = time.monotonic() + WAIT_SEC
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        for one in workers:
+            assert one.process.poll() is None, f"a worker died: {one.text()[-2000:]}"
+        time.sleep(POLL_SEC)
+    raise AssertionError(f"not within {WAIT_SEC:.0f} s: {what}")
