@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any, NamedTuple
 
+from specbatch.schemas.provenance import NO_PROVENANCE, NO_TICKS, Provenance, Ticks
+
 # The most likely tokens at one place: ids, and their log-probabilities, falling.
 TopLogprobs = tuple[tuple[int, ...], tuple[float, ...]]
 
@@ -307,6 +309,13 @@ class CompletionRecord:
     recheck: Recheck = NOT_LOOKED_AT
     shadow_proposed: int = 0
     shadow_accepted: int = 0
+    # Kept in the completion's row: see `provenance.py`. Prices are of an hour of the device, in
+    # millionths of a dollar, so that ticks × price is a whole number.
+    provenance: Provenance = NO_PROVENANCE
+    ticks: Ticks = NO_TICKS  # of the verifying device
+    price_microusd: int = 0
+    ahead_ticks: int = 0  # of the device that drafted ahead
+    ahead_price_microusd: int = 0
 
 
 @dataclass(frozen=True, slots=True)

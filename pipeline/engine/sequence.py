@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from specbatch.pipeline.engine.adjusting import Adjuster, BadWords, adjuster_of, bad_words_of
 from specbatch.pipeline.engine.blocks import KvState
+from specbatch.schemas.provenance import NO_PROVENANCE, NO_TICKS, Provenance, Ticks
 from specbatch.schemas.records import (
     NOT_LOOKED_AT,
     FinishReason,
@@ -79,6 +80,8 @@ class Completion:
     recheck: Recheck = NOT_LOOKED_AT
     shadow_proposed: int = 0  # draft tokens compared with what depth 0 decided …
     shadow_accepted: int = 0  # … and of those, the same
+    provenance: Provenance = NO_PROVENANCE
+    ticks: Ticks = NO_TICKS
 
 
 @dataclass(slots=True, eq=False)
