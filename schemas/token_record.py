@@ -85,7 +85,7 @@ SELECT c.job_id, c.row_index, c.sample_index, (t.n - 1)::integer AS position, t.
     AS origin,
   CASE WHEN t.origin <> 0 THEN c.sources ->> coalesce(p.makers[t.draft], 0)::integer END
     AS proposer,
-  p.steps[t.pass] AS verifier_step, t.logprob,
+  p.steps[t.pass] AS verifier_step, t.logprob::double precision AS logprob,
   CASE WHEN t.origin IN (1, 2) THEN t.place END AS draft_position,
   CASE WHEN t.origin = 2 THEN p.rejected[t.correction]::integer END AS rejected_token,
   coalesce(p.ticks[t.pass], 0) / t.tokens
