@@ -7,7 +7,7 @@ alembic.ini. A URL names its driver (`postgresql+psycopg://`) and is for Alembic
 from alembic import context
 from sqlalchemy import Connection, create_engine, make_url
 
-from specbatch.schemas.tables import Base
+from specbatch.schemas.tables import Base, is_described
 
 
 def run(connection: Connection) -> None:
@@ -19,6 +19,7 @@ def run(connection: Connection) -> None:
     context.configure(
         connection=connection,
         target_metadata=Base.metadata,
+        include_name=is_described,
         render_as_batch=connection.dialect.name == "sqlite",
         transactional_ddl=True,
     )
@@ -31,6 +32,7 @@ def print_sql(url: str) -> None:
     context.configure(
         url=url,
         target_metadata=Base.metadata,
+        include_name=is_described,
         literal_binds=True,
         render_as_batch=make_url(url).get_backend_name() == "sqlite",
     )
