@@ -1,0 +1,61 @@
+"""What audits need of the SQL store: `AuditStore` over the statements of `audit_reading.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from specbatch.pipeline.ledger import audit_reading, chain, jobs
+from specbatch.pipeline.ledger.transactions import Transactions
+from specbatch.schemas.audit import (
+    AuditRecord,
+    Correctness,
+    EntryKind,
+    Head,
+    KeptCompletion,
+    LogEntry,
+)
+from specbatch.schemas.records import CompletionRecord, Prompts
+
+
+class AuditInSql:
+    """The part of `SqlStore` beside jobs and leases."""
+
+    _db: Transactions
+
+    def note_action(self, job_id: str, kind: EntryKind, payload: Mapping[str, Any]) -> Head:
+        def note(conn: Any) -> Head:
+            job = jobs.lock(conn, jobs.find(conn, job_id).job_id)
+            return chain.append(conn, self._db.now(), job.job_id, kind, None, payload)
+
+        return self._db.write(note)
+
+    def log(self, job_id: str, after: int = 0) -> Iterator[LogEntry]:
+        return audit_reading.log(self._db, job_id, after)
+
+    def log_head(self, job_id: str) -> Head:
+        return self._db.read(lambda conn: audit_reading.head(conn, job_id))
+
+    def logged_job(self, job_id: str) -> str:
+        return self._db.read(lambda conn: audit_reading.logged_job(conn, job_id))
+
+    def job_facts(self, job_id: str) -> Mapping[str, Any] | None:
+        return audit_reading.job_facts(self._db, job_id)
+
+    def kept(self, job_id: str, batch: int = 500) -> Iterator[KeptCompletion]:
+        return audit_reading.kept(self._db, job_id, batch)
+
+    def completion(self, job_id: str, row: int, sample: int) -> CompletionRecord | None:
+        return audit_reading.completion(self._db, job_id, row, sample)
+
+    def groups(self, job_id: str) -> Iterator[tuple[int, Prompts]]:
+        return audit_reading.groups(self._db, job_id)
+
+    def keep_audit(self, audit: AuditRecord) -> None:
+        self._db.write(lambda conn: audit_reading.keep_audit(conn, audit))
+
+    def audits(self, job_id: str) -> list[AuditRecord]:
+        return self._db.read(lambda conn: audit_reading.audits(conn, job_id))
+
+    def correctness(self, since: float = 0.0) -> Correctness:
+        return self._db.read(lambda conn: audit_reading.correctness(conn, since))
