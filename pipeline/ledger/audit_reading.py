@@ -1,6 +1,6 @@
-"""What an audit reads and keeps. It trusts nothing that it reads: a row may have been spoilt by hand.
+"""What an audit reads and keeps. It trusts nothing: rows may have been spoilt by hand.
 
-So where a page cannot be read, its rows are read one by one, and what is wrong with one is told.
+So where a page cannot be read, its rows are read one by one, and which of them cannot is told.
 """
 
 from __future__ import annotations

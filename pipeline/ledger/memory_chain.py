@@ -22,7 +22,7 @@ from specbatch.schemas.audit import (
 )
 from specbatch.schemas.errors import JobNotFoundError
 from specbatch.schemas.mapper import as_kept
-from specbatch.schemas.records import CompletionRecord, Lease, Prompts
+from specbatch.schemas.records import CompletionRecord, JobState, Lease, Prompts
 
 
 class ChainInMemory(JobsInMemory):
@@ -65,6 +65,12 @@ class ChainInMemory(JobsInMemory):
             job.digests.setdefault(key, (lease.group_index, digest))
         said = entries.completed(lease.group_index, generation, digested)
         self._say(job, kind, said, lease.owner)
+
+    def _fail(self, job: Job, error: str | None, actor: str | None = None) -> None:
+        """End the job without an output."""
+        said = entries.ended(JobState.FAILED.value, error)
+        self._say(job, EntryKind.FAILED, said, actor)
+        job.end(JobState.FAILED, error, self._now())
 
     def note_action(self, job_id: str, kind: EntryKind, payload: Mapping[str, Any]) -> Head:
         with self._lock:

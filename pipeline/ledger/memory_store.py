@@ -9,7 +9,7 @@ from typing import Any
 from specbatch.pipeline.ledger import entries, rules, turns
 from specbatch.pipeline.ledger.memory_learning import LearningInMemory
 from specbatch.pipeline.ledger.memory_turns import TurnsInMemory
-from specbatch.pipeline.ledger.memory_units import Group, Job, new_job
+from specbatch.pipeline.ledger.memory_units import Group, new_job
 from specbatch.schemas.audit import EntryKind, PublishedManifest
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.mapper import without_details
@@ -123,11 +123,6 @@ class MemoryStore(TurnsInMemory, LearningInMemory):
     def fail_job(self, lease: Lease, error: str) -> None:
         with self._lock:
             self._fail(self._held_job(lease), masked(error), lease.owner)
-
-    def _fail(self, job: Job, error: str | None, actor: str | None = None) -> None:
-        said = entries.ended(JobState.FAILED.value, error)
-        self._say(job, EntryKind.FAILED, said, actor)
-        job.end(JobState.FAILED, error, self._now())
 
     # --- leases -----------------------------------------------------------------------------
     def claim_job(self, job_id: str, stage: Stage, owner: str, lease_sec: float) -> JobWork | None:
