@@ -17,7 +17,7 @@ from specbatch.schemas.audit import (
     KeptCompletion,
     LogEntry,
 )
-from specbatch.schemas.records import CompletionRecord, Prompts
+from specbatch.schemas.records import Prompts
 
 
 class AuditStore(Protocol):
@@ -30,7 +30,7 @@ class AuditStore(Protocol):
         """
         ...
 
-    def log(self, job_id: str, after: int = 0) -> Iterator[LogEntry]:
+    def log(self, job_id: str, after: int = 0, batch: int = 64) -> Iterator[LogEntry]:
         """The entries of a job's log behind number `after`, in their order, streamed."""
         ...
 
@@ -56,8 +56,8 @@ class AuditStore(Protocol):
         """All completions with their digests by (row, sample), read without trust."""
         ...
 
-    def completion(self, job_id: str, row: int, sample: int) -> CompletionRecord | None:
-        """One completion; None when there is none."""
+    def kept_one(self, job_id: str, row: int, sample: int) -> KeptCompletion | None:
+        """One of them; None when there is none."""
         ...
 
     def groups(self, job_id: str) -> Iterator[tuple[int, Prompts]]:

@@ -34,25 +34,24 @@ from specbatch.schemas.tables import Completion, Group, Job
 T = TypeVar("T")
 
 _SPOILT = (ValueError, TypeError, KeyError, OverflowError)  # what reading a spoilt row raises
-_ENTRIES = 64  # of a page: one of a group is some kilobytes
 
 
 # --- the log --------------------------------------------------------------------------------
 
 
-def log(database: Transactions, job_id: str, after: int) -> Iterator[LogEntry]:
+def log(database: Transactions, job_id: str, after: int, batch: int) -> Iterator[LogEntry]:
     """The entries behind number `after`."""
     query = (
         select(*AuditLog.__table__.c)
         .where(AuditLog.job_id == job_id)
         .order_by(AuditLog.number)
-        .limit(_ENTRIES)
+        .limit(batch)
     )
     while True:
         rows = database.read(partial(fetch, query.where(AuditLog.number > after)))
         for row in rows:
             yield LogEntry(**row._mapping)
-        if len(rows) < _ENTRIES:
+        if len(rows) < batch:
             return
         after = rows[-1].number
 
@@ -147,15 +146,16 @@ def _if_readable(database: Transactions, work: Callable[[Connection], T]) -> T |
         return None
 
 
-def completion(
-    database: Transactions, job_id: str, row: int, sample: int
-) -> CompletionRecord | None:
+def kept_one(database: Transactions, job_id: str, row: int, sample: int) -> KeptCompletion | None:
     """One completion."""
     query = select(*Completion.__table__.c).where(
         Completion.job_id == job_id, Completion.row_index == row, Completion.sample_index == sample
     )
-    found = database.read(partial(fetch, query))
-    return mapper.completion_record(found[0]) if found else None
+    found = _if_readable(database, partial(fetch, query))
+    if not found:
+        return None
+    one = found[0]
+    return KeptCompletion(row, sample, one.group_index, one.digest, _record(one))
 
 
 def groups(database: Transactions, job_id: str, batch: int = 1000) -> Iterator[tuple[int, Prompts]]:

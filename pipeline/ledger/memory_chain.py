@@ -78,7 +78,12 @@ class ChainInMemory(JobsInMemory):
             self._say(job, kind, payload)
             return job.log[-1].head
 
-    def log(self, job_id: str, after: int = 0) -> Iterator[LogEntry]:
+    def log(
+        self,
+        job_id: str,
+        after: int = 0,
+        batch: int = 64,  # noqa: ARG002 - nothing to page
+    ) -> Iterator[LogEntry]:
         with self._lock:
             job = self._jobs.get(job_id)
             return iter(job.log[after:] if job else [])
@@ -118,10 +123,12 @@ class ChainInMemory(JobsInMemory):
                 else []
             )
 
-    def completion(self, job_id: str, row: int, sample: int) -> CompletionRecord | None:
+    def kept_one(self, job_id: str, row: int, sample: int) -> KeptCompletion | None:
         with self._lock:
-            job = self._jobs.get(job_id)
-            return job.completions.get((row, sample)) if job else None
+            return next(
+                (k for k in self.kept(job_id) if (k.row_index, k.sample_index) == (row, sample)),
+                None,
+            )
 
     def groups(self, job_id: str) -> Iterator[tuple[int, Prompts]]:
         with self._lock:

@@ -15,7 +15,7 @@ from specbatch.schemas.audit import (
     KeptCompletion,
     LogEntry,
 )
-from specbatch.schemas.records import CompletionRecord, Prompts
+from specbatch.schemas.records import Prompts
 
 
 class AuditInSql:
@@ -30,8 +30,8 @@ class AuditInSql:
 
         return self._db.write(note)
 
-    def log(self, job_id: str, after: int = 0) -> Iterator[LogEntry]:
-        return audit_reading.log(self._db, job_id, after)
+    def log(self, job_id: str, after: int = 0, batch: int = 64) -> Iterator[LogEntry]:
+        return audit_reading.log(self._db, job_id, after, batch)
 
     def log_head(self, job_id: str) -> Head:
         return self._db.read(lambda conn: audit_reading.head(conn, job_id))
@@ -45,8 +45,8 @@ class AuditInSql:
     def kept(self, job_id: str, batch: int = 500) -> Iterator[KeptCompletion]:
         return audit_reading.kept(self._db, job_id, batch)
 
-    def completion(self, job_id: str, row: int, sample: int) -> CompletionRecord | None:
-        return audit_reading.completion(self._db, job_id, row, sample)
+    def kept_one(self, job_id: str, row: int, sample: int) -> KeptCompletion | None:
+        return audit_reading.kept_one(self._db, job_id, row, sample)
 
     def groups(self, job_id: str) -> Iterator[tuple[int, Prompts]]:
         return audit_reading.groups(self._db, job_id)
