@@ -112,14 +112,14 @@ class AuditRecord:
     """One audit of a job, as it is kept."""
 
     job_id: str
-    at: float
-    actor: str
     sampled: int  # completions that were looked at again
     differing: int  # of these, with a difference
     tokens: int  # of these completions
     intact: bool  # the log and what it pins
     findings: tuple[Finding, ...] = ()
-    note: str | None = None  # why nothing was looked at again
+    note: str | None = None  # what could not be looked at
+    at: float = 0.0  # by the store, when it was kept …
+    actor: str = ""  # … and whom that works for
 
 
 @dataclass(frozen=True, slots=True)

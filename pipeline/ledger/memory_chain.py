@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from specbatch.pipeline.ledger import entries, rules
@@ -137,7 +137,7 @@ class ChainInMemory(JobsInMemory):
 
     def keep_audit(self, audit: AuditRecord) -> None:
         with self._lock:
-            self._audits.append(audit)
+            self._audits.append(replace(audit, at=self._now(), actor=self._actor))
 
     def audits(self, job_id: str) -> list[AuditRecord]:
         with self._lock:

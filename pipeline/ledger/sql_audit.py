@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
+
+from sqlalchemy import Connection
 
 from specbatch.pipeline.ledger import audit_reading, chain, jobs
 from specbatch.pipeline.ledger.transactions import Transactions
@@ -24,7 +27,7 @@ class AuditInSql:
     _db: Transactions
 
     def note_action(self, job_id: str, kind: EntryKind, payload: Mapping[str, Any]) -> Head:
-        def note(conn: Any) -> Head:
+        def note(conn: Connection) -> Head:
             job = jobs.lock(conn, jobs.find(conn, job_id).job_id)
             return chain.append(conn, self._db.now(), job.job_id, kind, None, payload)
 
@@ -52,7 +55,11 @@ class AuditInSql:
         return audit_reading.groups(self._db, job_id)
 
     def keep_audit(self, audit: AuditRecord) -> None:
-        self._db.write(lambda conn: audit_reading.keep_audit(conn, audit))
+        def keep(conn: Connection) -> None:
+            at, actor = chain.clock(conn, self._db.now()), chain.actor_of(conn)
+            audit_reading.keep_audit(conn, replace(audit, at=at, actor=actor))
+
+        self._db.write(keep)
 
     def audits(self, job_id: str) -> list[AuditRecord]:
         return self._db.read(lambda conn: audit_reading.audits(conn, job_id))
