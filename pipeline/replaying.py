@@ -81,6 +81,8 @@ class Replays:
                 yield Replayed(skipped=f"its prompt is gone: {error}")
 
     def _look(self, kept: KeptCompletion, record: CompletionRecord) -> Replayed:
+        if any(token < 0 for token in record.token_ids):
+            return Replayed(skipped="its tokens are not kept")
         row = self._prompt(kept)
         if row is None:
             what = f"{_name(record)} has no prompt in its group"
@@ -197,7 +199,7 @@ def check_model(job: JobRow, spec: JobSpec, verifier: ModelFolder) -> None:
 
 def _of_input(record: CompletionRecord, row: PromptRow, request: Request) -> Iterator[Finding]:
     """What a completion says of its prompt, and the prompts file not."""
-    said = {"seed": request.seed, "prompt_tokens": len(row.prompt_ids), "row_id": row.row_id}
+    said = {"seed": request.seed, "prompt_tokens": len(row.prompt_ids)}
     for name, value in said.items():
         if getattr(record, name) != value:
             what = f"{_name(record)} has another {name} than its prompt: {value!r}"
