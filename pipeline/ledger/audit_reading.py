@@ -83,14 +83,13 @@ def logged_job(conn: Connection, job_id: str) -> str:
 
 def job_facts(database: Transactions, job_id: str) -> Mapping[str, Any] | None:
     """The columns of the job's row that can be read."""
-    row = database.read(
-        lambda conn: conn.execute(select(Job.job_id).where(Job.job_id == job_id)).first()
-    )
-    if row is None:
-        return None
+    of_job = Job.job_id == job_id
+    whole = _if_readable(database, partial(fetch, select(*Job.__table__.c).where(of_job)))
+    if whole is not None:
+        return dict(whole[0]._mapping) if whole else None
     facts: dict[str, Any] = {}
     for column in Job.__table__.c:
-        query = select(column).where(Job.job_id == job_id)
+        query = select(column).where(of_job)
         found = _if_readable(database, partial(fetch, query))
         if found:
             facts[column.name] = found[0][0]

@@ -11,7 +11,7 @@ import orjson
 import pytest
 from ledger.audited import OTHER, audited, other_reason, record, tell_everything, told
 from ledger.builders import JOB, Clock
-from sqlalchemy import Engine, Row, Table, delete, insert, select, text, update
+from sqlalchemy import Engine, Row, Table, delete, event, insert, select, text, update
 from sqlalchemy.exc import DBAPIError
 
 from specbatch.pipeline.ledger import entries
@@ -40,6 +40,8 @@ class Thief:
 
     def __init__(self, url: str) -> None:
         self.engine: Engine = make_engine(url, foreign_keys=False)
+        if self.engine.dialect.name == "sqlite":
+            event.listen(self.engine, "connect", _hurried)
         with self.engine.begin() as conn:
             if conn.dialect.name == "sqlite":
                 for name in ("update", "delete"):
@@ -54,6 +56,15 @@ class Thief:
     def change(self, table: Table, row: Row[Any], **values: Any) -> None:
         with self.engine.begin() as conn:
             conn.execute(update(table).where(*_this(table, row)).values(**values))
+
+    def undo(self, table: Table, row: Row[Any], **changed: Any) -> None:
+        """The opposite of `change`."""
+        is_there = {column.name: row._mapping[column.name] for column in table.primary_key}
+        where = [
+            table.c[name] == value for name, value in (is_there | _keys(table, changed)).items()
+        ]
+        with self.engine.begin() as conn:
+            conn.execute(update(table).where(*where).values(**row._mapping))
 
     def take(self, table: Table, *rows: Row[Any]) -> None:
         with self.engine.begin() as conn:
@@ -72,8 +83,16 @@ class Thief:
         self.add(table, *(dict(row._mapping) for row in before))
 
 
+def _hurried(connection: Any, _record: object) -> None:
+    connection.execute("PRAGMA synchronous = OFF")
+
+
 def _this(table: Table, row: Row[Any]) -> list[Any]:
     return [column == row._mapping[column.name] for column in table.primary_key]
+
+
+def _keys(table: Table, values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if table.c[name].primary_key}
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
@@ -135,6 +154,8 @@ def other(name: str, value: Any) -> Any:
         return other_reason(value)
     if name == "job_id":
         return OTHER
+    if name == "row_index":
+        return value + 1000  # one that is not there
     if isinstance(value, str):
         return chr(ord(value[0]) ^ 1) + value[1:] if value else "x"
     if isinstance(value, bytes):
@@ -231,32 +252,28 @@ FIELDS = ("job_id", "number", "kind", "at", "actor", "payload", "previous", "has
 
 
 @pytest.mark.parametrize("field", FIELDS)
-@pytest.mark.parametrize("number", range(1, len(KINDS) + 1))
-def test_a_changed_entry_is_found(store: SqlStore, thief: Thief, number: int, field: str) -> None:
-    (entry,) = thief.read(LOG, LOG.c.job_id == JOB, LOG.c.number == number)
-    value = entry._mapping[field]
-    if field == "job_id":
-        changed: Any = "elsewhere"
-    elif field == "number":
-        changed = number + 100
-    elif field == "payload":
-        changed = value[:-2] + chr(ord(value[-2]) ^ 1) + value[-1]
-    else:
-        changed = other("", value)
-    thief.change(LOG, entry, **{field: changed})
-    kind = changed if field == "kind" else entry.kind
-    last = number == len(KINDS)
-    if field in ("job_id", "number"):
-        words = told(store)
-        gap = f"{number} to {number + 99}" if field == "number" and last else f"{number}"
-        assert any(
-            word.startswith(f"entr{'ies' if ' to ' in gap else 'y'} {gap} ") for word in words
-        )
-    else:
-        assert any(word.startswith(f"entry {number} ({kind}) was changed") for word in told(store))
-    assert all(f.kind is not FindingKind.COMPLETION for f in audited(store).findings) or (
-        entry.kind in ("group", "kept")
-    )
+def test_a_changed_entry_of_any_kind_is_found(store: SqlStore, thief: Thief, field: str) -> None:
+    for entry in thief.read(LOG, LOG.c.job_id == JOB):
+        value = entry._mapping[field]
+        changed = {"job_id": "elsewhere", "number": entry.number + 100}.get(field)
+        if field == "payload":
+            changed = value[:-2] + chr(ord(value[-2]) ^ 1) + value[-1]
+        changed = changed or other("", value)
+        thief.change(LOG, entry, **{field: changed})
+        found = audited(store).findings
+        thief.undo(LOG, entry, **{field: changed})
+        kind = changed if field == "kind" else entry.kind
+        words = [finding.what for finding in found]
+        if field in ("job_id", "number"):
+            gap = f"entry {entry.number} is missing"
+            if field == "number" and entry.number == len(KINDS):
+                gap = f"entries {entry.number} to {entry.number + 99} are missing"
+            assert any(word.startswith(gap) for word in words)
+        else:
+            assert f"entry {entry.number} ({kind}) was changed" in words[0]
+        if entry.kind not in ("group", "kept"):
+            assert all(f.kind is not FindingKind.COMPLETION for f in found)
+    assert told(store) == []
 
 
 def rewritten(thief: Thief, number: int, **changed: Any) -> None:
@@ -384,20 +401,18 @@ def test_a_changed_outcome_is_found(
 ) -> None:
     (row,) = thief.read(JOBS, JOBS.c.job_id == JOB)
     thief.change(JOBS, row, **values)
-    assert told(store)[0].startswith(words)
+    assert any(word.startswith(words) for word in told(store))
 
 
 @pytest.mark.parametrize("column", ["row_index", "row_id", "code", "reason"])
 def test_a_changed_rejected_row_is_found(store: SqlStore, thief: Thief, column: str) -> None:
-    for row in thief.read(REJECTED):
+    before = thief.read(REJECTED)
+    for row in before:
         value = 900 if column == "row_index" else other("", row._mapping[column])
         thief.change(REJECTED, row, **{column: "x" if value == 1 else value})
-        words = told(store)
-        assert (
-            f"quarantined row {row.row_index} {'is missing' if value == 900 else 'was changed'}"
-            in (words)
-        )
-        thief.put_back(REJECTED, [row, *[r for r in thief.read(REJECTED) if r.code != row.code]])
+        what = "is missing" if column == "row_index" else "was changed"
+        assert f"quarantined row {row.row_index} {what}" in told(store)
+        thief.put_back(REJECTED, before)
 
 
 def test_prompts_that_are_not_those_that_were_planned_are_found(
