@@ -73,12 +73,12 @@ class Replays:
         for row, sample in keys:
             kept = self._store.kept_one(self._job.job_id, row, sample)
             if kept is None or kept.record is None:
-                yield Replayed(skipped="cannot be read")
+                yield Replayed(skipped="it cannot be read")
                 continue
             try:
                 yield self._look(kept, kept.record)
-            except ObjectError as error:
-                yield Replayed(skipped=f"its prompt is gone: {error}")
+            except ObjectError:
+                yield Replayed(skipped="its prompt is gone")
 
     def _look(self, kept: KeptCompletion, record: CompletionRecord) -> Replayed:
         if any(token < 0 for token in record.token_ids):
@@ -89,9 +89,11 @@ class Replays:
             return Replayed(findings=[_finding(FindingKind.INPUT, record, what)])
         request = self._request(row, record.sample_index)
         findings = list(_of_input(record, row, request))
+        if not is_replayable(self._spec, request):
+            return Replayed(findings=findings, skipped="it was decided by a ratio test")
         looked = self._replayer.look(request, record.token_ids, record.finish_reason)
         if looked is None:
-            return Replayed(findings=findings, skipped="cannot be decided again here")
+            return Replayed(findings=findings, skipped="it does not fit the KV cache here")
         findings += self._found(record, looked)
         text = self._text(record, row)
         if text != record.text:
