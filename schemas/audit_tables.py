@@ -100,6 +100,5 @@ DROP_FUNCTION = "DROP FUNCTION IF EXISTS audit_log_refuse()"  # of PostgreSQL, a
 
 for _dialect, _statements in TRIGGERS.items():
     for _statement in _statements:
-        event.listen(
-            AuditLog.__table__, "after_create", DDL(_statement).execute_if(dialect=_dialect)
-        )
+        _made = DDL(_statement).execute_if(dialect=_dialect)  # type: ignore[no-untyped-call]  # SQLAlchemy's own
+        event.listen(AuditLog.__table__, "after_create", _made)

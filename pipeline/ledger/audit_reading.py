@@ -98,7 +98,7 @@ def job_facts(database: Transactions, job_id: str) -> Mapping[str, Any] | None:
 def kept(database: Transactions, job_id: str, batch: int) -> Iterator[KeptCompletion]:
     """All completions by (row, sample)."""
     key = tuple_(Completion.row_index, Completion.sample_index)
-    columns = [Completion.row_index, Completion.sample_index, Completion.group_index]
+    columns: list[Any] = [Completion.row_index, Completion.sample_index, Completion.group_index]
     query = (
         select(*columns, Completion.digest)
         .where(Completion.job_id == job_id)

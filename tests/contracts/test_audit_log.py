@@ -187,7 +187,7 @@ def test_a_completion_and_a_job_are_read_as_they_stand(store: Store) -> None:
     facts = found(store.job_facts(JOB))
     assert (facts["tenant"], facts["rows_total"]) == ("default", 14)
     assert store.job_facts("nobody") is None
-    assert list(store.kept("nobody")) == list(store.groups("nobody")) == []
+    assert [*store.kept("nobody"), *store.groups("nobody")] == []
 
 
 def test_completions_are_paged(store: Store) -> None:
