@@ -73,7 +73,7 @@ class KeptCompletion:
     row_index: int
     sample_index: int
     group_index: int
-    digest: bytes | None  # None: it was recorded before there was a log
+    digest: bytes | None  # of its content; None: it was recorded before there was a log
     record: CompletionRecord | None  # None: its row cannot be read
 
 

@@ -247,8 +247,8 @@ class Completion(Base):
     price_microusd: Mapped[int] = mapped_column(BigInteger)  # of an hour of the device
     ahead_ticks: Mapped[int] = mapped_column(BigInteger)  # of the device that drafted ahead
     ahead_price_microusd: Mapped[int] = mapped_column(BigInteger)
-    # Of its content, then of its facts (`digests.py`); stays when they are purged. NULL: recorded
-    # before there was an audit log.
+    # Of its content (`digests.py`); stays when that is purged. NULL: recorded before there was an
+    # audit log.
     digest: Mapped[bytes | None] = mapped_column(LargeBinary)
 
 

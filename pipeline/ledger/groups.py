@@ -10,6 +10,7 @@ from sqlalchemy.dialects import sqlite
 
 from specbatch.pipeline.ledger import chain, copying, entries, jobs, rules
 from specbatch.pipeline.ledger.cutting import is_held
+from specbatch.pipeline.ledger.digests import KEPT_BYTES
 from specbatch.pipeline.ledger.jobs import FREE
 from specbatch.pipeline.ledger.transactions import Now
 from specbatch.schemas import mapper
@@ -75,7 +76,10 @@ def _keep(
 ) -> Stage | None:
     """What is due of the job because of it, if anything."""
     digested = entries.digested(completions)
-    values = [{**mapper.completion_values(lease, r), "digest": digest} for r, digest in digested]
+    values = [
+        {**mapper.completion_values(lease, record), "digest": digest[:KEPT_BYTES]}
+        for record, digest in digested
+    ]
     on_postgres = conn.dialect.name == "postgresql"
     if on_postgres:
         copying.stage(conn, values)  # before the job's row is locked: others may commit meanwhile

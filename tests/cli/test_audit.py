@@ -15,7 +15,7 @@ from sqlalchemy import text, update
 
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.ledger import entries
-from specbatch.pipeline.ledger.digests import chained, completion_digest
+from specbatch.pipeline.ledger.digests import KEPT_BYTES, chained, completion_digest
 from specbatch.pipeline.ledger.engine_factory import make_engine
 from specbatch.pipeline.ledger.sql_store import SqlStore
 from specbatch.schemas.audit import EMPTY, EntryKind
@@ -51,15 +51,17 @@ def forge(job_id: str, row: int, place: int) -> tuple[int, int]:
     assert kept.record is not None
     tokens = list(kept.record.token_ids)
     before, tokens[place] = tokens[place], (tokens[place] + 1) % 250
+    known = chained(completion_digest(kept.record))
     digest = completion_digest(replace(kept.record, token_ids=tuple(tokens)))
-    assert kept.digest is not None
     log, head = list(store.log(job_id)), EMPTY
     with engine.begin() as conn:
         conn.execute(text("DROP TRIGGER audit_log_no_update"))
         of_row = (Completion.job_id == job_id, Completion.row_index == row)
-        conn.execute(update(Completion).where(*of_row).values(token_ids=tokens, digest=digest))
+        conn.execute(
+            update(Completion).where(*of_row).values(token_ids=tokens, digest=digest[:KEPT_BYTES])
+        )
         for entry in log:
-            said = orjson.loads(entry.payload.replace(chained(kept.digest), chained(digest)))
+            said = orjson.loads(entry.payload.replace(known, chained(digest)))
             made = entries.follow(head, job_id, EntryKind(entry.kind), entry.at, entry.actor, said)
             of_entry = (AuditLog.job_id == job_id, AuditLog.number == entry.number)
             conn.execute(update(AuditLog).where(*of_entry).values(**entries.values(made)))
