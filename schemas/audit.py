@@ -15,7 +15,7 @@ class EntryKind(StrEnum):
 
     SUBMITTED = "submitted"  # job: the pinned columns of its row
     ADOPTED = "adopted"  # the same, of a job that is older than its log
-    PLANNED = "planned"  # groups: [index, rows, sha256 of prompts]; rejected: [row, digest]
+    PLANNED = "planned"  # groups: [index, rows, sha256 of prompts]; rejected: [row, code, digest]
     READ = "read"  # the input was read to its end: rows_total, models
     GROUP = "group"  # a group is done: index, generation, completions: [row, sample, digest]
     KEPT = "kept"  # the same, of what was finished of a group whose job was stopped

@@ -139,12 +139,20 @@ class Checker:
             elif pinned is None:
                 if not self._may_lack:
                     yield _rejected(row_index, "is not in the log: it was added by hand")
-            elif _digest_of_rejected(row) != pinned:
+            elif not self._is_as_pinned(row, *pinned):
                 yield _rejected(row_index, "was changed")
 
-    def _pinned_rejected(self) -> Iterator[tuple[int, str]]:
+    def _is_as_pinned(self, row: RejectedRow, code: str, digest: str, number: int) -> bool:
+        if row.row_id is None and not row.reason and self.log.was_purged(row.row_index, number):
+            return row.code == code
+        return _digest_of_rejected(row) == digest
+
+    def _pinned_rejected(self) -> Iterator[tuple[int, tuple[str, str, int]]]:
+        """Row, and its code, digest and entry."""
         for number in self.log.with_rejected:
-            yield from believed(self.entry_at(number), self.log.anchors)["rejected"]
+            said = believed(self.entry_at(number), self.log.anchors)
+            for row_index, code, digest in said["rejected"]:
+                yield row_index, (code, digest, number)
 
     # --- completions ------------------------------------------------------------------------
     def completions(

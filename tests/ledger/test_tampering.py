@@ -451,6 +451,15 @@ def test_what_was_purged_is_told_and_still_held_to_the_log(site: tuple[SqlStore,
     thief.change(COMPLETIONS, row, cost_usd=9.0)
     (word,) = told(store)
     assert "row 5, sample 0 was changed: entry 10 of the log tells of another one" in word
+    thief.put_back(COMPLETIONS, before[1])
+    (rejected, _) = rows = thief.read(REJECTED)
+    thief.change(REJECTED, rejected, row_id=None, reason="")
+    assert told(store) == ["quarantined row 12 was changed"]
+    store.note_action(JOB, EntryKind.PURGED, {"rows": None, "why": "it is old"})
+    assert told(store) == []
+    thief.change(REJECTED, rejected, code="another")
+    assert told(store) == ["quarantined row 12 was changed"]
+    thief.put_back(REJECTED, rows)
     for table, rows in zip((LOG, COMPLETIONS), before, strict=True):
         thief.put_back(table, rows)
     thief.change(JOBS, job, **job._mapping)
