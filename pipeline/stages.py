@@ -330,8 +330,8 @@ class Stages(Guarding):
         with self._guarded(work.lease) as held:
             job, spec = self._jobs.fresh(job_id)
             confirm = partial(self._keeper.confirm, held)
-            state, error = self._publisher.publish(work, job, spec, confirm)
-            self._store.finish_job(work.lease, state, error)
+            state, error, manifest = self._publisher.publish(work, job, spec, confirm)
+            self._store.finish_job(work.lease, state, error, manifest)
 
     # --- shared ----------------------------------------------------------------------------
     def _decode(self, spec: JobSpec) -> Decode:

@@ -25,6 +25,9 @@ TABLES = (
     "machine_knowledge",
     "acceptance_priors",
     "tenants",
+    "audit_log",
+    "audits",
+    "audit_findings",
     "alembic_version",
 )
 VIEWS = ("token_record",)
@@ -44,7 +47,8 @@ class Rights:
 
 
 RIGHTS: Mapping[str, Rights] = {
-    # Does jobs that are there. What it has recorded stays as it is: no UPDATE, no DELETE.
+    # Does jobs that are there. What it has recorded stays as it is: no UPDATE, no DELETE. The audit
+    # log is nobody's to change: who does something to a job may add what it was.
     WORKER: Rights(
         tables={
             "jobs": "UPDATE",
@@ -55,6 +59,7 @@ RIGHTS: Mapping[str, Rights] = {
             "machine_knowledge": "INSERT, UPDATE",
             "acceptance_priors": "INSERT, UPDATE",
             "tenants": "INSERT, UPDATE",
+            "audit_log": "INSERT",
         },
         sequences=("decisions_id_seq",),
         functions=(months.FUNCTION,),
@@ -62,18 +67,22 @@ RIGHTS: Mapping[str, Rights] = {
     # Submits, cancels, retries, sets shares. What a group is made of and has given is not its to
     # write, nor what a job asks for once it is submitted.
     OPERATOR: Rights(
-        tables={"jobs": "INSERT", "tenants": "INSERT, UPDATE"},
+        tables={"jobs": "INSERT", "tenants": "INSERT, UPDATE", "audit_log": "INSERT"},
         columns={
             "jobs": (
                 *_OF_A_LEASE,
                 *("state", "cancel_requested", "error", "finished_at", "stop_reason"),
                 *("priority", "deadline_at", "budget_usd", "ingest_resumes_at"),
+                *("log_number", "log_head"),
             ),
             "groups": (*_OF_A_LEASE, "cut_wanted"),
         },
         functions=(months.FUNCTION,),
     ),
-    AUDITOR: Rights(),
+    # Reads everything, and keeps what it found.
+    AUDITOR: Rights(
+        tables={"audits": "INSERT", "audit_findings": "INSERT"}, sequences=("audits_id_seq",)
+    ),
 }
 
 

@@ -21,6 +21,7 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     PrimaryKeyConstraint,
     SmallInteger,
@@ -134,6 +135,8 @@ class Job(Leased, Base):
     created_at: Mapped[float]
     started_at: Mapped[float | None]
     finished_at: Mapped[float | None]
+    log_number: Mapped[int] = mapped_column(BigInteger, default=0)  # of its audit log's last entry
+    log_head: Mapped[bytes | None] = mapped_column(LargeBinary)  # that entry's hash
 
 
 class Group(Leased, Base):
@@ -230,6 +233,9 @@ class Completion(Base):
     # Equally many per token, token after token; NULL where nobody asked, empty for none of them.
     top_token_ids: Mapped[tuple[int, ...] | None] = mapped_column(TokenArray(Integer))
     top_logprobs: Mapped[tuple[float, ...] | None] = mapped_column(TokenArray(REAL))
+    # Of its content (`digests.py`); stays when that is purged. NULL: recorded before there was an
+    # audit log.
+    digest: Mapped[bytes | None] = mapped_column(LargeBinary)
 
 
 class Rejected(Base):
