@@ -103,12 +103,15 @@ class TimeInMemory(JobsInMemory):
                 session.end(now)
             return sorted(session_id for session_id, _ in silent)
 
-    def sessions(self, job_id: str | None = None) -> list[SessionRow]:
+    def sessions(
+        self, job_id: str | None = None, session_id: str | None = None
+    ) -> list[SessionRow]:
         with self._lock:
             found = [
                 session.now
-                for session in self._sessions.values()
+                for known_id, session in self._sessions.items()
                 if job_id is None or any(a.job_id == job_id for a in session.spent)
+                if session_id in (None, known_id)
             ]
             return sorted(found, key=lambda row: (row.started_at, row.session_id))
 

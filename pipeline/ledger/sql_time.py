@@ -42,8 +42,10 @@ class SqlTime:
         ended = [i for i in found if self._write(time_ledger.end_silent, i, patience_sec)]
         return sorted(ended)
 
-    def sessions(self, job_id: str | None = None) -> list[SessionRow]:
-        return self._db.read(lambda conn: time_ledger.sessions(conn, job_id))
+    def sessions(
+        self, job_id: str | None = None, session_id: str | None = None
+    ) -> list[SessionRow]:
+        return self._db.read(lambda conn: time_ledger.sessions(conn, job_id, session_id))
 
     def time_slices(
         self, job_id: str | None = None, session_id: str | None = None

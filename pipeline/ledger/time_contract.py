@@ -58,8 +58,10 @@ class TimeLedger(Protocol):
         """
         ...
 
-    def sessions(self, job_id: str | None = None) -> list[SessionRow]:
-        """All of them, or those that a job had something of, oldest first."""
+    def sessions(
+        self, job_id: str | None = None, session_id: str | None = None
+    ) -> list[SessionRow]:
+        """All of them, those that a job had something of, or one; oldest first."""
         ...
 
     def time_slices(

@@ -168,8 +168,10 @@ def _insert(conn: Connection) -> Any:
 # --- reading --------------------------------------------------------------------------------
 
 
-def sessions(conn: Connection, job_id: str | None) -> list[SessionRow]:
+def sessions(conn: Connection, job_id: str | None, session_id: str | None) -> list[SessionRow]:
     query = _sessions()
+    if session_id is not None:
+        query = query.where(WorkerSession.session_id == session_id)
     if job_id is not None:
         of_session = TimeSlice.session_id == WorkerSession.session_id
         query = query.where(exists().where(of_session, TimeSlice.job_id == job_id))

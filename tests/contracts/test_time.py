@@ -225,6 +225,8 @@ def test_slices_and_sessions_are_of_one_job_or_of_all(store: Store) -> None:
     assert slices(store, job_id="nosuchjob") == []
     assert [s.session_id for s in store.sessions()] == ["session-2", SESSION]
     assert [s.session_id for s in store.sessions(other.job_id)] == [SESSION]
+    assert [s.session_id for s in store.sessions(session_id="session-2")] == ["session-2"]
+    assert store.sessions(other.job_id, "session-2") == []
 
 
 def test_many_slices_come_a_page_at_a_time(store: Store) -> None:
