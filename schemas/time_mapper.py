@@ -7,7 +7,15 @@ from typing import Any
 
 from specbatch.schemas.provenance import TICKS_PER_SEC, Ticks
 from specbatch.schemas.records import Stage
-from specbatch.schemas.timekeeping import Attempt, Device, NewSession, SessionRow, TimeSlice
+from specbatch.schemas.timekeeping import (
+    Attempt,
+    Device,
+    JobTime,
+    NewSession,
+    RowTime,
+    SessionRow,
+    TimeSlice,
+)
 
 DEVICE = ("device_kind", "region", "tenure", "price_microusd")
 
@@ -59,11 +67,43 @@ def time_slice(row: Any) -> TimeSlice:
     return TimeSlice(
         session_id=row.session_id,
         attempt=Attempt(row.job_id, row.group_index, row.generation, Stage(row.stage)),
-        ticks=Ticks(**{kind: getattr(row, f"{kind}_ticks") for kind in Ticks.__slots__}),
+        ticks=_ticks(row),
         kept=row.kept,
         in_flight=bool(row.in_flight),
         device=_device(row),
     )
+
+
+def job_time(row: Any) -> JobTime:
+    return JobTime(
+        job_id=row.job_id,
+        price_microusd=row.price_microusd,
+        kept=bool(row.kept),
+        in_flight=bool(row.in_flight),
+        hints=bool(row.hints),
+        ticks=_ticks(row),
+    )
+
+
+def row_time(row: Any) -> RowTime:
+    return RowTime(
+        job_id=row.job_id,
+        tag=row.tag,
+        price_microusd=row.price_microusd,
+        ahead_price_microusd=row.ahead_price_microusd,
+        ticks=_ticks(row),
+        ahead_ticks=int(row.ahead_ticks),
+        documents=int(row.documents),
+        completions=row.completions,
+        prompt_tokens=int(row.prompt_tokens),
+        completion_tokens=int(row.completion_tokens),
+        accepted=int(row.accepted),
+    )
+
+
+def _ticks(row: Any) -> Ticks:
+    """Sums may come as decimal numbers."""
+    return Ticks(**{kind: int(getattr(row, f"{kind}_ticks")) for kind in Ticks.__slots__})
 
 
 def _device(row: Any) -> Device:

@@ -105,3 +105,32 @@ class TimeSlice:
     kept: bool  # its results were: else the time is lost
     in_flight: bool  # somebody holds it still
     device: Device
+
+
+@dataclass(frozen=True, slots=True)
+class JobTime:
+    """What attempts of one job, that came to the same and had the same price, had together."""
+
+    job_id: str
+    price_microusd: int
+    kept: bool
+    in_flight: bool
+    hints: bool  # for rows that other attempts had
+    ticks: Ticks
+
+
+@dataclass(frozen=True, slots=True)
+class RowTime:
+    """What a job's completions of one tag and of the same prices were given, and what they are."""
+
+    job_id: str
+    tag: str | None
+    price_microusd: int
+    ahead_price_microusd: int
+    ticks: Ticks
+    ahead_ticks: int
+    documents: int
+    completions: int
+    prompt_tokens: int  # of the documents
+    completion_tokens: int
+    accepted: int

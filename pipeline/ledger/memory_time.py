@@ -5,14 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
+from typing import Any
 
 from specbatch.pipeline.ledger import time_rules
 from specbatch.pipeline.ledger.memory_jobs import JobsInMemory
 from specbatch.schemas.provenance import NO_TICKS, TICKS_PER_SEC, Ticks
-from specbatch.schemas.records import Lease
+from specbatch.schemas.records import CompletionRecord, Lease
 from specbatch.schemas.timekeeping import (
+    HINTS,
     Attempt,
+    JobTime,
     NewSession,
+    RowTime,
     SessionRow,
     SessionTime,
     Spent,
@@ -48,6 +52,20 @@ class Session:
     def end(self, now: float) -> None:
         leased, lost = time_rules.at_end(self.row.seen, self.now.accounted)
         self.row = replace(self.row, ended_at=now, leased=leased, lost=lost)
+
+
+def _with(known: RowTime, c: CompletionRecord) -> RowTime:
+    first = c.sample_index == 0
+    return replace(
+        known,
+        ticks=known.ticks + c.ticks,
+        ahead_ticks=known.ahead_ticks + c.ahead_ticks,
+        documents=known.documents + first,
+        completions=known.completions + 1,
+        prompt_tokens=known.prompt_tokens + first * c.prompt_tokens,
+        completion_tokens=known.completion_tokens + len(c.token_ids),
+        accepted=known.accepted + c.accepted,
+    )
 
 
 class TimeInMemory(JobsInMemory):
@@ -133,6 +151,37 @@ class TimeInMemory(JobsInMemory):
                 if job_id in (None, attempt.job_id) and session_id in (None, of)
             ]
         return iter(sorted(found, key=lambda s: (*s.attempt[:3], s.session_id)))
+
+    def job_times(self, job_id: str | None = None) -> Sequence[JobTime]:
+        sums: dict[JobTime, Ticks] = {}
+        for one in self.time_slices(job_id):
+            of = JobTime(
+                one.attempt.job_id,
+                one.device.price_microusd,
+                one.kept,
+                one.in_flight,
+                one.attempt.generation == HINTS,
+                NO_TICKS,
+            )
+            sums[of] = sums.get(of, NO_TICKS) + one.ticks
+        found = [replace(of, ticks=ticks) for of, ticks in sums.items()]
+        return sorted(
+            found, key=lambda t: (t.job_id, t.price_microusd, t.kept, t.in_flight, t.hints)
+        )
+
+    def row_times(self, job_id: str | None = None) -> Sequence[RowTime]:
+        with self._lock:
+            jobs = {i: job for i, job in self._jobs.items() if job_id in (None, i)}
+            sums: dict[tuple[Any, ...], RowTime] = {}
+            for i, job in jobs.items():
+                for c in job.completions.values():
+                    of = (i, c.tag, c.price_microusd, c.ahead_price_microusd)
+                    known = sums.get(of, RowTime(*of, NO_TICKS, 0, 0, 0, 0, 0, 0))
+                    sums[of] = _with(known, c)
+        return sorted(
+            sums.values(),
+            key=lambda t: (t.job_id, t.tag or "", t.price_microusd, t.ahead_price_microusd),
+        )
 
     def measured_groups(self, job_id: str) -> Sequence[tuple[float, float]]:
         with self._lock:

@@ -7,12 +7,14 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
 
-from specbatch.pipeline.ledger import time_ledger
+from specbatch.pipeline.ledger import time_ledger, time_sums
 from specbatch.pipeline.ledger.transactions import Now, Transactions
 from specbatch.schemas.provenance import Ticks
 from specbatch.schemas.timekeeping import (
     Attempt,
+    JobTime,
     NewSession,
+    RowTime,
     SessionRow,
     SessionTime,
     TimeSlice,
@@ -52,8 +54,14 @@ class SqlTime:
     ) -> Iterator[TimeSlice]:
         return time_ledger.slices(self._db, job_id, session_id)
 
+    def job_times(self, job_id: str | None = None) -> Sequence[JobTime]:
+        return self._db.read(lambda conn: time_sums.job_times(conn, job_id))
+
+    def row_times(self, job_id: str | None = None) -> Sequence[RowTime]:
+        return self._db.read(lambda conn: time_sums.row_times(conn, job_id))
+
     def measured_groups(self, job_id: str) -> Sequence[tuple[float, float]]:
-        return self._db.read(lambda conn: time_ledger.measured_groups(conn, job_id))
+        return self._db.read(lambda conn: time_sums.measured_groups(conn, job_id))
 
     def _write(
         self, work: Callable[Concatenate[Connection, Now, P], T], *args: P.args, **kwargs: P.kwargs

@@ -26,7 +26,9 @@ from typing import Protocol
 from specbatch.schemas.provenance import Ticks
 from specbatch.schemas.timekeeping import (
     Attempt,
+    JobTime,
     NewSession,
+    RowTime,
     SessionRow,
     SessionTime,
     TimeSlice,
@@ -68,6 +70,14 @@ class TimeLedger(Protocol):
         self, job_id: str | None = None, session_id: str | None = None
     ) -> Iterator[TimeSlice]:
         """What attempts had of sessions, by job, group, generation and session."""
+        ...
+
+    def job_times(self, job_id: str | None = None) -> Sequence[JobTime]:
+        """The slices of one job, or of all, in sums; by job."""
+        ...
+
+    def row_times(self, job_id: str | None = None) -> Sequence[RowTime]:
+        """What the completions of one job, or of all, were given; by job and tag."""
         ...
 
     def measured_groups(self, job_id: str) -> Sequence[tuple[float, float]]:

@@ -14,11 +14,12 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Executable,
+    Select,
     bindparam,
     case,
     exists,
+    false,
     func,
-    literal,
     or_,
     select,
     tuple_,
@@ -41,6 +42,11 @@ _COUNTERS = ("seen_ticks", "idle_ticks", "overhead_ticks")
 _KINDS = tuple(f"{kind}_ticks" for kind in Ticks.__slots__)
 _KEY = (TimeSlice.job_id, TimeSlice.group_index, TimeSlice.generation, TimeSlice.session_id)
 _PAGE = 1000
+
+# Of a slice joined with its group: whether somebody holds that attempt.
+IN_FLIGHT: ColumnElement[bool] = func.coalesce(
+    (Group.generation == TimeSlice.generation) & Group.lease_owner.is_not(None), false()
+)
 
 # --- writing --------------------------------------------------------------------------------
 
@@ -191,21 +197,9 @@ def _sessions() -> Any:
 
 def slices(database: Transactions, job_id: str | None, session_id: str | None) -> Iterator[Slice]:
     """A page at a time."""
-    held = (Group.generation == TimeSlice.generation) & Group.lease_owner.is_not(None)
-    query = (
-        select(
-            *TimeSlice.__table__.c,
-            *(getattr(WorkerSession, name) for name in time_mapper.DEVICE),
-            func.coalesce(held, literal(False)).label("in_flight"),
-        )
-        .join(WorkerSession, WorkerSession.session_id == TimeSlice.session_id)
-        .outerjoin(
-            Group,
-            (Group.job_id == TimeSlice.job_id) & (Group.group_index == TimeSlice.group_index),
-        )
-        .order_by(*_KEY)
-        .limit(_PAGE)
-    )
+    device = [getattr(WorkerSession, name) for name in time_mapper.DEVICE]
+    query = with_groups(select(*TimeSlice.__table__.c, *device, IN_FLIGHT.label("in_flight")))
+    query = query.order_by(*_KEY).limit(_PAGE)
     if job_id is not None:
         query = query.where(TimeSlice.job_id == job_id)
     if session_id is not None:
@@ -220,10 +214,11 @@ def slices(database: Transactions, job_id: str | None, session_id: str | None) -
         after = (last.job_id, last.group_index, last.generation, last.session_id)
 
 
-def measured_groups(conn: Connection, job_id: str) -> list[tuple[float, float]]:
-    query = (
-        select(Group.taken_usd, Group.baseline_usd)
-        .where(Group.job_id == job_id, Group.baseline_usd > 0)
-        .order_by(Group.group_index)
+def with_groups(query: Select[Any]) -> Select[Any]:
+    """Slices with their sessions, and with their groups where there are any."""
+    of_group = (Group.job_id == TimeSlice.job_id) & (Group.group_index == TimeSlice.group_index)
+    return (
+        query.select_from(TimeSlice)
+        .join(WorkerSession, WorkerSession.session_id == TimeSlice.session_id)
+        .outerjoin(Group, of_group)
     )
-    return [(row.taken_usd, row.baseline_usd) for row in conn.execute(query)]

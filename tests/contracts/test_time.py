@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from contracts.shorthand import claim, ingest, stage_of, successes, together
+from contracts.shorthand import claim, ingest, stage_of, successes, together, verified
 from ledger.builders import DRAFTS, JOB, LEASE_SEC, NO_TIME, RESULTS, START, Clock, completion
 
 from specbatch.pipeline.ledger.contract import Store
@@ -15,9 +15,12 @@ from specbatch.schemas.errors import FencedError, SessionEndedError
 from specbatch.schemas.provenance import TICKS_PER_SEC, Ticks
 from specbatch.schemas.records import Lease, Stage
 from specbatch.schemas.timekeeping import (
+    HINTS,
     Attempt,
     Device,
+    JobTime,
     NewSession,
+    RowTime,
     SessionRow,
     SessionTime,
     Spent,
@@ -247,6 +250,46 @@ def test_threads_of_one_worker_tell_its_time_together(store: Store) -> None:
     successes(together(*[partial(tell, first) for first in range(4)]))
     row = the_session(store)
     assert (row.seen, row.idle, row.spent) == (53, 5, 6 * 5)
+
+
+def test_the_slices_of_a_job_in_sums(store: Store) -> None:
+    ingest(store, groups=3)
+    begin(store)
+    store.begin_session(NewSession("session-2", "w2", replace(DEVICE, price_microusd=7), 0))
+    kept, held, given_back = (claim(store, index).lease for index in range(3))
+    hints = Attempt(JOB, 0, HINTS, Stage.PROPOSE)
+    others = {Attempt.of(held): SOME, Attempt.of(given_back): SOME, hints: Ticks(verify=1)}
+    store.tell_time(told(), others)
+    store.tell_time(told(session="session-2"), {Attempt.of(held): SOME})
+    advance(store, kept)
+    store.release(given_back, "it broke")
+    dear, cheap = DEVICE.price_microusd, 7
+    assert store.job_times(JOB) == store.job_times()
+    assert store.job_times("nosuchjob") == []
+    assert store.job_times() == [
+        JobTime(JOB, cheap, kept=False, in_flight=True, hints=False, ticks=SOME),
+        JobTime(JOB, dear, kept=False, in_flight=False, hints=False, ticks=SOME),
+        JobTime(JOB, dear, kept=False, in_flight=False, hints=True, ticks=Ticks(verify=1)),
+        JobTime(JOB, dear, kept=False, in_flight=True, hints=False, ticks=SOME),
+        JobTime(JOB, dear, kept=True, in_flight=False, hints=False, ticks=SOME),
+    ]
+
+
+def test_the_completions_of_a_job_in_sums(store: Store) -> None:
+    ingest(store, groups=1)
+    lease = verified(store, 0)
+    record = replace(completion(0), ticks=SOME, price_microusd=3, ahead_ticks=9)
+    record = replace(record, ahead_price_microusd=2, accepted=4, tag="news")
+    untagged = replace(record, row_index=3, tag=None, price_microusd=5)
+    records = [record, replace(record, sample_index=1), replace(record, row_index=1), untagged]
+    store.commit_group(lease, records, NO_TIME, {})
+    times = store.row_times(JOB)
+    assert times == store.row_times()
+    assert times == [
+        RowTime(JOB, None, 5, 2, SOME, 9, 1, 1, 5, 3, 4),
+        RowTime(JOB, "news", 3, 2, SOME + SOME + SOME, 27, 2, 3, 10, 9, 12),
+    ]
+    assert store.row_times("nosuchjob") == []
 
 
 def test_measured_steps_are_summed_by_group_in_money(store: Store) -> None:
