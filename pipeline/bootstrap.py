@@ -36,8 +36,12 @@ if TYPE_CHECKING:  # the light install has no torch and no pyarrow
     from specbatch.pipeline.remembering import StoredKnowledge
     from specbatch.pipeline.replaying import Replays
     from specbatch.pipeline.stages import Stages
+    from specbatch.pipeline.timekeeping import Timekeeper
+    from specbatch.schemas.timekeeping import Device
 
 log = logging.getLogger(__name__)
+
+LEASES_OF_SILENCE = 3  # after which a worker is held for dead, and its device no longer counted
 
 KINDS = ("ingest", "propose", "verify", "record")
 
@@ -90,6 +94,7 @@ class Worker:
     refills: Refills | None = None
     refiller: Refiller | None = None
     helper: Helper | None = None
+    timekeeper: Timekeeper | None = None
 
     def start(self) -> None:
         """Begin what is done beside the tasks: sweeping, and asking for work."""
@@ -118,6 +123,8 @@ class Worker:
         if self.leader is not None:
             self.leader.close()
         self.keeper.close()
+        if self.timekeeper is not None:
+            self.timekeeper.close()
         self.store.close()
 
 
@@ -150,6 +157,7 @@ def make_worker(
     from specbatch.pipeline.refill import Refiller, Refills
     from specbatch.pipeline.remembering import StoredKnowledge
     from specbatch.pipeline.stages import Economy, Stages
+    from specbatch.pipeline.timekeeping import Timekeeper
 
     ring = patient(ring)
     device, leader = (None, None) if instead else _device(settings)
@@ -192,8 +200,13 @@ def make_worker(
     verifying = host(0, drafts=True) if "verify" in kinds else None
     proposing = host(1, drafts=False) if "propose" in kinds else None
     objects = Objects(settings.s3_endpoint_url)
-    keeper = LeaseKeeper(store, settings.lease_sec)
     owner = f"{socket.gethostname()}:{os.getpid()}"
+    engines = [h for h in (verifying, proposing) if h is not None]
+    device_here = _priced(settings)
+    timekeeper = Timekeeper(store, owner, device_here, engines) if engines else None
+    keeper = LeaseKeeper(store, settings.lease_sec)
+    if timekeeper is not None:
+        keeper.at_heartbeats(timekeeper.beat)
     helper = None
     if verifier is not None and verifying is not None:
         helper = Helper(store, keeper, verifier, owner, settings.lease_sec / 3)  # as hearts beat
@@ -204,7 +217,7 @@ def make_worker(
         ring=ring,
         owner=owner,
         lease_sec=settings.lease_sec,
-        economy=Economy(settings.price_per_device_hour_usd),
+        economy=Economy(device_here.price_microusd),
         codec=lru_cache(maxsize=16)(instead.codec if instead else TextCodec.load),
         proposing=proposing,
         verifying=verifying,
@@ -212,9 +225,11 @@ def make_worker(
         tenant_depths=settings.tenant_depths,
         refills=refills,
         max_open_groups=settings.max_open_groups,
+        timing=timekeeper,
     )
     return Worker(
         stages=stages,
+        timekeeper=timekeeper,
         store=store,
         keeper=keeper,
         sweeper=Sweeper(
@@ -224,12 +239,13 @@ def make_worker(
             settings.propose_patience_sec,
             settings.bell_patience_sec,
             queued or unknown,
+            silence_sec=LEASES_OF_SILENCE * settings.lease_sec,
         ),
-        engines=[h for h in (verifying, proposing) if h is not None],
+        engines=engines,
         leader=leader,
         knowledge=knowledge,
         refills=refills,
-        refiller=Refiller(store, objects, proposing) if proposing else None,
+        refiller=Refiller(store, objects, proposing, timekeeper) if proposing else None,
         helper=helper,
     )
 
@@ -289,6 +305,20 @@ def first_rows(
     except SpecbatchError as error:
         log.info("prompts are out of reach: %s", error)
         return None
+
+
+def _priced(settings: Settings) -> Device:
+    """The device of a worker here, or all those that share its verifier."""
+    from specbatch.pipeline.policy.pricing import priced
+
+    return priced(
+        settings.device_kind or settings.device.partition(":")[0],
+        settings.region,
+        settings.tenure,
+        settings.price_book,
+        settings.price_per_device_hour_usd,
+        devices=settings.tensor_parallel,
+    )
 
 
 def _device(settings: Settings) -> tuple[DeviceOptions, Leader | None]:

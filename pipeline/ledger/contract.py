@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from specbatch.pipeline.ledger.audit_contract import AuditStore
+from specbatch.pipeline.ledger.time_contract import TimeLedger
 from specbatch.schemas.audit import PublishedManifest
 from specbatch.schemas.records import (
     Artefact,
@@ -31,10 +32,11 @@ from specbatch.schemas.records import (
     StageTiming,
 )
 from specbatch.schemas.speculation import AcceptanceCount, Decision, PastOutput
+from specbatch.schemas.timekeeping import Spent
 
 
-class Store(AuditStore, Protocol):
-    """Jobs, groups, leases, completions, what drafting taught, and the audit log."""
+class Store(AuditStore, TimeLedger, Protocol):
+    """Jobs, groups, leases, completions, what drafting taught, the audit log, and time."""
 
     # --- jobs -------------------------------------------------------------------------------
     def create_job(self, job: NewJob) -> tuple[JobRow, bool]:
@@ -241,11 +243,18 @@ class Store(AuditStore, Protocol):
 
     # --- groups -----------------------------------------------------------------------------
     def advance(
-        self, lease: Lease, to: Stage, artefact: Artefact | None, timing: StageTiming
+        self,
+        lease: Lease,
+        to: Stage,
+        artefact: Artefact | None,
+        timing: StageTiming,
+        spent: Spent | None = None,
     ) -> None:
         """PROPOSE → VERIFY with a drafts file (or None), VERIFY → RECORD with a results file.
 
-        Ends the lease, resets attempts, adds the timing (queue seconds: ready to claimed).
+        Ends the lease, resets attempts, adds the timing (queue seconds: ready to claimed). `spent`
+        is the attempt's time on a device, which counts as kept. Raises `SessionEndedError`, and
+        changes nothing, when that session has ended.
         """
         ...
 
@@ -270,11 +279,13 @@ class Store(AuditStore, Protocol):
         completions: Sequence[CompletionRecord],
         timing: StageTiming,
         report: Mapping[str, float],
+        spent: Spent | None = None,
     ) -> None:
         """`cancel_group` for one that has some rows finished: they are kept, the totals count them.
 
-        One transaction, as `commit_group`. The completions are those of rows that are finished in
-        all their samples; after `retry_job` the others alone are to be done.
+        One transaction, as `commit_group`; `spent` as with `advance`. The completions are those of
+        rows that are finished in all their samples; after `retry_job` the others alone are to be
+        done.
         """
         ...
 
