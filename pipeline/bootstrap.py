@@ -11,7 +11,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from specbatch.pipeline.client import Client, Ring
@@ -19,10 +19,15 @@ from specbatch.pipeline.helping import Helper
 from specbatch.pipeline.leases import LeaseKeeper
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.migrate import grant_roles, open_store
+from specbatch.pipeline.privacy.presidio import presidio_finder
+from specbatch.pipeline.privacy.redactor import Redactor
+from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.pipeline.sweeper import Queued, Sweeper, unknown
 from specbatch.schemas.errors import MissingExtraError, SpecbatchError, UsageError
+from specbatch.schemas.masking import hide_in_logs
 from specbatch.schemas.messages import HintMessage
 from specbatch.schemas.records import Bell, JobRow, PromptRow, Prompts
+from specbatch.schemas.sealing import Sealer
 from specbatch.schemas.settings import Settings
 
 if TYPE_CHECKING:  # the light install has no torch and no pyarrow
@@ -51,7 +56,21 @@ class Models:
 def make_store(settings: Settings) -> Store:
     """The store of the settings, its schema brought up to date."""
     return open_store(
-        settings.store_url, max_attempts=settings.max_attempts, weights=settings.tenant_weights
+        settings.store_url,
+        max_attempts=settings.max_attempts,
+        weights=settings.tenant_weights,
+        sealer=Sealer.of_setting(settings.encryption_key),
+    )
+
+
+def make_privacy(settings: Settings) -> Privacy:
+    """Whose texts are kept how. Raises `UsageError` for a pattern or key that cannot be used."""
+    more = partial(presidio_finder, settings.presidio_language) if settings.presidio else None
+    return Privacy(
+        settings.tenant_privacy,
+        settings.privacy,
+        Redactor(settings.redaction_patterns, more),
+        Sealer.of_setting(settings.encryption_key),
     )
 
 
@@ -68,7 +87,8 @@ def make_client(
     on_cancel: Callable[[], None] = lambda: None,
 ) -> Client:
     """A client; `on_cancel` is a worker's `keeper.look` where it runs in this process."""
-    return Client(store or make_store(settings), ring, settings.workspace, on_cancel)
+    privacy = make_privacy(settings)
+    return Client(store or make_store(settings), ring, settings.workspace, on_cancel, privacy)
 
 
 @dataclass(slots=True)
@@ -156,6 +176,9 @@ def make_worker(
             if drafting is not None:
                 check_pair(folders[0], drafting)
     store = store or make_store(settings)
+    privacy = make_privacy(settings)
+    if privacy.is_anybody_private:
+        hide_in_logs(privacy.redactor.redacted)
     knowledge = StoredKnowledge(store)
     gate = threading.Lock()  # engines of one process take turns on the device
     alone = "verify" in kinds and proposer is None
@@ -186,7 +209,7 @@ def make_worker(
 
     verifying = host(0, drafts=True) if "verify" in kinds else None
     proposing = host(1, drafts=False) if "propose" in kinds else None
-    objects = Objects(settings.s3_endpoint_url)
+    objects = Objects(settings.s3_endpoint_url, sealer=privacy.sealer)
     keeper = LeaseKeeper(store, settings.lease_sec)
     owner = f"{socket.gethostname()}:{os.getpid()}"
     helper = None
@@ -207,6 +230,7 @@ def make_worker(
         tenant_depths=settings.tenant_depths,
         refills=refills,
         max_open_groups=settings.max_open_groups,
+        privacy=privacy,
     )
     return Worker(
         stages=stages,
@@ -232,8 +256,9 @@ def make_worker(
 def first_rows(
     settings: Settings, job: JobRow, groups: Sequence[Prompts]
 ) -> list[PromptRow] | None:
-    """The first row of each group of a job; None where prompts cannot be read: they are not here,
-    or the install is the light one, which reads no Arrow files."""
+    """The first row of each group of a job, with its id as the store has it; None where prompts
+    cannot be read: they are not here, or the install is the light one, which reads no Arrow files.
+    """
     from importlib.util import find_spec
 
     if find_spec("pyarrow") is None:
@@ -241,9 +266,12 @@ def first_rows(
     from specbatch.pipeline.ingest.objects import Objects
     from specbatch.pipeline.prompts import reader
 
-    read = reader(Objects(settings.s3_endpoint_url), job, files=2)
     try:
-        return [read(prompts)[0] for prompts in groups]
+        privacy = make_privacy(settings)
+        objects = Objects(settings.s3_endpoint_url, sealer=privacy.sealer)
+        read = reader(objects, job, files=2)
+        found = [read(prompts)[0] for prompts in groups]
+        return [replace(row, row_id=privacy.row_id(job, row.row_id)) for row in found]
     except SpecbatchError as error:
         log.info("prompts are out of reach: %s", error)
         return None

@@ -28,8 +28,8 @@ from specbatch.pipeline.ingest.artefacts import (
     write_results,
 )
 from specbatch.pipeline.ingest.codec import TextCodec
-from specbatch.pipeline.ingest.confined import read_own
-from specbatch.pipeline.ingest.objects import Objects, join
+from specbatch.pipeline.ingest.confined import put_own, read_own
+from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ingest.rows import RowChecker
 from specbatch.pipeline.intake import Intake
 from specbatch.pipeline.keeping import finished_records, rows_left
@@ -38,8 +38,11 @@ from specbatch.pipeline.leases import Held, LeaseKeeper
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.policy.journal import Lessons
 from specbatch.pipeline.policy.pricing import device_usd
+from specbatch.pipeline.privacy.keeping import kept_records
+from specbatch.pipeline.privacy.tenants import NOBODY_PRIVATE, Privacy
 from specbatch.pipeline.prompts import rows_of
 from specbatch.pipeline.publishing import Publisher
+from specbatch.pipeline.recorded import clear, put_kept
 from specbatch.pipeline.refill import Refills, refilled
 from specbatch.pipeline.requests import (
     ahead,
@@ -59,6 +62,7 @@ from specbatch.schemas.errors import (
 from specbatch.schemas.records import (
     Artefact,
     Bell,
+    CompletionRecord,
     GroupWork,
     JobRow,
     Lease,
@@ -99,9 +103,10 @@ class Stages(Guarding):
         tenant_depths: Mapping[str, int] | None = None,
         refills: Refills | None = None,
         max_open_groups: int = MOST_OPEN_GROUPS,
+        privacy: Privacy = NOBODY_PRIVATE,
     ) -> None:
         """`max_open_groups`: of a job, before its input is read on."""
-        super().__init__(store, ring, keeper)
+        super().__init__(store, ring, keeper, privacy)
         self._jobs = KnownJobs(store)
         self._objects = objects
         self._owner = owner
@@ -116,7 +121,9 @@ class Stages(Guarding):
         self._drafting = Drafting(store, objects, drafts_beside=beside)
         self._refills = refills
         self._publisher = Publisher(store, objects, self._decode, self._checker)
-        self._intake = Intake(store, objects, ring, self._drafting, codec, models, max_open_groups)
+        self._intake = Intake(
+            store, objects, ring, self._drafting, codec, models, max_open_groups, privacy
+        )
 
     def run(self, stage: Stage, job_id: str, group_index: int | None) -> None:
         """Do what a bell asks for, if it is still to be done."""
@@ -180,11 +187,12 @@ class Stages(Guarding):
     ) -> list[Completion]:
         decode = self._decode(spec)
         cap = self._tenant_depths.get(job.tenant)
+        keeper = self._privacy.keeper(job)
         requests = [
             ahead(request, length)
             for row in rows
             if not goes_without_models(spec, row)
-            for request in requests_of(job.job_id, spec, row, decode, tenant_cap=cap)
+            for request in requests_of(job.job_id, spec, row, decode, tenant_cap=cap, kept=keeper)
             if request.max_depth != 0  # nobody would verify it
         ]
         return host.service(spec.engine.of_proposer()).submit(job.job_id, requests).wait()
@@ -248,7 +256,8 @@ class Stages(Guarding):
         records = finished_records(job, spec, rows, drafts, begun, codec, price)
         spent = sum(ticket.spent_sec for ticket in begun)
         timing = StageTiming(0.0, spent, device_usd(spent, price))
-        self._store.keep_part(lease, records, timing, group_report(records))
+        report = group_report(records) | put_kept(self._objects, job, lease, records)
+        self._store.keep_part(lease, self._kept(job, records, codec), timing, report)
         self._ring_job(lease.job_id)
 
     def _complete(
@@ -270,8 +279,10 @@ class Stages(Guarding):
         history = self._drafting.history(job) if uses_history(spec) else None
         cap = self._tenant_depths.get(job.tenant)
         pins = host.pins(spec.speculation)
+        keeper = self._privacy.keeper(job)
         by_row = [
-            requests_of(job.job_id, spec, row, decode, drafts, history, cap, pins) for row in rows
+            requests_of(job.job_id, spec, row, decode, drafts, history, cap, pins, keeper)
+            for row in rows
         ]
         requests = list(chain.from_iterable(by_row))
         priors = self._drafting.priors(job) if spec.speculation.enabled else ()
@@ -280,7 +291,7 @@ class Stages(Guarding):
             index = self._store.cut_group(held.lease, keep)
             self._ring(Bell(job.job_id, Stage.VERIFY, index, job.verifier, job.priority))
 
-        with refilled(self._refills, spec, held.lease.group_index or 0, requests):
+        with refilled(self._refills, job, spec, held.lease.group_index or 0, requests):
             service = host.service(spec.engine)
             begun.append(service.submit(job.job_id, requests, priors))
             price = self._economy.usd_per_hour
@@ -305,9 +316,10 @@ class Stages(Guarding):
             records = [record for record in results if record.row_index in mine]
             codec = self._codec(str(self._models(spec.verifier).path))
             texts = codec.decode_batch([r.token_ids for r in records])
+            done = with_text(records, texts, rows, spec, codec.decode)
             due = self._store.commit_group(
                 work.lease,
-                with_text(records, texts, rows, spec, codec.decode),
+                kept_records(self._privacy.keeper(job), done, texts, codec.decode),
                 StageTiming(0.0, time.monotonic() - begun),
                 group_report(records),
             )
@@ -327,7 +339,9 @@ class Stages(Guarding):
             job, spec = self._jobs.fresh(job_id)
             confirm = partial(self._keeper.confirm, held)
             state, error = self._publisher.publish(work, job, spec, confirm)
-            self._store.finish_job(work.lease, state, error)
+            self._store.finish_job(work.lease, state, error and self._privacy.words(job, error))
+            if not job.privacy.is_full:
+                clear(self._store, self._objects, job.job_id)
 
     # --- shared ----------------------------------------------------------------------------
     def _decode(self, spec: JobSpec) -> Decode:
@@ -343,7 +357,17 @@ class Stages(Guarding):
 
     def _put(self, job: JobRow, kind: str, lease: Lease, data: bytes) -> Artefact:
         name = f"{kind}-{lease.group_index:08d}-{lease.generation}.arrow"
-        return self._objects.put_bytes(join(job.workspace_uri, name), data)
+        return put_own(self._objects, job, name, data)
+
+    def _kept(
+        self, job: JobRow, records: Sequence[CompletionRecord], codec: TextCodec
+    ) -> Sequence[CompletionRecord]:
+        """What is stored of completions with their texts."""
+        keeper = self._privacy.keeper(job)
+        if keeper.is_full:
+            return records
+        texts = codec.decode_batch([record.token_ids for record in records])
+        return kept_records(keeper, records, texts, codec.decode)
 
     def _timing(self, completions: list[Completion]) -> StageTiming:
         compute = sum(c.compute_sec for c in completions)

@@ -12,6 +12,9 @@ from dataclasses import asdict, replace
 from itertools import chain
 from typing import Any
 
+import orjson
+
+from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.records import (
     Artefact,
     Bell,
@@ -107,7 +110,14 @@ def job_values(job: NewJob, now: Any) -> dict[str, Any]:
         "stage": Stage.INGEST.value,
         "created_at": now,
         "ready_at": now,
+        "privacy": job.privacy.value,
+        "sealed_spec": job.sealed_spec,
     }
+
+
+def whole_spec(spec: Mapping[str, Any], sealed_spec: str | None) -> Mapping[str, Any]:
+    """The spec as it was asked for, where that can be read, else what is shown of it."""
+    return orjson.loads(sealed_spec) if sealed_spec else spec  # type: ignore[no-any-return]  # JSON of an object
 
 
 def group_values(job_id: str, group: NewGroup, stage: Stage, now: Any) -> dict[str, Any]:
@@ -197,7 +207,7 @@ def job_row(row: Any) -> JobRow:
         job_id=row.job_id,
         name=row.name,
         tenant=row.tenant,
-        spec=row.spec,
+        spec=whole_spec(row.spec, row.sealed_spec),
         spec_digest=row.spec_digest,
         state=JobState(row.state),
         stage=Stage(row.stage),
@@ -220,6 +230,8 @@ def job_row(row: Any) -> JobRow:
         budget_usd=row.budget_usd,
         stop_reason=row.stop_reason,
         paused=row.ingest_resumes_at is not None,
+        privacy=PrivacyMode(row.privacy),
+        purged_at=row.purged_at,
     )
 
 

@@ -271,7 +271,8 @@ class Store(Protocol):
     ) -> None:
         """`cancel_group` for one that has some rows finished: they are kept, the totals count them.
 
-        One transaction, as `commit_group`. The completions are those of rows that are finished in
+        One transaction, as `commit_group`, and values of the report that are no numbers are put
+        into the job's. The completions are those of rows that are finished in
         all their samples; after `retry_job` the others alone are to be done.
         """
         ...
@@ -300,6 +301,13 @@ class Store(Protocol):
 
         Groups that were cut off from others come last, whatever their rows. A FAILED group of a
         single row is a quarantined row.
+        """
+        ...
+
+    def recorded_groups(self, job_id: str) -> list[tuple[int, Prompts, Artefact | None]]:
+        """(index, prompts, results) of groups with completions, in the order of their rows.
+
+        Without results are those of which only a part was kept (`keep_part`).
         """
         ...
 
@@ -355,7 +363,8 @@ class Store(Protocol):
 
         Of jobs whose report has this `VOCABULARY`; jobs of the same name first, then the others,
         of each the newest first, each by (row, sample). Ends before the one with which all token
-        ids would be more than `max_tokens`. `except_job` is the job that asks.
+        ids would be more than `max_tokens`. `except_job` is the job that asks. Outputs of which not
+        every token was kept are passed by.
         """
         ...
 

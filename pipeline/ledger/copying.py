@@ -4,12 +4,14 @@ that are known already."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import orjson
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Dialect, text
 
-from specbatch.schemas.tables import AnyText, Completion, TokenArray, escape_text
+from specbatch.schemas.tables import Completion, TokenArray
+from specbatch.schemas.text_columns import AnyText, SealedText
 
 _COLUMNS = list(Completion.__table__.columns)
 _NAMES = ", ".join(column.name for column in _COLUMNS)
@@ -29,9 +31,10 @@ def stage(conn: Connection, values: Iterable[Mapping[str, Any]]) -> None:
     """Copy the rows to this connection's staging table; they vanish with the transaction."""
     conn.execute(_CREATE)
     driver: Any = conn.connection.driver_connection
+    writers = [(column.name, _writer_of(column, conn.dialect)) for column in _COLUMNS]
     with driver.cursor() as cursor, cursor.copy(_COPY) as copy:
         for row in values:
-            copy.write_row([_as_text(row[column.name]) for column, _as_text in _WRITERS])
+            copy.write_row([as_text(row[name]) for name, as_text in writers])
 
 
 def insert_staged(conn: Connection) -> None:
@@ -53,14 +56,10 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-def _any_text(value: str | None) -> str | None:
-    return None if value is None else escape_text(value)
-
-
-def _writer_of(column: Any) -> Callable[[Any], Any]:
+def _writer_of(column: Any, dialect: Dialect) -> Callable[[Any], Any]:
+    """What COPY is handed for the column's values; a dialect knows what its texts are sealed with."""
     if isinstance(column.type, TokenArray):
         return _array_literal
-    return _any_text if isinstance(column.type, AnyText) else _as_it_is
-
-
-_WRITERS = [(column, _writer_of(column)) for column in _COLUMNS]
+    if isinstance(column.type, AnyText | SealedText):
+        return partial(column.type.process_bind_param, dialect=dialect)
+    return _as_it_is

@@ -86,6 +86,7 @@ class LearningInMemory(JobsInMemory):
                 for job in jobs
                 for _, c in sorted(job.completions.items())
                 if c.finish_reason in rules.FINISHED and c.error is None
+                if rules.is_whole(c.token_ids)
             ]
         tokens = 0
         for output in outputs:

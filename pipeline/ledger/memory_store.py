@@ -361,6 +361,16 @@ class MemoryStore(TurnsInMemory, LearningInMemory):
                 if g.stage in (Stage.FAILED, Stage.CANCELLED)
             ]
 
+    def recorded_groups(self, job_id: str) -> list[tuple[int, Prompts, Artefact | None]]:
+        with self._lock:
+            job = self._jobs.get(job_id)
+            found = [
+                (index, g.prompts, g.results if g.stage is Stage.DONE else None)
+                for index, g in (job.groups.items() if job else ())
+                if g.stage is Stage.DONE or g.rows_kept
+            ]
+            return sorted(found, key=lambda group: rules.row_order(group[1]))
+
     def prompts_of(self, job_id: str, index: int) -> Prompts | None:
         with self._lock:
             job = self._jobs.get(job_id)

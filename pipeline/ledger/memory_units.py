@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specbatch.pipeline.ledger import cut_rules, rules
+from specbatch.schemas.mapper import whole_spec
 from specbatch.schemas.records import (
     Artefact,
     Bell,
@@ -190,7 +191,7 @@ def new_job(job: NewJob, now: float) -> Job:
         job_id=job.job_id,
         name=job.name,
         tenant=job.tenant,
-        spec=dict(job.spec),
+        spec=dict(whole_spec(job.spec, job.sealed_spec)),
         spec_digest=job.spec_digest,
         state=JobState.QUEUED,
         stage=Stage.INGEST,
@@ -210,5 +211,6 @@ def new_job(job: NewJob, now: float) -> Job:
         priority=job.priority,
         deadline_at=None if job.deadline_sec is None else now + job.deadline_sec,
         budget_usd=job.budget_usd,
+        privacy=job.privacy,
     )
     return Job(Stage.INGEST, now, row=row)

@@ -27,6 +27,7 @@ from specbatch.pipeline.ledger.transactions import (
 )
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.masking import mask_url
+from specbatch.schemas.sealing import Sealer
 from specbatch.schemas.sql_roles import ROLES, granting
 from specbatch.schemas.tables import Base
 
@@ -39,14 +40,15 @@ def open_store(
     migrate: bool = True,
     clock: Callable[[], float] | None = None,
     weights: Mapping[str, float] | None = None,
+    sealer: Sealer | None = None,
 ) -> SqlStore:
     """A store ready for use; with `migrate`, its tables are made or brought up to date first.
 
-    `weights` are the tenants' shares beside each other.
+    `weights` are the tenants' shares beside each other; `sealer` encrypts texts.
     """
     if migrate:
         upgrade(url)
-    return SqlStore(url, max_attempts, clock=clock, weights=weights)
+    return SqlStore(url, max_attempts, clock=clock, weights=weights, sealer=sealer)
 
 
 def _is_transient(error: BaseException) -> bool:

@@ -42,6 +42,7 @@ from specbatch.schemas.records import (
     Stage,
     StageTiming,
 )
+from specbatch.schemas.sealing import Sealer
 from specbatch.schemas.speculation import AcceptanceCount, Decision, PastOutput
 
 P = ParamSpec("P")
@@ -64,10 +65,14 @@ class SqlStore:
         clock: Callable[[], float] | None = None,
         retry_sec: float = RETRY_SEC,
         weights: Mapping[str, float] | None = None,
+        sealer: Sealer | None = None,
     ) -> None:
-        """`weights` are the tenants' shares beside each other; 1 where none is given."""
+        """`weights` are the tenants' shares beside each other; 1 where none is given.
+
+        `sealer`: what texts are encrypted with; None: they are not, nor can sealed ones be read.
+        """
         self._weights = dict(weights or {})
-        self._db = Transactions(url, clock, retry_sec)
+        self._db = Transactions(url, clock, retry_sec, sealer)
         self._max_attempts = max_attempts
 
     def __repr__(self) -> str:
@@ -227,6 +232,9 @@ class SqlStore:
 
     def failed_groups(self, job_id: str) -> list[tuple[int, str, Prompts, str]]:
         return self._db.read(lambda conn: reading.failed_groups(conn, job_id))
+
+    def recorded_groups(self, job_id: str) -> list[tuple[int, Prompts, Artefact | None]]:
+        return self._db.read(lambda conn: reading.recorded_groups(conn, job_id))
 
     def prompts_of(self, job_id: str, index: int) -> Prompts | None:
         return self._db.read(lambda conn: reading.prompts_of(conn, job_id, index))

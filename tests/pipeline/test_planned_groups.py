@@ -78,7 +78,7 @@ def test_groups_are_written_with_their_prompts_in_order(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as writers:
         groups = write_groups(
             Objects(),
-            str(tmp_path),
+            job_in(tmp_path),
             batch,
             lambda index: Stage.PROPOSE if index == 1 else Stage.VERIFY,
             writers,
@@ -97,4 +97,4 @@ def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     batch = [planned(index) for index in range(4)]
     with ThreadPoolExecutor(4) as writers:  # noqa: SIM117 - one statement may raise
         with pytest.raises(ObjectError, match="prompts-00000002"):
-            write_groups(Objects(), str(tmp_path), batch, lambda _: Stage.VERIFY, writers)
+            write_groups(Objects(), job_in(tmp_path), batch, lambda _: Stage.VERIFY, writers)
