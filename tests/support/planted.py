@@ -18,6 +18,7 @@ from sqlalchemy import create_engine, inspect, text
 
 from specbatch.jobs.chaos import stand_in, stand_in_model
 from specbatch.jobs.chaos.stand_in import StandInHost
+from specbatch.jobs.cli import console
 from specbatch.jobs.cli.console import _masked_record
 from specbatch.pipeline.bootstrap import (
     KINDS,
@@ -257,3 +258,4 @@ def masked_logs(patch: pytest.MonkeyPatch) -> None:
     """Log records as commands make them, until the test ends."""
     patch.setattr(logging, "_logRecordFactory", _masked_record)
     patch.setattr(masking, "_log_filters", [])  # those of this process are not this installation's
+    patch.setattr(console.out, "_width", 500)  # nothing is folded away
