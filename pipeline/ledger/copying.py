@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import orjson
-from sqlalchemy import Connection, Dialect, text
+from sqlalchemy import JSON, Connection, Dialect, text
 
 from specbatch.schemas.tables import Completion, TokenArray
 from specbatch.schemas.text_columns import AnyText, SealedText
@@ -56,8 +56,14 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
+def _json(value: Any) -> str | None:
+    return None if value is None else orjson.dumps(value).decode()
+
+
 def _writer_of(column: Any, dialect: Dialect) -> Callable[[Any], Any]:
     """What COPY is handed for the column's values; a dialect knows what its texts are sealed with."""
+    if isinstance(column.type, JSON):
+        return _json
     if isinstance(column.type, TokenArray):
         return _array_literal
     if isinstance(column.type, AnyText | SealedText):
