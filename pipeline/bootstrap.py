@@ -31,6 +31,7 @@ from specbatch.schemas.sealing import Sealer
 from specbatch.schemas.settings import Settings
 
 if TYPE_CHECKING:  # the light install has no torch and no pyarrow
+    from specbatch.pipeline.auditing import Auditor
     from specbatch.pipeline.engine.device import DeviceOptions
     from specbatch.pipeline.engine.model_folder import ModelFolder
     from specbatch.pipeline.engine.parallel import Leader
@@ -38,6 +39,7 @@ if TYPE_CHECKING:  # the light install has no torch and no pyarrow
     from specbatch.pipeline.ingest.codec import TextCodec
     from specbatch.pipeline.refill import Line, Refiller, Refills
     from specbatch.pipeline.remembering import StoredKnowledge
+    from specbatch.pipeline.replaying import Replays
     from specbatch.pipeline.stages import Stages
 
 log = logging.getLogger(__name__)
@@ -60,6 +62,7 @@ def make_store(settings: Settings) -> Store:
         max_attempts=settings.max_attempts,
         weights=settings.tenant_weights,
         sealer=Sealer.of_setting(settings.encryption_key),
+        actor=settings.actor or None,
     )
 
 
@@ -251,6 +254,43 @@ def make_worker(
         refiller=Refiller(store, objects, proposing) if proposing else None,
         helper=helper,
     )
+
+
+def make_auditor(settings: Settings, store: Store) -> Auditor:
+    """What audits jobs; it needs the engine extra for replays alone."""
+    from specbatch.pipeline.auditing import Auditor
+    from specbatch.pipeline.ingest.objects import Objects
+
+    objects = Objects(settings.s3_endpoint_url)
+    return Auditor(store, objects, partial(make_replays, settings, store))
+
+
+def make_replays(
+    settings: Settings, store: Store, job: JobRow, verifier: str | None = None
+) -> Replays:
+    """What looks at a job's completions again; `verifier` is where its model lies, if it moved.
+
+    Raises `ModelError` for another model than the job's, `MissingExtraError` and `UsageError`.
+    """
+    require_engine_extra()
+    from specbatch.pipeline.engine.device import DeviceOptions
+    from specbatch.pipeline.engine.model_folder import inspect_model
+    from specbatch.pipeline.engine.replayer import Replayer
+    from specbatch.pipeline.ingest.codec import TextCodec
+    from specbatch.pipeline.ingest.objects import Objects
+    from specbatch.pipeline.replaying import Replays, check_model
+    from specbatch.schemas.spec import JobSpec
+
+    spec = JobSpec.model_validate(job.spec)
+    folder = inspect_model(verifier or spec.verifier)
+    check_model(job, spec, folder)
+    device = DeviceOptions(settings.device, settings.cuda_graphs, settings.torch_compile)
+    device.check()
+    replayer = Replayer(
+        folder, spec.engine, device, settings.kv_cache_mib << 20, settings.max_batch_tokens
+    )
+    codec = TextCodec.load(str(folder.path))
+    return Replays(store, Objects(settings.s3_endpoint_url), job, spec, codec, replayer)
 
 
 def first_rows(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
-from specbatch.pipeline.ingest.objects import Objects
-from specbatch.pipeline.ingest.outputs import OutputWriter
+from specbatch.pipeline.ingest.objects import Objects, join
+from specbatch.pipeline.ingest.outputs import MANIFEST, OutputWriter
 from specbatch.pipeline.ingest.planner import PlannedGroup, plan
 from specbatch.pipeline.ingest.rows import RowChecker
 from specbatch.pipeline.ingest.sources import open_source
@@ -19,6 +21,7 @@ from specbatch.pipeline.prompts import reader
 from specbatch.pipeline.recorded import recorded, rejected_whole
 from specbatch.pipeline.remainder import Remainder, write_remainder
 from specbatch.pipeline.text_stop import Decode
+from specbatch.schemas.audit import Head, PublishedManifest
 from specbatch.schemas.records import (
     CompletionRecord,
     FinishReason,
@@ -45,8 +48,8 @@ class Publisher:
 
     def publish(
         self, work: JobWork, job: JobRow, spec: JobSpec, still_mine: Callable[[], None]
-    ) -> tuple[JobState, str | None]:
-        """Everything but the job's end: its state then, and an error.
+    ) -> tuple[JobState, str | None, PublishedManifest]:
+        """Everything but the job's end: its state then, an error, and the manifest.
 
         `still_mine` raises once somebody else publishes the job. Raises `OutputError` and
         `ObjectError`.
@@ -66,18 +69,20 @@ class Publisher:
                 unread = left.unread_rows(spec.sampling.n)
                 rows = chain(rows, (r for row in unread for r in _cancelled(job, row)))
                 rejected = chain(rejected, left.newly_quarantined())
-            OutputWriter(self.objects, spec.output.uri, job.job_id).write(
+            manifest = OutputWriter(self.objects, spec.output.uri, job.job_id).write(
                 rows,
                 rejected,
                 openai=job.report.get("input_format") == "openai",
                 created=int(job.created_at),
                 decode=self.decode(spec),
-                info=_info(job, spec),
+                info=_info(job, spec, self.store.log_head(job.job_id)),
                 beside=left.files if left is not None else (),
                 still_mine=still_mine,
             )
         state, error = final_state(job, progress)
-        return state, error or (left.problem if left is not None else None)
+        error = error or (left.problem if left is not None else None)
+        uri, sha256 = join(spec.output.uri, MANIFEST), hashlib.sha256(manifest.to_json())
+        return state, error, PublishedManifest(uri, sha256.hexdigest())
 
     def _left(
         self, folder: Path, work: JobWork, job: JobRow, spec: JobSpec, progress: JobProgress
@@ -159,12 +164,13 @@ def final_state(job: JobRow, progress: JobProgress) -> tuple[JobState, str | Non
     return JobState.FAILED, "no row could be completed; see the error column of the output"
 
 
-def _info(job: JobRow, spec: JobSpec) -> dict[str, str]:
-    """What the manifest says of the job."""
-    info = {
+def _info(job: JobRow, spec: JobSpec, head: Head) -> dict[str, Any]:
+    """What the manifest says of the job: also how far its audit log went, which holds that down."""
+    info: dict[str, Any] = {
         "name": job.name,
         "spec_sha256": job.spec_digest if job.privacy.is_full else spec.digest(),
         "verification": spec.speculation.verification.value,
+        "audit_log": {"number": head.number, "hash": head.hash.hex()},
     }
     return info | ({"stopped": job.stop_reason} if job.stop_reason else {})
 

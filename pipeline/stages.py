@@ -342,8 +342,9 @@ class Stages(Guarding):
         with self._guarded(work.lease) as held:
             job, spec = self._jobs.fresh(job_id)
             confirm = partial(self._keeper.confirm, held)
-            state, error = self._publisher.publish(work, job, spec, confirm)
-            self._store.finish_job(work.lease, state, error and self._privacy.words(job, error))
+            state, error, manifest = self._publisher.publish(work, job, spec, confirm)
+            words = error and self._privacy.words(job, error)
+            self._store.finish_job(work.lease, state, words, manifest)
             if not job.privacy.is_full:
                 clear(self._store, self._objects, job.job_id)
 

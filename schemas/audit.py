@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from specbatch.schemas.records import CompletionRecord
+
 FIRST = bytes(32)  # what the first entry of a chain follows
 
 
@@ -28,6 +30,17 @@ class EntryKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Head:
+    """The end of a job's chain: the number and hash of its last entry."""
+
+    number: int = 0
+    hash: bytes = FIRST
+
+
+EMPTY = Head()
+
+
+@dataclass(frozen=True, slots=True)
 class LogEntry:
     """One entry as it is kept. Nothing in it is trusted before `checking.py` has seen it."""
 
@@ -40,21 +53,82 @@ class LogEntry:
     previous: bytes
     hash: bytes
 
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """The end of a job's chain: the number and hash of its last entry."""
-
-    number: int = 0
-    hash: bytes = FIRST
-
-
-EMPTY = Head()
+    @property
+    def head(self) -> Head:
+        return Head(self.number, self.hash)
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class PublishedManifest:
     """The manifest of a published job."""
 
     uri: str
     sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeptCompletion:
+    """A completion as it stands in the store, with what an audit needs beside it."""
+
+    row_index: int
+    sample_index: int
+    group_index: int
+    digest: bytes | None  # None: it was recorded before there was a log
+    record: CompletionRecord | None  # None: its row cannot be read
+
+
+class FindingKind(StrEnum):
+    """What is not as it should be."""
+
+    ENTRY = "entry"  # of the log: changed, missing, or not written by specbatch
+    JOB = "job"  # a job's row is not what its log says: the order, or an action
+    PROMPTS = "prompts"  # a group has other prompts than those that were planned
+    REJECTED = "rejected"  # a quarantined row is changed, missing or added
+    COMPLETION = "completion"  # changed, missing or added
+    OUTPUT = "output"  # the manifest is not the one that was published
+    INPUT = "input"  # what a completion says of its prompt is not so
+    TOKEN = "token"  # not the verifier's choice, by more than arithmetic explains
+    NEAR_TIE = "near tie"  # not its choice, but by so little that another batch explains it
+    ENDING = "ending"  # it should have ended earlier, later, or with another text
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that an audit found; `what` is a sentence that names it."""
+
+    kind: FindingKind
+    what: str
+    number: int | None = None  # of the log's entry
+    row: int | None = None
+    sample: int | None = None
+    position: int | None = None  # of the token in its completion, from 0
+    written: int | None = None  # the token that is there
+    decided: int | None = None  # the verifier's choice at this place
+    margin: float | None = None  # in logits; None: no token is looked at, or no number is enough
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRecord:
+    """One audit of a job, as it is kept."""
+
+    job_id: str
+    sampled: int  # completions that were looked at again
+    differing: int  # of these, with a difference
+    tokens: int  # of these completions
+    intact: bool  # the log and what it pins
+    findings: tuple[Finding, ...] = ()
+    note: str | None = None  # what could not be looked at
+    at: float = 0.0  # by the store, when it was kept …
+    actor: str = ""  # … and whom that works for
+
+
+@dataclass(frozen=True, slots=True)
+class Correctness:
+    """How many completions audits looked at, and in how many of them nothing differed."""
+
+    audited: int = 0
+    differing: int = 0
+
+    @property
+    def share(self) -> float | None:
+        return 1.0 - self.differing / self.audited if self.audited else None

@@ -84,6 +84,9 @@ class Settings(BaseSettings):
     max_open_groups: int = Field(
         default=512, ge=1, description="groups of a job that wait before its input is read on"
     )
+    actor: str = Field(
+        default="", description="whom the audit log names for what this user does; empty: user@host"
+    )
     tensor_parallel: int = Field(
         default=1, ge=1, le=64, description="processes of `torchrun` that share the verifier"
     )

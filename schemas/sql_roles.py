@@ -28,6 +28,9 @@ TABLES = (
     "machine_knowledge",
     "acceptance_priors",
     "tenants",
+    "audit_log",
+    "audits",
+    "audit_findings",
     "alembic_version",
 )
 _OF_A_LEASE = (
@@ -46,7 +49,8 @@ class Rights:
 
 
 RIGHTS: Mapping[str, Rights] = {
-    # Does jobs that are there. What it has recorded stays as it is: no UPDATE, no DELETE.
+    # Does jobs that are there. What it has recorded stays as it is: no UPDATE, no DELETE. The audit
+    # log is nobody's to change: who does something to a job may add what it was.
     WORKER: Rights(
         tables={
             "jobs": "UPDATE",
@@ -57,29 +61,35 @@ RIGHTS: Mapping[str, Rights] = {
             "machine_knowledge": "INSERT, UPDATE",
             "acceptance_priors": "INSERT, UPDATE",
             "tenants": "INSERT, UPDATE",
+            "audit_log": "INSERT",
         },
         sequences=("decisions_id_seq",),
     ),
     # Submits, cancels, retries, sets shares. What a group is made of and has given is not its to
     # write, nor what a job asks for once it is submitted.
     OPERATOR: Rights(
-        tables={"jobs": "INSERT", "tenants": "INSERT, UPDATE"},
+        tables={"jobs": "INSERT", "tenants": "INSERT, UPDATE", "audit_log": "INSERT"},
         columns={
             "jobs": (
                 *_OF_A_LEASE,
                 *("state", "cancel_requested", "error", "finished_at", "stop_reason"),
                 *("priority", "deadline_at", "budget_usd", "ingest_resumes_at"),
+                *("log_number", "log_head"),
             ),
             "groups": (*_OF_A_LEASE, "cut_wanted"),
         },
         hidden={"completions": TEXTS},
     ),
-    AUDITOR: Rights(),
-    # Empties what is kept of texts (`specbatch purge`), without seeing it.
+    # Reads everything, and keeps what it found.
+    AUDITOR: Rights(
+        tables={"audits": "INSERT", "audit_findings": "INSERT"}, sequences=("audits_id_seq",)
+    ),
+    # Empties what is kept of texts (`specbatch purge`), without seeing it, and says so in the log.
     PRIVACY: Rights(
+        tables={"audit_log": "INSERT"},
         columns={
             "jobs": (
-                *("purged_at", "purged_to", "sealed_spec"),
+                *("purged_at", "purged_to", "sealed_spec", "log_number", "log_head"),
                 *("error", "last_error", "stop_reason"),
             ),
             "groups": ("last_error",),

@@ -20,6 +20,7 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     SmallInteger,
     Text,
@@ -138,6 +139,8 @@ class Job(Leased, Base):
     sealed_spec: Mapped[str | None] = mapped_column(SealedText("jobs.sealed_spec", ""))
     purged_at: Mapped[float | None]  # its texts and files are deleted, or are being so ...
     purged_to: Mapped[int | None] = mapped_column(BigInteger)  # ... up to this row; NULL: all
+    log_number: Mapped[int] = mapped_column(BigInteger, default=0)  # of its audit log's last entry
+    log_head: Mapped[bytes | None] = mapped_column(LargeBinary)  # that entry's hash
 
 
 class Group(Leased, Base):
@@ -227,6 +230,9 @@ class Completion(Base):
     price_microusd: Mapped[int] = mapped_column(BigInteger)  # of an hour of the device
     ahead_ticks: Mapped[int] = mapped_column(BigInteger)  # of the device that drafted ahead
     ahead_price_microusd: Mapped[int] = mapped_column(BigInteger)
+    # Of its content, then of its facts (`digests.py`); stays when they are purged. NULL: recorded
+    # before there was an audit log.
+    digest: Mapped[bytes | None] = mapped_column(LargeBinary)
 
 
 class Rejected(Base):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from specbatch.jobs.cli.audit import audit
 from specbatch.jobs.cli.bench import bench
 from specbatch.jobs.cli.cancel import cancel
 from specbatch.jobs.cli.chaos import chaos
@@ -9,6 +10,7 @@ from specbatch.jobs.cli.console import new_app, run
 from specbatch.jobs.cli.demo import demo
 from specbatch.jobs.cli.jobs import jobs
 from specbatch.jobs.cli.migrate import migrate
+from specbatch.jobs.cli.replay import replay
 from specbatch.jobs.cli.retry import retry
 from specbatch.jobs.cli.settings import settings
 from specbatch.jobs.cli.show import show
@@ -22,6 +24,8 @@ for command in (
     show,
     cancel,
     retry,
+    audit,
+    replay,
     worker,
     demo,
     bench,

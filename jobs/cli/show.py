@@ -9,12 +9,14 @@ from typing import Annotated
 
 import typer
 
+from specbatch.jobs.cli.audit import correctness_line
 from specbatch.jobs.cli.connect import client, load_settings
 from specbatch.jobs.cli.console import out, say, say_json
 from specbatch.jobs.cli.options import JobId
 from specbatch.jobs.cli.outcome import as_json
 from specbatch.pipeline.bootstrap import first_rows, make_store
 from specbatch.pipeline.observe.summary import summarize, summary_table
+from specbatch.schemas.audit import AuditRecord, Correctness
 from specbatch.schemas.records import (
     NORMAL,
     PRIORITIES,
@@ -41,10 +43,12 @@ def show(
     store = make_store(settings)
     try:
         decisions = store.decisions(row.job_id)
+        audits = store.audits(row.job_id)
         unfinished = store.failed_groups(row.job_id)
         alone = [(p, error) for _, word, p, error in unfinished if _is_one_row(word, p)]
         if json:
             told = {"rows_quarantined": len(alone), "decisions": [asdict(d) for d in decisions]}
+            told["audits"] = [asdict(audit) for audit in audits]
             say_json(as_json(row, progress) | told)
             return
         _say_how_far(row, progress)
@@ -60,7 +64,7 @@ def show(
                 say(f"group {index} {word}: {reason or 'no reason given'}")
     finally:
         store.close()
-    for line in decision_lines(decisions):
+    for line in (*decision_lines(decisions), *audit_lines(audits)):
         say(line)
     say(f"output: {row.output_uri}")
 
@@ -112,6 +116,21 @@ def decision_lines(decisions: Sequence[Decision]) -> list[str]:
         whom = "" if d.proposer == ALL_PROPOSERS else f" {d.proposer}"
         lines.append(f"    {when}  {d.action}{whom}: {d.reason}")
     return lines
+
+
+def audit_lines(audits: Sequence[AuditRecord]) -> list[str]:
+    """What all audits of a job found of its completions, and whether the last found it intact."""
+    if not audits:
+        return []
+    last = audits[-1]
+    when = datetime.fromtimestamp(last.at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    of_all = Correctness(sum(a.sampled for a in audits), sum(a.differing for a in audits))
+    state = "the log is intact" if last.intact else "the log is NOT intact"
+    return [
+        f"audits: {len(audits):,}, the last at {when} by {last.actor}: {state}, "
+        f"{len(last.findings):,} findings",
+        f"    {correctness_line(of_all)}",
+    ]
 
 
 def _is_one_row(word: str, prompts: Prompts) -> bool:

@@ -1,7 +1,13 @@
-"""An append-only log with a hash chain over completions and what operators did.
+"""An append-only log with a hash chain over completions and over what was done to jobs; audits.
 
-Revision 0009.
+Revision 0009. Jobs and completions that are there have no log: the next thing that happens to such
+a job begins one, which tells of what comes after.
 """
+
+import sqlalchemy as sa
+from alembic import op
+
+from specbatch.schemas.audit_tables import DROP_FUNCTION, TRIGGERS
 
 revision = "0009"
 down_revision = "0008"
@@ -10,8 +16,78 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Nothing yet."""
+    with op.batch_alter_table("jobs") as batch:
+        batch.add_column(
+            sa.Column("log_number", sa.BigInteger(), nullable=False, server_default="0")
+        )
+        batch.add_column(sa.Column("log_head", sa.LargeBinary(), nullable=True))
+    with op.batch_alter_table("jobs") as batch:
+        batch.alter_column("log_number", existing_type=sa.BigInteger(), server_default=None)
+    op.add_column("completions", sa.Column("digest", sa.LargeBinary(), nullable=True))
+    _make_tables()
+    for statement in TRIGGERS[op.get_context().dialect.name]:
+        op.execute(statement)
 
 
 def downgrade() -> None:
-    """Nothing yet."""
+    op.drop_table("audit_findings")
+    op.drop_index("ix_audits_job_id", "audits")
+    op.drop_table("audits")
+    op.drop_table("audit_log")
+    if op.get_context().dialect.name == "postgresql":
+        op.execute(DROP_FUNCTION)
+    with op.batch_alter_table("completions") as batch:
+        batch.drop_column("digest")
+    with op.batch_alter_table("jobs") as batch:
+        batch.drop_column("log_head")
+        batch.drop_column("log_number")
+
+
+def _make_tables() -> None:
+    op.create_table(
+        "audit_log",
+        sa.Column("job_id", sa.Text(), nullable=False),
+        sa.Column("number", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("kind", sa.Text(), nullable=False),
+        sa.Column("at", sa.Double(), nullable=False),
+        sa.Column("actor", sa.Text(), nullable=False),
+        sa.Column("payload", sa.Text(), nullable=False),
+        sa.Column("previous", sa.LargeBinary(), nullable=False),
+        sa.Column("hash", sa.LargeBinary(), nullable=False),
+        sa.PrimaryKeyConstraint("job_id", "number", name="pk_audit_log"),
+    )
+    op.create_table(
+        "audits",
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("job_id", sa.Text(), nullable=False),
+        sa.Column("at", sa.Double(), nullable=False),
+        sa.Column("actor", sa.Text(), nullable=False),
+        sa.Column("sampled", sa.Integer(), nullable=False),
+        sa.Column("differing", sa.Integer(), nullable=False),
+        sa.Column("tokens", sa.BigInteger(), nullable=False),
+        sa.Column("intact", sa.Boolean(), nullable=False),
+        sa.Column("note", sa.Text(), nullable=True),
+        sa.PrimaryKeyConstraint("id", name="pk_audits"),
+    )
+    op.create_index("ix_audits_job_id", "audits", ["job_id", "at"])
+    op.create_table(
+        "audit_findings",
+        sa.Column("audit_id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("place", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("kind", sa.Text(), nullable=False),
+        sa.Column("what", sa.Text(), nullable=False),
+        sa.Column("number", sa.BigInteger(), nullable=True),
+        sa.Column("row_index", sa.BigInteger(), nullable=True),
+        sa.Column("sample_index", sa.Integer(), nullable=True),
+        sa.Column("position", sa.Integer(), nullable=True),
+        sa.Column("written_token", sa.Integer(), nullable=True),
+        sa.Column("decided_token", sa.Integer(), nullable=True),
+        sa.Column("margin", sa.Double(), nullable=True),
+        sa.ForeignKeyConstraint(
+            ["audit_id"],
+            ["audits.id"],
+            name="fk_audit_findings_audit_id_audits",
+            ondelete="CASCADE",
+        ),
+        sa.PrimaryKeyConstraint("audit_id", "place", name="pk_audit_findings"),
+    )

@@ -27,7 +27,7 @@ from specbatch.pipeline.engine.recheck import Rechecker
 from specbatch.pipeline.engine.runner import ModelRunner
 from specbatch.pipeline.engine.sampler import choose_sampler
 from specbatch.pipeline.engine.scheduler import Planned, Scheduler
-from specbatch.pipeline.engine.sequence import Completion, Request, Sequence
+from specbatch.pipeline.engine.sequence import Completion, Request, Sequence, stop_ids_of
 from specbatch.pipeline.engine.speculator import Speculator
 from specbatch.pipeline.engine.stats import EngineStats
 from specbatch.pipeline.engine.time_book import OVERHEAD, TimeBook, now
@@ -78,11 +78,9 @@ class Engine:
         limit, vocab_size = self._runner.context_tokens, self._runner.vocab_size
         if not _all_within(request.draft_ids, vocab_size):  # a hint that cannot be right
             request = replace(request, draft_ids=())
-        eos = frozenset() if request.params.ignore_eos else self._runner.eos_ids
-        stop_ids = eos | frozenset(request.params.stop_token_ids)
         sequence = Sequence(
             request=request,
-            stop_ids=frozenset(token for token in stop_ids if 0 <= token < vocab_size),
+            stop_ids=stop_ids_of(request, self._runner.eos_ids, vocab_size),
             max_length=min(limit, len(request.prompt_ids) + request.params.max_tokens),
         )
         if len(request.prompt_ids) >= limit or not request.prompt_ids:
@@ -142,6 +140,11 @@ class Engine:
     def wanted(self) -> list[Wanted]:
         """Requests for which hints are wanted, each told once: see `BlockProposer.wanting`."""
         return [] if self._block is None else self._block.wanting()
+
+    @property
+    def runner(self) -> ModelRunner:
+        """The verifier's, for who looks at what it wrote while no step is going on."""
+        return self._runner
 
     @property
     def largest_pass(self) -> tuple[int, int]:

@@ -12,7 +12,8 @@ token, as depth 0 alone would decide it, it would be a tenth.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -31,6 +32,17 @@ ONE_IN = 64
 _PIECE_TOKENS = 256  # rows of logits held at a time
 
 
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A token of an output that is not the one the verifier decides at its place."""
+
+    position: int  # in the output, from 0
+    written: int
+    decided: int
+    score_gap: float  # between the scores of both: processed logits with their noise
+    margin: float  # in logits: how little would have to change for the written one to be decided
+
+
 class Rechecker:
     """Looks again, with the verifier's own runner, while the engine is between two steps."""
 
@@ -46,19 +58,30 @@ class Rechecker:
         digest = hashlib.sha256(request.request_id.encode()).digest()
         return int.from_bytes(digest[:8], "big") % self._one_in == 0
 
-    @torch.inference_mode()
     def check(self, done: Sequence) -> Recheck | None:
         """Compare the tokens of a finished sequence; None when there are no blocks for it now."""
+        found = self.differences(done)
+        if found is None:
+            return None
+        largest = max((difference.score_gap for difference in found), default=0.0)
+        return Recheck(len(done.output), len(found), largest)
+
+    @torch.inference_mode()
+    def differences(self, done: Sequence) -> list[Difference] | None:
+        """Where a sequence's output is not what the verifier decides, one prefill for all of it.
+
+        None when there is no output, or there are no blocks for it now.
+        """
         blocks, kv = self._runner.blocks, KvState()
         if not done.output or blocks.missing_blocks(kv, len(done.tokens)) > blocks.free_blocks:
             return None
         blocks.grow(kv, len(done.tokens))  # neither adopted nor sealed: all of it is computed here
         try:
-            return self._check(done, kv)
+            return self._differences(done, kv)
         finally:
             blocks.release(kv)
 
-    def _check(self, done: Sequence, kv: KvState) -> Recheck:
+    def _differences(self, done: Sequence, kv: KvState) -> list[Difference]:
         request, output = done.request, done.output
         fresh = Sequence(replace(request, watch_text=None), done.stop_ids, done.max_length)
         prompt = request.prompt_ids
@@ -66,27 +89,37 @@ class Rechecker:
             part = prompt[at : min(at + _PIECE_TOKENS, len(prompt) - 1)]
             self._runner.forward([Chunk(kv, part, 0)])
         fed = [prompt[-1], *output[:-1]]
-        margins = []
+        found = []
         for first in range(0, len(output), _PIECE_TOKENS):
             piece = fed[first : first + _PIECE_TOKENS]
             logits = self._runner.forward([Chunk(kv, piece, len(piece))])
             rows, counters = sampling_rows([fresh], [len(piece)], logits.device, [output], first)
             decided = self._sampler.sample(logits, counters, rows).tolist()
-            margins += [
-                self._margin(fresh, logits[row], output, first + row, token)
+            found += [
+                _difference(fresh, logits[row], output, first + row, token)
                 for row, token in enumerate(decided)
                 if token != output[first + row]
             ]
-        return Recheck(len(output), len(margins), max(margins, default=0.0))
+        return found
 
-    @staticmethod
-    def _margin(
-        fresh: Sequence, logits: Tensor, output: list[int], position: int, decided: int
-    ) -> float:
-        """Before top-k, top-p and min-p, which would put what they drop infinitely far away."""
-        rows, counters = sampling_rows([fresh], [1], logits.device, [output], position)
-        rows = replace(rows, any_top_k=False, any_top_p=False, any_min_p=False)
-        scores = process(logits[None], rows)[0]
-        if rows.any_sampled:
-            scores = scores + gumbel(counters, len(scores))[0]
-        return abs(float(scores[decided] - scores[output[position]]))
+
+def _difference(
+    fresh: Sequence, logits: Tensor, output: list[int], position: int, decided: int
+) -> Difference:
+    """The gap is measured before top-k, top-p and min-p, which would put what they drop infinitely
+    far away. Where one of both tokens lies at the edge of what they keep, that may be nearer."""
+    rows, counters = sampling_rows([fresh], [1], logits.device, [output], position)
+    written = output[position]
+    kept = process(logits[None], rows)[0]
+    whole = process(logits[None], replace(rows, any_top_k=False, any_top_p=False, any_min_p=False))
+    before = scores = whole[0]
+    if rows.any_sampled:
+        scores = scores + gumbel(counters, len(scores))[0]
+    gap = abs(float(scores[decided] - scores[written]))
+    edge = math.inf
+    stays = torch.isfinite(kept)
+    if bool((~stays & torch.isfinite(before)).any()):
+        least = float(before[stays].min())
+        edge = abs(least - float(before[decided if stays[written] else written]))
+    temperature = fresh.request.params.temperature or 1.0
+    return Difference(position, written, decided, gap, min(gap, edge) * temperature)

@@ -71,6 +71,7 @@ class ModelRunner:
         num_blocks = max(2, kv_cache_bytes // (token_bytes * BLOCK_SIZE))
         self.blocks = BlockManager(num_blocks, BLOCK_SIZE, share_prefixes)
         self.device = model.device
+        self.dtype = str(model.dtype).removeprefix("torch.")
         self.kernels = model.kernels
         self.eos_ids = model.eos_ids
         # Whether a token's bits are the same in every batch; else `exactness: fast` was asked for.

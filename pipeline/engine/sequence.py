@@ -90,6 +90,13 @@ class Completion:
     ticks: Ticks = NO_TICKS
 
 
+def stop_ids_of(request: Request, eos_ids: frozenset[int], vocab_size: int) -> frozenset[int]:
+    """The tokens that end a request's output: the model's own, unless they are off, and its own."""
+    eos = frozenset() if request.params.ignore_eos else eos_ids
+    stop_ids = eos | frozenset(request.params.stop_token_ids)
+    return frozenset(token for token in stop_ids if 0 <= token < vocab_size)
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """The row state of the engine: the only mutable thing a step works on."""

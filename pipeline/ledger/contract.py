@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from specbatch.pipeline.ledger.audit_contract import AuditStore
+from specbatch.schemas.audit import PublishedManifest
 from specbatch.schemas.records import (
     Artefact,
     Beat,
@@ -31,8 +33,8 @@ from specbatch.schemas.records import (
 from specbatch.schemas.speculation import AcceptanceCount, Decision, PastOutput
 
 
-class Store(Protocol):
-    """Jobs, groups, leases, completions, and what drafting taught."""
+class Store(AuditStore, Protocol):
+    """Jobs, groups, leases, completions, what drafting taught, and the audit log."""
 
     # --- jobs -------------------------------------------------------------------------------
     def create_job(self, job: NewJob) -> tuple[JobRow, bool]:
@@ -315,8 +317,14 @@ class Store(Protocol):
         """Where the prompts of a group lie; None when there is no such group."""
         ...
 
-    def finish_job(self, lease: Lease, state: JobState, error: str | None = None) -> None:
-        """End a published job. DONE, PARTIAL, FAILED or CANCELLED."""
+    def finish_job(
+        self,
+        lease: Lease,
+        state: JobState,
+        error: str | None = None,
+        manifest: PublishedManifest | None = None,
+    ) -> None:
+        """End a published job. DONE, PARTIAL, FAILED or CANCELLED. The log tells its manifest."""
         ...
 
     # --- what drafting taught ---------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Canonical bytes of what the audit log pins, and their digests.
 
-Every part is tagged and has its length in front, so that no two records have the same bytes. Numbers
-are little-endian, floats as IEEE writes them. What databases cannot tell apart has one form here:
-log-probabilities are in single precision, every NaN is the same one, and of the other floats -0 is 0.
+Every part is tagged and has its length in front, so that no two records have the same bytes.
+Numbers are little-endian, floats as IEEE writes them. What databases cannot tell apart has one form
+here: log-probabilities are in single precision, all NaN are one, and of the other floats -0 is 0.
 """
 
 from __future__ import annotations

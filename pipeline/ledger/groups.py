@@ -8,11 +8,12 @@ from typing import Any
 from sqlalchemy import Connection, update
 from sqlalchemy.dialects import sqlite
 
-from specbatch.pipeline.ledger import copying, jobs, rules
+from specbatch.pipeline.ledger import chain, copying, entries, jobs, rules
 from specbatch.pipeline.ledger.cutting import is_held
 from specbatch.pipeline.ledger.jobs import FREE
 from specbatch.pipeline.ledger.transactions import Now
 from specbatch.schemas import mapper
+from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.records import Artefact, CompletionRecord, Lease, Stage, StageTiming
 from specbatch.schemas.tables import Completion, Group
 
@@ -73,7 +74,8 @@ def _keep(
     to: Stage,
 ) -> Stage | None:
     """What is due of the job because of it, if anything."""
-    values = [mapper.completion_values(lease, record) for record in completions]
+    digested = entries.digested(completions)
+    values = [{**mapper.completion_values(lease, r), "digest": digest} for r, digest in digested]
     on_postgres = conn.dialect.name == "postgresql"
     if on_postgres:
         copying.stage(conn, values)  # before the job's row is locked: others may commit meanwhile
@@ -87,8 +89,13 @@ def _keep(
         copying.insert_staged(conn)
     else:
         _insert(conn, values)
-    merged = {"report": rules.merge_report(job.report, report)} if report else {}
-    after = jobs.settle(conn, now, lease.job_id, **merged)
+    kind = EntryKind.GROUP if to is Stage.DONE else EntryKind.KEPT
+    assert lease.group_index is not None, "else it would have been fenced"
+    said = entries.completed(lease.group_index, lease.generation, digested)
+    changed = chain.link(conn, now, job, kind, said, lease.owner)
+    if report:
+        changed["report"] = rules.merge_report(job.report, report)
+    after = jobs.settle(conn, now, lease.job_id, **changed)
     before, then = ((Stage(of.stage), of.ingest_resumes_at is not None) for of in (job, after))
     return rules.due_after(*before, *then)
 

@@ -27,9 +27,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
-from specbatch.pipeline.ledger import rules, turns
-from specbatch.pipeline.ledger.transactions import Now
+from specbatch.pipeline.ledger import chain, entries, rules, turns
+from specbatch.pipeline.ledger.transactions import SERVER_TIME, Now
 from specbatch.schemas import mapper
+from specbatch.schemas.audit import EntryKind, PublishedManifest
 from specbatch.schemas.errors import JobNotFoundError
 from specbatch.schemas.records import (
     JobRow,
@@ -53,9 +54,13 @@ _CLOSED = (Stage.FAILED.value, Stage.CANCELLED.value)
 def create(conn: Connection, now: Now, job: NewJob) -> tuple[JobRow, bool]:
     """The new job and True, or the one that is known by its key or id and False."""
     upsert: Any = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
-    statement = upsert(Job).values(**mapper.job_values(job, now))
+    at = chain.clock(conn, now)
+    values = mapper.job_values(job, at)
+    entry = chain.begin(conn, at, values)
+    statement = upsert(Job).values(**values, **chain.new_head(entry))
     made = conn.execute(statement.on_conflict_do_nothing().returning(*Job.__table__.c)).first()
     if made is not None:
+        chain.write_first(conn, entry)
         return mapper.job_row(made), True
     same = Job.job_id == job.job_id
     if job.idempotency_key:
@@ -95,11 +100,13 @@ def newest(conn: Connection, limit: int, state: JobState | None) -> list[JobRow]
 
 
 # FOR NO KEY UPDATE: inserts of groups and completions (foreign keys) may still go on.
-_LOCK = (
-    select(*Job.__table__.c)
+# A server's time comes along, so that who writes to the audit log need not ask for it.
+_LOCKS = {
+    is_postgres: select(*Job.__table__.c, *([SERVER_TIME.label("locked_at")] * is_postgres))
     .where(Job.job_id == bindparam("of_job"))
     .with_for_update(key_share=True)
-)
+    for is_postgres in (True, False)
+}
 
 
 # --- locks and transitions ------------------------------------------------------------------
@@ -110,7 +117,7 @@ def lock(conn: Connection, job_id: str) -> Any:
 
     SQLite needs no row lock, for it has one writer at a time.
     """
-    return conn.execute(_LOCK, {"of_job": job_id}).first()
+    return conn.execute(_LOCKS[conn.dialect.name == "postgresql"], {"of_job": job_id}).first()
 
 
 def lock_held(conn: Connection, lease: Lease) -> Any:
@@ -174,7 +181,23 @@ def leave_ingest(conn: Connection, now: Now, job_id: str) -> None:
     settle(conn, now, job_id)
 
 
-def end(conn: Connection, now: Now, job_id: str, state: JobState, error: str | None) -> None:
+def end_unpublished(
+    conn: Connection, now: Now, job: Any, error: str | None, actor: str | None = None
+) -> None:
+    """End the locked job as FAILED, and say so in its log."""
+    said = entries.ended(JobState.FAILED.value, error)
+    head = chain.link(conn, now, job, EntryKind.FAILED, said, actor)
+    _end(conn, now, job.job_id, JobState.FAILED, error, head)
+
+
+def _end(
+    conn: Connection,
+    now: Now,
+    job_id: str,
+    state: JobState,
+    error: str | None,
+    head: Mapping[str, Any],
+) -> None:
     """End the locked job; groups that are still open become CANCELLED."""
     conn.execute(
         update(Group)
@@ -187,13 +210,19 @@ def end(conn: Connection, now: Now, job_id: str, state: JobState, error: str | N
             **FREE,
         )
     )
-    move(conn, now, job_id, Stage.END, state=state.value, error=error, finished_at=now)
+    move(conn, now, job_id, Stage.END, state=state.value, error=error, finished_at=now, **head)
 
 
 # --- cancel and retry -----------------------------------------------------------------------
 
 
-def request_cancel(conn: Connection, now: Now, job_id: str, reason: str | None) -> JobRow:
+def request_cancel(
+    conn: Connection,
+    now: Now,
+    job_id: str,
+    reason: str | None,
+    kind: EntryKind = EntryKind.CANCELLED,
+) -> JobRow:
     """The first reason stays."""
     row = lock(conn, find(conn, job_id).job_id)
     if JobState(row.state).is_final:
@@ -212,7 +241,8 @@ def request_cancel(conn: Connection, now: Now, job_id: str, reason: str | None) 
     if stops:
         move(conn, now, row.job_id, Stage.RUN)
     stop_reason = row.stop_reason or reason
-    settle(conn, now, row.job_id, cancel_requested=True, stop_reason=stop_reason)
+    head = chain.link(conn, now, row, kind, {"reason": reason})
+    settle(conn, now, row.job_id, cancel_requested=True, stop_reason=stop_reason, **head)
     return mapper.job_row(find(conn, row.job_id))
 
 
@@ -238,19 +268,23 @@ def retry(conn: Connection, now: Now, job_id: str, quarantined: bool) -> int:
             "error": None,
             "finished_at": None,
         }
-        values |= {"stop_reason": None, **_without_reached_limits(now, row.stop_reason)}
+        limits = _without_reached_limits(row, chain.clock(conn, now, row))
+        said = entries.retried(quarantined, returns, **limits)
+        values |= {"stop_reason": None, **limits}
+        values |= chain.link(conn, now, row, EntryKind.RETRIED, said)
         to = Stage.RUN if row.ingest_done else Stage.INGEST
         move(conn, now, row.job_id, to, state=JobState.RUNNING.value, **values)
         settle(conn, now, row.job_id)
     return returns
 
 
-def _without_reached_limits(now: Now, stop_reason: str | None) -> dict[str, Any]:
+def _without_reached_limits(job: Any, now: float) -> dict[str, Any]:
     """Who asks for the rest wants it done: a limit that is reached would stop it at once."""
-    lifted: dict[str, Any] = {
-        "deadline_at": case((Job.deadline_at <= now, null()), else_=Job.deadline_at)
+    is_late = job.deadline_at is not None and job.deadline_at <= now
+    return {
+        "deadline_at": None if is_late else job.deadline_at,
+        "budget_usd": None if turns.budget_was_spent(job.stop_reason) else job.budget_usd,
     }
-    return lifted | ({"budget_usd": None} if turns.budget_was_spent(stop_reason) else {})
 
 
 def _stage_after_retry() -> ColumnElement[str]:
@@ -266,8 +300,7 @@ def _stage_after_retry() -> ColumnElement[str]:
 
 
 def fail(conn: Connection, now: Now, lease: Lease, error: str) -> None:
-    lock_held(conn, lease)
-    end(conn, now, lease.job_id, JobState.FAILED, error)
+    end_unpublished(conn, now, lock_held(conn, lease), error, lease.owner)
 
 
 def add_groups(
@@ -297,6 +330,10 @@ def add_groups(
         )
     if rejected:
         conn.execute(insert(Rejected), [mapper.rejected_values(lease.job_id, r) for r in rejected])
+    head: dict[str, Any] = {}
+    if groups or rejected:
+        said = entries.planned(groups, rejected)
+        head = chain.link(conn, now, job, EntryKind.PLANNED, said, lease.owner)
     conn.execute(
         update(Job)
         .where(Job.job_id == lease.job_id)
@@ -307,6 +344,7 @@ def add_groups(
             next_row=next_row,
             cursor=mapper.position_values(cursor),
             attempts=0,
+            **head,
         )
     )
 
@@ -315,8 +353,10 @@ def finish_ingest(
     conn: Connection, now: Now, lease: Lease, rows_total: int, models: Mapping[str, Any]
 ) -> None:
     job = lock_held(conn, lease)
-    report = {**job.report, **models}
-    move(conn, now, lease.job_id, Stage.RUN, ingest_done=True, rows_total=rows_total, report=report)
+    values = {"ingest_done": True, "rows_total": rows_total, "report": {**job.report, **models}}
+    said = entries.read(rows_total, models)
+    values |= chain.link(conn, now, job, EntryKind.READ, said, lease.owner)
+    move(conn, now, lease.job_id, Stage.RUN, **values)
     settle(conn, now, lease.job_id)
 
 
@@ -326,8 +366,17 @@ def note_report(conn: Connection, _now: Now, lease: Lease, values: Mapping[str, 
     conn.execute(update(Job).where(Job.job_id == lease.job_id).values(report=report))
 
 
-def finish(conn: Connection, now: Now, lease: Lease, state: JobState, error: str | None) -> None:
-    lock_held(conn, lease)
+def finish(
+    conn: Connection,
+    now: Now,
+    lease: Lease,
+    state: JobState,
+    error: str | None,
+    manifest: PublishedManifest | None,
+) -> None:
+    job = lock_held(conn, lease)
     if lease.stage is not Stage.PUBLISH:
         raise rules.fenced(lease)
-    end(conn, now, lease.job_id, state, error)
+    said = entries.ended(state.value, error, manifest)
+    head = chain.link(conn, now, job, EntryKind.PUBLISHED, said, lease.owner)
+    _end(conn, now, lease.job_id, state, error, head)

@@ -19,11 +19,12 @@ from sqlalchemy import (
     update,
 )
 
-from specbatch.pipeline.ledger import cut_rules, cutting, jobs, rules
+from specbatch.pipeline.ledger import chain, cut_rules, cutting, entries, jobs, rules
 from specbatch.pipeline.ledger.cutting import is_held
 from specbatch.pipeline.ledger.jobs import FREE
 from specbatch.pipeline.ledger.transactions import Now
 from specbatch.schemas import mapper
+from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.records import GroupWork, JobState, JobWork, Lease, Stage
 from specbatch.schemas.tables import JOB_WORK, Group, Job
 
@@ -157,7 +158,7 @@ def _close_job(conn: Connection, now: Now, job_id: str, stage: Stage, max_attemp
     free = (Job.job_id == job_id, *is_free(Job, stage, now))
     if conn.scalar(select(Job.job_id).where(*free)) is None:
         return  # somebody else has it, or it is elsewhere: the usual end of a race
-    jobs.lock(conn, job_id)
+    job = jobs.lock(conn, job_id)
     row = conn.execute(select(*Job.__table__.c).where(*free)).first()
     if row is None:
         return
@@ -165,7 +166,7 @@ def _close_job(conn: Connection, now: Now, job_id: str, stage: Stage, max_attemp
         jobs.leave_ingest(conn, now, job_id)
     elif row.attempts >= max_attempts:
         error = rules.last_words(Stage.FAILED, row.attempts, row.last_error)
-        jobs.end(conn, now, job_id, JobState.FAILED, error)
+        jobs.end_unpublished(conn, now, job, error)
 
 
 def _close_group(
@@ -192,8 +193,24 @@ def _close_group(
     conn.execute(
         update(Group).where(_is_group(job_id, index)).values(**sent_on(to, now), last_error=error)
     )
-    jobs.settle(conn, now, job_id)
+    jobs.settle(conn, now, job_id, **_said_if_lost(conn, now, job, row, to, error))
     return False
+
+
+def _said_if_lost(
+    conn: Connection,
+    now: Now,
+    job: Any,
+    row: Any,
+    to: Stage,
+    error: str | None,
+    actor: str | None = None,
+) -> dict[str, Any]:
+    """What the job's row is updated with, once its log tells of a group that failed for good."""
+    if to is not Stage.FAILED:
+        return {}
+    said = entries.lost(row.group_index, row.rows, error)
+    return chain.link(conn, now, job, EntryKind.LOST, said, actor)
 
 
 def _ends_in_halves(job: Any, row: Any, to: Stage, whole: bool = False) -> bool:
@@ -252,7 +269,7 @@ def _release_job(
     if job.cancel_requested and lease.stage is Stage.INGEST:
         jobs.leave_ingest(conn, now, lease.job_id)
     elif job.attempts - forgiven >= max_attempts:
-        jobs.end(conn, now, lease.job_id, JobState.FAILED, error)
+        jobs.end_unpublished(conn, now, job, error, lease.owner)
     else:
         again = {"attempts": job.attempts - forgiven, "last_error": error}
         jobs.move(conn, now, lease.job_id, lease.stage, **again)
@@ -282,5 +299,6 @@ def _release_group(
         .where(*is_held(lease))
         .values(stage=to.value, ready_at=now, attempts=attempts, last_error=error, **FREE)
     )
-    jobs.settle(conn, now, lease.job_id)
+    head = _said_if_lost(conn, now, job, row, to, error, lease.owner)
+    jobs.settle(conn, now, lease.job_id, **head)
     return None

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from specbatch.pipeline.ledger import cut_rules, rules
-from specbatch.pipeline.ledger.memory_jobs import JobsInMemory
+from specbatch.pipeline.ledger import cut_rules, entries, rules
+from specbatch.pipeline.ledger.memory_chain import ChainInMemory
 from specbatch.pipeline.ledger.memory_units import Group, Job
+from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.records import Lease, Stage
 
 
-class CuttingInMemory(JobsInMemory):
+class CuttingInMemory(ChainInMemory):
     """What the store does to groups that are cut."""
 
     def cut_group(self, lease: Lease, keep: int) -> int:
@@ -58,8 +59,16 @@ class CuttingInMemory(JobsInMemory):
             self._in_halves(job, group, now, error or "")
             return False
         group.put_down(to, now, error)
+        self._say_if_lost(job, group, error)
         job.settle(now)
         return True
+
+    def _say_if_lost(
+        self, job: Job, group: Group, error: str | None, actor: str | None = None
+    ) -> None:
+        if group.stage is Stage.FAILED:
+            index = next(i for i, one in job.groups.items() if one is group)
+            self._say(job, EntryKind.LOST, entries.lost(index, group.new.rows, error), actor)
 
     def _in_halves(self, job: Job, group: Group, now: float, error: str) -> int:
         """Cut a group that nobody holds any more; returns the second half's index."""

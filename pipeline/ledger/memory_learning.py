@@ -10,12 +10,12 @@ from typing import Any
 import orjson
 
 from specbatch.pipeline.ledger import rules
-from specbatch.pipeline.ledger.memory_jobs import JobsInMemory
+from specbatch.pipeline.ledger.memory_chain import ChainInMemory
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.speculation import VOCABULARY, AcceptanceCount, Decision, PastOutput
 
 
-class LearningInMemory(JobsInMemory):
+class LearningInMemory(ChainInMemory):
     """Decisions, knowledge of machines, acceptance and past outputs, under the store's lock."""
 
     def __init__(
@@ -23,8 +23,9 @@ class LearningInMemory(JobsInMemory):
         max_attempts: int = 3,
         clock: Callable[[], float] = time.time,
         weights: Mapping[str, float] | None = None,
+        actor: str | None = None,
     ) -> None:
-        super().__init__(max_attempts, clock, weights)
+        super().__init__(max_attempts, clock, weights, actor)
         self._decisions: defaultdict[str, list[Decision]] = defaultdict(list)
         self._knowledge: dict[str, bytes] = {}
         # tenant and job name → proposer and tag → (agreed, tested)

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
-from specbatch.pipeline.ledger import rules, turns
+from specbatch.pipeline.ledger import entries, rules, turns
 from specbatch.pipeline.ledger.memory_learning import LearningInMemory
 from specbatch.pipeline.ledger.memory_turns import TurnsInMemory
 from specbatch.pipeline.ledger.memory_units import Group, new_job
+from specbatch.schemas.audit import EntryKind, PublishedManifest
 from specbatch.schemas.errors import StoreError
-from specbatch.schemas.mapper import as_kept, without_details
+from specbatch.schemas.mapper import without_details
 from specbatch.schemas.masking import masked
 from specbatch.schemas.records import (
     Artefact,
@@ -48,6 +49,7 @@ class MemoryStore(TurnsInMemory, LearningInMemory):
                     rules.check_same_job(known.row, job)
                     return self._row(known), False
             self._jobs[job.job_id] = made = new_job(job, self._now())
+            self._say(made, EntryKind.SUBMITTED, entries.pinned(made.row))
             return made.row, True
 
     def get_job(self, job_id: str) -> JobRow:
@@ -64,10 +66,14 @@ class MemoryStore(TurnsInMemory, LearningInMemory):
             return self._job(job_id).progress()
 
     def request_cancel(self, job_id: str, reason: str | None = None) -> JobRow:
+        return self._cancel(job_id, reason, EntryKind.CANCELLED)
+
+    def _cancel(self, job_id: str, reason: str | None, kind: EntryKind) -> JobRow:
         with self._lock:
             job, now = self._job(job_id), self._now()
             if job.row.state.is_final:
                 return self._row(job)
+            self._say(job, kind, {"reason": reason})
             job.update(cancel_requested=True, stop_reason=job.row.stop_reason or reason)
             for group in job.groups.values():
                 if group.stage in rules.CANCELLABLE and group.lease_until <= now:
@@ -108,12 +114,15 @@ class MemoryStore(TurnsInMemory, LearningInMemory):
                     deadline_at=None if late else job.row.deadline_at,
                     budget_usd=None if spent else job.row.budget_usd,
                 )
+                row = job.row
+                said = entries.retried(quarantined, returns, row.deadline_at, row.budget_usd)
+                self._say(job, EntryKind.RETRIED, said)
                 job.settle(now)
             return returns
 
     def fail_job(self, lease: Lease, error: str) -> None:
         with self._lock:
-            self._held_job(lease).end(JobState.FAILED, masked(error), self._now())
+            self._fail(self._held_job(lease), masked(error), lease.owner)
 
     # --- leases -----------------------------------------------------------------------------
     def claim_job(self, job_id: str, stage: Stage, owner: str, lease_sec: float) -> JobWork | None:
@@ -130,11 +139,7 @@ class MemoryStore(TurnsInMemory, LearningInMemory):
             if stage is Stage.INGEST and job.waits:
                 return None
             if job.attempts >= self._max_attempts:
-                job.end(
-                    JobState.FAILED,
-                    rules.last_words(Stage.FAILED, job.attempts, job.last_error),
-                    now,
-                )
+                self._fail(job, rules.last_words(Stage.FAILED, job.attempts, job.last_error))
                 return None
             job.claim(owner, now, lease_sec)
             if stage is Stage.INGEST:
@@ -203,10 +208,11 @@ class MemoryStore(TurnsInMemory, LearningInMemory):
                 if self._ends_in_halves(job, unit, to, whole):
                     return self._in_halves(job, unit, now, error)
                 unit.put_down(to, now, error)
+                self._say_if_lost(job, unit, error, lease.owner)
             elif job.row.cancel_requested and job.stage is Stage.INGEST:
                 job.move(Stage.RUN, now)
             elif job.attempts >= self._max_attempts:
-                job.end(JobState.FAILED, error, now)
+                self._fail(job, error, lease.owner)
             else:
                 job.put_down(job.stage, now, error)
             job.settle(now)
@@ -274,6 +280,9 @@ class MemoryStore(TurnsInMemory, LearningInMemory):
                     Stage.CANCELLED if cancelled else g.first_stage, now, new=g
                 )
             job.rejected |= {row.row_index: row for row in rejected}
+            if groups or rejected:
+                said = entries.planned(groups, rejected)
+                self._say(job, EntryKind.PLANNED, said, lease.owner)
             job.planned += len(groups)
             job.next_row, job.cursor, job.attempts = next_row, cursor, 0
             job.update(
@@ -284,6 +293,7 @@ class MemoryStore(TurnsInMemory, LearningInMemory):
     def finish_ingest(self, lease: Lease, rows_total: int, models: Mapping[str, Any]) -> None:
         with self._lock:
             job, now = self._held_job(lease), self._now()
+            self._say(job, EntryKind.READ, entries.read(rows_total, models), lease.owner)
             job.ingest_done = True
             job.update(rows_total=rows_total, report={**job.row.report, **models})
             job.move(Stage.RUN, now)
@@ -321,9 +331,7 @@ class MemoryStore(TurnsInMemory, LearningInMemory):
             group, job, now = self._held_group(lease), self._jobs[lease.job_id], self._now()
             if lease.stage is not Stage.RECORD:
                 raise rules.fenced(lease)
-            for record in completions:
-                key = (record.row_index, record.sample_index)
-                job.completions.setdefault(key, as_kept(record))
+            self._record(job, lease, group.generation, EntryKind.GROUP, completions)
             group.add(timing)
             group.count(completions)
             if group.rows_kept:
@@ -377,13 +385,22 @@ class MemoryStore(TurnsInMemory, LearningInMemory):
             group = job.groups.get(index) if job else None
             return group.prompts if group else None
 
-    def finish_job(self, lease: Lease, state: JobState, error: str | None = None) -> None:
+    def finish_job(
+        self,
+        lease: Lease,
+        state: JobState,
+        error: str | None = None,
+        manifest: PublishedManifest | None = None,
+    ) -> None:
         rules.check_final(state)
         with self._lock:
             job = self._held_job(lease)
             if lease.stage is not Stage.PUBLISH:
                 raise rules.fenced(lease)
-            job.end(state, error and masked(error), self._now())
+            error = error and masked(error)
+            said = entries.ended(state.value, error, manifest)
+            self._say(job, EntryKind.PUBLISHED, said, lease.owner)
+            job.end(state, error, self._now())
 
     def close(self) -> None:
         """Nothing to close."""

@@ -9,7 +9,7 @@ from specbatch.pipeline.ledger import rules, turns
 from specbatch.pipeline.ledger.memory_cutting import CuttingInMemory
 from specbatch.pipeline.ledger.memory_units import Group, Job
 from specbatch.pipeline.ledger.turns import Waiting
-from specbatch.schemas.mapper import as_kept
+from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.records import (
     CompletionRecord,
     GroupWork,
@@ -29,7 +29,7 @@ class TurnsInMemory(CuttingInMemory):
     ) -> GroupWork | None: ...
 
     @abstractmethod
-    def request_cancel(self, job_id: str, reason: str | None = None) -> JobRow: ...
+    def _cancel(self, job_id: str, reason: str | None, kind: EntryKind) -> JobRow: ...
 
     # --- turns ------------------------------------------------------------------------------
     def claim_next(
@@ -133,7 +133,7 @@ class TurnsInMemory(CuttingInMemory):
             )
             reason = turns.reason_to_stop(late, row.deadline_at, spent, row.budget_usd)
             if reason is not None:
-                self.request_cancel(job_id, reason)
+                self._cancel(job_id, reason, EntryKind.STOPPED)
                 stopped.add(job_id)
         return stopped
 
@@ -146,9 +146,7 @@ class TurnsInMemory(CuttingInMemory):
     ) -> None:
         with self._lock:
             group, job, now = self._held_group(lease), self._jobs[lease.job_id], self._now()
-            for record in completions:
-                key = (record.row_index, record.sample_index)
-                job.completions.setdefault(key, as_kept(record))
+            self._record(job, lease, group.generation, EntryKind.KEPT, completions)
             group.add(timing)
             group.count(completions)
             group.rows_kept += len({record.row_index for record in completions})

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specbatch.pipeline.ledger import cut_rules, rules
+from specbatch.schemas.audit import LogEntry
 from specbatch.schemas.mapper import whole_spec
 from specbatch.schemas.records import (
     Artefact,
@@ -109,6 +110,8 @@ class Job(Unit):
     groups: dict[int, Group] = field(default_factory=dict)
     rejected: dict[int, RejectedRow] = field(default_factory=dict)
     completions: dict[tuple[int, int], CompletionRecord] = field(default_factory=dict)
+    digests: dict[tuple[int, int], tuple[int, bytes]] = field(default_factory=dict)  # group, digest
+    log: list[LogEntry] = field(default_factory=list)
 
     def update(self, **values: Any) -> None:
         self.row = replace(self.row, **values)

@@ -25,6 +25,7 @@ from specbatch.pipeline.ledger.transactions import (
     is_database_error,
     is_transient,
 )
+from specbatch.schemas import audit_tables as _audit_tables  # noqa: F401 - its tables join the metadata
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.masking import mask_url
 from specbatch.schemas.sealing import Sealer
@@ -41,14 +42,16 @@ def open_store(
     clock: Callable[[], float] | None = None,
     weights: Mapping[str, float] | None = None,
     sealer: Sealer | None = None,
+    actor: str | None = None,
 ) -> SqlStore:
     """A store ready for use; with `migrate`, its tables are made or brought up to date first.
 
-    `weights` are the tenants' shares beside each other; `sealer` encrypts texts.
+    `weights` are the tenants' shares beside each other; `sealer` encrypts texts; `actor` is whom
+    the audit log names.
     """
     if migrate:
         upgrade(url)
-    return SqlStore(url, max_attempts, clock=clock, weights=weights, sealer=sealer)
+    return SqlStore(url, max_attempts, clock=clock, weights=weights, sealer=sealer, actor=actor)
 
 
 def _is_transient(error: BaseException) -> bool:

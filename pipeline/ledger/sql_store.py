@@ -21,7 +21,10 @@ from specbatch.pipeline.ledger import (
     sweeping,
 )
 from specbatch.pipeline.ledger import leases as leasing
+from specbatch.pipeline.ledger.actor import whoami
+from specbatch.pipeline.ledger.sql_audit import AuditInSql
 from specbatch.pipeline.ledger.transactions import RETRY_SEC, Now, Transactions
+from specbatch.schemas.audit import EntryKind, PublishedManifest
 from specbatch.schemas.masking import masked
 from specbatch.schemas.records import (
     Artefact,
@@ -49,7 +52,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class SqlStore:
+class SqlStore(AuditInSql):
     """`Store` on SQLite or PostgreSQL. Threads may share it; processes make their own.
 
     The tables must be there: `migrate.open_store` sees to that. `clock` replaces the store's time
@@ -66,13 +69,15 @@ class SqlStore:
         retry_sec: float = RETRY_SEC,
         weights: Mapping[str, float] | None = None,
         sealer: Sealer | None = None,
+        actor: str | None = None,
     ) -> None:
         """`weights` are the tenants' shares beside each other; 1 where none is given.
 
         `sealer`: what texts are encrypted with; None: they are not, nor can sealed ones be read.
+        `actor` is whom the audit log names for what is done here; None: the user and the machine.
         """
         self._weights = dict(weights or {})
-        self._db = Transactions(url, clock, retry_sec, sealer)
+        self._db = Transactions(url, clock, retry_sec, actor or whoami(), sealer)
         self._max_attempts = max_attempts
 
     def __repr__(self) -> str:
@@ -111,7 +116,7 @@ class SqlStore:
 
     def _stop(self, found: Sequence[tuple[str, str]]) -> set[str]:
         for job_id, reason in found:
-            self._write(jobs.request_cancel, job_id, reason)
+            self._write(jobs.request_cancel, job_id, reason, EntryKind.STOPPED)
         return {job_id for job_id, _ in found}
 
     def retry_job(self, job_id: str, quarantined: bool = False) -> int:
@@ -239,9 +244,15 @@ class SqlStore:
     def prompts_of(self, job_id: str, index: int) -> Prompts | None:
         return self._db.read(lambda conn: reading.prompts_of(conn, job_id, index))
 
-    def finish_job(self, lease: Lease, state: JobState, error: str | None = None) -> None:
+    def finish_job(
+        self,
+        lease: Lease,
+        state: JobState,
+        error: str | None = None,
+        manifest: PublishedManifest | None = None,
+    ) -> None:
         rules.check_final(state)
-        self._write(jobs.finish, lease, state, error and masked(error))
+        self._write(jobs.finish, lease, state, error and masked(error), manifest)
 
     # --- what drafting taught ---------------------------------------------------------------
     def note_decisions(self, job_id: str, decisions: Sequence[Decision]) -> None:

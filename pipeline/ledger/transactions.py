@@ -21,6 +21,7 @@ from specbatch.schemas.text_columns import use_sealer
 T = TypeVar("T")
 Now = ColumnElement[float]
 
+ACTOR = "specbatch_actor"  # execution option: whom this transaction is done for
 RETRY_SEC = 20.0  # how long an operation tries before it gives up
 
 _TRANSIENT_STATES = ("08", "40001", "40P01", "53300", "55P03", "57P01", "57P02", "57P03", "25P03")
@@ -41,7 +42,7 @@ _HOPELESS_CONNECTIONS = (
 )
 
 
-_SERVERS: Now = cast(func.extract("epoch", func.clock_timestamp()), Double)
+SERVER_TIME: Now = cast(func.extract("epoch", func.clock_timestamp()), Double)
 
 
 class Transactions:
@@ -56,12 +57,14 @@ class Transactions:
         url: str,
         clock: Callable[[], float] | None = None,
         retry_sec: float = RETRY_SEC,
+        actor: str = "",
         sealer: Sealer | None = None,
     ) -> None:
-        """`sealer`: what texts are encrypted with."""
+        """`actor` is whom the audit log names for what nobody else is named for; `sealer` is what
+        texts are encrypted with."""
         self._reader = make_engine(url)
         use_sealer(self._reader.dialect, sealer)
-        self._writer = self._reader.execution_options(**{WRITES: True})
+        self._writer = self._reader.execution_options(**{WRITES: True, ACTOR: actor})
         self._clock = clock
         self._retry_sec = retry_sec
         self.shown_url = mask_url(url)
@@ -70,7 +73,7 @@ class Transactions:
     def now(self) -> Now:
         """The store's time as an SQL expression: the database's clock where it has a server."""
         if self._clock is None and self.is_postgres:
-            return _SERVERS  # always the same one, so that statements with it can be kept
+            return SERVER_TIME  # always the same one, so that statements with it can be kept
         return literal(self.local_time(), Double)
 
     def local_time(self) -> float:

@@ -23,11 +23,13 @@ DIRECTIONS = {
         "schemas",
     ),
     "jobs": (
+        "pipeline.auditing",
         "pipeline.bootstrap",
         "pipeline.client",
         "pipeline.observe",
         "pipeline.policy",
         "pipeline.preflight",
+        "pipeline.replaying",
         "pipeline.stages",
         "workers",
         "schemas",

@@ -1,0 +1,141 @@
+"""`specbatch audit JOB`: is everything as it was written, and would the verifier write it again?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from math import ceil
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from specbatch.jobs.cli.connect import load_settings
+from specbatch.jobs.cli.console import complain, err, remark, say, say_json
+from specbatch.jobs.cli.options import JobId
+from specbatch.pipeline.auditing import ChainAudit, ReplayAudit, record_of
+from specbatch.pipeline.bootstrap import make_auditor, make_store
+from specbatch.schemas.audit import AuditRecord, Correctness, Finding, FindingKind
+from specbatch.schemas.errors import StoreError, UsageError
+
+FOUND = 3  # exit code
+DEFAULT_SHARE = "2%"
+
+
+def audit(
+    job: JobId,
+    sample: Annotated[
+        str, typer.Option("--sample", help="share of completions to replay: 2%, 0.02; 0: none")
+    ] = DEFAULT_SHARE,
+    seed: Annotated[int, typer.Option("--seed", help="another sample for another number")] = 0,
+    verifier: Annotated[
+        str | None,
+        typer.Option(
+            "--verifier", help="where the job's verifier lies, if it moved", show_default=False
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="one JSON object on one line")] = False,
+) -> None:
+    """Check a job's audit log and all it pins, and replay some completions with its verifier."""
+    settings, share = load_settings(), share_of(sample)
+    store = make_store(settings)
+    try:
+        auditor = make_auditor(settings, store)
+        with _bar("completions", None) as advance:
+            chain = auditor.chain(job, advance)
+        with _bar("replayed", ceil(share * len(chain.to_replay))) as advance:
+            replayed = auditor.replay(chain, share, seed, verifier, advance)
+        record = record_of(chain, replayed)
+        try:
+            auditor.keep(chain, replayed)
+        except StoreError as error:
+            remark(f"this audit could not be kept: {error}")
+    finally:
+        store.close()
+    if json:
+        say_json(as_json(chain, replayed, record))
+    else:
+        for line in report_lines(chain, replayed, record):
+            say(line)
+    if replayed.problem is not None:
+        complain(f"nothing was replayed: {replayed.problem}")
+    if is_bad(record.findings, replayed.is_fast):
+        raise typer.Exit(FOUND)
+    if replayed.problem is not None:
+        raise typer.Exit(replayed.problem.exit_code)
+
+
+def share_of(text: str) -> float:
+    """`2%` and `0.02` are the same. Raises `UsageError`."""
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise UsageError(f"--sample {text!r} is no share: use 2%, or a number from 0 to 1")
+    return share
+
+
+def is_bad(findings: Sequence[Finding], is_fast: bool) -> bool:
+    """Whether something is wrong. `exactness: fast` promises no bits, so near ties are as asked."""
+    return any(not (is_fast and f.kind is FindingKind.NEAR_TIE) for f in findings)
+
+
+def report_lines(chain: ChainAudit, replays: ReplayAudit, record: AuditRecord) -> Iterator[str]:
+    """One line per finding, then what was looked at."""
+    for finding in record.findings:
+        yield f"{finding.kind}: {finding.what}"
+    if chain.left_out:
+        yield f"... and {chain.left_out:,} more like these"
+    counts, entries = chain.counts, chain.facts.entries
+    state = "intact" if chain.intact else "NOT intact"
+    purged = f", {counts.purged:,} of them purged" if counts.purged else ""
+    yield f"log of job {chain.job_id}: {entries:,} entries, {counts.completions:,} completions" + (
+        f"{purged}: {state}"
+    )
+    for text in chain.remarks:
+        yield f"note: {text}"
+    for why, count in replays.skipped.items():
+        yield f"not replayed: {count:,}, for each {why}"
+    yield correctness_line(replays.correctness, replays.tokens)
+
+
+def correctness_line(found: Correctness, tokens: int | None = None) -> str:
+    """The share of audited completions in which nothing differs."""
+    if found.share is None:
+        return "correctness: no completion was replayed"
+    of = f"{found.audited:,} completions"
+    if tokens is not None:
+        of += f", {tokens:,} tokens"
+    return f"correctness: {found.share:.2%} of {of}; {found.differing:,} with a difference"
+
+
+def as_json(chain: ChainAudit, replays: ReplayAudit, record: AuditRecord) -> dict[str, Any]:
+    """The object that `--json` prints."""
+    return {
+        "job": chain.job_id,
+        "intact": chain.intact,
+        "entries": chain.facts.entries,
+        "completions": chain.counts.completions,
+        "purged": chain.counts.purged,
+        "older_than_log": chain.counts.uncovered,
+        "replayed": replays.sampled,
+        "differing": replays.differing,
+        "tokens": replays.tokens,
+        "correctness": replays.correctness.share,
+        "findings": [asdict(finding) for finding in record.findings],
+        "findings_left_out": chain.left_out,
+        "note": record.note,
+    }
+
+
+@contextmanager
+def _bar(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal; elsewhere nothing."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns, TimeRemainingColumn(), console=err, transient=True, disable=not err.is_terminal
+    ) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda count: progress.advance(task, count)

@@ -1,0 +1,16 @@
+"""Who does something to a job, as the audit log names it."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+
+
+def whoami() -> str:
+    """`user@host` of this process."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        user = f"uid-{os.getuid()}"
+    return f"{user}@{socket.gethostname()}"

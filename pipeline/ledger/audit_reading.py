@@ -1,0 +1,222 @@
+"""What an audit reads and keeps. It trusts nothing: rows may have been spoilt by hand.
+
+So where a page cannot be read, its rows are read one by one, and which of them cannot is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
+from functools import partial
+from typing import Any, TypeVar
+
+from sqlalchemy import ColumnElement, Connection, Row, func, insert, select, tuple_
+
+from specbatch.pipeline.ledger import rules
+from specbatch.pipeline.ledger.reading import fetch
+from specbatch.pipeline.ledger.transactions import Transactions, is_transient
+from specbatch.schemas import mapper
+from specbatch.schemas.audit import (
+    FIRST,
+    AuditRecord,
+    Correctness,
+    Finding,
+    FindingKind,
+    Head,
+    KeptCompletion,
+    LogEntry,
+)
+from specbatch.schemas.audit_tables import Audit, AuditFinding, AuditLog
+from specbatch.schemas.errors import JobNotFoundError, StoreError
+from specbatch.schemas.records import CompletionRecord, Prompts
+from specbatch.schemas.tables import Completion, Group, Job
+
+T = TypeVar("T")
+
+_SPOILT = (ValueError, TypeError, KeyError, OverflowError)  # what reading a spoilt row raises
+
+
+# --- the log --------------------------------------------------------------------------------
+
+
+def log(database: Transactions, job_id: str, after: int, batch: int) -> Iterator[LogEntry]:
+    """The entries behind number `after`."""
+    query = (
+        select(*AuditLog.__table__.c)
+        .where(AuditLog.job_id == job_id)
+        .order_by(AuditLog.number)
+        .limit(batch)
+    )
+    while True:
+        rows = database.read(partial(fetch, query.where(AuditLog.number > after)))
+        for row in rows:
+            yield LogEntry(**row._mapping)
+        if len(rows) < batch:
+            return
+        after = rows[-1].number
+
+
+def head(conn: Connection, job_id: str) -> Head:
+    """The end of the log by the job's row."""
+    row = conn.execute(select(Job.log_number, Job.log_head).where(Job.job_id == job_id)).first()
+    return Head() if row is None else Head(row.log_number, row.log_head or FIRST)
+
+
+def logged_job(conn: Connection, job_id: str) -> str:
+    """The id of the one job, there or gone, that is meant."""
+    ids = set[str]()
+    for column in (Job.job_id, AuditLog.job_id):
+        match: ColumnElement[bool] = column == job_id
+        if len(job_id) >= rules.MIN_PREFIX:
+            match |= column.startswith(job_id, autoescape=True)
+        ids |= set(conn.scalars(select(column).where(match).distinct().limit(3)))
+    found = sorted(one for one in ids if one.startswith(job_id))  # SQLite's LIKE folds case
+    if job_id in found:
+        return job_id
+    if problem := rules.find_by_prefix(job_id, found):
+        raise JobNotFoundError(problem)
+    return found[0]
+
+
+# --- what the log pins ----------------------------------------------------------------------
+
+
+def job_facts(database: Transactions, job_id: str) -> Mapping[str, Any] | None:
+    """The columns of the job's row that can be read."""
+    row = database.read(
+        lambda conn: conn.execute(select(Job.job_id).where(Job.job_id == job_id)).first()
+    )
+    if row is None:
+        return None
+    facts: dict[str, Any] = {}
+    for column in Job.__table__.c:
+        query = select(column).where(Job.job_id == job_id)
+        found = _if_readable(database, partial(fetch, query))
+        if found:
+            facts[column.name] = found[0][0]
+    return facts
+
+
+def kept(database: Transactions, job_id: str, batch: int) -> Iterator[KeptCompletion]:
+    """All completions by (row, sample)."""
+    key = tuple_(Completion.row_index, Completion.sample_index)
+    columns = [Completion.row_index, Completion.sample_index, Completion.group_index]
+    query = (
+        select(*columns, Completion.digest)
+        .where(Completion.job_id == job_id)
+        .order_by(Completion.row_index, Completion.sample_index)
+        .limit(batch)
+    )
+    whole = select(*Completion.__table__.c).where(Completion.job_id == job_id)
+    after = (-1, -1)
+    while True:
+        rows = database.read(partial(fetch, query.where(key > after)))
+        if not rows:
+            return
+        last = (rows[-1].row_index, rows[-1].sample_index)
+        page = _if_readable(database, partial(fetch, whole.where(key > after, key <= last)))
+        records = {(r.row_index, r.sample_index): _record(r) for r in page or ()}
+        for row in rows:
+            at = (row.row_index, row.sample_index)
+            if page is None:
+                one = _if_readable(database, partial(fetch, whole.where(key == at)))
+                records[at] = _record(one[0]) if one else None
+            yield KeptCompletion(*at, row.group_index, row.digest, records.get(at))
+        if len(rows) < batch:
+            return
+        after = last
+
+
+def _record(row: Row[Any]) -> CompletionRecord | None:
+    try:
+        return mapper.completion_record(row)
+    except _SPOILT:
+        return None
+
+
+def _if_readable(database: Transactions, work: Callable[[Connection], T]) -> T | None:
+    """What is read; None where values are such that they cannot be."""
+    try:
+        return database.read(work)
+    except StoreError as error:
+        if is_transient(error.__cause__ or error):
+            raise
+        return None
+    except _SPOILT:
+        return None
+
+
+def kept_one(database: Transactions, job_id: str, row: int, sample: int) -> KeptCompletion | None:
+    """One completion."""
+    query = select(*Completion.__table__.c).where(
+        Completion.job_id == job_id, Completion.row_index == row, Completion.sample_index == sample
+    )
+    found = _if_readable(database, partial(fetch, query))
+    if not found:
+        return None
+    one = found[0]
+    return KeptCompletion(row, sample, one.group_index, one.digest, _record(one))
+
+
+def groups(database: Transactions, job_id: str, batch: int = 1000) -> Iterator[tuple[int, Prompts]]:
+    """All groups by index."""
+    query = (
+        select(Group.group_index, Group.prompts, Group.row_start, Group.rows)
+        .where(Group.job_id == job_id)
+        .order_by(Group.group_index)
+        .limit(batch)
+    )
+    after = -1
+    while True:
+        rows = database.read(partial(fetch, query.where(Group.group_index > after)))
+        for row in rows:
+            yield row.group_index, mapper.prompts(row)
+        if len(rows) < batch:
+            return
+        after = rows[-1].group_index
+
+
+# --- audits ---------------------------------------------------------------------------------
+
+_OF_AUDIT = ("job_id", "at", "actor", "sampled", "differing", "tokens", "intact", "note")
+
+
+def keep_audit(conn: Connection, audit: AuditRecord) -> None:
+    values = {name: getattr(audit, name) for name in _OF_AUDIT}
+    audit_id = conn.scalar(insert(Audit).values(**values).returning(Audit.id))
+    found = [
+        {"audit_id": audit_id, "place": place, **asdict(finding)}
+        for place, finding in enumerate(audit.findings)
+    ]
+    if found:
+        conn.execute(insert(AuditFinding), found)
+
+
+def audits(conn: Connection, job_id: str) -> list[AuditRecord]:
+    rows = conn.execute(
+        select(*Audit.__table__.c).where(Audit.job_id == job_id).order_by(Audit.at, Audit.id)
+    ).all()
+    found: dict[int, list[Finding]] = {row.id: [] for row in rows}
+    query = select(AuditFinding).join(Audit, Audit.id == AuditFinding.audit_id)
+    query = query.where(Audit.job_id == job_id).order_by(AuditFinding.audit_id, AuditFinding.place)
+    names = ("what", "number", "row", "sample", "position", "written", "decided", "margin")
+    columns = [getattr(AuditFinding, name).label(f"of_{name}") for name in names]
+    query = query.with_only_columns(AuditFinding.audit_id, AuditFinding.kind, *columns)
+    for row in conn.execute(query):
+        told = {name: row._mapping[f"of_{name}"] for name in names}
+        found[row.audit_id].append(Finding(FindingKind(row.kind), **told))
+    return [
+        replace(
+            AuditRecord(**{name: getattr(row, name) for name in _OF_AUDIT}),
+            findings=tuple(found[row.id]),
+        )
+        for row in rows
+    ]
+
+
+def correctness(conn: Connection, since: float) -> Correctness:
+    total = select(
+        func.coalesce(func.sum(Audit.sampled), 0), func.coalesce(func.sum(Audit.differing), 0)
+    )
+    audited, differing = conn.execute(total.where(Audit.at >= since)).one()
+    return Correctness(int(audited), int(differing))

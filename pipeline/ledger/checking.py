@@ -1,0 +1,297 @@
+"""Whether a job is what its log says: order, actions, prompts, rejected rows, completions.
+
+Log and completions are streamed. What differs is named. Nothing is trusted but the chain; who could
+write all of it anew, the job's row included, is found by the manifest, which lies elsewhere.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
+from struct import error as struct_error
+from typing import Any
+
+from specbatch.pipeline.ledger import rules
+from specbatch.pipeline.ledger.digests import (
+    chained,
+    content_digest,
+    facts_digest,
+    rejected_digest,
+)
+from specbatch.pipeline.ledger.entries import PINNED, sha256_of
+from specbatch.pipeline.ledger.log_facts import Key, LogFacts, believed, is_final
+from specbatch.schemas.audit import Finding, FindingKind, KeptCompletion, LogEntry
+from specbatch.schemas.records import CompletionRecord, Prompts, RejectedRow
+
+EntryAt = Callable[[int], LogEntry | None]
+Placed = tuple[Key, int, str, int]  # (row, sample), entry, digest, group
+
+_HALF = 32  # bytes of a digest: of the content, then of the facts
+_SPOILT = (ValueError, TypeError, OverflowError, AttributeError, struct_error)
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """What the log says of a completion."""
+
+    key: Key
+    digest: str
+    number: int  # of the entry
+    group: int
+
+
+@dataclass
+class Counts:
+    """What was looked at."""
+
+    completions: int = 0  # that stand in the log
+    purged: int = 0  # of these, whose content is gone, as the log says
+    uncovered: int = 0  # that are older than the log
+
+
+@dataclass
+class Checker:
+    """Compares the store with what a job's log says."""
+
+    log: LogFacts
+    entry_at: EntryAt
+    counts: Counts = field(default_factory=Counts)
+
+    # --- order and actions ------------------------------------------------------------------
+    def job(self, facts: Mapping[str, Any] | None) -> Iterator[Finding]:
+        """The columns of the job's row."""
+        expected = self.log.expected
+        if facts is None:
+            yield _job("the job's row is gone; its log outlives it")
+            return
+        for name in (*PINNED, "rows_total", "cancel_requested", "stop_reason"):
+            if name not in expected:
+                continue
+            if name not in facts:
+                yield _job(f"the order was changed: {name} cannot be read")
+            elif facts[name] != expected[name]:
+                yield _job(_what_changed(name, expected[name], facts[name]))
+        yield from self._report(facts.get("report"))
+        yield from self._end(facts)
+
+    def _report(self, report: Any) -> Iterator[Finding]:
+        if not isinstance(report, Mapping):
+            yield _job("the job's report cannot be read")
+            return
+        for name, value in self.log.models.items():
+            if report.get(name) != value:
+                yield _job(f"the report was changed: {name} was {value!r} when the input was read")
+
+    def _end(self, facts: Mapping[str, Any]) -> Iterator[Finding]:
+        state, is_open = str(facts.get("state")), self.log.is_open()
+        if is_open is None:
+            return
+        if is_open:
+            if is_final(state):
+                yield _job(f"the job's state is {state}, but nobody ended it by its log")
+        elif state != self.log.expected["state"]:
+            yield _job(f"the job's state is {state}, but it ended as {self.log.expected['state']}")
+        elif sha256_of(facts.get("error")) != self.log.expected["error_sha256"]:
+            yield _job("the error with which the job ended was changed")
+
+    # --- prompts ----------------------------------------------------------------------------
+    def groups(self, groups: Iterable[tuple[int, Prompts]]) -> Iterator[Finding]:
+        """Which prompts the groups have: those that were planned, each once."""
+        planned, found = self.log.prompts, set[int]()
+        rows: Counter[str] = Counter()
+        known = {sha256 for sha256, _ in planned.values()}
+        for index, prompts in groups:
+            sha256 = prompts.artefact.sha256
+            rows[sha256] += prompts.rows
+            found.add(index)
+            if index >= rules.FIRST_CUT_INDEX:
+                wrong = sha256 not in known
+            else:
+                wrong = index in planned and planned[index][0] != sha256
+                if index not in planned and not self._may_lack:
+                    yield _prompts(f"group {index} is not in the log: it was added by hand")
+                    continue
+            if wrong and not self._may_lack:
+                yield _prompts(f"group {index} has other prompts than were planned")
+        for index in sorted(set(planned) - found):
+            yield _prompts(f"group {index} is missing from the store")
+        wanted: Counter[str] = Counter()
+        for sha256, count in planned.values():
+            wanted[sha256] += count
+        for sha256, count in wanted.items():
+            if rows[sha256] != count and set(planned) <= found:
+                index = next(i for i, one in planned.items() if one[0] == sha256)
+                yield _prompts(
+                    f"the prompts of group {index} are {count} rows, but its parts in the store "
+                    f"have {rows[sha256]}"
+                )
+
+    # --- rejected rows ----------------------------------------------------------------------
+    def rejected(self, rows: Iterable[RejectedRow]) -> Iterator[Finding]:
+        """Quarantined rows, each as it was when it was rejected."""
+        there = ((row.row_index, row) for row in rows)
+        for row_index, pinned, row in _both(self._pinned_rejected(), there):
+            if row is None:
+                yield _rejected(row_index, "is missing")
+            elif pinned is None:
+                if not self._may_lack:
+                    yield _rejected(row_index, "is not in the log: it was added by hand")
+            elif _digest_of_rejected(row) != pinned:
+                yield _rejected(row_index, "was changed")
+
+    def _pinned_rejected(self) -> Iterator[tuple[int, str]]:
+        for number in self.log.with_rejected:
+            yield from believed(self.entry_at(number), self.log.anchors)["rejected"]
+
+    # --- completions ------------------------------------------------------------------------
+    def completions(
+        self,
+        kept: Iterable[KeptCompletion],
+        seen: Callable[[KeptCompletion], None] = lambda _: None,
+    ) -> Iterator[Finding]:
+        """All completions by (row, sample); `seen` is told of each that is there."""
+        extra: Counter[int] = Counter()
+        first: dict[int, Key] = {}
+        there = (((one.row_index, one.sample_index), one) for one in kept)
+        for key, pinned, one in _both(((p.key, p) for p in self._pinned()), there):
+            if one is not None:
+                seen(one)
+            if pinned is None:
+                assert one is not None
+                if one.digest is None and self.log.adopted:
+                    self.counts.uncovered += 1
+                else:
+                    extra[one.group_index] += 1
+                    first.setdefault(one.group_index, key)
+                continue
+            self.counts.completions += 1
+            wrong = "is missing" if one is None else self._wrong(one, pinned)
+            if wrong is not None:
+                yield _completion(key, wrong, pinned.number)
+        for group, count in sorted(extra.items()):
+            others = f" and {count - 1} more of group {group}" if count > 1 else ""
+            which = "are in no entry" if count > 1 else "is in no entry"
+            why = "of the log, which lacks some" if self.log.lacks else "of the log: added by hand"
+            yield _completion(first[group], f"{others.strip()} {which} {why}".strip(), None)
+
+    def _wrong(self, one: KeptCompletion, pinned: Pinned) -> str | None:
+        """What is wrong with a completion that the log knows."""
+        if one.record is None:
+            return "was changed: it cannot be read"
+        content, facts = _of(content_digest, one.record), _of(facts_digest, one.record)
+        if one.digest is None or chained(one.digest) != pinned.digest:
+            if content and facts and chained(content + facts) == pinned.digest:
+                return "has another digest than it had; the completion itself is as it was"
+            return f"was changed, and its digest with it: entry {pinned.number} has another one"
+        if facts != one.digest[_HALF:]:
+            return "was changed: its figures, models or origins are not those that were recorded"
+        if content != one.digest[:_HALF]:
+            if not (_is_empty(one.record) and self.log.was_purged(one.row_index, pinned.number)):
+                return "was changed: its tokens, text or log-probabilities are not those recorded"
+            self.counts.purged += 1
+        if one.group_index != pinned.group:
+            return f"was moved to group {one.group_index} from group {pinned.group}"
+        return None
+
+    def _pinned(self) -> Iterator[Pinned]:
+        """What the log says of completions, by (row, sample); of each the first word counts."""
+        for key, same in groupby(self._all_pinned(), key=itemgetter(0)):
+            _, number, digest, group = next(same)
+            yield Pinned(key, digest, number, group)
+
+    def _all_pinned(self) -> Iterator[Placed]:
+        """Entries are opened where their first completion is due, so few are held at a time."""
+        open_ones: list[tuple[Placed, int, Iterator[Placed]]] = []
+
+        def advance(rest: Iterator[Placed], place: int) -> None:
+            if (after := next(rest, None)) is not None:
+                heapq.heappush(open_ones, (after, place, rest))
+
+        for place, (first, number) in enumerate(sorted(self.log.completed)):
+            while open_ones and open_ones[0][0][0] < first:
+                yield open_ones[0][0]
+                _, at, rest = heapq.heappop(open_ones)
+                advance(rest, at)
+            advance(self._of_entry(number), place)
+        while open_ones:
+            yield open_ones[0][0]
+            _, at, rest = heapq.heappop(open_ones)
+            advance(rest, at)
+
+    def _of_entry(self, number: int) -> Iterator[Placed]:
+        said = believed(self.entry_at(number), self.log.anchors)
+        for row, sample, digest in sorted(said["completions"]):
+            yield (row, sample), number, digest, said["index"]
+
+    @property
+    def _may_lack(self) -> bool:
+        """Whether something may be there that the log does not know of, or no more."""
+        return self.log.adopted or self.log.lacks
+
+
+def _both(
+    pinned: Iterator[tuple[Any, Any]], there: Iterator[tuple[Any, Any]]
+) -> Iterator[tuple[Any, Any, Any]]:
+    """(key, what is pinned, what is there), by key; None where one of both lacks. Sorted inputs."""
+    left, right = next(pinned, None), next(there, None)
+    while left is not None or right is not None:
+        if right is None or (left is not None and left[0] < right[0]):
+            assert left is not None
+            yield left[0], left[1], None
+            left = next(pinned, None)
+        elif left is None or right[0] < left[0]:
+            yield right[0], None, right[1]
+            right = next(there, None)
+        else:
+            yield left[0], left[1], right[1]
+            left, right = next(pinned, None), next(there, None)
+
+
+def _what_changed(name: str, was: Any, now: Any) -> str:
+    if name in ("cancel_requested", "stop_reason"):
+        return f"an action was changed: {name} is {now!r}, by the log it is {was!r}"
+    if isinstance(was, Mapping) and isinstance(now, Mapping):
+        fields = ", ".join(sorted(rules.differences(was, now)))
+        return f"the order was changed: {name} ({fields or 'its form'})"
+    return f"the order was changed: {name} is {now!r}, by the log it is {was!r}"
+
+
+def _of(digest: Callable[[CompletionRecord], bytes], record: CompletionRecord) -> bytes | None:
+    """None: there are values in it that no store was ever given."""
+    try:
+        return digest(record)
+    except _SPOILT:
+        return None
+
+
+def _digest_of_rejected(row: RejectedRow) -> str | None:
+    try:
+        return rejected_digest(row)
+    except _SPOILT:
+        return None
+
+
+def _is_empty(record: CompletionRecord) -> bool:
+    return not record.token_ids and not record.text
+
+
+def _job(what: str) -> Finding:
+    return Finding(FindingKind.JOB, what)
+
+
+def _prompts(what: str) -> Finding:
+    return Finding(FindingKind.PROMPTS, what)
+
+
+def _rejected(row: int, what: str) -> Finding:
+    return Finding(FindingKind.REJECTED, f"quarantined row {row} {what}", row=row)
+
+
+def _completion(key: Key, what: str, number: int | None) -> Finding:
+    row, sample = key
+    told = f"the completion of row {row}, sample {sample} {what}"
+    return Finding(FindingKind.COMPLETION, told, number=number, row=row, sample=sample)

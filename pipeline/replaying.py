@@ -1,0 +1,216 @@
+"""Completions of a job looked at again: sampled ones teacher-forced, or one written anew.
+
+Prompts come from the job's workspace, everything else from the store. What is compared must have
+been decided by the same model, so its fingerprint is asked for first.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from specbatch.pipeline.auditing import Replayed
+from specbatch.pipeline.engine.model_folder import ModelFolder
+from specbatch.pipeline.engine.quantised import fingerprint_of
+from specbatch.pipeline.engine.recheck import Difference
+from specbatch.pipeline.engine.replayer import Looked, Replayer
+from specbatch.pipeline.engine.sequence import Completion, Request
+from specbatch.pipeline.ingest.codec import TextCodec
+from specbatch.pipeline.ingest.objects import Objects
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.prompts import reader
+from specbatch.pipeline.requests import requests_of, with_text
+from specbatch.schemas.audit import Finding, FindingKind, KeptCompletion
+from specbatch.schemas.errors import ModelError, ObjectError, UsageError
+from specbatch.schemas.mapper import as_float32
+from specbatch.schemas.records import CompletionRecord, JobRow, PromptRow, Verification
+from specbatch.schemas.spec import JobSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Twice:
+    """A completion as it is kept and as it comes out now."""
+
+    kept: CompletionRecord
+    fresh: CompletionRecord
+
+    @property
+    def differing(self) -> list[str]:
+        """Names of what is not the same, bit for bit."""
+        old, new = self.kept, self.fresh
+        same = {
+            "token_ids": tuple(old.token_ids) == tuple(new.token_ids),
+            "logprobs": _bits(old.logprobs) == _bits(new.logprobs),
+            "text": old.text == new.text,
+            "finish_reason": old.finish_reason == new.finish_reason,
+        }
+        return [name for name, is_same in same.items() if not is_same]
+
+
+class Replays:
+    """Looks at one job's completions with one verifier."""
+
+    def __init__(
+        self,
+        store: Store,
+        objects: Objects,
+        job: JobRow,
+        spec: JobSpec,
+        codec: TextCodec,
+        replayer: Replayer,
+    ) -> None:
+        self._store = store
+        self._job = job
+        self._spec = spec
+        self._codec = codec
+        self._replayer = replayer
+        self._read = reader(objects, job, files=2)
+
+    def look(self, keys: Iterable[tuple[int, int]]) -> Iterator[Replayed]:
+        """Each of these completions, teacher-forced."""
+        for row, sample in keys:
+            kept = self._store.kept_one(self._job.job_id, row, sample)
+            if kept is None or kept.record is None:
+                yield Replayed(skipped="cannot be read")
+                continue
+            try:
+                yield self._look(kept, kept.record)
+            except ObjectError as error:
+                yield Replayed(skipped=f"its prompt is gone: {error}")
+
+    def _look(self, kept: KeptCompletion, record: CompletionRecord) -> Replayed:
+        row = self._prompt(kept)
+        if row is None:
+            what = f"{_name(record)} has no prompt in its group"
+            return Replayed(findings=[_finding(FindingKind.INPUT, record, what)])
+        request = self._request(row, record.sample_index)
+        findings = list(_of_input(record, row, request))
+        looked = self._replayer.look(request, record.token_ids, record.finish_reason)
+        if looked is None:
+            return Replayed(findings=findings, skipped="cannot be decided again here")
+        findings += self._found(record, looked)
+        text = self._text(record, row)
+        if text != record.text:
+            what = f"{_name(record)} has a text that its tokens do not make"
+            findings.append(_finding(FindingKind.ENDING, record, what))
+        return Replayed(len(record.token_ids), findings)
+
+    def _found(self, record: CompletionRecord, looked: Looked) -> Iterator[Finding]:
+        for difference in looked.differences:
+            yield self._difference(record, difference)
+        if looked.ending is not None:
+            what = f"{_name(record)} {looked.ending}"
+            yield _finding(FindingKind.ENDING, record, what)
+
+    def _difference(self, record: CompletionRecord, found: Difference) -> Finding:
+        near = self._replayer.near_tie(found.margin)
+        kind = FindingKind.NEAR_TIE if near else FindingKind.TOKEN
+        called = "a near tie" if near else "a fault"
+        margin = found.margin if math.isfinite(found.margin) else None
+        by = f"by {margin:.3g} logits" if margin is not None else "by more than any number"
+        what = (
+            f"{_name(record)} has token {found.written} at position {found.position}, where the "
+            f"verifier decides {found.decided} {by}: {called} in {self._replayer.dtype}"
+        )
+        return Finding(
+            kind,
+            what,
+            row=record.row_index,
+            sample=record.sample_index,
+            position=found.position,
+            written=found.written,
+            decided=found.decided,
+            margin=margin,
+        )
+
+    def again(self, row_index: int, sample: int) -> Twice:
+        """One completion written anew, nothing drafted.
+
+        Raises `UsageError` where there is none, or none that could be compared, and `ObjectError`
+        where its prompt is gone.
+        """
+        kept = self._store.kept_one(self._job.job_id, row_index, sample)
+        if kept is None or kept.record is None:
+            raise UsageError(
+                f"job {self._job.job_id} has no readable completion of row {row_index}, "
+                f"sample {sample}"
+            )
+        row = self._prompt(kept)
+        if row is None:
+            raise UsageError(f"row {row_index} is not among the prompts of its group")
+        request = self._request(row, sample)
+        if not is_replayable(self._spec, request):
+            raise UsageError(
+                f"row {row_index} was decided by a ratio test ({request.verification}), which "
+                "depends on drafts: it cannot be written again token by token"
+            )
+        fresh = self._replayer.again(request)
+        return Twice(kept.record, self._as_record(kept.record, row, fresh))
+
+    def _as_record(
+        self, kept: CompletionRecord, row: PromptRow, fresh: Completion
+    ) -> CompletionRecord:
+        record = replace(
+            kept,
+            token_ids=fresh.token_ids,
+            logprobs=as_float32(fresh.logprobs),
+            finish_reason=fresh.finish_reason,
+            error=fresh.error,
+        )
+        return replace(record, text=self._text(record, row))
+
+    def _prompt(self, kept: KeptCompletion) -> PromptRow | None:
+        prompts = self._store.prompts_of(self._job.job_id, kept.group_index)
+        if prompts is None:
+            return None
+        rows = (row for row in self._read(prompts) if row.row_index == kept.row_index)
+        return next(rows, None)
+
+    def _request(self, row: PromptRow, sample: int) -> Request:
+        return requests_of(self._job.job_id, self._spec, row, self._codec.decode)[sample]
+
+    def _text(self, record: CompletionRecord, row: PromptRow) -> str:
+        texts = self._codec.decode_batch([record.token_ids])
+        [done] = with_text([record], texts, [row], self._spec, self._codec.decode)
+        return done.text
+
+
+def is_replayable(spec: JobSpec, request: Request) -> bool:
+    """Whether the output follows from the request alone."""
+    return request.params.temperature == 0 or spec.speculation.verification is Verification.COUPLED
+
+
+def check_model(job: JobRow, spec: JobSpec, verifier: ModelFolder) -> None:
+    """Raise `ModelError` unless this is the model that decided the job's tokens."""
+    known = job.report.get("verifier_sha256")
+    found = fingerprint_of(verifier.fingerprint, spec.engine.verifier_weights)
+    if known is None:
+        raise ModelError(f"job {job.job_id} does not say which model decided its tokens")
+    if known != found:
+        raise ModelError(
+            f"model `{verifier.ref}` ({found[:12]}) is not the one that decided the tokens of job "
+            f"{job.job_id} ({known[:12]}): name that one's folder with --verifier"
+        )
+
+
+def _of_input(record: CompletionRecord, row: PromptRow, request: Request) -> Iterator[Finding]:
+    """What a completion says of its prompt, and the prompts file not."""
+    said = {"seed": request.seed, "prompt_tokens": len(row.prompt_ids), "row_id": row.row_id}
+    for name, value in said.items():
+        if getattr(record, name) != value:
+            what = f"{_name(record)} has another {name} than its prompt: {value!r}"
+            yield _finding(FindingKind.INPUT, record, what)
+
+
+def _name(record: CompletionRecord) -> str:
+    return f"the completion of row {record.row_index}, sample {record.sample_index}"
+
+
+def _finding(kind: FindingKind, record: CompletionRecord, what: str) -> Finding:
+    return Finding(kind, what, row=record.row_index, sample=record.sample_index)
+
+
+def _bits(values: Iterable[float]) -> bytes:
+    return array("f", as_float32(values)).tobytes()
