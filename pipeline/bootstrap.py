@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # the light install has no torch and no pyarrow
     from specbatch.pipeline.engine.parallel import Leader
     from specbatch.pipeline.engines import Engines
     from specbatch.pipeline.ingest.codec import TextCodec
+    from specbatch.pipeline.purging import Purger
     from specbatch.pipeline.refill import Line, Refiller, Refills
     from specbatch.pipeline.remembering import StoredKnowledge
     from specbatch.pipeline.replaying import Replays
@@ -81,6 +82,14 @@ def migrate(settings: Settings) -> list[str]:
     """Bring the store's schema up to date, roles included; the roles that only others may make."""
     make_store(settings).close()
     return grant_roles(settings.store_url)
+
+
+def make_purger(settings: Settings, store: Store) -> Purger:
+    """What ends the keeping of texts. Needs no key: it reads none."""
+    from specbatch.pipeline.ingest.objects import Objects
+    from specbatch.pipeline.purging import Purger
+
+    return Purger(store, Objects(settings.s3_endpoint_url), settings.retention_days)
 
 
 def make_client(

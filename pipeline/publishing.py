@@ -107,8 +107,9 @@ def with_unfinished_rows(
     job: JobRow,
     done: Iterable[CompletionRecord] | None = None,
 ) -> Iterator[CompletionRecord]:
-    """All completions (`done`: another source of them than the store) in input order, and one error record per sample of every unfinished row.
+    """All completions in input order, and one error record per sample of every unfinished row.
 
+    `done` is another source of completions than the store.
     Rows in, rows out: a row of a failed or cancelled group is in the output with its reason.
     """
     return heapq.merge(

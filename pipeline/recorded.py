@@ -1,8 +1,8 @@
 """What a job gave, whole, where the store does not keep it whole: from the job's own files.
 
-    results-<group>-<generation>.arrow   of a group that was verified; the store names it
-    kept-<group>-<generation>.arrow      finished when the job was stopped; the job's report names it
-    rejected-<row>.json                  quarantined rows with their ids and reasons, from that row on
+    results-<group>-<generation>.arrow  of a group that was verified; the store names it
+    kept-<group>-<generation>.arrow     finished when the job was stopped; its report names it
+    rejected-<row>.json                 quarantined rows with ids and reasons, from that row on
 
 Only jobs whose texts are not kept need it: what the store has of the others is whole.
 """
@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from specbatch.pipeline.ingest.artefacts import read_results, write_results
-from specbatch.pipeline.ingest.confined import delete_own, put_own, read_own, read_own_named
+from specbatch.pipeline.ingest.confined import put_own, read_own, read_own_named
 from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.prompts import reader
@@ -30,7 +30,6 @@ from specbatch.schemas.records import (
     Artefact,
     CompletionRecord,
     JobRow,
-    JobState,
     Lease,
     RejectedRow,
 )
@@ -103,13 +102,3 @@ def rejected_whole(store: Store, objects: Objects, job: JobRow) -> Iterator[Reje
                 "workspace, which was damaged"
             )
         yield found
-
-
-def clear(store: Store, objects: Objects, job_id: str) -> int:
-    """Delete the files of an ended job, unless something of it can still be retried; how many.
-
-    A job whose worker dies before this is seen to by `specbatch purge`.
-    """
-    job = store.get_job(job_id)
-    done = job.state in (JobState.DONE, JobState.PARTIAL) and not store.failed_groups(job_id)
-    return delete_own(objects, job) if done else 0

@@ -42,7 +42,8 @@ from specbatch.pipeline.privacy.keeping import kept_records
 from specbatch.pipeline.privacy.tenants import NOBODY_PRIVATE, Privacy
 from specbatch.pipeline.prompts import rows_of
 from specbatch.pipeline.publishing import Publisher
-from specbatch.pipeline.recorded import clear, put_kept
+from specbatch.pipeline.purging import clear
+from specbatch.pipeline.recorded import put_kept
 from specbatch.pipeline.refill import Refills, refilled
 from specbatch.pipeline.requests import (
     ahead,

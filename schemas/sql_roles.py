@@ -89,8 +89,8 @@ RIGHTS: Mapping[str, Rights] = {
         tables={"audit_log": "INSERT"},
         columns={
             "jobs": (
-                *("purged_at", "purged_to", "sealed_spec", "log_number", "log_head"),
-                *("error", "last_error", "stop_reason"),
+                *("purged_at", "purged_to", "sealed_spec", "last_error"),
+                *("log_number", "log_head"),
             ),
             "groups": ("last_error",),
             "completions": (*TEXTS, "logprobs", "top_logprobs", "error"),
@@ -137,8 +137,7 @@ def revoking() -> Iterator[str]:
 
 
 def showing_texts() -> Iterator[str]:
-    """Statements that let every role read whole tables again, as before there were hidden columns.
-    """
+    """Statements that let every role read whole tables, as before there were hidden columns."""
     for role, rights in RIGHTS.items():
         for table in rights.hidden:
             yield _grant(role, table, f"GRANT SELECT ON {table} TO {role}")

@@ -17,7 +17,7 @@ from specbatch.schemas.sealing import SETTING, is_sealed, no_key
 
 
 def put_own(objects: Objects, job: JobRow, name: str, data: bytes) -> Artefact:
-    """Write one of the job's files. Raises `UsageError` where it must be encrypted and cannot be."""
+    """Write one of the job's files. Raises `UsageError` where it lacks the key that it needs."""
     if objects.sealer is not None:
         data = objects.sealer.seal_same(data, _about(job, name))
     elif not job.privacy.is_full:

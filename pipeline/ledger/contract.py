@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from specbatch.pipeline.ledger.audit_contract import AuditStore
+from specbatch.pipeline.ledger.privacy_contract import PrivacyStore
 from specbatch.schemas.audit import PublishedManifest
 from specbatch.schemas.records import (
     Artefact,
@@ -33,7 +34,7 @@ from specbatch.schemas.records import (
 from specbatch.schemas.speculation import AcceptanceCount, Decision, PastOutput
 
 
-class Store(AuditStore, Protocol):
+class Store(AuditStore, PrivacyStore, Protocol):
     """Jobs, groups, leases, completions, what drafting taught, and the audit log."""
 
     # --- jobs -------------------------------------------------------------------------------
@@ -303,13 +304,6 @@ class Store(AuditStore, Protocol):
 
         Groups that were cut off from others come last, whatever their rows. A FAILED group of a
         single row is a quarantined row.
-        """
-        ...
-
-    def recorded_groups(self, job_id: str) -> list[tuple[int, Prompts, Artefact | None]]:
-        """(index, prompts, results) of groups with completions, in the order of their rows.
-
-        Without results are those of which only a part was kept (`keep_part`).
         """
         ...
 

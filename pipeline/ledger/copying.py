@@ -61,7 +61,7 @@ def _json(value: Any) -> str | None:
 
 
 def _writer_of(column: Any, dialect: Dialect) -> Callable[[Any], Any]:
-    """What COPY is handed for the column's values; a dialect knows what its texts are sealed with."""
+    """What COPY is handed for the column's values; the dialect knows what seals its texts."""
     if isinstance(column.type, JSON):
         return _json
     if isinstance(column.type, TokenArray):

@@ -8,6 +8,7 @@ from typing import Any
 
 from specbatch.pipeline.ledger import entries, rules, turns
 from specbatch.pipeline.ledger.memory_learning import LearningInMemory
+from specbatch.pipeline.ledger.memory_privacy import PrivacyInMemory
 from specbatch.pipeline.ledger.memory_turns import TurnsInMemory
 from specbatch.pipeline.ledger.memory_units import Group, new_job
 from specbatch.schemas.audit import EntryKind, PublishedManifest
@@ -35,7 +36,7 @@ from specbatch.schemas.records import (
 )
 
 
-class MemoryStore(TurnsInMemory, LearningInMemory):
+class MemoryStore(TurnsInMemory, LearningInMemory, PrivacyInMemory):
     """All of the contract under one lock. `clock` may be replaced by a test's own."""
 
     # --- jobs -------------------------------------------------------------------------------
@@ -368,16 +369,6 @@ class MemoryStore(TurnsInMemory, LearningInMemory):
                 for index, g in sorted(job.groups.items() if job else ())
                 if g.stage in (Stage.FAILED, Stage.CANCELLED)
             ]
-
-    def recorded_groups(self, job_id: str) -> list[tuple[int, Prompts, Artefact | None]]:
-        with self._lock:
-            job = self._jobs.get(job_id)
-            found = [
-                (index, g.prompts, g.results if g.stage is Stage.DONE else None)
-                for index, g in (job.groups.items() if job else ())
-                if g.stage is Stage.DONE or g.rows_kept
-            ]
-            return sorted(found, key=lambda group: rules.row_order(group[1]))
 
     def prompts_of(self, job_id: str, index: int) -> Prompts | None:
         with self._lock:

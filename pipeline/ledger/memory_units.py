@@ -106,6 +106,7 @@ class Job(Unit):
     next_row: int = 0
     cursor: SourcePosition | None = None
     ingest_done: bool = False
+    purged_to: int | None = None  # row up to which it is emptied; None: not at it
     resumes_at: int | None = None  # open groups with which a paused ingest goes on
     groups: dict[int, Group] = field(default_factory=dict)
     rejected: dict[int, RejectedRow] = field(default_factory=dict)

@@ -6,16 +6,15 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, case, null, or_, select, tuple_, type_coerce
+from sqlalchemy import Connection, Row, Select, case, null, select, tuple_, type_coerce
 
-from specbatch.pipeline.ledger import rules
 from specbatch.pipeline.ledger.transactions import Transactions
 from specbatch.schemas import mapper
-from specbatch.schemas.records import Artefact, CompletionRecord, Prompts, RejectedRow, Stage
+from specbatch.schemas.records import CompletionRecord, Prompts, RejectedRow, Stage
 from specbatch.schemas.tables import Completion, Group, Rejected
 
 _UNFINISHED = (Stage.FAILED.value, Stage.CANCELLED.value)
-_PROMPTS = (Group.prompts, Group.row_start, Group.rows)
+PROMPTS = (Group.prompts, Group.row_start, Group.rows)
 
 
 def completions(
@@ -68,30 +67,17 @@ def rejected(database: Transactions, job_id: str, batch: int = 1000) -> Iterator
 def failed_groups(conn: Connection, job_id: str) -> list[tuple[int, str, Prompts, str]]:
     """(index, failed or cancelled, prompts, last error), by index."""
     rows = conn.execute(
-        select(Group.group_index, Group.stage, *_PROMPTS, Group.last_error)
+        select(Group.group_index, Group.stage, *PROMPTS, Group.last_error)
         .where(Group.job_id == job_id, Group.stage.in_(_UNFINISHED))
         .order_by(Group.group_index)
     )
     return [(row.group_index, row.stage, mapper.prompts(row), row.last_error or "") for row in rows]
 
 
-def recorded_groups(
-    conn: Connection, job_id: str
-) -> list[tuple[int, Prompts, Artefact | None]]:
-    """(index, prompts, results) of groups with completions, in the order of their rows."""
-    is_done = Group.stage == Stage.DONE.value
-    rows = conn.execute(
-        select(Group.group_index, *_PROMPTS, case((is_done, Group.results)).label("results"))
-        .where(Group.job_id == job_id, or_(is_done, Group.rows_kept > 0))
-    )
-    found = [(row.group_index, mapper.prompts(row), mapper.artefact(row.results)) for row in rows]
-    return sorted(found, key=lambda group: rules.row_order(group[1]))
-
-
 def prompts_of(conn: Connection, job_id: str, index: int) -> Prompts | None:
     """The prompts of one group; None when there is none."""
     found = conn.execute(
-        select(*_PROMPTS).where(Group.job_id == job_id, Group.group_index == index)
+        select(*PROMPTS).where(Group.job_id == job_id, Group.group_index == index)
     ).first()
     return None if found is None else mapper.prompts(found)
 

@@ -108,11 +108,21 @@ def check_retry(job: JobRow, quarantined: bool = False, ingest_done: bool = True
         raise UsageError(
             f"job {job.job_id} is {job.state}; only a job that has ended can be retried"
         )
+    if job.purged_at is not None:
+        raise UsageError(
+            f"job {job.job_id} was purged: its prompts are gone, submit its rows as a new job"
+        )
     if quarantined and not ingest_done:
         # Else it would end as if there were no more rows than those that were read.
         raise UsageError(
             f"the input of job {job.job_id} was not read to its end: retry all of the job"
         )
+
+
+def check_purge(job: JobRow) -> None:
+    """Raise `UsageError` unless what is kept of the job's texts may be emptied."""
+    if not job.state.is_final:
+        raise UsageError(f"job {job.job_id} is {job.state}: cancel it first, or wait for its end")
 
 
 def check_final(state: JobState) -> None:

@@ -22,6 +22,7 @@ from specbatch.pipeline.ledger import (
 )
 from specbatch.pipeline.ledger import leases as leasing
 from specbatch.pipeline.ledger.actor import whoami
+from specbatch.pipeline.ledger.purging import PrivacyInSql
 from specbatch.pipeline.ledger.sql_audit import AuditInSql
 from specbatch.pipeline.ledger.transactions import RETRY_SEC, Now, Transactions
 from specbatch.schemas.audit import EntryKind, PublishedManifest
@@ -52,7 +53,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class SqlStore(AuditInSql):
+class SqlStore(AuditInSql, PrivacyInSql):
     """`Store` on SQLite or PostgreSQL. Threads may share it; processes make their own.
 
     The tables must be there: `migrate.open_store` sees to that. `clock` replaces the store's time
@@ -237,9 +238,6 @@ class SqlStore(AuditInSql):
 
     def failed_groups(self, job_id: str) -> list[tuple[int, str, Prompts, str]]:
         return self._db.read(lambda conn: reading.failed_groups(conn, job_id))
-
-    def recorded_groups(self, job_id: str) -> list[tuple[int, Prompts, Artefact | None]]:
-        return self._db.read(lambda conn: reading.recorded_groups(conn, job_id))
 
     def prompts_of(self, job_id: str, index: int) -> Prompts | None:
         return self._db.read(lambda conn: reading.prompts_of(conn, job_id, index))

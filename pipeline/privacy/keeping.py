@@ -39,9 +39,7 @@ class Everything:
     def rejected(self, row: RejectedRow) -> RejectedRow:
         return row
 
-    def record(
-        self, record: CompletionRecord, whole: str, decode: Decode
-    ) -> CompletionRecord:  # noqa: ARG002 - nothing is looked for
+    def record(self, record: CompletionRecord, whole: str, decode: Decode) -> CompletionRecord:  # noqa: ARG002 - nothing is looked for
         """What is kept of a completion. `whole` is the text of all its tokens: the record's own
         may end before a stop string."""
         return record
@@ -76,9 +74,7 @@ class Redacted(Everything):
         row_id = None if row.row_id is None else self.row_id(row.row_id)
         return replace(row, row_id=row_id, reason=self.words(row.reason))
 
-    def record(
-        self, record: CompletionRecord, whole: str, decode: Decode
-    ) -> CompletionRecord:
+    def record(self, record: CompletionRecord, whole: str, decode: Decode) -> CompletionRecord:
         text, token_ids = record.text, record.token_ids
         found = self._redactor.spans(whole)
         if text != whole:  # what was cut off may have hidden a find, or been part of one
@@ -124,9 +120,7 @@ class HashOnly(Redacted):
     def rejected(self, row: RejectedRow) -> RejectedRow:
         return replace(super().rejected(row), reason=NO_WORDS)
 
-    def record(
-        self, record: CompletionRecord, whole: str, decode: Decode
-    ) -> CompletionRecord:  # noqa: ARG002 - nothing is looked at
+    def record(self, record: CompletionRecord, whole: str, decode: Decode) -> CompletionRecord:  # noqa: ARG002 - nothing is looked at
         return self._less(record, "", (NOT_KEPT,) * len(record.token_ids))
 
     def error(self, error: BaseException) -> str:

@@ -29,6 +29,7 @@ DIRECTIONS = {
         "pipeline.observe",
         "pipeline.policy",
         "pipeline.preflight",
+        "pipeline.purging",
         "pipeline.replaying",
         "pipeline.stages",
         "workers",

@@ -181,9 +181,7 @@ class Site:
         path.write_text("\n".join(map(json.dumps, rows)))
         return path
 
-    def submit(
-        self, output: str = "out", key: str | None = None, breaks: bool = True
-    ) -> JobRow:
+    def submit(self, output: str = "out", key: str | None = None, breaks: bool = True) -> JobRow:
         return self.client.submit(self.spec(output, breaks), key)[0]
 
     def drain(self, job_id: str) -> JobRow:
