@@ -19,8 +19,6 @@ from specbatch.pipeline.helping import Helper
 from specbatch.pipeline.leases import LeaseKeeper
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.migrate import grant_roles, open_store
-from specbatch.pipeline.privacy.presidio import presidio_finder
-from specbatch.pipeline.privacy.redactor import Redactor
 from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.pipeline.sweeper import Queued, Sweeper, unknown
 from specbatch.schemas.errors import MissingExtraError, SpecbatchError, UsageError
@@ -37,6 +35,7 @@ if TYPE_CHECKING:  # the light install has no torch and no pyarrow
     from specbatch.pipeline.engine.parallel import Leader
     from specbatch.pipeline.engines import Engines
     from specbatch.pipeline.ingest.codec import TextCodec
+    from specbatch.pipeline.ingest.objects import Objects
     from specbatch.pipeline.purging import Purger
     from specbatch.pipeline.refill import Line, Refiller, Refills
     from specbatch.pipeline.remembering import StoredKnowledge
@@ -67,29 +66,24 @@ def make_store(settings: Settings) -> Store:
     )
 
 
-def make_privacy(settings: Settings) -> Privacy:
-    """Whose texts are kept how. Raises `UsageError` for a pattern or key that cannot be used."""
-    more = partial(presidio_finder, settings.presidio_language) if settings.presidio else None
-    return Privacy(
-        settings.tenant_privacy,
-        settings.privacy,
-        Redactor(settings.redaction_patterns, more),
-        Sealer.of_setting(settings.encryption_key),
-    )
-
-
 def migrate(settings: Settings) -> list[str]:
     """Bring the store's schema up to date, roles included; the roles that only others may make."""
     make_store(settings).close()
     return grant_roles(settings.store_url)
 
 
+def make_objects(settings: Settings) -> Objects:
+    """The files of the settings' places, jobs' own ones encrypted where there is a key."""
+    from specbatch.pipeline.ingest.objects import Objects
+
+    return Objects(settings.s3_endpoint_url, sealer=Sealer.of_setting(settings.encryption_key))
+
+
 def make_purger(settings: Settings, store: Store) -> Purger:
     """What ends the keeping of texts. Needs no key: it reads none."""
-    from specbatch.pipeline.ingest.objects import Objects
     from specbatch.pipeline.purging import Purger
 
-    return Purger(store, Objects(settings.s3_endpoint_url), settings.retention_days)
+    return Purger(store, make_objects(settings), settings.retention_days)
 
 
 def make_client(
@@ -99,7 +93,7 @@ def make_client(
     on_cancel: Callable[[], None] = lambda: None,
 ) -> Client:
     """A client; `on_cancel` is a worker's `keeper.look` where it runs in this process."""
-    privacy = make_privacy(settings)
+    privacy = Privacy.of_settings(settings)
     return Client(store or make_store(settings), ring, settings.workspace, on_cancel, privacy)
 
 
@@ -173,7 +167,6 @@ def make_worker(
         require_engine_extra()
     from specbatch.pipeline.engine.model_folder import check_pair, inspect_model
     from specbatch.pipeline.ingest.codec import TextCodec
-    from specbatch.pipeline.ingest.objects import Objects
     from specbatch.pipeline.refill import Refiller, Refills
     from specbatch.pipeline.remembering import StoredKnowledge
     from specbatch.pipeline.stages import Economy, Stages
@@ -188,7 +181,7 @@ def make_worker(
             if drafting is not None:
                 check_pair(folders[0], drafting)
     store = store or make_store(settings)
-    privacy = make_privacy(settings)
+    privacy = Privacy.of_settings(settings)
     if privacy.is_anybody_private:
         hide_in_logs(privacy.redactor.redacted)
     knowledge = StoredKnowledge(store)
@@ -221,7 +214,7 @@ def make_worker(
 
     verifying = host(0, drafts=True) if "verify" in kinds else None
     proposing = host(1, drafts=False) if "propose" in kinds else None
-    objects = Objects(settings.s3_endpoint_url, sealer=privacy.sealer)
+    objects = make_objects(settings)
     keeper = LeaseKeeper(store, settings.lease_sec)
     owner = f"{socket.gethostname()}:{os.getpid()}"
     helper = None
@@ -268,9 +261,8 @@ def make_worker(
 def make_auditor(settings: Settings, store: Store) -> Auditor:
     """What audits jobs; it needs the engine extra for replays alone."""
     from specbatch.pipeline.auditing import Auditor
-    from specbatch.pipeline.ingest.objects import Objects
 
-    objects = Objects(settings.s3_endpoint_url)
+    objects = make_objects(settings)
     return Auditor(store, objects, partial(make_replays, settings, store))
 
 
@@ -286,7 +278,6 @@ def make_replays(
     from specbatch.pipeline.engine.model_folder import inspect_model
     from specbatch.pipeline.engine.replayer import Replayer
     from specbatch.pipeline.ingest.codec import TextCodec
-    from specbatch.pipeline.ingest.objects import Objects
     from specbatch.pipeline.replaying import Replays, check_model
     from specbatch.schemas.spec import JobSpec
 
@@ -299,7 +290,7 @@ def make_replays(
         folder, spec.engine, device, settings.kv_cache_mib << 20, settings.max_batch_tokens
     )
     codec = TextCodec.load(str(folder.path))
-    return Replays(store, Objects(settings.s3_endpoint_url), job, spec, codec, replayer)
+    return Replays(store, make_objects(settings), job, spec, codec, replayer)
 
 
 def first_rows(
@@ -312,13 +303,11 @@ def first_rows(
 
     if find_spec("pyarrow") is None:
         return None
-    from specbatch.pipeline.ingest.objects import Objects
     from specbatch.pipeline.prompts import reader
 
     try:
-        privacy = make_privacy(settings)
-        objects = Objects(settings.s3_endpoint_url, sealer=privacy.sealer)
-        read = reader(objects, job, files=2)
+        privacy = Privacy.of_settings(settings)
+        read = reader(make_objects(settings), job, files=2)
         found = [read(prompts)[0] for prompts in groups]
         return [replace(row, row_id=privacy.row_id(job, row.row_id)) for row in found]
     except SpecbatchError as error:

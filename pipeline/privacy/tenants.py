@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from specbatch.pipeline.privacy.keeping import EVERYTHING, Everything, Keepers
+from specbatch.pipeline.privacy.presidio import presidio_finder
 from specbatch.pipeline.privacy.redactor import Redactor
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.records import JobRow, NewJob
 from specbatch.schemas.sealing import SETTING, Sealer
+from specbatch.schemas.settings import Settings
 
 # Of a spec: token ids, of which text can be made; and what is configuration, and shown as it is.
 _TOKEN_FIELDS = ("stop_token_ids", "logit_bias", "bad_token_ids", "bad_words")
@@ -35,6 +38,14 @@ class Privacy:
         self.redactor = redactor or Redactor()
         self.sealer = sealer
         self._keepers = Keepers.of(self.redactor, self._hashed)
+
+    @classmethod
+    def of_settings(cls, settings: Settings) -> Privacy:
+        """Raises `UsageError` for a pattern or key that cannot be used."""
+        more = partial(presidio_finder, settings.presidio_language) if settings.presidio else None
+        redactor = Redactor(settings.redaction_patterns, more)
+        sealer = Sealer.of_setting(settings.encryption_key)
+        return cls(settings.tenant_privacy, settings.privacy, redactor, sealer)
 
     @property
     def is_anybody_private(self) -> bool:

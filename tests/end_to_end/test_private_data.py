@@ -125,13 +125,17 @@ def test_under_full_the_same_search_finds_everything(
 def test_the_output_is_the_one_of_a_tenant_that_keeps_everything(
     mode: PrivacyMode, tmp_path: Path, patch: pytest.MonkeyPatch
 ) -> None:
-    outputs = []
+    outputs: list[tuple[list[dict[str, Any]], list[str]]] = []
     for kept in (PrivacyMode.FULL, mode):
         site = Site(tmp_path / kept, f"sqlite:///{tmp_path}/{kept}.db", kept, patch)
-        site.drain(site.submit().job_id)
+        job = site.drain(site.submit().job_id)
         rows = read_output(str(site.folder / "out")).to_pylist()
+        charged = {(c.row_index, c.sample_index): c for c in site.store.completions(job.job_id)}
         for row in rows:
             del row["verifier"], row["proposer"]  # folders of each site's own
+            cost = row.pop("cost_usd")  # was measured
+            if record := charged.get((row["row_index"], row["sample_index"])):
+                assert cost == record.cost_usd
             if row["error"] and BREAKS in str(row["error"]):
                 row["error"] = "not kept"
         rejected = sorted((site.folder / "out").glob("*"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import pytest
@@ -11,7 +12,6 @@ from hypothesis import strategies as st
 from specbatch.pipeline.privacy.custom import found
 from specbatch.pipeline.privacy.redactor import Redactor, Span, merged, replaced
 from specbatch.schemas.errors import MissingExtraError, UsageError
-import itertools
 
 PLAIN = Redactor()
 PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow/+=\n-----END RSA PRIVATE KEY-----"
