@@ -140,7 +140,7 @@ def job_values(job: NewJob, now: Any) -> dict[str, Any]:
 
 def whole_spec(spec: Mapping[str, Any], sealed_spec: str | None) -> Mapping[str, Any]:
     """The spec as it was asked for, where that can be read, else what is shown of it."""
-    return orjson.loads(sealed_spec) if sealed_spec else spec  # type: ignore[no-any-return]  # JSON of an object
+    return orjson.loads(sealed_spec) if sealed_spec else spec
 
 
 def group_values(job_id: str, group: NewGroup, stage: Stage, now: Any) -> dict[str, Any]:

@@ -31,7 +31,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from specbatch.schemas.privacy import PrivacyMode
-from specbatch.schemas.text_columns import SHOWN_WITHOUT_KEY, AnyText, SealedText
+from specbatch.schemas.text_columns import SHOWN_WITHOUT_KEY, SealedText
+from specbatch.schemas.text_columns import AnyText as AnyText  # of other modules' tables too
 
 JOB_WORK = ("ingest", "publish")  # stages of a job that can be claimed
 JOB_LIVE = ("ingest", "run")  # stages of a job that may have open groups
