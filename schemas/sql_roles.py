@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from specbatch.schemas import months
+
 WORKER, OPERATOR, AUDITOR = "specbatch_worker", "specbatch_operator", "specbatch_auditor"
 PRIVACY = "specbatch_privacy"
 ROLES = (WORKER, OPERATOR, AUDITOR, PRIVACY)
@@ -33,6 +35,7 @@ TABLES = (
     "audit_findings",
     "alembic_version",
 )
+VIEWS = ("token_record",)
 _OF_A_LEASE = (
     *("stage", "generation", "lease_owner", "lease_until", "attempts", "ready_at", "last_error"),
 )
@@ -45,6 +48,7 @@ class Rights:
     tables: Mapping[str, str] = field(default_factory=dict)
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # that may be updated
     sequences: tuple[str, ...] = ()
+    functions: tuple[str, ...] = ()
     hidden: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # columns not to be read
 
 
@@ -64,6 +68,7 @@ RIGHTS: Mapping[str, Rights] = {
             "audit_log": "INSERT",
         },
         sequences=("decisions_id_seq",),
+        functions=(months.FUNCTION,),
     ),
     # Submits, cancels, retries, sets shares. What a group is made of and has given is not its to
     # write, nor what a job asks for once it is submitted.
@@ -78,6 +83,7 @@ RIGHTS: Mapping[str, Rights] = {
             ),
             "groups": (*_OF_A_LEASE, "cut_wanted"),
         },
+        functions=(months.FUNCTION,),
         hidden={"completions": TEXTS},
     ),
     # Reads everything, and keeps what it found.
@@ -118,28 +124,35 @@ def granting() -> Iterator[str]:
             yield _grant(role, table, f"REVOKE SELECT ON {table} FROM {role}")
             names = _quoted(rights.hidden[table])
             yield _on_columns("SELECT", role, table, f"NOT IN ({names})")
+        for view in VIEWS:  # they show the columns that are hidden
+            verb = "REVOKE SELECT ON {} FROM {}" if rights.hidden else "GRANT SELECT ON {} TO {}"
+            yield _grant(role, view, verb.format(view, role))
         for table, verbs in rights.tables.items():
             yield _grant(role, table, f"GRANT {verbs} ON {table} TO {role}")
         for table, columns in rights.columns.items():
             yield _on_columns("UPDATE", role, table, f"IN ({_quoted(columns)})")
         for sequence in rights.sequences:
             yield _grant(role, sequence, f"GRANT USAGE ON SEQUENCE {sequence} TO {role}")
+        for function in rights.functions:
+            yield _grant(role, function, f"GRANT EXECUTE ON FUNCTION {function} TO {role}")
 
 
 def revoking() -> Iterator[str]:
     """Statements that take the rights back, and drop roles that nobody has or needs elsewhere."""
     for role in ROLES:
-        for table in TABLES:
+        for table in (*TABLES, *VIEWS):
             yield _grant(role, table, f"REVOKE ALL ON {table} FROM {role}")
         for sequence in RIGHTS[role].sequences:
             yield _grant(role, sequence, f"REVOKE ALL ON SEQUENCE {sequence} FROM {role}")
+        for function in RIGHTS[role].functions:
+            yield _grant(role, function, f"REVOKE ALL ON FUNCTION {function} FROM {role}")
         yield _DROP.format(role=role)
 
 
 def showing_texts() -> Iterator[str]:
     """Statements that let every role read whole tables, as before there were hidden columns."""
     for role, rights in RIGHTS.items():
-        for table in rights.hidden:
+        for table in (*rights.hidden, *VIEWS):
             yield _grant(role, table, f"GRANT SELECT ON {table} TO {role}")
 
 
@@ -152,7 +165,8 @@ def _quoted(columns: tuple[str, ...]) -> str:
 
 
 def _grant(role: str, target: str, statement: str) -> str:
-    return _GRANT.format(role=role, target=target, statement=statement)
+    find = "to_regprocedure" if target.endswith(")") else "to_regclass"
+    return _GRANT.format(role=role, find=find, target=target, statement=statement)
 
 
 # Roles belong to the whole server, so another database's migration may make them meanwhile.
@@ -167,7 +181,7 @@ END $$"""
 _GRANT = """
 DO $$ BEGIN
   IF EXISTS (SELECT FROM pg_roles WHERE rolname = '{role}')
-      AND to_regclass('{target}') IS NOT NULL THEN
+      AND {find}('{target}') IS NOT NULL THEN
     EXECUTE '{statement}';
   END IF;
 EXCEPTION WHEN insufficient_privilege THEN NULL;
