@@ -33,6 +33,7 @@ from specbatch.schemas.records import FinishReason, JobRow
 
 MOST_FINDINGS = 1000  # that are told; the others are counted
 
+_TRIES = 3  # of a job that goes on while its log is read
 _ENDED = (FinishReason.STOP, FinishReason.LENGTH)
 
 
@@ -137,8 +138,17 @@ class Auditor:
     replays: Callable[[JobRow, str | None], LooksAgain]
 
     def chain(self, job: str, progress: Progress = unseen) -> ChainAudit:
-        """Check the log of a job, by its id or the beginning of it."""
-        return audit_chain(self.store, self.objects, self.store.logged_job(job), progress)
+        """Check the log of a job, by its id or the beginning of it.
+
+        Raises `UsageError` for one that goes on meanwhile, so that nothing can be told of it.
+        """
+        job_id = self.store.logged_job(job)
+        for _ in range(_TRIES):
+            before = self.store.log_head(job_id)
+            audit = audit_chain(self.store, self.objects, job_id, progress)
+            if audit.intact or self.store.log_head(job_id) == before:
+                return audit
+        raise UsageError(f"job {job_id} goes on while it is audited: do that when it has ended")
 
     def replay(
         self,

@@ -77,23 +77,27 @@ class Replays:
                 continue
             kept = self._store.kept_one(self._job.job_id, row, sample)
             if kept is None or kept.record is None:
-                yield Replayed(skipped="cannot be read")
+                yield Replayed(skipped="it cannot be read")
                 continue
             try:
                 yield self._look(kept, kept.record)
-            except ObjectError as error:
-                yield Replayed(skipped=f"its prompt is gone: {error}")
+            except ObjectError:
+                yield Replayed(skipped="its prompt is gone")
 
     def _look(self, kept: KeptCompletion, record: CompletionRecord) -> Replayed:
+        if any(token < 0 for token in record.token_ids):
+            return Replayed(skipped="its tokens are not kept")
         row = self._prompt(kept)
         if row is None:
             what = f"{_name(record)} has no prompt in its group"
             return Replayed(findings=[_finding(FindingKind.INPUT, record, what)])
         request = self._request(row, record.sample_index)
         findings = list(_of_input(record, row, request))
+        if not is_replayable(self._spec, request):
+            return Replayed(findings=findings, skipped="it was decided by a ratio test")
         looked = self._replayer.look(request, record.token_ids, record.finish_reason)
         if looked is None:
-            return Replayed(findings=findings, skipped="cannot be decided again here")
+            return Replayed(findings=findings, skipped="it does not fit the KV cache here")
         findings += self._found(record, looked)
         text = self._text(record, row)
         if text != record.text:
@@ -203,7 +207,7 @@ def check_model(job: JobRow, spec: JobSpec, verifier: ModelFolder) -> None:
 
 def _of_input(record: CompletionRecord, row: PromptRow, request: Request) -> Iterator[Finding]:
     """What a completion says of its prompt, and the prompts file not."""
-    said = {"seed": request.seed, "prompt_tokens": len(row.prompt_ids), "row_id": row.row_id}
+    said = {"seed": request.seed, "prompt_tokens": len(row.prompt_ids)}
     for name, value in said.items():
         if getattr(record, name) != value:
             what = f"{_name(record)} has another {name} than its prompt: {value!r}"

@@ -15,7 +15,7 @@ class EntryKind(StrEnum):
 
     SUBMITTED = "submitted"  # job: the pinned columns of its row
     ADOPTED = "adopted"  # the same, of a job that is older than its log
-    PLANNED = "planned"  # groups: [index, rows, sha256 of prompts]; rejected: [row, digest]
+    PLANNED = "planned"  # groups: [index, rows, sha256 of prompts]; rejected: [row, code, digest]
     READ = "read"  # the input was read to its end: rows_total, models
     GROUP = "group"  # a group is done: index, generation, completions: [row, sample, digest]
     KEPT = "kept"  # the same, of what was finished of a group whose job was stopped
@@ -73,7 +73,7 @@ class KeptCompletion:
     row_index: int
     sample_index: int
     group_index: int
-    digest: bytes | None  # None: it was recorded before there was a log
+    digest: bytes | None  # of its content; None: it was recorded before there was a log
     record: CompletionRecord | None  # None: its row cannot be read
 
 

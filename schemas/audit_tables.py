@@ -68,11 +68,11 @@ class AuditFinding(Base):
     kind: Mapped[str]
     what: Mapped[str] = mapped_column(AnyText)
     number: Mapped[int | None] = mapped_column(BigInteger)
-    row: Mapped[int | None] = mapped_column("row_index", BigInteger)
-    sample: Mapped[int | None] = mapped_column("sample_index")
+    row_index: Mapped[int | None] = mapped_column(BigInteger)
+    sample_index: Mapped[int | None]
     position: Mapped[int | None]
-    written: Mapped[int | None] = mapped_column("written_token")
-    decided: Mapped[int | None] = mapped_column("decided_token")
+    written_token: Mapped[int | None]
+    decided_token: Mapped[int | None]
     margin: Mapped[float | None]
 
 
@@ -100,6 +100,5 @@ DROP_FUNCTION = "DROP FUNCTION IF EXISTS audit_log_refuse()"  # of PostgreSQL, a
 
 for _dialect, _statements in TRIGGERS.items():
     for _statement in _statements:
-        event.listen(
-            AuditLog.__table__, "after_create", DDL(_statement).execute_if(dialect=_dialect)
-        )
+        _made = DDL(_statement).execute_if(dialect=_dialect)  # type: ignore[no-untyped-call]  # SQLAlchemy's own
+        event.listen(AuditLog.__table__, "after_create", _made)

@@ -214,8 +214,8 @@ class Completion(Base):
     # Equally many per token, token after token; NULL where nobody asked, empty for none of them.
     top_token_ids: Mapped[tuple[int, ...] | None] = mapped_column(TokenArray(Integer))
     top_logprobs: Mapped[tuple[float, ...] | None] = mapped_column(TokenArray(REAL))
-    # Of its content, then of its facts (`digests.py`); stays when they are purged. NULL: recorded
-    # before there was an audit log.
+    # Of its content (`digests.py`); stays when that is purged. NULL: recorded before there was an
+    # audit log.
     digest: Mapped[bytes | None] = mapped_column(LargeBinary)
 
 

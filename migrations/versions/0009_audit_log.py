@@ -8,6 +8,7 @@ import sqlalchemy as sa
 from alembic import op
 
 from specbatch.schemas.audit_tables import DROP_FUNCTION, TRIGGERS
+from specbatch.schemas.sql_roles import granting
 
 revision = "0009"
 down_revision = "0008"
@@ -25,8 +26,12 @@ def upgrade() -> None:
         batch.alter_column("log_number", existing_type=sa.BigInteger(), server_default=None)
     op.add_column("completions", sa.Column("digest", sa.LargeBinary(), nullable=True))
     _make_tables()
-    for statement in TRIGGERS[op.get_context().dialect.name]:
+    dialect = op.get_context().dialect.name
+    for statement in TRIGGERS[dialect]:
         op.execute(statement)
+    if dialect == "postgresql":
+        for statement in granting():  # of what is new; the rest stays as it is
+            op.execute(statement)
 
 
 def downgrade() -> None:

@@ -6,7 +6,6 @@ So where a page cannot be read, its rows are read one by one, and which of them 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -83,14 +82,13 @@ def logged_job(conn: Connection, job_id: str) -> str:
 
 def job_facts(database: Transactions, job_id: str) -> Mapping[str, Any] | None:
     """The columns of the job's row that can be read."""
-    row = database.read(
-        lambda conn: conn.execute(select(Job.job_id).where(Job.job_id == job_id)).first()
-    )
-    if row is None:
-        return None
+    of_job = Job.job_id == job_id
+    whole = _if_readable(database, partial(fetch, select(*Job.__table__.c).where(of_job)))
+    if whole is not None:
+        return dict(whole[0]._mapping) if whole else None
     facts: dict[str, Any] = {}
     for column in Job.__table__.c:
-        query = select(column).where(Job.job_id == job_id)
+        query = select(column).where(of_job)
         found = _if_readable(database, partial(fetch, query))
         if found:
             facts[column.name] = found[0][0]
@@ -100,7 +98,7 @@ def job_facts(database: Transactions, job_id: str) -> Mapping[str, Any] | None:
 def kept(database: Transactions, job_id: str, batch: int) -> Iterator[KeptCompletion]:
     """All completions by (row, sample)."""
     key = tuple_(Completion.row_index, Completion.sample_index)
-    columns = [Completion.row_index, Completion.sample_index, Completion.group_index]
+    columns: list[Any] = [Completion.row_index, Completion.sample_index, Completion.group_index]
     query = (
         select(*columns, Completion.digest)
         .where(Completion.job_id == job_id)
@@ -179,13 +177,22 @@ def groups(database: Transactions, job_id: str, batch: int = 1000) -> Iterator[t
 # --- audits ---------------------------------------------------------------------------------
 
 _OF_AUDIT = ("job_id", "at", "actor", "sampled", "differing", "tokens", "intact", "note")
+_COLUMNS = {  # of a finding's fields
+    **{name: name for name in ("kind", "what", "number", "position", "margin")},
+    **{"row": "row_index", "sample": "sample_index"},
+    **{"written": "written_token", "decided": "decided_token"},
+}
 
 
 def keep_audit(conn: Connection, audit: AuditRecord) -> None:
     values = {name: getattr(audit, name) for name in _OF_AUDIT}
     audit_id = conn.scalar(insert(Audit).values(**values).returning(Audit.id))
     found = [
-        {"audit_id": audit_id, "place": place, **asdict(finding)}
+        {
+            "audit_id": audit_id,
+            "place": place,
+            **{column: getattr(finding, name) for name, column in _COLUMNS.items()},
+        }
         for place, finding in enumerate(audit.findings)
     ]
     if found:
@@ -197,18 +204,18 @@ def audits(conn: Connection, job_id: str) -> list[AuditRecord]:
         select(*Audit.__table__.c).where(Audit.job_id == job_id).order_by(Audit.at, Audit.id)
     ).all()
     found: dict[int, list[Finding]] = {row.id: [] for row in rows}
-    query = select(AuditFinding).join(Audit, Audit.id == AuditFinding.audit_id)
-    query = query.where(Audit.job_id == job_id).order_by(AuditFinding.audit_id, AuditFinding.place)
-    names = ("what", "number", "row", "sample", "position", "written", "decided", "margin")
-    columns = [getattr(AuditFinding, name).label(f"of_{name}") for name in names]
-    query = query.with_only_columns(AuditFinding.audit_id, AuditFinding.kind, *columns)
+    query = (
+        select(*AuditFinding.__table__.c)
+        .join(Audit, Audit.id == AuditFinding.audit_id)
+        .where(Audit.job_id == job_id)
+        .order_by(AuditFinding.audit_id, AuditFinding.place)
+    )
     for row in conn.execute(query):
-        told = {name: row._mapping[f"of_{name}"] for name in names}
-        found[row.audit_id].append(Finding(FindingKind(row.kind), **told))
+        told = {name: getattr(row, column) for name, column in _COLUMNS.items()}
+        found[row.audit_id].append(Finding(**told | {"kind": FindingKind(row.kind)}))
     return [
-        replace(
-            AuditRecord(**{name: getattr(row, name) for name in _OF_AUDIT}),
-            findings=tuple(found[row.id]),
+        AuditRecord(
+            **{name: getattr(row, name) for name in _OF_AUDIT}, findings=tuple(found[row.id])
         )
         for row in rows
     ]

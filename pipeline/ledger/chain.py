@@ -79,10 +79,8 @@ def new_head(entry: LogEntry) -> dict[str, Any]:
 
 def clock(conn: Connection, now: Now, job: Any = None) -> float:
     """The store's time as a number: with a locked row of PostgreSQL, no statement is needed."""
-    if isinstance(now, BindParameter):
-        return float(now.value)
-    locked_at = getattr(job, "locked_at", None)
-    return float(conn.scalar(select(now)) if locked_at is None else locked_at)
+    at: Any = now.value if isinstance(now, BindParameter) else getattr(job, "locked_at", None)
+    return float(conn.scalars(select(now)).one() if at is None else at)
 
 
 def actor_of(conn: Connection) -> str:

@@ -30,7 +30,6 @@ from specbatch.schemas.records import CompletionRecord, Prompts, RejectedRow
 EntryAt = Callable[[int], LogEntry | None]
 Placed = tuple[Key, int, str, int]  # (row, sample), entry, digest, group
 
-_HALF = 32  # bytes of a digest: of the content, then of the facts
 _SPOILT = (ValueError, TypeError, OverflowError, AttributeError, struct_error)
 
 
@@ -140,14 +139,20 @@ class Checker:
             elif pinned is None:
                 if not self._may_lack:
                     yield _rejected(row_index, "is not in the log: it was added by hand")
-            elif _digest_of_rejected(row) != pinned:
-                if not (row.row_id or row.reason) and self.log.was_purged(row_index, 0):
-                    continue
+            elif not self._is_as_pinned(row, *pinned):
                 yield _rejected(row_index, "was changed")
 
-    def _pinned_rejected(self) -> Iterator[tuple[int, str]]:
+    def _is_as_pinned(self, row: RejectedRow, code: str, digest: str, number: int) -> bool:
+        if row.row_id is None and not row.reason and self.log.was_purged(row.row_index, number):
+            return row.code == code
+        return _digest_of_rejected(row) == digest
+
+    def _pinned_rejected(self) -> Iterator[tuple[int, tuple[str, str, int]]]:
+        """Row, and its code, digest and entry."""
         for number in self.log.with_rejected:
-            yield from believed(self.entry_at(number), self.log.anchors)["rejected"]
+            said = believed(self.entry_at(number), self.log.anchors)
+            for row_index, code, digest in said["rejected"]:
+                yield row_index, (code, digest, number)
 
     # --- completions ------------------------------------------------------------------------
     def completions(
@@ -185,13 +190,11 @@ class Checker:
         if one.record is None:
             return "was changed: it cannot be read"
         content, facts = _of(content_digest, one.record), _of(facts_digest, one.record)
-        if one.digest is None or chained(one.digest) != pinned.digest:
-            if content and facts and chained(content + facts) == pinned.digest:
+        if not _fits(pinned, one.digest, facts):
+            if _fits(pinned, content, facts):
                 return "has another digest than it had; the completion itself is as it was"
-            return f"was changed, and its digest with it: entry {pinned.number} has another one"
-        if facts != one.digest[_HALF:]:
-            return "was changed: its figures, models or origins are not those that were recorded"
-        if content != one.digest[:_HALF]:
+            return f"was changed: entry {pinned.number} of the log tells of another one"
+        if content != one.digest:
             if not (_is_empty(one.record) and self.log.was_purged(one.row_index, pinned.number)):
                 return "was changed: its tokens, text or log-probabilities are not those recorded"
             self.counts.purged += 1
@@ -268,6 +271,11 @@ def _of(digest: Callable[[CompletionRecord], bytes], record: CompletionRecord) -
         return digest(record)
     except _SPOILT:
         return None
+
+
+def _fits(pinned: Pinned, content: bytes | None, facts: bytes | None) -> bool:
+    """Whether these two digests are those that the log knows."""
+    return content is not None and facts is not None and chained(content + facts) == pinned.digest
 
 
 def _digest_of_rejected(row: RejectedRow) -> str | None:

@@ -29,7 +29,7 @@ _CHAINED = b"specbatch completion 1\n"
 _REJECTED = b"specbatch rejected row 1\n"
 _ENTRY = b"specbatch audit entry 1\n"
 
-_BYTES = 32  # of one digest
+KEPT_BYTES = 32  # of a completion's digest, which its row keeps: those of its content
 
 
 def _tagged(tag: bytes, data: bytes) -> bytes:
@@ -136,8 +136,9 @@ _get_facts = attrgetter(*FACTS)
 def completion_digest(record: CompletionRecord) -> bytes:
     """64 bytes: the digest of a completion's content, then that of its facts.
 
-    The same for a record and for what any store gives back of it. Raises `TypeError`, `ValueError`
-    or `OverflowError` for values that no store was ever given.
+    The row keeps the first `KEPT_BYTES`, the log a digest of all (`chained`). The same for a record
+    and for what any store gives back of it. Raises `TypeError`, `ValueError` or `OverflowError` for
+    values that no store was ever given.
     """
     return content_digest(record) + facts_digest(record)
 

@@ -63,7 +63,7 @@ def pinned(row: Any) -> dict[str, Any]:
 def planned(groups: Sequence[NewGroup], rejected: Sequence[RejectedRow]) -> dict[str, Any]:
     return {
         "groups": [[group.index, group.rows, group.prompts.sha256] for group in groups],
-        "rejected": [[row.row_index, rejected_digest(row)] for row in rejected],
+        "rejected": [[row.row_index, row.code, rejected_digest(row)] for row in rejected],
     }
 
 

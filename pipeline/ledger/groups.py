@@ -10,6 +10,7 @@ from sqlalchemy.dialects import sqlite
 
 from specbatch.pipeline.ledger import chain, copying, entries, jobs, rules
 from specbatch.pipeline.ledger.cutting import is_held
+from specbatch.pipeline.ledger.digests import KEPT_BYTES
 from specbatch.pipeline.ledger.jobs import FREE
 from specbatch.pipeline.ledger.transactions import Now
 from specbatch.schemas import completion_rows, mapper
@@ -77,7 +78,7 @@ def _keep(
     """What is due of the job because of it, if anything."""
     digested = entries.digested(completions)
     values = [
-        {**completion_rows.completion_values(lease, record), "digest": digest}
+        {**completion_rows.completion_values(lease, record), "digest": digest[:KEPT_BYTES]}
         for record, digest in digested
     ]
     on_postgres = conn.dialect.name == "postgresql"

@@ -9,6 +9,7 @@ from typing import Any
 
 from specbatch.pipeline.ledger import entries, rules
 from specbatch.pipeline.ledger.actor import whoami
+from specbatch.pipeline.ledger.digests import KEPT_BYTES
 from specbatch.pipeline.ledger.memory_jobs import JobsInMemory
 from specbatch.pipeline.ledger.memory_units import Job
 from specbatch.schemas.audit import (
@@ -62,7 +63,7 @@ class ChainInMemory(JobsInMemory):
         for record, digest in digested:
             key = (record.row_index, record.sample_index)
             job.completions.setdefault(key, as_kept(record))
-            job.digests.setdefault(key, (lease.group_index, digest))
+            job.digests.setdefault(key, (lease.group_index, digest[:KEPT_BYTES]))
         said = entries.completed(lease.group_index, generation, digested)
         self._say(job, kind, said, lease.owner)
 

@@ -13,6 +13,7 @@ import pytest
 from contracts.shorthand import ingest, verified
 from ledger.builders import JOB, NO_TIME, completion, new_job
 from sqlalchemy import inspect, text
+from sqlalchemy.exc import DBAPIError
 
 from specbatch.pipeline.ledger import migrate
 from specbatch.pipeline.ledger.engine_factory import make_engine
@@ -24,6 +25,9 @@ from specbatch.schemas.tables import Base
 
 TABLES = {
     "acceptance_priors",
+    "audit_findings",
+    "audit_log",
+    "audits",
     "completions",
     "decisions",
     "groups",
@@ -229,6 +233,24 @@ def test_what_drafting_taught_is_all_that_its_removal_loses(url: str) -> None:
     assert store.decisions(JOB) == []
     assert store.knowledge("cpu") is None
     assert store.acceptance("default", "nightly") == []
+    store.close()
+
+
+def test_the_audit_log_is_kept_from_a_job_of_before_and_taken_back_with_its_table(url: str) -> None:
+    store = migrate.open_store(url)
+    store.create_job(new_job())
+    assert len(list(store.log(JOB))) == 1
+    migrate.downgrade(url, "0008")
+    engine = make_engine(url)
+    with engine.connect() as connection:
+        assert connection.scalar(text("SELECT name FROM jobs")) == "nightly"
+    migrate.upgrade(url)
+    assert list(store.log(JOB)) == []
+    store.request_cancel(JOB, "by somebody")
+    assert [entry.kind for entry in store.log(JOB)] == ["adopted", "cancelled"]
+    with pytest.raises(DBAPIError, match="only added to"), engine.begin() as connection:
+        connection.execute(text("DELETE FROM audit_log"))
+    engine.dispose()
     store.close()
 
 

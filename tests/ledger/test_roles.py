@@ -9,11 +9,13 @@ from contextlib import contextmanager
 import psycopg
 import pytest
 from contracts.shorthand import claim, claim_job, commit, finish, verified
+from ledger.audited import told
 from ledger.builders import JOB, LEASE_SEC, NO_TIME, completion, new_group, new_job, position
 from sqlalchemy import make_url
 
 from specbatch.pipeline.ledger import migrate
 from specbatch.pipeline.ledger.sql_store import SqlStore
+from specbatch.schemas.audit import AuditRecord
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.records import JobState, RejectedRow, Stage
 from specbatch.schemas.speculation import AcceptanceCount, Decision, DecisionAction
@@ -116,6 +118,9 @@ def test_an_operator_and_a_worker_do_a_job_together_and_an_auditor_reads_it(logi
             assert len(auditor.decisions(JOB)) == 1
             assert auditor.knowledge("device") == {"a": 1}
             assert len(auditor.acceptance("default", "nightly")) == 1
+            assert told(auditor) == []
+            auditor.keep_audit(AuditRecord(JOB, 8, 0, 24, True))
+            assert auditor.correctness().share == 1.0
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -138,6 +143,7 @@ def test_a_worker_cannot_rewrite_what_is_recorded_nor_submit(login: Login) -> No
     assert refused(url, "UPDATE completions SET text = 'other'")
     assert refused(url, "UPDATE rejected_rows SET reason = 'other'")
     assert refused(url, "UPDATE decisions SET reason = 'other'")
+    assert refused(url, "UPDATE audit_log SET actor = 'other'")
     with store_of(url) as worker, pytest.raises(StoreError, match="refused: permission denied"):
         worker.create_job(new_job())
 
@@ -217,9 +223,9 @@ def test_every_table_and_column_is_named_as_it_is() -> None:
             assert set(columns) <= set(tables[table].columns.keys())
 
 
-def test_an_auditor_only_reads(login: Login) -> None:
+def test_an_auditor_only_reads_and_keeps_audits(login: Login) -> None:
     url = login(AUDITOR)
-    for table in TABLES:
+    for table in set(TABLES) - {"audits", "audit_findings"}:
         assert refused(url, f"INSERT INTO {table} DEFAULT VALUES"), table
     assert refused(url, "UPDATE jobs SET cancel_requested = true")
     assert refused(url, "UPDATE groups SET stage = 'done'")

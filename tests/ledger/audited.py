@@ -1,0 +1,80 @@
+"""A job with an entry of every kind in its log, and what an audit of it finds."""
+
+from __future__ import annotations
+
+from contracts.shorthand import claim, claim_job, exhaust, verified
+from ledger.builders import JOB, NO_TIME, completion, new_group, new_job, position
+
+from specbatch.pipeline.auditing import ChainAudit, audit_chain
+from specbatch.pipeline.ingest.objects import Objects
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.schemas.audit import EntryKind, PublishedManifest
+from specbatch.schemas.provenance import Provenance, Ticks
+from specbatch.schemas.records import CompletionRecord, FinishReason, JobState, RejectedRow, Stage
+
+OTHER = "job00000000000002"
+ROWS = 4  # of a group
+NOWHERE = "/nowhere/manifest.json"
+
+
+def record(row: int, sample: int = 0) -> CompletionRecord:
+    """A completion with something in every field that the store keeps."""
+    return completion(
+        row,
+        sample,
+        error="e",
+        logprobs=(-0.5, float("nan"), -2.0),
+        provenance=Provenance((4, 5), (70, 80), ("ngram",), (0,), (1,), (9,)),
+        ticks=Ticks(1, 2, 3, 4, 5, 6),
+        price_microusd=7,
+        ahead_ticks=8,
+        ahead_price_microusd=9,
+    )
+
+
+def tell_everything(store: Store) -> None:
+    """A job that loses a group, is stopped half-way, goes on, and is published twice."""
+    store.create_job(new_job(idempotency_key="night-1", deadline_sec=9e9, budget_usd=5.0))
+    store.create_job(new_job(OTHER))
+    lease = claim_job(store, Stage.INGEST).lease
+    rejected = [RejectedRow(12, "r12", "null_prompt", "nothing"), RejectedRow(13, None, "x", "y")]
+    planned = [new_group(index, ROWS) for index in range(3)]
+    store.add_groups(lease, planned, rejected, 14, position(14))
+    store.finish_ingest(lease, 14, {"verifier_sha256": "f" * 64, "input_format": "jsonl"})
+    commit(store, 0)
+    exhaust(store, 1)
+    held = claim(store, 2)
+    store.request_cancel(JOB, "cancelled by eve")
+    store.keep_part(held.lease, [record(8), record(9)], NO_TIME, {})
+    end(store, JobState.CANCELLED)
+    assert store.retry_job(JOB) == 2
+    commit(store, 1)
+    lease = verified(store, 2)
+    store.commit_group(lease, [record(10), record(11)], NO_TIME, {})
+    end(store, JobState.PARTIAL)
+    store.note_action(JOB, EntryKind.EXPORTED, {"what": "tokens", "to": "file:///x"})
+    store.note_action(JOB, EntryKind.PURGED, {"rows": [], "why": "nothing was old enough"})
+
+
+def commit(store: Store, index: int) -> None:
+    rows = range(index * ROWS, index * ROWS + ROWS)
+    store.commit_group(verified(store, index), [record(row) for row in rows], NO_TIME, {"a": 1.0})
+
+
+def end(store: Store, state: JobState) -> None:
+    lease = claim_job(store, Stage.PUBLISH).lease
+    error = "three rows" if state is JobState.PARTIAL else None
+    store.finish_job(lease, state, error, PublishedManifest(NOWHERE, "e" * 64))
+
+
+def audited(store: Store, job_id: str = JOB) -> ChainAudit:
+    return audit_chain(store, Objects(), job_id)
+
+
+def told(store: Store, job_id: str = JOB) -> list[str]:
+    """What an audit finds, in words."""
+    return [finding.what for finding in audited(store, job_id).findings]
+
+
+def other_reason(reason: str) -> str:
+    return str(FinishReason.LENGTH if reason == FinishReason.STOP else FinishReason.STOP)
