@@ -19,10 +19,13 @@ from specbatch.pipeline.helping import Helper
 from specbatch.pipeline.leases import LeaseKeeper
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.migrate import grant_roles, open_store
+from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.pipeline.sweeper import Queued, Sweeper, unknown
 from specbatch.schemas.errors import MissingExtraError, SpecbatchError, UsageError
+from specbatch.schemas.masking import hide_in_logs
 from specbatch.schemas.messages import HintMessage
 from specbatch.schemas.records import Bell, JobRow, PromptRow, Prompts
+from specbatch.schemas.sealing import Sealer
 from specbatch.schemas.settings import Settings
 
 if TYPE_CHECKING:  # the light install has no torch and no pyarrow
@@ -32,6 +35,8 @@ if TYPE_CHECKING:  # the light install has no torch and no pyarrow
     from specbatch.pipeline.engine.parallel import Leader
     from specbatch.pipeline.engines import Engines
     from specbatch.pipeline.ingest.codec import TextCodec
+    from specbatch.pipeline.ingest.objects import Objects
+    from specbatch.pipeline.purging import Purger
     from specbatch.pipeline.refill import Line, Refiller, Refills
     from specbatch.pipeline.remembering import StoredKnowledge
     from specbatch.pipeline.replaying import Replays
@@ -60,6 +65,7 @@ def make_store(settings: Settings) -> Store:
         settings.store_url,
         max_attempts=settings.max_attempts,
         weights=settings.tenant_weights,
+        sealer=Sealer.of_setting(settings.encryption_key),
         actor=settings.actor or None,
     )
 
@@ -70,6 +76,20 @@ def migrate(settings: Settings) -> list[str]:
     return grant_roles(settings.store_url)
 
 
+def make_objects(settings: Settings) -> Objects:
+    """The files of the settings' places, jobs' own ones encrypted where there is a key."""
+    from specbatch.pipeline.ingest.objects import Objects
+
+    return Objects(settings.s3_endpoint_url, sealer=Sealer.of_setting(settings.encryption_key))
+
+
+def make_purger(settings: Settings, store: Store) -> Purger:
+    """What ends the keeping of texts. Needs no key: it reads none."""
+    from specbatch.pipeline.purging import Purger
+
+    return Purger(store, make_objects(settings), settings.retention_days)
+
+
 def make_client(
     settings: Settings,
     ring: Ring,
@@ -77,7 +97,8 @@ def make_client(
     on_cancel: Callable[[], None] = lambda: None,
 ) -> Client:
     """A client; `on_cancel` is a worker's `keeper.look` where it runs in this process."""
-    return Client(store or make_store(settings), ring, settings.workspace, on_cancel)
+    privacy = Privacy.of_settings(settings)
+    return Client(store or make_store(settings), ring, settings.workspace, on_cancel, privacy)
 
 
 @dataclass(slots=True)
@@ -153,7 +174,6 @@ def make_worker(
         require_engine_extra()
     from specbatch.pipeline.engine.model_folder import check_pair, inspect_model
     from specbatch.pipeline.ingest.codec import TextCodec
-    from specbatch.pipeline.ingest.objects import Objects
     from specbatch.pipeline.refill import Refiller, Refills
     from specbatch.pipeline.remembering import StoredKnowledge
     from specbatch.pipeline.stages import Economy, Stages
@@ -169,6 +189,9 @@ def make_worker(
             if drafting is not None:
                 check_pair(folders[0], drafting)
     store = store or make_store(settings)
+    privacy = Privacy.of_settings(settings)
+    if privacy.is_anybody_private:
+        hide_in_logs(privacy.redactor.redacted)
     knowledge = StoredKnowledge(store)
     gate = threading.Lock()  # engines of one process take turns on the device
     alone = "verify" in kinds and proposer is None
@@ -199,7 +222,7 @@ def make_worker(
 
     verifying = host(0, drafts=True) if "verify" in kinds else None
     proposing = host(1, drafts=False) if "propose" in kinds else None
-    objects = Objects(settings.s3_endpoint_url)
+    objects = make_objects(settings)
     owner = f"{socket.gethostname()}:{os.getpid()}"
     engines = [h for h in (verifying, proposing) if h is not None]
     device_here = _priced(settings)
@@ -226,6 +249,7 @@ def make_worker(
         refills=refills,
         max_open_groups=settings.max_open_groups,
         timing=timekeeper,
+        privacy=privacy,
     )
     return Worker(
         stages=stages,
@@ -253,9 +277,8 @@ def make_worker(
 def make_auditor(settings: Settings, store: Store) -> Auditor:
     """What audits jobs; it needs the engine extra for replays alone."""
     from specbatch.pipeline.auditing import Auditor
-    from specbatch.pipeline.ingest.objects import Objects
 
-    objects = Objects(settings.s3_endpoint_url)
+    objects = make_objects(settings)
     return Auditor(store, objects, partial(make_replays, settings, store))
 
 
@@ -271,7 +294,6 @@ def make_replays(
     from specbatch.pipeline.engine.model_folder import inspect_model
     from specbatch.pipeline.engine.replayer import Replayer
     from specbatch.pipeline.ingest.codec import TextCodec
-    from specbatch.pipeline.ingest.objects import Objects
     from specbatch.pipeline.replaying import Replays, check_model
     from specbatch.schemas.spec import JobSpec
 
@@ -284,24 +306,26 @@ def make_replays(
         folder, spec.engine, device, settings.kv_cache_mib << 20, settings.max_batch_tokens
     )
     codec = TextCodec.load(str(folder.path))
-    return Replays(store, Objects(settings.s3_endpoint_url), job, spec, codec, replayer)
+    return Replays(store, make_objects(settings), job, spec, codec, replayer)
 
 
 def first_rows(
     settings: Settings, job: JobRow, groups: Sequence[Prompts]
 ) -> list[PromptRow] | None:
-    """The first row of each group of a job; None where prompts cannot be read: they are not here,
-    or the install is the light one, which reads no Arrow files."""
+    """The first row of each group of a job, with its id as the store has it; None where prompts
+    cannot be read: they are not here, or the install is the light one, which reads no Arrow files.
+    """
     from importlib.util import find_spec
 
     if find_spec("pyarrow") is None:
         return None
-    from specbatch.pipeline.ingest.objects import Objects
     from specbatch.pipeline.prompts import reader
 
-    read = reader(Objects(settings.s3_endpoint_url), job, files=2)
     try:
-        return [read(prompts)[0] for prompts in groups]
+        privacy = Privacy.of_settings(settings)
+        read = reader(make_objects(settings), job, files=2)
+        found = [read(prompts)[0] for prompts in groups]
+        return [replace(row, row_id=privacy.row_id(job, row.row_id)) for row in found]
     except SpecbatchError as error:
         log.info("prompts are out of reach: %s", error)
         return None

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.privacy.tenants import NOBODY_PRIVATE, Privacy
 from specbatch.schemas.errors import UsageError, WaitTimeoutError
 from specbatch.schemas.records import (
     PRIORITIES,
@@ -34,8 +35,10 @@ class Client:
         ring: Ring,
         workspace_uri: str,
         on_cancel: Callable[[], None] = lambda: None,
+        privacy: Privacy = NOBODY_PRIVATE,
     ) -> None:
         """`on_cancel` has the workers of this process look at once whether a job is to stop."""
+        self._privacy = privacy
         self._store = store
         self._ring = ring
         self._workspace_uri = workspace_uri
@@ -47,7 +50,7 @@ class Client:
         Raises `IdempotencyError` when the key was used for another spec.
         """
         job_id = new_job_id()
-        job, created = self._store.create_job(
+        order = self._privacy.order(
             NewJob(
                 job_id=job_id,
                 name=spec.name,
@@ -64,6 +67,7 @@ class Client:
                 budget_usd=spec.budget_usd,
             )
         )
+        job, created = self._store.create_job(order)
         if not job.state.is_final:
             stage = job.stage if created else Stage.INGEST
             self._ring(Bell(job.job_id, stage, None, priority=job.priority))
@@ -71,6 +75,14 @@ class Client:
 
     def job(self, job_id: str) -> JobRow:
         return self._store.get_job(job_id)
+
+    def is_keys_job(self, job_id: str, key: str) -> bool:
+        """Whether it is the job that was submitted with this idempotency key.
+
+        Raises `JobNotFoundError`.
+        """
+        job = self._store.get_job(job_id)
+        return job.idempotency_key == self._privacy.idempotency_key(job.tenant, key)
 
     def jobs(self, limit: int = 50, state: JobState | None = None) -> list[JobRow]:
         return self._store.list_jobs(limit, state)
@@ -80,7 +92,9 @@ class Client:
 
     def cancel(self, job_id: str, reason: str = "cancelled on request") -> JobRow:
         """Stop a job; finished rows are kept. `reason` says in words by whom."""
-        job = self._store.request_cancel(self._store.get_job(job_id).job_id, reason)
+        found = self._store.get_job(job_id)
+        words = self._privacy.words(found, reason)
+        job = self._store.request_cancel(found.job_id, words)
         self._on_cancel()
         self._ring_due(job.job_id)
         return job

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field
 
 from specbatch.pipeline.engine.draft_names import DRAFT_MODEL
 from specbatch.pipeline.engine.history import History
-from specbatch.pipeline.ingest.confined import read_own
-from specbatch.pipeline.ingest.objects import Objects, join
+from specbatch.pipeline.ingest.confined import put_own, read_own
+from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.policy.block_length import JUDGED_TESTS, PILOT_TOKENS, block_length
 from specbatch.pipeline.policy.caps import depth_cap
@@ -76,7 +76,7 @@ class Drafting:
             except FencedError:
                 raise
             except (SpecbatchError, ValueError, MemoryError) as error:
-                log.warning("job %s begins without a history: %r", job.job_id, error)
+                log.warning("job %s begins without a history: %s", job.job_id, _told(error))
                 artefact = None
             if artefact is not None:
                 report[HISTORY] = asdict(artefact)
@@ -90,13 +90,13 @@ class Drafting:
         It is named by the lease: who lost it meanwhile must not write over another's file.
         """
         most = spec.speculation.history_tokens
-        past = self._store.past_outputs(spec.tenant, spec.name, vocabulary, most, job.job_id)
+        past = self._store.past_outputs(job.tenant, job.name, vocabulary, most, job.job_id)
         history = History.build(past, most)
         if not len(history):
             return None
         log.info("job %s: the past of %d prompts is known", job.job_id, len(history))
         name = f"history-{lease.generation}.bin"
-        return self._objects.put_bytes(join(job.workspace_uri, name), history.to_bytes())
+        return put_own(self._objects, job, name, history.to_bytes())
 
     # --- while it runs --------------------------------------------------------------------------
     def history(self, job: JobRow) -> History | None:
@@ -118,7 +118,7 @@ class Drafting:
             artefact = Artefact(**job.report[HISTORY])
             return History.from_bytes(read_own(self._objects, job, artefact))
         except (SpecbatchError, TypeError, ValueError, MemoryError) as error:
-            log.warning("job %s goes on without its history: %r", job.job_id, error)
+            log.warning("job %s goes on without its history: %s", job.job_id, _told(error))
             return None
 
     def priors(self, job: JobRow) -> Sequence[AcceptanceCount]:
@@ -205,6 +205,11 @@ class Drafting:
                 self._store.learn_acceptance(job.tenant, job.name, lessons.counts)
         except StoreError as error:
             log.warning("what job %s taught about drafts is not kept: %s", job.job_id, error)
+
+
+def _told(error: Exception) -> str:
+    """Of an error, what may stand in a log: one that is not ours may quote what was read."""
+    return str(error) if isinstance(error, SpecbatchError) else type(error).__name__
 
 
 def first_length(spec: JobSpec) -> int:

@@ -10,6 +10,7 @@ from specbatch.pipeline.client import Ring
 from specbatch.pipeline.engines import Engines
 from specbatch.pipeline.leases import Held, LeaseKeeper
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.privacy.tenants import NOBODY_PRIVATE, Privacy
 from specbatch.pipeline.ringing import Ringing
 from specbatch.schemas.errors import (
     DeviceLostError,
@@ -24,12 +25,20 @@ from specbatch.schemas.records import Lease
 log = logging.getLogger(__name__)
 
 
+class UnshownError(Exception):
+    """A bug met on work whose texts are not kept; the words of the error that it stands for, less
+    what they quoted."""
+
+
 class Guarding(Ringing):
     """What the stages work under."""
 
-    def __init__(self, store: Store, ring: Ring, keeper: LeaseKeeper) -> None:
+    def __init__(
+        self, store: Store, ring: Ring, keeper: LeaseKeeper, privacy: Privacy = NOBODY_PRIVATE
+    ) -> None:
         super().__init__(store, ring)
         self._keeper = keeper
+        self._privacy = privacy
 
     @contextmanager
     def _guarded(self, lease: Lease, host: Engines | None = None) -> Iterator[Held]:
@@ -49,20 +58,34 @@ class Guarding(Ringing):
         except UsageError as error:
             # The job itself is wrong; no retry will help.
             if lease.group_index is None:
-                self._store.fail_job(lease, str(error))
+                self._store.fail_job(lease, self._words(lease, error))
             else:
-                self._store.release(lease, str(error), whole=True)
+                self._store.release(lease, self._words(lease, error), whole=True)
                 self._ring_again(lease)
         except DeviceLostError as error:
-            cut_off = self._store.release(lease, str(error), forgiven=error.blameless)
+            words = self._words(lease, error)
+            cut_off = self._store.release(lease, words, forgiven=error.blameless)
             self._ring_again(lease, cut_off)
             raise
         except SpecbatchError as error:
-            log.warning("job %s group %s: %s", lease.job_id, lease.group_index, error)
+            words = self._words(lease, error)
+            log.warning("job %s group %s: %s", lease.job_id, lease.group_index, words)
             damaged = isinstance(error, ObjectError)  # a file, or the storage: no row's fault
-            cut_off = self._store.release(lease, str(error), whole=damaged)
+            cut_off = self._store.release(lease, words, whole=damaged)
             self._ring_again(lease, cut_off)
         except Exception as error:
-            cut_off = self._store.release(lease, f"{type(error).__name__}: {error}")
+            words = self._words(lease, error)
+            cut_off = self._store.release(lease, words)
             self._ring_again(lease, cut_off)
-            raise
+            if f"{type(error).__name__}: {error}" == words:
+                raise
+            # Whoever logs it must see neither its words nor those of what it came from.
+            raise UnshownError(words).with_traceback(error.__traceback__) from None
+
+    def _words(self, lease: Lease, error: BaseException) -> str:
+        """What the store keeps of an error, and a log shows."""
+        try:
+            job = self._store.get_job(lease.job_id)
+        except SpecbatchError:
+            job = None
+        return self._privacy.error(job, error)

@@ -27,6 +27,8 @@ from specbatch.pipeline.ingest.sources import open_source
 from specbatch.pipeline.leases import Held
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.planned_groups import MOST_TOGETHER, WRITERS, in_batches, write_groups
+from specbatch.pipeline.privacy.tenants import NOBODY_PRIVATE, Privacy
+from specbatch.pipeline.recorded import put_rejected
 from specbatch.schemas.records import Bell, JobRow, JobWork, Lease, SourcePosition, Stage
 from specbatch.schemas.spec import JobSpec
 
@@ -55,7 +57,9 @@ class Intake:
         codec: Callable[[str], TextCodec],
         models: Callable[[str], ModelFolder],
         max_open_groups: int,
+        privacy: Privacy = NOBODY_PRIVATE,
     ) -> None:
+        self._privacy = privacy
         self._store = store
         self._objects = objects
         self._ring = ring
@@ -92,6 +96,7 @@ class Intake:
         self._store.finish_ingest(work.lease, rows, reading.identity)
 
     def _begin(self, work: JobWork, job: JobRow, spec: JobSpec) -> _Reading:
+        self._privacy.check(job)
         verifier, proposer = check_models(self._models, spec)
         OutputWriter(self._objects, spec.output.uri, job.job_id).claim()
         source = open_source(spec.input, self._objects)
@@ -115,8 +120,12 @@ class Intake:
         def first_stage(index: int) -> Stage:
             return Stage.PROPOSE if self._drafting.proposes(job, spec, index) else Stage.VERIFY
 
-        groups = write_groups(self._objects, job.workspace_uri, batch, first_stage, writers)
-        rejected = [row for planned in batch for row in planned.rejected]
+        groups = write_groups(self._objects, job, batch, first_stage, writers)
+        keeper = self._privacy.keeper(job)
+        if not keeper.is_full:
+            for planned in batch:
+                put_rejected(self._objects, job, planned.rejected)
+        rejected = [keeper.rejected(row) for planned in batch for row in planned.rejected]
         last = batch[-1]
         self._store.add_groups(lease, groups, rejected, last.next_row, last.cursor)
         for group in groups:

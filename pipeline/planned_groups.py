@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 
 from specbatch.pipeline.ingest.artefacts import write_prompts
-from specbatch.pipeline.ingest.objects import Objects, join
+from specbatch.pipeline.ingest.confined import put_own
+from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ingest.planner import MAX_GROUP_TOKENS, PlannedGroup
-from specbatch.schemas.records import NewGroup, Stage
+from specbatch.schemas.records import JobRow, NewGroup, Stage
 
 MOST_TOGETHER = 16
 MOST_ROWS_TOGETHER = 8192  # quarantined ones too: what is held in memory stays bounded
@@ -40,7 +41,7 @@ def in_batches(
 
 def write_groups(
     objects: Objects,
-    workspace_uri: str,
+    job: JobRow,
     batch: Sequence[PlannedGroup],
     first_stage: Callable[[int], Stage],
     writers: Executor,
@@ -49,7 +50,7 @@ def write_groups(
 
     def write(planned: PlannedGroup) -> NewGroup:
         name = f"prompts-{planned.index:08d}.arrow"
-        artefact = objects.put_bytes(join(workspace_uri, name), write_prompts(planned.rows))
+        artefact = put_own(objects, job, name, write_prompts(planned.rows))
         return NewGroup(
             index=planned.index,
             source=planned.source,

@@ -18,6 +18,7 @@ from specbatch.pipeline.ingest.sources import open_source
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.rules import FIRST_CUT_INDEX
 from specbatch.pipeline.prompts import reader
+from specbatch.pipeline.recorded import recorded, rejected_whole
 from specbatch.pipeline.remainder import Remainder, write_remainder
 from specbatch.pipeline.text_stop import Decode
 from specbatch.schemas.audit import Head, PublishedManifest
@@ -54,8 +55,14 @@ class Publisher:
         `ObjectError`.
         """
         progress = self.store.progress(job.job_id)
-        rows: Iterator[CompletionRecord] = with_unfinished_rows(self.store, self.objects, job)
-        rejected = self.store.rejected(job.job_id)
+        done = None
+        if job.privacy.is_full:
+            rejected = self.store.rejected(job.job_id)
+        else:  # the output is the submitter's and whole, whatever the store keeps
+            done = recorded(self.store, self.objects, job, spec, self.decode(spec))
+            rejected = rejected_whole(self.store, self.objects, job)
+        rows: Iterator[CompletionRecord]
+        rows = with_unfinished_rows(self.store, self.objects, job, done)
         with self.objects.temp_folder() as folder:
             left = self._left(folder, work, job, spec, progress) if job.cancel_requested else None
             if left is not None:
@@ -94,13 +101,19 @@ class Publisher:
         yield from plan(source, checker, spec.group_size, work.cursor, work.next_row)
 
 
-def with_unfinished_rows(store: Store, objects: Objects, job: JobRow) -> Iterator[CompletionRecord]:
+def with_unfinished_rows(
+    store: Store,
+    objects: Objects,
+    job: JobRow,
+    done: Iterable[CompletionRecord] | None = None,
+) -> Iterator[CompletionRecord]:
     """All completions in input order, and one error record per sample of every unfinished row.
 
+    `done` is another source of completions than the store.
     Rows in, rows out: a row of a failed or cancelled group is in the output with its reason.
     """
     return heapq.merge(
-        store.completions(job.job_id, details=False),
+        store.completions(job.job_id, details=False) if done is None else done,
         (
             record
             for row, word, error in unfinished_rows(store, objects, job)
@@ -156,7 +169,7 @@ def _info(job: JobRow, spec: JobSpec, head: Head) -> dict[str, Any]:
     """What the manifest says of the job: also how far its audit log went, which holds that down."""
     info: dict[str, Any] = {
         "name": job.name,
-        "spec_sha256": job.spec_digest,
+        "spec_sha256": job.spec_digest if job.privacy.is_full else spec.digest(),
         "verification": spec.speculation.verification.value,
         "audit_log": {"number": head.number, "hash": head.hash.hex()},
     }

@@ -136,10 +136,18 @@ class Refills:
 
 
 def refilled(
-    refills: Refills | None, spec: JobSpec, group_index: int, requests: Sequence[Request]
+    refills: Refills | None,
+    job: JobRow,
+    spec: JobSpec,
+    group_index: int,
+    requests: Sequence[Request],
 ) -> AbstractContextManager[None]:
-    """More of these requests' blocks may be asked for inside, where blocks were made at all."""
+    """More of these requests' blocks may be asked for inside, where blocks were made at all.
+
+    Not of a job whose texts are not kept: the broker would see its tokens.
+    """
     wanted = spec.speculation.depth != "shadow" and any(r.draft_ids for r in requests)
+    wanted = wanted and job.privacy.is_full
     if refills is None or spec.proposer is None or not wanted:
         return nullcontext()
     return refills.allowed(group_index, spec.proposer, requests)
@@ -176,7 +184,7 @@ class Refiller:
         spec = JobSpec.model_validate(job.spec)
         prompts = self._store.prompts_of(message.job_id, message.group_index)
         over = job.state.is_final or job.cancel_requested
-        if over or prompts is None or not spec.may_propose:
+        if over or prompts is None or not spec.may_propose or not job.privacy.is_full:
             return None
         rows = self._reader(job)(prompts)
         row = next((row for row in rows if row.row_index == message.row_index), None)

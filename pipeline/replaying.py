@@ -63,6 +63,7 @@ class Replays:
     ) -> None:
         self._store = store
         self._job = job
+        self._is_private = not job.privacy.is_full or job.purged_at is not None
         self._spec = spec
         self._codec = codec
         self._replayer = replayer
@@ -71,6 +72,9 @@ class Replays:
     def look(self, keys: Iterable[tuple[int, int]]) -> Iterator[Replayed]:
         """Each of these completions, teacher-forced."""
         for row, sample in keys:
+            if self._is_private:
+                yield Replayed(skipped="of a tenant whose texts are not kept")
+                continue
             kept = self._store.kept_one(self._job.job_id, row, sample)
             if kept is None or kept.record is None:
                 yield Replayed(skipped="it cannot be read")
@@ -135,6 +139,8 @@ class Replays:
         Raises `UsageError` where there is none, or none that could be compared, and `ObjectError`
         where its prompt is gone.
         """
+        if self._is_private:
+            raise UsageError(f"texts of job {self._job.job_id} are not kept: nothing to compare")
         kept = self._store.kept_one(self._job.job_id, row_index, sample)
         if kept is None or kept.record is None:
             raise UsageError(

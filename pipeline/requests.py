@@ -12,6 +12,7 @@ from specbatch.pipeline.engine.history import History
 from specbatch.pipeline.engine.sequence import Completion, Request, Route
 from specbatch.pipeline.ingest.artefacts import DraftBlock
 from specbatch.pipeline.policy.pricing import cost_units, usd_of
+from specbatch.pipeline.privacy.keeping import EVERYTHING, Everything
 from specbatch.pipeline.text_stop import Decode, TextStop, text_before_stop
 from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import CompletionRecord, JobRow, PromptRow
@@ -32,10 +33,12 @@ def requests_of(
     history: History | None = None,
     tenant_cap: int | None = None,
     pins: Mapping[str, str] = NO_PINS,
+    kept: Everything = EVERYTHING,
 ) -> list[Request]:
     """One request per sample of a row; `decode` is called only where there are stop strings.
 
-    `pins` are the tags whose rows may ask one draft model only, and its name.
+    `pins` are the tags whose rows may ask one draft model only, and its name. What the engine tells
+    of a row, and what is known of it from before, goes by the tag and the id that are `kept`.
     """
     params = spec.sampling.params(dict(row.overrides))
     cap = cap_of(spec, row, tenant_cap)
@@ -55,12 +58,12 @@ def requests_of(
                 depth=depth,
                 verification=spec.speculation.verification,
                 watch_text=watch,
-                route=Route(job_id, row.tag),
+                route=Route(job_id, kept.tag(row.tag)),
                 max_depth=cap,
                 sources=None if sources == "hybrid" else frozenset(sources),
                 draft_model=None if row.tag is None else pins.get(row.tag),
                 shadow=spec.speculation.depth == "shadow" and cap != 0,
-                past_ids=history.past(row.row_id, sample) if history else (),
+                past_ids=history.past(kept.row_id(row.row_id), sample) if history else (),
                 history=history.index if history else None,
             )
         )

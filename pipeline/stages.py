@@ -29,8 +29,8 @@ from specbatch.pipeline.ingest.artefacts import (
     write_results,
 )
 from specbatch.pipeline.ingest.codec import TextCodec
-from specbatch.pipeline.ingest.confined import read_own
-from specbatch.pipeline.ingest.objects import Objects, join
+from specbatch.pipeline.ingest.confined import put_own, read_own
+from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ingest.rows import RowChecker
 from specbatch.pipeline.intake import Intake
 from specbatch.pipeline.keeping import finished_records, rows_left
@@ -39,8 +39,12 @@ from specbatch.pipeline.leases import Held, LeaseKeeper
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.policy.journal import Lessons
 from specbatch.pipeline.policy.pricing import cost_units, usd_of
+from specbatch.pipeline.privacy.keeping import kept_records
+from specbatch.pipeline.privacy.tenants import NOBODY_PRIVATE, Privacy
 from specbatch.pipeline.prompts import rows_of
 from specbatch.pipeline.publishing import Publisher
+from specbatch.pipeline.purging import clear
+from specbatch.pipeline.recorded import put_kept
 from specbatch.pipeline.refill import Refills, refilled
 from specbatch.pipeline.requests import (
     ahead,
@@ -62,6 +66,7 @@ from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import (
     Artefact,
     Bell,
+    CompletionRecord,
     GroupWork,
     JobRow,
     Lease,
@@ -104,10 +109,11 @@ class Stages(Guarding):
         refills: Refills | None = None,
         max_open_groups: int = MOST_OPEN_GROUPS,
         timing: Timing | None = None,
+        privacy: Privacy = NOBODY_PRIVATE,
     ) -> None:
         """`max_open_groups`: of a job, before its input is read on. `timing` is told what engines
         are used for."""
-        super().__init__(store, ring, keeper)
+        super().__init__(store, ring, keeper, privacy)
         self._jobs = KnownJobs(store)
         self._objects = objects
         self._owner = owner
@@ -123,7 +129,9 @@ class Stages(Guarding):
         self._refills = refills
         self._timing = timing or Untimed()
         self._publisher = Publisher(store, objects, self._decode, self._checker)
-        self._intake = Intake(store, objects, ring, self._drafting, codec, models, max_open_groups)
+        self._intake = Intake(
+            store, objects, ring, self._drafting, codec, models, max_open_groups, privacy
+        )
 
     def run(self, stage: Stage, job_id: str, group_index: int | None) -> None:
         """Do what a bell asks for, if it is still to be done."""
@@ -188,11 +196,12 @@ class Stages(Guarding):
     ) -> Submitted:
         decode = self._decode(spec)
         cap = self._tenant_depths.get(job.tenant)
+        keeper = self._privacy.keeper(job)
         requests = [
             ahead(request, length)
             for row in rows
             if not goes_without_models(spec, row)
-            for request in requests_of(job.job_id, spec, row, decode, tenant_cap=cap)
+            for request in requests_of(job.job_id, spec, row, decode, tenant_cap=cap, kept=keeper)
             if request.max_depth != 0  # nobody would verify it
         ]
         return host.service(spec.engine.of_proposer()).submit(job.job_id, requests)
@@ -255,9 +264,9 @@ class Stages(Guarding):
         price = self._economy.price_microusd
         codec = self._codec(str(self._models(spec.verifier).path))
         records = finished_records(job, spec, rows, drafts, begun, codec, price)
-        report = group_report(records)
-        keep = partial(self._store.keep_part, lease, records, self._spent(begun), report)
-        self._timing.keeping(lease, keep)
+        report = group_report(records) | put_kept(self._objects, job, lease, records)
+        kept, timing = self._kept(job, records, codec), self._spent(begun)
+        self._timing.keeping(lease, partial(self._store.keep_part, lease, kept, timing, report))
         self._ring_job(lease.job_id)
 
     def _complete(
@@ -279,8 +288,10 @@ class Stages(Guarding):
         history = self._drafting.history(job) if uses_history(spec) else None
         cap = self._tenant_depths.get(job.tenant)
         pins = host.pins(spec.speculation)
+        keeper = self._privacy.keeper(job)
         by_row = [
-            requests_of(job.job_id, spec, row, decode, drafts, history, cap, pins) for row in rows
+            requests_of(job.job_id, spec, row, decode, drafts, history, cap, pins, keeper)
+            for row in rows
         ]
         requests = list(chain.from_iterable(by_row))
         priors = self._drafting.priors(job) if spec.speculation.enabled else ()
@@ -289,7 +300,7 @@ class Stages(Guarding):
             index = self._store.cut_group(held.lease, keep)
             self._ring(Bell(job.job_id, Stage.VERIFY, index, job.verifier, job.priority))
 
-        with refilled(self._refills, spec, held.lease.group_index or 0, requests):
+        with refilled(self._refills, job, spec, held.lease.group_index or 0, requests):
             service = host.service(spec.engine)
             begun.append(service.submit(job.job_id, requests, priors))
             held.spent_usd = lambda: self._spent(begun).device_usd
@@ -313,9 +324,10 @@ class Stages(Guarding):
             records = [record for record in results if record.row_index in mine]
             codec = self._codec(str(self._models(spec.verifier).path))
             texts = codec.decode_batch([r.token_ids for r in records])
+            done = with_text(records, texts, rows, spec, codec.decode)
             due = self._store.commit_group(
                 work.lease,
-                with_text(records, texts, rows, spec, codec.decode),
+                kept_records(self._privacy.keeper(job), done, texts, codec.decode),
                 StageTiming(0.0, time.monotonic() - begun),
                 group_report(records),
             )
@@ -335,7 +347,10 @@ class Stages(Guarding):
             job, spec = self._jobs.fresh(job_id)
             confirm = partial(self._keeper.confirm, held)
             state, error, manifest = self._publisher.publish(work, job, spec, confirm)
-            self._store.finish_job(work.lease, state, error, manifest)
+            words = error and self._privacy.words(job, error)
+            self._store.finish_job(work.lease, state, words, manifest)
+            if not job.privacy.is_full:
+                clear(self._store, self._objects, job.job_id)
 
     # --- shared ----------------------------------------------------------------------------
     def _decode(self, spec: JobSpec) -> Decode:
@@ -351,7 +366,17 @@ class Stages(Guarding):
 
     def _put(self, job: JobRow, kind: str, lease: Lease, data: bytes) -> Artefact:
         name = f"{kind}-{lease.group_index:08d}-{lease.generation}.arrow"
-        return self._objects.put_bytes(join(job.workspace_uri, name), data)
+        return put_own(self._objects, job, name, data)
+
+    def _kept(
+        self, job: JobRow, records: Sequence[CompletionRecord], codec: TextCodec
+    ) -> Sequence[CompletionRecord]:
+        """What is stored of completions with their texts."""
+        keeper = self._privacy.keeper(job)
+        if keeper.is_full:
+            return records
+        texts = codec.decode_batch([record.token_ids for record in records])
+        return kept_records(keeper, records, texts, codec.decode)
 
     @contextmanager
     def _engaged(self, lease: Lease, host: Engines) -> Iterator[tuple[Held, list[Submitted]]]:

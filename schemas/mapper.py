@@ -11,6 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
+import orjson
+
+from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.provenance import NO_PROVENANCE
 from specbatch.schemas.records import (
     Artefact,
@@ -89,7 +92,14 @@ def job_values(job: NewJob, now: Any) -> dict[str, Any]:
         "stage": Stage.INGEST.value,
         "created_at": now,
         "ready_at": now,
+        "privacy": job.privacy.value,
+        "sealed_spec": job.sealed_spec,
     }
+
+
+def whole_spec(spec: Mapping[str, Any], sealed_spec: str | None) -> Mapping[str, Any]:
+    """The spec as it was asked for, where that can be read, else what is shown of it."""
+    return orjson.loads(sealed_spec) if sealed_spec else spec
 
 
 def group_values(job_id: str, group: NewGroup, stage: Stage, now: Any) -> dict[str, Any]:
@@ -146,7 +156,7 @@ def job_row(row: Any) -> JobRow:
         job_id=row.job_id,
         name=row.name,
         tenant=row.tenant,
-        spec=row.spec,
+        spec=whole_spec(row.spec, row.sealed_spec),
         spec_digest=row.spec_digest,
         state=JobState(row.state),
         stage=Stage(row.stage),
@@ -169,6 +179,8 @@ def job_row(row: Any) -> JobRow:
         budget_usd=row.budget_usd,
         stop_reason=row.stop_reason,
         paused=row.ingest_resumes_at is not None,
+        privacy=PrivacyMode(row.privacy),
+        purged_at=row.purged_at,
     )
 
 

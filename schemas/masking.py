@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from urllib.parse import unquote
 
 MASK = "***"
@@ -25,6 +25,7 @@ _PARAMETERS = re.compile(rf"(?i)({_NAMES}=)([^&\s\"';,)]+)")
 _PASSWORDS = re.compile(r"://[^\s:/@]*:(\S+)@")
 
 _secrets: set[str] = set()
+_log_filters: list[Callable[[str], str]] = []
 _lock = threading.Lock()
 
 
@@ -38,6 +39,18 @@ def masked(text: str) -> str:
     if "://" in text:
         text = _USERINFO.sub(rf"\1{MASK}@", text)
     return _known_out(_PARAMETERS.sub(rf"\1{MASK}", text))
+
+
+def masked_log(text: str) -> str:
+    """What a log may show: `masked`, and through what was given to `hide_in_logs`."""
+    for hide in _log_filters:
+        text = hide(text)
+    return masked(text)
+
+
+def hide_in_logs(hide: Callable[[str], str]) -> None:
+    """Pass the logs of this process through this from now on, in place of what was given before."""
+    _log_filters[:] = [hide]
 
 
 def remember(urls: Iterable[str]) -> None:

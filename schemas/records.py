@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any, NamedTuple
 
+from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.provenance import NO_PROVENANCE, NO_TICKS, Provenance, Ticks
 
 # The most likely tokens at one place: ids, and their log-probabilities, falling.
@@ -320,7 +321,10 @@ class CompletionRecord:
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """A job to be created. `spec` is the resolved spec as plain JSON values."""
+    """A job to be created. `spec` is the resolved spec as plain JSON values.
+
+    Of a tenant whose texts are not kept it shows less, and `sealed_spec` is the whole, as JSON.
+    """
 
     job_id: str
     name: str
@@ -335,11 +339,13 @@ class NewJob:
     priority: int = NORMAL
     deadline_sec: float | None = None  # from its creation
     budget_usd: float | None = None
+    privacy: PrivacyMode = PrivacyMode.FULL
+    sealed_spec: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """A job as the store knows it."""
+    """A job as the store knows it. `spec` is the whole one, where the store can open it."""
 
     job_id: str
     name: str
@@ -367,6 +373,8 @@ class JobRow:
     budget_usd: float | None = None
     stop_reason: str | None = None  # why it was cancelled, in words
     paused: bool = False  # its input waits until fewer of its groups are open
+    privacy: PrivacyMode = PrivacyMode.FULL
+    purged_at: float | None = None  # when its texts and files were deleted
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from specbatch.schemas.masking import mask_url, remember, remember_secrets
+from specbatch.schemas.masking import MASK, mask_url, remember, remember_secrets
+from specbatch.schemas.privacy import PrivacyMode
 
 PLACE = r"^[^/]+/[^/]+/(on-demand|reserved|spot)$"
 MOST_USD = 1_000_000.0
@@ -116,6 +117,26 @@ class Settings(BaseSettings):
         default=1, ge=1, le=64, description="processes of `torchrun` that share the verifier"
     )
 
+    encryption_key: str = Field(
+        default="", repr=False, description="keys of texts at rest, newest first; empty: none"
+    )
+    privacy: PrivacyMode = Field(
+        default=PrivacyMode.FULL, description="what is kept of texts: full, redacted or hash-only"
+    )
+    tenant_privacy: dict[str, PrivacyMode] = Field(
+        default_factory=dict, description="tenant: the same for it alone, as JSON"
+    )
+    redaction_patterns: dict[str, str] = Field(
+        default_factory=dict,
+        description="NAME: regular expression of what is redacted too, as JSON",
+    )
+    presidio: bool = Field(default=False, description="redact what Presidio finds too")
+    presidio_language: str = Field(default="en", description="of the texts Presidio looks at")
+    retention_days: dict[str, Annotated[float, Field(ge=0)]] = Field(
+        default_factory=dict,
+        description="tenant: days after which `specbatch purge` empties its jobs, as JSON",
+    )
+
     @field_validator("device_kind", "region", mode="after")
     @classmethod
     def _is_a_name(cls, value: str) -> str:
@@ -136,6 +157,7 @@ class Settings(BaseSettings):
         """From here on no text of this process shows a password that was read."""
         remember(value for value in self.model_dump().values() if isinstance(value, str))
         remember_secrets(os.environ.get(name, "") for name in _SECRETS_OF_LIBRARIES)
+        remember_secrets(part.strip() for part in self.encryption_key.split(","))
 
     @property
     def store_url(self) -> str:
@@ -148,7 +170,8 @@ class Settings(BaseSettings):
     @property
     def masked(self) -> dict[str, object]:
         """All values with passwords in URLs hidden, for printing."""
-        return {k: mask_url(v) if isinstance(v, str) else v for k, v in self.model_dump().items()}
+        shown = {k: mask_url(v) if isinstance(v, str) else v for k, v in self.model_dump().items()}
+        return shown | ({"encryption_key": MASK} if self.encryption_key else {})
 
     def __repr__(self) -> str:
         return f"Settings({self.masked})"

@@ -1,8 +1,9 @@
-"""Who may do what in PostgreSQL: three group roles without login, with the least that each needs.
+"""Who may do what in PostgreSQL: four group roles without login, with the least that each needs.
 
 Nobody works as one of them: they are granted to logins (`GRANT specbatch_worker TO nightly`). The
 tables' owner migrates and is none of them. The statements may be run again, and on databases of any
-revision: what is not there is passed by.
+revision: what is not there is passed by. Rights on some columns of a table must be given again when
+it gets another one: a migration that adds a column to `completions` ends with `granting()`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,11 @@ from dataclasses import dataclass, field
 from specbatch.schemas import months
 
 WORKER, OPERATOR, AUDITOR = "specbatch_worker", "specbatch_operator", "specbatch_auditor"
-ROLES = (WORKER, OPERATOR, AUDITOR)
+PRIVACY = "specbatch_privacy"
+ROLES = (WORKER, OPERATOR, AUDITOR, PRIVACY)
+
+# Columns of `completions` that are texts, or that texts can be made of.
+TEXTS = ("row_id", "text", "token_ids", "top_token_ids", "rejected")
 
 # alembic_version too: every command looks there whether the tables are those it knows.
 TABLES = (
@@ -40,12 +45,13 @@ _OF_A_LEASE = (
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """Beside reading all tables: what a role may do to some of them."""
+    """Beside reading all tables: what a role may do to some of them, and what it may not see."""
 
     tables: Mapping[str, str] = field(default_factory=dict)
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # that may be updated
     sequences: tuple[str, ...] = ()
     functions: tuple[str, ...] = ()
+    hidden: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # columns not to be read
 
 
 RIGHTS: Mapping[str, Rights] = {
@@ -82,10 +88,25 @@ RIGHTS: Mapping[str, Rights] = {
             "groups": (*_OF_A_LEASE, "cut_wanted"),
         },
         functions=(months.FUNCTION,),
+        hidden={"completions": TEXTS},
     ),
     # Reads everything, and keeps what it found.
     AUDITOR: Rights(
         tables={"audits": "INSERT", "audit_findings": "INSERT"}, sequences=("audits_id_seq",)
+    ),
+    # Empties what is kept of texts (`specbatch purge`), without seeing it, and says so in the log.
+    PRIVACY: Rights(
+        tables={"audit_log": "INSERT"},
+        columns={
+            "jobs": (
+                *("purged_at", "purged_to", "sealed_spec", "last_error"),
+                *("log_number", "log_head"),
+            ),
+            "groups": ("last_error",),
+            "completions": (*TEXTS, "logprobs", "top_logprobs", "error"),
+            "rejected_rows": ("row_id", "reason"),
+        },
+        hidden={"completions": TEXTS},
     ),
 }
 
@@ -99,14 +120,21 @@ def granting() -> Iterator[str]:
     """Statements that create the roles, where that is allowed, and give them their rights."""
     for role in ROLES:
         yield _CREATE.format(role=role)
-        for table in (*TABLES, *VIEWS):
-            yield _grant(role, table, f"GRANT SELECT ON {table} TO {role}")
         rights = RIGHTS[role]
+        for table in TABLES:
+            if table not in rights.hidden:
+                yield _grant(role, table, f"GRANT SELECT ON {table} TO {role}")
+                continue
+            yield _grant(role, table, f"REVOKE SELECT ON {table} FROM {role}")
+            names = _quoted(rights.hidden[table])
+            yield _on_columns("SELECT", role, table, f"NOT IN ({names})")
+        for view in VIEWS:  # they show the columns that are hidden
+            verb = "REVOKE SELECT ON {} FROM {}" if rights.hidden else "GRANT SELECT ON {} TO {}"
+            yield _grant(role, view, verb.format(view, role))
         for table, verbs in rights.tables.items():
             yield _grant(role, table, f"GRANT {verbs} ON {table} TO {role}")
         for table, columns in rights.columns.items():
-            names = ", ".join(f"'{column}'" for column in columns)
-            yield _GRANT_COLUMNS.format(role=role, table=table, names=names)
+            yield _on_columns("UPDATE", role, table, f"IN ({_quoted(columns)})")
         for sequence in rights.sequences:
             yield _grant(role, sequence, f"GRANT USAGE ON SEQUENCE {sequence} TO {role}")
         for function in rights.functions:
@@ -123,6 +151,21 @@ def revoking() -> Iterator[str]:
         for function in RIGHTS[role].functions:
             yield _grant(role, function, f"REVOKE ALL ON FUNCTION {function} FROM {role}")
         yield _DROP.format(role=role)
+
+
+def showing_texts() -> Iterator[str]:
+    """Statements that let every role read whole tables, as before there were hidden columns."""
+    for role, rights in RIGHTS.items():
+        for table in (*rights.hidden, *VIEWS):
+            yield _grant(role, table, f"GRANT SELECT ON {table} TO {role}")
+
+
+def _on_columns(verb: str, role: str, table: str, which: str) -> str:
+    return _GRANT_COLUMNS.format(verb=verb, role=role, table=table, which=which)
+
+
+def _quoted(columns: tuple[str, ...]) -> str:
+    return ", ".join(f"'{column}'" for column in columns)
 
 
 def _grant(role: str, target: str, statement: str) -> str:
@@ -152,9 +195,9 @@ _GRANT_COLUMNS = """
 DO $$ DECLARE named text; BEGIN
   SELECT string_agg(quote_ident(attname), ', ') INTO named FROM pg_attribute
     WHERE attrelid = to_regclass('{table}') AND attnum > 0 AND NOT attisdropped
-      AND attname IN ({names});
+      AND attname {which};
   IF named IS NOT NULL AND EXISTS (SELECT FROM pg_roles WHERE rolname = '{role}') THEN
-    EXECUTE 'GRANT UPDATE (' || named || ') ON {table} TO {role}';
+    EXECUTE 'GRANT {verb} (' || named || ') ON {table} TO {role}';
   END IF;
 EXCEPTION WHEN insufficient_privilege THEN NULL;
 END $$"""

@@ -6,7 +6,6 @@ Times are seconds since the epoch by the store's clock. A unit that nobody holds
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from sqlalchemy import (
@@ -16,7 +15,6 @@ from sqlalchemy import (
     Boolean,
     ColumnElement,
     Connection,
-    Dialect,
     Double,
     ForeignKey,
     Index,
@@ -31,40 +29,16 @@ from sqlalchemy import (
     event,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
-from sqlalchemy.types import TypeDecorator
 
 from specbatch.schemas import months, token_record
+from specbatch.schemas.privacy import PrivacyMode
+from specbatch.schemas.text_columns import SHOWN_WITHOUT_KEY, SealedText
+from specbatch.schemas.text_columns import AnyText as AnyText  # of other modules' tables too
 from specbatch.schemas.token_arrays import Numbers, Origins, Repeated, Steps, TokenArray
-
-_UNSTORABLE = re.compile("[\x00\x1a\ud800-\udfff]")
-_ESCAPED = re.compile("\x1a([0-9a-f]{4})")
 
 JOB_WORK = ("ingest", "publish")  # stages of a job that can be claimed
 JOB_LIVE = ("ingest", "run")  # stages of a job that may have open groups
 GROUP_WORK = ("propose", "verify", "record")  # stages of an open group
-
-
-def escape_text(text: str) -> str:
-    """Text that every database can hold: NUL and lone surrogates become \\x1a and four digits."""
-    return _UNSTORABLE.sub(lambda match: f"\x1a{ord(match[0]):04x}", text)
-
-
-def unescape_text(text: str) -> str:
-    """The inverse of `escape_text`."""
-    return _ESCAPED.sub(lambda match: chr(int(match[1], 16)), text)
-
-
-class AnyText(TypeDecorator[str]):
-    """Any Python string. A model may emit NUL, which PostgreSQL's text refuses."""
-
-    impl = Text
-    cache_ok = True
-
-    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:  # noqa: ARG002 - the hook's signature
-        return None if value is None else escape_text(value)
-
-    def process_result_value(self, value: Any, dialect: Dialect) -> str | None:  # noqa: ARG002 - the hook's signature
-        return None if value is None else unescape_text(value)
 
 
 class Base(DeclarativeBase):
@@ -97,7 +71,7 @@ class Leased:
     lease_until: Mapped[float] = mapped_column(default=0.0)  # 0: nobody holds it
     attempts: Mapped[int] = mapped_column(default=0)  # claims since the unit last got on
     ready_at: Mapped[float]
-    last_error: Mapped[str | None] = mapped_column(AnyText)
+    last_error: Mapped[str | None] = mapped_column(SealedText("last_error", SHOWN_WITHOUT_KEY))
 
 
 class Job(Leased, Base):
@@ -118,10 +92,12 @@ class Job(Leased, Base):
     priority: Mapped[int] = mapped_column(SmallInteger, default=1)  # 0 goes first
     deadline_at: Mapped[float | None]
     budget_usd: Mapped[float | None]
-    stop_reason: Mapped[str | None] = mapped_column(AnyText)  # why it was cancelled
+    stop_reason: Mapped[str | None] = mapped_column(  # why it was cancelled
+        SealedText("jobs.stop_reason", SHOWN_WITHOUT_KEY)
+    )
     state: Mapped[str]
     cancel_requested: Mapped[bool] = mapped_column(default=False)
-    error: Mapped[str | None] = mapped_column(AnyText)
+    error: Mapped[str | None] = mapped_column(SealedText("jobs.error", SHOWN_WITHOUT_KEY))
     ingest_done: Mapped[bool] = mapped_column(default=False)
     cursor: Mapped[dict[str, Any] | None]  # SourcePosition to read on from
     next_row: Mapped[int] = mapped_column(BigInteger, default=0)
@@ -135,6 +111,11 @@ class Job(Leased, Base):
     created_at: Mapped[float]
     started_at: Mapped[float | None]
     finished_at: Mapped[float | None]
+    privacy: Mapped[str] = mapped_column(default=PrivacyMode.FULL.value)  # pinned when submitted
+    # The spec as it was asked for, where `spec` shows less of it.
+    sealed_spec: Mapped[str | None] = mapped_column(SealedText("jobs.sealed_spec", ""))
+    purged_at: Mapped[float | None]  # its texts and files are deleted, or are being so ...
+    purged_to: Mapped[int | None] = mapped_column(BigInteger)  # ... up to this row; NULL: all
     log_number: Mapped[int] = mapped_column(BigInteger, default=0)  # of its audit log's last entry
     log_head: Mapped[bytes | None] = mapped_column(LargeBinary)  # that entry's hash
 
@@ -213,13 +194,13 @@ class Completion(Base):
     accepted: Mapped[int]
     verifier_passes: Mapped[int]
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.job_id", ondelete="CASCADE"))
-    row_id: Mapped[str] = mapped_column(AnyText)
+    row_id: Mapped[str] = mapped_column(SealedText("completions.row_id"))
     tag: Mapped[str | None] = mapped_column(AnyText)
     finish_reason: Mapped[str]
     verifier: Mapped[str | None]  # NULL: its job's
     proposer: Mapped[str | None]  # NULL: its job's; empty: none
-    error: Mapped[str | None] = mapped_column(AnyText)
-    text: Mapped[str] = mapped_column(AnyText)
+    error: Mapped[str | None] = mapped_column(SealedText("completions.error"))
+    text: Mapped[str] = mapped_column(SealedText("completions.text"))
     token_ids: Mapped[tuple[int, ...]] = mapped_column(Numbers())
     logprobs: Mapped[tuple[float, ...]] = mapped_column(TokenArray(REAL))
     origins: Mapped[tuple[int, ...]] = mapped_column(Origins())
@@ -250,9 +231,9 @@ class Rejected(Base):
         ForeignKey("jobs.job_id", ondelete="CASCADE"), primary_key=True
     )
     row_index: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
-    row_id: Mapped[str | None] = mapped_column(AnyText)
+    row_id: Mapped[str | None] = mapped_column(SealedText("rejected_rows.row_id"))
     code: Mapped[str]
-    reason: Mapped[str] = mapped_column(AnyText)
+    reason: Mapped[str] = mapped_column(SealedText("rejected_rows.reason"))
 
 
 class Decision(Base):

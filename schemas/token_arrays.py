@@ -7,6 +7,8 @@ On PostgreSQL some are packed, for they are most of a database. The functions of
     origins   A A C, P, P, A A → 8 + C, P, -1, 4 + A   of each pass 4 · (tokens - 1) + its last one
     steps     5, 6, 7, 9       → 5, 3, 9, 1            where a row of steps begins, its length
     numbers   70, 40000        → 70, -2, 7232          digits of 15 bits; all but the last as -1 - d
+
+No number begins with the digit 0, so of numbers a -1 where one begins is itself: `NOT_KEPT`.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from typing import Any
 from sqlalchemy import JSON, Dialect, Integer, SmallInteger
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.types import TypeDecorator, TypeEngine
+
+from specbatch.schemas.privacy import NOT_KEPT
 
 _ACCEPTED = 1  # an `Origin`: no other token leaves its pass open
 _BITS = 15
@@ -131,7 +135,10 @@ class Steps(TokenArray):
 
 
 class Numbers(TokenArray):
-    """Numbers from 0 on, most of them below 32768 and some far beyond: token ids, ticks."""
+    """Numbers from 0 on, most of them below 32768 and some far beyond: token ids, ticks.
+
+    And -1 for those that are not kept.
+    """
 
     cache_ok = True
 
@@ -157,7 +164,9 @@ class Numbers(TokenArray):
             return values
         found, higher = [], 0
         for digit in values:
-            if digit < 0:
+            if digit == NOT_KEPT and not higher:
+                found.append(NOT_KEPT)
+            elif digit < 0:
                 higher = (higher - 1 - digit) << _BITS
             else:
                 found.append(higher + digit)

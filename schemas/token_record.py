@@ -61,7 +61,9 @@ DECLARE
   found bigint[] := '{}';
 BEGIN
   FOREACH digit IN ARRAY packed LOOP
-    IF digit < 0 THEN
+    IF digit = -1 AND higher = 0 THEN
+      found := found || -1::bigint;
+    ELSIF digit < 0 THEN
       higher := (higher - 1 - digit) << 15;
     ELSE
       found := found || (higher + digit);

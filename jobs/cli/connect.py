@@ -16,6 +16,7 @@ from specbatch.pipeline.client import Client, Ring
 from specbatch.schemas.errors import SpecbatchError, UsageError
 from specbatch.schemas.masking import mask_url, masked
 from specbatch.schemas.records import Bell
+from specbatch.schemas.sealing import SETTING as SECRET_SETTING
 from specbatch.schemas.settings import Settings
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ def load_settings(**values: Any) -> Settings:
     except ValidationError as error:
         problem = error.errors()[0]
         name = "SPECBATCH_" + "_".join(str(part) for part in problem["loc"]).upper()
-        raise UsageError(f"setting {name}: {problem['msg']} (got {problem['input']!r})") from None
+        given = "" if name == SECRET_SETTING else f" (got {problem['input']!r})"
+        raise UsageError(f"setting {name}: {problem['msg']}{given}") from None
     except ValueError as error:  # of the TOML reader
         raise UsageError(f"the settings file {path} cannot be read: {error}") from None
     if path and Path(path).stat().st_mode & _OTHERS and _has_password(Path(path)):

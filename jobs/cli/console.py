@@ -1,7 +1,8 @@
 """Where commands write, and how an error becomes one line and an exit code.
 
 Results go to stdout, progress and remarks to stderr. Colour only on a terminal. Passwords of URLs
-are masked in all of it, in the logs of libraries and in tracebacks too.
+are masked in all of it, in the logs of libraries and in tracebacks too; where some tenant's texts
+are not kept, personal data is redacted in logs and tracebacks.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from rich.logging import RichHandler
 from rich.text import Text
 
 from specbatch.schemas.errors import SpecbatchError
-from specbatch.schemas.masking import masked
+from specbatch.schemas.masking import masked, masked_log
 
 out = Console()
 err = Console(stderr=True)
@@ -50,7 +51,7 @@ def run(app: typer.Typer, prog_name: str) -> NoReturn:
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except Exception:
-        sys.stderr.write(masked(traceback.format_exc()))
+        sys.stderr.write(masked_log(traceback.format_exc()))
         sys.exit(_CRASHED)
     sys.exit(0)
 
@@ -62,10 +63,10 @@ def _masked_record(*args: Any, **kwargs: Any) -> logging.LogRecord:
         said = record.getMessage()
     except (TypeError, ValueError):  # wrong arguments: the handler will complain of them
         return record
-    if (hidden := masked(said)) != said:
+    if (hidden := masked_log(said)) != said:
         record.msg, record.args = hidden, ()
     if record.exc_info and record.exc_info[0] is not None:
-        record.exc_text = masked(_formatter.formatException(record.exc_info))
+        record.exc_text = masked_log(_formatter.formatException(record.exc_info))
     return record
 
 

@@ -49,7 +49,7 @@ def demo(
     store = make_store(settings)
     try:
         c = make_client(settings, silent, store)
-        checked = check_job(settings, spec, KEY, c.job)
+        checked = check_job(settings, spec, KEY, c.is_keys_job)
         job, _ = c.submit(spec, KEY)
         remark(f"job {job.job_id}: {Path(spec.input.uri).name} through {Path(spec.verifier).name}, "
                f"drafts by {Path(spec.proposer or 'none').name}")  # fmt: skip

@@ -35,7 +35,7 @@ def submit_here(
     from specbatch.jobs.cli.preflight import check_job
 
     with client(settings) as c:
-        check_job(settings, spec, key, c.job)
+        check_job(settings, spec, key, c.is_keys_job)
         job, created = c.submit(spec, key)
         if not created:
             remark(f"job {job.job_id} is known by this key and {job.state}: {_going_on(job)}")

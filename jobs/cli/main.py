@@ -10,6 +10,7 @@ from specbatch.jobs.cli.console import new_app, run
 from specbatch.jobs.cli.demo import demo
 from specbatch.jobs.cli.jobs import jobs
 from specbatch.jobs.cli.migrate import migrate
+from specbatch.jobs.cli.purge import purge
 from specbatch.jobs.cli.replay import replay
 from specbatch.jobs.cli.retry import retry
 from specbatch.jobs.cli.settings import settings
@@ -24,6 +25,7 @@ for command in (
     show,
     cancel,
     retry,
+    purge,
     audit,
     replay,
     worker,

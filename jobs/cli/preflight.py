@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from specbatch.pipeline.bootstrap import require_engine_extra
 from specbatch.schemas.errors import JobNotFoundError
@@ -18,20 +18,21 @@ def check_job(
     settings: Settings,
     spec: JobSpec,
     key: str | None = None,
-    get_job: Callable[[str], Any] | None = None,
+    is_keys_job: Callable[[str, str], bool] | None = None,
 ) -> Checked:
     """Raise a `UsageError` naming what is wrong with the models, the input or the output.
 
-    An output that belongs to a job is refused, unless `get_job` knows it with this very `key`.
+    An output that belongs to a job is refused, unless `is_keys_job` says that it is this very
+    `key`'s.
     """
     require_engine_extra()
     from specbatch.pipeline import preflight
 
     def is_mine(job_id: str) -> bool:
-        if key is None or get_job is None:
+        if key is None or is_keys_job is None:
             return False
         try:
-            return bool(get_job(job_id).idempotency_key == key)
+            return is_keys_job(job_id, key)
         except JobNotFoundError:
             return False
 

@@ -21,6 +21,7 @@ from typing import BinaryIO, Protocol
 
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.records import Artefact
+from specbatch.schemas.sealing import Sealer
 
 CHUNK_BYTES = 4 << 20
 
@@ -86,10 +87,16 @@ class Objects:
     """All stores at once, chosen by the uri's scheme. Thread-safe; clients are made when needed.
 
     `scratch` is a folder for temporary files (default: the system's); what is put there goes at
-    `close`.
+    `close`. `sealer` is for jobs' own files (`confined.py`); nothing here uses it.
     """
 
-    def __init__(self, s3_endpoint_url: str | None = None, scratch: str | Path | None = None):
+    def __init__(
+        self,
+        s3_endpoint_url: str | None = None,
+        scratch: str | Path | None = None,
+        sealer: Sealer | None = None,
+    ):
+        self.sealer = sealer
         self._s3_endpoint_url = s3_endpoint_url
         self._scratch = Path(scratch) if scratch else None
         self._local = LocalObjects()

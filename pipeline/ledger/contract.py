@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from specbatch.pipeline.ledger.audit_contract import AuditStore
+from specbatch.pipeline.ledger.privacy_contract import PrivacyStore
 from specbatch.pipeline.ledger.time_contract import TimeLedger
 from specbatch.schemas.audit import PublishedManifest
 from specbatch.schemas.records import (
@@ -35,7 +36,7 @@ from specbatch.schemas.speculation import AcceptanceCount, Decision, PastOutput
 from specbatch.schemas.timekeeping import Spent
 
 
-class Store(AuditStore, TimeLedger, Protocol):
+class Store(AuditStore, PrivacyStore, TimeLedger, Protocol):
     """Jobs, groups, leases, completions, what drafting taught, the audit log, and time."""
 
     # --- jobs -------------------------------------------------------------------------------
@@ -283,9 +284,9 @@ class Store(AuditStore, TimeLedger, Protocol):
     ) -> None:
         """`cancel_group` for one that has some rows finished: they are kept, the totals count them.
 
-        One transaction, as `commit_group`; `spent` as with `advance`. The completions are those of
-        rows that are finished in all their samples; after `retry_job` the others alone are to be
-        done.
+        One transaction, as `commit_group`; `spent` as with `advance`. Values of the report that are
+        no numbers are put into the job's. The completions are those of rows that are finished in
+        all their samples; after `retry_job` the others alone are to be done.
         """
         ...
 
@@ -374,7 +375,8 @@ class Store(AuditStore, TimeLedger, Protocol):
 
         Of jobs whose report has this `VOCABULARY`; jobs of the same name first, then the others,
         of each the newest first, each by (row, sample). Ends before the one with which all token
-        ids would be more than `max_tokens`. `except_job` is the job that asks.
+        ids would be more than `max_tokens`. `except_job` is the job that asks. Outputs of which not
+        every token was kept are passed by.
         """
         ...
 

@@ -8,9 +8,10 @@ from functools import partial
 from typing import Any
 
 import orjson
-from sqlalchemy import JSON, Connection, text
+from sqlalchemy import JSON, Connection, Dialect, text
 
-from specbatch.schemas.tables import AnyText, Completion, escape_text
+from specbatch.schemas.tables import Completion
+from specbatch.schemas.text_columns import AnyText, SealedText
 from specbatch.schemas.token_arrays import TokenArray
 
 _COLUMNS = [column for column in Completion.__table__.columns if column.name != "month"]
@@ -39,9 +40,10 @@ def stage(conn: Connection, values: Iterable[Mapping[str, Any]]) -> None:
     """Copy the rows to this connection's staging table; they vanish with the transaction."""
     conn.execute(_CREATE)
     driver: Any = conn.connection.driver_connection
+    writers = [(column.name, _writer_of(column, conn.dialect)) for column in _COLUMNS]
     with driver.cursor() as cursor, cursor.copy(_COPY) as copy:
         for row in values:
-            copy.write_row([_as_text(row[column.name]) for column, _as_text in _WRITERS])
+            copy.write_row([as_text(row[name]) for name, as_text in writers])
 
 
 def insert_staged(conn: Connection, of_job: Mapping[str, Any]) -> None:
@@ -66,10 +68,6 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-def _any_text(value: str | None) -> str | None:
-    return None if value is None else escape_text(value)
-
-
 def _json(value: Any) -> str | None:
     return None if value is None else orjson.dumps(value).decode()
 
@@ -78,14 +76,14 @@ def _packed(pack: Callable[[Any], Any], values: Any) -> str | None:
     return None if values is None else _array_literal(pack(values))
 
 
-def _writer_of(column: Any) -> Callable[[Any], Any]:
+def _writer_of(column: Any, dialect: Dialect) -> Callable[[Any], Any]:
+    """What COPY is handed for the column's values; the dialect knows what seals its texts."""
     if isinstance(column.type, JSON):
         return _json
     if type(column.type) is TokenArray:
         return _array_literal
     if isinstance(column.type, TokenArray):
         return partial(_packed, column.type.packed)
-    return _any_text if isinstance(column.type, AnyText) else _as_it_is
-
-
-_WRITERS = [(column, _writer_of(column)) for column in _COLUMNS]
+    if isinstance(column.type, AnyText | SealedText):
+        return partial(column.type.process_bind_param, dialect=dialect)
+    return _as_it_is

@@ -68,13 +68,16 @@ def _sqlite(url: URL, foreign_keys: bool) -> Engine:
         raise UsageError(
             f"the database's folder {folder} cannot be made: {error.strerror}"
         ) from None
-    engine = create_engine(url, json_serializer=_dump_json, json_deserializer=orjson.loads)
+    engine = create_engine(
+        url, json_serializer=_dump_json, json_deserializer=orjson.loads, hide_parameters=True
+    )
 
     @event.listens_for(engine, "connect")
     def _prepare(connection: sqlite3.Connection, _record: object) -> None:
         connection.isolation_level = None  # we say BEGIN ourselves, below
         connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
         connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA secure_delete = ON")  # what a purge empties is overwritten
         connection.execute(f"PRAGMA foreign_keys = {'ON' if foreign_keys else 'OFF'}")
 
     @event.listens_for(engine, "begin")
@@ -100,6 +103,7 @@ def _postgres(url: URL) -> Engine:
         pool_size=POOL_SIZE,
         json_serializer=_dump_json,
         json_deserializer=orjson.loads,
+        hide_parameters=True,  # errors quote statements, in logs too, and no values
         connect_args={k: v for k, v in _POSTGRES_DEFAULTS.items() if k not in url.query},
     )
 

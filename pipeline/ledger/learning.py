@@ -13,6 +13,7 @@ from specbatch.pipeline.ledger import rules
 from specbatch.pipeline.ledger.reading import fetch
 from specbatch.pipeline.ledger.transactions import Now, Transactions
 from specbatch.schemas import mapper
+from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.speculation import VOCABULARY, AcceptanceCount, Decision, PastOutput
 from specbatch.schemas.tables import AcceptancePrior, Completion, Job, MachineKnowledge
 from specbatch.schemas.tables import Decision as DecisionTable
@@ -135,6 +136,8 @@ def past_outputs(
         .where(
             Job.tenant == tenant,
             Job.job_id != except_job,
+            Job.privacy != PrivacyMode.HASH_ONLY.value,
+            Job.purged_at.is_(None),
             Job.report[VOCABULARY].as_string() == vocabulary,
         )
         .order_by(
@@ -144,6 +147,8 @@ def past_outputs(
     tokens = 0
     for job_id in database.read(lambda conn: conn.scalars(jobs).all()):
         for output in _finished_outputs(database, job_id):
+            if not rules.is_whole(output.token_ids):
+                continue
             tokens += len(output.token_ids)
             if tokens > max_tokens:
                 return

@@ -87,6 +87,8 @@ class LearningInMemory(ChainInMemory):
                 for job in jobs
                 for _, c in sorted(job.completions.items())
                 if c.finish_reason in rules.FINISHED and c.error is None
+                if job.row.purged_at is None
+                if rules.is_whole(c.token_ids)
             ]
         tokens = 0
         for output in outputs:

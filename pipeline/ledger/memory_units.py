@@ -8,6 +8,7 @@ from typing import Any
 
 from specbatch.pipeline.ledger import cut_rules, rules
 from specbatch.schemas.audit import LogEntry
+from specbatch.schemas.mapper import whole_spec
 from specbatch.schemas.records import (
     Artefact,
     Bell,
@@ -105,6 +106,7 @@ class Job(Unit):
     next_row: int = 0
     cursor: SourcePosition | None = None
     ingest_done: bool = False
+    purged_to: int | None = None  # row up to which it is emptied; None: not at it
     resumes_at: int | None = None  # open groups with which a paused ingest goes on
     groups: dict[int, Group] = field(default_factory=dict)
     rejected: dict[int, RejectedRow] = field(default_factory=dict)
@@ -193,7 +195,7 @@ def new_job(job: NewJob, now: float) -> Job:
         job_id=job.job_id,
         name=job.name,
         tenant=job.tenant,
-        spec=dict(job.spec),
+        spec=dict(whole_spec(job.spec, job.sealed_spec)),
         spec_digest=job.spec_digest,
         state=JobState.QUEUED,
         stage=Stage.INGEST,
@@ -213,5 +215,6 @@ def new_job(job: NewJob, now: float) -> Job:
         priority=job.priority,
         deadline_at=None if job.deadline_sec is None else now + job.deadline_sec,
         budget_usd=job.budget_usd,
+        privacy=job.privacy,
     )
     return Job(Stage.INGEST, now, row=row)

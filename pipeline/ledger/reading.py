@@ -14,7 +14,7 @@ from specbatch.schemas.records import CompletionRecord, Prompts, RejectedRow, St
 from specbatch.schemas.tables import Completion, Group, Job, Rejected
 
 _UNFINISHED = (Stage.FAILED.value, Stage.CANCELLED.value)
-_PROMPTS = (Group.prompts, Group.row_start, Group.rows)
+PROMPTS = (Group.prompts, Group.row_start, Group.rows)
 
 
 def completions(
@@ -72,7 +72,7 @@ def rejected(database: Transactions, job_id: str, batch: int = 1000) -> Iterator
 def failed_groups(conn: Connection, job_id: str) -> list[tuple[int, str, Prompts, str]]:
     """(index, failed or cancelled, prompts, last error), by index."""
     rows = conn.execute(
-        select(Group.group_index, Group.stage, *_PROMPTS, Group.last_error)
+        select(Group.group_index, Group.stage, *PROMPTS, Group.last_error)
         .where(Group.job_id == job_id, Group.stage.in_(_UNFINISHED))
         .order_by(Group.group_index)
     )
@@ -82,7 +82,7 @@ def failed_groups(conn: Connection, job_id: str) -> list[tuple[int, str, Prompts
 def prompts_of(conn: Connection, job_id: str, index: int) -> Prompts | None:
     """The prompts of one group; None when there is none."""
     found = conn.execute(
-        select(*_PROMPTS).where(Group.job_id == job_id, Group.group_index == index)
+        select(*PROMPTS).where(Group.job_id == job_id, Group.group_index == index)
     ).first()
     return None if found is None else mapper.prompts(found)
 

@@ -7,6 +7,8 @@ from typing import Any
 
 from specbatch.schemas.earlier_specs import asks_the_same, renewed, stored_spec
 from specbatch.schemas.errors import FencedError, IdempotencyError, StoreError, UsageError
+from specbatch.schemas.mapper import whole_spec
+from specbatch.schemas.privacy import NOT_KEPT
 from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import (
     CompletionRecord,
@@ -16,6 +18,7 @@ from specbatch.schemas.records import (
     Lease,
     NewGroup,
     NewJob,
+    Prompts,
     Stage,
 )
 from specbatch.schemas.speculation import AcceptanceCount
@@ -107,11 +110,21 @@ def check_retry(job: JobRow, quarantined: bool = False, ingest_done: bool = True
         raise UsageError(
             f"job {job.job_id} is {job.state}; only a job that has ended can be retried"
         )
+    if job.purged_at is not None:
+        raise UsageError(
+            f"job {job.job_id} was purged: its prompts are gone, submit its rows as a new job"
+        )
     if quarantined and not ingest_done:
         # Else it would end as if there were no more rows than those that were read.
         raise UsageError(
             f"the input of job {job.job_id} was not read to its end: retry all of the job"
         )
+
+
+def check_purge(job: JobRow) -> None:
+    """Raise `UsageError` unless what is kept of the job's texts may be emptied."""
+    if not job.state.is_final:
+        raise UsageError(f"job {job.job_id} is {job.state}: cancel it first, or wait for its end")
 
 
 def check_final(state: JobState) -> None:
@@ -175,8 +188,9 @@ def check_same_job(known: JobRow, new: NewJob) -> None:
     """
     if known.spec_digest == new.spec_digest:
         return
-    earlier, later = stored_spec(known.spec), stored_spec(new.spec)
-    one, other = known.spec, new.spec
+    asked = whole_spec(new.spec, new.sealed_spec)
+    earlier, later = stored_spec(known.spec), stored_spec(asked)
+    one, other = known.spec, asked
     if earlier is not None and later is not None:
         if asks_the_same(later, earlier):
             return
@@ -203,6 +217,17 @@ def differences(
             yield from differences(left, right, f"{prefix}{key}.")
         elif left != right or (key in one) != (key in other):
             yield f"{prefix}{key}"
+
+
+def row_order(prompts: Prompts) -> tuple[str, int]:
+    """Sorts a job's groups by their rows: files of prompts are numbered in the order of the input,
+    and groups that were cut share one."""
+    return prompts.artefact.uri, prompts.row_start
+
+
+def is_whole(token_ids: Sequence[int]) -> bool:
+    """Whether an output is kept with all of its tokens: only then it can be drafted from."""
+    return NOT_KEPT not in token_ids
 
 
 def prior_key(count: AcceptanceCount) -> tuple[str, str]:

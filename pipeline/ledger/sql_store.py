@@ -20,6 +20,7 @@ from specbatch.pipeline.ledger import (
 )
 from specbatch.pipeline.ledger import leases as leasing
 from specbatch.pipeline.ledger.actor import whoami
+from specbatch.pipeline.ledger.purging import PrivacyInSql
 from specbatch.pipeline.ledger.sql_audit import AuditInSql
 from specbatch.pipeline.ledger.sql_time import SqlTime
 from specbatch.pipeline.ledger.transactions import RETRY_SEC, Transactions
@@ -44,11 +45,12 @@ from specbatch.schemas.records import (
     Stage,
     StageTiming,
 )
+from specbatch.schemas.sealing import Sealer
 from specbatch.schemas.speculation import AcceptanceCount, Decision, PastOutput
 from specbatch.schemas.timekeeping import Spent
 
 
-class SqlStore(AuditInSql, SqlTime):
+class SqlStore(AuditInSql, PrivacyInSql, SqlTime):
     """`Store` on SQLite or PostgreSQL. Threads may share it; processes make their own.
 
     The tables must be there: `migrate.open_store` sees to that. `clock` replaces the store's time
@@ -64,14 +66,16 @@ class SqlStore(AuditInSql, SqlTime):
         clock: Callable[[], float] | None = None,
         retry_sec: float = RETRY_SEC,
         weights: Mapping[str, float] | None = None,
+        sealer: Sealer | None = None,
         actor: str | None = None,
     ) -> None:
         """`weights` are the tenants' shares beside each other; 1 where none is given.
 
+        `sealer`: what texts are encrypted with; None: they are not, nor can sealed ones be read.
         `actor` is whom the audit log names for what is done here; None: the user and the machine.
         """
         self._weights = dict(weights or {})
-        self._db = Transactions(url, clock, retry_sec, actor or whoami())
+        self._db = Transactions(url, clock, retry_sec, actor or whoami(), sealer)
         self._max_attempts = max_attempts
 
     def __repr__(self) -> str:

@@ -15,6 +15,8 @@ from specbatch.pipeline.ledger.engine_factory import WRITES, make_engine
 from specbatch.schemas.crash_points import CrashPoint, reach
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.masking import mask_url
+from specbatch.schemas.sealing import Sealer
+from specbatch.schemas.text_columns import use_sealer
 
 T = TypeVar("T")
 Now = ColumnElement[float]
@@ -56,9 +58,12 @@ class Transactions:
         clock: Callable[[], float] | None = None,
         retry_sec: float = RETRY_SEC,
         actor: str = "",
+        sealer: Sealer | None = None,
     ) -> None:
-        """`actor` is whom the audit log names for what nobody else is named for."""
+        """`actor` is whom the audit log names for what nobody else is named for; `sealer` is what
+        texts are encrypted with."""
         self._reader = make_engine(url)
+        use_sealer(self._reader.dialect, sealer)
         self._writer = self._reader.execution_options(**{WRITES: True, ACTOR: actor})
         self._clock = clock
         self._retry_sec = retry_sec

@@ -14,6 +14,7 @@ DIRECTIONS = {
     "pipeline.ingest": ("schemas",),
     "pipeline.ledger": ("schemas",),
     "pipeline.observe": ("schemas",),
+    "pipeline.privacy": ("schemas",),
     "workers": (
         "pipeline.bootstrap",
         "pipeline.client",
@@ -28,6 +29,7 @@ DIRECTIONS = {
         "pipeline.observe",
         "pipeline.policy",
         "pipeline.preflight",
+        "pipeline.purging",
         "pipeline.replaying",
         "pipeline.stages",
         "workers",
@@ -41,7 +43,10 @@ DIRECTIONS = {
 
 # third-party package: the only rooms that may import it
 KEPT_TO = {
-    "sqlalchemy": ("pipeline.ledger", "schemas.tables", "schemas.mapper", "migrations"),
+    "sqlalchemy": (
+        *("pipeline.ledger", "schemas.tables", "schemas.text_columns", "schemas.mapper"),
+        "migrations",
+    ),
     "celery": ("workers", "jobs"),
     "kombu": ("workers", "jobs"),
 }

@@ -22,9 +22,11 @@ from specbatch.schemas.speculation import AcceptanceCount, Decision, DecisionAct
 from specbatch.schemas.sql_roles import (
     AUDITOR,
     OPERATOR,
+    PRIVACY,
     RIGHTS,
     ROLES,
     TABLES,
+    TEXTS,
     WORKER,
     how_to_create,
 )
@@ -130,7 +132,8 @@ def test_nobody_changes_or_empties_a_table(login: Login, role: str) -> None:
         assert refused(url, f"TRUNCATE {table} CASCADE"), table
         assert refused(url, f"DELETE FROM {table}"), table
         assert refused(url, f"CREATE TRIGGER t AFTER INSERT ON {table} EXECUTE FUNCTION f()")
-        assert not refused(url, f"SELECT * FROM {table} LIMIT 1"), table
+        hides = table in RIGHTS[role].hidden
+        assert refused(url, f"SELECT * FROM {table} LIMIT 1") is hides, table
     assert refused(url, f"CREATE ROLE another_{role}")
     assert refused(url, "UPDATE alembic_version SET version_num = '0001'")
 
@@ -164,12 +167,59 @@ def test_an_operator_writes_no_results(login: Login) -> None:
         commit(worker, mine)
 
 
+def test_an_operator_sees_figures_and_no_texts(login: Login) -> None:
+    url = login(OPERATOR)
+    for column in TEXTS:
+        assert refused(url, f"SELECT {column} FROM completions"), column
+    assert not refused(url, "SELECT row_index, tag, origins, cost_usd, digest FROM completions")
+    with store_of(url) as operator:
+        operator.create_job(new_job())
+        assert operator.progress(JOB).completions == 0
+        assert operator.kept_rows(JOB) == set()
+        with pytest.raises(StoreError, match="permission denied"):
+            list(operator.completions(JOB))
+
+
+def test_who_purges_empties_texts_without_seeing_them_and_writes_nothing_else(
+    login: Login,
+) -> None:
+    url = login(PRIVACY)
+    with store_of(login(OPERATOR)) as operator, store_of(login(WORKER)) as worker:
+        operator.create_job(new_job())
+        lease = claim_job(worker, Stage.INGEST).lease
+        worker.add_groups(lease, [new_group(0)], [RejectedRow(4, "r", "bad", "x")], 5, position(5))
+        worker.finish_ingest(lease, 5, {})
+        commit(worker, verified(worker, 0))
+        finish(worker)
+        for store in (operator, worker):
+            with pytest.raises(StoreError, match="permission denied"):
+                list(store.purge(JOB, "not theirs to do"))
+        with store_of(url) as privacy:
+            assert list(privacy.purge(JOB, "asked for", batch_rows=3)) == [3, 5]
+            with pytest.raises(StoreError, match="permission denied"):
+                list(privacy.completions(JOB))
+        with store_of(login(AUDITOR)) as auditor:
+            assert [record.text for record in auditor.completions(JOB)] == [""] * 4
+    for column in ("tag", "origins", "cost_usd", "digest", "finish_reason"):
+        assert refused(url, f"UPDATE completions SET {column} = NULL"), column
+    for column in ("state", "spec", "privacy", "error", "stage"):
+        assert refused(url, f"UPDATE jobs SET {column} = NULL"), column
+
+
+def test_operators_read_texts_again_after_the_downgrade(postgres_url: str, login: Login) -> None:
+    url = login(OPERATOR)
+    migrate.downgrade(postgres_url, "0009")
+    assert not refused(url, "SELECT text FROM completions")
+    migrate.upgrade(postgres_url)
+    assert refused(url, "SELECT text FROM completions")
+
+
 def test_every_table_and_column_is_named_as_it_is() -> None:
     tables = Base.metadata.tables
     assert set(TABLES) == set(tables) | {"alembic_version"}
     for rights in RIGHTS.values():
         assert set(rights.tables) <= set(tables)
-        for table, columns in rights.columns.items():
+        for table, columns in (*rights.columns.items(), *rights.hidden.items()):
             assert set(columns) <= set(tables[table].columns.keys())
 
 

@@ -7,10 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from ledger.builders import new_job
 
 from specbatch.pipeline.ingest.artefacts import read_prompts
 from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ingest.planner import MAX_GROUP_TOKENS, PlannedGroup
+from specbatch.pipeline.ledger.memory_store import MemoryStore
 from specbatch.pipeline.planned_groups import (
     MOST_ROWS_TOGETHER,
     MOST_TOGETHER,
@@ -18,11 +20,15 @@ from specbatch.pipeline.planned_groups import (
     write_groups,
 )
 from specbatch.schemas.errors import ObjectError
-from specbatch.schemas.records import PromptRow, RejectedRow, SourcePosition, Stage
+from specbatch.schemas.records import JobRow, PromptRow, RejectedRow, SourcePosition, Stage
 
 
 def at(row: int) -> SourcePosition:
     return SourcePosition("in.parquet", "v", 0, row)
+
+
+def job_in(folder: Path) -> JobRow:
+    return MemoryStore().create_job(new_job(workspace_uri=str(folder)))[0]
 
 
 def planned(index: int, rows: int = 2, rejected: int = 0, tokens: int = 3) -> PlannedGroup:
@@ -78,7 +84,7 @@ def test_groups_are_written_with_their_prompts_in_order(tmp_path: Path) -> None:
     with ThreadPoolExecutor(4) as writers:
         groups = write_groups(
             Objects(),
-            str(tmp_path),
+            job_in(tmp_path),
             batch,
             lambda index: Stage.PROPOSE if index == 1 else Stage.VERIFY,
             writers,
@@ -97,4 +103,4 @@ def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     batch = [planned(index) for index in range(4)]
     with ThreadPoolExecutor(4) as writers:  # noqa: SIM117 - one statement may raise
         with pytest.raises(ObjectError, match="prompts-00000002"):
-            write_groups(Objects(), str(tmp_path), batch, lambda _: Stage.VERIFY, writers)
+            write_groups(Objects(), job_in(tmp_path), batch, lambda _: Stage.VERIFY, writers)

@@ -1,0 +1,74 @@
+"""The end of what is kept of texts, in memory: the twin of `purging.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from specbatch.pipeline.ledger import rules
+from specbatch.pipeline.ledger.memory_chain import ChainInMemory
+from specbatch.pipeline.ledger.privacy_contract import MOST_JOBS
+from specbatch.schemas.audit import EntryKind
+from specbatch.schemas.records import Artefact, CompletionRecord, JobRow, Prompts, Stage
+
+
+class PrivacyInMemory(ChainInMemory):
+    """Between the jobs and the rest of the store."""
+
+    def recorded_groups(self, job_id: str) -> list[tuple[int, Prompts, Artefact | None]]:
+        with self._lock:
+            job = self._jobs.get(job_id)
+            found = [
+                (index, g.prompts, g.results if g.stage is Stage.DONE else None)
+                for index, g in (job.groups.items() if job else ())
+                if g.stage is Stage.DONE or g.rows_kept
+            ]
+            return sorted(found, key=lambda group: rules.row_order(group[1]))
+
+    def ended_jobs(
+        self, age_sec: float, tenant: str | None = None, limit: int = MOST_JOBS
+    ) -> list[JobRow]:
+        with self._lock:
+            before = self._now() - age_sec
+            found = [
+                (job.row.finished_at, job.row.job_id, self._row(job))
+                for job in self._jobs.values()
+                if job.row.state.is_final and tenant in (None, job.row.tenant)
+                if job.row.purged_at is None or job.purged_to is not None
+            ]
+            return [row for at, _, row in sorted(found)[:limit] if at is not None and at <= before]
+
+    def purge(self, job_id: str, why: str, batch_rows: int = 1000) -> Iterator[int]:
+        with self._lock:
+            job = self._job(job_id)
+            rules.check_purge(job.row)
+            if job.row.purged_at is None:
+                job.update(purged_at=self._now())
+                job.purged_to, job.last_error = 0, None
+                for group in job.groups.values():
+                    group.last_error = None
+                self._say(job, EntryKind.PURGED, {"rows": None, "why": why})
+        while job.purged_to is not None:
+            with self._lock:
+                begin, after = job.purged_to, job.purged_to + batch_rows
+                for key, record in job.completions.items():
+                    if begin <= key[0] < after:
+                        job.completions[key] = _emptied(record)
+                for index, row in job.rejected.items():
+                    if begin <= index < after:
+                        job.rejected[index] = replace(row, row_id=None, reason="")
+                job.purged_to = after if after < job.next_row else None
+            yield min(after, job.next_row)
+
+
+def _emptied(record: CompletionRecord) -> CompletionRecord:
+    return replace(
+        record,
+        row_id="",
+        text="",
+        token_ids=(),
+        logprobs=(),
+        top_logprobs=None,
+        error=None,
+        provenance=replace(record.provenance, rejected=()),
+    )

@@ -1,0 +1,167 @@
+"""What is kept of a job's texts, by its mode: the one place where they are made less before they go
+to the store, to other processes or to a log.
+
+    mode        text              token ids                     row id                 tag
+    full        as it is          as they are                   as it is               as it is
+    redacted    marks for finds   -1 where a find was           hashed, if a find      marks
+    hash-only   none              -1 for all                    hashed                 hashed
+
+Of both of the latter nothing is kept that was not written: no rejected drafts, no most likely
+tokens. Messages lose what they quote. Counts, origins, times, log-probabilities and costs stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from specbatch.pipeline.privacy.redactor import Redactor, merged, replaced
+from specbatch.pipeline.privacy.token_places import Decode, token_places, tokens_in
+from specbatch.schemas.errors import SpecbatchError
+from specbatch.schemas.privacy import NOT_KEPT, PrivacyMode
+from specbatch.schemas.provenance import Provenance
+from specbatch.schemas.records import CompletionRecord, RejectedRow
+
+NO_WORDS = "its words are not kept"
+
+
+class Everything:
+    """Keeps all of it."""
+
+    is_full = True
+
+    def row_id(self, row_id: str) -> str:
+        return row_id
+
+    def tag(self, tag: str | None) -> str | None:
+        return tag
+
+    def rejected(self, row: RejectedRow) -> RejectedRow:
+        return row
+
+    def record(self, record: CompletionRecord, whole: str, decode: Decode) -> CompletionRecord:  # noqa: ARG002 - nothing is looked for
+        """What is kept of a completion. `whole` is the text of all its tokens: the record's own
+        may end before a stop string."""
+        return record
+
+    def words(self, message: str) -> str:
+        """Of a sentence of ours, or of a person."""
+        return message
+
+    def error(self, error: BaseException) -> str:
+        """Of an error, as it is stored and logged."""
+        said = str(error)
+        return said if isinstance(error, SpecbatchError) else f"{type(error).__name__}: {said}"
+
+
+class Redacted(Everything):
+    """Keeps what has no personal data in it, and marks in place of that."""
+
+    is_full = False
+
+    def __init__(self, redactor: Redactor, hashed: Callable[[str, str], str]) -> None:
+        """`hashed`: a keyed hash of a text about something."""
+        self._redactor = redactor
+        self._hashed = hashed
+
+    def row_id(self, row_id: str) -> str:
+        return self._hashed(row_id, "row id") if self._redactor.spans(row_id) else row_id
+
+    def tag(self, tag: str | None) -> str | None:
+        return None if tag is None else self._redactor.redacted(tag)
+
+    def rejected(self, row: RejectedRow) -> RejectedRow:
+        row_id = None if row.row_id is None else self.row_id(row.row_id)
+        return replace(row, row_id=row_id, reason=self.words(row.reason))
+
+    def record(self, record: CompletionRecord, whole: str, decode: Decode) -> CompletionRecord:
+        text, token_ids = record.text, record.token_ids
+        found = self._redactor.spans(whole)
+        if text != whole:  # what was cut off may have hidden a find, or been part of one
+            found = merged([*found, *self._redactor.spans(text)])
+        if found:
+            gone = tokens_in(token_places(token_ids, whole, decode), found, len(token_ids))
+            token_ids = tuple(
+                NOT_KEPT if place in gone else token for place, token in enumerate(token_ids)
+            )
+            text = replaced(text, found)
+        return self._less(record, text, token_ids)
+
+    def words(self, message: str) -> str:
+        return self._redactor.without_quotes(message)
+
+    def error(self, error: BaseException) -> str:
+        return self.words(super().error(error))
+
+    def _less(
+        self, record: CompletionRecord, text: str, token_ids: tuple[int, ...]
+    ) -> CompletionRecord:
+        return replace(
+            record,
+            row_id=self.row_id(record.row_id),
+            tag=self.tag(record.tag),
+            text=text,
+            token_ids=token_ids,
+            error=record.error and self.words(record.error),
+            top_logprobs=None,
+            provenance=_without_drafts(record.provenance),
+        )
+
+
+class HashOnly(Redacted):
+    """Keeps no text, and nothing that text could be had from."""
+
+    def row_id(self, row_id: str) -> str:
+        return self._hashed(row_id, "row id")
+
+    def tag(self, tag: str | None) -> str | None:
+        return None if tag is None else self._hashed(tag, "tag")
+
+    def rejected(self, row: RejectedRow) -> RejectedRow:
+        return replace(super().rejected(row), reason=NO_WORDS)
+
+    def record(self, record: CompletionRecord, whole: str, decode: Decode) -> CompletionRecord:  # noqa: ARG002 - nothing is looked at
+        return self._less(record, "", (NOT_KEPT,) * len(record.token_ids))
+
+    def error(self, error: BaseException) -> str:
+        if isinstance(error, SpecbatchError):  # a sentence of ours
+            return self.words(str(error))
+        return f"{type(error).__name__} ({NO_WORDS})"
+
+
+def _without_drafts(provenance: Provenance) -> Provenance:
+    return replace(provenance, rejected=(NOT_KEPT,) * len(provenance.rejected))
+
+
+EVERYTHING = Everything()
+
+
+@dataclass(frozen=True, slots=True)
+class Keepers:
+    """One keeper for each mode."""
+
+    redacted: Redacted
+    hash_only: HashOnly
+
+    @classmethod
+    def of(cls, redactor: Redactor, hashed: Callable[[str, str], str]) -> Keepers:
+        return cls(Redacted(redactor, hashed), HashOnly(redactor, hashed))
+
+    def keeper(self, mode: PrivacyMode) -> Everything:
+        if mode is PrivacyMode.FULL:
+            return EVERYTHING
+        return self.redacted if mode is PrivacyMode.REDACTED else self.hash_only
+
+
+def kept_records(
+    keeper: Everything,
+    records: Sequence[CompletionRecord],
+    texts: Sequence[str],
+    decode: Decode,
+) -> Sequence[CompletionRecord]:
+    """Completions as they are stored; `texts` are those of all their tokens."""
+    if keeper.is_full:
+        return records
+    return [
+        keeper.record(record, whole, decode) for record, whole in zip(records, texts, strict=True)
+    ]

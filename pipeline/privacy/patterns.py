@@ -1,0 +1,164 @@
+"""What personal data and secrets look like. Pure functions from a text to the places of one kind.
+
+Each begins with a cheap look (a character, a word) that most texts fail, so that text without any
+costs little. Every loop in an expression is bounded, or its characters cannot match what follows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from ipaddress import ip_address
+
+Place = tuple[int, int]  # of the first character, and behind the last
+Finder = Callable[[str], Iterator[Place]]
+
+_EMAIL = re.compile(r"[\w.%+'-]{1,64}+@(?:[\w-]{1,63}+\.){1,8}+[^\W\d_]{2,24}|"
+                    r"[\w.%+'-]{1,64}@(?:[\w-]{1,63}\.){1,8}[^\W\d_]{2,24}")  # fmt: skip
+_KEY_HINTS = (
+    *("sk-", "sk_", "pk_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "xox"),
+    *("AKIA", "ASIA", "AIza", "eyJ", "hf_", "npm_", "pypi-", "PRIVATE KEY", "SG."),
+)
+_KEYS = re.compile(
+    r"-----BEGIN [A-Z0-9 ]{0,30}PRIVATE KEY-----"  # one without its end reaches to the text's
+    r"(?:[\s\S]{0,16000}?-----END [A-Z0-9 ]{0,30}PRIVATE KEY-----|[\s\S]*)"
+    r"|(?<![A-Za-z0-9])(?:"
+    r"sk-[\w-]{16,256}|[sp]k_(?:live|test)_\w{10,256}"
+    r"|gh[opusr]_\w{20,256}|github_pat_\w{20,256}|glpat-[\w-]{16,256}"
+    r"|xox[a-z]-[\w-]{10,256}|A(?:KI|SI)A[0-9A-Z]{16}|AIza[\w-]{30,64}"
+    r"|hf_\w{20,256}|npm_\w{20,256}|pypi-[\w-]{20,512}|SG\.[\w-]{16,64}\.[\w-]{16,128}"
+    r"|eyJ[\w-]{8,4096}+\.[\w-]{8,8192}+(?:\.[\w-]{0,2048}+)?)"
+)
+_NAMED_HINTS = ("passw", "secret", "api", "access", "auth", "bearer")  # how `_NAMED` begins
+_NAMED = re.compile(
+    r"(?i)(?:passwor[dt]|passwd|secret(?:[_ -]?access)?(?:[_ -]?key)?|(?:auth|access)[_ -]?token"
+    r"|api[_ -]?key|access[_ -]?key)[\"']?\s{0,4}[:=]\s{0,4}[\"']?([^\s\"',;]{8,512})"
+    r"|bearer\s{1,4}([\w.~+/=-]{16,4096})"
+)
+# Stretches of digits with what people write between them: phones and cards are looked for there.
+_NUMBERS = re.compile(r"[+(]?\d(?:[ ().\-/\u00a0\u2011]{0,3}\d){6,40}+")
+_PHONE = re.compile(
+    r"(?:\+|00)[1-9]\d{0,2}(?:[ .\-/\u00a0\u2011]?\(?\d{1,12}\)?){1,8}"  # +49 (0)30 901820
+    r"|\(\d{2,5}\)[ .\-/\u00a0]?\d{2,5}(?:[ .\-/\u00a0\u2011]?\d{2,5}){1,4}"  # (030) 901 820
+    r"|0\d{1,5}[ .\-/\u00a0\u2011]{1,2}\d{2,8}(?:[ .\-/\u00a0\u2011]?\d{2,5}){0,4}"  # 030 901820
+    r"|\d{3}[ .\-\u2011]\d{3}[ .\-\u2011]\d{4}"  # 555-010-9999
+)
+_DATE = re.compile(r"\d{1,2}([./\-])\d{1,2}\1\d{2,4}|\d{4}([./\-])\d{1,2}\2\d{1,2}")
+_DIGIT_GROUP = re.compile(r"\d+")
+_IPV4 = re.compile(r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?!\.?\d)")
+_COLONS = re.compile(r":[0-9A-Fa-f]{0,4}:")
+_IPV6 = re.compile(
+    r"(?<![\w:.])[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,7}(?:[.:][\d.]{7,15})?(?!\w)"
+)
+_IBAN = re.compile(
+    r"(?<!\w)[A-Z]{2}\d{2}(?:[ \u00a0]?[A-Z0-9]{4}){2,7}(?:[ \u00a0]?[A-Z0-9]{1,3})?(?!\w)"
+)
+
+_CARD_DIGITS, _PHONE_DIGITS = (13, 19), (7, 15)
+
+
+def emails(text: str) -> Iterator[Place]:
+    if "@" in text:
+        yield from (match.span() for match in _EMAIL.finditer(text))
+
+
+def keys(text: str) -> Iterator[Place]:
+    """Tokens of well-known services, private keys, and what stands behind `password=`."""
+    if any(hint in text for hint in _KEY_HINTS):
+        yield from (match.span() for match in _KEYS.finditer(text))
+    lower = text.lower()
+    for hint in _NAMED_HINTS:
+        place = lower.find(hint)
+        while place >= 0:
+            if match := _NAMED.match(text, place):
+                yield match.span(match.lastindex or 0)
+            place = lower.find(hint, place + 1)
+
+
+def ips(text: str) -> Iterator[Place]:
+    if text.count(".") > 2:
+        for match in _IPV4.finditer(text):
+            if all(int(part) < 256 for part in match[0].split(".")):
+                yield match.span()
+    if _COLONS.search(text):
+        for match in _IPV6.finditer(text):
+            if sum(map(str.isalnum, match[0])) > 2 and _is_ip(match[0]):
+                yield match.span()
+
+
+def ibans(text: str) -> Iterator[Place]:
+    for match in _IBAN.finditer(text):
+        plain = match[0].replace(" ", "").replace("\u00a0", "")
+        if 15 <= len(plain) <= 34 and _is_iban(plain):
+            yield match.span()
+
+
+def cards(text: str) -> Iterator[Place]:
+    """Numbers of 13 to 19 digits whose check digit is right, from a group's begin to one's end."""
+    for stretch in _NUMBERS.finditer(text):
+        begin = stretch.start()
+        groups = [match.span() for match in _DIGIT_GROUP.finditer(stretch[0])]
+        if groups[-1][1] - groups[0][0] < _CARD_DIGITS[0]:
+            continue
+        for first, (start, _) in enumerate(groups):
+            end = _card_end(stretch[0], groups, first)
+            if end is not None:
+                yield begin + start, begin + groups[end][1]
+
+
+def phones(text: str) -> Iterator[Place]:
+    for stretch in _NUMBERS.finditer(text):
+        begin = stretch.start()
+        for match in _PHONE.finditer(stretch[0]):
+            digits = sum(map(str.isdigit, match[0]))
+            fits = _PHONE_DIGITS[0] <= digits <= _PHONE_DIGITS[1]
+            if fits and not _DATE.fullmatch(match[0]) and _is_apart(text, begin, match):
+                yield begin + match.start(), begin + match.end()
+
+
+FINDERS: tuple[tuple[str, Finder], ...] = (  # of places that overlap the first kind names them
+    ("KEY", keys),
+    ("EMAIL", emails),
+    ("IBAN", ibans),
+    ("CARD", cards),
+    ("IP", ips),
+    ("PHONE", phones),
+)
+
+
+def _card_end(text: str, groups: list[Place], first: int) -> int | None:
+    """The last group of the longest card number that begins with group `first`."""
+    digits, found = "", None
+    for number in range(first, len(groups)):
+        digits += text[slice(*groups[number])]
+        if len(digits) > _CARD_DIGITS[1]:
+            break
+        if len(digits) >= _CARD_DIGITS[0] and digits[0] in "23456" and _is_luhn(digits):
+            found = number
+    return found
+
+
+def _is_luhn(digits: str) -> bool:
+    values = [int(digit) for digit in reversed(digits)]
+    doubled = (2 * value - 9 * (value > 4) for value in values[1::2])
+    return (sum(values[::2]) + sum(doubled)) % 10 == 0
+
+
+def _is_apart(text: str, begin: int, match: re.Match[str]) -> bool:
+    """Whether no letter or digit touches it: then it is a number and no part of a name."""
+    before, after = begin + match.start() - 1, begin + match.end()
+    touches = before >= 0 and (text[before].isalnum() or text[before] == "_")
+    return not touches and not (after < len(text) and text[after].isalnum())
+
+
+def _is_ip(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_iban(text: str) -> bool:
+    moved = text[4:] + text[:4]
+    return int("".join(str(int(char, 36)) for char in moved)) % 97 == 1

@@ -1,0 +1,86 @@
+"""Personal data out of texts: every find is replaced by a mark that says what it was, `[EMAIL]`.
+
+Knows nothing of jobs, tokens or stores. What it does not recognise it leaves: a name without a
+pattern stays, unless Presidio or a pattern of the installation's own knows it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from specbatch.pipeline.privacy import custom
+from specbatch.pipeline.privacy.patterns import FINDERS, Place
+
+More = Callable[[str], Iterator[tuple[str, Place]]]  # a text to kinds and places
+
+# What a message quotes is somebody's data; one that was cut off has no closing quote.
+_QUOTED = re.compile(r"(?<!\w)([\"'])(?:(?!\1).)*+(?:\1|\Z)", re.DOTALL)
+
+
+class Span(NamedTuple):
+    """A find: characters `start` to `stop` of the text."""
+
+    start: int
+    stop: int
+    kind: str
+
+
+class Redactor:
+    """Finds and replaces. Thread-safe; the same text gives the same finds."""
+
+    def __init__(
+        self, patterns: Mapping[str, str] | None = None, more: Callable[[], More] | None = None
+    ) -> None:
+        """`patterns`: an installation's own, by the name of their mark. `more`: makes a finder
+        beside them when the first text comes. Raises `UsageError` for a pattern that cannot be."""
+        self._own = custom.compiled(patterns or {})
+        self._make_more = more
+        self._more: More | None = None
+
+    def spans(self, text: str) -> list[Span]:
+        """The finds in order; those that overlap or touch within one kind are one."""
+        return merged(self._found(text))
+
+    def redacted(self, text: str) -> str:
+        spans = self.spans(text)
+        return replaced(text, spans) if spans else text
+
+    def without_quotes(self, text: str) -> str:
+        """A message of ours without the values that it quotes, and redacted."""
+        return self.redacted(_QUOTED.sub("[…]", text))
+
+    def _found(self, text: str) -> Iterator[Span]:
+        for name, pattern in self._own.items():
+            yield from (Span(*place, name) for place in custom.found(pattern, text))
+        for kind, finder in FINDERS:
+            yield from (Span(*place, kind) for place in finder(text))
+        if self._make_more is not None:
+            self._more = self._more or self._make_more()
+            yield from (Span(*place, kind) for kind, place in self._more(text))
+
+
+def merged(found: Iterable[Span]) -> list[Span]:
+    """In order and without overlaps; of two that overlap the one found first gives the kind."""
+    ordered = sorted(enumerate(found), key=lambda item: (item[1].start, -item[1].stop))
+    result: list[tuple[int, Span]] = []
+    for rank, span in ordered:
+        if result and span.start < result[-1][1].stop:
+            known, last = result[-1]
+            kind = last.kind if known <= rank else span.kind
+            result[-1] = (min(known, rank), Span(last.start, max(last.stop, span.stop), kind))
+        else:
+            result.append((rank, span))
+    return [span for _, span in result]
+
+
+def replaced(text: str, spans: Sequence[Span]) -> str:
+    """The text with a mark for each span; what reaches over the text's end is cut there."""
+    parts, place = [], 0
+    for start, stop, kind in spans:
+        if start >= len(text):
+            break
+        parts += [text[place:start], f"[{kind}]"]
+        place = stop
+    return "".join((*parts, text[place:]))

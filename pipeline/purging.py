@@ -1,0 +1,120 @@
+"""The end of what is kept of jobs' texts: by their tenants' retention, by age, or one by name.
+
+What a job wrote to its output is its submitter's: it stays unless somebody asks for that too.
+Imports no pyarrow: it deletes files and reads none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import orjson
+
+from specbatch.pipeline.ingest.confined import delete_own
+from specbatch.pipeline.ingest.objects import Objects, join
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.schemas.errors import ObjectError, UsageError
+from specbatch.schemas.records import JobRow, JobState
+
+DAY_SEC = 86_400.0
+MANIFEST = "manifest.json"
+_LISTED = ("parts", "openai_files", "remainder")  # of a manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A job that is to be purged, and why."""
+
+    job: JobRow
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Purger:
+    """Finds what is due and does it. `retention_days`: of tenants."""
+
+    store: Store
+    objects: Objects
+    retention_days: Mapping[str, float]
+
+    def due(self, tenant: str | None = None, older_than_sec: float | None = None) -> list[Due]:
+        """Ended jobs whose time has come, the oldest first, of all tenants or of one.
+
+        By their retention, where no age is given. Raises `UsageError` where that is not set.
+        """
+        if older_than_sec is not None:
+            why = f"older than {older_than_sec / DAY_SEC:g} days"
+            return [Due(job, why) for job in self.store.ended_jobs(older_than_sec, tenant)]
+        days = {t: d for t, d in self.retention_days.items() if tenant in (None, t)}
+        if not days:
+            raise UsageError(
+                "nothing says how long texts are kept"
+                + (f" of tenant {tenant!r}" if tenant else "")
+                + ": set SPECBATCH_RETENTION_DAYS, or give --older-than or --job"
+            )
+        found = [
+            Due(job, f"kept {limit:g} days, which is the tenant's retention")
+            for name, limit in days.items()
+            for job in self.store.ended_jobs(limit * DAY_SEC, name)
+        ]
+        return sorted(found, key=lambda one: (one.job.finished_at or 0.0, one.job.job_id))
+
+    def left_behind(self) -> list[JobRow]:
+        """Jobs whose texts are not kept and whose files are still there, for their worker died
+        between their end and that."""
+        return [
+            job
+            for job in self.store.ended_jobs(0.0)
+            if not job.privacy.is_full
+            and is_over(self.store, job)
+            and self.objects.list(job.workspace_uri)
+        ]
+
+    def clear(self, job: JobRow) -> int:
+        """Delete the job's files; how many."""
+        return delete_own(self.objects, job)
+
+    def purge(self, due: Due, with_output: bool = False) -> Iterator[int]:
+        """Empty what is kept of the job; rows that are done so far. Files go first: who is
+        interrupted does it again, and the store names what is left to do.
+
+        Raises `UsageError` for a job that has not ended, and `ObjectError`.
+        """
+        if not due.job.state.is_final:  # before its files are gone
+            raise UsageError(f"job {due.job.job_id} is {due.job.state}: cancel it first")
+        delete_own(self.objects, due.job)
+        if with_output:
+            self._delete_output(due.job)
+        yield from self.store.purge(due.job.job_id, due.why)
+
+    def _delete_output(self, job: JobRow) -> None:
+        """What the job's manifest lists, then the manifest; another job's is let alone."""
+        uri = join(job.output_uri, MANIFEST)
+        if self.objects.head(uri) is None:
+            return
+        try:
+            manifest = orjson.loads(self.objects.get_bytes(uri))
+            names = [file["name"] for listed in _LISTED for file in manifest.get(listed, ())]
+            owner = manifest["job_id"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise ObjectError(f"{uri} is not a manifest; nothing was deleted there") from error
+        if owner != job.job_id:
+            return
+        for name in names:
+            if "/" in name or "\\" in name:
+                raise ObjectError(f"{uri} lists {name}, which is not beside it")
+            self.objects.delete(join(job.output_uri, name))
+        self.objects.delete(uri)
+
+
+def clear(store: Store, objects: Objects, job_id: str) -> int:
+    """Delete the files of an ended job, unless something of it can still be retried; how many."""
+    job = store.get_job(job_id)
+    return delete_own(objects, job) if is_over(store, job) else 0
+
+
+def is_over(store: Store, job: JobRow) -> bool:
+    """Whether nothing of the job can be done again, so that nobody needs its files any more."""
+    done = job.state in (JobState.DONE, JobState.PARTIAL)
+    return done and not store.failed_groups(job.job_id)

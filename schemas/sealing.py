@@ -1,0 +1,141 @@
+"""Encryption at rest: AES-256-GCM with keys that only the environment knows.
+
+    sealed = magic, key id (4 bytes), nonce (12), ciphertext with its tag
+
+What is sealed is bound to what it is `about` (a column, a file of a job): put elsewhere it cannot
+be opened. Of several keys the first, the newest, seals; any of them opens. Hashes of ids are made
+with the last one, so that they stay the same while a new key is put in front.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import os
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from specbatch.schemas.errors import StoreError, UsageError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+SETTING = "SPECBATCH_ENCRYPTION_KEY"
+NEW_KEY = "python -c 'import base64, os; print(base64.urlsafe_b64encode(os.urandom(32)).decode())'"
+
+_MAGIC = b"\x1aSB1"  # no Arrow file and no text of ours begins with it
+_TEXT_MAGIC = "\x1aS1."  # `escape_text` writes hexadecimal digits after \x1a, so no text has it
+_KEY_BYTES, _ID_BYTES, _NONCE_BYTES = 32, 4, 12
+_HEADER_BYTES = len(_MAGIC) + _ID_BYTES + _NONCE_BYTES
+_HASH_CHARS = 32  # of a keyed hash: 128 bits
+
+
+class Sealer:
+    """Seals and opens with the keys of one installation. Thread-safe."""
+
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        """Keys of 32 bytes each, the newest first. Raises `UsageError`."""
+        if not keys or any(len(key) != _KEY_BYTES for key in keys):
+            raise UsageError(
+                f"{SETTING} must be one key of 32 bytes in URL-safe base64, or several with "
+                f"commas, the newest first; `{NEW_KEY}` makes one"
+            )
+        self._newest, self._oldest = keys[0], keys[-1]
+        self._keys = {_derived(key, "id")[:_ID_BYTES]: key for key in keys}
+
+    @classmethod
+    def of_setting(cls, text: str) -> Sealer | None:
+        """The sealer of a setting's value; None where none is set. Raises `UsageError`."""
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        return cls([_decoded(part) for part in parts]) if parts else None
+
+    def __repr__(self) -> str:
+        return f"Sealer({len(self._keys)} keys)"
+
+    def seal(self, data: bytes, about: str) -> bytes:
+        """The bytes sealed, never twice the same."""
+        return self._sealed(data, about, os.urandom(_NONCE_BYTES))
+
+    def seal_same(self, data: bytes, about: str) -> bytes:
+        """The bytes sealed, equal ones of the same thing alike: a file may be written twice.
+
+        The nonce is a keyed hash of the bytes, so it repeats only with them.
+        """
+        nonce = hmac.digest(_derived(self._newest, f"nonce {about}"), data, "sha256")
+        return self._sealed(data, about, nonce[:_NONCE_BYTES])
+
+    def open(self, sealed: bytes, about: str) -> bytes:
+        """The inverse of both. Raises `StoreError` for another key, thing or bytes."""
+        from cryptography.exceptions import InvalidTag
+
+        key = self._keys.get(sealed[len(_MAGIC) :][:_ID_BYTES])
+        if key is None or not is_sealed(sealed):
+            raise StoreError(
+                f"{about} was encrypted with a key that is not among those of {SETTING}: add it "
+                "behind the others"
+            )
+        nonce = sealed[_HEADER_BYTES - _NONCE_BYTES : _HEADER_BYTES]
+        try:
+            return _cipher(key, about).decrypt(nonce, sealed[_HEADER_BYTES:], about.encode())
+        except InvalidTag:
+            raise StoreError(
+                f"{about} was changed, or moved here from elsewhere: its encryption does not fit"
+            ) from None
+
+    def seal_text(self, text: str, about: str) -> str:
+        """Text that a text column can hold."""
+        sealed = self.seal(text.encode("utf-8", "surrogatepass"), about)
+        return _TEXT_MAGIC + base64.b64encode(sealed[len(_MAGIC) :]).decode()
+
+    def open_text(self, sealed: str, about: str) -> str:
+        """The inverse. Raises `StoreError`."""
+        try:
+            packed = base64.b64decode(sealed.removeprefix(_TEXT_MAGIC), validate=True)
+        except binascii.Error:
+            raise StoreError(f"{about} was changed: it is not what was encrypted") from None
+        return self.open(_MAGIC + packed, about).decode("utf-8", "surrogatepass")
+
+    def hashed(self, text: str, about: str) -> str:
+        """A keyed hash: the same for the same text, and not to be guessed without the key."""
+        key = _derived(self._oldest, f"hash {about}")
+        return hmac.digest(key, text.encode("utf-8", "surrogatepass"), "sha256").hex()[:_HASH_CHARS]
+
+    def _sealed(self, data: bytes, about: str, nonce: bytes) -> bytes:
+        key = self._newest
+        ciphertext = _cipher(key, about).encrypt(nonce, data, about.encode())
+        return b"".join((_MAGIC, _derived(key, "id")[:_ID_BYTES], nonce, ciphertext))
+
+
+def is_sealed(data: bytes) -> bool:
+    return data.startswith(_MAGIC)
+
+
+def is_sealed_text(text: str) -> bool:
+    return text.startswith(_TEXT_MAGIC)
+
+
+def no_key(what: str) -> UsageError:
+    """The error of who would read or write without a key."""
+    return UsageError(f"{what} is encrypted: set {SETTING} to the key it was written with")
+
+
+def _decoded(part: str) -> bytes:
+    try:
+        return base64.b64decode(part, altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        return b""
+
+
+@lru_cache(maxsize=1024)
+def _derived(key: bytes, purpose: str) -> bytes:
+    """A key for one purpose: none is used for two."""
+    return hmac.digest(key, b"specbatch " + purpose.encode(), "sha256")
+
+
+@lru_cache(maxsize=256)
+def _cipher(key: bytes, about: str) -> AESGCM:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # not for those without a key
+
+    return AESGCM(_derived(key, f"seal {about.partition('/')[0]}"))

@@ -1,0 +1,84 @@
+"""Text columns: any Python string, and those that are encrypted where the store has a key."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from sqlalchemy import Dialect, Text
+from sqlalchemy.types import TypeDecorator
+
+from specbatch.schemas.sealing import Sealer, is_sealed_text, no_key
+
+_UNSTORABLE = re.compile("[\x00\x1a\ud800-\udfff]")
+_ESCAPED = re.compile("\x1a([0-9a-f]{4})")
+
+SHOWN_WITHOUT_KEY = "[encrypted, and SPECBATCH_ENCRYPTION_KEY is not set here]"
+
+
+def escape_text(text: str) -> str:
+    """Text that every database can hold: NUL and lone surrogates become \\x1a and four digits."""
+    return _UNSTORABLE.sub(lambda match: f"\x1a{ord(match[0]):04x}", text)
+
+
+def unescape_text(text: str) -> str:
+    """The inverse of `escape_text`."""
+    return _ESCAPED.sub(lambda match: chr(int(match[1], 16)), text)
+
+
+class AnyText(TypeDecorator[str]):
+    """Any Python string. A model may emit NUL, which PostgreSQL's text refuses."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:  # noqa: ARG002 - the hook's signature
+        return None if value is None else escape_text(value)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> str | None:  # noqa: ARG002 - the hook's signature
+        return None if value is None else unescape_text(value)
+
+
+class SealedText(TypeDecorator[str]):
+    """The same, encrypted where the engine's store has a key; bound to its column's name.
+
+    What was written without a key stays readable. Two equal texts differ in the database, so no
+    statement may compare such a column with a value.
+    """
+
+    impl = Text
+    cache_ok = True
+
+    def __init__(self, about: str, instead: str | None = None) -> None:
+        """`instead`: what is read where the key is missing; None: that is an error."""
+        super().__init__()
+        self.about = about
+        self.instead = instead
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        if value is None:
+            return None
+        sealer = sealer_of(dialect)
+        return escape_text(value) if sealer is None else sealer.seal_text(value, self.about)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> str | None:
+        if value is None:
+            return None
+        if not is_sealed_text(value):
+            return unescape_text(value)
+        sealer = sealer_of(dialect)
+        if sealer is not None:
+            return sealer.open_text(value, self.about)
+        if self.instead is None:
+            raise no_key(self.about)
+        return self.instead
+
+
+def use_sealer(dialect: Dialect, sealer: Sealer | None) -> None:
+    """What is read and written through an engine with this dialect is sealed so."""
+    dialect.specbatch_sealer = sealer  # type: ignore[attr-defined]  # a place of ours, one per engine
+
+
+def sealer_of(dialect: Dialect) -> Sealer | None:
+    found: Sealer | None = getattr(dialect, "specbatch_sealer", None)
+    return found

@@ -1,0 +1,90 @@
+"""`specbatch purge`: by retention, by age, by job; what it says, deletes and leaves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from cli.conftest import Cli
+from contracts.shorthand import commit, finish, ingest, verified
+from ledger.builders import JOB, Clock
+
+from specbatch.pipeline.ledger.migrate import open_store
+from specbatch.schemas.records import JobState
+
+
+@pytest.fixture
+def done(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A job of tenant `clinic` that ended long ago, with a file of its own and an output."""
+    monkeypatch.setenv("SPECBATCH_WORKSPACE", str(folder / "work"))
+    work, out = folder / "work" / "jobs" / JOB, folder / "out"
+    work.mkdir(parents=True)
+    out.mkdir()
+    (work / "results-00000000-1.arrow").write_bytes(b"x")
+    (out / "part-00000.parquet").write_bytes(b"x")
+    (out / "mine.txt").write_bytes(b"x")
+    listed = [{"name": "part-00000.parquet", "rows": 4, "size_bytes": 1, "sha256": ""}]
+    (out / "manifest.json").write_text(json.dumps({"job_id": JOB, "parts": listed}))
+    store = open_store(f"sqlite:///{folder}/work/specbatch.db", clock=Clock())
+    ingest(store, tenant="clinic", workspace_uri=str(work), output_uri=str(out))
+    for index in range(2):
+        commit(store, verified(store, index))
+    finish(store)
+    store.close()
+    return folder
+
+
+def texts(folder: Path) -> set[str]:
+    store = open_store(f"sqlite:///{folder}/work/specbatch.db")
+    try:
+        return {record.text for record in store.completions(JOB)}
+    finally:
+        store.close()
+
+
+def test_a_dry_run_says_what_and_changes_nothing(cli: Cli, done: Path) -> None:
+    called = cli("purge", "--older-than", "30d", "--dry-run")
+    assert (called.code, called.out) == (
+        0, f"would purge job {JOB} (nightly; older than 30 days)\n",
+    )  # fmt: skip
+    assert texts(done) == {"a b"}
+    assert list((done / "work" / "jobs" / JOB).iterdir())
+
+
+def test_retention_is_a_tenants_own(cli: Cli, done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "set SPECBATCH_RETENTION_DAYS" in cli("purge").complaint
+    monkeypatch.setenv("SPECBATCH_RETENTION_DAYS", '{"other": 1, "clinic": 1e6}')
+    assert cli("purge").out == "0 jobs purged, 0 rows\n"
+    monkeypatch.setenv("SPECBATCH_RETENTION_DAYS", '{"clinic": 30}')
+    assert "of tenant 'other'" in cli("purge", "--tenant", "other").complaint
+    assert cli("purge", "--tenant", "clinic").out == "1 job purged, 8 rows\n"
+    assert texts(done) == {""}
+    assert not list((done / "work" / "jobs" / JOB).iterdir())
+    assert (done / "out" / "part-00000.parquet").exists()
+    assert cli("purge").out == "0 jobs purged, 0 rows\n"
+
+
+def test_a_job_is_purged_by_name_with_what_its_manifest_lists(cli: Cli, done: Path) -> None:
+    assert "leave" not in cli("purge", "--job", JOB[:8], "--output").out
+    assert [path.name for path in (done / "out").iterdir()] == ["mine.txt"]
+    assert "was purged" in cli("retry", JOB).complaint
+    shown = cli("show", JOB)
+    assert JobState.DONE in shown.out
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--older-than", "soon"), "'soon' is not an age"),
+        (("--job", JOB, "--tenant", "clinic"), "--job names one job"),
+        (("--job", "nojobhere"), "no job 'nojobhere'"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    cli: Cli, done: Path, flags: tuple[str, ...], said: str
+) -> None:
+    called = cli("purge", *flags)
+    assert called.code == 2
+    assert said in called.complaint
+    assert texts(done) == {"a b"}

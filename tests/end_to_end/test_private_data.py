@@ -1,0 +1,195 @@
+"""Planted personal data is in no table, file, log or report of a tenant whose texts are not kept,
+and wholly in its output."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specbatch.jobs.cli.main import main
+from specbatch.pipeline.ingest.outputs import read_output
+from specbatch.schemas.privacy import NOT_KEPT, PrivacyMode
+from specbatch.schemas.records import JobState
+from specbatch.schemas.sealing import is_sealed
+from support.planted import BREAKS, PLAIN, PLANTED, Site, masked_logs, planted_in
+
+PRIVATE = [PrivacyMode.REDACTED, PrivacyMode.HASH_ONLY]
+KINDS = set(PLANTED)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/store.db"
+    found: str = request.getfixturevalue("postgres_url")
+    return found
+
+
+@pytest.fixture
+def patch(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    masked_logs(monkeypatch)
+    return monkeypatch
+
+
+def said_by(patch: pytest.MonkeyPatch, capsys: Any, *arguments: str) -> str:
+    """What a command prints, on both streams."""
+    patch.setattr(sys, "argv", ["specbatch", *arguments])
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        main()
+    captured = capsys.readouterr()
+    return str(captured.out + captured.err)
+
+
+def finished(site: Site) -> tuple[str, str]:
+    """Two nights, the second of which drafts from the first, and a job that is stopped; ids."""
+    first = site.drain(site.submit("out", key=f"night of {PLANTED['EMAIL']}").job_id)
+    assert first.state is JobState.PARTIAL
+    second = site.drain(site.submit("again", breaks=False).job_id)
+    stopped = site.submit("stopped").job_id
+    for _ in range(2):
+        bell = next(bell for bell in site.store.due() if bell.job_id == stopped)
+        site.attempt(bell)
+    site.client.cancel(stopped, f"asked for by {PLANTED['EMAIL']}")
+    assert site.drain(stopped).state is JobState.CANCELLED
+    return first.job_id, second.job_id
+
+
+def everything(site: Site, patch: pytest.MonkeyPatch, capsys: Any, caplog: Any) -> dict[str, str]:
+    """All that is left outside the outputs, by where it is."""
+    found: dict[str, str] = {}
+    for where, what in site.tables():
+        found[where] = found.get(where, "") + what + "\n"
+    for name, data in site.workspace().items():
+        found[f"file {name}"] = name + data.decode("latin-1")
+    jobs = site.store.list_jobs()
+    found["log"] = caplog.text
+    site.close()
+    database = Path(site.url.removeprefix("sqlite:///"))
+    for path in database.parent.glob(f"{database.name}*") if "sqlite" in site.url else ():
+        found[path.name] = path.read_bytes().decode("utf-8", "replace")
+    found["jobs"] = said_by(patch, capsys, "jobs") + said_by(patch, capsys, "jobs", "--json")
+    for job in jobs:
+        for flags in ((), ("--json",)):
+            shown = said_by(patch, capsys, "show", job.job_id, *flags)
+            assert job.job_id in shown
+            found[f"show {job.job_id} {flags}"] = shown
+    found["settings"] = said_by(patch, capsys, "settings")
+    return found
+
+
+@pytest.mark.parametrize("mode", PRIVATE)
+def test_personal_data_is_nowhere_but_in_the_output(
+    mode: PrivacyMode, url: str, tmp_path: Path, patch: pytest.MonkeyPatch, capsys: Any, caplog: Any
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    site = Site(tmp_path / "site", url, mode, patch)
+    first, second = finished(site)
+    files = site.workspace()
+    assert not [name for name in files if second in name], "what cannot be retried is deleted"
+    assert [name for name in files if first in name], "a row of it may be done again"
+    assert all(is_sealed(data) for data in files.values())
+    left = everything(site, patch, capsys, caplog)
+    where = {place: planted_in(text) for place, text in left.items() if planted_in(text)}
+    assert not where
+    if mode is PrivacyMode.HASH_ONLY:
+        assert not [place for place, text in left.items() if PLAIN in text and "site" not in place]
+    assert "Task raised unexpected" in left["log"], "an error was met, and its traceback logged"
+    output = read_output(str(site.folder / "out")).to_pylist()
+    assert {kind for row in output for kind in planted_in(f"{row['text']} {row['id']}")} == KINDS
+
+
+def test_under_full_the_same_search_finds_everything(
+    url: str, tmp_path: Path, patch: pytest.MonkeyPatch, capsys: Any, caplog: Any
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    site = Site(tmp_path / "site", url, PrivacyMode.FULL, patch)
+    finished(site)
+    left = everything(site, patch, capsys, caplog)
+    assert set(planted_in(left["completions.text"])) >= KINDS
+    assert set(planted_in(left["completions.token_ids"])) >= KINDS
+    assert set(planted_in(left["completions.row_id"])) >= KINDS
+    for place in ("jobs.spec", "jobs.idempotency_key", "groups.last_error", "log", "jobs"):
+        assert "EMAIL" in planted_in(left[place]), place
+    for place in ("rejected_rows.reason", "rejected_rows.row_id", "jobs.stop_reason"):
+        assert planted_in(left[place]), place
+    assert "PHONE" in planted_in(left["completions.tag"])
+    assert any(planted_in(text) for place, text in left.items() if place.startswith("show"))
+
+
+@pytest.mark.parametrize("mode", PRIVATE)
+def test_the_output_is_the_one_of_a_tenant_that_keeps_everything(
+    mode: PrivacyMode, tmp_path: Path, patch: pytest.MonkeyPatch
+) -> None:
+    outputs: list[tuple[list[dict[str, Any]], list[str]]] = []
+    for kept in (PrivacyMode.FULL, mode):
+        site = Site(tmp_path / kept, f"sqlite:///{tmp_path}/{kept}.db", kept, patch)
+        job = site.drain(site.submit().job_id)
+        rows = read_output(str(site.folder / "out")).to_pylist()
+        charged = {(c.row_index, c.sample_index): c for c in site.store.completions(job.job_id)}
+        for row in rows:
+            del row["verifier"], row["proposer"]  # folders of each site's own
+            cost = row.pop("cost_usd")  # was measured
+            if record := charged.get((row["row_index"], row["sample_index"])):
+                assert cost == record.cost_usd
+            if row["error"] and BREAKS in str(row["error"]):
+                row["error"] = "not kept"
+        rejected = sorted((site.folder / "out").glob("*"))
+        outputs.append((rows, [path.name for path in rejected]))
+        site.close()
+    whole, private = outputs
+    failed = {row["row_index"] for row in whole[0] if row["error"] == "not kept"}
+    assert len(failed) == 1
+    for one, other in zip(whole[0], private[0], strict=True):
+        if one["row_index"] in failed:
+            assert other["error"]
+            one["error"] = other["error"]
+        assert one == other
+    assert whole[1] == private[1]
+
+
+def test_redacted_keeps_what_has_nothing_personal_in_it(
+    tmp_path: Path, patch: pytest.MonkeyPatch
+) -> None:
+    site = Site(tmp_path / "site", f"sqlite:///{tmp_path}/s.db", PrivacyMode.REDACTED, patch)
+    job = site.drain(site.submit().job_id)
+    kept = {record.row_index: record for record in site.store.completions(job.job_id)}
+    mail = kept[0]
+    assert mail.text == "Ähm, write to [EMAIL], please — EMAIL!"
+    gone = [place for place, token in enumerate(mail.token_ids) if token == NOT_KEPT]
+    begin = len("Ähm, write to ".encode())
+    assert gone == list(range(begin, begin + len(PLANTED["EMAIL"])))
+    assert len(mail.logprobs) == len(mail.token_ids) == len(mail.origins)
+    quiet = next(record for record in kept.values() if record.row_id == "quiet")
+    assert quiet.text == PLAIN
+    assert NOT_KEPT not in quiet.token_ids
+    hashed = next(r for r in kept.values() if r.text == PLAIN and r.row_id != "quiet")
+    assert len(hashed.row_id) == 32
+    assert hashed.tag == "tag [PHONE]"
+    stopped = next(record for record in kept.values() if record.row_id == "stops")
+    assert stopped.text == "One that "
+    past = list(site.store.past_outputs("clinic", job.name, _vocabulary(job), 10_000, "x"))
+    assert past
+    assert all(NOT_KEPT not in output.token_ids for output in past)
+    site.close()
+
+
+def _vocabulary(job: Any) -> str:
+    return str(job.report["vocabulary"])
+
+
+def test_without_a_key_nothing_is_submitted(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
+    from specbatch.pipeline.bootstrap import make_client
+    from specbatch.schemas.errors import UsageError
+
+    site = Site(tmp_path / "site", f"sqlite:///{tmp_path}/s.db", PrivacyMode.REDACTED, patch)
+    keyless = site.settings.model_copy(update={"encryption_key": ""})
+    client = make_client(keyless, lambda _: None, site.store)
+    with pytest.raises(UsageError, match="'clinic' are kept redacted, which needs SPECBATCH_ENC"):
+        client.submit(site.spec("out"))
+    assert site.store.list_jobs() == []
+    site.close()

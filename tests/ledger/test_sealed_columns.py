@@ -1,0 +1,159 @@
+"""Texts at rest: encrypted in the database, whole for who has the key, told of for who has not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from contracts.shorthand import claim_job, finish, ingest, verified
+from ledger.builders import JOB, NO_TIME, completion, new_group, new_job, position
+from sqlalchemy import text
+
+from specbatch.pipeline.ledger import migrate
+from specbatch.pipeline.ledger.engine_factory import make_engine
+from specbatch.pipeline.ledger.sql_store import SqlStore
+from specbatch.schemas.errors import StoreError, UsageError
+from specbatch.schemas.privacy import PrivacyMode
+from specbatch.schemas.records import CompletionRecord, JobState, RejectedRow, Stage
+from specbatch.schemas.sealing import Sealer
+from specbatch.schemas.tables import Base
+from specbatch.schemas.text_columns import SHOWN_WITHOUT_KEY, SealedText
+
+OLD, NEW = Sealer([bytes(32)]), Sealer([bytes(range(32)), bytes(32)])
+SECRET = "Anna's text, with \0 and \x1a and \ud800"
+Open = Callable[[Sealer | None], SqlStore]
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/s.db"
+    found: str = request.getfixturevalue("postgres_url")
+    return found
+
+
+@pytest.fixture
+def opened(url: str) -> Iterator[Open]:
+    """`opened(sealer)`: a store on the one database."""
+    stores: list[SqlStore] = []
+
+    def open_it(sealer: Sealer | None) -> SqlStore:
+        stores.append(migrate.open_store(url, sealer=sealer))
+        return stores[-1]
+
+    yield open_it
+    for store in stores:
+        store.close()
+
+
+def raw(url: str, query: str) -> list[Any]:
+    engine = make_engine(url)
+    with engine.begin() as connection:
+        result = connection.execute(text(query))
+        rows = [tuple(row) for row in result] if result.returns_rows else []
+    engine.dispose()
+    return rows
+
+
+def secret(row: int) -> CompletionRecord:
+    return completion(row, text=SECRET, row_id=f"{row} {SECRET}", error=SECRET)
+
+
+def record(store: SqlStore, index: int) -> None:
+    rows = range(index * 4, index * 4 + 4)
+    store.commit_group(verified(store, index), [secret(row) for row in rows], NO_TIME, {})
+
+
+def test_texts_are_sealed_in_the_database_and_whole_with_the_key(url: str, opened: Open) -> None:
+    store = opened(OLD)
+    ingest(store)
+    record(store, 0)
+    assert [c.text for c in store.completions(JOB)] == [SECRET] * 4
+    for values in raw(url, "SELECT text, row_id, error FROM completions"):
+        assert not [value for value in values if "Anna" in value]
+    texts = [value for (value,) in raw(url, "SELECT text FROM completions")]
+    assert len(set(texts)) == 4, "equal texts do not look alike"
+    assert [c.row_id for c in opened(NEW).completions(JOB)] == [f"{i} {SECRET}" for i in range(4)]
+
+
+def test_without_the_key_one_sentence_says_so(opened: Open) -> None:
+    store = opened(OLD)
+    ingest(store)
+    record(store, 0)
+    store.release(store.claim_group(JOB, 1, Stage.VERIFY, "w", 60.0).lease, SECRET, whole=True)  # type: ignore[union-attr]  # it is free
+    keyless = opened(None)
+    with pytest.raises(UsageError, match=r"completions\.\w+ is encrypted: set SPECBATCH_ENCRYPT"):
+        list(keyless.completions(JOB))
+    store.request_cancel(JOB, SECRET)
+    assert keyless.get_job(JOB).stop_reason == SHOWN_WITHOUT_KEY
+    [(_, _, _, last_error)] = keyless.failed_groups(JOB)
+    assert last_error == SHOWN_WITHOUT_KEY
+    assert keyless.progress(JOB).completions == 4
+    with pytest.raises(StoreError, match="not among those of SPECBATCH_ENCRYPTION_KEY"):
+        list(opened(Sealer([b"x" * 32])).completions(JOB))
+
+
+def test_what_was_written_before_there_was_a_key_stays_readable(url: str, opened: Open) -> None:
+    ingest(opened(None))
+    record(opened(None), 0)
+    later = opened(NEW)
+    record(later, 1)
+    assert [c.text for c in later.completions(JOB)] == [SECRET] * 8
+    sealed = [value.startswith("\x1aS1.") for (value,) in
+              raw(url, "SELECT text FROM completions ORDER BY row_index")]  # fmt: skip
+    assert sealed == [False] * 4 + [True] * 4
+
+
+def test_a_cell_that_was_moved_is_noticed(url: str, opened: Open) -> None:
+    store = opened(OLD)
+    ingest(store)
+    record(store, 0)
+    raw(url, "UPDATE completions SET text = error WHERE row_index = 1")
+    with pytest.raises(StoreError, match="moved here from elsewhere"):
+        list(store.completions(JOB))
+
+
+def test_quarantined_rows_and_whole_specs_are_sealed(url: str, opened: Open) -> None:
+    store = opened(OLD)
+    order = new_job(privacy=PrivacyMode.REDACTED, sealed_spec='{"stop": "Anna"}')
+    store.create_job(order)
+    lease = claim_job(store, Stage.INGEST).lease
+    bad = [RejectedRow(4, SECRET, "bad_id", SECRET), RejectedRow(5, None, "bad_id", SECRET)]
+    store.add_groups(lease, [new_group(0)], bad, 6, position(6))
+    store.finish_ingest(lease, 6, {})
+    assert list(store.rejected(JOB)) == bad
+    assert store.get_job(JOB).spec == {"stop": "Anna"}
+    rows = raw(url, "SELECT row_id, reason, NULL FROM rejected_rows")
+    rows += raw(url, "SELECT sealed_spec, last_error, error FROM jobs")
+    assert not [value for row in rows for value in row if value is not None and "Anna" in value]
+    assert opened(None).get_job(JOB).spec == order.spec, "what is shown of it"
+
+
+def test_every_text_column_is_bound_to_a_place_of_its_own() -> None:
+    places = [
+        (column.type.about, table.name, column.name)
+        for table in Base.metadata.tables.values()
+        for column in table.columns
+        if isinstance(column.type, SealedText)
+    ]
+    about = [place for place, _, name in places if name != "last_error"]  # shared by both units
+    assert len(set(about)) == len(about) > 7
+    assert all(place == f"{table}.{name}" for place, table, name in places if name != "last_error")
+
+
+def test_the_log_is_a_chain_over_sealed_texts_and_after_a_purge(opened: Open) -> None:
+    from specbatch.pipeline.auditing import audit_chain
+    from specbatch.pipeline.ingest.objects import Objects
+
+    store = opened(OLD)
+    ingest(store)
+    for index in range(2):
+        record(store, index)
+    finish(store, JobState.DONE)
+    assert audit_chain(store, Objects(), JOB).intact
+    assert list(store.purge(JOB, "asked for", batch_rows=3)) == [3, 6, 8]
+    found = audit_chain(store, Objects(), JOB)
+    assert found.intact
+    assert found.counts.purged == 8

@@ -1,0 +1,152 @@
+"""What is recognised as personal data, what is not, and how long that takes."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specbatch.pipeline.privacy.custom import found
+from specbatch.pipeline.privacy.redactor import Redactor, Span, merged, replaced
+from specbatch.schemas.errors import MissingExtraError, UsageError
+
+PLAIN = Redactor()
+PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow/+=\n-----END RSA PRIVATE KEY-----"
+
+
+@pytest.mark.parametrize(
+    ("text", "redacted"),
+    [
+        ("to anna.m+x@mail.example.co.uk.", "to [EMAIL]."),
+        ("ünal@müller.example,b@c.de", "[EMAIL],[EMAIL]"),
+        ("call +49 (0)30 9018-2077 now", "call [PHONE] now"),
+        ("(030) 901 820, 030/901820; 555-010-9999", "[PHONE], [PHONE]; [PHONE]"),
+        ("0049 30 901820", "[PHONE]"),
+        ("4111 1111 1111 1111", "[CARD]"),
+        ("no 12 5500-0000-0000-0004.", "no 12 [CARD]."),
+        ("378282246310005", "[CARD]"),
+        ("from 192.0.2.17, 2001:db8::8a2e:370:7334", "from [IP], [IP]"),
+        ("DE89 3704 0044 0532 0130 00", "[IBAN]"),
+        ("sk-abcdefghijklmnop1234 AKIAIOSFODNN7EXAMPLE", "[KEY] [KEY]"),
+        ("eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2ln", "[KEY]"),
+        (
+            "PASSWORD = hunter2hunter2; Bearer abcdefghij0123456789",
+            "PASSWORD = [KEY]; Bearer [KEY]",
+        ),
+        (f"a {PEM} b", "a [KEY] b"),
+        ("-----BEGIN PRIVATE KEY-----\ncut off", "[KEY]"),
+    ],
+)
+def test_finds_are_replaced_by_their_mark(text: str, redacted: str) -> None:
+    assert PLAIN.redacted(text) == redacted
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("4111 1111 1111 1112", "room 101, 1234567 people", "3.14159265358979", "12:30:45"),
+        *("std::vector<int>", "01.02.2026", "2026-11-22", "pages 100-200", "1.2.3", "999.1.1.1"),
+        *("a@b", "@decorator", "token: a", "1a2009e15760fb886dcc7", "::1", "0.5 - 0.7"),
+    ],
+)
+def test_what_only_looks_a_little_like_it_stays(text: str) -> None:
+    assert PLAIN.redacted(text) == text
+
+
+def test_an_installations_own_patterns_come_first() -> None:
+    redactor = Redactor({"STAFF": r"STAFF-\d{4,8}", "MAIL": r"\w{1,20}@corp\.example"})
+    assert redactor.redacted("STAFF-4711 is anna@corp.example") == "[STAFF] is [MAIL]"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reason"),
+    [
+        ("(a+)+b", "within a repetition"),
+        (r"(\w*\d)*", "nothing at all"),
+        (r"(x\w*\d){2,9}", "within a repetition"),
+        ("(a|ab){2,9}c", "repeats alternatives"),
+        (r"\w*x\w*", "could take very long"),
+        (r"\w{1,200}-\w{1,200}-\w{1,200}", "could take very long"),
+        (r"(a)\1", "refers back"),
+        ("a*", "nothing at all"),
+        ("(", "no regular expression"),
+        ("a" * 201, "201 characters"),
+        ("", "0 characters"),
+    ],
+)
+def test_patterns_that_could_take_for_ever_are_refused(pattern: str, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
+        Redactor({"OWN": pattern})
+    with pytest.raises(UsageError, match="needs a name of capital letters"):
+        Redactor({"own": "abc"})
+
+
+def test_own_patterns_are_found_across_windows() -> None:
+    (own,) = Redactor({"OWN": r"X\d{1,40}Y"})._own.values()
+    find = "X" + "1" * 40 + "Y"
+    for begin in range(900, 1100, 7):
+        text = "a" * begin + find + "a" * 900
+        assert (begin, begin + len(find)) in set(found(own, text))
+
+
+def test_messages_lose_what_they_quote_even_where_the_quote_was_cut_off() -> None:
+    said = "an earlier row has the id 'Anna Schmidt' of \"it\" but the model's vocabulary is 5"
+    assert PLAIN.without_quotes(said) == (
+        "an earlier row has the id […] of […] but the model's vocabulary is 5"
+    )
+    assert PLAIN.without_quotes("the id 'Anna Schm") == "the id […]"
+
+
+@given(
+    text=st.text(max_size=60),
+    spans=st.lists(st.tuples(st.integers(0, 50), st.integers(1, 20)), max_size=6),
+)
+def test_every_character_of_a_find_is_gone_and_all_others_stay(
+    text: str, spans: list[tuple[int, int]]
+) -> None:
+    found_ones = merged(Span(start, start + length, "X") for start, length in spans)
+    for one, other in itertools.pairwise(found_ones):
+        assert one.stop <= other.start
+    inside = {p for start, length in spans for p in range(start, start + length)}
+    kept = "".join(char for place, char in enumerate(text) if place not in inside)
+    marks = sum(span.start < len(text) for span in found_ones)
+    assert len(replaced(text, found_ones)) == len(kept) + 3 * marks
+
+
+def test_long_texts_take_time_in_proportion_to_their_length() -> None:
+    """No text of any shape takes 20 times as long for 4 times its length."""
+    redactor = Redactor({"OWN": r"\w{1,20}-\d+x"})
+    for piece in ("the quick fox ", "a", "1", "1.2.", "a:", "@", "a@", "4 1", "-", "'", "\u00e9"):
+        took = []
+        for length in (20_000, 80_000):
+            text = (piece * length)[:length]
+            begun = time.perf_counter()
+            redactor.spans(text)
+            took.append(time.perf_counter() - begun)
+        assert took[1] < 20 * took[0] + 0.5, piece
+
+
+def test_presidio_finds_more_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+    from types import ModuleType, SimpleNamespace
+
+    from specbatch.pipeline.privacy.presidio import presidio_finder
+
+    monkeypatch.setitem(sys.modules, "presidio_analyzer", None)
+    with pytest.raises(MissingExtraError, match=r"specbatch\[privacy\]"):
+        Redactor(more=lambda: presidio_finder("en")).spans("Anna")
+
+    class Analyzer:
+        def analyze(self, text: str, language: str, score_threshold: float) -> list[object]:
+            assert (language, score_threshold) == ("de", 0.4)
+            at = text.index("Anna")
+            return [SimpleNamespace(entity_type="PERSON", start=at, end=at + 4)]
+
+    module = ModuleType("presidio_analyzer")
+    module.AnalyzerEngine = Analyzer  # type: ignore[attr-defined]  # a module of our own making
+    monkeypatch.setitem(sys.modules, "presidio_analyzer", module)
+    redactor = Redactor(more=lambda: presidio_finder("de"))
+    assert redactor.redacted("Anna has a@b.cd") == "[PERSON] has [EMAIL]"
