@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # the light install has no torch and no pyarrow
     from specbatch.pipeline.engine.model_folder import ModelFolder
     from specbatch.pipeline.engine.parallel import Leader
     from specbatch.pipeline.engines import Engines
+    from specbatch.pipeline.exporting import Exporter
     from specbatch.pipeline.ingest.codec import TextCodec
     from specbatch.pipeline.refill import Line, Refiller, Refills
     from specbatch.pipeline.remembering import StoredKnowledge
@@ -38,6 +39,7 @@ if TYPE_CHECKING:  # the light install has no torch and no pyarrow
 log = logging.getLogger(__name__)
 
 KINDS = ("ingest", "propose", "verify", "record")
+_FIRST_LOOK_SEC = 10.0  # failures of S3 may take, where a person waits to hear of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +249,24 @@ def first_rows(
     except SpecbatchError as error:
         log.info("prompts are out of reach: %s", error)
         return None
+
+
+def make_exporter(settings: Settings, store: Store) -> Exporter:
+    """What exports jobs of a store. Raises `MissingExtraError` without pyarrow."""
+    from importlib.util import find_spec
+
+    missing = [name for name in ("pyarrow", "numpy") if find_spec(name) is None]
+    if missing:
+        raise MissingExtraError(
+            f"{' and '.join(missing)} is not installed here, and exports are Parquet: "
+            "`pip install 'specbatch[engine]'`, or export where the workers are"
+        )
+    from specbatch.pipeline.exporting import Exporter
+    from specbatch.pipeline.ingest.objects import Objects
+
+    endpoint = settings.s3_endpoint_url
+    first_look = Objects(endpoint, s3_retry_sec=_FIRST_LOOK_SEC)
+    return Exporter(store, Objects(endpoint), first_look)
 
 
 def _device(settings: Settings) -> tuple[DeviceOptions, Leader | None]:
