@@ -106,7 +106,7 @@ COMPLETIONS = pa.schema(
         _maybe("makers", _IDS, "of each pass with a draft: whose it was, a place in `sources`"),
         _maybe("drafted", _IDS, "of each pass with a draft: its tokens"),
         _maybe(
-            "rejected", _IDS, "of each corrected token: the draft token in whose place it stands"
+            "rejected", _IDS, "of each corrected token: what the draft had there"
         ),
         _VERIFIER,
         _PROPOSER,
