@@ -105,9 +105,7 @@ COMPLETIONS = pa.schema(
         _maybe("sources", _NAMES, "names of the proposers that drafted for it"),
         _maybe("makers", _IDS, "of each pass with a draft: whose it was, a place in `sources`"),
         _maybe("drafted", _IDS, "of each pass with a draft: its tokens"),
-        _maybe(
-            "rejected", _IDS, "of each corrected token: what the draft had there"
-        ),
+        _maybe("rejected", _IDS, "of each corrected token: what the draft had there"),
         _VERIFIER,
         _PROPOSER,
         *_TICKS,

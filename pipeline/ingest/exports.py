@@ -192,10 +192,11 @@ class _Part:
 
     def __exit__(self, kind: object, *_: object) -> None:
         with self._sink:
-            if kind is None:
-                if self._waiting:
+            try:
+                if kind is None and self._waiting:
                     self._flush()
-                self._writer.close()
+            finally:
+                self._writer.close()  # in any case: else it would write when it is collected
 
     @property
     def size_bytes(self) -> int:
