@@ -258,7 +258,7 @@ def make_exporter(settings: Settings, store: Store) -> Exporter:
     missing = [name for name in ("pyarrow", "numpy") if find_spec(name) is None]
     if missing:
         raise MissingExtraError(
-            f"{' and '.join(missing)} is not installed here, and exports are Parquet: "
+            f"exports are Parquet and need {' and '.join(missing)}, which this install lacks: "
             "`pip install 'specbatch[engine]'`, or export where the workers are"
         )
     from specbatch.pipeline.exporting import Exporter
