@@ -34,10 +34,10 @@ def finished_records(
     drafts: Drafts,
     tickets: Iterable[Submitted],
     codec: TextCodec,
-    usd_per_hour: float,
+    price_microusd: int,
 ) -> list[CompletionRecord]:
     """The same as the store keeps them, with their texts."""
-    records = records_of(job, rows, finished_rows(tickets, rows), drafts, usd_per_hour)
+    records = records_of(job, rows, finished_rows(tickets, rows), drafts, price_microusd)
     texts = codec.decode_batch([record.token_ids for record in records])
     return with_text(records, texts, rows, spec, codec.decode)
 

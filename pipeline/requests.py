@@ -11,8 +11,9 @@ from specbatch.pipeline.drafting import cap_of
 from specbatch.pipeline.engine.history import History
 from specbatch.pipeline.engine.sequence import Completion, Request, Route
 from specbatch.pipeline.ingest.artefacts import DraftBlock
-from specbatch.pipeline.policy.pricing import device_usd
+from specbatch.pipeline.policy.pricing import cost_units, usd_of
 from specbatch.pipeline.text_stop import Decode, TextStop, text_before_stop
+from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import CompletionRecord, JobRow, PromptRow
 from specbatch.schemas.seeds import sample_seed
 from specbatch.schemas.spec import JobSpec
@@ -120,15 +121,19 @@ def records_of(
     rows: Sequence[PromptRow],
     completions: Sequence[Completion],
     drafts: Drafts,
-    usd_per_hour: float,
+    price_microusd: int,
 ) -> list[CompletionRecord]:
-    """Completions with their rows' identity and their price; text is added when recorded."""
+    """Completions with their rows' identity and their price; text is added when recorded.
+
+    `price_microusd`: of an hour of this device.
+    """
     by_index = {row.row_index: row for row in rows}
     records = []
     for done in completions:
         row_index, sample = row_and_sample(done.request_id)
         row, block = by_index[row_index], drafts.get((row_index, sample))
-        draft_sec = block.compute_sec if block else 0.0
+        ahead_ticks, ahead_price = (block.ticks, block.price_microusd) if block else (0, 0)
+        units = cost_units(done.ticks.total, price_microusd) + cost_units(ahead_ticks, ahead_price)
         records.append(
             CompletionRecord(
                 row_index=row_index,
@@ -145,20 +150,25 @@ def records_of(
                 proposed=done.proposed,
                 accepted=done.accepted,
                 verifier_passes=done.verifier_passes,
-                cost_usd=device_usd(done.compute_sec + draft_sec, usd_per_hour),
+                cost_usd=usd_of(units),
                 verifier=job.verifier,
                 proposer=job.proposer,
                 error=done.error,
                 proposed_at_depth=done.proposed_at_depth,
                 accepted_at_depth=done.accepted_at_depth,
                 compute_sec=done.compute_sec,
-                draft_sec=draft_sec,
+                draft_sec=ahead_ticks / TICKS_PER_SEC,
                 decode_sec=done.decode_sec,
                 baseline_sec=done.baseline_sec,
                 top_logprobs=done.top_logprobs,
                 recheck=done.recheck,
                 shadow_proposed=done.shadow_proposed,
                 shadow_accepted=done.shadow_accepted,
+                provenance=done.provenance,
+                ticks=done.ticks,
+                price_microusd=price_microusd,
+                ahead_ticks=ahead_ticks,
+                ahead_price_microusd=ahead_price,
             )
         )
     return records
@@ -181,10 +191,10 @@ def with_text(
     return done
 
 
-def blocks_of(completions: Sequence[Completion]) -> list[DraftBlock]:
+def blocks_of(completions: Sequence[Completion], price_microusd: int) -> list[DraftBlock]:
     """What was written ahead, of those that did not fail."""
     return [
-        DraftBlock(*row_and_sample(c.request_id), c.token_ids, c.compute_sec)
+        DraftBlock(*row_and_sample(c.request_id), c.token_ids, c.ticks.total, price_microusd)
         for c in completions
         if c.error is None
     ]

@@ -37,7 +37,7 @@ from specbatch.pipeline.known_jobs import KnownJobs
 from specbatch.pipeline.leases import Held, LeaseKeeper
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.policy.journal import Lessons
-from specbatch.pipeline.policy.pricing import device_usd
+from specbatch.pipeline.policy.pricing import device_usd, price_microusd
 from specbatch.pipeline.prompts import rows_of
 from specbatch.pipeline.publishing import Publisher
 from specbatch.pipeline.refill import Refills, refilled
@@ -78,6 +78,11 @@ class Economy:
     """What this worker's device costs."""
 
     usd_per_hour: float
+
+    @property
+    def price_microusd(self) -> int:
+        """The same as it is recorded: of an hour, in millionths of a dollar."""
+        return price_microusd(self.usd_per_hour)
 
 
 class Stages(Guarding):
@@ -164,9 +169,8 @@ class Stages(Guarding):
             artefact: Artefact | None = None
             if length := self._drafting.length(job, spec):
                 completions = self._write_ahead(host, job, spec, rows, length)
-                artefact = self._put(
-                    job, "drafts", work.lease, write_drafts(blocks_of(completions))
-                )
+                blocks = blocks_of(completions, self._economy.price_microusd)
+                artefact = self._put(job, "drafts", work.lease, write_drafts(blocks))
             held.check()
             timing = self._timing(completions)
             self._drafting.drafted(
@@ -215,7 +219,7 @@ class Stages(Guarding):
                 self._keep_finished(work.lease, job, spec, rows, drafts, begun)
                 return
             completions = [done for ticket in begun for done in ticket.wait()]
-            records = records_of(job, rows, completions, drafts, self._economy.usd_per_hour)
+            records = records_of(job, rows, completions, drafts, self._economy.price_microusd)
             artefact = self._put(job, "results", work.lease, write_results(records))
             held.check()
             timing = self._timing(completions)
@@ -243,11 +247,11 @@ class Stages(Guarding):
         begun: Sequence[Submitted],
     ) -> None:
         """End a group of a job that was stopped; its finished rows are kept."""
-        price = self._economy.usd_per_hour
+        price = self._economy.price_microusd
         codec = self._codec(str(self._models(spec.verifier).path))
         records = finished_records(job, spec, rows, drafts, begun, codec, price)
         spent = sum(ticket.spent_sec for ticket in begun)
-        timing = StageTiming(0.0, spent, device_usd(spent, price))
+        timing = StageTiming(0.0, spent, device_usd(spent, self._economy.usd_per_hour))
         self._store.keep_part(lease, records, timing, group_report(records))
         self._ring_job(lease.job_id)
 

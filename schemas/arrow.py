@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 1
+from specbatch.schemas.provenance import TICK_KINDS
+
+SCHEMA_VERSION = 2
 
 _VERSION = {"specbatch_schema_version": str(SCHEMA_VERSION)}
 
@@ -54,7 +56,8 @@ DRAFTS = _schema(
     _required("row_index", pa.int64()),
     _required("sample_index", pa.int32()),
     _required("token_ids", _TOKENS),
-    _required("compute_sec", pa.float64()),
+    _required("ticks", pa.int64()),  # of the device that made it …
+    _required("price_microusd", pa.int64()),  # … and its price
 )
 
 RESULTS = _schema(
@@ -86,6 +89,16 @@ RESULTS = _schema(
     _required("recheck", _RECHECK),
     _required("shadow_proposed", pa.int32()),
     _required("shadow_accepted", pa.int32()),
+    _required("steps", _list_of(pa.int64())),
+    _required("pass_ticks", _list_of(pa.int64())),
+    _required("sources", _list_of(pa.string())),
+    _required("makers", _list_of(pa.int16())),
+    _required("drafted", _list_of(pa.int32())),
+    _required("rejected", _TOKENS),
+    *(_required(f"{kind}_ticks", pa.int64()) for kind in TICK_KINDS),
+    _required("price_microusd", pa.int64()),
+    _required("ahead_ticks", pa.int64()),
+    _required("ahead_price_microusd", pa.int64()),
 )
 
 OUTPUT = _schema(

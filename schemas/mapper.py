@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 from itertools import chain
 from typing import Any
 
+from specbatch.schemas.provenance import NO_PROVENANCE, TICK_KINDS, Provenance, Ticks
 from specbatch.schemas.records import (
     Artefact,
     Bell,
@@ -38,7 +39,11 @@ from specbatch.schemas.speculation import (
 )
 
 # Of a completion, what no output tells.
-DETAILS = ("origins", "proposed_at_depth", "accepted_at_depth")
+_PASSES = ("steps", "pass_ticks", "sources", "makers", "drafted", "rejected")
+DETAILS = ("origins", "proposed_at_depth", "accepted_at_depth", *_PASSES)
+# A record's `provenance` and `ticks`, as columns.
+_TICKS = {kind: f"{kind}_ticks" for kind in TICK_KINDS}
+PROVENANCE = (*_PASSES, *_TICKS.values())
 
 
 def as_float32(values: Iterable[float]) -> tuple[float, ...]:
@@ -62,8 +67,26 @@ def as_kept(record: CompletionRecord) -> CompletionRecord:
 def without_details(record: CompletionRecord) -> CompletionRecord:
     """The record as it is published: see `Store.completions`."""
     logprobs = () if record.top_logprobs is None else record.logprobs
-    empty: dict[str, Any] = dict.fromkeys(DETAILS, ())
-    return replace(record, logprobs=logprobs, **empty)
+    own = (name for name in DETAILS if name not in _PASSES)
+    empty: dict[str, Any] = dict.fromkeys(own, ())
+    return replace(record, logprobs=logprobs, provenance=NO_PROVENANCE, **empty)
+
+
+def provenance_values(record: CompletionRecord) -> dict[str, Any]:
+    """By column: see `PROVENANCE`."""
+    found, ticks = record.provenance, record.ticks
+    return {name: getattr(found, name) for name in _PASSES} | {
+        column: getattr(ticks, kind) for kind, column in _TICKS.items()
+    }
+
+
+def provenance_fields(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of `provenance_values`: two fields of a record."""
+    passes = (tuple(row[name] or ()) for name in _PASSES)
+    return {
+        "provenance": Provenance(*passes),
+        "ticks": Ticks(*(row[column] for column in _TICKS.values())),
+    }
 
 
 def _flat(tops: tuple[TopLogprobs, ...] | None) -> dict[str, Any]:
@@ -137,6 +160,7 @@ def rejected_values(job_id: str, row: RejectedRow) -> dict[str, Any]:
 
 def completion_values(lease: Lease, record: CompletionRecord) -> dict[str, Any]:
     """One completion of the leased group, log probabilities in single precision."""
+    flat = provenance_values(record)
     return {
         "job_id": lease.job_id,
         "row_index": record.row_index,
@@ -165,6 +189,10 @@ def completion_values(lease: Lease, record: CompletionRecord) -> dict[str, Any]:
         "decode_sec": record.decode_sec,
         "baseline_sec": record.baseline_sec,
         **_flat(record.top_logprobs),
+        **{name: None if value == () else value for name, value in flat.items()},
+        "price_microusd": record.price_microusd,
+        "ahead_ticks": record.ahead_ticks,
+        "ahead_price_microusd": record.ahead_price_microusd,
     }
 
 
@@ -302,6 +330,10 @@ def completion_record(row: Any) -> CompletionRecord:
         decode_sec=row.decode_sec,
         baseline_sec=row.baseline_sec,
         top_logprobs=_per_token(row),
+        **provenance_fields(row._mapping),
+        price_microusd=row.price_microusd,
+        ahead_ticks=row.ahead_ticks,
+        ahead_price_microusd=row.ahead_price_microusd,
     )
 
 

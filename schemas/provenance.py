@@ -59,6 +59,7 @@ class Provenance:
     rejected: tuple[int, ...] = ()  # [CORRECTED tokens] the draft token in whose place each stands
 
 
+TICK_KINDS = tuple(field.name for field in fields(Ticks))
 NO_TICKS = Ticks()
 NO_PROVENANCE = Provenance()
 

@@ -227,6 +227,23 @@ class Completion(Base):
     # Equally many per token, token after token; NULL where nobody asked, empty for none of them.
     top_token_ids: Mapped[tuple[int, ...] | None] = mapped_column(TokenArray(Integer))
     top_logprobs: Mapped[tuple[float, ...] | None] = mapped_column(TokenArray(REAL))
+    # Where its tokens came from, pass by pass (`provenance.py`); NULL for none.
+    steps: Mapped[tuple[int, ...] | None] = mapped_column(TokenArray(Integer))
+    pass_ticks: Mapped[tuple[int, ...] | None] = mapped_column(TokenArray(Integer))
+    sources: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
+    makers: Mapped[tuple[int, ...] | None] = mapped_column(TokenArray(SmallInteger))
+    drafted: Mapped[tuple[int, ...] | None] = mapped_column(TokenArray(SmallInteger))
+    rejected: Mapped[tuple[int, ...] | None] = mapped_column(TokenArray(Integer))
+    # Device time, in ticks.
+    prefill_ticks: Mapped[int] = mapped_column(BigInteger)
+    verify_ticks: Mapped[int] = mapped_column(BigInteger)
+    draft_ticks: Mapped[int] = mapped_column(BigInteger)
+    rejected_ticks: Mapped[int] = mapped_column(BigInteger)
+    padding_ticks: Mapped[int] = mapped_column(BigInteger)
+    overhead_ticks: Mapped[int] = mapped_column(BigInteger)
+    price_microusd: Mapped[int] = mapped_column(BigInteger)  # of an hour of the device
+    ahead_ticks: Mapped[int] = mapped_column(BigInteger)  # of the device that drafted ahead
+    ahead_price_microusd: Mapped[int] = mapped_column(BigInteger)
 
 
 class Rejected(Base):

@@ -22,6 +22,7 @@ from specbatch.pipeline.engine.model_folder import ModelFolder
 from specbatch.pipeline.engine.sequence import Completion, Request, Sequence
 from specbatch.pipeline.engine.service import EngineService
 from specbatch.pipeline.engine.stats import EngineStats
+from specbatch.pipeline.engine.time_book import Rows, TimeBook, now
 from specbatch.pipeline.policy.journal import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.records import FinishReason
@@ -73,6 +74,7 @@ class StandInEngine:
     ) -> None:
         """The vocabulary's last token ends a text. `pause` set: no step waits any more."""
         self.stats = EngineStats()
+        self._book = TimeBook(self.stats.time)
         self.knowledge = Knowledge()
         self._vocab_size = vocab_size
         self._context_tokens = context_tokens
@@ -139,17 +141,27 @@ class StandInEngine:
             self._running[sequence] = Law(sequence.request, self._vocab_size, self._agreement)
         if not self._running:
             return refused
+        begun = now()
         if self._step_sec:
             self._pause.wait(self._step_sec)
-        self.stats.steps += 1
-        self.stats.busy_sec += self._step_sec
-        for sequence, law in self._running.items():
-            self._decide(sequence, law)
+        waited = now() - begun
+        rows = [self._decide(sequence, law) for sequence, law in self._running.items()]
+        self._account(rows, waited, now() - begun - waited)
         ended = [s for s in self._running if s.finish_reason is not None]
         return refused + [self._end(s, s.finish_reason or FinishReason.ERROR) for s in ended]
 
-    def _decide(self, sequence: Sequence, law: Law) -> None:
-        """Own tokens as far as the draft agrees, and one more."""
+    def _account(self, rows: list[Rows], waited: int, computed: int) -> None:
+        """What was waited is what a model would have computed; all else is overhead."""
+        self.stats.steps += 1
+        self.stats.busy_sec += self._step_sec
+        running = list(self._running)
+        shares = self._book.share_pass(running, rows, waited, computed, lambda count: count)
+        for sequence, share in zip(running, shares, strict=True):
+            sequence.steps.append(self.stats.steps)
+            sequence.pass_ticks.append(share)
+
+    def _decide(self, sequence: Sequence, law: Law) -> Rows:
+        """Own tokens as far as the draft agrees, and one more; the rows that a model would have."""
         at = sequence.num_output
         draft = self._draft(sequence, at)
         tokens, logprobs = [], []
@@ -160,12 +172,14 @@ class StandInEngine:
             if place == len(draft) or draft[place] != token:
                 break
         before = sequence.num_output
-        sequence.accept(draft, tokens, logprobs)
-        sequence.compute_sec += self._step_sec / self._max_sequences  # its share of a full batch
+        sequence.accept(draft, tokens, logprobs, maker="block")
         self.stats.verifier_passes += 1
         self.stats.proposed += len(draft)
         self.stats.accepted += len(tokens) - 1
-        self.stats.generated_tokens += sequence.num_output - before
+        kept = sequence.num_output - before
+        self.stats.generated_tokens += kept
+        prompt = 0 if before else len(sequence.request.prompt_ids) - 1
+        return prompt, kept, len(draft) + 1 - kept
 
     def _draft(self, sequence: Sequence, at: int) -> list[int]:
         """What somebody wrote ahead for the next places, as deep as the job has it."""

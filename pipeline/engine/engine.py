@@ -30,12 +30,14 @@ from specbatch.pipeline.engine.scheduler import Planned, Scheduler
 from specbatch.pipeline.engine.sequence import Completion, Request, Sequence
 from specbatch.pipeline.engine.speculator import Speculator
 from specbatch.pipeline.engine.stats import EngineStats
+from specbatch.pipeline.engine.time_book import OVERHEAD, TimeBook, now
 from specbatch.pipeline.engine.token_budget import TokenBudget
 from specbatch.pipeline.engine.transfer import to_host
 from specbatch.pipeline.engine.verification import verify
 from specbatch.pipeline.engine.work import Work
 from specbatch.pipeline.policy.journal import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge
+from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import FinishReason, TopLogprobs
 from specbatch.schemas.speculation import AcceptanceCount
 
@@ -68,6 +70,7 @@ class Engine:
         )
         self._rejected: list[Completion] = []
         self.stats = EngineStats()
+        self._book = TimeBook(self.stats.time)
 
     # --- what callers do -----------------------------------------------------------------------
     def add(self, request: Request) -> None:
@@ -156,20 +159,22 @@ class Engine:
         work = self._schedule_and_propose()
         if not work.plan:
             return self._take_rejected()
-        for part, verdict in self._decide(work):  # all of it, unless its pass raised
+        parts = self._decide(work)  # all of it, unless its pass raised
+        for part, verdict in parts:
             self._commit(part, verdict)
         self._share(work)
-        self._account(work)
+        self._account(work, [part for part, _ in parts])
         return self._take_rejected() + self._take_finished(work)
 
     # --- the stages of a step ------------------------------------------------------------------
     def _schedule_and_propose(self) -> Work:
-        begun = time.perf_counter()
+        begun = now()
         self._scheduler.max_batch_tokens = self._budget.now
         plan = self._scheduler.schedule()
         deciding = [p.sequence for p in plan if p.decides]
         drafts, makers = self._speculator.propose(deciding, self._room_for_draft)
-        return Work(plan, deciding, drafts, makers, begun, self._speculator.drafting_sec)
+        drafting = int(self._speculator.drafting_sec * TICKS_PER_SEC)
+        return Work(plan, deciding, drafts, makers, begun, drafting)
 
     def _room_for_draft(self, sequence: Sequence, wanted: int) -> int:
         return 0 if self._budget.strained else self._scheduler.room_for_draft(sequence, wanted)
@@ -225,9 +230,12 @@ class Engine:
         If it raises, no sequence has changed: it can be repeated in part.
         """
         lengths = [p.sequence.kv.length for p in work.plan]
+        begun = now()
         try:
             logits = self._forward(work)
-            return self._verify(work, logits) if work.deciding else None
+            verdict = self._verify(work, logits) if work.deciding else None
+            work.pass_ticks = now() - begun
+            return verdict
         except Exception:
             for planned, length in zip(work.plan, lengths, strict=True):
                 self._runner.blocks.trim(planned.sequence.kv, length)
@@ -245,8 +253,7 @@ class Engine:
             chunks.append(Chunk(sequence.kv, [*tokens, *draft], rows))
         begun = time.perf_counter()
         logits = self._runner.forward(chunks)
-        elapsed = time.perf_counter() - begun
-        self.stats.forward_sec += elapsed
+        self.stats.forward_sec += time.perf_counter() - begun
         return logits
 
     def _verify(self, work: Work, logits: Tensor) -> Verdict:
@@ -256,7 +263,9 @@ class Engine:
         """Append what was decided; forget the KV of rejected drafts."""
         if verdict is None:
             return
+        begun = now()
         tokens, logprobs, accepted = to_host(verdict)
+        work.pass_ticks += now() - begun  # a GPU's pass has been queued, and is waited for here
         most_likely = MostLikely(verdict.top)
         row = 0
         for i, (sequence, draft) in enumerate(zip(work.deciding, work.drafts, strict=True)):
@@ -270,6 +279,7 @@ class Engine:
                 tokens[row:end],
                 logprobs[row:end],
                 most_likely.of(sequence, row, end),
+                work.makers[i],
             ):
                 self._speculator.observe(sequence, work.makers[i], draft, agreed)
             work.emitted[sequence] = sequence.num_output - before
@@ -286,10 +296,11 @@ class Engine:
         tokens: list[int],
         logprobs: list[float],
         tops: Seq[TopLogprobs],
+        maker: Proposer | None,
     ) -> bool:
         """Append a verdict; False: the request's own watch over its text raised."""
         try:
-            sequence.accept(draft, tokens, logprobs, tops)
+            sequence.accept(draft, tokens, logprobs, tops, maker.name if maker else "")
         except Exception as error:
             self._fail(sequence, self._raised(sequence, error))
             return False
@@ -314,27 +325,23 @@ class Engine:
             else:
                 blocks.disown(sequence.kv)
 
-    def _account(self, work: Work) -> None:
+    def _account(self, work: Work, parts: Seq[Work]) -> None:
         """Share the step's time among its sequences, and note what depth 0 would have taken."""
-        elapsed = time.perf_counter() - work.begun
         self.stats.steps += 1
         self.stats.reused_tokens = self._scheduler.reused_tokens
-        self.stats.busy_sec += elapsed
-        drafted = dict(zip(work.deciding, work.drafts, strict=True))
-        sizes = [p.take + len(drafted.get(p.sequence, ())) for p in work.plan]
-        for planned, size in zip(work.plan, sizes, strict=True):
-            planned.sequence.compute_sec += elapsed * size / sum(sizes)
+        ticks, shares = self._book.share_step(work, parts, self.stats.steps, self._runner.padded)
+        self.stats.busy_sec += ticks / TICKS_PER_SEC
         if not (work.whole and work.decoding):
             return
         # A prompt's rows are cheaper, for they need no logits: only these steps are measurements.
-        count = len(work.deciding)
+        count, rows = len(work.deciding), len(work.plan) + sum(map(len, work.drafts))
         step_time = self._speculator.knowledge.step_time
-        step_time.observe(sum(sizes), count, elapsed - work.drafting_sec)
+        step_time.observe(rows, count, (ticks - work.drafting_ticks) / TICKS_PER_SEC)
         plain = step_time.plain(count)
         if plain is not None:
-            for sequence, size in zip(work.deciding, sizes, strict=True):
+            for sequence, share in zip(work.deciding, shares, strict=True):
                 sequence.baseline_sec += work.emitted[sequence] * plain / count
-                sequence.decode_sec += elapsed * size / sum(sizes)
+                sequence.decode_sec += share / TICKS_PER_SEC
 
     def _count_failure(self) -> None:
         self.stats.proposer_failures += 1
@@ -363,7 +370,7 @@ class Engine:
     def _look_again(self, sequence: Sequence) -> None:
         if self._rechecker is None or not self._rechecker.wants(sequence.request):
             return
-        begun = time.perf_counter()
+        begun = now()
         found = None
         try:
             found = self._rechecker.check(sequence)
@@ -372,7 +379,7 @@ class Engine:
                 raise
             log.warning("no second look: %s", first_line(error), exc_info=error)
             self._runner.free_unused()
-        sequence.compute_sec += time.perf_counter() - begun
+        self._book.add(sequence, OVERHEAD, now() - begun)
         if found is not None:
             sequence.recheck = found
             self.stats.checked_tokens += found.tokens

@@ -102,6 +102,10 @@ class ModelRunner:
         table_blocks = -(-self._context_tokens // BLOCK_SIZE) + 1
         return GraphedDecoder(decoder, capture, model.device, table_blocks)
 
+    def padded(self, tokens: int) -> int:
+        """Rows of a pass of so many tokens, those that fill it up included."""
+        return self._padded(tokens)
+
     @property
     def context_tokens(self) -> int:
         """The longest sequence, prompt and output together, that can run."""

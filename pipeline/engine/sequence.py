@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 
 from specbatch.pipeline.engine.adjusting import Adjuster, BadWords, adjuster_of, bad_words_of
 from specbatch.pipeline.engine.blocks import KvState
-from specbatch.schemas.provenance import NO_PROVENANCE, NO_TICKS, Provenance, Ticks
+from specbatch.schemas.provenance import (
+    NO_PROVENANCE,
+    NO_TICKS,
+    TICKS_PER_SEC,
+    Provenance,
+    Ticks,
+)
 from specbatch.schemas.records import (
     NOT_LOOKED_AT,
     FinishReason,
@@ -99,7 +105,13 @@ class Sequence:
     proposed: int = 0
     accepted: int = 0
     passes: int = 0
-    compute_sec: float = 0.0
+    time: list[int] = field(default_factory=lambda: [0] * 6)  # ticks by kind: see `time_book.py`
+    steps: list[int] = field(default_factory=list)  # these six: see `Provenance`
+    pass_ticks: list[int] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    makers: list[int] = field(default_factory=list)
+    drafted: list[int] = field(default_factory=list)
+    rejected: list[int] = field(default_factory=list)
     decode_sec: float = 0.0
     baseline_sec: float = 0.0
     shadow_proposed: int = 0
@@ -130,6 +142,11 @@ class Sequence:
         return len(self.tokens) - len(self.request.prompt_ids)
 
     @property
+    def compute_sec(self) -> float:
+        """Its share of the engine's time so far."""
+        return sum(self.time) / TICKS_PER_SEC
+
+    @property
     def verification(self) -> Verification:
         """All tests are the same for greedy requests: they keep a draft that is the argmax."""
         greedy = self.request.params.temperature == 0
@@ -155,8 +172,9 @@ class Sequence:
         tokens: list[int],
         logprobs: list[float],
         tops: Seq[TopLogprobs] = (),
+        maker: str = "",
     ) -> None:
-        """Append the verdict on `draft`: the agreed prefix and the verifier's token after it.
+        """Append the verdict on `maker`'s draft: the agreed prefix and the verifier's token after.
 
         `tokens` holds the agreed prefix and one more, `tops` as many or none. A stop token, the end
         of a stop string or the length limit inside it cuts the rest.
@@ -167,6 +185,7 @@ class Sequence:
         last = Origin.PLAIN
         if draft:
             last = Origin.BONUS if agreed == len(draft) else Origin.CORRECTED
+            self._note_draft(maker, len(draft))
         for i, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
             self.tokens.append(token)
             if self.adjuster is not None:
@@ -175,6 +194,8 @@ class Sequence:
             if self.top_logprobs is not None:
                 self.top_logprobs.append(tops[i] if tops else ((), ()))
             self.origins.append(Origin.ACCEPTED if i < agreed else last)
+            if i == agreed and last is Origin.CORRECTED:
+                self.rejected.append(draft[agreed])
             ends = self.ends_text is not None and self.ends_text(token)
             if ends or token in self.stop_ids:
                 self.finish_reason = FinishReason.STOP
@@ -182,6 +203,12 @@ class Sequence:
             if self.remaining <= 0:
                 self.finish_reason = FinishReason.LENGTH
                 return
+
+    def _note_draft(self, maker: str, tokens: int) -> None:
+        if maker not in self.sources:
+            self.sources.append(maker)
+        self.makers.append(self.sources.index(maker))
+        self.drafted.append(tokens)
 
     def _count(self, proposed: int, agreed: int) -> None:
         """Positions after the first mismatch count as proposed: they were paid for."""
@@ -214,4 +241,13 @@ class Sequence:
             recheck=self.recheck,
             shadow_proposed=self.shadow_proposed,
             shadow_accepted=self.shadow_accepted,
+            provenance=Provenance(
+                steps=tuple(self.steps),
+                pass_ticks=tuple(self.pass_ticks),
+                sources=tuple(self.sources),
+                makers=tuple(self.makers),
+                drafted=tuple(self.drafted),
+                rejected=tuple(self.rejected),
+            ),
+            ticks=Ticks(*self.time),
         )

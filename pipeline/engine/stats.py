@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from specbatch.schemas.provenance import Ticks
 
 
 @dataclass(slots=True)
@@ -16,6 +18,7 @@ class EngineStats:
     accepted: int = 0
     verifier_passes: int = 0  # (sequence, step) pairs that decided tokens
     busy_sec: float = 0.0
+    time: list[int] = field(default_factory=lambda: [0] * 6)  # ticks by kind, as `Ticks` has them
     forward_sec: float = 0.0  # the verifier's forward passes alone; on a GPU, queueing them
     reused_tokens: int = 0  # of prompts and preempted sequences: the verifier's KV was there
     checked_tokens: int = 0  # looked at a second time, where bits may depend on the batch
@@ -25,3 +28,8 @@ class EngineStats:
     proposer_failures: int = 0  # calls of proposers that raised: their drafts were dropped
     hints_followed: int = 0  # blocks that came late and lead on from where a sequence was by then
     hints_dropped: int = 0  # and those that led nowhere
+
+    @property
+    def ticks(self) -> Ticks:
+        """All that was shared among sequences, whatever became of them."""
+        return Ticks(*self.time)

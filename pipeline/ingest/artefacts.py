@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
-from specbatch.schemas import arrow
+from specbatch.schemas import arrow, mapper
 from specbatch.schemas.crash_points import CrashPoint, reach
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.records import (
@@ -34,7 +34,8 @@ class DraftBlock:
     row_index: int
     sample_index: int
     token_ids: tuple[int, ...]
-    compute_sec: float = 0.0  # what it cost to make
+    ticks: int = 0  # that the device took to make it …
+    price_microusd: int = 0  # … whose hour costs this
 
 
 def write_prompts(rows: Sequence[PromptRow]) -> bytes:
@@ -76,7 +77,8 @@ def write_drafts(drafts: Sequence[DraftBlock]) -> bytes:
             "row_index": [draft.row_index for draft in drafts],
             "sample_index": [draft.sample_index for draft in drafts],
             "token_ids": [draft.token_ids for draft in drafts],
-            "compute_sec": [draft.compute_sec for draft in drafts],
+            "ticks": [draft.ticks for draft in drafts],
+            "price_microusd": [draft.price_microusd for draft in drafts],
         },
     )
 
@@ -90,7 +92,10 @@ def read_drafts(data: bytes) -> list[DraftBlock]:
 
 def write_results(records: Sequence[CompletionRecord]) -> bytes:
     reach(CrashPoint.ARTEFACT_WRITE)
-    columns = {name: [getattr(record, name) for record in records] for name in arrow.RESULTS.names}
+    flat = [mapper.provenance_values(record) for record in records]
+    columns = {name: [values[name] for values in flat] for name in mapper.PROVENANCE}
+    own = [name for name in arrow.RESULTS.names if name not in columns]
+    columns |= {name: [getattr(record, name) for record in records] for name in own}
     columns["finish_reason"] = [record.finish_reason.value for record in records]
     columns["recheck"] = [_recheck(record.recheck) for record in records]
     columns["origins"] = [[int(origin) for origin in record.origins] for record in records]
@@ -101,8 +106,9 @@ def write_results(records: Sequence[CompletionRecord]) -> bytes:
 def read_results(data: bytes) -> list[CompletionRecord]:
     return [
         CompletionRecord(
-            **item
+            **{name: value for name, value in item.items() if name not in mapper.PROVENANCE}
             | {name: tuple(item[name]) for name in _SEQUENCES}
+            | mapper.provenance_fields(item)
             | {"finish_reason": FinishReason(item["finish_reason"])}
             | {"recheck": Recheck(**item["recheck"])}
             | {"top_logprobs": _pairs(item["top_logprobs"])}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import orjson
-from sqlalchemy import Connection, text
+from sqlalchemy import JSON, Connection, text
 
 from specbatch.schemas.tables import AnyText, Completion, TokenArray, escape_text
 
@@ -57,7 +57,13 @@ def _any_text(value: str | None) -> str | None:
     return None if value is None else escape_text(value)
 
 
+def _json(value: Any) -> str | None:
+    return None if value is None else orjson.dumps(value).decode()
+
+
 def _writer_of(column: Any) -> Callable[[Any], Any]:
+    if isinstance(column.type, JSON):
+        return _json
     if isinstance(column.type, TokenArray):
         return _array_literal
     return _any_text if isinstance(column.type, AnyText) else _as_it_is

@@ -47,7 +47,7 @@ from specbatch.schemas.errors import (
     StoreError,
     UsageError,
 )
-from specbatch.schemas.mapper import DETAILS
+from specbatch.schemas.provenance import NO_PROVENANCE
 from specbatch.schemas.records import (
     Bell,
     CompletionRecord,
@@ -612,7 +612,10 @@ def test_what_no_output_tells_can_be_left_out(store: Store) -> None:
         completion(2, token_ids=(), origins=(), logprobs=(), text="", top_logprobs=()),
     ]
     store.commit_group(verified(store, 0), records, NO_TIME, {})
-    left_out: dict[str, Any] = dict.fromkeys(DETAILS, ())
+    left_out: dict[str, Any] = dict.fromkeys(
+        ("origins", "proposed_at_depth", "accepted_at_depth"), ()
+    )
+    left_out["provenance"] = NO_PROVENANCE
     assert list(store.completions(JOB, details=False)) == [
         replace(records[0], **left_out),
         replace(records[1], logprobs=(), **left_out),

@@ -27,8 +27,9 @@ from torch import Tensor
 
 from specbatch.pipeline.engine.batch import Chunk
 from specbatch.pipeline.engine.draft_model import DraftModelProposer
-from specbatch.pipeline.engine.sequence import Request, Sequence
-from specbatch.schemas.records import FinishReason, SamplingParams
+from specbatch.pipeline.engine.sequence import Completion, Request, Sequence
+from specbatch.schemas.provenance import NO_TICKS, Ticks
+from specbatch.schemas.records import FinishReason, Origin, SamplingParams
 from support.models import TinyPair
 
 
@@ -175,6 +176,30 @@ def assert_the_books_balance(one: Bench) -> None:
             assert all(held[block] == 1 for block in kv.blocks[kv.sealed :])
 
 
+def assert_the_time_is_all_shared(one: Bench) -> None:
+    """Those who finished, failed, were cancelled or still run had all the ticks there are."""
+    times = [c.ticks for c in one.finished.values()]
+    times += [Ticks(*sequence.time) for sequence in one.engine.begun]
+    assert sum(times, start=NO_TICKS) == one.engine.stats.ticks
+
+
+def assert_provenance_fits(completion: Completion) -> None:
+    """A pass ends with the first token that was not accepted, or with the completion."""
+    found, origins = completion.provenance, completion.origins
+    ends = [i for i, origin in enumerate(origins) if origin != Origin.ACCEPTED]
+    if origins and (not ends or ends[-1] < len(origins) - 1):
+        ends.append(len(origins) - 1)
+    drafted = [end for end in ends if origins[end] != Origin.PLAIN]
+    corrected = origins.count(Origin.CORRECTED)
+    assert len(found.steps) == len(found.pass_ticks) == len(ends) == completion.verifier_passes
+    assert list(found.steps) == sorted(set(found.steps))
+    assert len(found.makers) == len(found.drafted) == len(drafted)
+    assert len(found.rejected) == corrected
+    assert sum(found.drafted) == completion.proposed
+    assert {*found.makers} == {*range(len(found.sources))}
+    assert sum(found.pass_ticks) <= completion.ticks.total
+
+
 @lru_cache(maxsize=64)
 def check(pair: TinyPair, seed: int) -> Counter[str]:
     """One engine's life, with requests that come, go, fail and are wrong; what happened in it."""
@@ -193,12 +218,14 @@ def check(pair: TinyPair, seed: int) -> Counter[str]:
             one.keep(one.engine.cancel(named(victim)))
         one.step()
         assert_the_books_balance(one)
+        assert_the_time_is_all_shared(one)
     assert one.finished.keys() == {*asked, "bad-0", "bad-1"}
     for name, completion in one.finished.items():
         if name not in asked:
             assert completion.finish_reason is FinishReason.ERROR
             assert not completion.token_ids
             continue
+        assert_provenance_fits(completion)
         truth = baseline_of(pair.verifier)(asked[name])
         assert (completion.finish_reason is FinishReason.ERROR) == (name in faults.failed)
         if completion.finish_reason in (FinishReason.CANCELLED, FinishReason.ERROR):

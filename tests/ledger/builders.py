@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from specbatch.schemas.provenance import Provenance, Ticks
 from specbatch.schemas.records import (
     Artefact,
     CompletionRecord,
@@ -86,6 +87,18 @@ def completion(row: int, sample: int = 0, **values: Any) -> CompletionRecord:
         draft_sec=0.2,
         decode_sec=0.3,
         baseline_sec=0.4,
+        provenance=Provenance(
+            steps=(5, 9),
+            pass_ticks=(40_000, 70),
+            sources=("ngram", "draft-model"),
+            makers=(1,),
+            drafted=(2,),
+            rejected=(31,),
+        ),
+        ticks=Ticks(prefill=3, verify=40_000, draft=50, rejected=17, overhead=2**33),
+        price_microusd=2_000_000,
+        ahead_ticks=12,
+        ahead_price_microusd=200_000,
         top_logprobs=(((7, 9), (-0.5, -1.5)), ((0, 8), (-0.25, -0.25)), ((6, 1), (-0.5, -2.0))),
     )
     return replace(record, **values)

@@ -14,6 +14,7 @@ from sqlalchemy import inspect, text
 from specbatch.pipeline.ledger import migrate
 from specbatch.pipeline.ledger.engine_factory import make_engine
 from specbatch.schemas.errors import StoreError
+from specbatch.schemas.provenance import NO_PROVENANCE, NO_TICKS
 from specbatch.schemas.speculation import AcceptanceCount, Decision, DecisionAction
 from specbatch.schemas.tables import Base
 
@@ -127,10 +128,12 @@ def test_completions_outlive_new_columns_and_their_removal(url: str) -> None:
             count = connection.execute(text("SELECT count(*) FROM completions")).scalar()
         assert count == 1
     engine.dispose()
+    migrate.upgrade(url)
     [kept] = store.completions(JOB)
     store.close()
     assert (kept.row_index, kept.token_ids, kept.logprobs) == (3, (7,), (7.0,))
     assert kept.top_logprobs is None
+    assert (kept.provenance, kept.ticks, kept.price_microusd) == (NO_PROVENANCE, NO_TICKS, 0)
 
 
 _JOB = f"""

@@ -18,11 +18,13 @@ from ledger.builders import Clock
 
 from specbatch.jobs.chaos.stand_in import StandInEngine
 from specbatch.jobs.cli.spec_input import build_spec
+from specbatch.pipeline.engine.time_book import OVERHEAD
 from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ingest.outputs import read_manifest, read_output
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.memory_store import MemoryStore
 from specbatch.pipeline.ledger.migrate import open_store
+from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import Bell, JobRow, JobState, Stage
 from support.one_thread import OneThread, one_thread
 
@@ -315,7 +317,7 @@ def test_a_budget_stops_a_job_by_what_is_in_flight(
         def dear(engine: StandInEngine) -> Any:
             done = do_step(engine)
             for sequence in engine._running:
-                sequence.compute_sec += 0.5
+                sequence.time[OVERHEAD] += TICKS_PER_SEC // 2
                 spent[0] += 0.5
             bed.keeper.look()
             return done
