@@ -22,7 +22,7 @@ from specbatch.pipeline.prompts import in_order
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.export_arrow import SCHEMAS
 from specbatch.schemas.exports import Exported, ExportKind, ExportOrder
-from specbatch.schemas.records import CompletionRecord, JobRow, PromptRow
+from specbatch.schemas.records import CompletionRecord, JobProgress, JobRow, PromptRow
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ _BATCH_OF = {
     ExportKind.COSTS: cost_batch,
 }
 
-Told = Callable[[int], None]
+Told = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ class Exporter:
     objects: Objects
     first_look: Objects
 
-    def export(self, job_id: str, order: ExportOrder, told: Told = lambda _: None) -> Exported:
-        """Write the set; `told` hears how many completions were read, now and then.
+    def export(self, job_id: str, order: ExportOrder, told: Told = lambda *_: None) -> Exported:
+        """Write the set; `told` hears how many completions were read, and of how many.
 
         Raises `JobNotFoundError`, `UsageError` for a job that has not ended, `OutputError` for a
         place that is taken or cannot be written, `ObjectError` and `StoreError`.
@@ -65,8 +65,7 @@ class Exporter:
         writer = ExportWriter(self.objects, order.to, order.kind, order.overwrite)
         writer.check(self.first_look)
         corrections = Corrections(job.job_id, order.selection)
-        records = self.store.completions(job.job_id)
-        batches = self._batches(job, order.kind, records, corrections, told)
+        batches = self._batches(job, order.kind, corrections, told)
         files = writer.write(SCHEMAS[order.kind], batches, _about(job, order))
         return Exported(
             job_id=job.job_id,
@@ -81,7 +80,6 @@ class Exporter:
         self,
         job: JobRow,
         kind: ExportKind,
-        records: Iterator[CompletionRecord],
         corrections: Corrections,
         told: Told,
     ) -> Iterator[pa.RecordBatch]:
@@ -94,11 +92,12 @@ class Exporter:
                 return corrections.batch(some, [prompts.of(r.row_index) for r in some])
         else:
             make = partial(_BATCH_OF[kind], job.job_id)
-        read = 0
-        for some in in_batches(records):
+        read, known = 0, self.store.progress(job.job_id)
+        page = _page_rows(known)
+        for some in in_batches(self.store.completions(job.job_id, batch=page)):
             yield make(some)
             read += len(some)
-            told(read)
+            told(read, known.completions)
 
 
 class _Prompts:
@@ -131,6 +130,12 @@ def in_batches(
             batch, held = [], 0
     if batch:
         yield batch
+
+
+def _page_rows(known: JobProgress) -> int:
+    """How many completions to read at once: fewer where they are long."""
+    usual = known.completion_tokens // max(1, known.completions)
+    return max(1, min(BATCH_ROWS, 2 * BATCH_TOKENS // max(1, usual)))
 
 
 def _about(job: JobRow, order: ExportOrder) -> dict[str, str]:

@@ -58,7 +58,7 @@ def export(
     store = make_store(settings)
     try:
         exporter = make_exporter(settings, store)
-        with _progress(store.progress(store.get_job(job).job_id).completions) as told:
+        with _progress() as told:
             done = exporter.export(job, order, told)
     finally:
         store.close()
@@ -86,9 +86,9 @@ def as_json(done: Exported) -> dict[str, object]:
 
 
 @contextmanager
-def _progress(completions: int) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr while it is a terminal."""
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr, where that is a terminal."""
     columns = (TextColumn("exporting"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
-        task = bar.add_task("", total=completions)
-        yield lambda read: bar.update(task, completed=read)
+        task = bar.add_task("", total=None)
+        yield lambda read, total: bar.update(task, completed=read, total=total)

@@ -19,7 +19,7 @@ from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.memory_store import MemoryStore
 from specbatch.schemas.exports import ExportKind, ExportOrder
-from specbatch.schemas.records import CompletionRecord, JobRow
+from specbatch.schemas.records import CompletionRecord, JobProgress, JobRow
 from support.traced import traced
 
 
@@ -28,12 +28,17 @@ class Endless:
 
     def __init__(self, completions: int) -> None:
         self._completions = completions
-        self._job = MemoryStore().create_job(new_job())[0]
+        empty = MemoryStore()
+        self._job = empty.create_job(new_job())[0]
+        self._progress = replace(empty.progress(self._job.job_id), completions=completions)
         draw = random.Random(0)
         self._patterns = [traced(draw, row, passes=24)[0] for row in range(50)]
 
     def get_job(self, _job_id: str) -> JobRow:
         return self._job
+
+    def progress(self, _job_id: str) -> JobProgress:
+        return self._progress
 
     def prompts_of(self, _job_id: str, _index: int) -> None:
         return None

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from ledger.builders import JOB
 
-from specbatch.pipeline.exporting import Exporter, in_batches
+from specbatch.pipeline.exporting import BATCH_ROWS, Exporter, _page_rows, in_batches
 from specbatch.pipeline.ingest import corrections, export_columns
 from specbatch.pipeline.ingest.corrections import Corrections
 from specbatch.pipeline.ingest.objects import ObjectInfo, Objects
@@ -281,11 +281,19 @@ def test_the_same_job_gives_the_same_bytes(
 
 
 def test_progress_is_told_in_completions(made: ExportedJob, tmp_path: Path) -> None:
-    heard: list[int] = []
+    heard: list[tuple[int, int]] = []
     exporter = Exporter(made.store, Objects(), Objects())
     order = ExportOrder(ExportKind.TOKENS, str(tmp_path / "t.parquet"))
-    exporter.export(JOB, order, heard.append)
-    assert heard[-1] == len(made.completions)
+    exporter.export(JOB, order, lambda read, total: heard.append((read, total)))
+    assert heard[-1] == (len(made.completions), len(made.completions))
+
+
+def test_long_completions_are_read_fewer_at_a_time(made: ExportedJob) -> None:
+    known = replace(made.store.progress(JOB), completions=100)
+    assert _page_rows(replace(known, completions=0, completion_tokens=0)) == BATCH_ROWS
+    assert _page_rows(replace(known, completion_tokens=100 * 64)) == BATCH_ROWS
+    assert _page_rows(replace(known, completion_tokens=100 * 8192)) == 32
+    assert _page_rows(replace(known, completion_tokens=100 * 10**7)) == 1
 
 
 def test_batches_end_by_rows_or_tokens() -> None:
