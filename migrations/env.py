@@ -7,6 +7,7 @@ alembic.ini. A URL names its driver (`postgresql+psycopg://`) and is for Alembic
 from alembic import context
 from sqlalchemy import Connection, create_engine, make_url
 
+from specbatch.schemas import time_tables  # noqa: F401 - its tables are in the metadata then
 from specbatch.schemas.tables import Base
 
 

@@ -23,6 +23,8 @@ TABLES = (
     "machine_knowledge",
     "acceptance_priors",
     "tenants",
+    "worker_sessions",
+    "time_slices",
     "alembic_version",
 )
 _OF_A_LEASE = (
@@ -51,6 +53,8 @@ RIGHTS: Mapping[str, Rights] = {
             "machine_knowledge": "INSERT, UPDATE",
             "acceptance_priors": "INSERT, UPDATE",
             "tenants": "INSERT, UPDATE",
+            "worker_sessions": "INSERT, UPDATE",
+            "time_slices": "INSERT, UPDATE",
         },
         sequences=("decisions_id_seq",),
     ),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from specbatch.pipeline.ledger.time_contract import TimeLedger
 from specbatch.schemas.records import (
     Artefact,
     Beat,
@@ -29,10 +30,11 @@ from specbatch.schemas.records import (
     StageTiming,
 )
 from specbatch.schemas.speculation import AcceptanceCount, Decision, PastOutput
+from specbatch.schemas.timekeeping import Spent
 
 
-class Store(Protocol):
-    """Jobs, groups, leases, completions, and what drafting taught."""
+class Store(TimeLedger, Protocol):
+    """Jobs, groups, leases, completions, what drafting taught, and time (`time_contract.py`)."""
 
     # --- jobs -------------------------------------------------------------------------------
     def create_job(self, job: NewJob) -> tuple[JobRow, bool]:
@@ -239,11 +241,18 @@ class Store(Protocol):
 
     # --- groups -----------------------------------------------------------------------------
     def advance(
-        self, lease: Lease, to: Stage, artefact: Artefact | None, timing: StageTiming
+        self,
+        lease: Lease,
+        to: Stage,
+        artefact: Artefact | None,
+        timing: StageTiming,
+        spent: Spent | None = None,
     ) -> None:
         """PROPOSE → VERIFY with a drafts file (or None), VERIFY → RECORD with a results file.
 
-        Ends the lease, resets attempts, adds the timing (queue seconds: ready to claimed).
+        Ends the lease, resets attempts, adds the timing (queue seconds: ready to claimed). `spent`
+        is the attempt's time on a device, which counts as kept. Raises `SessionEndedError`, and
+        changes nothing, when that session has ended.
         """
         ...
 
@@ -268,11 +277,13 @@ class Store(Protocol):
         completions: Sequence[CompletionRecord],
         timing: StageTiming,
         report: Mapping[str, float],
+        spent: Spent | None = None,
     ) -> None:
         """`cancel_group` for one that has some rows finished: they are kept, the totals count them.
 
-        One transaction, as `commit_group`. The completions are those of rows that are finished in
-        all their samples; after `retry_job` the others alone are to be done.
+        One transaction, as `commit_group`; `spent` as with `advance`. The completions are those of
+        rows that are finished in all their samples; after `retry_job` the others alone are to be
+        done.
         """
         ...
 

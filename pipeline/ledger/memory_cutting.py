@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from specbatch.pipeline.ledger import cut_rules, rules
-from specbatch.pipeline.ledger.memory_jobs import JobsInMemory
+from specbatch.pipeline.ledger.memory_time import TimeInMemory
 from specbatch.pipeline.ledger.memory_units import Group, Job
 from specbatch.schemas.records import Lease, Stage
 
 
-class CuttingInMemory(JobsInMemory):
+class CuttingInMemory(TimeInMemory):
     """What the store does to groups that are cut."""
 
     def cut_group(self, lease: Lease, keep: int) -> int:
