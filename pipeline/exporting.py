@@ -10,11 +10,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 import pyarrow as pa
 
 from specbatch.pipeline.ingest.corrections import Corrections
-from specbatch.pipeline.ingest.export_columns import completion_batch, cost_batch, token_batch
+from specbatch.pipeline.ingest.export_columns import (
+    completion_batch,
+    cost_batch,
+    time_batch,
+    token_batch,
+)
 from specbatch.pipeline.ingest.exports import ExportWriter
 from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ledger.contract import Store
@@ -84,6 +90,11 @@ class Exporter:
         told: Told,
     ) -> Iterator[pa.RecordBatch]:
         """The set a batch at a time."""
+        if kind is ExportKind.TIME:
+            slices = self.store.time_slices(job.job_id)
+            while some_time := list(islice(slices, BATCH_ROWS)):
+                yield time_batch(job.job_id, some_time)
+            return
         if kind is ExportKind.CORRECTIONS:
             where = partial(self.store.prompts_of, job.job_id)
             prompts = _Prompts(in_order(self.objects, job, where))

@@ -192,11 +192,32 @@ COSTS = pa.schema(
     ]
 )
 
+TIME = pa.schema(
+    [
+        _JOB_ID,
+        _col("session_id", _STRING, "a device in a worker process, while it was there"),
+        _col("group_index", _INT32, "the group that was worked on"),
+        _col("generation", _INT32, "which claim of it; 0: hints for its rows, without a claim"),
+        _col("stage", _STRING, "`propose` or `verify`"),
+        _col("kept", pa.bool_(), "whether its results were kept; else the time is lost"),
+        _col("in_flight", pa.bool_(), "whether a worker holds it still"),
+        _col("device", _STRING, "kind of device"),
+        _col("region", _STRING, "where it is"),
+        _col("tenure", _STRING, "`on-demand`, `reserved` or `spot`"),
+        *_TICKS,
+        _col("ticks", _INT64, "the sum of the six"),
+        _col("price_microusd", _INT64, "price of the device, millionths of a dollar an hour"),
+        _col("cost_units", UNITS, "`ticks` × `price_microusd`: exact"),
+        _col("cost_usd", _DOUBLE, "the same in dollars: `cost_units` ÷ 3.6e16"),
+    ]
+)
+
 SCHEMAS = {
     ExportKind.COMPLETIONS: COMPLETIONS,
     ExportKind.TOKENS: TOKENS,
     ExportKind.CORRECTIONS: CORRECTIONS,
     ExportKind.COSTS: COSTS,
+    ExportKind.TIME: TIME,
 }
 
 

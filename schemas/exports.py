@@ -16,6 +16,7 @@ class ExportKind(StrEnum):
     TOKENS = "tokens"  # one row per token
     CORRECTIONS = "corrections"  # one row per completion, to train a draft model on
     COSTS = "costs"  # one row per completion: device time by kind, and its price
+    TIME = "time"  # one row per attempt at a group and worker session, lost ones too
 
 
 @dataclass(frozen=True, slots=True)

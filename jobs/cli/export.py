@@ -51,7 +51,7 @@ def export(
     ] = False,
     json: o.Json = False,
 ) -> None:
-    """Write completions, tokens, corrections or costs of a job as Parquet."""
+    """Write completions, tokens, corrections, costs or device time of a job as Parquet."""
     chosen = Selection(proposer, tag, min_rejections)
     order = ExportOrder(kind_of(what), to, chosen, overwrite, so_far)
     settings = load_settings()

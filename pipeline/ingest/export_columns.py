@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from itertools import compress
 from typing import Any
 
@@ -12,14 +11,11 @@ import pyarrow as pa
 
 from specbatch.pipeline.ingest.token_table import NONE, Bools, token_table
 from specbatch.schemas import export_arrow
-from specbatch.schemas.provenance import TICKS_PER_SEC, Ticks
+from specbatch.schemas.provenance import TICK_KINDS
 from specbatch.schemas.records import CompletionRecord, FinishReason, Origin
-
-# ticks × millionths of a dollar an hour, in a dollar
-UNITS_PER_USD = TICKS_PER_SEC * 3600 * 1_000_000
+from specbatch.schemas.timekeeping import TimeSlice, usd_of
 
 _ORIGINS = pa.array([origin.name.lower() for origin in Origin])  # numbered from 0
-_KINDS = [field.name for field in fields(Ticks)]
 
 Records = Sequence[CompletionRecord]
 
@@ -97,7 +93,29 @@ def cost_units(record: CompletionRecord) -> int | None:
 def cost_usd(record: CompletionRecord) -> float:
     """The same in dollars; where ticks were not kept, what the store has."""
     units = cost_units(record)
-    return record.cost_usd if units is None else units / UNITS_PER_USD
+    return record.cost_usd if units is None else usd_of(units)
+
+
+def time_batch(job_id: str, slices: Sequence[TimeSlice]) -> pa.RecordBatch:
+    """What attempts had of devices."""
+    columns: dict[str, Any] = {
+        "job_id": pa.repeat(job_id, len(slices)),
+        "session_id": [s.session_id for s in slices],
+        "group_index": [s.attempt.group_index for s in slices],
+        "generation": [s.attempt.generation for s in slices],
+        "stage": [s.attempt.stage.value for s in slices],
+        "kept": [s.kept for s in slices],
+        "in_flight": [s.in_flight for s in slices],
+        "device": [s.device.kind for s in slices],
+        "region": [s.device.region for s in slices],
+        "tenure": [s.device.tenure for s in slices],
+        **{f"{kind}_ticks": [getattr(s.ticks, kind) for s in slices] for kind in TICK_KINDS},
+        "ticks": [s.ticks.total for s in slices],
+        "price_microusd": [s.device.price_microusd for s in slices],
+        "cost_units": [s.ticks.total * s.device.price_microusd for s in slices],
+        "cost_usd": [usd_of(s.ticks.total * s.device.price_microusd) for s in slices],
+    }
+    return _of_columns(export_arrow.TIME, columns)
 
 
 def _batch(
@@ -112,7 +130,7 @@ def _batch(
         kind = name.removesuffix("_ticks")
         if name in special:
             columns[name] = [special[name](r) for r in records]
-        elif name != kind and kind in _KINDS:
+        elif name != kind and kind in TICK_KINDS:
             columns[name] = [getattr(r.ticks, kind) for r in records]
         elif name == "completion_tokens":
             columns[name] = [len(r.origins) for r in records]  # also of tokens no longer kept

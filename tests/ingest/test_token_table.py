@@ -65,7 +65,7 @@ def test_completions_without_tokens_or_provenance_stand_between_others() -> None
     draw = random.Random(7)
     (first, tokens), (last, more) = traced(draw, row=0), traced(draw, row=3)
     empty = replace(completion(1), token_ids=(), origins=(), logprobs=())
-    older = completion(2)
+    older = completion(2, provenance=NO_PROVENANCE)
     rows = token_batch("job", [first, empty, older, last]).to_pylist()
     told = [row for row in rows if row["row_index"] != 2]
     assert told == expected(first, tokens) + expected(last, more)

@@ -11,6 +11,7 @@ from specbatch.schemas.export_arrow import SCHEMAS, description
 from specbatch.schemas.exports import ExportKind
 from support.tree import ROOT
 
+README = (ROOT / "README.md").read_text()
 DOCUMENT = (ROOT / "docs" / "exports.md").read_text()
 
 
@@ -40,8 +41,10 @@ def test_every_column_is_documented_with_its_type_and_meaning(kind: ExportKind) 
     ]
 
 
-def test_every_kind_has_a_schema() -> None:
+def test_every_kind_has_a_schema_and_a_line_in_the_readme() -> None:
     assert list(SCHEMAS) == list(ExportKind)
+    section = README.split("## Export\n")[1].split("\n## ")[0].split("| flag |")[0]
+    assert re.findall(r"^\| `([a-z]+)` \|", section, re.MULTILINE) == list(ExportKind)
 
 
 def test_the_same_column_means_the_same_in_every_set() -> None:

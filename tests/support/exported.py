@@ -16,6 +16,7 @@ from ledger.builders import JOB, LEASE_SEC, NO_TIME, RESULTS, new_job, position
 from specbatch.pipeline.ingest.artefacts import write_prompts
 from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.schemas.provenance import Ticks
 from specbatch.schemas.records import (
     Artefact,
     CompletionRecord,
@@ -25,6 +26,7 @@ from specbatch.schemas.records import (
     RejectedRow,
     Stage,
 )
+from specbatch.schemas.timekeeping import Attempt, Device, NewSession, SessionTime
 from support.traced import TracedToken, traced
 
 T = TypeVar("T")
@@ -80,11 +82,24 @@ def exported_job(store: Store, workspace: Path, ended: bool = True) -> ExportedJ
     for attempt in range(3):
         work = _found(store.claim_group(JOB, FAILED_GROUP, Stage.VERIFY, "w", LEASE_SEC))
         store.release(work.lease, f"out of memory {attempt}", whole=True)
+    _tell_time(made)
     if ended:
         publish = _found(store.claim_job(JOB, Stage.PUBLISH, "p", LEASE_SEC))
         store.finish_job(publish.lease, JobState.PARTIAL)
     made.completions.sort(key=lambda c: (c.row_index, c.sample_index))
     return made
+
+
+def _tell_time(made: ExportedJob) -> None:
+    """Two sessions, one of them on a dearer device; one attempt came to nothing."""
+    for name, price in (("session-1", 200_000), ("session-2", 98_000_000)):
+        device = Device("cpu" if price < 10**6 else "h200", "eu", "spot", price)
+        made.store.begin_session(NewSession(name, "w", device, age_ticks=10**9))
+        told = {
+            Attempt(JOB, group, 1, Stage.VERIFY): Ticks(prefill=group + 1, verify=10**8, padding=3)
+            for group in range(3)
+        }
+        made.store.tell_time(SessionTime(name, seen=10**9), told)
 
 
 def _commit(made: ExportedJob, draw: random.Random, index: int, rows: list[int]) -> None:
