@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from ledger.builders import completion
@@ -88,7 +89,7 @@ def test_no_completions_have_no_tokens() -> None:
     assert token_batch("job", []).num_rows == 0
 
 
-CONTRADICTIONS = {
+CONTRADICTIONS: dict[str, dict[str, Any]] = {
     "there are not as many origins as tokens": {"origins": (0,)},
     "2 steps, and 1 are kept": {"provenance": Provenance(steps=(1,))},
     "1 makers, and 0 are kept": {"provenance": Provenance(steps=(1, 2), pass_ticks=(1, 2))},
@@ -103,6 +104,7 @@ CONTRADICTIONS = {
 
 @pytest.mark.parametrize("message", CONTRADICTIONS)
 def test_a_record_that_contradicts_itself_is_named(message: str) -> None:
-    wrong = replace(completion(4), **{"provenance": NO_PROVENANCE, **CONTRADICTIONS[message]})
+    values: dict[str, Any] = {"provenance": NO_PROVENANCE, **CONTRADICTIONS[message]}
+    wrong = replace(completion(4), **values)
     with pytest.raises(StoreError, match=rf"completion 4\.0 contradicts itself: .*{message}"):
         token_table([completion(3), wrong])

@@ -77,8 +77,8 @@ def exported_job(store: Store, workspace: Path, ended: bool = True) -> ExportedJ
     work = _found(store.claim_group(JOB, 1, Stage.VERIFY, "w", LEASE_SEC))
     other = store.cut_group(work.lease, 2)
     store.release(work.lease, "it was cut", forgiven=True)
-    for index, rows in ((0, range(6)), (1, (6, 7)), (2, range(12, 18)), (other, range(8, 12))):
-        _commit(made, draw, index, [row for row in rows if row in made.prompts])
+    for group, of in ((0, range(6)), (1, range(6, 8)), (2, range(12, 18)), (other, range(8, 12))):
+        _commit(made, draw, group, [row for row in of if row in made.prompts])
     for attempt in range(3):
         work = _found(store.claim_group(JOB, FAILED_GROUP, Stage.VERIFY, "w", LEASE_SEC))
         store.release(work.lease, f"out of memory {attempt}", whole=True)
