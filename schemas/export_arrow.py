@@ -135,7 +135,11 @@ TOKENS = pa.schema(
             "place in the draft, from 0, of an accepted or corrected token",
         ),
         _maybe("rejected_token", _INT32, "the draft token in whose place a corrected one stands"),
-        _maybe("ticks", _INT64, "its share of its pass, in ticks of 100 ns"),
+        _col(
+            "ticks",
+            _INT64,
+            "its share of its pass in ticks of 100 ns; the first token's also what is in no pass",
+        ),
         _col("price_microusd", _INT64, "price of the device, millionths of a dollar an hour"),
     ]
 )

@@ -62,7 +62,7 @@ def token_batch(job_id: str, records: Records) -> pa.RecordBatch:
         "rejected_token": _nullable(
             table.rejected, ~(table.is_rejection & table.traced), pa.int32()
         ),
-        "ticks": _nullable(table.ticks, ~table.traced, pa.int64()),
+        "ticks": table.ticks,
         "price_microusd": prices[table.completion],
     }
     return _of_columns(export_arrow.TOKENS, columns)

@@ -28,8 +28,8 @@ NONE = -1  # in `source`, `drafted` and `draft_position`: there was no draft
 class TokenTable:
     """One entry per token, in the order of the completions.
 
-    `step`, `ticks` and `rejected` mean something where `traced` is true (and for `rejected`, the
-    token is CORRECTED): completions of before they were kept have no provenance.
+    `step` and `rejected` mean something where `traced` is true (and for `rejected`, the token is
+    CORRECTED): completions of before they were kept have no provenance.
     """
 
     counts: Ints  # [completions] tokens of each
@@ -39,7 +39,9 @@ class TokenTable:
     origin: Ints
     traced: Bools
     step: Ints  # the verifier's
-    ticks: Ints  # the pass's, in equal parts; what is left over goes to its first tokens
+    # The pass's in equal parts, of which its first tokens get what is left over; a completion's
+    # first one also what is in none of its passes. So they add up to the completion's.
+    ticks: Ints
     source: Ints  # who drafted in its pass: a place in `sources`
     drafted: Ints  # tokens of that draft
     draft_position: Ints  # of ACCEPTED and CORRECTED tokens: place in the draft, from 0
@@ -89,7 +91,8 @@ def token_table(records: Sequence[CompletionRecord]) -> TokenTable:
     )
     drafting = traced[owner] & has_draft
     steps = _spread(traced[owner], _flat(r.provenance.steps for r in kept))
-    ticks = _spread(traced[owner], _flat(r.provenance.pass_ticks for r in kept))
+    ticks = _spread(traced[owner], _flat(r.provenance.pass_ticks for r in kept), 0)
+    others = _ints(r.ticks.total - sum(r.provenance.pass_ticks) for r in records)
     drafted = _spread(drafting, _flat(r.provenance.drafted for r in kept))
     makers, sources = _makers(kept)
     source = _spread(drafting, makers)
@@ -106,7 +109,7 @@ def token_table(records: Sequence[CompletionRecord]) -> TokenTable:
         origin=origin,
         traced=traced[completion],
         step=steps[of_pass],
-        ticks=parts[of_pass] + (within < left[of_pass]),
+        ticks=parts[of_pass] + (within < left[of_pass]) + (position == 0) * others[completion],
         source=source[of_pass],
         drafted=drafted[of_pass],
         draft_position=np.where(from_draft, within, NONE),
@@ -125,9 +128,9 @@ def _makers(records: Sequence[CompletionRecord]) -> tuple[Ints, tuple[str, ...]]
     return _flat(known)[makers + begins], tuple(names)
 
 
-def _spread(where: Bools, values: Ints) -> Ints:
-    """`values` at the places that are true, in order, and NONE elsewhere."""
-    spread = np.full(len(where), NONE, dtype=np.int64)
+def _spread(where: Bools, values: Ints, elsewhere: int = NONE) -> Ints:
+    """`values` at the places that are true, in order."""
+    spread = np.full(len(where), elsewhere, dtype=np.int64)
     spread[where] = values
     return spread
 

@@ -118,8 +118,11 @@ def _last(drafted: int, agreed: int) -> Origin:
     return Origin.BONUS if agreed == drafted else Origin.CORRECTED
 
 
-def naive_ticks(tokens: list[TracedToken]) -> list[int]:
-    """Each token's share of its pass: equal parts, and of what is left one to each of the first."""
+def naive_ticks(record: CompletionRecord, tokens: list[TracedToken]) -> list[int]:
+    """Each token's share of its pass: equal parts, and of what is left one to each of the first.
+
+    The first token has the rest of its completion's as well.
+    """
     shares: list[int] = []
     by_pass: dict[int, list[TracedToken]] = {}
     for token in tokens:
@@ -131,4 +134,5 @@ def naive_ticks(tokens: list[TracedToken]) -> list[int]:
             shares.append(share)
             left -= share
         assert left == 0
+    shares[0] += record.ticks.total - sum(shares)
     return shares
