@@ -48,6 +48,8 @@ class ExportOrder:
     so_far: bool = False
 
     def __post_init__(self) -> None:
+        if not self.to.strip():
+            raise UsageError("--to is empty: name a file in .parquet, a folder or an s3:// prefix")
         if self.kind is not ExportKind.CORRECTIONS and self.selection != Selection():
             raise UsageError(
                 f"--proposer, --tag and --min-rejections choose corrections; {self.kind} are "

@@ -15,12 +15,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from specbatch.pipeline.ingest.export_columns import MASKED
 from specbatch.pipeline.ingest.token_table import Bools, Ints, TokenTable, token_table
 from specbatch.schemas import export_arrow
 from specbatch.schemas.exports import Selection
 from specbatch.schemas.records import CompletionRecord, FinishReason
-
-MASKED = -1  # the id of a token that privacy has taken away
 
 # Reasons for which completions are left out, as they are told.
 ENDED_BADLY = "did not end well"

@@ -17,13 +17,15 @@ from specbatch.schemas.timekeeping import TimeSlice, usd_of
 
 _ORIGINS = pa.array([origin.name.lower() for origin in Origin])  # numbered from 0
 
+MASKED = -1  # the id of a token that privacy has taken away
+
 Records = Sequence[CompletionRecord]
 
 
 def completion_batch(job_id: str, records: Records) -> pa.RecordBatch:
     """Everything that is kept."""
     special: dict[str, Callable[[CompletionRecord], Any]] = {
-        "text": lambda r: None if r.finish_reason is FinishReason.ERROR else _kept(r, r.text),
+        "text": _text,
         "token_ids": lambda r: _kept(r, r.token_ids),
         "origins": lambda r: list(map(int, r.origins)),
         "logprobs": lambda r: _kept(r, r.logprobs),
@@ -136,6 +138,8 @@ def _batch(
             columns[name] = [len(r.origins) for r in records]  # also of tokens no longer kept
         elif name == "finish_reason":
             columns[name] = [r.finish_reason.value for r in records]
+        elif name == "row_id":
+            columns[name] = [r.row_id or None for r in records]  # a purge leaves none
         else:
             columns[name] = [getattr(r, name) for r in records]
     return _of_columns(schema, columns)
@@ -164,6 +168,13 @@ def _logprobs(records: Records) -> Any:
 def _kept(record: CompletionRecord, values: Sequence[Any]) -> Sequence[Any] | None:
     """Null where a completion's tokens are no longer kept."""
     return None if record.origins and not record.token_ids else values
+
+
+def _text(record: CompletionRecord) -> str | None:
+    """Null for an error, and where it is not kept."""
+    if record.finish_reason is FinishReason.ERROR or (record.origins and not record.token_ids):
+        return None
+    return record.text or (None if MASKED in record.token_ids else "")
 
 
 def _traced(record: CompletionRecord) -> bool:

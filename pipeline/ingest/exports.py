@@ -196,7 +196,10 @@ class _Part:
                 if kind is None and self._waiting:
                     self._flush()
             finally:
-                self._writer.close()  # in any case: else it would write when it is collected
+                try:
+                    self._writer.close()
+                finally:
+                    self._writer.is_open = False  # else it tries again when it is collected
 
     @property
     def size_bytes(self) -> int:

@@ -76,6 +76,23 @@ def test_completions_come_with_everything_that_is_kept(made: ExportedJob, export
                 assert value == (list(kept) if isinstance(kept, tuple) else kept), name
 
 
+def test_of_what_is_not_kept_columns_are_null(made: ExportedJob) -> None:
+    whole = made.completions[0]
+    gone = replace(whole.provenance, rejected=())
+    purged = replace(whole, row_id="", token_ids=(), logprobs=(), text="", provenance=gone)
+    hashed = replace(whole, token_ids=(-1,) * len(whole.token_ids), text="")
+    empty = replace(whole, token_ids=(), logprobs=(), origins=(), text="", provenance=gone)
+    rows = export_columns.completion_batch(JOB, [whole, purged, hashed, empty]).to_pylist()
+    nulls = [{name for name, value in row.items() if value is None} for row in rows]
+    lost = {"row_id", "text", "token_ids", "logprobs", "rejected"}
+    assert nulls[1] - nulls[0] == lost
+    assert nulls[2] - nulls[0] == {"text"}
+    assert rows[2]["token_ids"] == [-1] * len(whole.token_ids)
+    assert rows[3]["text"] == ""  # of a completion without tokens it is all there is
+    for name in ("origins", "steps", "pass_ticks", "completion_tokens", "verify_ticks"):
+        assert rows[1][name] == rows[0][name]
+
+
 def test_tokens_are_those_that_came_about(made: ExportedJob, export: Export) -> None:
     _, rows = export("tokens")
     naive = [
