@@ -110,6 +110,7 @@ CROSS JOIN LATERAL (
       (1 + count(*) FILTER (WHERE origin = 2) OVER before)::integer AS correction
     FROM unnest(c.token_ids, c.logprobs, specbatch_origins(c.origins))
       WITH ORDINALITY AS token (token_id, logprob, origin, n)
+    WHERE token_id IS NOT NULL  -- tokens are no longer kept, while their origins are
     WHERE n <= cardinality(c.token_ids)
     WINDOW before AS (ORDER BY n ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
   ) AS numbered

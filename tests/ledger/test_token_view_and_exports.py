@@ -49,7 +49,10 @@ def records() -> Iterator[CompletionRecord]:
     some = traced(draw, ROWS)[0]
     slow = replace(some.provenance, pass_ticks=tuple(range(2**33, 2**33 + 6)))
     yield replace(some, provenance=slow, ticks=replace(some.ticks, verify=2**36))
-    bare = {"provenance": NO_PROVENANCE, "ticks": NO_TICKS}
+    gone = replace(some.provenance, rejected=())
+    emptied: dict[str, Any] = {"token_ids": (), "logprobs": (), "text": "", "provenance": gone}
+    yield replace(some, row_index=ROWS + 3, **emptied)
+    bare: dict[str, Any] = {"provenance": NO_PROVENANCE, "ticks": NO_TICKS}
     yield replace(some, row_index=ROWS + 1, **bare)
     yield completion(
         ROWS + 2, token_ids=(), origins=(), logprobs=(), top_logprobs=None,
@@ -68,8 +71,8 @@ def in_view(url: str) -> list[dict[str, Any]]:
 
 
 def test_every_token_is_the_same_in_both(store: SqlStore, url: str) -> None:
-    kept = list(records())
-    ingest(store, groups=1, rows=ROWS + 3)
+    kept = sorted(records(), key=lambda record: (record.row_index, record.sample_index))
+    ingest(store, groups=1, rows=ROWS + 4)
     store.commit_group(verified(store, 0), kept, NO_TIME, {})
     exported = token_batch(JOB, list(store.completions(JOB))).to_pylist()
     assert exported == token_batch(JOB, kept).to_pylist()
