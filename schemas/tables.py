@@ -33,7 +33,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
 from specbatch.schemas import months, token_record
-from specbatch.schemas.token_arrays import Origins, Repeated, Steps, TickArray, TokenArray
+from specbatch.schemas.token_arrays import Numbers, Origins, Repeated, Steps, TokenArray
 
 _UNSTORABLE = re.compile("[\x00\x1a\ud800-\udfff]")
 _ESCAPED = re.compile("\x1a([0-9a-f]{4})")
@@ -217,15 +217,15 @@ class Completion(Base):
     proposer: Mapped[str | None]  # NULL: its job's; empty: none
     error: Mapped[str | None] = mapped_column(AnyText)
     text: Mapped[str] = mapped_column(AnyText)
-    token_ids: Mapped[tuple[int, ...]] = mapped_column(TokenArray(Integer))
+    token_ids: Mapped[tuple[int, ...]] = mapped_column(Numbers())
     logprobs: Mapped[tuple[float, ...]] = mapped_column(TokenArray(REAL))
     origins: Mapped[tuple[int, ...]] = mapped_column(Origins())
     # Pass by pass, see `provenance.py`; NULL where there is nothing.
     steps: Mapped[tuple[int, ...] | None] = mapped_column(Steps())
-    pass_ticks: Mapped[tuple[int, ...] | None] = mapped_column(TickArray())
+    pass_ticks: Mapped[tuple[int, ...] | None] = mapped_column(Numbers())
     makers: Mapped[tuple[int, ...] | None] = mapped_column(Repeated())
     drafted: Mapped[tuple[int, ...] | None] = mapped_column(Repeated())
-    rejected: Mapped[tuple[int, ...] | None] = mapped_column(TokenArray(Integer))
+    rejected: Mapped[tuple[int, ...] | None] = mapped_column(Numbers())
     sources: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
     # By depth; NULL where `origins` and `drafted` tell it.
     proposed_at_depth: Mapped[tuple[int, ...] | None] = mapped_column(TokenArray(Integer))

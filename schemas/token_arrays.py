@@ -6,7 +6,7 @@ On PostgreSQL some are packed, for they are most of a database. The functions of
     repeated  v, v, v, w       → v, -2, w              a negative number repeats what is before it
     origins   A A C, P, P, A A → 8 + C, P, -1, 4 + A   of each pass 4 · (tokens - 1) + its last one
     steps     5, 6, 7, 9       → 5, 3, 9, 1            where a row of steps begins, its length
-    ticks     70, 40000        → 70, -2, 7232          digits of 15 bits; all but the last as -1 - d
+    numbers   70, 40000        → 70, -2, 7232          digits of 15 bits; all but the last as -1 - d
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ class Steps(TokenArray):
         return [first + i for first, count in pairs for i in range(count)]
 
 
-class TickArray(TokenArray):
-    """Numbers from 0 on, nearly all of them below 32768 and some far beyond."""
+class Numbers(TokenArray):
+    """Numbers from 0 on, most of them below 32768 and some far beyond: token ids, ticks."""
 
     cache_ok = True
 
@@ -143,11 +143,13 @@ class TickArray(TokenArray):
             return values
         digits: list[int] = []
         for value in values:
-            higher, rest = [value % _DIGIT], value // _DIGIT
-            while rest:
-                higher.append(-1 - rest % _DIGIT)
-                rest //= _DIGIT
-            digits += reversed(higher)
+            if value < _DIGIT:
+                digits.append(value)
+            elif value < _DIGIT * _DIGIT:
+                digits += (-1 - (value >> _BITS), value & _DIGIT - 1)
+            else:
+                digits += (-1 - digit for digit in _higher(value >> _BITS))
+                digits.append(value & _DIGIT - 1)
         return digits
 
     def unpacked(self, values: Sequence[int]) -> Sequence[int]:
@@ -161,6 +163,10 @@ class TickArray(TokenArray):
                 found.append(higher + digit)
                 higher = 0
         return found
+
+
+def _higher(value: int) -> list[int]:
+    return [*(_higher(value >> _BITS) if value >= _DIGIT else ()), value & _DIGIT - 1]
 
 
 def _repeated(values: Iterable[int]) -> list[int]:

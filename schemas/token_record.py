@@ -52,8 +52,8 @@ LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
   FROM generate_series(1, cardinality(packed) / 2) AS pair,
     generate_series(0, packed[2 * pair] - 1) AS i
 $$""",
-    "specbatch_ticks(smallint[])": """
-CREATE FUNCTION specbatch_ticks(packed smallint[]) RETURNS bigint[]
+    "specbatch_numbers(smallint[])": """
+CREATE FUNCTION specbatch_numbers(packed smallint[]) RETURNS bigint[]
 LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE AS $$
 DECLARE
   digit smallint;
@@ -80,14 +80,14 @@ _TICKS = " + ".join(
 # its pass.
 _POSTGRES = f"""
 CREATE VIEW token_record AS
-SELECT c.job_id, c.row_index, c.sample_index, (t.n - 1)::integer AS position, t.token_id,
+SELECT c.job_id, c.row_index, c.sample_index, (t.n - 1)::integer AS position, t.token_id::integer,
   CASE t.origin WHEN 0 THEN 'plain' WHEN 1 THEN 'accepted' WHEN 2 THEN 'corrected' ELSE 'bonus' END
     AS origin,
   CASE WHEN t.origin <> 0 THEN c.sources ->> coalesce(p.makers[t.draft], 0)::integer END
     AS proposer,
-  p.steps[t.pass] AS verifier_step, t.logprob,
+  p.steps[t.pass] AS verifier_step, t.logprob::double precision AS logprob,
   CASE WHEN t.origin IN (1, 2) THEN t.place END AS draft_position,
-  CASE WHEN t.origin = 2 THEN c.rejected[t.correction] END AS rejected_token,
+  CASE WHEN t.origin = 2 THEN p.rejected[t.correction]::integer END AS rejected_token,
   coalesce(p.ticks[t.pass], 0) / t.tokens
     + (t.place < mod(coalesce(p.ticks[t.pass], 0), t.tokens))::integer
     + CASE WHEN t.n = 1 THEN {_TICKS}
@@ -96,8 +96,8 @@ SELECT c.job_id, c.row_index, c.sample_index, (t.n - 1)::integer AS position, t.
   c.price_microusd
 FROM completions AS c
 CROSS JOIN LATERAL (
-  SELECT specbatch_steps(c.steps) AS steps, specbatch_ticks(c.pass_ticks) AS ticks,
-    specbatch_repeated(c.makers) AS makers
+  SELECT specbatch_steps(c.steps) AS steps, specbatch_numbers(c.pass_ticks) AS ticks,
+    specbatch_repeated(c.makers) AS makers, specbatch_numbers(c.rejected) AS rejected
   OFFSET 0
 ) AS p
 CROSS JOIN LATERAL (
@@ -108,10 +108,9 @@ CROSS JOIN LATERAL (
       (1 + count(*) FILTER (WHERE origin <> 1) OVER before)::integer AS pass,
       (1 + count(*) FILTER (WHERE origin IN (2, 3)) OVER before)::integer AS draft,
       (1 + count(*) FILTER (WHERE origin = 2) OVER before)::integer AS correction
-    FROM unnest(c.token_ids, c.logprobs, specbatch_origins(c.origins))
+    FROM unnest(specbatch_numbers(c.token_ids), c.logprobs, specbatch_origins(c.origins))
       WITH ORDINALITY AS token (token_id, logprob, origin, n)
-    WHERE token_id IS NOT NULL  -- tokens are no longer kept, while their origins are
-    WHERE n <= cardinality(c.token_ids)
+    WHERE token_id IS NOT NULL
     WINDOW before AS (ORDER BY n ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
   ) AS numbered
   WINDOW of_pass AS (PARTITION BY pass ORDER BY n)

@@ -28,7 +28,7 @@ _PRICES = ("price_microusd", "ahead_price_microusd")
 _SAME = (
     *("row_index", "seed", "cost_usd", "decode_sec", "baseline_sec", "sample_index"),
     *("group_index", "prompt_tokens", "proposed", "accepted", "verifier_passes", "job_id"),
-    *("row_id", "tag", "finish_reason", "error", "text", "token_ids", "logprobs"),
+    *("row_id", "tag", "finish_reason", "error", "text", "logprobs"),
     *("top_token_ids", "top_logprobs"),
 )
 
@@ -46,6 +46,15 @@ coalesce((
     ) AS tokens
     GROUP BY pass
   ) AS passes
+), '{}')"""
+
+# Digits of 15 bits; all but the last are negative.
+_PACKED_TOKENS = """
+coalesce((
+  SELECT array_agg(digit::smallint ORDER BY n, place)
+  FROM unnest(c.token_ids) WITH ORDINALITY AS token (id, n),
+    LATERAL (VALUES (1, -1 - (id >> 15)), (2, id & 32767)) AS digits (place, digit)
+  WHERE place = 2 OR id > 32767
 ), '{}')"""
 
 
@@ -69,6 +78,7 @@ def upgrade() -> None:
         "proposer": "coalesce(c.proposer, '')",
         "proposed_at_depth": "c.proposed_at_depth",
         "accepted_at_depth": "c.accepted_at_depth",
+        "token_ids": _PACKED_TOKENS if on_postgres else "c.token_ids",
         "origins": _PACKED_ORIGINS if on_postgres else "c.origins",
         "month": _MONTH_POSTGRES if on_postgres else _MONTH_SQLITE,
     }
@@ -100,6 +110,7 @@ def downgrade() -> None:
         "proposer": "nullif(coalesce(c.proposer, j.proposer), '')",
         "proposed_at_depth": f"coalesce(c.proposed_at_depth, {none})",
         "accepted_at_depth": f"coalesce(c.accepted_at_depth, {none})",
+        "token_ids": "specbatch_numbers(c.token_ids)::integer[]" if on_postgres else "c.token_ids",
         "origins": "specbatch_origins(c.origins)" if on_postgres else "c.origins",
     }
     _move(filled, _OLD, "completions")
@@ -161,14 +172,14 @@ def _columns() -> list[sa.Column[Any]]:
         sa.Column("proposer", sa.Text),
         sa.Column("error", sa.Text),
         sa.Column("text", sa.Text, nullable=False),
-        sa.Column("token_ids", _array(sa.Integer), nullable=False),
+        sa.Column("token_ids", smallints, nullable=False),
         sa.Column("logprobs", _array(sa.REAL), nullable=False),
         sa.Column("origins", smallints, nullable=False),
         sa.Column("steps", _array(sa.Integer)),
         sa.Column("pass_ticks", smallints),
         sa.Column("makers", smallints),
         sa.Column("drafted", smallints),
-        sa.Column("rejected", _array(sa.Integer)),
+        sa.Column("rejected", smallints),
         sa.Column("sources", sa.JSON),
         sa.Column("proposed_at_depth", _array(sa.Integer)),
         sa.Column("accepted_at_depth", _array(sa.Integer)),
