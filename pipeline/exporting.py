@@ -28,7 +28,12 @@ from specbatch.pipeline.prompts import in_order
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.export_arrow import SCHEMAS
 from specbatch.schemas.exports import Exported, ExportKind, ExportOrder
-from specbatch.schemas.records import CompletionRecord, JobProgress, JobRow, PromptRow
+from specbatch.schemas.job_progress import JobProgress
+from specbatch.schemas.records import (
+    CompletionRecord,
+    JobRow,
+    PromptRow,
+)
 
 log = logging.getLogger(__name__)
 

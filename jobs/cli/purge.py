@@ -10,8 +10,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from specbatch.jobs.cli.connect import load_settings
 from specbatch.jobs.cli.console import err, remark, say
-from specbatch.pipeline.bootstrap import make_purger, make_store
+from specbatch.pipeline.bootstrap import (
+    make_store,
+)
 from specbatch.pipeline.purging import Due, Purger
+from specbatch.pipeline.tools import make_purger
 from specbatch.schemas.errors import UsageError
 
 _AGE = re.compile(r"(\d+(?:\.\d+)?)([dhm]?)")

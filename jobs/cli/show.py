@@ -14,13 +14,16 @@ from specbatch.jobs.cli.connect import client, load_settings
 from specbatch.jobs.cli.console import out, say, say_json
 from specbatch.jobs.cli.options import JobId
 from specbatch.jobs.cli.outcome import as_json
-from specbatch.pipeline.bootstrap import first_rows, make_store
+from specbatch.pipeline.bootstrap import (
+    make_store,
+)
 from specbatch.pipeline.observe.summary import summarize, summary_table
+from specbatch.pipeline.tools import first_rows
 from specbatch.schemas.audit import AuditRecord, Correctness
+from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.records import (
     NORMAL,
     PRIORITIES,
-    JobProgress,
     JobRow,
     PromptRow,
     Prompts,

@@ -32,6 +32,7 @@ DIRECTIONS = {
         "pipeline.purging",
         "pipeline.replaying",
         "pipeline.stages",
+        "pipeline.tools",
         "workers",
         "schemas",
     ),

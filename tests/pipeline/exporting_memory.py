@@ -19,7 +19,11 @@ from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.memory_store import MemoryStore
 from specbatch.schemas.exports import ExportKind, ExportOrder
-from specbatch.schemas.records import CompletionRecord, JobProgress, JobRow
+from specbatch.schemas.job_progress import JobProgress
+from specbatch.schemas.records import (
+    CompletionRecord,
+    JobRow,
+)
 from support.traced import traced
 
 
