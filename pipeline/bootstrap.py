@@ -41,8 +41,12 @@ if TYPE_CHECKING:  # the light install has no torch and no pyarrow
     from specbatch.pipeline.remembering import StoredKnowledge
     from specbatch.pipeline.replaying import Replays
     from specbatch.pipeline.stages import Stages
+    from specbatch.pipeline.timekeeping import Timekeeper
+    from specbatch.schemas.timekeeping import Device
 
 log = logging.getLogger(__name__)
+
+LEASES_OF_SILENCE = 3  # after which a worker is held for dead, and its device no longer counted
 
 KINDS = ("ingest", "propose", "verify", "record")
 
@@ -111,6 +115,7 @@ class Worker:
     refills: Refills | None = None
     refiller: Refiller | None = None
     helper: Helper | None = None
+    timekeeper: Timekeeper | None = None
 
     def start(self) -> None:
         """Begin what is done beside the tasks: sweeping, and asking for work."""
@@ -139,6 +144,8 @@ class Worker:
         if self.leader is not None:
             self.leader.close()
         self.keeper.close()
+        if self.timekeeper is not None:
+            self.timekeeper.close()
         self.store.close()
 
 
@@ -170,6 +177,7 @@ def make_worker(
     from specbatch.pipeline.refill import Refiller, Refills
     from specbatch.pipeline.remembering import StoredKnowledge
     from specbatch.pipeline.stages import Economy, Stages
+    from specbatch.pipeline.timekeeping import Timekeeper
 
     ring = patient(ring)
     device, leader = (None, None) if instead else _device(settings)
@@ -215,8 +223,13 @@ def make_worker(
     verifying = host(0, drafts=True) if "verify" in kinds else None
     proposing = host(1, drafts=False) if "propose" in kinds else None
     objects = make_objects(settings)
-    keeper = LeaseKeeper(store, settings.lease_sec)
     owner = f"{socket.gethostname()}:{os.getpid()}"
+    engines = [h for h in (verifying, proposing) if h is not None]
+    device_here = _priced(settings)
+    timekeeper = Timekeeper(store, owner, device_here, engines) if engines else None
+    keeper = LeaseKeeper(store, settings.lease_sec)
+    if timekeeper is not None:
+        keeper.at_heartbeats(timekeeper.beat)
     helper = None
     if verifier is not None and verifying is not None:
         helper = Helper(store, keeper, verifier, owner, settings.lease_sec / 3)  # as hearts beat
@@ -227,7 +240,7 @@ def make_worker(
         ring=ring,
         owner=owner,
         lease_sec=settings.lease_sec,
-        economy=Economy(settings.price_per_device_hour_usd),
+        economy=Economy(device_here.price_microusd),
         codec=lru_cache(maxsize=16)(instead.codec if instead else TextCodec.load),
         proposing=proposing,
         verifying=verifying,
@@ -236,9 +249,11 @@ def make_worker(
         refills=refills,
         max_open_groups=settings.max_open_groups,
         privacy=privacy,
+        timing=timekeeper,
     )
     return Worker(
         stages=stages,
+        timekeeper=timekeeper,
         store=store,
         keeper=keeper,
         sweeper=Sweeper(
@@ -248,12 +263,13 @@ def make_worker(
             settings.propose_patience_sec,
             settings.bell_patience_sec,
             queued or unknown,
+            silence_sec=LEASES_OF_SILENCE * settings.lease_sec,
         ),
-        engines=[h for h in (verifying, proposing) if h is not None],
+        engines=engines,
         leader=leader,
         knowledge=knowledge,
         refills=refills,
-        refiller=Refiller(store, objects, proposing) if proposing else None,
+        refiller=Refiller(store, objects, proposing, timekeeper) if proposing else None,
         helper=helper,
     )
 
@@ -313,6 +329,20 @@ def first_rows(
     except SpecbatchError as error:
         log.info("prompts are out of reach: %s", error)
         return None
+
+
+def _priced(settings: Settings) -> Device:
+    """The device of a worker here, or all those that share its verifier."""
+    from specbatch.pipeline.policy.pricing import priced
+
+    return priced(
+        settings.device_kind or settings.device.partition(":")[0],
+        settings.region,
+        settings.tenure,
+        settings.price_book,
+        settings.price_per_device_hour_usd,
+        devices=settings.tensor_parallel,
+    )
 
 
 def _device(settings: Settings) -> tuple[DeviceOptions, Leader | None]:

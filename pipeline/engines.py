@@ -13,6 +13,7 @@ from specbatch.pipeline.engine.sequence import Completion, Request
 from specbatch.pipeline.engine.stats import EngineStats
 from specbatch.pipeline.engine.ticket import Units
 from specbatch.pipeline.policy.journal import Lessons
+from specbatch.schemas.provenance import Ticks
 from specbatch.schemas.spec import EngineSpec
 from specbatch.schemas.speculation import AcceptanceCount
 from specbatch.schemas.speculation_spec import SpeculationSpec
@@ -31,8 +32,13 @@ class Submitted(Protocol):
         ...
 
     @property
-    def spent_sec(self) -> float:
-        """The requests' share of the engine's time so far."""
+    def ticks(self) -> Ticks:
+        """The requests' share of the engine's time so far, whatever came of it."""
+        ...
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no more time will be spent on it."""
         ...
 
     def ask_back(self, units: Units) -> None:
@@ -81,6 +87,11 @@ class Engines(Protocol):
     @property
     def stats(self) -> Sequence[EngineStats]:
         """Of all engines there are."""
+        ...
+
+    @property
+    def stepping_since(self) -> int | None:
+        """When the earliest step that runs now began, by `time_book.now`; None: none does."""
         ...
 
     def service(self, spec: EngineSpec) -> Service:

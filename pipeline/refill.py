@@ -22,6 +22,7 @@ from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.prompts import ReadRows, reader
 from specbatch.pipeline.requests import further, request_id_of, requests_of, row_and_sample
+from specbatch.pipeline.timekeeping import Timing, Untimed
 from specbatch.schemas.errors import DeviceLostError, SpecbatchError
 from specbatch.schemas.messages import (
     HINT_EXPIRES_SEC,
@@ -30,8 +31,9 @@ from specbatch.schemas.messages import (
     HintMessage,
     RefillMessage,
 )
-from specbatch.schemas.records import JobRow
+from specbatch.schemas.records import JobRow, Stage
 from specbatch.schemas.spec import JobSpec
+from specbatch.schemas.timekeeping import HINTS, Attempt
 
 log = logging.getLogger(__name__)
 
@@ -154,8 +156,11 @@ def refilled(
 class Refiller:
     """Writes on from where a request is, on a proposer's engines."""
 
-    def __init__(self, store: Store, objects: Objects, host: Engines) -> None:
+    def __init__(
+        self, store: Store, objects: Objects, host: Engines, timing: Timing | None = None
+    ) -> None:
         self._store, self._objects, self._host = store, objects, host
+        self._timing = timing or Untimed()
         self._readers: dict[str, ReadRows] = {}  # by job, the one used last at the end
         self._lock = threading.Lock()
 
@@ -188,8 +193,10 @@ class Refiller:
         asked = requests_of(job.job_id, spec, row, _no_text)[message.sample_index]
         length = min(first_length(spec) + message.late, MAX_HINT_TOKENS)
         request = further(asked, message.output_ids, length)
-        ticket = self._host.service(spec.engine.of_proposer()).submit(job.job_id, [request])
-        (done,) = ticket.wait(HINT_EXPIRES_SEC)
+        service = self._host.service(spec.engine.of_proposer())
+        with self._timing.working(Attempt(job.job_id, 0, HINTS, Stage.PROPOSE)) as tickets:
+            tickets.append(service.submit(job.job_id, [request]))
+            (done,) = tickets[0].wait(HINT_EXPIRES_SEC)
         if done.error is not None or not done.token_ids:
             return None
         return HintMessage(

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain
@@ -37,7 +38,7 @@ from specbatch.pipeline.known_jobs import KnownJobs
 from specbatch.pipeline.leases import Held, LeaseKeeper
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.policy.journal import Lessons
-from specbatch.pipeline.policy.pricing import device_usd, price_microusd
+from specbatch.pipeline.policy.pricing import cost_units, usd_of
 from specbatch.pipeline.privacy.keeping import kept_records
 from specbatch.pipeline.privacy.tenants import NOBODY_PRIVATE, Privacy
 from specbatch.pipeline.prompts import rows_of
@@ -56,10 +57,12 @@ from specbatch.pipeline.requests import (
 )
 from specbatch.pipeline.sharing import completed
 from specbatch.pipeline.text_stop import Decode
+from specbatch.pipeline.timekeeping import Timing, Untimed
 from specbatch.schemas.errors import (
     RequestCancelledError,
     UsageError,
 )
+from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import (
     Artefact,
     Bell,
@@ -72,6 +75,7 @@ from specbatch.schemas.records import (
     StageTiming,
 )
 from specbatch.schemas.spec import JobSpec
+from specbatch.schemas.timekeeping import Attempt
 
 log = logging.getLogger(__name__)
 
@@ -82,12 +86,7 @@ MOST_OPEN_GROUPS = 512
 class Economy:
     """What this worker's device costs."""
 
-    usd_per_hour: float
-
-    @property
-    def price_microusd(self) -> int:
-        """The same as it is recorded: of an hour, in millionths of a dollar."""
-        return price_microusd(self.usd_per_hour)
+    price_microusd: int  # of an hour, in millionths of a dollar
 
 
 class Stages(Guarding):
@@ -109,9 +108,11 @@ class Stages(Guarding):
         tenant_depths: Mapping[str, int] | None = None,
         refills: Refills | None = None,
         max_open_groups: int = MOST_OPEN_GROUPS,
+        timing: Timing | None = None,
         privacy: Privacy = NOBODY_PRIVATE,
     ) -> None:
-        """`max_open_groups`: of a job, before its input is read on."""
+        """`max_open_groups`: of a job, before its input is read on. `timing` is told what engines
+        are used for."""
         super().__init__(store, ring, keeper, privacy)
         self._jobs = KnownJobs(store)
         self._objects = objects
@@ -126,6 +127,7 @@ class Stages(Guarding):
         beside = verifying is not None and verifying.proposer is not None
         self._drafting = Drafting(store, objects, drafts_beside=beside)
         self._refills = refills
+        self._timing = timing or Untimed()
         self._publisher = Publisher(store, objects, self._decode, self._checker)
         self._intake = Intake(
             store, objects, ring, self._drafting, codec, models, max_open_groups, privacy
@@ -169,27 +171,29 @@ class Stages(Guarding):
         work = self._claim_next(Stage.PROPOSE, host.verifier.ref, job_id, index)
         if work is None:
             return
-        with self._guarded(work.lease, host) as held:
+        with self._engaged(work.lease, host) as (held, begun):
             job, spec = self._jobs.of_group(work.lease.job_id)
             self._keeper.mind(held, job.deadline_at)
             rows = rows_of(self._objects, job, work.where)
             completions: list[Completion] = []
             artefact: Artefact | None = None
             if length := self._drafting.length(job, spec):
-                completions = self._write_ahead(host, job, spec, rows, length)
+                begun.append(self._write_ahead(host, job, spec, rows, length))
+                completions = begun[0].wait()
                 blocks = blocks_of(completions, self._economy.price_microusd)
                 artefact = self._put(job, "drafts", work.lease, write_drafts(blocks))
             held.check()
-            timing = self._timing(completions)
+            timing = self._spent(begun)
             self._drafting.drafted(
                 job, sum(len(c.token_ids) for c in completions), timing.device_usd
             )
-            self._store.advance(work.lease, Stage.VERIFY, artefact, timing)
+            keep = partial(self._store.advance, work.lease, Stage.VERIFY, artefact, timing)
+            self._timing.keeping(work.lease, keep)
             self._ring_for(work.lease, Stage.VERIFY, job)
 
     def _write_ahead(
         self, host: Engines, job: JobRow, spec: JobSpec, rows: Sequence[PromptRow], length: int
-    ) -> list[Completion]:
+    ) -> Submitted:
         decode = self._decode(spec)
         cap = self._tenant_depths.get(job.tenant)
         keeper = self._privacy.keeper(job)
@@ -200,7 +204,7 @@ class Stages(Guarding):
             for request in requests_of(job.job_id, spec, row, decode, tenant_cap=cap, kept=keeper)
             if request.max_depth != 0  # nobody would verify it
         ]
-        return host.service(spec.engine.of_proposer()).submit(job.job_id, requests).wait()
+        return host.service(spec.engine.of_proposer()).submit(job.job_id, requests)
 
     # --- verify ----------------------------------------------------------------------------
     def verify(self, job_id: str, index: int) -> None:
@@ -209,7 +213,7 @@ class Stages(Guarding):
         work = self._claim_next(Stage.VERIFY, host.verifier.ref, job_id, index)
         if work is None:
             return
-        with self._guarded(work.lease, host) as held:
+        with self._engaged(work.lease, host) as (held, begun):
             job, spec = self._jobs.of_group(work.lease.job_id)
             self._keeper.mind(held, job.deadline_at)
             check_drafts_here(host.proposer is not None, spec)
@@ -218,7 +222,6 @@ class Stages(Guarding):
             if work.drafts is not None:
                 blocks = read_drafts(read_own(self._objects, job, work.drafts))
                 drafts = {(b.row_index, b.sample_index): b for b in blocks}
-            begun: list[Submitted] = []
             try:
                 whole = not work.rows_kept  # else its rows are not counted as the store does
                 lessons = self._complete(host, job, spec, held, rows, drafts, begun, whole)
@@ -231,10 +234,12 @@ class Stages(Guarding):
             records = records_of(job, rows, completions, drafts, self._economy.price_microusd)
             artefact = self._put(job, "results", work.lease, write_results(records))
             held.check()
-            timing = self._timing(completions)
             for lesson in lessons:  # first: a job that is done has told all it taught
                 self._drafting.learn(job, lesson)
-            self._store.advance(work.lease, Stage.RECORD, artefact, timing)
+            keep = partial(
+                self._store.advance, work.lease, Stage.RECORD, artefact, self._spent(begun)
+            )
+            self._timing.keeping(work.lease, keep)
             self._ring_for(work.lease, Stage.RECORD, job)
         if work.suspect:
             self._ring_suspects(work.lease.job_id)
@@ -259,10 +264,10 @@ class Stages(Guarding):
         price = self._economy.price_microusd
         codec = self._codec(str(self._models(spec.verifier).path))
         records = finished_records(job, spec, rows, drafts, begun, codec, price)
-        spent = sum(ticket.spent_sec for ticket in begun)
-        timing = StageTiming(0.0, spent, device_usd(spent, self._economy.usd_per_hour))
         report = group_report(records) | put_kept(self._objects, job, lease, records)
-        self._store.keep_part(lease, self._kept(job, records, codec), timing, report)
+        kept = self._kept(job, records, codec)
+        keep = partial(self._store.keep_part, lease, kept, self._spent(begun), report)
+        self._timing.keeping(lease, keep)
         self._ring_job(lease.job_id)
 
     def _complete(
@@ -299,8 +304,7 @@ class Stages(Guarding):
         with refilled(self._refills, job, spec, held.lease.group_index or 0, requests):
             service = host.service(spec.engine)
             begun.append(service.submit(job.job_id, requests, priors))
-            price = self._economy.usd_per_hour
-            held.spent_usd = lambda: device_usd(sum(t.spent_sec for t in begun), price)
+            held.spent_usd = lambda: self._spent(begun).device_usd
             if held.cancelled.is_set():  # before the engine knew of them
                 host.cancel(job.job_id)
             return completed(service, begun, held, by_row, cut, may_cut)
@@ -375,9 +379,17 @@ class Stages(Guarding):
         texts = codec.decode_batch([record.token_ids for record in records])
         return kept_records(keeper, records, texts, codec.decode)
 
-    def _timing(self, completions: list[Completion]) -> StageTiming:
-        compute = sum(c.compute_sec for c in completions)
-        return StageTiming(0.0, compute, device_usd(compute, self._economy.usd_per_hour))
+    @contextmanager
+    def _engaged(self, lease: Lease, host: Engines) -> Iterator[tuple[Held, list[Submitted]]]:
+        """Work under a lease on the device; what it takes is told by the tickets in the list."""
+        with self._timing.working(Attempt.of(lease)) as begun, self._guarded(lease, host) as held:
+            yield held, begun
+
+    def _spent(self, begun: Sequence[Submitted]) -> StageTiming:
+        """What tickets have taken so far."""
+        ticks = sum(ticket.ticks.total for ticket in begun)
+        usd = usd_of(cost_units(ticks, self._economy.price_microusd))
+        return StageTiming(0.0, ticks / TICKS_PER_SEC, usd)
 
     @staticmethod
     def _engines(host: Engines | None, kind: str) -> Engines:

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 _NAMED = 8  # groups that a reason names
 PATIENCE_SEC = 30.0
+SILENCE_SEC = 180.0
 
 Kind = tuple[Stage, str | None, int]
 Queued = Callable[[Bell], tuple[str, int]]  # the queue that a bell rings on, and what waits there
@@ -53,7 +54,10 @@ class Sweeper:
         propose_patience_sec: float,
         bell_patience_sec: float = PATIENCE_SEC,
         queued: Queued = unknown,
+        silence_sec: float = SILENCE_SEC,
     ) -> None:
+        """A worker of which nothing was heard for `silence_sec` is not paid for any longer."""
+        self._silence_sec = silence_sec
         self._store = store
         self._ring = ring
         self._interval_sec = interval_sec
@@ -114,6 +118,8 @@ class Sweeper:
         for job_id in sorted(self._store.stop_overdue()):
             log.warning("job %s is over its deadline or budget and stops", job_id)
         self._store.close_over()
+        for session_id in self._store.end_silent_sessions(self._silence_sec):
+            log.warning("session %s ends: nothing is heard of its worker", session_id)
 
     def skip_proposals(self) -> None:
         """Dead, frozen and missing proposers hold nothing up; the job's decisions say so."""

@@ -13,6 +13,7 @@
     ├── StoreError               the database refused or is out of reach      exit 4
     ├── ObjectError              an object store refused, or gave back bad bytes
     ├── FencedError              a lease was lost: somebody else owns the work now
+    ├── SessionEndedError        a worker's time is accounted for without it
     └── EngineError              the engine cannot go on
         ├── ShapeError           arguments of a kernel do not fit together
         ├── OutOfBlocksError     a sequence cannot fit the KV cache
@@ -86,6 +87,10 @@ class ObjectError(SpecbatchError):
 
 class FencedError(SpecbatchError):
     """The lease's generation is no longer current: the work belongs to somebody else."""
+
+
+class SessionEndedError(SpecbatchError):
+    """A worker was not heard of for long, so its session was ended; it begins another one."""
 
 
 class EngineError(SpecbatchError):

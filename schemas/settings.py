@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -21,6 +21,19 @@ from pydantic_settings import (
 
 from specbatch.schemas.masking import MASK, mask_url, remember, remember_secrets
 from specbatch.schemas.privacy import PrivacyMode
+
+PLACE = r"^[^/]+/[^/]+/(on-demand|reserved|spot)$"
+MOST_USD = 1_000_000.0
+
+
+def _in_microusd(usd: float) -> float:
+    """Costs are summed in whole units, so a price is a whole number of millionths."""
+    if round(usd, 6) != usd:
+        raise ValueError("a price has at most six decimals")
+    return usd
+
+
+Usd = Annotated[float, Field(ge=0, le=MOST_USD), AfterValidator(_in_microusd)]  # of an hour
 
 _SECRETS_OF_LIBRARIES = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "PGPASSWORD", "HF_TOKEN")
 
@@ -57,7 +70,20 @@ class Settings(BaseSettings):
     max_attempts: int = Field(
         default=3, ge=1, description="claims of a group before it is cut or fails"
     )
-    price_per_device_hour_usd: float = Field(default=0.20, ge=0, description="price of the device")
+    price_per_device_hour_usd: Usd = Field(
+        default=0.20, description="price of a device that the price book does not have"
+    )
+    price_book: dict[Annotated[str, Field(pattern=PLACE)], Usd] = Field(
+        default_factory=dict,
+        description="kind/region/tenure of devices: dollars per hour, as JSON",
+    )
+    device_kind: str = Field(
+        default="", description="what this worker's device is in the price book; empty: `device`"
+    )
+    region: str = Field(default="local", description="where it stands, in the price book")
+    tenure: Literal["on-demand", "reserved", "spot"] = Field(
+        default="reserved", description="how it is leased: on-demand, reserved or spot"
+    )
     max_concurrent_sequences: int = Field(default=64, ge=1, description="sequences per fused batch")
     max_batch_tokens: int = Field(default=2048, ge=16, description="tokens per forward pass")
     kv_cache_mib: int = Field(
@@ -110,6 +136,13 @@ class Settings(BaseSettings):
         default_factory=dict,
         description="tenant: days after which `specbatch purge` empties its jobs, as JSON",
     )
+
+    @field_validator("device_kind", "region", mode="after")
+    @classmethod
+    def _is_a_name(cls, value: str) -> str:
+        if "/" in value:
+            raise ValueError("a slash parts the names in the price book, so none can have one")
+        return value
 
     @field_validator("workspace", mode="after")
     @classmethod

@@ -33,6 +33,8 @@ TABLES = (
     "audit_log",
     "audits",
     "audit_findings",
+    "worker_sessions",
+    "time_slices",
     "alembic_version",
 )
 VIEWS = ("token_record",)
@@ -66,6 +68,8 @@ RIGHTS: Mapping[str, Rights] = {
             "acceptance_priors": "INSERT, UPDATE",
             "tenants": "INSERT, UPDATE",
             "audit_log": "INSERT",
+            "worker_sessions": "INSERT, UPDATE",
+            "time_slices": "INSERT, UPDATE",
         },
         sequences=("decisions_id_seq",),
         functions=(months.FUNCTION,),

@@ -25,13 +25,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(LONG_OPTION, action="store_true", help="also run the tests marked `long`")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    if config.pluginmanager.hasplugin("dsession"):
+        config.pluginmanager.register(_Processes(config))
     # Before anything imports huggingface_hub, which reads this once.
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     # Before anything imports triton, as parts of torch do: its kernels then run on a processor.
     if not _has_gpu():
         os.environ["TRITON_INTERPRET"] = "1"
+    # Before anything imports torch. Where tests run in several processes each has its share of the
+    # cores: threads of one that wait for each other are a hundred times slower on cores that
+    # another one's keep busy.
+    if processes := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
+        threads = max(1, (os.cpu_count() or 1) // processes)
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     for name in [name for name in os.environ if name.startswith("SPECBATCH_")]:
         del os.environ[name]
 
@@ -53,6 +61,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.get_closest_marker("long")]
         config.hook.pytest_deselected(items=long)
         config.stash[_long_tests_left_out] = len(long)
+        if (told := getattr(config, "workeroutput", None)) is not None:  # of several processes
+            told["long_tests_left_out"] = len(long)
+
+
+class _Processes:
+    """What is heard of the processes that tests are shared out to."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Each of them has seen all tests."""
+        told = getattr(node, "workeroutput", {})
+        self._config.stash[_long_tests_left_out] = told.get("long_tests_left_out", 0)
 
 
 def pytest_terminal_summary(

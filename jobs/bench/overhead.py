@@ -31,6 +31,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
 
 from specbatch.jobs.bench.engine import RESULTS, machine
 from specbatch.jobs.bench.models import BenchModel, demo_model
@@ -350,11 +351,19 @@ def main() -> None:
     parser.add_argument("--processes", nargs="+", choices=COURSES, default=list(COURSES))
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument(
+        "--threads", type=int, help="of the engine; fewer than cores leave one for the rest"
+    )
     parser.add_argument("--switch-sec", type=float, help="Python's, in the one process; to compare")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON file")
     arguments = parser.parse_args()
     model = demo_model()
-    path = arguments.results / "overhead-demo.json"
+    name = "overhead-demo"
+    if arguments.threads is not None:
+        torch.set_num_threads(arguments.threads)
+        os.environ["OMP_NUM_THREADS"] = str(arguments.threads)  # of workers in other processes
+        name += f"-{arguments.threads}-threads"
+    path = arguments.results / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder, servers() as around:

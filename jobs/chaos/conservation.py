@@ -1,4 +1,5 @@
-"""The law: submitted = ok + failed + cancelled + pending, each (row, sample) once, bit for bit.
+"""The law: submitted = ok + failed + cancelled + pending, each (row, sample) once, bit for bit; and
+what rows cost is what was paid for them (`balance.py`).
 
 Read from the store and the published files alone, so it can be asked of any job at any time.
 """
@@ -9,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from specbatch.jobs.chaos import balance
 from specbatch.pipeline.ingest.artefacts import read_prompts
 from specbatch.pipeline.ingest.confined import read_own
 from specbatch.pipeline.ingest.objects import Objects, join
@@ -110,6 +112,7 @@ def report(store: Store, objects: Objects, job_id: str, expected: Mapping[Key, O
     if job.state.is_final:
         violations += _of_end(store, job, counted)
         violations += _of_output(store, objects, job, expected)
+        violations += balance.of_job(store, job)
     return Report(job_id, job.state, counted, tuple(violations))
 
 

@@ -256,6 +256,10 @@ class StandInHost:
     def stats(self) -> list[EngineStats]:
         return [self._service.stats]
 
+    @property
+    def stepping_since(self) -> int | None:
+        return self._service.stepping_since
+
     def close(self) -> None:
         self._pause.set()
         self._service.close()

@@ -1,17 +1,79 @@
 """Workers account for all of their time, whoever it was spent on.
 
-Revision 0008.
+Revision 0008. Taking it back loses what was accounted for; what completions cost stays with them.
 """
+
+import sqlalchemy as sa
+from alembic import op
+
+from specbatch.schemas.sql_roles import granting
 
 revision = "0008"
 down_revision = "0007"
 branch_labels = None
 depends_on = None
 
+_OPEN = sa.text("ended_at IS NULL")
+_KINDS = ("prefill", "verify", "draft", "rejected", "padding", "overhead")
+_OF_GROUPS = ("taken_usd", "baseline_usd")
+
 
 def upgrade() -> None:
-    """Nothing yet."""
+    op.create_table(
+        "worker_sessions",
+        sa.Column("session_id", sa.Text, nullable=False),
+        *(sa.Column(n, sa.Text, nullable=False) for n in ("owner", "device_kind", "region")),
+        sa.Column("tenure", sa.Text, nullable=False),
+        sa.Column("price_microusd", sa.BigInteger, nullable=False),
+        sa.Column("started_at", sa.Double, nullable=False),
+        sa.Column("beat_at", sa.Double, nullable=False),
+        sa.Column("ended_at", sa.Double),
+        *(
+            sa.Column(f"{name}_ticks", sa.BigInteger, nullable=False)
+            for name in ("seen", "idle", "overhead", "lost")
+        ),
+        sa.Column("leased_ticks", sa.BigInteger),
+        sa.PrimaryKeyConstraint("session_id", name="pk_worker_sessions"),
+    )
+    op.create_index(
+        "ix_worker_sessions_open",
+        "worker_sessions",
+        ["beat_at"],
+        sqlite_where=_OPEN,
+        postgresql_where=_OPEN,
+    )
+    op.create_table(
+        "time_slices",
+        sa.Column("job_id", sa.Text, nullable=False),
+        sa.Column("group_index", sa.Integer, nullable=False),
+        sa.Column("generation", sa.Integer, nullable=False),
+        sa.Column("session_id", sa.Text, nullable=False),
+        sa.Column("stage", sa.Text, nullable=False),
+        sa.Column("kept", sa.Boolean, nullable=False),
+        *(sa.Column(f"{kind}_ticks", sa.BigInteger, nullable=False) for kind in _KINDS),
+        sa.PrimaryKeyConstraint(
+            "job_id", "group_index", "generation", "session_id", name="pk_time_slices"
+        ),
+        sa.ForeignKeyConstraint(
+            ["session_id"],
+            ["worker_sessions.session_id"],
+            name="fk_time_slices_session_id_worker_sessions",
+        ),
+    )
+    op.create_index("ix_time_slices_session_id", "time_slices", ["session_id"])
+    for name in _OF_GROUPS:
+        with op.batch_alter_table("groups") as batch:
+            batch.add_column(sa.Column(name, sa.Double, nullable=False, server_default="0"))
+        with op.batch_alter_table("groups") as batch:
+            batch.alter_column(name, existing_type=sa.Double(), server_default=None)
+    if op.get_context().dialect.name == "postgresql":
+        for statement in granting():
+            op.execute(statement)
 
 
 def downgrade() -> None:
-    """Nothing yet."""
+    for name in reversed(_OF_GROUPS):
+        with op.batch_alter_table("groups") as batch:
+            batch.drop_column(name)
+    op.drop_table("time_slices")
+    op.drop_table("worker_sessions")

@@ -122,6 +122,11 @@ class EngineHost:
     def stats(self) -> list[EngineStats]:
         return [service.stats for service in self._all()]
 
+    @property
+    def stepping_since(self) -> int | None:
+        begun = [s for service in self._all() if (s := service.stepping_since) is not None]
+        return min(begun, default=None)
+
     def close(self) -> None:
         for service in self._all():
             service.close()

@@ -11,10 +11,10 @@ from contextlib import AbstractContextManager, nullcontext
 from specbatch.pipeline.engine.block_proposer import Wanted
 from specbatch.pipeline.engine.faults import engine_error
 from specbatch.pipeline.engine.sequence import Completion, Request
-from specbatch.pipeline.engine.sequence import Sequence as Sequence_
 from specbatch.pipeline.engine.stats import EngineStats
 from specbatch.pipeline.engine.stepping import SteppingEngine
 from specbatch.pipeline.engine.ticket import Ticket, Units, last_unstarted
+from specbatch.pipeline.engine.time_book import now
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.crash_points import CrashPoint, reach
 from specbatch.schemas.errors import DeviceLostError, EngineError, RequestCancelledError
@@ -60,6 +60,7 @@ class EngineService:
         self._closing = False
         self._lost: DeviceLostError | None = None
         self._past = EngineStats()
+        self._stepping_since: int | None = None
         self._engine: SteppingEngine | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -71,7 +72,7 @@ class EngineService:
 
         `priors`: what earlier nights of the job found about drafts.
         """
-        ticket = Ticket(job_id, requests, priors, self._ask_back, self._begun)
+        ticket = Ticket(job_id, requests, priors, self._ask_back)
         with self._changed:
             self.check()
             if self._closing:
@@ -116,8 +117,10 @@ class EngineService:
     def stats(self) -> EngineStats:
         return self._engine.stats if self._engine is not None else self._past
 
-    def _begun(self) -> list[Sequence_]:
-        return [] if (engine := self._engine) is None else engine.begun
+    @property
+    def stepping_since(self) -> int | None:
+        """When the step that runs now began, by `time_book.now`; None: none does."""
+        return self._stepping_since
 
     def _run(self) -> None:
         while True:
@@ -183,6 +186,7 @@ class EngineService:
             for request in ticket.requests:
                 self._tickets[request.request_id] = ticket
                 self._engine.add(request)
+            ticket.watch(self._engine.begun)
         if cancelled:
             self._deliver(
                 self._engine.cancel(lambda r: self._tickets[r.request_id].job_id in cancelled)
@@ -191,13 +195,20 @@ class EngineService:
             self._give_back(ticket, units, self._engine)
         self._pass_hints(self._engine)
         if not self._engine.idle:
-            with self._gate:
-                finished = self._engine.step()
-            self._deliver(finished)
+            self._deliver_step(self._engine)
             if self._on_wanted is not None:
                 for wanted in self._engine.wanted():
                     self._on_wanted(wanted)
             self._learn()
+
+    def _deliver_step(self, engine: SteppingEngine) -> None:
+        with self._gate:
+            self._stepping_since = now()
+            try:
+                finished = engine.step()
+            finally:
+                self._stepping_since = None  # what it took is with the tickets
+        self._deliver(finished)
 
     def _pass_hints(self, engine: SteppingEngine) -> None:
         while self._hints:

@@ -10,6 +10,7 @@ from specbatch.pipeline.engine.sequence import Sequence as Sequence_
 from specbatch.pipeline.policy.journal import Lessons
 from specbatch.schemas.crash_points import CrashPoint, reach
 from specbatch.schemas.errors import EngineError, RequestCancelledError
+from specbatch.schemas.provenance import Ticks
 from specbatch.schemas.records import FinishReason
 from specbatch.schemas.speculation import AcceptanceCount
 
@@ -26,19 +27,16 @@ class Ticket:
         requests: Sequence[Request],
         priors: Sequence[AcceptanceCount] = (),
         ask_back: Callable[[Ticket, Units], None] = lambda *_: None,
-        begun: Callable[[], Iterable[Sequence_]] = tuple,
     ) -> None:
-        """`ask_back` has `give_back` called in the engine's thread, between two steps.
-
-        `begun` tells the engine's unfinished sequences.
-        """
+        """`ask_back` has `give_back` called in the engine's thread, between two steps."""
         self.job_id = job_id
-        self._begun = begun
         self._ask_back = ask_back
         self.requests = tuple(requests)
         self.priors = tuple(priors)
         self.lessons = Lessons()  # of its job, once all is done
         self.completions: dict[str, Completion] = {}
+        # What the engine counts for each of its sequences; they outlive those, whatever the end.
+        self._times: Sequence[Sequence[int]] = ()
         self._done = threading.Event()
         self._error: EngineError | None = None
         self._given_back: list[Request] = []
@@ -79,14 +77,21 @@ class Ticket:
         return [c for c in known if c and c.finish_reason is not FinishReason.CANCELLED]
 
     @property
-    def spent_sec(self) -> float:
-        """The requests' share of the engine's time so far, those that were cancelled included."""
-        ids = {request.request_id for request in self.requests}
-        ended = [c for i in ids if (c := self.completions.get(i))]
-        begun = [s for s in self._begun() if s.request.request_id in ids]
-        return sum(c.compute_sec for c in ended) + sum(s.compute_sec for s in begun)
+    def ticks(self) -> Ticks:
+        """The requests' share of the engine's time so far, whatever came of it."""
+        return Ticks(*map(sum, zip(*self._times, strict=True)))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no more time will be spent on it."""
+        return self._done.is_set()
 
     # --- what the engine's thread does -----------------------------------------------------------
+    def watch(self, begun: Iterable[Sequence_]) -> None:
+        """Its requests have joined the engine: these are all of that one's sequences."""
+        mine = {request.request_id for request in self.requests}
+        self._times = [s.time for s in begun if s.request.request_id in mine]
+
     def put(self, completion: Completion) -> None:
         self.completions[completion.request_id] = completion
         if completion.finish_reason is FinishReason.CANCELLED:

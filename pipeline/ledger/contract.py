@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from specbatch.pipeline.ledger.audit_contract import AuditStore
 from specbatch.pipeline.ledger.privacy_contract import PrivacyStore
+from specbatch.pipeline.ledger.time_contract import TimeLedger
 from specbatch.schemas.audit import PublishedManifest
 from specbatch.schemas.records import (
     Artefact,
@@ -32,10 +33,11 @@ from specbatch.schemas.records import (
     StageTiming,
 )
 from specbatch.schemas.speculation import AcceptanceCount, Decision, PastOutput
+from specbatch.schemas.timekeeping import Spent
 
 
-class Store(AuditStore, PrivacyStore, Protocol):
-    """Jobs, groups, leases, completions, what drafting taught, and the audit log."""
+class Store(AuditStore, PrivacyStore, TimeLedger, Protocol):
+    """Jobs, groups, leases, completions, what drafting taught, the audit log, and time."""
 
     # --- jobs -------------------------------------------------------------------------------
     def create_job(self, job: NewJob) -> tuple[JobRow, bool]:
@@ -242,11 +244,18 @@ class Store(AuditStore, PrivacyStore, Protocol):
 
     # --- groups -----------------------------------------------------------------------------
     def advance(
-        self, lease: Lease, to: Stage, artefact: Artefact | None, timing: StageTiming
+        self,
+        lease: Lease,
+        to: Stage,
+        artefact: Artefact | None,
+        timing: StageTiming,
+        spent: Spent | None = None,
     ) -> None:
         """PROPOSE → VERIFY with a drafts file (or None), VERIFY → RECORD with a results file.
 
-        Ends the lease, resets attempts, adds the timing (queue seconds: ready to claimed).
+        Ends the lease, resets attempts, adds the timing (queue seconds: ready to claimed). `spent`
+        is the attempt's time on a device, which counts as kept. Raises `SessionEndedError`, and
+        changes nothing, when that session has ended.
         """
         ...
 
@@ -271,11 +280,12 @@ class Store(AuditStore, PrivacyStore, Protocol):
         completions: Sequence[CompletionRecord],
         timing: StageTiming,
         report: Mapping[str, float],
+        spent: Spent | None = None,
     ) -> None:
         """`cancel_group` for one that has some rows finished: they are kept, the totals count them.
 
-        One transaction, as `commit_group`, and values of the report that are no numbers are put
-        into the job's. The completions are those of rows that are finished in
+        One transaction, as `commit_group`; `spent` as with `advance`. Values of the report that are
+        no numbers are put into the job's. The completions are those of rows that are finished in
         all their samples; after `retry_job` the others alone are to be done.
         """
         ...

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, update
 from sqlalchemy.dialects import sqlite
 
-from specbatch.pipeline.ledger import chain, copying, entries, jobs, rules
+from specbatch.pipeline.ledger import chain, copying, entries, jobs, rules, time_ledger
 from specbatch.pipeline.ledger.cutting import is_held
 from specbatch.pipeline.ledger.digests import KEPT_BYTES
 from specbatch.pipeline.ledger.jobs import FREE
@@ -18,6 +18,7 @@ from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.months import month_of
 from specbatch.schemas.records import Artefact, CompletionRecord, Lease, Stage, StageTiming
 from specbatch.schemas.tables import Completion, Group
+from specbatch.schemas.timekeeping import Spent
 
 
 def advance(
@@ -27,11 +28,15 @@ def advance(
     to: Stage,
     artefact: Artefact | None,
     timing: StageTiming,
+    spent: Spent | None,
 ) -> None:
-    """One statement: the fence, the artefact, the timing and the next stage."""
+    """One statement: the fence, the artefact, the timing and the next stage; and the device's
+    time."""
     column = "drafts" if to is Stage.VERIFY else "results"
     values = {column: artefact and mapper.artefact_values(artefact)}
     _leave(conn, now, lease, to, {**values, **_timed(timing)})
+    if spent is not None:
+        time_ledger.keep(conn, now, lease, spent)
 
 
 def cancel(conn: Connection, now: Now, lease: Lease) -> None:
@@ -61,9 +66,12 @@ def keep_part(
     completions: Sequence[CompletionRecord],
     timing: StageTiming,
     report: Mapping[str, float],
-) -> Stage | None:
+    spent: Spent | None,
+) -> None:
     """What is finished of a group that its worker stopped, which becomes CANCELLED."""
-    return _keep(conn, now, lease, completions, timing, report, Stage.CANCELLED)
+    _keep(conn, now, lease, completions, timing, report, Stage.CANCELLED)
+    if spent is not None:
+        time_ledger.keep(conn, now, lease, spent)
 
 
 def _keep(

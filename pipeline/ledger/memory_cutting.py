@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from specbatch.pipeline.ledger import cut_rules, entries, rules
-from specbatch.pipeline.ledger.memory_chain import ChainInMemory
+from specbatch.pipeline.ledger.memory_time import TimeInMemory
 from specbatch.pipeline.ledger.memory_units import Group, Job
 from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.records import Lease, Stage
 
 
-class CuttingInMemory(ChainInMemory):
+class CuttingInMemory(TimeInMemory):
     """What the store does to groups that are cut."""
 
     def cut_group(self, lease: Lease, keep: int) -> int:

@@ -34,6 +34,7 @@ from specbatch.schemas.records import (
     Stage,
     StageTiming,
 )
+from specbatch.schemas.timekeeping import Spent
 
 
 class MemoryStore(TurnsInMemory, LearningInMemory, PrivacyInMemory):
@@ -308,11 +309,17 @@ class MemoryStore(TurnsInMemory, LearningInMemory, PrivacyInMemory):
 
     # --- groups -----------------------------------------------------------------------------
     def advance(
-        self, lease: Lease, to: Stage, artefact: Artefact | None, timing: StageTiming
+        self,
+        lease: Lease,
+        to: Stage,
+        artefact: Artefact | None,
+        timing: StageTiming,
+        spent: Spent | None = None,
     ) -> None:
         rules.check_step(lease.stage, to, artefact is not None)
         with self._lock:
             group = self._held_group(lease)
+            self._keep_time(lease, spent)
             group.add(timing)
             if to is Stage.VERIFY:
                 group.drafts = artefact

@@ -18,6 +18,7 @@ from specbatch.schemas.records import (
     Stage,
     StageTiming,
 )
+from specbatch.schemas.timekeeping import Spent
 
 
 class TurnsInMemory(CuttingInMemory):
@@ -143,9 +144,11 @@ class TurnsInMemory(CuttingInMemory):
         completions: Sequence[CompletionRecord],
         timing: StageTiming,
         report: Mapping[str, float],
+        spent: Spent | None = None,
     ) -> None:
         with self._lock:
             group, job, now = self._held_group(lease), self._jobs[lease.job_id], self._now()
+            self._keep_time(lease, spent)
             self._record(job, lease, group.generation, EntryKind.KEPT, completions)
             group.add(timing)
             group.count(completions)

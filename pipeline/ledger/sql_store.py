@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar
-
-from sqlalchemy import Connection
+from typing import Any
 
 from specbatch.pipeline.ledger import (
     choosing,
@@ -24,7 +22,8 @@ from specbatch.pipeline.ledger import leases as leasing
 from specbatch.pipeline.ledger.actor import whoami
 from specbatch.pipeline.ledger.purging import PrivacyInSql
 from specbatch.pipeline.ledger.sql_audit import AuditInSql
-from specbatch.pipeline.ledger.transactions import RETRY_SEC, Now, Transactions
+from specbatch.pipeline.ledger.sql_time import SqlTime
+from specbatch.pipeline.ledger.transactions import RETRY_SEC, Transactions
 from specbatch.schemas.audit import EntryKind, PublishedManifest
 from specbatch.schemas.masking import masked
 from specbatch.schemas.records import (
@@ -48,12 +47,10 @@ from specbatch.schemas.records import (
 )
 from specbatch.schemas.sealing import Sealer
 from specbatch.schemas.speculation import AcceptanceCount, Decision, PastOutput
-
-P = ParamSpec("P")
-T = TypeVar("T")
+from specbatch.schemas.timekeeping import Spent
 
 
-class SqlStore(AuditInSql, PrivacyInSql):
+class SqlStore(AuditInSql, PrivacyInSql, SqlTime):
     """`Store` on SQLite or PostgreSQL. Threads may share it; processes make their own.
 
     The tables must be there: `migrate.open_store` sees to that. `clock` replaces the store's time
@@ -202,10 +199,15 @@ class SqlStore(AuditInSql, PrivacyInSql):
 
     # --- groups -----------------------------------------------------------------------------
     def advance(
-        self, lease: Lease, to: Stage, artefact: Artefact | None, timing: StageTiming
+        self,
+        lease: Lease,
+        to: Stage,
+        artefact: Artefact | None,
+        timing: StageTiming,
+        spent: Spent | None = None,
     ) -> None:
         rules.check_step(lease.stage, to, artefact is not None)
-        self._write(groups.advance, lease, to, artefact, timing)
+        self._write(groups.advance, lease, to, artefact, timing, spent)
 
     def commit_group(
         self,
@@ -222,8 +224,9 @@ class SqlStore(AuditInSql, PrivacyInSql):
         completions: Sequence[CompletionRecord],
         timing: StageTiming,
         report: Mapping[str, float],
+        spent: Spent | None = None,
     ) -> None:
-        self._write(groups.keep_part, lease, completions, timing, report)
+        self._write(groups.keep_part, lease, completions, timing, report, spent)
 
     def kept_rows(self, job_id: str, index: int | None = None) -> set[int]:
         return self._db.read(lambda conn: stopping.kept_rows(conn, job_id, index))
@@ -284,8 +287,3 @@ class SqlStore(AuditInSql, PrivacyInSql):
     def close(self) -> None:
         """Close the pool's connections."""
         self._db.close()
-
-    def _write(
-        self, work: Callable[Concatenate[Connection, Now, P], T], *args: P.args, **kwargs: P.kwargs
-    ) -> T:
-        return self._db.write(lambda conn: work(conn, self._db.now(), *args, **kwargs))

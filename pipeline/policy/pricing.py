@@ -7,10 +7,13 @@ of it add up to the last unit. Dollars are for showing.
 
 from __future__ import annotations
 
-from specbatch.schemas.provenance import TICKS_PER_SEC
+from collections.abc import Mapping
+
+from specbatch.schemas.timekeeping import UNITS_PER_USD, Device, usd_of
+
+__all__ = ["UNITS_PER_USD", "cost_units", "device_usd", "price_microusd", "priced", "usd_of"]
 
 MICROUSD_PER_USD = 1_000_000
-UNITS_PER_USD = MICROUSD_PER_USD * 3600 * TICKS_PER_SEC
 
 
 def device_usd(seconds: float, usd_per_hour: float) -> float:
@@ -28,6 +31,17 @@ def cost_units(ticks: int, price_microusd: int) -> int:
     return ticks * price_microusd
 
 
-def usd_of(units: int) -> float:
-    """Units as dollars."""
-    return units / UNITS_PER_USD
+def priced(
+    kind: str,
+    region: str,
+    tenure: str,
+    book: Mapping[str, float],
+    otherwise_usd: float,
+    devices: int = 1,
+) -> Device:
+    """So many alike devices that work as one, with their price together.
+
+    `book` has dollars per hour by kind/region/tenure.
+    """
+    usd = book.get(f"{kind}/{region}/{tenure}", otherwise_usd)
+    return Device(kind, region, tenure, devices * price_microusd(usd))

@@ -44,7 +44,9 @@ def test_a_job_whose_disk_refuses_says_so_and_goes_on_when_it_does_not(
     conf = Settings(
         broker_url="memory://localhost/",
         workspace=str(tmp_path / "workspace"),
-        max_attempts=1,  # the sweeper would take its time for the others
+        max_attempts=1,  # the first refusal is told, not the last of several
+        sweep_interval_sec=0.2,
+        bell_patience_sec=0.5,
     )
     store = make_store(conf)
     temporary = LocalObjects._temporary

@@ -46,6 +46,7 @@ class Shop:
     store: Store
     clock: Clock
     engine: EngineKind = "stand-in"
+    step_sec: float = 0.0
     workers: list[Worker] = field(default_factory=list)
     objects: Objects = field(default_factory=Objects)
     expected: dict[Key, Outcome] = field(default_factory=dict)
@@ -61,15 +62,15 @@ class Shop:
             kv_cache_mib=64,
         )
 
-    def hire(self) -> Worker:
-        """One more worker, of all kinds."""
+    def hire(self, store: Store | None = None, usd_per_hour: float = 0.2) -> Worker:
+        """One more worker, of all kinds; `store` is what it has in the place of ours."""
         worker = make_worker(
-            self.settings,
+            self.settings.model_copy(update={"price_per_device_hour_usd": usd_per_hour}),
             KINDS,
             _silent,
             self.verifier,
             self.proposer,
-            store=self.store,
+            store=store or self.store,
             instead=self._models() if self.engine == "stand-in" else None,
         )
         self.workers.append(worker)
@@ -113,16 +114,21 @@ class Shop:
 
     def close(self) -> None:
         for worker in self.workers:
-            for host in worker.engines:
-                host.close()
-            worker.keeper.close()
-            if worker.knowledge is not None:
-                worker.knowledge.close()
+            self.dismiss(worker)
+
+    @staticmethod
+    def dismiss(worker: Worker) -> None:
+        """Have its threads end. Its last word is not heard: see `Timekeeper.close`."""
+        for host in worker.engines:
+            host.close()
+        worker.keeper.close()
+        if worker.knowledge is not None:
+            worker.knowledge.close()
 
     def _models(self) -> Models:
         def engines(model: ModelFolder, beside: ModelFolder | None) -> StandInHost:
             agreement = 0.8 if model.ref == self.proposer else 1.0
-            return StandInHost(model, beside, agreement=agreement)
+            return StandInHost(model, beside, agreement=agreement, step_sec=self.step_sec)
 
         return Models(engines, stand_in_model.codec)
 
@@ -136,12 +142,12 @@ def attempt(worker: Worker, bell: Bell) -> None:
 
 
 @contextmanager
-def shop(folder: Path, engine: EngineKind = "stand-in") -> Iterator[Shop]:
+def shop(folder: Path, engine: EngineKind = "stand-in", step_sec: float = 0.0) -> Iterator[Shop]:
     """On SQLite, with one worker, and knowing what its job gives."""
     clock = Clock()
     url = f"sqlite:///{folder / 'specbatch.db'}"
     with closing(open_store(url, max_attempts=100, clock=clock)) as store:
-        made = Shop(folder, store, clock, engine)
+        made = Shop(folder, store, clock, engine, step_sec)
         try:
             made.hire()
             made.learn()

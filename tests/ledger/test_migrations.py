@@ -35,6 +35,8 @@ TABLES = {
     "machine_knowledge",
     "rejected_rows",
     "tenants",
+    "time_slices",
+    "worker_sessions",
 }
 
 

@@ -162,7 +162,7 @@ store = open_store(f"sqlite:///{folder}/store.db")
 keeper, done = LeaseKeeper(store, LEASE_SEC), Artefact("nowhere", "0", 0)
 stages = Stages(
     store=store, objects=Objects(), keeper=keeper, ring=lambda bell: None, owner="me",
-    lease_sec=LEASE_SEC, economy=Economy(1.0), codec=lambda ref: Short(),
+    lease_sec=LEASE_SEC, economy=Economy(1_000_000), codec=lambda ref: Short(),
     models=lru_cache(inspect_model), max_open_groups=MOST_OPEN,
 )
 spec = load_spec({

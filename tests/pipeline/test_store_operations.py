@@ -89,7 +89,7 @@ def run_job(store: SqlStore, folder: Path, groups: int, pregenerate: bool) -> Co
         ring=bells.append,
         owner="me",
         lease_sec=600.0,
-        economy=Economy(1.0),
+        economy=Economy(1_000_000),
         codec=lru_cache(stand_in_model.codec),
         proposing=hosts[0],
         verifying=hosts[1],

@@ -83,7 +83,7 @@ def one_thread(
         "ring": bells.append,
         "owner": "me",
         "lease_sec": LEASE_SEC,
-        "economy": Economy(1.0),
+        "economy": Economy(1_000_000),
         "codec": lru_cache(stand_in_model.codec),
         "verifying": host,
         "models": lru_cache(inspect_model),

@@ -72,7 +72,7 @@ class Site:
             ring=self.rung.append,
             owner=owner,
             lease_sec=LEASE_SEC,
-            economy=Economy(0.2),
+            economy=Economy(200_000),
             codec=lru_cache(codec),
             verifying=host,
         )

@@ -1,0 +1,74 @@
+"""Sums over slices and completions: what is read of time and money."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection, case, func, literal_column, select
+
+from specbatch.pipeline.ledger.time_ledger import IN_FLIGHT, with_groups
+from specbatch.schemas import time_mapper
+from specbatch.schemas.provenance import Ticks
+from specbatch.schemas.tables import Completion, Group
+from specbatch.schemas.time_tables import TimeSlice, WorkerSession
+from specbatch.schemas.timekeeping import HINTS, JobTime, RowTime
+
+_KINDS = tuple(f"{kind}_ticks" for kind in Ticks.__slots__)
+
+
+def job_times(conn: Connection, job_id: str | None) -> list[JobTime]:
+    of: dict[str, Any] = {
+        "job_id": TimeSlice.job_id,
+        "price_microusd": WorkerSession.price_microusd,
+        "kept": TimeSlice.kept,
+        "in_flight": IN_FLIGHT,
+        # No parameter: one in SELECT would not be known for the same as one in GROUP BY.
+        "hints": TimeSlice.generation == literal_column(str(HINTS)),
+    }
+    named = [column.label(name) for name, column in of.items()]
+    query = with_groups(select(*named, *_sums(TimeSlice))).group_by(*of.values())
+    if job_id is not None:
+        query = query.where(TimeSlice.job_id == job_id)
+    found = [time_mapper.job_time(row) for row in conn.execute(query)]
+    return sorted(found, key=lambda t: (t.job_id, t.price_microusd, t.kept, t.in_flight, t.hints))
+
+
+def row_times(conn: Connection, job_id: str | None) -> list[RowTime]:
+    of = (
+        Completion.job_id,
+        Completion.tag,
+        Completion.price_microusd,
+        Completion.ahead_price_microusd,
+    )
+    on_postgres = conn.dialect.name == "postgresql"
+    length = func.cardinality if on_postgres else func.json_array_length
+    first = Completion.sample_index == 0
+    query = select(
+        *of,
+        *_sums(Completion),
+        func.sum(Completion.ahead_ticks).label("ahead_ticks"),
+        func.sum(case((first, 1), else_=0)).label("documents"),
+        func.count().label("completions"),
+        func.sum(case((first, Completion.prompt_tokens), else_=0)).label("prompt_tokens"),
+        func.sum(length(Completion.token_ids)).label("completion_tokens"),
+        func.sum(Completion.accepted).label("accepted"),
+    ).group_by(*of)
+    if job_id is not None:
+        query = query.where(Completion.job_id == job_id)
+    found = [time_mapper.row_time(row) for row in conn.execute(query)]
+    return sorted(
+        found, key=lambda t: (t.job_id, t.tag or "", t.price_microusd, t.ahead_price_microusd)
+    )
+
+
+def measured_groups(conn: Connection, job_id: str) -> list[tuple[float, float]]:
+    query = (
+        select(Group.taken_usd, Group.baseline_usd)
+        .where(Group.job_id == job_id, Group.baseline_usd > 0)
+        .order_by(Group.group_index)
+    )
+    return [(row.taken_usd, row.baseline_usd) for row in conn.execute(query)]
+
+
+def _sums(table: type[TimeSlice] | type[Completion]) -> list[Any]:
+    return [func.sum(getattr(table, name)).label(name) for name in _KINDS]

@@ -1,0 +1,110 @@
+"""Rows of the tables of device time to records and back."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from specbatch.schemas.provenance import TICKS_PER_SEC, Ticks
+from specbatch.schemas.records import Stage
+from specbatch.schemas.timekeeping import (
+    Attempt,
+    Device,
+    JobTime,
+    NewSession,
+    RowTime,
+    SessionRow,
+    TimeSlice,
+)
+
+DEVICE = ("device_kind", "region", "tenure", "price_microusd")
+
+
+def session_values(session: NewSession, now: Any) -> dict[str, Any]:
+    device = session.device
+    return {
+        "session_id": session.session_id,
+        "owner": session.owner,
+        "device_kind": device.kind,
+        "region": device.region,
+        "tenure": device.tenure,
+        "price_microusd": device.price_microusd,
+        "started_at": now - session.age_ticks / TICKS_PER_SEC,
+        "beat_at": now,
+    }
+
+
+def slice_values(session_id: str, attempt: Attempt, ticks: Ticks, kept: bool) -> dict[str, Any]:
+    return {
+        "session_id": session_id,
+        "job_id": attempt.job_id,
+        "group_index": attempt.group_index,
+        "generation": attempt.generation,
+        "stage": attempt.stage.value,
+        "kept": kept,
+        **{f"{kind}_ticks": value for kind, value in asdict(ticks).items()},
+    }
+
+
+def session_row(row: Any) -> SessionRow:
+    """A session with `spent_ticks`, the sum of its slices."""
+    return SessionRow(
+        session_id=row.session_id,
+        owner=row.owner,
+        device=_device(row),
+        started_at=row.started_at,
+        ended_at=row.ended_at,
+        seen=row.seen_ticks,
+        leased=row.leased_ticks,
+        idle=row.idle_ticks,
+        overhead=row.overhead_ticks,
+        lost=row.lost_ticks,
+        spent=int(row.spent_ticks),
+    )
+
+
+def time_slice(row: Any) -> TimeSlice:
+    return TimeSlice(
+        session_id=row.session_id,
+        attempt=Attempt(row.job_id, row.group_index, row.generation, Stage(row.stage)),
+        ticks=_ticks(row),
+        kept=row.kept,
+        in_flight=bool(row.in_flight),
+        device=_device(row),
+    )
+
+
+def job_time(row: Any) -> JobTime:
+    return JobTime(
+        job_id=row.job_id,
+        price_microusd=row.price_microusd,
+        kept=bool(row.kept),
+        in_flight=bool(row.in_flight),
+        hints=bool(row.hints),
+        ticks=_ticks(row),
+    )
+
+
+def row_time(row: Any) -> RowTime:
+    return RowTime(
+        job_id=row.job_id,
+        tag=row.tag,
+        price_microusd=row.price_microusd,
+        ahead_price_microusd=row.ahead_price_microusd,
+        ticks=_ticks(row),
+        ahead_ticks=int(row.ahead_ticks),
+        documents=int(row.documents),
+        completions=row.completions,
+        prompt_tokens=int(row.prompt_tokens),
+        completion_tokens=int(row.completion_tokens),
+        accepted=int(row.accepted),
+    )
+
+
+def _ticks(row: Any) -> Ticks:
+    """Sums may come as decimal numbers."""
+    return Ticks(**{kind: int(getattr(row, f"{kind}_ticks")) for kind in Ticks.__slots__})
+
+
+def _device(row: Any) -> Device:
+    return Device(row.device_kind, row.region, row.tenure, row.price_microusd)

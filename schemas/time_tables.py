@@ -1,0 +1,62 @@
+"""Tables of device time: counters in ticks, which only grow. See `ledger/time_contract.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import BigInteger, ForeignKey, Index
+from sqlalchemy.orm import Mapped, mapped_column
+
+from specbatch.schemas.tables import Base
+
+
+def _ticks() -> Any:
+    return mapped_column(BigInteger, default=0)
+
+
+class WorkerSession(Base):
+    """One device in one worker process, while it is known to have been there."""
+
+    __tablename__ = "worker_sessions"
+
+    session_id: Mapped[str] = mapped_column(primary_key=True)
+    owner: Mapped[str]
+    device_kind: Mapped[str]
+    region: Mapped[str]
+    tenure: Mapped[str]
+    price_microusd: Mapped[int] = mapped_column(BigInteger)  # of an hour
+    started_at: Mapped[float]
+    beat_at: Mapped[float]  # when its process was heard of last
+    ended_at: Mapped[float | None]
+    seen_ticks: Mapped[int] = _ticks()
+    idle_ticks: Mapped[int] = _ticks()
+    overhead_ticks: Mapped[int] = _ticks()
+    lost_ticks: Mapped[int] = _ticks()  # written when it ends, with …
+    leased_ticks: Mapped[int | None] = mapped_column(BigInteger)  # … the sum of all of them
+
+
+class TimeSlice(Base):
+    """What one attempt at a group had of one session."""
+
+    __tablename__ = "time_slices"
+
+    # No key of `jobs`: what was paid for stays, whatever becomes of the job's row.
+    job_id: Mapped[str] = mapped_column(primary_key=True)
+    group_index: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    generation: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    session_id: Mapped[str] = mapped_column(
+        ForeignKey("worker_sessions.session_id"), primary_key=True
+    )
+    stage: Mapped[str]
+    kept: Mapped[bool]  # its results were
+    prefill_ticks: Mapped[int] = _ticks()
+    verify_ticks: Mapped[int] = _ticks()
+    draft_ticks: Mapped[int] = _ticks()
+    rejected_ticks: Mapped[int] = _ticks()
+    padding_ticks: Mapped[int] = _ticks()
+    overhead_ticks: Mapped[int] = _ticks()
+
+
+_open = WorkerSession.ended_at.is_(None)
+Index("ix_worker_sessions_open", WorkerSession.beat_at, sqlite_where=_open, postgresql_where=_open)
+Index("ix_time_slices_session_id", TimeSlice.session_id)

@@ -1,0 +1,454 @@
+"""A worker's time: what engines report, what is left of the clock, and that all of it arrives."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from contracts.shorthand import claim, ingest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from ledger.builders import JOB, LEASE_SEC, NO_TIME, RESULTS, Clock
+from sqlalchemy import event
+
+from specbatch.pipeline.engines import Engines, Submitted
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.ledger.memory_store import MemoryStore
+from specbatch.pipeline.ledger.migrate import upgrade
+from specbatch.pipeline.ledger.sql_store import SqlStore
+from specbatch.pipeline.timekeeping import Rest, Timekeeper, Untimed
+from specbatch.schemas.errors import FencedError, StoreError
+from specbatch.schemas.provenance import NO_TICKS, Ticks
+from specbatch.schemas.records import Lease, Stage
+from specbatch.schemas.timekeeping import HINTS, Attempt, Device, SessionRow, Spent
+
+DEVICE = Device("cpu", "local", "reserved", 200_000)
+MOST_TICKS = 1000  # that time passes at once
+
+
+@dataclass
+class Ticket:
+    """What an engine has counted of some requests."""
+
+    ticks: Ticks = NO_TICKS
+    is_over: bool = False
+
+
+@dataclass
+class Machine:
+    """A clock, and a device on which one step runs at a time."""
+
+    at: int = 5_000
+    stepping_since: int | None = None
+
+    def __call__(self) -> int:
+        return self.at
+
+    def pass_by(self, ticks: int) -> None:
+        self.at += ticks
+
+    def begin_step(self) -> None:
+        self.stepping_since = self.at
+
+    def end_step(self, *tickets: Ticket) -> None:
+        """All of its time is shared among the tickets, the last gets what is left over."""
+        assert self.stepping_since is not None
+        took = self.at - self.stepping_since
+        for ticket in tickets[1:]:
+            ticket.ticks += Ticks(verify=took // len(tickets))
+        rest = took - (len(tickets) - 1) * (took // len(tickets))
+        tickets[0].ticks += Ticks(rejected=rest // 2, verify=rest - rest // 2)
+        self.stepping_since = None
+
+    def step(self, took: int, *tickets: Ticket) -> None:
+        self.begin_step()
+        self.pass_by(took)
+        self.end_step(*tickets)
+
+
+@dataclass
+class Bed:
+    """A worker with one device, and a store with a job of three groups."""
+
+    store: Store = field(default_factory=MemoryStore)
+    machine: Machine = field(default_factory=Machine)
+
+    def __post_init__(self) -> None:
+        ingest(self.store, groups=3)
+        self.keeper = self.keep()
+
+    def keep(self) -> Timekeeper:
+        hosts = [cast(Engines, self.machine)]
+        return Timekeeper(self.store, "w1", DEVICE, hosts, clock=self.machine)
+
+    @property
+    def session(self) -> SessionRow:
+        return self.store.sessions()[-1]
+
+    def advance(self, lease: Lease) -> None:
+        self.keeper.keeping(
+            lease, lambda spent: self.store.advance(lease, Stage.RECORD, RESULTS, NO_TIME, spent)
+        )
+
+
+@pytest.fixture
+def bed() -> Bed:
+    return Bed()
+
+
+def submitted(ticket: Ticket) -> Submitted:
+    return cast(Submitted, ticket)
+
+
+# --- the rest of the clock ------------------------------------------------------------------
+
+
+def test_time_without_work_is_idle_and_time_beside_steps_is_overhead(bed: Bed) -> None:
+    machine, lease = bed.machine, claim(bed.store, 0).lease
+    machine.pass_by(100)
+    ticket = Ticket()
+    with bed.keeper.working(Attempt.of(lease)) as tickets:
+        tickets.append(submitted(ticket))
+        machine.pass_by(10)
+        machine.step(50, ticket)
+        machine.pass_by(7)
+    machine.pass_by(3)
+    bed.keeper.beat()
+    assert (bed.session.idle, bed.session.overhead, bed.session.spent) == (103, 17, 50)
+    assert bed.session.seen == bed.session.accounted == 170
+
+
+def test_a_step_that_runs_is_not_taken_for_overhead(bed: Bed) -> None:
+    machine, ticket = bed.machine, Ticket()
+    with bed.keeper.working(Attempt(JOB, 0, 1, Stage.VERIFY)) as tickets:
+        tickets.append(submitted(ticket))
+        machine.begin_step()
+        machine.pass_by(40)
+        bed.keeper.beat()
+        assert (bed.session.overhead, bed.session.spent, bed.session.seen) == (0, 0, 40)
+        machine.pass_by(2)
+        machine.end_step(ticket)
+        bed.keeper.beat()
+        assert (bed.session.overhead, bed.session.spent, bed.session.seen) == (0, 42, 42)
+
+
+def test_what_was_given_out_is_never_taken_back() -> None:
+    rest = Rest()
+    rest.grow(quiet=100, busy=40, unheld=50)
+    assert rest == Rest(idle=50, overhead=10)
+    rest.grow(quiet=90, busy=90, unheld=50)
+    assert rest == Rest(idle=50, overhead=10)
+    rest.grow(quiet=151, busy=90, unheld=99)
+    assert rest == Rest(idle=51, overhead=10)
+
+
+# --- attempts -------------------------------------------------------------------------------
+
+
+def test_an_attempt_is_told_of_once_it_has_got_on_and_no_more_after_that(bed: Bed) -> None:
+    tell, told = bed.store.tell_time, []
+
+    def listening(session: Any, attempts: Any) -> None:
+        told.append(dict(attempts))
+        tell(session, attempts)
+
+    cast(Any, bed.store).tell_time = listening
+    lease, ticket = claim(bed.store, 0).lease, Ticket()
+    with bed.keeper.working(Attempt.of(lease)) as tickets:
+        bed.keeper.beat()
+        tickets.append(submitted(ticket))
+        bed.machine.step(5, ticket)
+        bed.keeper.beat()
+        bed.keeper.beat()
+        bed.machine.step(6, ticket)
+        ticket.is_over = True
+        bed.advance(lease)
+    bed.keeper.beat()
+    assert told == [{}, {Attempt.of(lease): Ticks(verify=3, rejected=2)}, {}, {}]
+    (kept,) = bed.store.time_slices()
+    assert (kept.kept, kept.ticks.total) == (True, 11)
+    bed.keeper.close()
+    assert bed.session.leased == bed.session.accounted == 11
+
+
+def test_requests_that_outlive_their_attempt_are_counted_to_their_end(bed: Bed) -> None:
+    ticket, attempt = Ticket(), Attempt(JOB, 0, 1, Stage.VERIFY)
+    with bed.keeper.working(attempt) as tickets:
+        tickets.append(submitted(ticket))
+    bed.machine.step(9, ticket)
+    bed.keeper.beat()
+    bed.machine.step(4, ticket)
+    ticket.is_over = True
+    bed.keeper.close()
+    assert [s.ticks.total for s in bed.store.time_slices()] == [13]
+    assert bed.session.leased == 13
+
+
+def test_all_hints_for_a_job_are_one_account(bed: Bed) -> None:
+    hints = Attempt(JOB, 0, HINTS, Stage.PROPOSE)
+    for ticks in (5, 6, 7):
+        ticket = Ticket()
+        with bed.keeper.working(hints) as tickets:
+            tickets.append(submitted(ticket))
+            bed.machine.step(ticks, ticket)
+            ticket.is_over = True
+        bed.keeper.beat()
+    assert [(s.attempt, s.ticks.total) for s in bed.store.time_slices()] == [(hints, 18)]
+
+
+def test_a_write_whose_answer_was_lost_counts_once(bed: Bed) -> None:
+    lease, ticket = claim(bed.store, 0).lease, Ticket()
+    with bed.keeper.working(Attempt.of(lease)) as tickets:
+        tickets.append(submitted(ticket))
+        bed.machine.step(8, ticket)
+        ticket.is_over = True
+
+        def write(spent: Spent | None) -> None:
+            bed.store.advance(lease, Stage.RECORD, RESULTS, NO_TIME, spent)
+            bed.store.advance(lease, Stage.RECORD, RESULTS, NO_TIME, spent)
+
+        with pytest.raises(FencedError):
+            bed.keeper.keeping(lease, write)
+    bed.keeper.close()
+    assert [(s.ticks.total, s.kept) for s in bed.store.time_slices()] == [(8, True)]
+    assert bed.session.leased == bed.session.accounted == 8
+
+
+def test_a_store_that_is_away_is_told_later(bed: Bed, caplog: pytest.LogCaptureFixture) -> None:
+    tell = bed.store.tell_time
+
+    def away(*_: Any) -> None:
+        raise StoreError("the database did not answer in time")
+
+    cast(Any, bed.store).tell_time = away
+    bed.machine.pass_by(10)
+    bed.keeper.beat()
+    assert "is told with the next heartbeat" in caplog.text
+    cast(Any, bed.store).tell_time = tell
+    bed.machine.pass_by(10)
+    bed.keeper.close()
+    assert (bed.session.leased, bed.session.idle) == (20, 20)
+
+
+def test_who_has_no_device_keeps_no_time(bed: Bed) -> None:
+    timing, lease = Untimed(), claim(bed.store, 0).lease
+    with timing.working(Attempt.of(lease)) as tickets:
+        assert tickets == []
+        timing.keeping(
+            lease, lambda spent: bed.store.advance(lease, Stage.RECORD, RESULTS, NO_TIME, spent)
+        )
+    assert bed.store.sessions() == []
+
+
+# --- a session that was given up ------------------------------------------------------------
+
+
+def test_who_was_frozen_goes_on_where_its_session_ended(bed: Bed) -> None:
+    lease, ticket = claim(bed.store, 0).lease, Ticket()
+    with bed.keeper.working(Attempt.of(lease)) as tickets:
+        tickets.append(submitted(ticket))
+        bed.machine.step(30, ticket)
+        bed.keeper.beat()
+        assert bed.store.end_silent_sessions(0.0)
+        bed.machine.pass_by(1000)  # it is stopped
+        bed.machine.step(20, ticket)
+        ticket.is_over = True
+        bed.advance(lease)
+    bed.keeper.close()
+    first, second = bed.store.sessions()
+    assert (first.leased, second.leased) == (30, 1020)
+    assert [(s.ticks.total, s.kept) for s in bed.store.time_slices(JOB)].count((30, False)) == 1
+    assert [(s.ticks.total, s.kept) for s in bed.store.time_slices(JOB)].count((20, True)) == 1
+    assert second.overhead == 1000
+
+
+def test_a_word_after_the_last_one_has_a_session_of_its_own(bed: Bed) -> None:
+    lease, ticket = claim(bed.store, 0).lease, Ticket()
+    with bed.keeper.working(Attempt.of(lease)) as tickets:
+        tickets.append(submitted(ticket))
+        bed.machine.step(30, ticket)
+        ticket.is_over = True
+        bed.keeper.close()
+        bed.advance(lease)
+    assert [(s.leased, s.accounted) for s in bed.store.sessions()] == [(30, 30), (0, 0)]
+    assert sum(s.ticks.total for s in bed.store.time_slices()) == 30
+
+
+# --- any order of things --------------------------------------------------------------------
+
+
+class Life(RuleBasedStateMachine):
+    """A worker's life with all that may befall its words to the store; then every tick of it is
+    somewhere, and every attempt has what engines counted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = Clock()
+        self.bed = Bed(self.make_store())
+        self.begun = self.bed.machine.at
+        self.open: list[tuple[Lease, Ticket, Any]] = []  # attempts, and how to leave them
+        self.all: list[tuple[Attempt, Ticket]] = []
+        self.kept: set[Attempt] = set()
+        self.busy: list[Ticket] = []
+
+    def make_store(self) -> Store:
+        return MemoryStore(max_attempts=1000, clock=self.clock)
+
+    @rule(ticks=st.integers(1, MOST_TICKS))
+    def time_passes(self, ticks: int) -> None:
+        self.bed.machine.pass_by(ticks)
+
+    @precondition(lambda self: len(self.open) < 3)
+    @rule(index=st.integers(0, 2))
+    def claim(self, index: int) -> None:
+        work = self.bed.store.claim_group(JOB, index, Stage.VERIFY, "w1", LEASE_SEC)
+        if work is None:
+            return
+        ticket, working = Ticket(), self.bed.keeper.working(Attempt.of(work.lease))
+        working.__enter__().append(submitted(ticket))
+        self.open.append((work.lease, ticket, working))
+        self.all.append((Attempt.of(work.lease), ticket))
+
+    @precondition(lambda self: self.bed.machine.stepping_since is None and self.open)
+    @rule()
+    def step_begins(self) -> None:
+        self.bed.machine.begin_step()
+        self.busy = [t for _, t in self.all if not t.is_over]
+
+    @precondition(lambda self: self.bed.machine.stepping_since is not None)
+    @rule()
+    def step_ends(self) -> None:
+        self.bed.machine.end_step(*self.busy)
+
+    @precondition(lambda self: self.open and self.bed.machine.stepping_since is None)
+    @rule(number=st.integers(0, 2), how=st.sampled_from(["kept", "kept twice", "released"]))
+    def attempt_ends(self, number: int, how: str) -> None:
+        lease, ticket, working = self.open.pop(number % len(self.open))
+        ticket.is_over = True
+        try:
+            if how == "released":
+                self.bed.store.release(lease, "it broke")
+            else:
+                self.keep(lease, twice=how == "kept twice")
+        finally:
+            working.__exit__(None, None, None)
+
+    def keep(self, lease: Lease, twice: bool) -> None:
+        def write(spent: Spent | None) -> None:
+            for _ in range(1 + twice):  # as when the answer to the first was lost
+                self.bed.store.advance(lease, Stage.RECORD, RESULTS, NO_TIME, spent)
+                self.kept.add(Attempt.of(lease))
+
+        try:
+            self.bed.keeper.keeping(lease, write)
+        except FencedError:
+            return
+
+    @precondition(lambda self: self.open)
+    @rule(number=st.integers(0, 2))
+    def attempt_is_abandoned(self, number: int) -> None:
+        """Its requests go on."""
+        lease, _, working = self.open.pop(number % len(self.open))
+        self.bed.store.release(lease, "it broke")
+        working.__exit__(None, None, None)
+
+    @precondition(lambda self: self.bed.machine.stepping_since is None)
+    @rule()
+    def abandoned_requests_end(self) -> None:
+        live = {id(ticket) for _, ticket, _ in self.open}
+        for _, ticket in self.all:
+            ticket.is_over = ticket.is_over or id(ticket) not in live
+
+    @rule()
+    def beat(self) -> None:
+        self.bed.keeper.beat()
+
+    @rule()
+    def beat_without_an_answer(self) -> None:
+        store = cast(Any, self.bed.store)
+        tell = store.tell_time
+
+        def half(*told: Any) -> None:
+            tell(*told)
+            raise StoreError("the database did not answer in time")
+
+        store.tell_time = half
+        try:
+            self.bed.keeper.beat()
+        finally:
+            del store.tell_time
+
+    @precondition(lambda self: self.bed.machine.stepping_since is None)
+    @rule(ticks=st.integers(1, MOST_TICKS))
+    def is_frozen(self, ticks: int) -> None:
+        """Until it is given up."""
+        self.bed.store.end_silent_sessions(0.0)
+        self.bed.machine.pass_by(ticks)
+
+    def teardown(self) -> None:
+        if self.bed.machine.stepping_since is not None:
+            self.step_ends()
+        for _, _, working in self.open:
+            working.__exit__(None, None, None)
+        for _, ticket in self.all:
+            ticket.is_over = True
+        self.bed.keeper.close()
+        self.check()
+
+    def check(self) -> None:
+        sessions, slices = self.bed.store.sessions(), list(self.bed.store.time_slices())
+        assert all(s.leased == s.accounted for s in sessions)
+        assert sum(s.leased or 0 for s in sessions) == self.bed.machine.at - self.begun
+        for attempt, ticket in self.all:
+            mine = [s for s in slices if s.attempt == attempt]
+            had = sum((s.ticks for s in mine), NO_TICKS)
+            assert had == ticket.ticks
+            assert any(s.kept for s in mine) == (attempt in self.kept)
+        assert sum(s.spent for s in sessions) == sum(s.ticks.total for s in slices)
+
+
+class LifeOnSqlite(Life):
+    template: Path
+
+    def make_store(self) -> Store:
+        self.folder = tempfile.TemporaryDirectory()
+        path = shutil.copy(self.template, self.folder.name)
+        store = SqlStore(f"sqlite:///{path}", max_attempts=1000, clock=self.clock)
+        event.listen(store._db._reader, "connect", without_syncing)
+        return store
+
+    def teardown(self) -> None:
+        try:
+            super().teardown()
+        finally:
+            cast(SqlStore, self.bed.store).close()
+            self.folder.cleanup()
+
+
+def without_syncing(connection: Any, _record: Any) -> None:
+    connection.execute("PRAGMA synchronous = OFF")
+
+
+TestLife = Life.TestCase
+TestLife.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("template") / "store.db"
+    upgrade(f"sqlite:///{path}")
+    return path
+
+
+def test_any_life_balances_on_sqlite_too(template: Path) -> None:
+    from hypothesis.stateful import run_state_machine_as_test
+
+    LifeOnSqlite.template = template
+    run_state_machine_as_test(
+        LifeOnSqlite, settings=settings(max_examples=15, stateful_step_count=30, deadline=None)
+    )
