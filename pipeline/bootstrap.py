@@ -36,7 +36,6 @@ if TYPE_CHECKING:  # the light install has no torch and no pyarrow
     from specbatch.pipeline.engines import Engines
     from specbatch.pipeline.ingest.codec import TextCodec
     from specbatch.pipeline.ingest.objects import Objects
-    from specbatch.pipeline.purging import Purger
     from specbatch.pipeline.refill import Line, Refiller, Refills
     from specbatch.pipeline.remembering import StoredKnowledge
     from specbatch.pipeline.replaying import Replays
@@ -74,20 +73,6 @@ def migrate(settings: Settings) -> list[str]:
     """Bring the store's schema up to date, roles included; the roles that only others may make."""
     make_store(settings).close()
     return grant_roles(settings.store_url)
-
-
-def make_objects(settings: Settings) -> Objects:
-    """The files of the settings' places, jobs' own ones encrypted where there is a key."""
-    from specbatch.pipeline.ingest.objects import Objects
-
-    return Objects(settings.s3_endpoint_url, sealer=Sealer.of_setting(settings.encryption_key))
-
-
-def make_purger(settings: Settings, store: Store) -> Purger:
-    """What ends the keeping of texts. Needs no key: it reads none."""
-    from specbatch.pipeline.purging import Purger
-
-    return Purger(store, make_objects(settings), settings.retention_days)
 
 
 def make_client(
@@ -222,7 +207,7 @@ def make_worker(
 
     verifying = host(0, drafts=True) if "verify" in kinds else None
     proposing = host(1, drafts=False) if "propose" in kinds else None
-    objects = make_objects(settings)
+    objects = Objects.of_settings(settings)
     owner = f"{socket.gethostname()}:{os.getpid()}"
     engines = [h for h in (verifying, proposing) if h is not None]
     device_here = _priced(settings)
@@ -278,7 +263,7 @@ def make_auditor(settings: Settings, store: Store) -> Auditor:
     """What audits jobs; it needs the engine extra for replays alone."""
     from specbatch.pipeline.auditing import Auditor
 
-    objects = make_objects(settings)
+    objects = Objects.of_settings(settings)
     return Auditor(store, objects, partial(make_replays, settings, store))
 
 
@@ -306,7 +291,7 @@ def make_replays(
         folder, spec.engine, device, settings.kv_cache_mib << 20, settings.max_batch_tokens
     )
     codec = TextCodec.load(str(folder.path))
-    return Replays(store, make_objects(settings), job, spec, codec, replayer)
+    return Replays(store, Objects.of_settings(settings), job, spec, codec, replayer)
 
 
 def first_rows(
@@ -323,7 +308,7 @@ def first_rows(
 
     try:
         privacy = Privacy.of_settings(settings)
-        read = reader(make_objects(settings), job, files=2)
+        read = reader(Objects.of_settings(settings), job, files=2)
         found = [read(prompts)[0] for prompts in groups]
         return [replace(row, row_id=privacy.row_id(job, row.row_id)) for row in found]
     except SpecbatchError as error:

@@ -66,7 +66,6 @@ from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import (
     Artefact,
     Bell,
-    CompletionRecord,
     GroupWork,
     JobRow,
     Lease,
@@ -265,7 +264,7 @@ class Stages(Guarding):
         codec = self._codec(str(self._models(spec.verifier).path))
         records = finished_records(job, spec, rows, drafts, begun, codec, price)
         report = group_report(records) | put_kept(self._objects, job, lease, records)
-        kept = self._kept(job, records, codec)
+        kept = kept_records(self._privacy.keeper(job), records, codec)
         keep = partial(self._store.keep_part, lease, kept, self._spent(begun), report)
         self._timing.keeping(lease, keep)
         self._ring_job(lease.job_id)
@@ -328,7 +327,7 @@ class Stages(Guarding):
             done = with_text(records, texts, rows, spec, codec.decode)
             due = self._store.commit_group(
                 work.lease,
-                kept_records(self._privacy.keeper(job), done, texts, codec.decode),
+                kept_records(self._privacy.keeper(job), done, codec, texts),
                 StageTiming(0.0, time.monotonic() - begun),
                 group_report(records),
             )
@@ -368,16 +367,6 @@ class Stages(Guarding):
     def _put(self, job: JobRow, kind: str, lease: Lease, data: bytes) -> Artefact:
         name = f"{kind}-{lease.group_index:08d}-{lease.generation}.arrow"
         return put_own(self._objects, job, name, data)
-
-    def _kept(
-        self, job: JobRow, records: Sequence[CompletionRecord], codec: TextCodec
-    ) -> Sequence[CompletionRecord]:
-        """What is stored of completions with their texts."""
-        keeper = self._privacy.keeper(job)
-        if keeper.is_full:
-            return records
-        texts = codec.decode_batch([record.token_ids for record in records])
-        return kept_records(keeper, records, texts, codec.decode)
 
     @contextmanager
     def _engaged(self, lease: Lease, host: Engines) -> Iterator[tuple[Held, list[Submitted]]]:
