@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # the light install has no torch and no pyarrow
     from specbatch.pipeline.engine.model_folder import ModelFolder
     from specbatch.pipeline.engine.parallel import Leader
     from specbatch.pipeline.engines import Engines
+    from specbatch.pipeline.exporting import Exporter
     from specbatch.pipeline.ingest.codec import TextCodec
     from specbatch.pipeline.ingest.objects import Objects
     from specbatch.pipeline.refill import Line, Refiller, Refills
@@ -48,6 +49,7 @@ log = logging.getLogger(__name__)
 LEASES_OF_SILENCE = 3  # after which a worker is held for dead, and its device no longer counted
 
 KINDS = ("ingest", "propose", "verify", "record")
+_FIRST_LOOK_SEC = 10.0  # failures of S3 may take, where a person waits to hear of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,8 +235,8 @@ def make_worker(
         tenant_depths=settings.tenant_depths,
         refills=refills,
         max_open_groups=settings.max_open_groups,
-        privacy=privacy,
         timing=timekeeper,
+        privacy=privacy,
     )
     return Worker(
         stages=stages,
@@ -314,6 +316,24 @@ def first_rows(
     except SpecbatchError as error:
         log.info("prompts are out of reach: %s", error)
         return None
+
+
+def make_exporter(settings: Settings, store: Store) -> Exporter:
+    """What exports jobs of a store. Raises `MissingExtraError` without pyarrow."""
+    from importlib.util import find_spec
+
+    missing = [name for name in ("pyarrow", "numpy") if find_spec(name) is None]
+    if missing:
+        raise MissingExtraError(
+            f"exports are Parquet and need {' and '.join(missing)}, which this install lacks: "
+            "`pip install 'specbatch[engine]'`, or export where the workers are"
+        )
+    from specbatch.pipeline.exporting import Exporter
+    from specbatch.pipeline.ingest.objects import Objects
+
+    endpoint = settings.s3_endpoint_url
+    first_look = Objects(endpoint, s3_retry_sec=_FIRST_LOOK_SEC)
+    return Exporter(store, Objects.of_settings(settings), first_look)
 
 
 def _priced(settings: Settings) -> Device:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from itertools import count
 
 from specbatch.pipeline.ingest.artefacts import read_prompts
-from specbatch.pipeline.ingest.confined import read_own
+from specbatch.pipeline.ingest.confined import check_own, read_own
 from specbatch.pipeline.ingest.objects import Objects
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.records import Artefact, JobRow, PromptRow, Prompts
@@ -30,6 +31,23 @@ def reader(objects: Objects, job: JobRow, files: int) -> ReadRows:
         return read_prompts(read_own(objects, job, file))
 
     return lambda prompts: _slice(read(prompts.artefact), prompts)
+
+
+def in_order(
+    objects: Objects, job: JobRow, prompts_of: Callable[[int], Prompts | None]
+) -> Iterator[PromptRow]:
+    """All rows of a job in their order, whatever became of their groups; a file at a time.
+
+    `prompts_of` tells where a group's lie, by its index. Rows of files that are no longer there are
+    left out; damaged ones raise `ObjectError`.
+    """
+    for index in count():  # as planned: what was cut off from a group lies in that one's file
+        prompts = prompts_of(index)
+        if prompts is None:
+            return
+        check_own(job, prompts.artefact)
+        if objects.exists(prompts.artefact.uri):
+            yield from read_prompts(read_own(objects, job, prompts.artefact))
 
 
 def _slice(rows: Sequence[PromptRow], prompts: Prompts) -> Sequence[PromptRow]:

@@ -264,9 +264,8 @@ class Stages(Guarding):
         codec = self._codec(str(self._models(spec.verifier).path))
         records = finished_records(job, spec, rows, drafts, begun, codec, price)
         report = group_report(records) | put_kept(self._objects, job, lease, records)
-        kept = kept_records(self._privacy.keeper(job), records, codec)
-        keep = partial(self._store.keep_part, lease, kept, self._spent(begun), report)
-        self._timing.keeping(lease, keep)
+        kept, timing = kept_records(self._privacy.keeper(job), records, codec), self._spent(begun)
+        self._timing.keeping(lease, partial(self._store.keep_part, lease, kept, timing, report))
         self._ring_job(lease.job_id)
 
     def _complete(

@@ -8,6 +8,7 @@ from specbatch.jobs.cli.cancel import cancel
 from specbatch.jobs.cli.chaos import chaos
 from specbatch.jobs.cli.console import new_app, run
 from specbatch.jobs.cli.demo import demo
+from specbatch.jobs.cli.export import export
 from specbatch.jobs.cli.jobs import jobs
 from specbatch.jobs.cli.migrate import migrate
 from specbatch.jobs.cli.purge import purge
@@ -28,6 +29,7 @@ for command in (
     purge,
     audit,
     replay,
+    export,
     worker,
     demo,
     bench,

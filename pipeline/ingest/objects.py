@@ -88,7 +88,8 @@ class Objects:
     """All stores at once, chosen by the uri's scheme. Thread-safe; clients are made when needed.
 
     `scratch` is a folder for temporary files (default: the system's); what is put there goes at
-    `close`. `sealer` is for jobs' own files (`confined.py`); nothing here uses it.
+    `close`. `sealer` is for jobs' own files (`confined.py`); nothing here uses it. `s3_retry_sec`
+    is how long failures of one operation on S3 may take in all.
     """
 
     def __init__(
@@ -96,9 +97,11 @@ class Objects:
         s3_endpoint_url: str | None = None,
         scratch: str | Path | None = None,
         sealer: Sealer | None = None,
+        s3_retry_sec: float = 120.0,
     ):
         self.sealer = sealer
         self._s3_endpoint_url = s3_endpoint_url
+        self._s3_retry_sec = s3_retry_sec
         self._scratch = Path(scratch) if scratch else None
         self._local = LocalObjects()
         self._s3: ObjectStore | None = None
@@ -158,7 +161,7 @@ class Objects:
             if self._s3 is None:
                 from specbatch.pipeline.ingest.s3_objects import S3Objects
 
-                self._s3 = S3Objects(self._s3_endpoint_url)
+                self._s3 = S3Objects(self._s3_endpoint_url, self._s3_retry_sec)
             return self._s3
 
 

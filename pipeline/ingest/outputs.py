@@ -112,7 +112,7 @@ class OutputWriter:
         if owner is not None and not (is_mine(owner) if is_mine else owner == self._job_id):
             raise self._taken(owner)
         if "://" not in self._uri:
-            _check_writable(Path(self._uri))
+            check_writable(Path(self._uri))
 
     def claim(self) -> None:
         """Make the location this job's; its own earlier claim is fine.
@@ -255,7 +255,7 @@ def _unasked() -> None:
     """Nobody else is at work."""
 
 
-def _check_writable(folder: Path) -> None:
+def check_writable(folder: Path) -> None:
     """Make the missing folders, and remove them again."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):

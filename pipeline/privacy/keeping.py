@@ -168,7 +168,7 @@ def kept_records(
     codec: Codec,
     texts: Sequence[str] | None = None,
 ) -> Sequence[CompletionRecord]:
-    """Completions as they are stored; `texts` are those of all their tokens, where they are known."""
+    """Completions as they are stored; `texts`, where known, are those of all their tokens."""
     if keeper.is_full:
         return records
     if texts is None:

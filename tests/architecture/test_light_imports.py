@@ -15,7 +15,7 @@ HEAVY = ("torch", "pyarrow", "numpy", "transformers", "tokenizers", "safetensors
 TORCH = ("torch", "transformers", "tokenizers", "safetensors", "triton")
 LIGHT_ROOMS = ("schemas", "pipeline.ledger", "pipeline.client", "pipeline.bootstrap", "workers")
 # Imported only by those that move bulk rows.
-NOT_LIGHT = ("schemas.arrow",)
+NOT_LIGHT = ("schemas.arrow", "schemas.export_arrow")
 
 BLOCK_AND_IMPORT = """
 import importlib, sys

@@ -62,3 +62,11 @@ def test_doing_a_job_here_says_what_to_install(folder: Path) -> None:
     done = run(folder, "submit-job", "--local", *flags)
     assert done.returncode == 2
     assert "pip install 'specbatch[engine]'" in done.stderr
+
+
+def test_an_export_says_what_is_missing(folder: Path) -> None:
+    done = run(folder, "export", "some-job", "--what", "costs", "--to", "c.parquet")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "exports are Parquet and need pyarrow and numpy" in line
+    assert "pip install 'specbatch[engine]'" in line

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from ledger.builders import completion
 
+from specbatch.pipeline.ingest.export_columns import token_batch
+from specbatch.pipeline.ingest.exports import ExportWriter
 from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ingest.outputs import OutputWriter, read_output
 from specbatch.schemas.errors import ObjectError, OutputError
+from specbatch.schemas.export_arrow import TOKENS
+from specbatch.schemas.exports import ExportKind
+from support.traced import traced
 
 LARGE = b"x" * (1 << 20)
 
@@ -123,3 +130,20 @@ def test_a_scratch_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         objects.temp_folder(),
     ):
         pass
+
+
+def test_an_export_that_finds_no_room_leaves_nothing_and_may_be_repeated(tmp_path: Path) -> None:
+    def batches() -> Iterator[pa.RecordBatch]:
+        draw = random.Random(1)
+        for row in range(50):
+            yield token_batch("job", [traced(draw, row)[0]])
+
+    objects = Objects(scratch=tmp_path / "scratch")
+    writer = ExportWriter(
+        objects, f"{tmp_path}/out/t.parquet", ExportKind.TOKENS, row_group_bytes=1000
+    )
+    with small_files(2000), pytest.raises(ObjectError, match=r"cannot write .*: file too large"):
+        writer.write(TOKENS, batches(), {})
+    assert files(tmp_path) == []
+    writer.write(TOKENS, batches(), {})
+    assert files(tmp_path) == ["out/t.parquet"]

@@ -1,0 +1,37 @@
+"""A job is exported to the same bytes from every store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ledger.builders import JOB, Clock
+
+from specbatch.pipeline.exporting import Exporter
+from specbatch.pipeline.ingest.objects import Objects
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.ledger.memory_store import MemoryStore
+from specbatch.schemas.exports import ExportedFile, ExportKind, ExportOrder
+from support.exported import exported_job
+
+
+def exported(store: Store, folder: Path) -> dict[ExportKind, tuple[ExportedFile, ...]]:
+    exporter = Exporter(store, Objects(), Objects())
+    orders = [ExportOrder(kind, str(folder / kind)) for kind in ExportKind]
+    return {order.kind: exporter.export(JOB, order).files for order in orders}
+
+
+@pytest.fixture
+def expected(clock: Clock, tmp_path: Path) -> dict[ExportKind, tuple[ExportedFile, ...]]:
+    """From the store in memory, of another run of the same job."""
+    made = exported_job(MemoryStore(clock=clock), tmp_path / "work")
+    return exported(made.store, tmp_path / "expected")
+
+
+def test_every_store_gives_the_same_files(
+    store: Store, tmp_path: Path, expected: dict[ExportKind, tuple[ExportedFile, ...]]
+) -> None:
+    made = exported_job(store, tmp_path / "work")
+    files = exported(made.store, tmp_path / "exported")
+    assert files == expected
+    assert all(file.rows for kind in files for file in files[kind])
