@@ -73,13 +73,6 @@ def migrate(settings: Settings) -> list[str]:
     return grant_roles(settings.store_url)
 
 
-def make_objects(settings: Settings) -> Objects:
-    """The files of the settings' places, jobs' own ones encrypted where there is a key."""
-    from specbatch.pipeline.ingest.objects import Objects
-
-    return Objects(settings.s3_endpoint_url, sealer=Sealer.of_setting(settings.encryption_key))
-
-
 def make_client(
     settings: Settings,
     ring: Ring,
@@ -212,7 +205,7 @@ def make_worker(
 
     verifying = host(0, drafts=True) if "verify" in kinds else None
     proposing = host(1, drafts=False) if "propose" in kinds else None
-    objects = make_objects(settings)
+    objects = Objects.of_settings(settings)
     owner = f"{socket.gethostname()}:{os.getpid()}"
     engines = [h for h in (verifying, proposing) if h is not None]
     device_here = _priced(settings)

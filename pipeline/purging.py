@@ -16,6 +16,7 @@ from specbatch.pipeline.ingest.objects import Objects, join
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.errors import ObjectError, UsageError
 from specbatch.schemas.records import JobRow, JobState
+from specbatch.schemas.settings import Settings
 
 DAY_SEC = 86_400.0
 MANIFEST = "manifest.json"
@@ -37,6 +38,11 @@ class Purger:
     store: Store
     objects: Objects
     retention_days: Mapping[str, float]
+
+    @classmethod
+    def of_settings(cls, settings: Settings, store: Store) -> Purger:
+        """Needs no key: it reads nothing."""
+        return cls(store, Objects.of_settings(settings), settings.retention_days)
 
     def due(self, tenant: str | None = None, older_than_sec: float | None = None) -> list[Due]:
         """Ended jobs whose time has come, the oldest first, of all tenants or of one.

@@ -66,7 +66,6 @@ from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import (
     Artefact,
     Bell,
-    CompletionRecord,
     GroupWork,
     JobRow,
     Lease,
@@ -265,7 +264,7 @@ class Stages(Guarding):
         codec = self._codec(str(self._models(spec.verifier).path))
         records = finished_records(job, spec, rows, drafts, begun, codec, price)
         report = group_report(records) | put_kept(self._objects, job, lease, records)
-        kept, timing = self._kept(job, records, codec), self._spent(begun)
+        kept, timing = kept_records(self._privacy.keeper(job), records, codec), self._spent(begun)
         self._timing.keeping(lease, partial(self._store.keep_part, lease, kept, timing, report))
         self._ring_job(lease.job_id)
 
@@ -327,7 +326,7 @@ class Stages(Guarding):
             done = with_text(records, texts, rows, spec, codec.decode)
             due = self._store.commit_group(
                 work.lease,
-                kept_records(self._privacy.keeper(job), done, texts, codec.decode),
+                kept_records(self._privacy.keeper(job), done, codec, texts),
                 StageTiming(0.0, time.monotonic() - begun),
                 group_report(records),
             )
@@ -367,16 +366,6 @@ class Stages(Guarding):
     def _put(self, job: JobRow, kind: str, lease: Lease, data: bytes) -> Artefact:
         name = f"{kind}-{lease.group_index:08d}-{lease.generation}.arrow"
         return put_own(self._objects, job, name, data)
-
-    def _kept(
-        self, job: JobRow, records: Sequence[CompletionRecord], codec: TextCodec
-    ) -> Sequence[CompletionRecord]:
-        """What is stored of completions with their texts."""
-        keeper = self._privacy.keeper(job)
-        if keeper.is_full:
-            return records
-        texts = codec.decode_batch([record.token_ids for record in records])
-        return kept_records(keeper, records, texts, codec.decode)
 
     @contextmanager
     def _engaged(self, lease: Lease, host: Engines) -> Iterator[tuple[Held, list[Submitted]]]:

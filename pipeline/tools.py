@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from specbatch.pipeline.bootstrap import make_objects, require_engine_extra
+from specbatch.pipeline.bootstrap import require_engine_extra
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.schemas.errors import MissingExtraError, SpecbatchError
@@ -18,6 +18,7 @@ from specbatch.schemas.settings import Settings
 if TYPE_CHECKING:  # the light install has no torch and no pyarrow
     from specbatch.pipeline.auditing import Auditor
     from specbatch.pipeline.exporting import Exporter
+    from specbatch.pipeline.ingest.objects import Objects
     from specbatch.pipeline.purging import Purger
     from specbatch.pipeline.replaying import Replays
 
@@ -30,14 +31,14 @@ def make_purger(settings: Settings, store: Store) -> Purger:
     """What ends the keeping of texts. Needs no key: it reads none."""
     from specbatch.pipeline.purging import Purger
 
-    return Purger(store, make_objects(settings), settings.retention_days)
+    return Purger(store, _objects(settings), settings.retention_days)
 
 
 def make_auditor(settings: Settings, store: Store) -> Auditor:
     """What audits jobs; it needs the engine extra for replays alone."""
     from specbatch.pipeline.auditing import Auditor
 
-    objects = make_objects(settings)
+    objects = _objects(settings)
     return Auditor(store, objects, partial(make_replays, settings, store))
 
 
@@ -65,7 +66,7 @@ def make_replays(
         folder, spec.engine, device, settings.kv_cache_mib << 20, settings.max_batch_tokens
     )
     codec = TextCodec.load(str(folder.path))
-    return Replays(store, make_objects(settings), job, spec, codec, replayer)
+    return Replays(store, _objects(settings), job, spec, codec, replayer)
 
 
 def first_rows(
@@ -82,7 +83,7 @@ def first_rows(
 
     try:
         privacy = Privacy.of_settings(settings)
-        read = reader(make_objects(settings), job, files=2)
+        read = reader(_objects(settings), job, files=2)
         found = [read(prompts)[0] for prompts in groups]
         return [replace(row, row_id=privacy.row_id(job, row.row_id)) for row in found]
     except SpecbatchError as error:
@@ -105,4 +106,10 @@ def make_exporter(settings: Settings, store: Store) -> Exporter:
 
     endpoint = settings.s3_endpoint_url
     first_look = Objects(endpoint, s3_retry_sec=_FIRST_LOOK_SEC)
-    return Exporter(store, make_objects(settings), first_look)
+    return Exporter(store, _objects(settings), first_look)
+
+
+def _objects(settings: Settings) -> Objects:
+    from specbatch.pipeline.ingest.objects import Objects
+
+    return Objects.of_settings(settings)

@@ -10,11 +10,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from specbatch.jobs.cli.connect import load_settings
 from specbatch.jobs.cli.console import err, remark, say
-from specbatch.pipeline.bootstrap import (
-    make_store,
-)
+from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.purging import Due, Purger
-from specbatch.pipeline.tools import make_purger
 from specbatch.schemas.errors import UsageError
 
 _AGE = re.compile(r"(\d+(?:\.\d+)?)([dhm]?)")
@@ -50,7 +47,7 @@ def purge(
     settings = load_settings()
     store = make_store(settings)
     try:
-        purger = make_purger(settings, store)
+        purger = Purger.of_settings(settings, store)
         due = _due(purger, tenant, older_than, job)
         left = [] if job else purger.left_behind()
         if dry_run:

@@ -22,6 +22,7 @@ from typing import BinaryIO, Protocol
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.records import Artefact
 from specbatch.schemas.sealing import Sealer
+from specbatch.schemas.settings import Settings
 
 CHUNK_BYTES = 4 << 20
 
@@ -105,6 +106,12 @@ class Objects:
         self._local = LocalObjects()
         self._s3: ObjectStore | None = None
         self._lock = threading.Lock()
+
+    @classmethod
+    def of_settings(cls, settings: Settings) -> Objects:
+        """Of an installation, its jobs' own files encrypted where there is a key."""
+        sealer = Sealer.of_setting(settings.encryption_key)
+        return cls(settings.s3_endpoint_url, sealer=sealer)
 
     def put_bytes(self, uri: str, data: bytes) -> Artefact:
         return self._store(uri).put_bytes(uri, data)

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Row, func, insert, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Row, Select, func, insert, select, tuple_
 
 from specbatch.pipeline.ledger import rules
 from specbatch.pipeline.ledger.reading import fetch
 from specbatch.pipeline.ledger.transactions import Transactions, is_transient
-from specbatch.schemas import mapper
+from specbatch.schemas import completion_rows, mapper
 from specbatch.schemas.audit import (
     FIRST,
     AuditRecord,
@@ -105,7 +105,7 @@ def kept(database: Transactions, job_id: str, batch: int) -> Iterator[KeptComple
         .order_by(Completion.row_index, Completion.sample_index)
         .limit(batch)
     )
-    whole = select(*Completion.__table__.c).where(Completion.job_id == job_id)
+    whole = _whole().where(Completion.job_id == job_id)
     after = (-1, -1)
     while True:
         rows = database.read(partial(fetch, query.where(key > after)))
@@ -125,9 +125,16 @@ def kept(database: Transactions, job_id: str, batch: int) -> Iterator[KeptComple
         after = last
 
 
+def _whole() -> Select[Any]:
+    """Completions with what their job's row tells; also where there is no such row."""
+    of_job = (Job.verifier.label("job_verifier"), Job.proposer.label("job_proposer"))
+    columns: list[Any] = [*Completion.__table__.c, *of_job]
+    return select(*columns).outerjoin(Job, Job.job_id == Completion.job_id)
+
+
 def _record(row: Row[Any]) -> CompletionRecord | None:
     try:
-        return mapper.completion_record(row)
+        return completion_rows.completion_record(row)
     except _SPOILT:
         return None
 
@@ -146,7 +153,7 @@ def _if_readable(database: Transactions, work: Callable[[Connection], T]) -> T |
 
 def kept_one(database: Transactions, job_id: str, row: int, sample: int) -> KeptCompletion | None:
     """One completion."""
-    query = select(*Completion.__table__.c).where(
+    query = _whole().where(
         Completion.job_id == job_id, Completion.row_index == row, Completion.sample_index == sample
     )
     found = _if_readable(database, partial(fetch, query))

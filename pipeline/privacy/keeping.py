@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from specbatch.pipeline.privacy.redactor import Redactor, merged, replaced
 from specbatch.pipeline.privacy.token_places import Decode, token_places, tokens_in
@@ -153,15 +154,26 @@ class Keepers:
         return self.redacted if mode is PrivacyMode.REDACTED else self.hash_only
 
 
+class Codec(Protocol):
+    """What makes texts of token ids."""
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]: ...
+
+
 def kept_records(
     keeper: Everything,
     records: Sequence[CompletionRecord],
-    texts: Sequence[str],
-    decode: Decode,
+    codec: Codec,
+    texts: Sequence[str] | None = None,
 ) -> Sequence[CompletionRecord]:
-    """Completions as they are stored; `texts` are those of all their tokens."""
+    """Completions as they are stored; `texts`, where known, are those of all their tokens."""
     if keeper.is_full:
         return records
+    if texts is None:
+        texts = codec.decode_batch([record.token_ids for record in records])
     return [
-        keeper.record(record, whole, decode) for record, whole in zip(records, texts, strict=True)
+        keeper.record(record, whole, codec.decode)
+        for record, whole in zip(records, texts, strict=True)
     ]
