@@ -197,7 +197,7 @@ def make_worker(
     objects = Objects(settings.s3_endpoint_url)
     owner = f"{socket.gethostname()}:{os.getpid()}"
     engines = [h for h in (verifying, proposing) if h is not None]
-    device_here = _priced(settings)
+    device_here = priced_device(settings)
     timekeeper = Timekeeper(store, owner, device_here, engines) if engines else None
     keeper = LeaseKeeper(store, settings.lease_sec)
     if timekeeper is not None:
@@ -265,7 +265,7 @@ def first_rows(
         return None
 
 
-def _priced(settings: Settings) -> Device:
+def priced_device(settings: Settings) -> Device:
     """The device of a worker here, or all those that share its verifier."""
     from specbatch.pipeline.policy.pricing import priced
 

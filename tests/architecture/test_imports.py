@@ -24,6 +24,7 @@ DIRECTIONS = {
     "jobs": (
         "pipeline.bootstrap",
         "pipeline.client",
+        "pipeline.ledger.contract",
         "pipeline.observe",
         "pipeline.policy",
         "pipeline.preflight",
@@ -39,7 +40,13 @@ DIRECTIONS = {
 
 # third-party package: the only rooms that may import it
 KEPT_TO = {
-    "sqlalchemy": ("pipeline.ledger", "schemas.tables", "schemas.mapper", "migrations"),
+    "sqlalchemy": (
+        "pipeline.ledger",
+        "schemas.tables",
+        "schemas.time_tables",
+        "schemas.mapper",
+        "migrations",
+    ),
     "celery": ("workers", "jobs"),
     "kombu": ("workers", "jobs"),
 }
