@@ -12,7 +12,8 @@ from specbatch.pipeline.ledger import copying, jobs, rules, time_ledger
 from specbatch.pipeline.ledger.cutting import is_held
 from specbatch.pipeline.ledger.jobs import FREE
 from specbatch.pipeline.ledger.transactions import Now
-from specbatch.schemas import mapper
+from specbatch.schemas import completion_rows, mapper
+from specbatch.schemas.months import month_of
 from specbatch.schemas.records import Artefact, CompletionRecord, Lease, Stage, StageTiming
 from specbatch.schemas.tables import Completion, Group
 from specbatch.schemas.timekeeping import Spent
@@ -81,7 +82,7 @@ def _keep(
     to: Stage,
 ) -> Stage | None:
     """What is due of the job because of it, if anything."""
-    values = [mapper.completion_values(lease, record) for record in completions]
+    values = [completion_rows.completion_values(lease, record) for record in completions]
     on_postgres = conn.dialect.name == "postgresql"
     if on_postgres:
         copying.stage(conn, values)  # before the job's row is locked: others may commit meanwhile
@@ -91,10 +92,12 @@ def _keep(
     if to is Stage.CANCELLED:
         totals["rows_kept"] = Group.rows_kept + len({c.row_index for c in completions})
     _leave(conn, now, lease, to, {**_timed(timing), **totals})
+    of_job = {"month": month_of(job.created_at), "job_verifier": job.verifier}
+    of_job["job_proposer"] = job.proposer
     if on_postgres:
-        copying.insert_staged(conn)
+        copying.insert_staged(conn, of_job)
     else:
-        _insert(conn, values)
+        _insert(conn, values, of_job)
     merged = {"report": rules.merge_report(job.report, report)} if report else {}
     after = jobs.settle(conn, now, lease.job_id, **merged)
     before, then = ((Stage(of.stage), of.ingest_resumes_at is not None) for of in (job, after))
@@ -118,7 +121,9 @@ def _timed(timing: StageTiming) -> dict[str, Any]:
     }
 
 
-def _insert(conn: Connection, values: Iterable[Mapping[str, Any]]) -> None:
-    rows = list(values)
+def _insert(
+    conn: Connection, values: Iterable[Mapping[str, Any]], of_job: Mapping[str, Any]
+) -> None:
+    rows = [completion_rows.beside_job(row, of_job) for row in values]
     if rows:
         conn.execute(sqlite.insert(Completion).on_conflict_do_nothing(), rows)

@@ -28,7 +28,7 @@ from specbatch.pipeline.ledger.transactions import (
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.masking import mask_url
 from specbatch.schemas.sql_roles import ROLES, granting
-from specbatch.schemas.tables import Base
+from specbatch.schemas.tables import Base, is_described
 
 _LOCK_ID = 5_770_237_462  # any number that only specbatch's migrations use
 
@@ -110,7 +110,8 @@ def revisions() -> list[str]:
 def check(url: str) -> list[str]:
     """What a migration would have to change for the database to fit the tables; empty: nothing."""
     with _connected(url) as connection:
-        context = MigrationContext.configure(connection, opts={"compare_server_default": True})
+        opts = {"compare_server_default": True, "include_name": is_described}
+        context = MigrationContext.configure(connection, opts=opts)
         return [repr(difference) for difference in compare_metadata(context, Base.metadata)]
 
 
