@@ -34,7 +34,6 @@ if TYPE_CHECKING:  # the light install has no torch and no pyarrow
     from specbatch.pipeline.engine.parallel import Leader
     from specbatch.pipeline.engines import Engines
     from specbatch.pipeline.ingest.codec import TextCodec
-    from specbatch.pipeline.ingest.objects import Objects
     from specbatch.pipeline.refill import Line, Refiller, Refills
     from specbatch.pipeline.remembering import StoredKnowledge
     from specbatch.pipeline.stages import Stages
@@ -157,6 +156,7 @@ def make_worker(
         require_engine_extra()
     from specbatch.pipeline.engine.model_folder import check_pair, inspect_model
     from specbatch.pipeline.ingest.codec import TextCodec
+    from specbatch.pipeline.ingest.objects import Objects
     from specbatch.pipeline.refill import Refiller, Refills
     from specbatch.pipeline.remembering import StoredKnowledge
     from specbatch.pipeline.stages import Economy, Stages
@@ -208,7 +208,7 @@ def make_worker(
     objects = Objects.of_settings(settings)
     owner = f"{socket.gethostname()}:{os.getpid()}"
     engines = [h for h in (verifying, proposing) if h is not None]
-    device_here = _priced(settings)
+    device_here = priced_device(settings)
     timekeeper = Timekeeper(store, owner, device_here, engines) if engines else None
     keeper = LeaseKeeper(store, settings.lease_sec)
     if timekeeper is not None:
@@ -257,7 +257,7 @@ def make_worker(
     )
 
 
-def _priced(settings: Settings) -> Device:
+def priced_device(settings: Settings) -> Device:
     """The device of a worker here, or all those that share its verifier."""
     from specbatch.pipeline.policy.pricing import priced
 

@@ -26,6 +26,7 @@ DIRECTIONS = {
         "pipeline.auditing",
         "pipeline.bootstrap",
         "pipeline.client",
+        "pipeline.ledger.contract",
         "pipeline.observe",
         "pipeline.policy",
         "pipeline.preflight",
@@ -46,6 +47,7 @@ DIRECTIONS = {
 KEPT_TO = {
     "sqlalchemy": (
         *("pipeline.ledger", "schemas.tables", "schemas.text_columns", "schemas.mapper"),
+        *("schemas.audit_tables", "schemas.time_tables", "schemas.token_arrays"),
         "migrations",
     ),
     "celery": ("workers", "jobs"),
