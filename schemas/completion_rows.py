@@ -40,7 +40,7 @@ def completion_values(lease: Lease, record: CompletionRecord) -> dict[str, Any]:
         "token_ids": record.token_ids,
         "text": record.text,
         "finish_reason": record.finish_reason.value,
-        "origins": tuple(map(int, record.origins)),
+        "origins": record.origins,
         "logprobs": as_float32(record.logprobs),
         "proposed": record.proposed,
         "accepted": record.accepted,
