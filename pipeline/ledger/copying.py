@@ -41,18 +41,18 @@ def stage(conn: Connection, values: Iterable[Mapping[str, Any]]) -> None:
     """Copy the rows to this connection's staging table; they vanish with the transaction."""
     conn.execute(_CREATE)
     driver: Any = conn.connection.driver_connection
-    writers = [(column.name, _writer_of(column, conn.dialect)) for column in _COLUMNS]
+    writers = [
+        (i, as_text)
+        for i, column in enumerate(_COLUMNS)
+        if (as_text := _writer_of(column, conn.dialect)) is not None
+    ]
     with driver.cursor() as cursor, cursor.copy(_COPY) as copy:
         for row in values:
-<<<<<<< HEAD
-            copy.write_row([as_text(row[name]) for name, as_text in writers])
-=======
             line = list(_in_order(row))
-            for i, as_text in _WRITERS:
+            for i, as_text in writers:
                 if line[i] is not None:
                     line[i] = as_text(line[i])
             copy.write_row(line)
->>>>>>> w-h1
 
 
 def insert_staged(conn: Connection, of_job: Mapping[str, Any]) -> None:
@@ -75,39 +75,22 @@ def _packed(pack: Callable[[Any], Any], values: Any) -> str:
     return "{" + orjson.dumps(pack(values)).decode()[1:-1] + "}"
 
 
-<<<<<<< HEAD
-def _json(value: Any) -> str | None:
-    return None if value is None else orjson.dumps(value).decode()
-
-
-def _packed(pack: Callable[[Any], Any], values: Any) -> str | None:
-    return None if values is None else _array_literal(pack(values))
-
-
-def _writer_of(column: Any, dialect: Dialect) -> Callable[[Any], Any]:
-    """What COPY is handed for the column's values; the dialect knows what seals its texts."""
-=======
 def _json(value: Any) -> str:
     return orjson.dumps(value).decode()
 
 
-def _writer_of(column: Any) -> Callable[[Any], str] | None:
-    """What makes COPY's text of a column's values; None: the driver does."""
->>>>>>> w-h1
+def _writer_of(column: Any, dialect: Dialect) -> Callable[[Any], Any] | None:
+    """What makes COPY's text of a column's values; None: the driver does. The dialect knows what
+    seals its texts."""
     if isinstance(column.type, JSON):
         return _json
     if type(column.type) is TokenArray:
         return _array_literal
     if isinstance(column.type, TokenArray):
         return partial(_packed, column.type.packed)
-<<<<<<< HEAD
     if isinstance(column.type, AnyText | SealedText):
         return partial(column.type.process_bind_param, dialect=dialect)
-    return _as_it_is
-=======
-    return escape_text if isinstance(column.type, AnyText) else None
+    return None
 
 
 _in_order = itemgetter(*(column.name for column in _COLUMNS))
-_WRITERS = [(i, w) for i, column in enumerate(_COLUMNS) if (w := _writer_of(column)) is not None]
->>>>>>> w-h1

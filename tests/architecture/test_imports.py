@@ -46,12 +46,8 @@ DIRECTIONS = {
 # third-party package: the only rooms that may import it
 KEPT_TO = {
     "sqlalchemy": (
-<<<<<<< HEAD
         *("pipeline.ledger", "schemas.tables", "schemas.text_columns", "schemas.mapper"),
         *("schemas.audit_tables", "schemas.time_tables", "schemas.token_arrays"),
-=======
-        *("pipeline.ledger", "schemas.tables", "schemas.token_arrays", "schemas.mapper"),
->>>>>>> w-h1
         "migrations",
     ),
     "celery": ("workers", "jobs"),

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contracts.shorthand import RESULTS, claim, ingest, verified
-from ledger.builders import JOB, NO_TIME, completion, new_job
+from contracts.shorthand import claim, ingest, verified
+from ledger.builders import JOB, NO_TIME, RESULTS, completion, new_job
 from sqlalchemy import inspect, text
 from sqlalchemy.exc import DBAPIError
 
