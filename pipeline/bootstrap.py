@@ -36,7 +36,6 @@ if TYPE_CHECKING:  # the light install has no torch and no pyarrow
     from specbatch.pipeline.engines import Engines
     from specbatch.pipeline.exporting import Exporter
     from specbatch.pipeline.ingest.codec import TextCodec
-    from specbatch.pipeline.ingest.objects import Objects
     from specbatch.pipeline.refill import Line, Refiller, Refills
     from specbatch.pipeline.remembering import StoredKnowledge
     from specbatch.pipeline.replaying import Replays
@@ -161,6 +160,7 @@ def make_worker(
         require_engine_extra()
     from specbatch.pipeline.engine.model_folder import check_pair, inspect_model
     from specbatch.pipeline.ingest.codec import TextCodec
+    from specbatch.pipeline.ingest.objects import Objects
     from specbatch.pipeline.refill import Refiller, Refills
     from specbatch.pipeline.remembering import StoredKnowledge
     from specbatch.pipeline.stages import Economy, Stages
@@ -264,6 +264,7 @@ def make_worker(
 def make_auditor(settings: Settings, store: Store) -> Auditor:
     """What audits jobs; it needs the engine extra for replays alone."""
     from specbatch.pipeline.auditing import Auditor
+    from specbatch.pipeline.ingest.objects import Objects
 
     objects = Objects.of_settings(settings)
     return Auditor(store, objects, partial(make_replays, settings, store))
@@ -281,10 +282,11 @@ def make_replays(
     from specbatch.pipeline.engine.model_folder import inspect_model
     from specbatch.pipeline.engine.replayer import Replayer
     from specbatch.pipeline.ingest.codec import TextCodec
+    from specbatch.pipeline.ingest.objects import Objects
     from specbatch.pipeline.replaying import Replays, check_model
-    from specbatch.schemas.spec import JobSpec
+    from specbatch.schemas.spec import spec_of
 
-    spec = JobSpec.model_validate(job.spec)
+    spec = spec_of(job)
     folder = inspect_model(verifier or spec.verifier)
     check_model(job, spec, folder)
     device = DeviceOptions(settings.device, settings.cuda_graphs, settings.torch_compile)
@@ -306,6 +308,7 @@ def first_rows(
 
     if find_spec("pyarrow") is None:
         return None
+    from specbatch.pipeline.ingest.objects import Objects
     from specbatch.pipeline.prompts import reader
 
     try:
