@@ -11,7 +11,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from specbatch.pipeline.client import Client, Ring
@@ -21,24 +21,21 @@ from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.migrate import grant_roles, open_store
 from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.pipeline.sweeper import Queued, Sweeper, unknown
-from specbatch.schemas.errors import MissingExtraError, SpecbatchError, UsageError
+from specbatch.schemas.errors import MissingExtraError, UsageError
 from specbatch.schemas.masking import hide_in_logs
 from specbatch.schemas.messages import HintMessage
-from specbatch.schemas.records import Bell, JobRow, PromptRow, Prompts
+from specbatch.schemas.records import Bell
 from specbatch.schemas.sealing import Sealer
 from specbatch.schemas.settings import Settings
 
 if TYPE_CHECKING:  # the light install has no torch and no pyarrow
-    from specbatch.pipeline.auditing import Auditor
     from specbatch.pipeline.engine.device import DeviceOptions
     from specbatch.pipeline.engine.model_folder import ModelFolder
     from specbatch.pipeline.engine.parallel import Leader
     from specbatch.pipeline.engines import Engines
-    from specbatch.pipeline.exporting import Exporter
     from specbatch.pipeline.ingest.codec import TextCodec
     from specbatch.pipeline.refill import Line, Refiller, Refills
     from specbatch.pipeline.remembering import StoredKnowledge
-    from specbatch.pipeline.replaying import Replays
     from specbatch.pipeline.stages import Stages
     from specbatch.pipeline.timekeeping import Timekeeper
     from specbatch.schemas.timekeeping import Device
@@ -48,7 +45,6 @@ log = logging.getLogger(__name__)
 LEASES_OF_SILENCE = 3  # after which a worker is held for dead, and its device no longer counted
 
 KINDS = ("ingest", "propose", "verify", "record")
-_FIRST_LOOK_SEC = 10.0  # failures of S3 may take, where a person waits to hear of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +208,7 @@ def make_worker(
     objects = Objects.of_settings(settings)
     owner = f"{socket.gethostname()}:{os.getpid()}"
     engines = [h for h in (verifying, proposing) if h is not None]
-    device_here = _priced(settings)
+    device_here = priced_device(settings)
     timekeeper = Timekeeper(store, owner, device_here, engines) if engines else None
     keeper = LeaseKeeper(store, settings.lease_sec)
     if timekeeper is not None:
@@ -261,85 +257,7 @@ def make_worker(
     )
 
 
-def make_auditor(settings: Settings, store: Store) -> Auditor:
-    """What audits jobs; it needs the engine extra for replays alone."""
-    from specbatch.pipeline.auditing import Auditor
-    from specbatch.pipeline.ingest.objects import Objects
-
-    objects = Objects.of_settings(settings)
-    return Auditor(store, objects, partial(make_replays, settings, store))
-
-
-def make_replays(
-    settings: Settings, store: Store, job: JobRow, verifier: str | None = None
-) -> Replays:
-    """What looks at a job's completions again; `verifier` is where its model lies, if it moved.
-
-    Raises `ModelError` for another model than the job's, `MissingExtraError` and `UsageError`.
-    """
-    require_engine_extra()
-    from specbatch.pipeline.engine.device import DeviceOptions
-    from specbatch.pipeline.engine.model_folder import inspect_model
-    from specbatch.pipeline.engine.replayer import Replayer
-    from specbatch.pipeline.ingest.codec import TextCodec
-    from specbatch.pipeline.ingest.objects import Objects
-    from specbatch.pipeline.replaying import Replays, check_model
-    from specbatch.schemas.spec import spec_of
-
-    spec = spec_of(job)
-    folder = inspect_model(verifier or spec.verifier)
-    check_model(job, spec, folder)
-    device = DeviceOptions(settings.device, settings.cuda_graphs, settings.torch_compile)
-    device.check()
-    replayer = Replayer(
-        folder, spec.engine, device, settings.kv_cache_mib << 20, settings.max_batch_tokens
-    )
-    codec = TextCodec.load(str(folder.path))
-    return Replays(store, Objects.of_settings(settings), job, spec, codec, replayer)
-
-
-def first_rows(
-    settings: Settings, job: JobRow, groups: Sequence[Prompts]
-) -> list[PromptRow] | None:
-    """The first row of each group of a job, with its id as the store has it; None where prompts
-    cannot be read: they are not here, or the install is the light one, which reads no Arrow files.
-    """
-    from importlib.util import find_spec
-
-    if find_spec("pyarrow") is None:
-        return None
-    from specbatch.pipeline.ingest.objects import Objects
-    from specbatch.pipeline.prompts import reader
-
-    try:
-        privacy = Privacy.of_settings(settings)
-        read = reader(Objects.of_settings(settings), job, files=2)
-        found = [read(prompts)[0] for prompts in groups]
-        return [replace(row, row_id=privacy.row_id(job, row.row_id)) for row in found]
-    except SpecbatchError as error:
-        log.info("prompts are out of reach: %s", error)
-        return None
-
-
-def make_exporter(settings: Settings, store: Store) -> Exporter:
-    """What exports jobs of a store. Raises `MissingExtraError` without pyarrow."""
-    from importlib.util import find_spec
-
-    missing = [name for name in ("pyarrow", "numpy") if find_spec(name) is None]
-    if missing:
-        raise MissingExtraError(
-            f"exports are Parquet and need {' and '.join(missing)}, which this install lacks: "
-            "`pip install 'specbatch[engine]'`, or export where the workers are"
-        )
-    from specbatch.pipeline.exporting import Exporter
-    from specbatch.pipeline.ingest.objects import Objects
-
-    endpoint = settings.s3_endpoint_url
-    first_look = Objects(endpoint, s3_retry_sec=_FIRST_LOOK_SEC)
-    return Exporter(store, Objects.of_settings(settings), first_look)
-
-
-def _priced(settings: Settings) -> Device:
+def priced_device(settings: Settings) -> Device:
     """The device of a worker here, or all those that share its verifier."""
     from specbatch.pipeline.policy.pricing import priced
 

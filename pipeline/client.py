@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.privacy.tenants import NOBODY_PRIVATE, Privacy
 from specbatch.schemas.errors import UsageError, WaitTimeoutError
+from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.records import (
     PRIORITIES,
     Bell,
-    JobProgress,
     JobRow,
     JobState,
     NewJob,

@@ -19,7 +19,14 @@ from specbatch.pipeline.policy.caps import depth_cap
 from specbatch.pipeline.policy.journal import Lessons
 from specbatch.pipeline.policy.tracks import proposer_of
 from specbatch.schemas.errors import FencedError, SpecbatchError, StoreError, UsageError
-from specbatch.schemas.records import Artefact, JobProgress, JobRow, Lease, PromptRow, Verification
+from specbatch.schemas.job_progress import JobProgress
+from specbatch.schemas.records import (
+    Artefact,
+    JobRow,
+    Lease,
+    PromptRow,
+    Verification,
+)
 from specbatch.schemas.spec import JobSpec
 from specbatch.schemas.speculation import (
     PRE_GENERATED,

@@ -25,10 +25,13 @@ from specbatch.pipeline.ingest.exports import ExportWriter
 from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.prompts import in_order
+from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.export_arrow import SCHEMAS
 from specbatch.schemas.exports import Exported, ExportKind, ExportOrder
-from specbatch.schemas.records import CompletionRecord, JobProgress, JobRow, PromptRow
+from specbatch.schemas.job_progress import JobProgress
+from specbatch.schemas.masking import masked
+from specbatch.schemas.records import CompletionRecord, JobRow, PromptRow
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +73,9 @@ class Exporter:
             )
         writer = ExportWriter(self.objects, order.to, order.kind, order.overwrite)
         writer.check(self.first_look)
+        # First: nothing leaves that was not told of.
+        said = {"what": order.kind.value, "to": masked(order.to)}
+        self.store.note_action(job.job_id, EntryKind.EXPORTED, said)
         corrections = Corrections(job.job_id, order.selection)
         batches = self._batches(job, order.kind, corrections, told)
         files = writer.write(SCHEMAS[order.kind], batches, _about(job, order))
@@ -97,7 +103,9 @@ class Exporter:
             return
         if kind is ExportKind.CORRECTIONS:
             where = partial(self.store.prompts_of, job.job_id)
-            prompts = _Prompts(in_order(self.objects, job, where))
+            # The files have whole prompts while a job runs, also where the store keeps less.
+            rows = in_order(self.objects, job, where) if job.privacy.is_full else iter(())
+            prompts = _Prompts(rows)
 
             def make(some: list[CompletionRecord]) -> pa.RecordBatch:
                 return corrections.batch(some, [prompts.of(r.row_index) for r in some])
@@ -170,10 +178,9 @@ def _remarks(job: JobRow, corrections: Corrections) -> Iterator[str]:
     if not job.state.is_final:
         yield f"job {job.job_id} is still {job.state}: these are the rows finished so far"
     if corrections.without_prompt:
-        yield (
-            f"{corrections.without_prompt:,} rows have no prompt: the job's files are no longer in "
-            f"{job.workspace_uri}"
-        )
+        gone = f"the job's files are no longer in {job.workspace_uri}"
+        why = gone if job.privacy.is_full else f"what is kept of the job is {job.privacy}"
+        yield f"{corrections.without_prompt:,} rows have no prompt: {why}"
     for reason, n in _counted(corrections.left_out):
         yield f"left out: {n:,} completions that {reason}"
 

@@ -22,10 +22,10 @@ from specbatch.pipeline.recorded import recorded, rejected_whole
 from specbatch.pipeline.remainder import Remainder, write_remainder
 from specbatch.pipeline.text_stop import Decode
 from specbatch.schemas.audit import Head, PublishedManifest
+from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.records import (
     CompletionRecord,
     FinishReason,
-    JobProgress,
     JobRow,
     JobState,
     JobWork,

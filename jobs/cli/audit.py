@@ -15,7 +15,10 @@ from specbatch.jobs.cli.connect import load_settings
 from specbatch.jobs.cli.console import complain, err, remark, say, say_json
 from specbatch.jobs.cli.options import JobId
 from specbatch.pipeline.auditing import ChainAudit, ReplayAudit, record_of
-from specbatch.pipeline.bootstrap import make_auditor, make_store
+from specbatch.pipeline.bootstrap import (
+    make_store,
+)
+from specbatch.pipeline.tools import make_auditor
 from specbatch.schemas.audit import AuditRecord, Correctness, Finding, FindingKind
 from specbatch.schemas.errors import StoreError, UsageError
 

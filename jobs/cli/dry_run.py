@@ -12,8 +12,11 @@ from rich.table import Table
 
 from specbatch.jobs.cli.connect import client
 from specbatch.jobs.cli.console import err, out, say, say_json
+from specbatch.jobs.cli.foretelling import forecast_rows, foretold
 from specbatch.jobs.cli.preflight import check_job
-from specbatch.pipeline.policy.pricing import device_usd
+from specbatch.pipeline.bootstrap import priced_device
+from specbatch.pipeline.policy.forecast import Forecast
+from specbatch.pipeline.policy.pricing import MICROUSD_PER_USD, device_usd
 from specbatch.schemas.errors import SpecbatchError
 from specbatch.schemas.records import JobRow, JobState
 from specbatch.schemas.settings import Settings
@@ -45,6 +48,7 @@ class Plan:
     speed_from: str = ""
     estimated_sec: float = 0.0
     estimated_cost_usd: float = 0.0
+    forecast: Forecast | None = None
     peak_rss_mib_above_imports: float = 0.0
 
 
@@ -59,7 +63,9 @@ def show_plan(settings: Settings, spec: JobSpec, tokens_per_sec: float | None, j
     else:
         plan.tokens_per_sec, plan.speed_from = speed_of_earlier_jobs(settings, spec.verifier)
     plan.estimated_sec = plan.max_completion_tokens / plan.tokens_per_sec
-    plan.estimated_cost_usd = device_usd(plan.estimated_sec, settings.price_per_device_hour_usd)
+    price_usd = priced_device(settings).price_microusd / MICROUSD_PER_USD
+    plan.estimated_cost_usd = device_usd(plan.estimated_sec, price_usd)
+    plan.forecast = _foretold(settings, spec, plan)
     if json:
         say_json({"dry_run": True, **asdict(plan), "output": spec.output.uri})
     else:
@@ -115,6 +121,16 @@ def speed_of_earlier_jobs(settings: Settings, verifier: str) -> tuple[float, str
     )
 
 
+def _foretold(settings: Settings, spec: JobSpec, plan: Plan) -> Forecast | None:
+    try:
+        if not _has_store(settings):
+            return None
+        tokens = (plan.prompt_tokens, plan.completions, plan.max_completion_tokens)
+        return foretold(settings, spec, *tokens)
+    except SpecbatchError:
+        return None  # a plan needs no store
+
+
 def _has_store(settings: Settings) -> bool:
     """A dry run must not make a database."""
     scheme, _, path = settings.store_url.partition(":///")
@@ -137,6 +153,7 @@ def _print(plan: Plan, spec: JobSpec) -> None:
         ("speed", speed),
         ("time, at most", f"{plan.estimated_sec:,.0f} s of one device"),
         ("cost, at most", f"${plan.estimated_cost_usd:.6f}"),
+        *forecast_rows(plan.forecast),
         ("output", spec.output.uri),
         ("peak memory above imports", f"{plan.peak_rss_mib_above_imports:,.0f} MiB"),
     ):

@@ -7,6 +7,7 @@ from specbatch.jobs.cli.bench import bench
 from specbatch.jobs.cli.cancel import cancel
 from specbatch.jobs.cli.chaos import chaos
 from specbatch.jobs.cli.console import new_app, run
+from specbatch.jobs.cli.cost import cost
 from specbatch.jobs.cli.demo import demo
 from specbatch.jobs.cli.export import export
 from specbatch.jobs.cli.jobs import jobs
@@ -24,6 +25,7 @@ for command in (
     submit_job,
     jobs,
     show,
+    cost,
     cancel,
     retry,
     purge,

@@ -9,7 +9,11 @@ import typer
 from specbatch.jobs.cli.console import complain, out, remark, say, say_json
 from specbatch.pipeline.client import Client
 from specbatch.pipeline.observe.summary import summarize, summary_table
-from specbatch.schemas.records import JobProgress, JobRow, JobState
+from specbatch.schemas.job_progress import JobProgress
+from specbatch.schemas.records import (
+    JobRow,
+    JobState,
+)
 
 EXIT_CODES = {JobState.PARTIAL: 3, JobState.FAILED: 4, JobState.CANCELLED: 5}
 

@@ -10,7 +10,11 @@ import typer
 from specbatch.jobs.cli.audit import FOUND
 from specbatch.jobs.cli.connect import load_settings
 from specbatch.jobs.cli.console import say, say_json
-from specbatch.pipeline.bootstrap import make_replays, make_store, require_engine_extra
+from specbatch.pipeline.bootstrap import (
+    make_store,
+    require_engine_extra,
+)
+from specbatch.pipeline.tools import make_replays
 from specbatch.schemas.errors import UsageError
 
 if TYPE_CHECKING:

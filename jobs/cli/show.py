@@ -12,15 +12,20 @@ import typer
 from specbatch.jobs.cli.audit import correctness_line
 from specbatch.jobs.cli.connect import client, load_settings
 from specbatch.jobs.cli.console import out, say, say_json
+from specbatch.jobs.cli.cost_tables import saved_json, saved_line
 from specbatch.jobs.cli.options import JobId
 from specbatch.jobs.cli.outcome import as_json
-from specbatch.pipeline.bootstrap import first_rows, make_store
+from specbatch.pipeline.bootstrap import (
+    make_store,
+)
 from specbatch.pipeline.observe.summary import summarize, summary_table
+from specbatch.pipeline.policy.savings import savings
+from specbatch.pipeline.tools import first_rows
 from specbatch.schemas.audit import AuditRecord, Correctness
+from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.records import (
     NORMAL,
     PRIORITIES,
-    JobProgress,
     JobRow,
     PromptRow,
     Prompts,
@@ -44,14 +49,16 @@ def show(
     try:
         decisions = store.decisions(row.job_id)
         audits = store.audits(row.job_id)
+        saved = savings(store.measured_groups(row.job_id))
         unfinished = store.failed_groups(row.job_id)
         alone = [(p, error) for _, word, p, error in unfinished if _is_one_row(word, p)]
         if json:
             told = {"rows_quarantined": len(alone), "decisions": [asdict(d) for d in decisions]}
             told["audits"] = [asdict(audit) for audit in audits]
-            say_json(as_json(row, progress) | told)
+            say_json(as_json(row, progress) | saved_json(saved) | told)
             return
         _say_how_far(row, progress)
+        say(saved_line(saved))
         for line in quarantine_lines(store.rejected(row.job_id)):
             say(line)
         if alone:

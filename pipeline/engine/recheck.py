@@ -12,7 +12,6 @@ token, as depth 0 alone would decide it, it would be a tenth.
 from __future__ import annotations
 
 import hashlib
-import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -106,20 +105,22 @@ class Rechecker:
 def _difference(
     fresh: Sequence, logits: Tensor, output: list[int], position: int, decided: int
 ) -> Difference:
-    """The gap is measured before top-k, top-p and min-p, which would put what they drop infinitely
-    far away. Where one of both tokens lies at the edge of what they keep, that may be nearer."""
+    """The gap of the scores is measured before top-k, top-p and min-p, which would put what they
+    drop infinitely far away."""
     rows, counters = sampling_rows([fresh], [1], logits.device, [output], position)
     written = output[position]
-    kept = process(logits[None], rows)[0]
+    kept = torch.isfinite(process(logits[None], rows)[0])
     whole = process(logits[None], replace(rows, any_top_k=False, any_top_p=False, any_min_p=False))
     before = scores = whole[0]
     if rows.any_sampled:
         scores = scores + gumbel(counters, len(scores))[0]
-    gap = abs(float(scores[decided] - scores[written]))
-    edge = math.inf
-    stays = torch.isfinite(kept)
-    if bool((~stays & torch.isfinite(before)).any()):
-        least = float(before[stays].min())
-        edge = abs(least - float(before[decided if stays[written] else written]))
+    lead = float(scores[decided] - scores[written])
+    least_kept = float(before[kept].min())
+    if kept[written]:  # the other one must fall behind it, or be dropped
+        margin = lead
+        if bool((torch.isfinite(before) & ~kept).any()):
+            margin = min(lead, float(before[decided]) - least_kept)
+    else:  # it must be kept, and not fall behind then
+        margin = max(least_kept - float(before[written]), lead)
     temperature = fresh.request.params.temperature or 1.0
-    return Difference(position, written, decided, gap, min(gap, edge) * temperature)
+    return Difference(position, written, decided, abs(lead), margin * temperature)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import compress
 from typing import Any
 
@@ -22,6 +23,10 @@ MASKED = -1  # the id of a token that privacy has taken away
 Records = Sequence[CompletionRecord]
 
 
+def _of_provenance(name: str, record: CompletionRecord) -> Any:
+    return getattr(record.provenance, name) if _traced(record) else None
+
+
 def completion_batch(job_id: str, records: Records) -> pa.RecordBatch:
     """Everything that is kept."""
     special: dict[str, Callable[[CompletionRecord], Any]] = {
@@ -32,7 +37,7 @@ def completion_batch(job_id: str, records: Records) -> pa.RecordBatch:
         "top_logprobs": _tops,
         "rejected": lambda r: _kept(r, r.provenance.rejected) if _traced(r) else None,
         **{
-            name: lambda r, name=name: getattr(r.provenance, name) if _traced(r) else None
+            name: partial(_of_provenance, name)
             for name in ("steps", "pass_ticks", "sources", "makers", "drafted")
         },
     }

@@ -51,7 +51,7 @@ class TokenTable:
     @property
     def is_rejection(self) -> Bools:
         """Tokens in whose place a draft had another one."""
-        return self.origin == Origin.CORRECTED
+        return np.asarray(self.origin == Origin.CORRECTED)
 
 
 def token_table(records: Sequence[CompletionRecord]) -> TokenTable:
@@ -148,7 +148,7 @@ def _check_provenance(
     corrections: Ints,
 ) -> None:
     """Raise unless what was kept by pass is as long as its origins say."""
-    for index in np.flatnonzero(traced):
+    for index in np.flatnonzero(traced).tolist():
         record = records[index]
         kept = record.provenance
         for name, values, expected in (

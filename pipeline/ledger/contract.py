@@ -13,13 +13,13 @@ from specbatch.pipeline.ledger.audit_contract import AuditStore
 from specbatch.pipeline.ledger.privacy_contract import PrivacyStore
 from specbatch.pipeline.ledger.time_contract import TimeLedger
 from specbatch.schemas.audit import PublishedManifest
+from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.records import (
     Artefact,
     Beat,
     Bell,
     CompletionRecord,
     GroupWork,
-    JobProgress,
     JobRow,
     JobState,
     JobWork,

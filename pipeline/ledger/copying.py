@@ -3,8 +3,9 @@ that are known already."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import orjson
@@ -40,10 +41,18 @@ def stage(conn: Connection, values: Iterable[Mapping[str, Any]]) -> None:
     """Copy the rows to this connection's staging table; they vanish with the transaction."""
     conn.execute(_CREATE)
     driver: Any = conn.connection.driver_connection
-    writers = [(column.name, _writer_of(column, conn.dialect)) for column in _COLUMNS]
+    writers = [
+        (i, as_text)
+        for i, column in enumerate(_COLUMNS)
+        if (as_text := _writer_of(column, conn.dialect)) is not None
+    ]
     with driver.cursor() as cursor, cursor.copy(_COPY) as copy:
         for row in values:
-            copy.write_row([as_text(row[name]) for name, as_text in writers])
+            line = list(_in_order(row))
+            for i, as_text in writers:
+                if line[i] is not None:
+                    line[i] = as_text(line[i])
+            copy.write_row(line)
 
 
 def insert_staged(conn: Connection, of_job: Mapping[str, Any]) -> None:
@@ -54,30 +63,25 @@ def insert_staged(conn: Connection, of_job: Mapping[str, Any]) -> None:
     conn.execute(_INSERT, dict(of_job))
 
 
-def _array_literal(values: Iterable[float] | None) -> str | None:
+def _array_literal(values: Sequence[float]) -> str:
     # A finished literal spares the driver one conversion per token.
-    if values is None:
-        return None
     literal = orjson.dumps(values).decode()  # writes numbers as repr does, and NaN as null
     if "null" in literal:
         return "{" + ",".join(map(repr, values)) + "}"
     return "{" + literal[1:-1] + "}"
 
 
-def _as_it_is(value: Any) -> Any:
-    return value
+def _packed(pack: Callable[[Any], Any], values: Any) -> str:
+    return "{" + orjson.dumps(pack(values)).decode()[1:-1] + "}"
 
 
-def _json(value: Any) -> str | None:
-    return None if value is None else orjson.dumps(value).decode()
+def _json(value: Any) -> str:
+    return orjson.dumps(value).decode()
 
 
-def _packed(pack: Callable[[Any], Any], values: Any) -> str | None:
-    return None if values is None else _array_literal(pack(values))
-
-
-def _writer_of(column: Any, dialect: Dialect) -> Callable[[Any], Any]:
-    """What COPY is handed for the column's values; the dialect knows what seals its texts."""
+def _writer_of(column: Any, dialect: Dialect) -> Callable[[Any], Any] | None:
+    """What makes COPY's text of a column's values; None: the driver does. The dialect knows what
+    seals its texts."""
     if isinstance(column.type, JSON):
         return _json
     if type(column.type) is TokenArray:
@@ -86,4 +90,7 @@ def _writer_of(column: Any, dialect: Dialect) -> Callable[[Any], Any]:
         return partial(_packed, column.type.packed)
     if isinstance(column.type, AnyText | SealedText):
         return partial(column.type.process_bind_param, dialect=dialect)
-    return _as_it_is
+    return None
+
+
+_in_order = itemgetter(*(column.name for column in _COLUMNS))

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
 from specbatch.pipeline.ledger import entries, rules, turns
 from specbatch.pipeline.ledger.memory_learning import LearningInMemory
 from specbatch.pipeline.ledger.memory_privacy import PrivacyInMemory
+from specbatch.pipeline.ledger.memory_reading import ReadingInMemory
 from specbatch.pipeline.ledger.memory_turns import TurnsInMemory
 from specbatch.pipeline.ledger.memory_units import Group, new_job
 from specbatch.schemas.audit import EntryKind, PublishedManifest
 from specbatch.schemas.errors import StoreError
-from specbatch.schemas.mapper import without_details
+from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.masking import masked
 from specbatch.schemas.records import (
     Artefact,
@@ -21,14 +22,12 @@ from specbatch.schemas.records import (
     Bell,
     CompletionRecord,
     GroupWork,
-    JobProgress,
     JobRow,
     JobState,
     JobWork,
     Lease,
     NewGroup,
     NewJob,
-    Prompts,
     RejectedRow,
     SourcePosition,
     Stage,
@@ -37,7 +36,7 @@ from specbatch.schemas.records import (
 from specbatch.schemas.timekeeping import Spent
 
 
-class MemoryStore(TurnsInMemory, LearningInMemory, PrivacyInMemory):
+class MemoryStore(TurnsInMemory, LearningInMemory, PrivacyInMemory, ReadingInMemory):
     """All of the contract under one lock. `clock` may be replaced by a test's own."""
 
     # --- jobs -------------------------------------------------------------------------------
@@ -352,37 +351,6 @@ class MemoryStore(TurnsInMemory, LearningInMemory, PrivacyInMemory):
             return rules.due_after(was, waited, job.stage, job.waits)
 
     # --- publish ----------------------------------------------------------------------------
-    def completions(
-        self,
-        job_id: str,
-        batch: int = 1000,  # noqa: ARG002 - nothing to page
-        details: bool = True,
-    ) -> Iterator[CompletionRecord]:
-        with self._lock:
-            job = self._jobs.get(job_id)
-            records = [c for _, c in sorted(job.completions.items())] if job else []
-            return iter(records if details else map(without_details, records))
-
-    def rejected(self, job_id: str) -> Iterator[RejectedRow]:
-        with self._lock:
-            job = self._jobs.get(job_id)
-            return iter([r for _, r in sorted(job.rejected.items())] if job else [])
-
-    def failed_groups(self, job_id: str) -> list[tuple[int, str, Prompts, str]]:
-        with self._lock:
-            job = self._jobs.get(job_id)
-            return [
-                (index, g.stage.value, g.prompts, g.last_error or "")
-                for index, g in sorted(job.groups.items() if job else ())
-                if g.stage in (Stage.FAILED, Stage.CANCELLED)
-            ]
-
-    def prompts_of(self, job_id: str, index: int) -> Prompts | None:
-        with self._lock:
-            job = self._jobs.get(job_id)
-            group = job.groups.get(index) if job else None
-            return group.prompts if group else None
-
     def finish_job(
         self,
         lease: Lease,

@@ -8,12 +8,12 @@ from typing import Any
 
 from specbatch.pipeline.ledger import cut_rules, rules
 from specbatch.schemas.audit import LogEntry
+from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.mapper import whole_spec
 from specbatch.schemas.records import (
     Artefact,
     Bell,
     CompletionRecord,
-    JobProgress,
     JobRow,
     JobState,
     Lease,

@@ -11,7 +11,11 @@ from typing import Any
 from sqlalchemy import Connection, Double, case, cast, func, select
 
 from specbatch.pipeline.ledger import jobs
-from specbatch.schemas.records import JobProgress, JobState, Stage
+from specbatch.schemas.job_progress import JobProgress
+from specbatch.schemas.records import (
+    JobState,
+    Stage,
+)
 from specbatch.schemas.tables import Group
 
 _FINISHED = Group.stage.in_([Stage.DONE.value, Stage.FAILED.value])

@@ -25,6 +25,7 @@ from specbatch.pipeline.ledger.sql_audit import AuditInSql
 from specbatch.pipeline.ledger.sql_time import SqlTime
 from specbatch.pipeline.ledger.transactions import RETRY_SEC, Transactions
 from specbatch.schemas.audit import EntryKind, PublishedManifest
+from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.masking import masked
 from specbatch.schemas.records import (
     Artefact,
@@ -32,7 +33,6 @@ from specbatch.schemas.records import (
     Bell,
     CompletionRecord,
     GroupWork,
-    JobProgress,
     JobRow,
     JobState,
     JobWork,

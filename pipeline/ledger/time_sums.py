@@ -50,7 +50,7 @@ def row_times(conn: Connection, job_id: str | None) -> list[RowTime]:
         func.sum(case((first, 1), else_=0)).label("documents"),
         func.count().label("completions"),
         func.sum(case((first, Completion.prompt_tokens), else_=0)).label("prompt_tokens"),
-        func.sum(length(Completion.token_ids)).label("completion_tokens"),
+        func.sum(length(Completion.logprobs)).label("completion_tokens"),
         func.sum(Completion.accepted).label("accepted"),
     ).group_by(*of)
     if job_id is not None:

@@ -15,7 +15,10 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
-from specbatch.schemas.records import JobProgress, JobState
+from specbatch.schemas.job_progress import JobProgress
+from specbatch.schemas.records import (
+    JobState,
+)
 
 WINDOW_SEC = 8.0  # speed is the mean over so long
 PLAIN_EVERY_SEC = 3.0

@@ -6,7 +6,12 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from specbatch.schemas.records import JobProgress, JobRow, JobState, Verification
+from specbatch.schemas.job_progress import JobProgress
+from specbatch.schemas.records import (
+    JobRow,
+    JobState,
+    Verification,
+)
 
 
 @dataclass(frozen=True, slots=True)

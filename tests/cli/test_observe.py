@@ -10,7 +10,13 @@ from rich.console import Console
 from specbatch.pipeline.observe.progress import EngineCounts, Meter, progress_view
 from specbatch.pipeline.observe.summary import summarize, summary_rows
 from specbatch.pipeline.observe.token_view import legend, token_pieces, token_text
-from specbatch.schemas.records import JobProgress, JobRow, JobState, Origin, Stage
+from specbatch.schemas.job_progress import JobProgress
+from specbatch.schemas.records import (
+    JobRow,
+    JobState,
+    Origin,
+    Stage,
+)
 
 JOB = JobRow(
     job_id="0123456789abc", name="night", tenant="default", spec={}, spec_digest="",

@@ -8,8 +8,13 @@ from typing import Any
 from ledger.builders import new_job
 
 from specbatch.jobs.cli.show import EXAMPLES, failed_row_lines
-from specbatch.pipeline.bootstrap import first_rows, make_client, make_store, make_worker
+from specbatch.pipeline.bootstrap import (
+    make_client,
+    make_store,
+    make_worker,
+)
 from specbatch.pipeline.ledger.memory_store import MemoryStore
+from specbatch.pipeline.tools import first_rows
 from specbatch.schemas.records import Artefact, Bell, PromptRow, Prompts, Stage
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import load_spec

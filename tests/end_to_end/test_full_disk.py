@@ -14,7 +14,10 @@ import pytest
 from specbatch.pipeline.bootstrap import make_client, make_store
 from specbatch.pipeline.ingest.objects import LocalObjects
 from specbatch.pipeline.ingest.outputs import read_output
-from specbatch.schemas.records import JobProgress, JobState
+from specbatch.schemas.job_progress import JobProgress
+from specbatch.schemas.records import (
+    JobState,
+)
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import load_spec
 from specbatch.workers.app import make_ring

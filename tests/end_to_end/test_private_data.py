@@ -8,17 +8,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from specbatch.jobs.cli.main import main
 from specbatch.pipeline.bootstrap import make_client, make_store
 from specbatch.pipeline.ingest.outputs import read_output
+from specbatch.pipeline.tools import make_exporter
 from specbatch.schemas.errors import UsageError
+from specbatch.schemas.exports import ExportKind, ExportOrder, Selection
 from specbatch.schemas.privacy import NOT_KEPT, PrivacyMode
 from specbatch.schemas.records import JobState
 from specbatch.schemas.sealing import is_sealed
 from specbatch.schemas.spec import spec_of
-from support.planted import BREAKS, PLAIN, PLANTED, Site, masked_logs, planted_in
+from support.planted import BREAKS, PLAIN, PLANTED, Site, masked_logs, planted_in, shown
 
 PRIVATE = [PrivacyMode.REDACTED, PrivacyMode.HASH_ONLY]
 KINDS = set(PLANTED)
@@ -122,6 +125,46 @@ def test_under_full_the_same_search_finds_everything(
         assert planted_in(left[place]), place
     assert "PHONE" in planted_in(left["completions.tag"])
     assert any(planted_in(text) for place, text in left.items() if place.startswith("show"))
+
+
+def exported(site: Site, job_id: str, kind: ExportKind) -> str:
+    """All that an export says, its metadata too, also of a job that runs."""
+    to = site.folder / f"{kind}-{job_id}.parquet"
+    chosen = Selection(min_rejections=0 if kind is ExportKind.CORRECTIONS else None)
+    order = ExportOrder(kind, str(to), chosen, overwrite=True, so_far=True)
+    make_exporter(site.settings, site.store).export(job_id, order)
+    table = pq.read_table(to)
+    return " ".join(map(shown, (table.schema.to_string(), *map(dict, table.to_pylist()))))
+
+
+@pytest.mark.parametrize("mode", PRIVATE)
+def test_exports_have_no_more_than_is_kept(
+    mode: PrivacyMode, tmp_path: Path, patch: pytest.MonkeyPatch
+) -> None:
+    site = Site(tmp_path / "site", f"sqlite:///{tmp_path}/s.db", mode, patch)
+    job_id = site.submit(breaks=False).job_id
+    for _ in range(6):  # some groups are done, and the files of all are there
+        site.attempt(next(bell for bell in site.store.due() if bell.job_id == job_id))
+    assert site.workspace()
+    for kind in ExportKind:
+        assert planted_in(exported(site, job_id, kind)) == []
+    site.drain(job_id)
+    for kind in ExportKind:
+        said = exported(site, job_id, kind)
+        assert planted_in(said) == []
+        assert mode is PrivacyMode.REDACTED or PLAIN not in said
+    site.close()
+
+
+def test_exports_of_a_tenant_that_keeps_everything_are_whole(
+    tmp_path: Path, patch: pytest.MonkeyPatch
+) -> None:
+    site = Site(tmp_path / "site", f"sqlite:///{tmp_path}/s.db", PrivacyMode.FULL, patch)
+    job_id = site.submit(breaks=False).job_id
+    site.drain(job_id)
+    assert set(planted_in(exported(site, job_id, ExportKind.COMPLETIONS))) == KINDS
+    assert set(planted_in(exported(site, job_id, ExportKind.CORRECTIONS))) == KINDS
+    site.close()
 
 
 @pytest.mark.parametrize("mode", PRIVATE)

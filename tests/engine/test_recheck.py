@@ -9,6 +9,7 @@ import torch
 from engine.decoding import prompts, runner_of
 from engine.faulty import FaultyDecoder
 
+from specbatch.kernels.counters.reference import gumbel
 from specbatch.pipeline.engine.batch import Chunk
 from specbatch.pipeline.engine.blocks import KvState
 from specbatch.pipeline.engine.engine import Engine
@@ -149,3 +150,24 @@ def test_only_engines_that_keep_no_bits_look_again(
     assert len(chosen) > 0
     assert service.stats.checked_tokens == (2 * len(chosen) if looks else 0)
     host.close()
+
+
+def test_what_top_k_dropped_by_a_hair_is_a_near_thing(runner: ModelRunner) -> None:
+    """The noise favours the third token, top-k drops it: the margin is its distance to the second,
+    whatever lies between its score and that of the one that is decided."""
+    prompt = prompts(1)[0]
+    logits = last_logits(runner, list(prompt)) / 0.5
+    _, second, third = logits.argsort(descending=True)[:3].tolist()
+    seed = next(
+        seed
+        for seed in range(1000)
+        if int((logits + gumbel(torch.tensor([[seed, 0]]), len(logits))[0]).argmax()) == third
+    )
+    params = SamplingParams(max_tokens=1, temperature=0.5, top_k=2, ignore_eos=True)
+    sequence = Sequence(Request("r", prompt, params, seed=seed), frozenset(), 2048)
+    sequence.tokens.append(third)
+    found = Rechecker(runner).differences(sequence)
+    assert found is not None
+    (difference,) = found
+    assert (difference.position, difference.written) == (0, third)
+    assert difference.margin == pytest.approx(0.5 * float(logits[second] - logits[third]))

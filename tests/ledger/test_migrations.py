@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contracts.shorthand import ingest, verified
-from ledger.builders import JOB, NO_TIME, completion, new_job
+from contracts.shorthand import claim, ingest, verified
+from ledger.builders import JOB, NO_TIME, RESULTS, completion, new_job
 from sqlalchemy import inspect, text
 from sqlalchemy.exc import DBAPIError
 
@@ -19,9 +19,11 @@ from specbatch.pipeline.ledger import migrate
 from specbatch.pipeline.ledger.engine_factory import make_engine
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.months import is_partition
-from specbatch.schemas.provenance import NO_PROVENANCE, NO_TICKS, TICKS_PER_SEC
+from specbatch.schemas.provenance import NO_PROVENANCE, NO_TICKS, TICKS_PER_SEC, Ticks
+from specbatch.schemas.records import Stage
 from specbatch.schemas.speculation import AcceptanceCount, Decision, DecisionAction
 from specbatch.schemas.tables import Base
+from specbatch.schemas.timekeeping import Device, NewSession, Spent
 
 TABLES = {
     "acceptance_priors",
@@ -52,7 +54,7 @@ def schema_of(url: str) -> dict[str, Any]:
     """Everything the database says about its tables, in a form that can be compared."""
     engine = make_engine(url)
     found = inspect(engine)
-    tables = {
+    tables: dict[str, Any] = {
         name: {
             "columns": [
                 (c["name"], repr(c["type"]), c["nullable"], c["default"])
@@ -195,7 +197,7 @@ def test_packed_completions_are_spelled_out_when_their_columns_go(url: str) -> N
     assert again == replace(record, provenance=NO_PROVENANCE, ticks=NO_TICKS, **NO_PRICES)
 
 
-NO_PRICES = {"price_microusd": 0, "ahead_ticks": 0, "ahead_price_microusd": 0}
+NO_PRICES: dict[str, Any] = {"price_microusd": 0, "ahead_ticks": 0, "ahead_price_microusd": 0}
 _JOB = f"""
 INSERT INTO jobs (job_id, name, tenant, spec, spec_digest, verifier, output_uri, workspace_uri,
     state, cancel_requested, ingest_done, next_row, groups_total, rows_total, rows_rejected,
@@ -253,6 +255,24 @@ def test_the_audit_log_is_kept_from_a_job_of_before_and_taken_back_with_its_tabl
     with pytest.raises(DBAPIError, match="only added to"), engine.begin() as connection:
         connection.execute(text("DELETE FROM audit_log"))
     engine.dispose()
+    store.close()
+
+
+def test_what_workers_told_of_their_time_is_all_that_its_removal_loses(url: str) -> None:
+    store = migrate.open_store(url)
+    ingest(store, groups=1)
+    store.begin_session(NewSession("s", "w", Device("cpu", "local", "spot", 5), 0))
+    lease, ticks = claim(store, 0).lease, Ticks(verify=3)
+    store.advance(lease, Stage.RECORD, RESULTS, NO_TIME, Spent("s", 9, ticks))
+    record = replace(completion(0), baseline_sec=1.0, price_microusd=7)
+    store.commit_group(claim(store, 0, Stage.RECORD).lease, [record], NO_TIME, {})
+    assert len(store.measured_groups(JOB)) == 1
+    migrate.downgrade(url, "0007")
+    migrate.upgrade(url)
+    assert store.sessions() == list(store.time_slices()) == []
+    assert store.measured_groups(JOB) == []
+    assert store.progress(JOB).completions == 1
+    assert store.row_times(JOB)[0].documents == 1
     store.close()
 
 

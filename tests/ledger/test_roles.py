@@ -17,6 +17,7 @@ from specbatch.pipeline.ledger import migrate
 from specbatch.pipeline.ledger.sql_store import SqlStore
 from specbatch.schemas.audit import AuditRecord
 from specbatch.schemas.errors import StoreError
+from specbatch.schemas.provenance import Ticks
 from specbatch.schemas.records import JobState, RejectedRow, Stage
 from specbatch.schemas.speculation import AcceptanceCount, Decision, DecisionAction
 from specbatch.schemas.sql_roles import (
@@ -31,6 +32,7 @@ from specbatch.schemas.sql_roles import (
     how_to_create,
 )
 from specbatch.schemas.tables import Base
+from specbatch.schemas.timekeeping import Attempt, Device, NewSession, SessionTime
 from support.servers import PrivatePostgres
 
 PASSWORD = "long-enough-to-be-one"
@@ -103,7 +105,12 @@ def test_an_operator_and_a_worker_do_a_job_together_and_an_auditor_reads_it(logi
         worker.note_decisions(JOB, [Decision(1.0, DecisionAction.OFF, "*", "nothing gained")])
         worker.keep_knowledge("device", {"a": 1})
         worker.learn_acceptance("default", "nightly", [AcceptanceCount("block", "news", 3, 4)])
-        worker.release(claim(worker, 1).lease, "it broke", forgiven=True)
+        lease = claim(worker, 1).lease
+        worker.begin_session(NewSession("s", "w", Device("cpu", "local", "spot", 5), 0))
+        for seen in (1, 2):
+            worker.tell_time(SessionTime("s", seen), {Attempt.of(lease): Ticks(verify=seen)})
+        worker.release(lease, "it broke", forgiven=True)
+        worker.end_silent_sessions(0.0)
         operator.request_cancel(JOB)
         worker.skip_proposals(0.0)
         finish(worker, JobState.CANCELLED)
@@ -117,6 +124,9 @@ def test_an_operator_and_a_worker_do_a_job_together_and_an_auditor_reads_it(logi
             assert len(list(auditor.rejected(JOB))) == 1
             assert len(auditor.decisions(JOB)) == 1
             assert auditor.knowledge("device") == {"a": 1}
+            assert [(s.leased, s.spent) for s in auditor.sessions(JOB)] == [(2, 2)]
+            assert len(list(auditor.time_slices(JOB))) == len(auditor.job_times(JOB)) == 1
+            assert len(auditor.row_times(JOB)) == 1
             assert len(auditor.acceptance("default", "nightly")) == 1
             assert told(auditor) == []
             auditor.keep_audit(AuditRecord(JOB, 8, 0, 24, True))

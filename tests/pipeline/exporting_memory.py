@@ -19,7 +19,8 @@ from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.memory_store import MemoryStore
 from specbatch.schemas.exports import ExportKind, ExportOrder
-from specbatch.schemas.records import CompletionRecord, JobProgress, JobRow
+from specbatch.schemas.job_progress import JobProgress
+from specbatch.schemas.records import CompletionRecord, JobRow
 from support.traced import traced
 
 
@@ -36,6 +37,9 @@ class Endless:
 
     def get_job(self, _job_id: str) -> JobRow:
         return self._job
+
+    def note_action(self, *_: object) -> None:
+        """Nothing is told of it."""
 
     def progress(self, _job_id: str) -> JobProgress:
         return self._progress

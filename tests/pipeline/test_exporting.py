@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pyarrow.parquet as pq
 import pytest
 from ledger.builders import JOB
@@ -20,8 +21,16 @@ from specbatch.pipeline.ingest import corrections, export_columns
 from specbatch.pipeline.ingest.corrections import Corrections
 from specbatch.pipeline.ingest.objects import ObjectInfo, Objects
 from specbatch.pipeline.ledger.memory_store import MemoryStore
-from specbatch.schemas.errors import JobNotFoundError, ObjectError, OutputError, UsageError
+from specbatch.schemas.audit import EntryKind
+from specbatch.schemas.errors import (
+    JobNotFoundError,
+    ObjectError,
+    OutputError,
+    StoreError,
+    UsageError,
+)
 from specbatch.schemas.exports import Exported, ExportKind, ExportOrder, Selection
+from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.provenance import NO_PROVENANCE, Ticks
 from specbatch.schemas.records import CompletionRecord, FinishReason
 from support.exported import ROWS, ExportedJob, exported_job
@@ -206,6 +215,37 @@ def test_prompts_that_are_gone_are_null_and_told(made: ExportedJob, export: Expo
     assert remark.startswith("12 rows have no prompt: the job's files are no longer in ")
 
 
+@pytest.mark.parametrize("mode", [PrivacyMode.REDACTED, PrivacyMode.HASH_ONLY])
+def test_prompts_that_are_kept_for_the_work_alone_are_not_exported(
+    tmp_path: Path, mode: PrivacyMode
+) -> None:
+    made = exported_job(MemoryStore(), tmp_path / "work", ended=False, privacy=mode)
+    to = tmp_path / "c.parquet"
+    order = ExportOrder(ExportKind.CORRECTIONS, str(to), so_far=True)
+    done = Exporter(made.store, Objects(), Objects()).export(JOB, order)
+    assert set(pq.read_table(to).column("prompt_ids").to_pylist()) == {None}
+    assert f"{done.rows:,} rows have no prompt: what is kept of the job is {mode}" in done.remarks
+
+
+def test_an_export_is_in_the_log_before_anything_is_written(
+    made: ExportedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exporter = Exporter(made.store, Objects(), Objects())
+    order = ExportOrder(ExportKind.TOKENS, f"{tmp_path}/t.parquet")
+    exporter.export(JOB, order)
+    entry = list(made.store.log(JOB))[-1]
+    assert entry.kind == EntryKind.EXPORTED
+    assert orjson.loads(entry.payload) == {"what": "tokens", "to": order.to}
+
+    def refuse(*_: object) -> None:
+        raise StoreError("the log cannot be written")
+
+    monkeypatch.setattr(made.store, "note_action", refuse)
+    with pytest.raises(StoreError, match="the log cannot be written"):
+        exporter.export(JOB, replace(order, to=f"{tmp_path}/u.parquet"))
+    assert not (tmp_path / "u.parquet").exists()
+
+
 class OutOfReach(Objects):
     """A store that answers nothing."""
 
@@ -363,8 +403,8 @@ def peaks(folder: Path, kind: ExportKind, completions: int) -> list[int]:
 
 @pytest.mark.parametrize("kind", [ExportKind.TOKENS, ExportKind.CORRECTIONS])
 def test_four_times_the_completions_take_no_more_memory(tmp_path: Path, kind: ExportKind) -> None:
-    # All of the larger job's completions would take some 250 MiB more.
-    small, large = peaks(tmp_path, kind, 60_000)
+    # All of the larger job's completions would take some 120 MiB more.
+    small, large = peaks(tmp_path, kind, 32_000)
     assert large - small < 40
 
 

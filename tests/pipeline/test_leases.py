@@ -128,3 +128,12 @@ def test_a_heartbeat_that_fails_in_an_unforeseen_way_is_not_the_last_one(
             assert not held.lost.is_set()
     finally:
         keeper.close()
+
+
+def test_something_is_done_with_every_heartbeat_leases_or_not(store: MemoryStore) -> None:
+    keeper, done = LeaseKeeper(store, 0.03, LONG), threading.Event()
+    try:
+        keeper.at_heartbeats(done.set)
+        assert done.wait(60)
+    finally:
+        keeper.close()

@@ -24,9 +24,11 @@ from specbatch.pipeline.ledger.migrate import open_store
 from specbatch.pipeline.ledger.sql_store import SqlStore
 from specbatch.pipeline.policy.journal import Lessons
 from specbatch.pipeline.stages import Economy, Stages
+from specbatch.pipeline.timekeeping import Timekeeper
 from specbatch.schemas.records import Bell, JobState
 from specbatch.schemas.spec import load_spec
 from specbatch.schemas.speculation import AcceptanceCount, Decision, DecisionAction
+from specbatch.schemas.timekeeping import Device
 
 MOST_OPERATIONS = 12  # transactions of a group that is drafted for, and teaches all it can
 PLAIN_OPERATIONS = 7  # of one that is not drafted for
@@ -82,6 +84,8 @@ def run_job(store: SqlStore, folder: Path, groups: int, pregenerate: bool) -> Co
     bells: deque[Bell] = deque()
     hosts = [StandInHost(inspect_model(ref)) for _ in range(2)]
     keeper = LeaseKeeper(store, lease_sec=600.0)
+    device = Device("cpu", "local", "reserved", 1_000_000)
+    timekeeper = Timekeeper(store, "me", device, hosts)
     stages = Stages(
         store=store,
         objects=Objects(),
@@ -94,6 +98,7 @@ def run_job(store: SqlStore, folder: Path, groups: int, pregenerate: bool) -> Co
         proposing=hosts[0],
         verifying=hosts[1],
         models=lru_cache(inspect_model),
+        timing=timekeeper,
     )
     spec = {
         "name": folder.name,
@@ -115,6 +120,7 @@ def run_job(store: SqlStore, folder: Path, groups: int, pregenerate: bool) -> Co
         keeper.close()
         for host in hosts:
             host.close()
+    timekeeper.close()
     done = store.get_job(job.job_id)
     assert done.state is JobState.DONE, done.error
     return counted

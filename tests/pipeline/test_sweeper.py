@@ -10,6 +10,7 @@ from ledger.builders import JOB, LEASE_SEC, Clock, new_group, new_job, position
 from specbatch.pipeline.ledger.memory_store import MemoryStore
 from specbatch.pipeline.sweeper import Queued, Sweeper
 from specbatch.schemas.records import Bell, Stage
+from specbatch.schemas.timekeeping import Device, NewSession
 
 GROUPS = 20
 
@@ -74,3 +75,13 @@ def test_where_lengths_are_not_known_all_is_rung_for(store: MemoryStore) -> None
     queue = Queue()
     for _ in range(2):
         assert Sweeper(store, queue.bells.append, 5.0, 60.0).sweep() == GROUPS
+
+
+def test_workers_that_nobody_hears_of_are_paid_for_no_longer(
+    store: MemoryStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.begin_session(NewSession("s", "w", Device("cpu", "local", "spot", 1), 0))
+    sweeping = Sweeper(store, lambda _: None, 5.0, 60.0, silence_sec=0.0)
+    sweeping.sweep()
+    assert store.sessions()[0].ended_at is not None
+    assert "session s ends" in caplog.text

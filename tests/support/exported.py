@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ledger.builders import JOB, LEASE_SEC, NO_TIME, RESULTS, new_job, position
 
@@ -53,11 +53,11 @@ class ExportedJob:
         return JOB
 
 
-def exported_job(store: Store, workspace: Path, ended: bool = True) -> ExportedJob:
-    """The job in this store; its prompts in this folder."""
+def exported_job(store: Store, workspace: Path, ended: bool = True, **job: Any) -> ExportedJob:
+    """The job in this store; its prompts in this folder. `job`: fields of its row."""
     made = ExportedJob(store, workspace)
     draw = random.Random(11)
-    store.create_job(new_job(workspace_uri=str(workspace)))
+    store.create_job(new_job(workspace_uri=str(workspace), **job))
     lease = _found(store.claim_job(JOB, Stage.INGEST, "ingester", LEASE_SEC)).lease
     groups = []
     for index in range(4):

@@ -1,0 +1,129 @@
+"""Time and money in tables, sentences and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+
+from specbatch.pipeline.policy.balance import Amount, Sheet
+from specbatch.pipeline.policy.job_costs import By, Line
+from specbatch.pipeline.policy.savings import Savings
+from specbatch.schemas.provenance import TimeKind
+
+_MEANING = {
+    TimeKind.PREFILL: "reading prompts",
+    TimeKind.VERIFY: "deciding tokens that were kept",
+    TimeKind.DRAFT: "drafting",
+    TimeKind.REJECTED: "verifying drafts that were refused",
+    TimeKind.PADDING: "rows that only fill up a pass",
+    TimeKind.OVERHEAD: "beside the models, while there was work",
+    TimeKind.LOST: "attempts and drafts that came to nothing",
+    TimeKind.IDLE: "without work",
+}
+
+
+def balance_table(sheet: Sheet, paid: Amount, total: str) -> Table:
+    """Kinds of time with their share of the money, and their sum."""
+    table = Table(title="balance", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table.add_column("kind")
+    for heading in ("seconds", "dollars", "share"):
+        table.add_column(heading, justify="right")
+    table.add_column("", style="dim")
+    parts = [(kind.value, sheet.of(kind), _MEANING[kind]) for kind in TimeKind]
+    if sheet.pending.ticks:
+        parts.append(("pending", sheet.pending, "in flight, or not recorded yet"))
+    for name, amount, meaning in parts:
+        share = amount.units / paid.units if paid.units else 0.0
+        table.add_row(name, f"{amount.sec:,.3f}", f"{amount.usd:.6f}", f"{share:.1%}", meaning)
+    rest = "" if sheet.total == paid else "the parts above do not add up to this"
+    table.add_row("sum", f"{paid.sec:,.3f}", f"{paid.usd:.6f}", "", rest or total)
+    return table
+
+
+def figures(line: Line) -> list[str]:
+    """What tokens and documents cost, and what was saved."""
+    return [
+        f"cost per 1k tokens: {_usd(line.usd_per_1k_tokens)}",
+        f"cost per document: {_usd(line.usd_per_document)}",
+        "cost per accepted draft token, refused ones included: "
+        + _usd(line.usd_per_accepted_token, 9),
+        saved_line(line.saved),
+    ]
+
+
+def saved_line(saved: Savings | None) -> str:
+    """One sentence about depth 0."""
+    if saved is None:
+        return "saved against depth 0: not measured"
+    word = "saved" if saved.usd >= 0 else "lost"
+    told = f"{word} against depth 0: ${abs(saved.usd):.6f} ({saved.speedup:.2f}×)"
+    if saved.low_usd is None or saved.high_usd is None:
+        return f"{told}, without an interval: only one group was measured"
+    return f"{told}, 95 % sure of {_signed(saved.low_usd)} to {_signed(saved.high_usd)} saved"
+
+
+def lines_table(by: By, lines: Sequence[Line]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column(by.value, overflow="fold")
+    for heading in ("jobs", "documents", "tokens", "dollars", "per 1k", "per document", "saved"):
+        table.add_column(heading, justify="right")
+    for line in lines:
+        saved = line.saved
+        table.add_row(
+            line.name,
+            f"{line.jobs:,}",
+            f"{line.documents:,}",
+            f"{line.completion_tokens:,}",
+            f"{line.cost.usd:.6f}",
+            _usd(line.usd_per_1k_tokens),
+            _usd(line.usd_per_document),
+            "-" if saved is None else _signed(saved.usd),
+        )
+    return table
+
+
+def sheet_json(sheet: Sheet, paid: Amount) -> dict[str, Any]:
+    """Ticks and units are whole numbers that add up; units as text, for JSON's are too small."""
+    parts = {kind.value: _amount(sheet.of(kind)) for kind in TimeKind}
+    return {"paid": _amount(paid), "parts": parts | {"pending": _amount(sheet.pending)}}
+
+
+def line_json(line: Line) -> dict[str, Any]:
+    return {
+        "name": line.name,
+        "jobs": line.jobs,
+        "documents": line.documents,
+        "tokens": line.completion_tokens,
+        "accepted": line.accepted,
+        "cost": _amount(line.cost),
+        "usd_per_1k_tokens": line.usd_per_1k_tokens,
+        "usd_per_document": line.usd_per_document,
+        "usd_per_accepted_token": line.usd_per_accepted_token,
+        **saved_json(line.saved),
+    }
+
+
+def saved_json(saved: Savings | None) -> dict[str, float | None]:
+    names = ("saved_usd", "saved_low_usd", "saved_high_usd")
+    if saved is None:
+        return dict.fromkeys(names)
+    return dict(zip(names, (saved.usd, saved.low_usd, saved.high_usd), strict=True))
+
+
+def _amount(amount: Amount) -> dict[str, Any]:
+    return {
+        "ticks": amount.ticks,
+        "units": str(amount.units),
+        "sec": amount.sec,
+        "usd": amount.usd,
+    }
+
+
+def _usd(value: float | None, digits: int = 6) -> str:
+    return "-" if value is None else f"${value:.{digits}f}"
+
+
+def _signed(value: float) -> str:
+    return f"{'-' if value < 0 else ''}${abs(value):.6f}"

@@ -1,0 +1,107 @@
+"""What commands use beside a worker, wired: it exports, and looks at completions again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from specbatch.pipeline.bootstrap import require_engine_extra
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.privacy.tenants import Privacy
+from specbatch.schemas.errors import MissingExtraError, SpecbatchError
+from specbatch.schemas.records import JobRow, PromptRow, Prompts
+from specbatch.schemas.settings import Settings
+
+if TYPE_CHECKING:  # the light install has no torch and no pyarrow
+    from specbatch.pipeline.auditing import Auditor
+    from specbatch.pipeline.exporting import Exporter
+    from specbatch.pipeline.ingest.objects import Objects
+    from specbatch.pipeline.replaying import Replays
+
+log = logging.getLogger(__name__)
+
+_FIRST_LOOK_SEC = 10.0  # failures of S3 may take, where a person waits to hear of it
+
+
+def make_auditor(settings: Settings, store: Store) -> Auditor:
+    """What audits jobs; it needs the engine extra for replays alone."""
+    from specbatch.pipeline.auditing import Auditor
+
+    objects = _objects(settings)
+    return Auditor(store, objects, partial(make_replays, settings, store))
+
+
+def make_replays(
+    settings: Settings, store: Store, job: JobRow, verifier: str | None = None
+) -> Replays:
+    """What looks at a job's completions again; `verifier` is where its model lies, if it moved.
+
+    Raises `ModelError` for another model than the job's, `MissingExtraError` and `UsageError`.
+    """
+    require_engine_extra()
+    from specbatch.pipeline.engine.device import DeviceOptions
+    from specbatch.pipeline.engine.model_folder import inspect_model
+    from specbatch.pipeline.engine.replayer import Replayer
+    from specbatch.pipeline.ingest.codec import TextCodec
+    from specbatch.pipeline.replaying import Replays, check_model
+    from specbatch.schemas.spec import spec_of
+
+    spec = spec_of(job)
+    folder = inspect_model(verifier or spec.verifier)
+    check_model(job, spec, folder)
+    device = DeviceOptions(settings.device, settings.cuda_graphs, settings.torch_compile)
+    device.check()
+    replayer = Replayer(
+        folder, spec.engine, device, settings.kv_cache_mib << 20, settings.max_batch_tokens
+    )
+    codec = TextCodec.load(str(folder.path))
+    return Replays(store, _objects(settings), job, spec, codec, replayer)
+
+
+def first_rows(
+    settings: Settings, job: JobRow, groups: Sequence[Prompts]
+) -> list[PromptRow] | None:
+    """The first row of each group of a job, with its id as the store has it; None where prompts
+    cannot be read: they are not here, or the install is the light one, which reads no Arrow files.
+    """
+    from importlib.util import find_spec
+
+    if find_spec("pyarrow") is None:
+        return None
+    from specbatch.pipeline.prompts import reader
+
+    try:
+        privacy = Privacy.of_settings(settings)
+        read = reader(_objects(settings), job, files=2)
+        found = [read(prompts)[0] for prompts in groups]
+        return [replace(row, row_id=privacy.row_id(job, row.row_id)) for row in found]
+    except SpecbatchError as error:
+        log.info("prompts are out of reach: %s", error)
+        return None
+
+
+def make_exporter(settings: Settings, store: Store) -> Exporter:
+    """What exports jobs of a store. Raises `MissingExtraError` without pyarrow."""
+    from importlib.util import find_spec
+
+    missing = [name for name in ("pyarrow", "numpy") if find_spec(name) is None]
+    if missing:
+        raise MissingExtraError(
+            f"exports are Parquet and need {' and '.join(missing)}, which this install lacks: "
+            "`pip install 'specbatch[engine]'`, or export where the workers are"
+        )
+    from specbatch.pipeline.exporting import Exporter
+    from specbatch.pipeline.ingest.objects import Objects
+
+    endpoint = settings.s3_endpoint_url
+    first_look = Objects(endpoint, s3_retry_sec=_FIRST_LOOK_SEC)
+    return Exporter(store, _objects(settings), first_look)
+
+
+def _objects(settings: Settings) -> Objects:
+    from specbatch.pipeline.ingest.objects import Objects
+
+    return Objects.of_settings(settings)

@@ -1,0 +1,97 @@
+"""`specbatch cost`, the saved money of `show`, and a forecast from history."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+KINDS = ("prefill", "verify", "draft", "rejected", "padding", "overhead", "lost", "idle", "pending")
+
+
+def paid_for(told: Any) -> int:
+    return sum(int(told["parts"][kind]["units"]) for kind in KINDS)
+
+
+def test_all_that_was_leased_is_somewhere(cli: Any, job: Any) -> None:
+    assert "nothing was paid for yet" in cli("cost").out
+    cli("submit-job", *job, "--local")
+    cli("submit-job", *job, "--local", "--output", "out2", "--tenant", "other")
+    told = cli("cost", "--json").json
+    assert told["job"] is None
+    assert paid_for(told) == int(told["paid"]["units"]) > 0
+    assert int(told["paid"]["units"]) == told["paid"]["ticks"] * 200_000
+    assert told["parts"]["idle"]["ticks"] > 0
+    assert told["parts"]["verify"]["ticks"] > 0
+    assert told["parts"]["lost"]["ticks"] == told["parts"]["pending"]["ticks"] == 0
+    assert (told["figures"]["jobs"], told["figures"]["documents"]) == (2, 24)
+
+
+def test_a_job_has_what_its_rows_had_and_what_came_to_nothing(cli: Any, job: Any) -> None:
+    done = cli("submit-job", *job, "--local", "--json").json
+    told = cli("cost", done["job"][:8], "--json").json
+    assert told["job"] == done["job"]
+    assert paid_for(told) == int(told["paid"]["units"])
+    assert told["parts"]["idle"]["ticks"] == 0
+    figures = told["figures"]
+    assert figures["tokens"] == done["tokens"]
+    assert figures["usd_per_document"] == pytest.approx(figures["cost"]["usd"] / 12)
+    assert figures["usd_per_1k_tokens"] == pytest.approx(
+        1000 * figures["cost"]["usd"] / done["tokens"]
+    )
+    assert figures["cost"]["usd"] == pytest.approx(done["cost_usd"])
+
+
+@pytest.mark.parametrize("by", ["tenant", "job", "proposer", "tag", "day"])
+def test_lines_add_up_to_what_jobs_cost(cli: Any, job: Any, by: str) -> None:
+    for number, tenant in enumerate(("a", "b")):
+        cli("submit-job", *job, "--local", "--tenant", tenant, "--output", f"out{number}")
+    told = cli("cost", "--by", by, "--json").json
+    units = [int(line["cost"]["units"]) for line in told["lines"]]
+    assert sum(units) == int(told["figures"]["cost"]["units"])
+    assert sum(line["documents"] for line in told["lines"]) == 24
+    if by == "tenant":
+        assert sorted(line["name"] for line in told["lines"]) == ["a", "b"]
+    shown = cli("cost", "--by", by)
+    assert "balance" in shown.out
+    assert "do not add up" not in shown.out
+    assert "cost per 1k tokens: $" in shown.out
+
+
+def test_show_says_what_was_saved_against_depth_0(cli: Any, job: Any) -> None:
+    done = cli("submit-job", *job, "--local", "--json").json
+    assert "against depth 0: " in cli("show", done["job"]).out
+    assert "saved_usd" in cli("show", done["job"], "--json").json
+
+
+def test_a_plan_foretells_the_cost_by_earlier_nights(cli: Any, job: Any) -> None:
+    first = cli("submit-job", *job, "--dry-run", "--json").json
+    assert first["forecast"] is None
+    assert "no job of this name" in cli("submit-job", *job, "--dry-run").out
+    done = cli("submit-job", *job, "--local", "--json").json
+    told = cli("submit-job", *job, "--dry-run", "--json", "--output", "out2").json["forecast"]
+    assert told["jobs"] == 1
+    cost = cli("cost", done["job"], "--json").json["figures"]["cost"]["usd"]
+    assert told["usd"]["middle"] == pytest.approx(cost)
+    assert told["completion_tokens"]["middle"] == pytest.approx(done["tokens"])
+    assert "forecast cost" in cli("submit-job", *job, "--dry-run", "--output", "out2").out
+    other = cli("submit-job", *job, "--dry-run", "--json", "--tenant", "other").json
+    assert other["forecast"] is None
+
+
+def test_prices_come_from_the_book(cli: Any, job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECBATCH_PRICE_BOOK", '{"box/local/spot": 3.5, "cpu/local/reserved": 1}')
+    monkeypatch.setenv("SPECBATCH_DEVICE_KIND", "box")
+    monkeypatch.setenv("SPECBATCH_TENURE", "spot")
+    cli("submit-job", *job, "--local")
+    told = cli("cost", "--json").json
+    assert int(told["paid"]["units"]) == told["paid"]["ticks"] * 3_500_000
+
+
+def test_a_price_that_is_no_whole_number_of_millionths_is_refused(
+    cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECBATCH_PRICE_BOOK", '{"box/local/spot": 0.1234567}')
+    assert "at most six decimals" in cli("cost").complaint
+    monkeypatch.setenv("SPECBATCH_PRICE_BOOK", '{"box/spot": 0.1}')
+    assert cli("cost").code == 2
