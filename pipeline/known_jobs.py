@@ -13,7 +13,7 @@ from collections import OrderedDict
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.crash_points import CrashPoint, reach
 from specbatch.schemas.records import JobRow
-from specbatch.schemas.spec import JobSpec
+from specbatch.schemas.spec import JobSpec, spec_of
 
 MOST_KNOWN = 64
 
@@ -51,4 +51,4 @@ class KnownJobs:
 
     def _read(self, job_id: str) -> Known:
         job = self._store.get_job(job_id)
-        return job, JobSpec.model_validate(job.spec)
+        return job, spec_of(job)

@@ -32,7 +32,7 @@ from specbatch.schemas.messages import (
     RefillMessage,
 )
 from specbatch.schemas.records import JobRow, Stage
-from specbatch.schemas.spec import JobSpec
+from specbatch.schemas.spec import JobSpec, spec_of
 from specbatch.schemas.timekeeping import HINTS, Attempt
 
 log = logging.getLogger(__name__)
@@ -181,10 +181,12 @@ class Refiller:
     def _refill(self, message: RefillMessage) -> HintMessage | None:
         self._host.check()
         job = self._store.get_job(message.job_id)
-        spec = JobSpec.model_validate(job.spec)
+        if not job.privacy.is_full:
+            return None
+        spec = spec_of(job)
         prompts = self._store.prompts_of(message.job_id, message.group_index)
         over = job.state.is_final or job.cancel_requested
-        if over or prompts is None or not spec.may_propose or not job.privacy.is_full:
+        if over or prompts is None or not spec.may_propose:
             return None
         rows = self._reader(job)(prompts)
         row = next((row for row in rows if row.row_index == message.row_index), None)

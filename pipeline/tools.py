@@ -1,4 +1,4 @@
-"""What commands use beside a worker, wired: it exports, purges, and looks at completions again."""
+"""What commands use beside a worker, wired: it exports, and looks at completions again."""
 
 from __future__ import annotations
 
@@ -19,19 +19,11 @@ if TYPE_CHECKING:  # the light install has no torch and no pyarrow
     from specbatch.pipeline.auditing import Auditor
     from specbatch.pipeline.exporting import Exporter
     from specbatch.pipeline.ingest.objects import Objects
-    from specbatch.pipeline.purging import Purger
     from specbatch.pipeline.replaying import Replays
 
 log = logging.getLogger(__name__)
 
 _FIRST_LOOK_SEC = 10.0  # failures of S3 may take, where a person waits to hear of it
-
-
-def make_purger(settings: Settings, store: Store) -> Purger:
-    """What ends the keeping of texts. Needs no key: it reads none."""
-    from specbatch.pipeline.purging import Purger
-
-    return Purger(store, _objects(settings), settings.retention_days)
 
 
 def make_auditor(settings: Settings, store: Store) -> Auditor:
@@ -55,9 +47,9 @@ def make_replays(
     from specbatch.pipeline.engine.replayer import Replayer
     from specbatch.pipeline.ingest.codec import TextCodec
     from specbatch.pipeline.replaying import Replays, check_model
-    from specbatch.schemas.spec import JobSpec
+    from specbatch.schemas.spec import spec_of
 
-    spec = JobSpec.model_validate(job.spec)
+    spec = spec_of(job)
     folder = inspect_model(verifier or spec.verifier)
     check_model(job, spec, folder)
     device = DeviceOptions(settings.device, settings.cuda_graphs, settings.torch_compile)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+SEALED = "sealed"  # of a shown spec: it is not the whole one, and no job can be done by it
 NOT_KEPT = -1  # in place of a token id that text could be recovered from
 
 

@@ -11,7 +11,9 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 
 from specbatch.schemas.errors import SpecError
 from specbatch.schemas.part import Part, Uri
-from specbatch.schemas.records import SamplingParams, Verification
+from specbatch.schemas.privacy import SEALED
+from specbatch.schemas.records import JobRow, SamplingParams, Verification
+from specbatch.schemas.sealing import no_key
 from specbatch.schemas.speculation_spec import SpeculationSpec
 
 PILOT_EVERY_GROUPS = 8
@@ -242,6 +244,13 @@ class JobSpec(Part):
         pilot = group_index % PILOT_EVERY_GROUPS == 0
         every = self.speculation.pregenerate is True or worth_it
         return self.may_propose and (pilot or every)
+
+
+def spec_of(job: JobRow) -> JobSpec:
+    """A stored job's spec. Raises `UsageError` where it is sealed and there is no key."""
+    if job.spec.get(SEALED):
+        raise no_key(f"the spec of job {job.job_id}")
+    return JobSpec.model_validate(job.spec)
 
 
 def absolute(uri: str, base: Path) -> str:

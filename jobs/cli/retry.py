@@ -9,7 +9,7 @@ import typer
 from specbatch.jobs.cli import options as o
 from specbatch.jobs.cli.connect import client, load_settings
 from specbatch.jobs.cli.console import remark, say
-from specbatch.schemas.spec import JobSpec
+from specbatch.schemas.spec import spec_of
 
 
 def retry(
@@ -47,5 +47,5 @@ def retry(
 
         row = c.job(row.job_id)
         if not row.state.is_final:
-            run_here(settings, JobSpec.model_validate(row.spec), row, timeout)
+            run_here(settings, spec_of(row), row, timeout)
         finish(c, row.job_id, json)

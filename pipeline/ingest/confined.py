@@ -10,7 +10,7 @@ one again writes the same bytes. Outputs are not: they belong to who asked for t
 
 from __future__ import annotations
 
-from specbatch.pipeline.ingest.objects import Objects, join, local_path
+from specbatch.pipeline.ingest.objects import Objects, join, local_path, tidy
 from specbatch.schemas.errors import ObjectError, StoreError, UsageError
 from specbatch.schemas.records import Artefact, JobRow
 from specbatch.schemas.sealing import SETTING, is_sealed, no_key
@@ -47,7 +47,8 @@ def delete_own(objects: Objects, job: JobRow) -> int:
     store whose workspace is not the job's own."""
     if job.workspace_uri.rstrip("/").rpartition("/")[2] != job.job_id:
         raise ObjectError(f"{job.workspace_uri} is not the workspace of job {job.job_id}")
-    found = objects.list(job.workspace_uri)
+    folder = f"{tidy(job.workspace_uri).rstrip('/')}/"
+    found = [file for file in objects.list(job.workspace_uri) if file.uri.startswith(folder)]
     for file in found:
         objects.delete(file.uri)
     return len(found)

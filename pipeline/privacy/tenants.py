@@ -12,7 +12,7 @@ from specbatch.pipeline.privacy.keeping import EVERYTHING, Everything, Keepers
 from specbatch.pipeline.privacy.presidio import presidio_finder
 from specbatch.pipeline.privacy.redactor import Redactor
 from specbatch.schemas.errors import UsageError
-from specbatch.schemas.privacy import PrivacyMode
+from specbatch.schemas.privacy import SEALED, PrivacyMode
 from specbatch.schemas.records import JobRow, NewJob
 from specbatch.schemas.sealing import SETTING, Sealer
 from specbatch.schemas.settings import Settings
@@ -143,7 +143,7 @@ def _shown(spec: Mapping[str, Any], keeper: Everything, redactor: Redactor) -> d
     for name in _BY_TAG:
         pairs = (spec.get("speculation") or {}).get(name) or ()
         speculation[name] = [[keeper.tag(tag), value] for tag, value in pairs]
-    return {**shown, "sampling": sampling, "speculation": speculation}
+    return {**shown, "sampling": sampling, "speculation": speculation, SEALED: True}
 
 
 def _marked(value: Any, redactor: Redactor) -> Any:

@@ -12,12 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from specbatch.jobs.cli.main import main
+from specbatch.pipeline.bootstrap import make_client, make_store
 from specbatch.pipeline.ingest.outputs import read_output
 from specbatch.pipeline.tools import make_exporter
+from specbatch.schemas.errors import UsageError
 from specbatch.schemas.exports import ExportKind, ExportOrder, Selection
 from specbatch.schemas.privacy import NOT_KEPT, PrivacyMode
 from specbatch.schemas.records import JobState
 from specbatch.schemas.sealing import is_sealed
+from specbatch.schemas.spec import spec_of
 from support.planted import BREAKS, PLAIN, PLANTED, Site, masked_logs, planted_in, shown
 
 PRIVATE = [PrivacyMode.REDACTED, PrivacyMode.HASH_ONLY]
@@ -226,13 +229,15 @@ def _vocabulary(job: Any) -> str:
 
 
 def test_without_a_key_nothing_is_submitted(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
-    from specbatch.pipeline.bootstrap import make_client
-    from specbatch.schemas.errors import UsageError
-
     site = Site(tmp_path / "site", f"sqlite:///{tmp_path}/s.db", PrivacyMode.REDACTED, patch)
     keyless = site.settings.model_copy(update={"encryption_key": ""})
     client = make_client(keyless, lambda _: None, site.store)
     with pytest.raises(UsageError, match="'clinic' are kept redacted, which needs SPECBATCH_ENC"):
         client.submit(site.spec("out"))
     assert site.store.list_jobs() == []
+    job = site.submit()
     site.close()
+    keyless_store = make_store(keyless)
+    with pytest.raises(UsageError, match=f"the spec of job {job.job_id} is encrypted: set SPECB"):
+        spec_of(keyless_store.get_job(job.job_id))
+    keyless_store.close()

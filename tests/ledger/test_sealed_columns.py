@@ -131,6 +131,23 @@ def test_quarantined_rows_and_whole_specs_are_sealed(url: str, opened: Open) -> 
     assert opened(None).get_job(JOB).spec == order.spec, "what is shown of it"
 
 
+def test_what_was_purged_is_in_no_byte_of_a_sqlite_file(tmp_path: Path) -> None:
+    url, said = f"sqlite:///{tmp_path}/s.db", "said in confidence "
+    store = migrate.open_store(url)
+    ingest(store)
+    for index in range(2):
+        rows = range(index * 4, index * 4 + 4)
+        records = [completion(row, text=said * 1000, row_id=said) for row in rows]
+        store.commit_group(verified(store, index), records, NO_TIME, {})
+    finish(store)
+    store.close()
+    assert said.encode() in (tmp_path / "s.db").read_bytes()
+    store = migrate.open_store(url)
+    list(store.purge(JOB, "asked for"))
+    store.close()
+    assert not [path for path in tmp_path.iterdir() if said.encode() in path.read_bytes()]
+
+
 def test_every_text_column_is_bound_to_a_place_of_its_own() -> None:
     places = [
         (column.type.about, table.name, column.name)
