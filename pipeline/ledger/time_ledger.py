@@ -15,8 +15,10 @@ from sqlalchemy import (
     Connection,
     Executable,
     Select,
+    Update,
     bindparam,
     case,
+    cast,
     exists,
     false,
     func,
@@ -63,9 +65,7 @@ def tell(
     conn: Connection, now: Now, session: SessionTime, attempts: Mapping[Attempt, Ticks]
 ) -> None:
     """Raises `SessionEndedError`."""
-    counters = {f"new_{name}": value for name, value in zip(_COUNTERS, session[1:], strict=True)}
-    found = conn.execute(_touching(now), {"of_session": session.session_id, **counters})
-    if found.rowcount != 1:
+    if conn.execute(_touching(now), _told(session)).rowcount != 1:
         raise time_rules.ended(session.session_id)
     _add(conn, session.session_id, attempts, kept=False)
 
@@ -73,8 +73,14 @@ def tell(
 def keep(conn: Connection, now: Now, lease: Lease, spent: Spent) -> None:
     """An attempt's time, in the transaction that keeps its results. Raises `SessionEndedError`."""
     session = SessionTime(spent.session_id, spent.seen)
-    tell(conn, now, session, {})
-    _add(conn, spent.session_id, {Attempt.of(lease): spent.ticks}, kept=True)
+    if conn.dialect.name != "postgresql":
+        tell(conn, now, session, {})
+        _add(conn, spent.session_id, {Attempt.of(lease): spent.ticks}, kept=True)
+        return
+    values = time_mapper.slice_values(spent.session_id, Attempt.of(lease), spent.ticks, kept=True)
+    told = {f"own_{name}": value for name, value in values.items()}
+    if conn.execute(_keeping(now), {**_told(session), **told}).first() is None:
+        raise time_rules.ended(spent.session_id)
 
 
 def end(
@@ -124,8 +130,28 @@ def _close(conn: Connection, now: Now, session_id: str) -> None:
     )
 
 
+def _told(session: SessionTime) -> dict[str, Any]:
+    """Parameters of `_touching`."""
+    counters = zip(_COUNTERS, session[1:], strict=True)
+    return {"of_session": session.session_id, **{f"new_{name}": n for name, n in counters}}
+
+
 @lru_cache(maxsize=16)
-def _touching(now: Now) -> Executable:
+def _keeping(now: Now) -> Executable:
+    """An open session's word with one attempt's time in one statement: one way to the server."""
+    touched = _touching(now).returning(WorkerSession.session_id).cte("touched")
+    columns = {column.name: column for column in TimeSlice.__table__.c}
+    own: dict[str, Any] = {
+        name: bindparam(f"own_{name}", type_=column.type) for name, column in columns.items()
+    }
+    row = select(*(cast(value, columns[name].type) for name, value in own.items()))
+    insert = postgresql.insert(TimeSlice)
+    grown = _growing(insert.from_select(list(own), row.select_from(touched)))
+    return grown.returning(TimeSlice.session_id)
+
+
+@lru_cache(maxsize=16)
+def _touching(now: Now) -> Update:
     """What an open session is told. Kept, as every group's end has it."""
     this: BindParameter[str] = bindparam("of_session")
     told = {name: _larger(getattr(WorkerSession, name), f"new_{name}") for name in _COUNTERS}
@@ -152,8 +178,11 @@ def _add(conn: Connection, session_id: str, attempts: Mapping[Attempt, Ticks], k
 
 @lru_cache(maxsize=2)
 def _adding(dialect: str) -> Executable:
-    insert = postgresql.insert if dialect == "postgresql" else sqlite.insert
-    statement = insert(TimeSlice)
+    return _growing((postgresql if dialect == "postgresql" else sqlite).insert(TimeSlice))
+
+
+def _growing(statement: Any) -> postgresql.Insert:
+    """An insert that adds to what is known where there is a row already."""
     new = statement.excluded
     told = {
         name: case(
@@ -161,10 +190,12 @@ def _adding(dialect: str) -> Executable:
         )
         for name in _KINDS
     }
-    return statement.on_conflict_do_update(
-        index_elements=[column.name for column in _KEY],
-        set_={**told, "kept": or_(TimeSlice.kept, new["kept"])},
+    kept = or_(TimeSlice.kept, new["kept"])
+    key = [column.name for column in _KEY]
+    grown: postgresql.Insert = statement.on_conflict_do_update(
+        index_elements=key, set_={**told, "kept": kept}
     )
+    return grown
 
 
 def _insert(conn: Connection) -> Any:

@@ -46,9 +46,8 @@ DIRECTIONS = {
 # third-party package: the only rooms that may import it
 KEPT_TO = {
     "sqlalchemy": (
-        *("pipeline.ledger", "schemas.tables", "schemas.text_columns", "schemas.mapper"),
-        *("schemas.audit_tables", "schemas.time_tables", "schemas.token_arrays"),
-        "migrations",
+        *("pipeline.ledger", "schemas.tables", "schemas.audit_tables", "schemas.time_tables"),
+        *("schemas.text_columns", "schemas.token_arrays", "schemas.mapper", "migrations"),
     ),
     "celery": ("workers", "jobs"),
     "kombu": ("workers", "jobs"),

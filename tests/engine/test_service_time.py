@@ -62,6 +62,9 @@ class Bed:
             job, [Request(f"{job}/{i}/0", (i, 2, 3), params, seed=i) for i in range(count)]
         )
 
+    def since(self) -> int | None:
+        return self.service.stepping_since
+
     def step(self, engine: Stepwise) -> None:
         """At least one more."""
         engine.stepped.clear()
@@ -138,17 +141,19 @@ def test_refused_requests_take_no_time(bed: Bed) -> None:
 
 
 def test_a_service_says_since_when_it_steps(bed: Bed) -> None:
-    assert bed.service.stepping_since is None
+    assert bed.since() is None
     ticket = bed.begin("a")
     ticket.wait(PATIENCE_SEC)
     engine = bed.engines[0]
     engine.may_step.clear()
     before = now()
     ticket = bed.begin("b")
-    while (since := bed.service.stepping_since) is None:
+    since = None
+    while since is None:
         assert not ticket.is_over
+        since = bed.since()
     assert before <= since <= now()
     engine.may_step.set()
     ticket.wait(PATIENCE_SEC)
     bed.service.close()
-    assert bed.service.stepping_since is None
+    assert bed.since() is None
