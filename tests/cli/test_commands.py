@@ -31,8 +31,9 @@ def test_jobs_lists_whole_ids_newest_first(cli: Any, job: Any) -> None:
 def test_show_takes_the_first_characters_of_an_id(cli: Any, job: Any) -> None:
     made = cli("submit-job", *job, "--local", "--json").json
     shown = cli("show", made["job"][:14], "--json")
-    told = {"rows_quarantined": 0, "decisions": shown.json["decisions"]}
-    assert shown.json == made | told
+    saved = ("saved_usd", "saved_low_usd", "saved_high_usd")
+    told = {name: shown.json[name] for name in ("decisions", *saved)}
+    assert shown.json == made | told | {"rows_quarantined": 0, "audits": []}
     assert "progress: 12 of 12 prompts, 1 of 1 groups" in cli("show", made["job"]).out
 
 
