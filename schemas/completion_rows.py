@@ -40,7 +40,7 @@ def completion_values(lease: Lease, record: CompletionRecord) -> dict[str, Any]:
         "token_ids": record.token_ids,
         "text": record.text,
         "finish_reason": record.finish_reason.value,
-        "origins": tuple(map(int, record.origins)),
+        "origins": record.origins,
         "logprobs": as_float32(record.logprobs),
         "proposed": record.proposed,
         "accepted": record.accepted,
@@ -62,7 +62,7 @@ def completion_values(lease: Lease, record: CompletionRecord) -> dict[str, Any]:
 
 def beside_job(row: Mapping[str, Any], of_job: Mapping[str, Any]) -> dict[str, Any]:
     """A completion's values as they are kept: what its job's row tells is NULL."""
-    named = row | {"month": of_job["month"]}
+    named = {**row, "month": of_job["month"]}
     for name in ("verifier", "proposer"):
         same = row[name] == of_job[f"job_{name}"]
         named[name] = None if same else row[name] or ""

@@ -90,16 +90,16 @@ def by_depth(
         return (), ()
     deepest = max(drafted)
     proposed, accepted = [0] * (deepest + 1), [0] * (deepest + 1)  # by passes that went so far
-    agreed = 0
     for tokens in drafted:
         proposed[tokens] += 1
-    for origin in origins:
-        if origin == _ACCEPTED:
-            agreed += 1
-        elif origin != _PLAIN:
-            accepted[min(agreed, deepest)] += 1
-            agreed = 0
-    accepted[min(agreed, deepest)] += bool(agreed)
+    begin = 0
+    for end, origin in enumerate(origins):
+        if origin != _ACCEPTED:
+            if origin != _PLAIN:
+                accepted[min(end - begin, deepest)] += 1
+            begin = end + 1
+    if begin < len(origins):
+        accepted[min(len(origins) - begin, deepest)] += 1
     for depth in range(deepest - 1, 0, -1):  # who went further came through here
         proposed[depth] += proposed[depth + 1]
         accepted[depth] += accepted[depth + 1]

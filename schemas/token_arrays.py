@@ -12,7 +12,6 @@ On PostgreSQL some are packed, for they are most of a database. The functions of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby
 from typing import Any
 
 from sqlalchemy import JSON, Dialect, Integer, SmallInteger
@@ -86,16 +85,12 @@ class Origins(Repeated):
 
     def packed(self, values: Sequence[int]) -> list[int]:
         if not any(values):
-            return _repeated(values)
-        passes, accepted = [], 0
-        for origin in values:
-            if origin == _ACCEPTED:
-                accepted += 1
-            else:
-                passes.append(4 * accepted + origin)
-                accepted = 0
-        if accepted:  # the text ended inside of a draft
-            passes.append(4 * (accepted - 1) + _ACCEPTED)
+            return _same(0, len(values))
+        ends = [i for i, origin in enumerate(values) if origin != _ACCEPTED]
+        begins = [0, *(end + 1 for end in ends)]
+        passes = [4 * (end - begin) + values[end] for begin, end in zip(begins, ends, strict=False)]
+        if begins[-1] < len(values):  # the text ended inside of a draft
+            passes.append(4 * (len(values) - 1 - begins[-1]) + _ACCEPTED)
         return _repeated(passes)
 
     def unpacked(self, values: Sequence[int]) -> list[int]:
@@ -141,15 +136,9 @@ class Numbers(TokenArray):
     def packed(self, values: Sequence[int]) -> Sequence[int]:
         if max(values, default=0) < _DIGIT:
             return values
-        digits: list[int] = []
-        for value in values:
-            if value < _DIGIT:
-                digits.append(value)
-            elif value < _DIGIT * _DIGIT:
-                digits += (-1 - (value >> _BITS), value & _DIGIT - 1)
-            else:
-                digits += (-1 - digit for digit in _higher(value >> _BITS))
-                digits.append(value & _DIGIT - 1)
+        digits = list(values)
+        for i in reversed([i for i, value in enumerate(values) if value >= _DIGIT]):
+            digits[i : i + 1] = _digits(values[i])
         return digits
 
     def unpacked(self, values: Sequence[int]) -> Sequence[int]:
@@ -165,18 +154,35 @@ class Numbers(TokenArray):
         return found
 
 
-def _higher(value: int) -> list[int]:
-    return [*(_higher(value >> _BITS) if value >= _DIGIT else ()), value & _DIGIT - 1]
+def _digits(value: int) -> list[int]:
+    digits = [value & _DIGIT - 1]
+    while value := value >> _BITS:
+        digits.insert(0, -1 - (value & _DIGIT - 1))
+    return digits
 
 
-def _repeated(values: Iterable[int]) -> list[int]:
+def _repeated(values: Sequence[int]) -> list[int]:
+    if values and values.count(values[0]) == len(values):
+        return _same(values[0], len(values))
     packed: list[int] = []
-    for value, same in groupby(values):
-        again = sum(1 for _ in same) - 1
+    last, count = -1, 0
+    for value in values:
+        if value == last:
+            count += 1
+            continue
+        if count > 1:
+            packed += _same(last, count)[1:]
         packed.append(value)
-        while again > 0:
-            packed.append(-min(again, _MOST_REPEATS))
-            again -= _MOST_REPEATS
+        last, count = value, 1
+    return packed + _same(last, count)[1:]
+
+
+def _same(value: int, count: int) -> list[int]:
+    packed = [value] if count else []
+    again = count - 1
+    while again > 0:
+        packed.append(-min(again, _MOST_REPEATS))
+        again -= _MOST_REPEATS
     return packed
 
 

@@ -62,8 +62,12 @@ def upgrade() -> None:
     dialect = op.get_context().dialect.name
     on_postgres = dialect == "postgresql"
     _put_aside()
-    options = {"postgresql_partition_by": "RANGE (month)"}
-    op.create_table("completions", *_columns(), *_constraints("month"), **options)
+    op.create_table(
+        "completions",
+        *_columns(),
+        *_constraints("month"),
+        postgresql_partition_by="RANGE (month)",
+    )
     for statement in token_record.creating(dialect):
         op.execute(_literal(statement))
     if on_postgres:

@@ -3,8 +3,9 @@ that are known already."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import orjson
@@ -41,7 +42,11 @@ def stage(conn: Connection, values: Iterable[Mapping[str, Any]]) -> None:
     driver: Any = conn.connection.driver_connection
     with driver.cursor() as cursor, cursor.copy(_COPY) as copy:
         for row in values:
-            copy.write_row([_as_text(row[column.name]) for column, _as_text in _WRITERS])
+            line = list(_in_order(row))
+            for i, as_text in _WRITERS:
+                if line[i] is not None:
+                    line[i] = as_text(line[i])
+            copy.write_row(line)
 
 
 def insert_staged(conn: Connection, of_job: Mapping[str, Any]) -> None:
@@ -52,40 +57,32 @@ def insert_staged(conn: Connection, of_job: Mapping[str, Any]) -> None:
     conn.execute(_INSERT, dict(of_job))
 
 
-def _array_literal(values: Iterable[float] | None) -> str | None:
+def _array_literal(values: Sequence[float]) -> str:
     # A finished literal spares the driver one conversion per token.
-    if values is None:
-        return None
     literal = orjson.dumps(values).decode()  # writes numbers as repr does, and NaN as null
     if "null" in literal:
         return "{" + ",".join(map(repr, values)) + "}"
     return "{" + literal[1:-1] + "}"
 
 
-def _as_it_is(value: Any) -> Any:
-    return value
+def _packed(pack: Callable[[Any], Any], values: Any) -> str:
+    return "{" + orjson.dumps(pack(values)).decode()[1:-1] + "}"
 
 
-def _any_text(value: str | None) -> str | None:
-    return None if value is None else escape_text(value)
+def _json(value: Any) -> str:
+    return orjson.dumps(value).decode()
 
 
-def _json(value: Any) -> str | None:
-    return None if value is None else orjson.dumps(value).decode()
-
-
-def _packed(pack: Callable[[Any], Any], values: Any) -> str | None:
-    return None if values is None else _array_literal(pack(values))
-
-
-def _writer_of(column: Any) -> Callable[[Any], Any]:
+def _writer_of(column: Any) -> Callable[[Any], str] | None:
+    """What makes COPY's text of a column's values; None: the driver does."""
     if isinstance(column.type, JSON):
         return _json
     if type(column.type) is TokenArray:
         return _array_literal
     if isinstance(column.type, TokenArray):
         return partial(_packed, column.type.packed)
-    return _any_text if isinstance(column.type, AnyText) else _as_it_is
+    return escape_text if isinstance(column.type, AnyText) else None
 
 
-_WRITERS = [(column, _writer_of(column)) for column in _COLUMNS]
+_in_order = itemgetter(*(column.name for column in _COLUMNS))
+_WRITERS = [(i, w) for i, column in enumerate(_COLUMNS) if (w := _writer_of(column)) is not None]

@@ -50,7 +50,7 @@ def schema_of(url: str) -> dict[str, Any]:
     """Everything the database says about its tables, in a form that can be compared."""
     engine = make_engine(url)
     found = inspect(engine)
-    tables = {
+    tables: dict[str, Any] = {
         name: {
             "columns": [
                 (c["name"], repr(c["type"]), c["nullable"], c["default"])
@@ -193,7 +193,7 @@ def test_packed_completions_are_spelled_out_when_their_columns_go(url: str) -> N
     assert again == replace(record, provenance=NO_PROVENANCE, ticks=NO_TICKS, **NO_PRICES)
 
 
-NO_PRICES = {"price_microusd": 0, "ahead_ticks": 0, "ahead_price_microusd": 0}
+NO_PRICES: dict[str, Any] = {"price_microusd": 0, "ahead_ticks": 0, "ahead_price_microusd": 0}
 _JOB = f"""
 INSERT INTO jobs (job_id, name, tenant, spec, spec_digest, verifier, output_uri, workspace_uri,
     state, cancel_requested, ingest_done, next_row, groups_total, rows_total, rows_rejected,
