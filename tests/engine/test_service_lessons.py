@@ -11,7 +11,7 @@ import pytest
 from engine.decoding import baseline_of, bench, prompts
 
 from specbatch.pipeline.engine.engine import Engine
-from specbatch.pipeline.engine.sequence import Completion, Request, Sequence
+from specbatch.pipeline.engine.sequence import Completion, Request, Route, Sequence
 from specbatch.pipeline.engine.service import KEEP_AT_END, KEEP_EVERY, EngineService
 from specbatch.pipeline.engine.stats import EngineStats
 from specbatch.pipeline.engine.ticket import Ticket
