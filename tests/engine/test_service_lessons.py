@@ -11,7 +11,7 @@ import pytest
 from engine.decoding import baseline_of, bench, prompts
 
 from specbatch.pipeline.engine.engine import Engine
-from specbatch.pipeline.engine.sequence import Completion, Request, Route
+from specbatch.pipeline.engine.sequence import Completion, Request, Route, Sequence
 from specbatch.pipeline.engine.service import KEEP_AT_END, KEEP_EVERY, EngineService
 from specbatch.pipeline.engine.stats import EngineStats
 from specbatch.pipeline.engine.ticket import Ticket
@@ -41,6 +41,10 @@ class ScriptedEngine:
     @property
     def idle(self) -> bool:
         return not self._waiting
+
+    @property
+    def begun(self) -> list[Sequence]:
+        return []  # it counts no time
 
     def prime(self, job: str, counts: Iterable[AcceptanceCount]) -> None:
         self.events.append(f"prime {job} with {len(list(counts))}")
