@@ -46,14 +46,8 @@ DIRECTIONS = {
 # third-party package: the only rooms that may import it
 KEPT_TO = {
     "sqlalchemy": (
-<<<<<<< HEAD
         *("pipeline.ledger", "schemas.tables", "schemas.audit_tables", "schemas.time_tables"),
         *("schemas.text_columns", "schemas.token_arrays", "schemas.mapper", "migrations"),
-=======
-        *("pipeline.ledger", "schemas.tables", "schemas.token_arrays"),
-        *("schemas.time_tables", "schemas.mapper"),
-        "migrations",
->>>>>>> w-h2
     ),
     "celery": ("workers", "jobs"),
     "kombu": ("workers", "jobs"),

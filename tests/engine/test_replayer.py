@@ -21,7 +21,7 @@ PARAMS = SamplingParams(
     max_tokens=40, temperature=0.9, top_p=0.9, min_tokens=5, repetition_penalty=1.3,
     logit_bias=((7, 2.0),), bad_words=((3, 4), (9,)),
 )  # fmt: skip
-GREEDY = SamplingParams(max_tokens=300, ignore_eos=True)  # several pieces
+GREEDY = SamplingParams(max_tokens=30, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
