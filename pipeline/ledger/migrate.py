@@ -154,6 +154,8 @@ def _locked(url: str) -> Iterator[Config]:
         if connection.dialect.name == "postgresql":
             connection.exec_driver_sql("SET LOCAL lock_timeout = 0")  # wait for the other process
             connection.exec_driver_sql("SELECT pg_advisory_xact_lock(%s)", (_LOCK_ID,))
+        else:  # a table that is rebuilt is gone for a moment, which a view of it must bear
+            connection.exec_driver_sql("PRAGMA legacy_alter_table = ON")
         config = _config()
         attributes: dict[str, Any] = config.attributes
         attributes["connection"] = connection

@@ -9,14 +9,18 @@ import pytest
 KINDS = ("prefill", "verify", "draft", "rejected", "padding", "overhead", "lost", "idle", "pending")
 
 
+BY = ("tenant", "job", "proposer", "tag", "day")
+
+
 def paid_for(told: Any) -> int:
     return sum(int(told["parts"][kind]["units"]) for kind in KINDS)
 
 
-def test_all_that_was_leased_is_somewhere(cli: Any, job: Any) -> None:
+def test_all_that_was_leased_is_somewhere_and_lines_add_up(cli: Any, job: Any) -> None:
     assert "nothing was paid for yet" in cli("cost").out
-    cli("submit-job", *job, "--local")
-    cli("submit-job", *job, "--local", "--output", "out2", "--tenant", "other")
+    for tenant in ("a", "b"):
+        flags = ("--tenant", tenant, "--output", f"out-{tenant}", "--json")
+        done = cli("submit-job", *job, "--local", *flags).json
     told = cli("cost", "--json").json
     assert told["job"] is None
     assert paid_for(told) == int(told["paid"]["units"]) > 0
@@ -25,43 +29,32 @@ def test_all_that_was_leased_is_somewhere(cli: Any, job: Any) -> None:
     assert told["parts"]["verify"]["ticks"] > 0
     assert told["parts"]["lost"]["ticks"] == told["parts"]["pending"]["ticks"] == 0
     assert (told["figures"]["jobs"], told["figures"]["documents"]) == (2, 24)
+    for by in BY:
+        told = cli("cost", "--by", by, "--json").json
+        units = [int(line["cost"]["units"]) for line in told["lines"]]
+        assert sum(units) == int(told["figures"]["cost"]["units"]), by
+        assert sum(line["documents"] for line in told["lines"]) == 24, by
+        names = {line["name"] for line in told["lines"]}
+        assert (names == {"a", "b"}) == (by == "tenant")
+        shown = cli("cost", "--by", by)
+        assert "balance" in shown.out
+        assert "do not add up" not in shown.out
+    assert_of_one_job(cli("cost", done["job"][:15], "--json").json, done)
+    assert "against depth 0: " in cli("show", done["job"]).out
+    assert "saved_usd" in cli("show", done["job"], "--json").json
 
 
-def test_a_job_has_what_its_rows_had_and_what_came_to_nothing(cli: Any, job: Any) -> None:
-    done = cli("submit-job", *job, "--local", "--json").json
-    told = cli("cost", done["job"][:8], "--json").json
+def assert_of_one_job(told: Any, done: Any) -> None:
+    """It has what its rows had, and nothing else."""
     assert told["job"] == done["job"]
     assert paid_for(told) == int(told["paid"]["units"])
     assert told["parts"]["idle"]["ticks"] == 0
     figures = told["figures"]
     assert figures["tokens"] == done["tokens"]
-    assert figures["usd_per_document"] == pytest.approx(figures["cost"]["usd"] / 12)
-    assert figures["usd_per_1k_tokens"] == pytest.approx(
-        1000 * figures["cost"]["usd"] / done["tokens"]
-    )
     assert figures["cost"]["usd"] == pytest.approx(done["cost_usd"])
-
-
-@pytest.mark.parametrize("by", ["tenant", "job", "proposer", "tag", "day"])
-def test_lines_add_up_to_what_jobs_cost(cli: Any, job: Any, by: str) -> None:
-    for number, tenant in enumerate(("a", "b")):
-        cli("submit-job", *job, "--local", "--tenant", tenant, "--output", f"out{number}")
-    told = cli("cost", "--by", by, "--json").json
-    units = [int(line["cost"]["units"]) for line in told["lines"]]
-    assert sum(units) == int(told["figures"]["cost"]["units"])
-    assert sum(line["documents"] for line in told["lines"]) == 24
-    if by == "tenant":
-        assert sorted(line["name"] for line in told["lines"]) == ["a", "b"]
-    shown = cli("cost", "--by", by)
-    assert "balance" in shown.out
-    assert "do not add up" not in shown.out
-    assert "cost per 1k tokens: $" in shown.out
-
-
-def test_show_says_what_was_saved_against_depth_0(cli: Any, job: Any) -> None:
-    done = cli("submit-job", *job, "--local", "--json").json
-    assert "against depth 0: " in cli("show", done["job"]).out
-    assert "saved_usd" in cli("show", done["job"], "--json").json
+    assert figures["usd_per_document"] == pytest.approx(done["cost_usd"] / 12)
+    per_1k = 1000 * done["cost_usd"] / done["tokens"]
+    assert figures["usd_per_1k_tokens"] == pytest.approx(per_1k)
 
 
 def test_a_plan_foretells_the_cost_by_earlier_nights(cli: Any, job: Any) -> None:
@@ -75,7 +68,8 @@ def test_a_plan_foretells_the_cost_by_earlier_nights(cli: Any, job: Any) -> None
     assert told["usd"]["middle"] == pytest.approx(cost)
     assert told["completion_tokens"]["middle"] == pytest.approx(done["tokens"])
     assert "forecast cost" in cli("submit-job", *job, "--dry-run", "--output", "out2").out
-    other = cli("submit-job", *job, "--dry-run", "--json", "--tenant", "other").json
+    flags = ("--dry-run", "--json", "--output", "out2", "--tenant", "other")
+    other = cli("submit-job", *job, *flags).json
     assert other["forecast"] is None
 
 

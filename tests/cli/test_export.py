@@ -161,6 +161,7 @@ def test_an_s3_out_of_reach_is_told_in_seconds(
     assert "very-secret" not in done.err
 
 
+@pytest.mark.long
 def test_a_job_done_here_is_exported_as_its_output_has_it(cli: Any, job: list[object]) -> None:
     ran = cli("submit-job", *job, "--local", "--depth", 3, "--max-tokens", 24, "--json")
     assert ran.code == 0

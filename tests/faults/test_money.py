@@ -205,7 +205,7 @@ def test_rows_and_losses_are_what_was_leased_in_fifty_runs_with_crashes(bed: Sho
         met |= staff.met
         job = bed.store.get_job(job_id)
         assert job.state is JobState.PARTIAL, seed  # it has bad rows
-        assert bed.report(job_id).violations == (), seed
+        assert list(balance.of_job(bed.store, job)) == [], seed
         sessions = [s for s in bed.store.sessions() if s.session_id not in before]
         assert all(s.leased == s.accounted for s in sessions), seed
         rows = bed.store.row_times(job_id)
@@ -225,7 +225,7 @@ def test_rows_and_losses_are_what_was_leased_in_fifty_runs_with_crashes(bed: Sho
     assert list(balance.of_all(bed.store)) == []
 
 
-@pytest.mark.parametrize("seeds", [range(6), pytest.param(range(6, 60), marks=pytest.mark.long)])
+@pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 60), marks=pytest.mark.long)])
 def test_so_it_is_with_processes_that_are_killed_and_frozen(
     seeds: range, tmp_path: Path, redis_url: str
 ) -> None:
