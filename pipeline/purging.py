@@ -13,6 +13,7 @@ import orjson
 
 from specbatch.pipeline.ingest.confined import delete_own
 from specbatch.pipeline.ingest.objects import Objects, join
+from specbatch.pipeline.ledger import rules
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.errors import ObjectError, UsageError
 from specbatch.schemas.records import JobRow, JobState
@@ -82,17 +83,21 @@ class Purger:
         return delete_own(self.objects, job)
 
     def purge(self, due: Due, with_output: bool = False) -> Iterator[int]:
-        """Empty what is kept of the job; rows that are done so far. Files go first: who is
-        interrupted does it again, and the store names what is left to do.
+        """Empty what is kept of the job; rows that are done so far.
 
-        Raises `UsageError` for a job that has not ended, and `ObjectError`.
+        Files go once the job is marked, so that nobody retries it, and before its rows: who is
+        interrupted does it again. Raises `UsageError` for a job that has not ended, and
+        `ObjectError`.
         """
-        if not due.job.state.is_final:  # before its files are gone
-            raise UsageError(f"job {due.job.job_id} is {due.job.state}: cancel it first")
-        delete_own(self.objects, due.job)
         if with_output:
+            rules.check_purge(due.job)
             self._delete_output(due.job)
-        yield from self.store.purge(due.job.job_id, due.why)
+        files_are_there = True
+        for done in self.store.purge(due.job.job_id, due.why):
+            if files_are_there:
+                delete_own(self.objects, due.job)
+                files_are_there = False
+            yield done
 
     def _delete_output(self, job: JobRow) -> None:
         """What the job's manifest lists, then the manifest; another job's is let alone."""

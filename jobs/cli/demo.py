@@ -18,6 +18,7 @@ from specbatch.jobs.cli.console import out, remark, say
 from specbatch.jobs.cli.outcome import leave, print_summary
 from specbatch.jobs.cli.spec_input import build_spec
 from specbatch.schemas.errors import UsageError
+from specbatch.schemas.privacy import NOT_KEPT
 from specbatch.schemas.records import CompletionRecord
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec
@@ -107,8 +108,11 @@ def show_examples(spec: JobSpec, checked: Checked, records: list[CompletionRecor
     prompts = pq.read_table(spec.input.uri, columns=[spec.input.prompt_column]).column(0)
     for record in records[:EXAMPLES]:
         prompt = Text(str(prompts[record.row_index].as_py()), "cyan" if color else "")
-        pieces = token_pieces(record.token_ids, decode)
-        body = Text.assemble(prompt, token_text(pieces, record.origins, color))
+        if NOT_KEPT in record.token_ids:  # by the settings of who looks at the demo
+            shown = Text(record.text)
+        else:
+            shown = token_text(token_pieces(record.token_ids, decode), record.origins, color)
+        body = Text.assemble(prompt, shown)
         out.print(Panel(body, title=Text(record.row_id), title_align="left"))
     out.print(legend(color))
 

@@ -48,6 +48,8 @@ class PrivacyInMemory(ChainInMemory):
                 for group in job.groups.values():
                     group.last_error = None
                 self._say(job, EntryKind.PURGED, {"rows": None, "why": why})
+        if job.purged_to is not None:
+            yield job.purged_to
         while job.purged_to is not None:
             with self._lock:
                 begin, after = job.purged_to, job.purged_to + batch_rows

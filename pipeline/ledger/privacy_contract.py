@@ -27,13 +27,14 @@ class PrivacyStore(Protocol):
         ...
 
     def purge(self, job_id: str, why: str, batch_rows: int = 1000) -> Iterator[int]:
-        """Empty what is kept of an ended job's texts; how many rows are done, after each batch.
+        """Empty what is kept of an ended job's texts; how many rows are done: first when the job is
+        marked, then after each batch. A job that was wholly purged before gives nothing.
 
         Of completions that is the row's id, text, token ids, log-probabilities, rejected drafts and
         error; of quarantined rows the id and the reason; of the job its sealed spec; errors of
         units. Tags, counts, origins, times, costs, digests and the audit log stay, which says first
         that it was done, and `why`. From then on the job cannot be retried. Each batch is a
-        transaction: who is interrupted goes on where it was. Done again, it does nothing.
+        transaction: who is interrupted goes on where it was.
 
         Raises `UsageError` for a job that has not ended.
         """

@@ -40,6 +40,8 @@ class PrivacyInSql:
     def purge(self, job_id: str, why: str, batch_rows: int = 1000) -> Iterator[int]:
         db = self._db
         found, at, rows = db.write(lambda conn: _begin(conn, db.now(), job_id, why))
+        if at is not None:
+            yield at
         while at is not None:
             after = at + batch_rows if at + batch_rows < rows else None
             begin = at
