@@ -108,9 +108,9 @@ def cards(text: str) -> Iterator[Place]:
         sums = _luhn_sums(digits)
         for first, start in starts:
             for length in range(*_CARD_DIGITS):
-                last = ends.get(first + length)
-                if last is not None and _is_card(digits, sums, first, first + length):
-                    yield begin + start, begin + last
+                end = ends.get(first + length)
+                if end is not None and _is_card(digits, sums, first, first + length):
+                    yield begin + start, begin + end
 
 
 def phones(text: str) -> Iterator[Place]:
