@@ -31,7 +31,7 @@ def test_jobs_lists_whole_ids_newest_first(cli: Any, job: Any) -> None:
 def test_show_takes_the_first_characters_of_an_id(cli: Any, job: Any) -> None:
     made = cli("submit-job", *job, "--local", "--json").json
     shown = cli("show", made["job"][:14], "--json")
-    told = {"rows_quarantined": 0, "decisions": shown.json["decisions"]}
+    told = {"rows_quarantined": 0, "decisions": shown.json["decisions"], "audits": []}
     assert shown.json == made | told
     assert "progress: 12 of 12 prompts, 1 of 1 groups" in cli("show", made["job"]).out
 
