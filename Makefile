@@ -11,7 +11,7 @@ export PIP_ROOT_USER_ACTION := ignore
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test test-long lint types format
-.PHONY: bench-overhead bench-scale bench-drain
+.PHONY: bench-overhead bench-scale bench-drain bench-ledger
 .PHONY: bench-collapse bench-depth bench-engine bench-memory bench-gpu bench-exactness bench-acceptance clean distclean
 
 help: ## this list
@@ -66,6 +66,9 @@ bench-overhead: $(VENV)/.dev ## a job's whole path beside the engine alone, on a
 
 bench-scale: $(VENV)/.dev ## 1 to 32 verifier processes that wait instead of computing, and what the store takes; takes ARGS
 	@PYTHONPATH=tests $(BIN)/python -m specbatch.jobs.bench.scale $(ARGS)
+
+bench-ledger: $(VENV)/.dev ## bytes of a token's record in the store, and how many are written a second; takes ARGS
+	@PYTHONPATH=tests $(BIN)/python -m specbatch.jobs.bench.ledger $(ARGS)
 
 bench-drain: $(VENV)/.dev ## a million rows through all stages but the model: seconds and memory; takes ARGS
 	@PYTHONPATH=tests $(BIN)/python -m specbatch.jobs.bench.drain $(ARGS)

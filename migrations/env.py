@@ -8,7 +8,7 @@ from alembic import context
 from sqlalchemy import Connection, create_engine, make_url
 
 from specbatch.schemas import audit_tables as _audit_tables  # noqa: F401 - its tables join the metadata
-from specbatch.schemas.tables import Base
+from specbatch.schemas.tables import Base, is_described
 
 
 def run(connection: Connection) -> None:
@@ -20,6 +20,7 @@ def run(connection: Connection) -> None:
     context.configure(
         connection=connection,
         target_metadata=Base.metadata,
+        include_name=is_described,
         render_as_batch=connection.dialect.name == "sqlite",
         transactional_ddl=True,
     )
@@ -32,6 +33,7 @@ def print_sql(url: str) -> None:
     context.configure(
         url=url,
         target_metadata=Base.metadata,
+        include_name=is_described,
         literal_binds=True,
         render_as_batch=make_url(url).get_backend_name() == "sqlite",
     )

@@ -9,15 +9,13 @@ import math
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
-from itertools import chain
 from typing import Any
 
-from specbatch.schemas.provenance import NO_PROVENANCE, TICK_KINDS, Provenance, Ticks
+from specbatch.schemas.provenance import NO_PROVENANCE
 from specbatch.schemas.records import (
     Artefact,
     Bell,
     CompletionRecord,
-    FinishReason,
     GroupWork,
     JobRow,
     JobState,
@@ -29,7 +27,6 @@ from specbatch.schemas.records import (
     RejectedRow,
     SourcePosition,
     Stage,
-    TopLogprobs,
 )
 from specbatch.schemas.speculation import (
     AcceptanceCount,
@@ -39,11 +36,8 @@ from specbatch.schemas.speculation import (
 )
 
 # Of a completion, what no output tells.
-_PASSES = ("steps", "pass_ticks", "sources", "makers", "drafted", "rejected")
-DETAILS = ("origins", "proposed_at_depth", "accepted_at_depth", *_PASSES)
-# A record's `provenance` and `ticks`, as columns.
-_TICKS = {kind: f"{kind}_ticks" for kind in TICK_KINDS}
-PROVENANCE = (*_PASSES, *_TICKS.values())
+PASSES = ("steps", "pass_ticks", "sources", "makers", "drafted", "rejected")
+DETAILS = ("origins", "proposed_at_depth", "accepted_at_depth", *PASSES)
 
 
 def as_float32(values: Iterable[float]) -> tuple[float, ...]:
@@ -67,44 +61,9 @@ def as_kept(record: CompletionRecord) -> CompletionRecord:
 def without_details(record: CompletionRecord) -> CompletionRecord:
     """The record as it is published: see `Store.completions`."""
     logprobs = () if record.top_logprobs is None else record.logprobs
-    own = (name for name in DETAILS if name not in _PASSES)
+    own = (name for name in DETAILS if name not in PASSES)
     empty: dict[str, Any] = dict.fromkeys(own, ())
     return replace(record, logprobs=logprobs, provenance=NO_PROVENANCE, **empty)
-
-
-def provenance_values(record: CompletionRecord) -> dict[str, Any]:
-    """By column: see `PROVENANCE`."""
-    found, ticks = record.provenance, record.ticks
-    return {name: getattr(found, name) for name in _PASSES} | {
-        column: getattr(ticks, kind) for kind, column in _TICKS.items()
-    }
-
-
-def provenance_fields(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse of `provenance_values`: two fields of a record."""
-    passes = (tuple(row[name] or ()) for name in _PASSES)
-    return {
-        "provenance": Provenance(*passes),
-        "ticks": Ticks(*(row[column] for column in _TICKS.values())),
-    }
-
-
-def _flat(tops: tuple[TopLogprobs, ...] | None) -> dict[str, Any]:
-    if tops is None:
-        return {"top_token_ids": None, "top_logprobs": None}
-    return {
-        "top_token_ids": tuple(chain.from_iterable(ids for ids, _ in tops)),
-        "top_logprobs": as_float32(chain.from_iterable(values for _, values in tops)),
-    }
-
-
-def _per_token(row: Any) -> tuple[TopLogprobs, ...] | None:
-    """The inverse of `_flat`: every token has equally many."""
-    if row.top_token_ids is None:
-        return None
-    ids, values, tokens = tuple(row.top_token_ids), as_float32(row.top_logprobs), row.token_ids
-    n = len(ids) // max(len(tokens), 1)
-    return tuple((ids[i * n : i * n + n], values[i * n : i * n + n]) for i in range(len(tokens)))
 
 
 # --- to the store ---------------------------------------------------------------------------
@@ -155,44 +114,6 @@ def rejected_values(job_id: str, row: RejectedRow) -> dict[str, Any]:
         "row_id": row.row_id,
         "code": row.code,
         "reason": row.reason,
-    }
-
-
-def completion_values(lease: Lease, record: CompletionRecord) -> dict[str, Any]:
-    """One completion of the leased group, log probabilities in single precision."""
-    flat = provenance_values(record)
-    return {
-        "job_id": lease.job_id,
-        "row_index": record.row_index,
-        "sample_index": record.sample_index,
-        "group_index": lease.group_index,
-        "row_id": record.row_id,
-        "tag": record.tag,
-        "seed": record.seed,
-        "prompt_tokens": record.prompt_tokens,
-        "token_ids": record.token_ids,
-        "text": record.text,
-        "finish_reason": record.finish_reason.value,
-        "origins": tuple(map(int, record.origins)),
-        "logprobs": as_float32(record.logprobs),
-        "proposed": record.proposed,
-        "accepted": record.accepted,
-        "verifier_passes": record.verifier_passes,
-        "cost_usd": record.cost_usd,
-        "verifier": record.verifier,
-        "proposer": record.proposer,
-        "error": record.error,
-        "proposed_at_depth": record.proposed_at_depth,
-        "accepted_at_depth": record.accepted_at_depth,
-        "compute_sec": record.compute_sec,
-        "draft_sec": record.draft_sec,
-        "decode_sec": record.decode_sec,
-        "baseline_sec": record.baseline_sec,
-        **_flat(record.top_logprobs),
-        **{name: None if value == () else value for name, value in flat.items()},
-        "price_microusd": record.price_microusd,
-        "ahead_ticks": record.ahead_ticks,
-        "ahead_price_microusd": record.ahead_price_microusd,
     }
 
 
@@ -301,40 +222,6 @@ def group_bell(row: Any) -> Bell:
     stage = Stage(row.stage)
     model = {Stage.PROPOSE: row.proposer, Stage.VERIFY: row.verifier}.get(stage)
     return Bell(row.job_id, stage, row.group_index, model, row.priority)
-
-
-def completion_record(row: Any) -> CompletionRecord:
-    return CompletionRecord(
-        row_index=row.row_index,
-        sample_index=row.sample_index,
-        row_id=row.row_id,
-        tag=row.tag,
-        seed=row.seed,
-        prompt_tokens=row.prompt_tokens,
-        token_ids=row.token_ids,
-        text=row.text,
-        finish_reason=FinishReason(row.finish_reason),
-        origins=row.origins or (),
-        logprobs=as_float32(row.logprobs or ()),
-        proposed=row.proposed,
-        accepted=row.accepted,
-        verifier_passes=row.verifier_passes,
-        cost_usd=row.cost_usd,
-        verifier=row.verifier,
-        proposer=row.proposer,
-        error=row.error,
-        proposed_at_depth=row.proposed_at_depth or (),
-        accepted_at_depth=row.accepted_at_depth or (),
-        compute_sec=row.compute_sec,
-        draft_sec=row.draft_sec,
-        decode_sec=row.decode_sec,
-        baseline_sec=row.baseline_sec,
-        top_logprobs=_per_token(row),
-        **provenance_fields(row._mapping),
-        price_microusd=row.price_microusd,
-        ahead_ticks=row.ahead_ticks,
-        ahead_price_microusd=row.ahead_price_microusd,
-    )
 
 
 def rejected_row(row: Any) -> RejectedRow:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
+_PLAIN, _ACCEPTED = 0, 1  # of `records.Origin`, which imports this file
 TICKS_PER_SEC = 10_000_000  # 100 ns each: a share of up to 214 s fits four bytes
 
 
@@ -76,3 +77,30 @@ def split(total: int, weights: Sequence[float]) -> list[int]:
     for i in by_rest[: total - sum(parts)]:
         parts[i] += 1
     return parts
+
+
+def by_depth(
+    origins: Sequence[int], drafted: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Draft tokens looked at, and accepted, by draft position, as `Provenance` alone tells it.
+
+    What a stop inside of a draft cut off does not count as accepted here.
+    """
+    if not drafted:
+        return (), ()
+    deepest = max(drafted)
+    proposed, accepted = [0] * (deepest + 1), [0] * (deepest + 1)  # by passes that went so far
+    for tokens in drafted:
+        proposed[tokens] += 1
+    begin = 0
+    for end, origin in enumerate(origins):
+        if origin != _ACCEPTED:
+            if origin != _PLAIN:
+                accepted[min(end - begin, deepest)] += 1
+            begin = end + 1
+    if begin < len(origins):
+        accepted[min(len(origins) - begin, deepest)] += 1
+    for depth in range(deepest - 1, 0, -1):  # who went further came through here
+        proposed[depth] += proposed[depth + 1]
+        accepted[depth] += accepted[depth + 1]
+    return tuple(proposed[1:]), tuple(accepted[1:])

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from specbatch.schemas import months
+
 WORKER, OPERATOR, AUDITOR = "specbatch_worker", "specbatch_operator", "specbatch_auditor"
 ROLES = (WORKER, OPERATOR, AUDITOR)
 
@@ -28,6 +30,7 @@ TABLES = (
     "audit_findings",
     "alembic_version",
 )
+VIEWS = ("token_record",)
 _OF_A_LEASE = (
     *("stage", "generation", "lease_owner", "lease_until", "attempts", "ready_at", "last_error"),
 )
@@ -40,6 +43,7 @@ class Rights:
     tables: Mapping[str, str] = field(default_factory=dict)
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # that may be updated
     sequences: tuple[str, ...] = ()
+    functions: tuple[str, ...] = ()
 
 
 RIGHTS: Mapping[str, Rights] = {
@@ -58,6 +62,7 @@ RIGHTS: Mapping[str, Rights] = {
             "audit_log": "INSERT",
         },
         sequences=("decisions_id_seq",),
+        functions=(months.FUNCTION,),
     ),
     # Submits, cancels, retries, sets shares. What a group is made of and has given is not its to
     # write, nor what a job asks for once it is submitted.
@@ -72,6 +77,7 @@ RIGHTS: Mapping[str, Rights] = {
             ),
             "groups": (*_OF_A_LEASE, "cut_wanted"),
         },
+        functions=(months.FUNCTION,),
     ),
     # Reads everything, and keeps what it found.
     AUDITOR: Rights(
@@ -89,7 +95,7 @@ def granting() -> Iterator[str]:
     """Statements that create the roles, where that is allowed, and give them their rights."""
     for role in ROLES:
         yield _CREATE.format(role=role)
-        for table in TABLES:
+        for table in (*TABLES, *VIEWS):
             yield _grant(role, table, f"GRANT SELECT ON {table} TO {role}")
         rights = RIGHTS[role]
         for table, verbs in rights.tables.items():
@@ -99,20 +105,25 @@ def granting() -> Iterator[str]:
             yield _GRANT_COLUMNS.format(role=role, table=table, names=names)
         for sequence in rights.sequences:
             yield _grant(role, sequence, f"GRANT USAGE ON SEQUENCE {sequence} TO {role}")
+        for function in rights.functions:
+            yield _grant(role, function, f"GRANT EXECUTE ON FUNCTION {function} TO {role}")
 
 
 def revoking() -> Iterator[str]:
     """Statements that take the rights back, and drop roles that nobody has or needs elsewhere."""
     for role in ROLES:
-        for table in TABLES:
+        for table in (*TABLES, *VIEWS):
             yield _grant(role, table, f"REVOKE ALL ON {table} FROM {role}")
         for sequence in RIGHTS[role].sequences:
             yield _grant(role, sequence, f"REVOKE ALL ON SEQUENCE {sequence} FROM {role}")
+        for function in RIGHTS[role].functions:
+            yield _grant(role, function, f"REVOKE ALL ON FUNCTION {function} FROM {role}")
         yield _DROP.format(role=role)
 
 
 def _grant(role: str, target: str, statement: str) -> str:
-    return _GRANT.format(role=role, target=target, statement=statement)
+    find = "to_regprocedure" if target.endswith(")") else "to_regclass"
+    return _GRANT.format(role=role, find=find, target=target, statement=statement)
 
 
 # Roles belong to the whole server, so another database's migration may make them meanwhile.
@@ -127,7 +138,7 @@ END $$"""
 _GRANT = """
 DO $$ BEGIN
   IF EXISTS (SELECT FROM pg_roles WHERE rolname = '{role}')
-      AND to_regclass('{target}') IS NOT NULL THEN
+      AND {find}('{target}') IS NOT NULL THEN
     EXECUTE '{statement}';
   END IF;
 EXCEPTION WHEN insufficient_privilege THEN NULL;

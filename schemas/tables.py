@@ -7,7 +7,6 @@ Times are seconds since the epoch by the store's clock. A unit that nobody holds
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import (
@@ -16,6 +15,7 @@ from sqlalchemy import (
     BigInteger,
     Boolean,
     ColumnElement,
+    Connection,
     Dialect,
     Double,
     ForeignKey,
@@ -23,13 +23,18 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
+    PrimaryKeyConstraint,
     SmallInteger,
+    Table,
     Text,
     bindparam,
+    event,
 )
-from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
-from sqlalchemy.types import TypeDecorator, TypeEngine
+from sqlalchemy.types import TypeDecorator
+
+from specbatch.schemas import months, token_record
+from specbatch.schemas.token_arrays import Numbers, Origins, Repeated, Steps, TokenArray
 
 _UNSTORABLE = re.compile("[\x00\x1a\ud800-\udfff]")
 _ESCAPED = re.compile("\x1a([0-9a-f]{4})")
@@ -60,32 +65,6 @@ class AnyText(TypeDecorator[str]):
 
     def process_result_value(self, value: Any, dialect: Dialect) -> str | None:  # noqa: ARG002 - the hook's signature
         return None if value is None else unescape_text(value)
-
-
-class TokenArray(TypeDecorator[Sequence[float]]):
-    """One number per token: an array on PostgreSQL, JSON on SQLite (where NaN is null)."""
-
-    impl = JSON
-    cache_ok = True
-
-    def __init__(self, item: type[TypeEngine[Any]]) -> None:
-        super().__init__()
-        self.item = item
-
-    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
-        if dialect.name == "postgresql":
-            return dialect.type_descriptor(ARRAY(self.item))
-        return dialect.type_descriptor(JSON(none_as_null=True))
-
-    def process_bind_param(self, value: Sequence[float] | None, dialect: Dialect) -> Any:  # noqa: ARG002 - the hook's signature
-        return None if value is None else list(value)
-
-    def process_result_value(self, value: Any, dialect: Dialect) -> Any:  # noqa: ARG002 - the hook's signature
-        if value is None:
-            return None
-        if None not in value:
-            return tuple(value)
-        return tuple(float("nan") if item is None else item for item in value)
 
 
 class Base(DeclarativeBase):
@@ -195,48 +174,24 @@ class Group(Leased, Base):
 
 
 class Completion(Base):
-    """One finished (row, sample), with one array entry per token."""
+    """One finished (row, sample), with one array entry per token, or per pass of the verifier.
+
+    Columns stand in this order because PostgreSQL fills gaps between wide and narrow ones.
+    """
 
     __tablename__ = "completions"
-
-    job_id: Mapped[str] = mapped_column(
-        ForeignKey("jobs.job_id", ondelete="CASCADE"), primary_key=True
+    __table_args__ = (
+        PrimaryKeyConstraint("job_id", "row_index", "sample_index", "month"),
+        {"postgresql_partition_by": "RANGE (month)"},
     )
-    row_index: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
-    sample_index: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    group_index: Mapped[int]
-    row_id: Mapped[str] = mapped_column(AnyText)
-    tag: Mapped[str | None] = mapped_column(AnyText)
+
+    row_index: Mapped[int] = mapped_column(BigInteger, autoincrement=False)
     seed: Mapped[int] = mapped_column(BigInteger)
-    prompt_tokens: Mapped[int]
-    token_ids: Mapped[tuple[int, ...]] = mapped_column(TokenArray(Integer))
-    text: Mapped[str] = mapped_column(AnyText)
-    finish_reason: Mapped[str]
-    origins: Mapped[tuple[int, ...]] = mapped_column(TokenArray(SmallInteger))
-    logprobs: Mapped[tuple[float, ...]] = mapped_column(TokenArray(REAL))
-    proposed: Mapped[int]
-    accepted: Mapped[int]
-    verifier_passes: Mapped[int]
     cost_usd: Mapped[float]
-    verifier: Mapped[str]
-    proposer: Mapped[str | None]
-    error: Mapped[str | None] = mapped_column(AnyText)
-    proposed_at_depth: Mapped[tuple[int, ...]] = mapped_column(TokenArray(Integer))
-    accepted_at_depth: Mapped[tuple[int, ...]] = mapped_column(TokenArray(Integer))
-    compute_sec: Mapped[float]
-    draft_sec: Mapped[float]
     decode_sec: Mapped[float]
     baseline_sec: Mapped[float]
-    # Equally many per token, token after token; NULL where nobody asked, empty for none of them.
-    top_token_ids: Mapped[tuple[int, ...] | None] = mapped_column(TokenArray(Integer))
-    top_logprobs: Mapped[tuple[float, ...] | None] = mapped_column(TokenArray(REAL))
-    # Where its tokens came from, pass by pass (`provenance.py`); NULL for none.
-    steps: Mapped[tuple[int, ...] | None] = mapped_column(TokenArray(Integer))
-    pass_ticks: Mapped[tuple[int, ...] | None] = mapped_column(TokenArray(Integer))
-    sources: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
-    makers: Mapped[tuple[int, ...] | None] = mapped_column(TokenArray(SmallInteger))
-    drafted: Mapped[tuple[int, ...] | None] = mapped_column(TokenArray(SmallInteger))
-    rejected: Mapped[tuple[int, ...] | None] = mapped_column(TokenArray(Integer))
+    compute_sec: Mapped[float | None]  # NULL: as its ticks say
+    draft_sec: Mapped[float | None]  # NULL: as `ahead_ticks` says
     # Device time, in ticks.
     prefill_ticks: Mapped[int] = mapped_column(BigInteger)
     verify_ticks: Mapped[int] = mapped_column(BigInteger)
@@ -244,9 +199,40 @@ class Completion(Base):
     rejected_ticks: Mapped[int] = mapped_column(BigInteger)
     padding_ticks: Mapped[int] = mapped_column(BigInteger)
     overhead_ticks: Mapped[int] = mapped_column(BigInteger)
-    price_microusd: Mapped[int] = mapped_column(BigInteger)  # of an hour of the device
     ahead_ticks: Mapped[int] = mapped_column(BigInteger)  # of the device that drafted ahead
+    price_microusd: Mapped[int] = mapped_column(BigInteger)  # of an hour of the device
     ahead_price_microusd: Mapped[int] = mapped_column(BigInteger)
+    month: Mapped[int] = mapped_column(autoincrement=False)  # its job was made in, as yyyymm
+    sample_index: Mapped[int] = mapped_column(autoincrement=False)
+    group_index: Mapped[int]
+    prompt_tokens: Mapped[int]
+    proposed: Mapped[int]
+    accepted: Mapped[int]
+    verifier_passes: Mapped[int]
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.job_id", ondelete="CASCADE"))
+    row_id: Mapped[str] = mapped_column(AnyText)
+    tag: Mapped[str | None] = mapped_column(AnyText)
+    finish_reason: Mapped[str]
+    verifier: Mapped[str | None]  # NULL: its job's
+    proposer: Mapped[str | None]  # NULL: its job's; empty: none
+    error: Mapped[str | None] = mapped_column(AnyText)
+    text: Mapped[str] = mapped_column(AnyText)
+    token_ids: Mapped[tuple[int, ...]] = mapped_column(Numbers())
+    logprobs: Mapped[tuple[float, ...]] = mapped_column(TokenArray(REAL))
+    origins: Mapped[tuple[int, ...]] = mapped_column(Origins())
+    # Pass by pass, see `provenance.py`; NULL where there is nothing.
+    steps: Mapped[tuple[int, ...] | None] = mapped_column(Steps())
+    pass_ticks: Mapped[tuple[int, ...] | None] = mapped_column(Numbers())
+    makers: Mapped[tuple[int, ...] | None] = mapped_column(Repeated())
+    drafted: Mapped[tuple[int, ...] | None] = mapped_column(Repeated())
+    rejected: Mapped[tuple[int, ...] | None] = mapped_column(Numbers())
+    sources: Mapped[list[str] | None] = mapped_column(JSON(none_as_null=True))
+    # By depth; NULL where `origins` and `drafted` tell it.
+    proposed_at_depth: Mapped[tuple[int, ...] | None] = mapped_column(TokenArray(Integer))
+    accepted_at_depth: Mapped[tuple[int, ...] | None] = mapped_column(TokenArray(Integer))
+    # Equally many per token, token after token; NULL where nobody asked, empty for none of them.
+    top_token_ids: Mapped[tuple[int, ...] | None] = mapped_column(TokenArray(Integer))
+    top_logprobs: Mapped[tuple[float, ...] | None] = mapped_column(TokenArray(REAL))
     # Of its content (`digests.py`); stays when that is purged. NULL: recorded before there was an
     # audit log.
     digest: Mapped[bytes | None] = mapped_column(LargeBinary)
@@ -316,6 +302,23 @@ class AcceptancePrior(Base):
     tag: Mapped[str] = mapped_column(AnyText, primary_key=True)  # of the rows; '': without one
     agreed: Mapped[float]
     tested: Mapped[float]
+
+
+@event.listens_for(Completion.__table__, "after_create")
+def _create_view(_table: Table, connection: Connection, **_: object) -> None:
+    for statement in token_record.creating(connection.dialect.name):
+        connection.exec_driver_sql(statement)
+
+
+@event.listens_for(Completion.__table__, "before_drop")
+def _drop_view(_table: Table, connection: Connection, **_: object) -> None:
+    for statement in token_record.dropping(connection.dialect.name):
+        connection.exec_driver_sql(statement)
+
+
+def is_described(name: str | None, kind: str, _parents: object) -> bool:
+    """What migrations compare: everything but the partitions, for which there is no class."""
+    return kind != "table" or not months.is_partition(name)
 
 
 def job_is_due() -> ColumnElement[bool]:

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
-from specbatch.schemas import arrow, mapper
+from specbatch.schemas import arrow, completion_rows
 from specbatch.schemas.crash_points import CrashPoint, reach
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.records import (
@@ -92,8 +92,8 @@ def read_drafts(data: bytes) -> list[DraftBlock]:
 
 def write_results(records: Sequence[CompletionRecord]) -> bytes:
     reach(CrashPoint.ARTEFACT_WRITE)
-    flat = [mapper.provenance_values(record) for record in records]
-    columns = {name: [values[name] for values in flat] for name in mapper.PROVENANCE}
+    flat = [completion_rows.provenance_values(record) for record in records]
+    columns = {name: [values[name] for values in flat] for name in completion_rows.PROVENANCE}
     own = [name for name in arrow.RESULTS.names if name not in columns]
     columns |= {name: [getattr(record, name) for record in records] for name in own}
     columns["finish_reason"] = [record.finish_reason.value for record in records]
@@ -106,9 +106,13 @@ def write_results(records: Sequence[CompletionRecord]) -> bytes:
 def read_results(data: bytes) -> list[CompletionRecord]:
     return [
         CompletionRecord(
-            **{name: value for name, value in item.items() if name not in mapper.PROVENANCE}
+            **{
+                name: value
+                for name, value in item.items()
+                if name not in completion_rows.PROVENANCE
+            }
             | {name: tuple(item[name]) for name in _SEQUENCES}
-            | mapper.provenance_fields(item)
+            | completion_rows.provenance_fields(item)
             | {"finish_reason": FinishReason(item["finish_reason"])}
             | {"recheck": Recheck(**item["recheck"])}
             | {"top_logprobs": _pairs(item["top_logprobs"])}

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Row, func, insert, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Row, Select, func, insert, select, tuple_
 
 from specbatch.pipeline.ledger import rules
 from specbatch.pipeline.ledger.reading import fetch
 from specbatch.pipeline.ledger.transactions import Transactions, is_transient
-from specbatch.schemas import mapper
+from specbatch.schemas import completion_rows, mapper
 from specbatch.schemas.audit import (
     FIRST,
     AuditRecord,
@@ -100,12 +100,12 @@ def kept(database: Transactions, job_id: str, batch: int) -> Iterator[KeptComple
     key = tuple_(Completion.row_index, Completion.sample_index)
     columns: list[Any] = [Completion.row_index, Completion.sample_index, Completion.group_index]
     query = (
-        select(*columns, Completion.digest)
+        select(*columns, Completion.digest, Completion.month)
         .where(Completion.job_id == job_id)
         .order_by(Completion.row_index, Completion.sample_index)
         .limit(batch)
     )
-    whole = select(*Completion.__table__.c).where(Completion.job_id == job_id)
+    whole = _whole().where(Completion.job_id == job_id)
     after = (-1, -1)
     while True:
         rows = database.read(partial(fetch, query.where(key > after)))
@@ -119,15 +119,24 @@ def kept(database: Transactions, job_id: str, batch: int) -> Iterator[KeptComple
             if page is None:
                 one = _if_readable(database, partial(fetch, whole.where(key == at)))
                 records[at] = _record(one[0]) if one else None
-            yield KeptCompletion(*at, row.group_index, row.digest, records.get(at))
+            yield KeptCompletion(*at, row.group_index, row.digest, records.get(at), row.month)
         if len(rows) < batch:
             return
         after = last
 
 
+def _whole() -> Select[Any]:
+    """All columns of completions, beside those of the job that stand for some of them."""
+    return select(
+        *Completion.__table__.c,
+        Job.verifier.label("job_verifier"),
+        Job.proposer.label("job_proposer"),
+    ).join(Job, Job.job_id == Completion.job_id)
+
+
 def _record(row: Row[Any]) -> CompletionRecord | None:
     try:
-        return mapper.completion_record(row)
+        return completion_rows.completion_record(row)
     except _SPOILT:
         return None
 
@@ -146,14 +155,14 @@ def _if_readable(database: Transactions, work: Callable[[Connection], T]) -> T |
 
 def kept_one(database: Transactions, job_id: str, row: int, sample: int) -> KeptCompletion | None:
     """One completion."""
-    query = select(*Completion.__table__.c).where(
+    query = _whole().where(
         Completion.job_id == job_id, Completion.row_index == row, Completion.sample_index == sample
     )
     found = _if_readable(database, partial(fetch, query))
     if not found:
         return None
     one = found[0]
-    return KeptCompletion(row, sample, one.group_index, one.digest, _record(one))
+    return KeptCompletion(row, sample, one.group_index, one.digest, _record(one), one.month)
 
 
 def groups(database: Transactions, job_id: str, batch: int = 1000) -> Iterator[tuple[int, Prompts]]:

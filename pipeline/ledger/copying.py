@@ -3,25 +3,36 @@ that are known already."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import orjson
 from sqlalchemy import JSON, Connection, text
 
-from specbatch.schemas.tables import AnyText, Completion, TokenArray, escape_text
+from specbatch.schemas.tables import AnyText, Completion, escape_text
+from specbatch.schemas.token_arrays import TokenArray
 
-_COLUMNS = list(Completion.__table__.columns)
+_COLUMNS = [column for column in Completion.__table__.columns if column.name != "month"]
 _NAMES = ", ".join(column.name for column in _COLUMNS)
 _STAGING = "specbatch_staging"
+# As `completion_rows.beside_job` has it.
+_OF_JOB = {
+    "verifier": "nullif(verifier, :job_verifier)",
+    "proposer": "CASE WHEN proposer IS DISTINCT FROM :job_proposer THEN coalesce(proposer, '') END",
+}
+_KEPT = ", ".join(_OF_JOB.get(column.name, column.name) for column in _COLUMNS)
 
 # The table lives as long as the connection; its rows as long as the transaction.
 _CREATE = text(
-    f"CREATE TEMPORARY TABLE IF NOT EXISTS {_STAGING} (LIKE completions) ON COMMIT DELETE ROWS"
+    f"CREATE TEMPORARY TABLE IF NOT EXISTS {_STAGING} ON COMMIT DELETE ROWS"
+    f" AS SELECT {_NAMES} FROM completions WITH NO DATA"
 )
 _COPY = f"COPY {_STAGING} ({_NAMES}) FROM STDIN"
 _INSERT = text(
-    f"INSERT INTO completions ({_NAMES}) SELECT {_NAMES} FROM {_STAGING} ON CONFLICT DO NOTHING"
+    f"INSERT INTO completions ({_NAMES}, month) SELECT {_KEPT}, :month FROM {_STAGING}"
+    " ON CONFLICT DO NOTHING"
 )
 
 
@@ -31,42 +42,47 @@ def stage(conn: Connection, values: Iterable[Mapping[str, Any]]) -> None:
     driver: Any = conn.connection.driver_connection
     with driver.cursor() as cursor, cursor.copy(_COPY) as copy:
         for row in values:
-            copy.write_row([_as_text(row[column.name]) for column, _as_text in _WRITERS])
+            line = list(_in_order(row))
+            for i, as_text in _WRITERS:
+                if line[i] is not None:
+                    line[i] = as_text(line[i])
+            copy.write_row(line)
 
 
-def insert_staged(conn: Connection) -> None:
-    """Move the staged rows to `completions`, leaving out those that are there."""
-    conn.execute(_INSERT)
+def insert_staged(conn: Connection, of_job: Mapping[str, Any]) -> None:
+    """Move the staged rows to `completions`, leaving out those that are there.
+
+    `of_job`: the month in which their job was made, and its `job_verifier` and `job_proposer`.
+    """
+    conn.execute(_INSERT, dict(of_job))
 
 
-def _array_literal(values: Iterable[float] | None) -> str | None:
+def _array_literal(values: Sequence[float]) -> str:
     # A finished literal spares the driver one conversion per token.
-    if values is None:
-        return None
     literal = orjson.dumps(values).decode()  # writes numbers as repr does, and NaN as null
     if "null" in literal:
         return "{" + ",".join(map(repr, values)) + "}"
     return "{" + literal[1:-1] + "}"
 
 
-def _as_it_is(value: Any) -> Any:
-    return value
+def _packed(pack: Callable[[Any], Any], values: Any) -> str:
+    return "{" + orjson.dumps(pack(values)).decode()[1:-1] + "}"
 
 
-def _any_text(value: str | None) -> str | None:
-    return None if value is None else escape_text(value)
+def _json(value: Any) -> str:
+    return orjson.dumps(value).decode()
 
 
-def _json(value: Any) -> str | None:
-    return None if value is None else orjson.dumps(value).decode()
-
-
-def _writer_of(column: Any) -> Callable[[Any], Any]:
+def _writer_of(column: Any) -> Callable[[Any], str] | None:
+    """What makes COPY's text of a column's values; None: the driver does."""
     if isinstance(column.type, JSON):
         return _json
-    if isinstance(column.type, TokenArray):
+    if type(column.type) is TokenArray:
         return _array_literal
-    return _any_text if isinstance(column.type, AnyText) else _as_it_is
+    if isinstance(column.type, TokenArray):
+        return partial(_packed, column.type.packed)
+    return escape_text if isinstance(column.type, AnyText) else None
 
 
-_WRITERS = [(column, _writer_of(column)) for column in _COLUMNS]
+_in_order = itemgetter(*(column.name for column in _COLUMNS))
+_WRITERS = [(i, w) for i, column in enumerate(_COLUMNS) if (w := _writer_of(column)) is not None]

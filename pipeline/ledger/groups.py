@@ -13,8 +13,9 @@ from specbatch.pipeline.ledger.cutting import is_held
 from specbatch.pipeline.ledger.digests import KEPT_BYTES
 from specbatch.pipeline.ledger.jobs import FREE
 from specbatch.pipeline.ledger.transactions import Now
-from specbatch.schemas import mapper
+from specbatch.schemas import completion_rows, mapper
 from specbatch.schemas.audit import EntryKind
+from specbatch.schemas.months import month_of
 from specbatch.schemas.records import Artefact, CompletionRecord, Lease, Stage, StageTiming
 from specbatch.schemas.tables import Completion, Group
 
@@ -77,7 +78,7 @@ def _keep(
     """What is due of the job because of it, if anything."""
     digested = entries.digested(completions)
     values = [
-        {**mapper.completion_values(lease, record), "digest": digest[:KEPT_BYTES]}
+        {**completion_rows.completion_values(lease, record), "digest": digest[:KEPT_BYTES]}
         for record, digest in digested
     ]
     on_postgres = conn.dialect.name == "postgresql"
@@ -89,10 +90,12 @@ def _keep(
     if to is Stage.CANCELLED:
         totals["rows_kept"] = Group.rows_kept + len({c.row_index for c in completions})
     _leave(conn, now, lease, to, {**_timed(timing), **totals})
+    of_job = {"month": month_of(job.created_at), "job_verifier": job.verifier}
+    of_job["job_proposer"] = job.proposer
     if on_postgres:
-        copying.insert_staged(conn)
+        copying.insert_staged(conn, of_job)
     else:
-        _insert(conn, values)
+        _insert(conn, values, of_job)
     kind = EntryKind.GROUP if to is Stage.DONE else EntryKind.KEPT
     assert lease.group_index is not None, "else it would have been fenced"
     said = entries.completed(lease.group_index, lease.generation, digested)
@@ -121,7 +124,9 @@ def _timed(timing: StageTiming) -> dict[str, Any]:
     }
 
 
-def _insert(conn: Connection, values: Iterable[Mapping[str, Any]]) -> None:
-    rows = list(values)
+def _insert(
+    conn: Connection, values: Iterable[Mapping[str, Any]], of_job: Mapping[str, Any]
+) -> None:
+    rows = [completion_rows.beside_job(row, of_job) for row in values]
     if rows:
         conn.execute(sqlite.insert(Completion).on_conflict_do_nothing(), rows)

@@ -23,6 +23,7 @@ from sqlalchemy import (
     null,
     or_,
     select,
+    text,
     update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
@@ -32,6 +33,7 @@ from specbatch.pipeline.ledger.transactions import SERVER_TIME, Now
 from specbatch.schemas import mapper
 from specbatch.schemas.audit import EntryKind, PublishedManifest
 from specbatch.schemas.errors import JobNotFoundError
+from specbatch.schemas.months import month_of
 from specbatch.schemas.records import (
     JobRow,
     JobState,
@@ -72,6 +74,17 @@ def create(conn: Connection, now: Now, job: NewJob) -> tuple[JobRow, bool]:
     )
     rules.check_same_job(known, job)
     return known, False
+
+
+def make_month(conn: Connection, now: Now) -> int:
+    """The current month, whose completions have a place then. Best in a transaction of its own."""
+    month = month_of(conn.scalar(select(now)) or 0.0)
+    if conn.dialect.name == "postgresql":
+        conn.execute(_MAKE_MONTH, {"month": month})
+    return month
+
+
+_MAKE_MONTH = text("SELECT specbatch_month(:month)")
 
 
 def find(conn: Connection, job_id: str) -> Any:

@@ -29,7 +29,7 @@ from specbatch.schemas import audit_tables as _audit_tables  # noqa: F401 - its 
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.masking import mask_url
 from specbatch.schemas.sql_roles import ROLES, granting
-from specbatch.schemas.tables import Base
+from specbatch.schemas.tables import Base, is_described
 
 _LOCK_ID = 5_770_237_462  # any number that only specbatch's migrations use
 
@@ -112,7 +112,8 @@ def revisions() -> list[str]:
 def check(url: str) -> list[str]:
     """What a migration would have to change for the database to fit the tables; empty: nothing."""
     with _connected(url) as connection:
-        context = MigrationContext.configure(connection, opts={"compare_server_default": True})
+        opts = {"compare_server_default": True, "include_name": is_described}
+        context = MigrationContext.configure(connection, opts=opts)
         return [repr(difference) for difference in compare_metadata(context, Base.metadata)]
 
 
@@ -150,6 +151,8 @@ def _locked(url: str) -> Iterator[Config]:
         if connection.dialect.name == "postgresql":
             connection.exec_driver_sql("SET LOCAL lock_timeout = 0")  # wait for the other process
             connection.exec_driver_sql("SELECT pg_advisory_xact_lock(%s)", (_LOCK_ID,))
+        else:  # a table that is rebuilt is gone for a moment, which a view of it must bear
+            connection.exec_driver_sql("PRAGMA legacy_alter_table = ON")
         config = _config()
         attributes: dict[str, Any] = config.attributes
         attributes["connection"] = connection

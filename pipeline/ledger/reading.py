@@ -9,9 +9,9 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, case, null, select, tuple_, type_coerce
 
 from specbatch.pipeline.ledger.transactions import Transactions
-from specbatch.schemas import mapper
+from specbatch.schemas import completion_rows, mapper
 from specbatch.schemas.records import CompletionRecord, Prompts, RejectedRow, Stage
-from specbatch.schemas.tables import Completion, Group, Rejected
+from specbatch.schemas.tables import Completion, Group, Job, Rejected
 
 _UNFINISHED = (Stage.FAILED.value, Stage.CANCELLED.value)
 _PROMPTS = (Group.prompts, Group.row_start, Group.rows)
@@ -23,7 +23,12 @@ def completions(
     """All completions by (row, sample)."""
     key = tuple_(Completion.row_index, Completion.sample_index)
     query = (
-        select(*(Completion.__table__.c if details else _published()))
+        select(
+            *(Completion.__table__.c if details else _published()),
+            Job.verifier.label("job_verifier"),
+            Job.proposer.label("job_proposer"),
+        )
+        .join(Job, Job.job_id == Completion.job_id)
         .where(Completion.job_id == job_id)
         .order_by(Completion.row_index, Completion.sample_index)
         .limit(batch)
@@ -31,7 +36,7 @@ def completions(
     after = (-1, -1)
     while True:
         rows = database.read(partial(fetch, query.where(key > after)))
-        yield from map(mapper.completion_record, rows)
+        yield from map(completion_rows.completion_record, rows)
         if len(rows) < batch:
             return
         after = (rows[-1].row_index, rows[-1].sample_index)

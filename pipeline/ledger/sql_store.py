@@ -82,6 +82,7 @@ class SqlStore(AuditInSql):
 
     # --- jobs -------------------------------------------------------------------------------
     def create_job(self, job: NewJob) -> tuple[JobRow, bool]:
+        self._write(jobs.make_month)
         return self._write(jobs.create, job)
 
     def get_job(self, job_id: str) -> JobRow:

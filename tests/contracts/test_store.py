@@ -47,7 +47,7 @@ from specbatch.schemas.errors import (
     StoreError,
     UsageError,
 )
-from specbatch.schemas.provenance import NO_PROVENANCE
+from specbatch.schemas.provenance import NO_PROVENANCE, TICKS_PER_SEC, Provenance, Ticks
 from specbatch.schemas.records import (
     Bell,
     CompletionRecord,
@@ -602,6 +602,42 @@ def test_the_most_likely_tokens_are_kept_where_they_were_asked_for(store: Store)
     ids, values = first.top_logprobs[2]
     assert (ids, values[0]) == ((300_000, 1), -0.10000000149011612)
     assert math.isnan(values[1])
+
+
+def test_what_other_columns_tell_comes_back_as_it_was(store: Store) -> None:
+    """Depths, seconds, makers and models, told by others or differing from what they tell."""
+    ingest(store, groups=1)
+    ticks = Ticks(verify=2**40, draft=7)
+    told = completion(
+        0,
+        token_ids=tuple(range(6)),
+        logprobs=(-0.5,) * 6,
+        origins=(0, 1, 1, 2, 1, 1),
+        top_logprobs=None,
+        proposed_at_depth=(2, 2, 2),
+        accepted_at_depth=(2, 2, 0),
+        provenance=Provenance((4, 5, 6), (7, 2**20, 2**31), ("a",), (0, 0), (3, 3), (70_000,)),
+        ticks=ticks,
+        compute_sec=ticks.total / TICKS_PER_SEC,
+        ahead_ticks=3,
+        draft_sec=3 / TICKS_PER_SEC,
+    )
+    plain = replace(
+        told,
+        origins=(0,) * 6,
+        provenance=Provenance(tuple(range(9, 15)), (5,) * 6),
+        proposed_at_depth=(),
+        accepted_at_depth=(),
+    )
+    records = [
+        told,
+        replace(told, row_index=1, accepted_at_depth=(2, 2, 1), compute_sec=1.0, verifier="other"),
+        replace(told, row_index=2, proposed_at_depth=(), draft_sec=0.0, proposer=None),
+        replace(plain, row_index=3, proposer="another"),
+        replace(plain, row_index=4, provenance=NO_PROVENANCE, proposed_at_depth=(1,)),
+    ]
+    store.commit_group(verified(store, 0), records, NO_TIME, {})
+    assert list(store.completions(JOB)) == records
 
 
 def test_what_no_output_tells_can_be_left_out(store: Store) -> None:

@@ -20,6 +20,7 @@ from specbatch.pipeline.engine.model_folder import check_pair, inspect_model, vo
 from specbatch.pipeline.engine.sequence import Completion, Request
 from specbatch.pipeline.ingest.codec import TextCodec
 from specbatch.schemas.errors import RequestCancelledError
+from specbatch.schemas.provenance import NO_TICKS
 from specbatch.schemas.records import FinishReason, Origin, SamplingParams
 from specbatch.schemas.spec import EngineSpec
 
@@ -182,3 +183,28 @@ def test_its_tokenizer_is_the_one_that_transformers_reads(folder: Path) -> None:
     assert mine.vocab_digest() == theirs.vocab_digest()
     assert mine.eos_ids == theirs.eos_ids == (EOS,)
     assert mine.vocab_size == theirs.vocab_size == VOCAB_SIZE
+
+
+def test_it_tells_where_its_tokens_came_from_and_shares_all_of_its_time() -> None:
+    engine = StandInEngine(VOCAB_SIZE, CONTEXT_TOKENS, max_sequences=3)
+    plain = StandInEngine(VOCAB_SIZE, CONTEXT_TOKENS)
+    plain.add(request(0))
+    (truth,) = step_to_the_end(plain)
+    wrong = (*truth.token_ids[:6], (truth.token_ids[6] + 1) % VOCAB_SIZE, *truth.token_ids[7:])
+    for number in range(5):
+        engine.add(request(number, draft_ids=wrong if number == 0 else ()))
+    done = {c.request_id: c for c in step_to_the_end(engine)}
+    assert sum((c.ticks for c in done.values()), start=NO_TICKS) == engine.stats.ticks
+    found = done[request(0).request_id].provenance
+    assert found.sources == ("block",)
+    assert set(found.makers) == {0}
+    assert found.rejected == (wrong[6],)
+    assert list(found.steps) == list(range(1, len(found.pass_ticks) + 1))
+    assert done[request(4).request_id].provenance.sources == ()
+
+
+def step_to_the_end(engine: StandInEngine) -> list[Completion]:
+    done: list[Completion] = []
+    while not engine.idle:
+        done += engine.step()
+    return done

@@ -16,7 +16,7 @@ from specbatch.pipeline.ingest.artefacts import (
     write_prompts,
     write_results,
 )
-from specbatch.schemas import arrow, mapper
+from specbatch.schemas import arrow, completion_rows
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.provenance import NO_PROVENANCE, NO_TICKS
 from specbatch.schemas.records import CompletionRecord, FinishReason, PromptRow, Recheck
@@ -49,7 +49,7 @@ def test_every_field_of_a_record_has_its_column() -> None:
     ):
         names = {field.name for field in fields(record)}
         if record is CompletionRecord:  # these two lie flat
-            names = names - {"provenance", "ticks"} | set(mapper.PROVENANCE)
+            names = names - {"provenance", "ticks"} | set(completion_rows.PROVENANCE)
         assert names == set(schema.names)
 
 

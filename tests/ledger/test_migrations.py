@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ledger.builders import JOB, new_job
+from contracts.shorthand import ingest, verified
+from ledger.builders import JOB, NO_TIME, completion, new_job
 from sqlalchemy import inspect, text
 from sqlalchemy.exc import DBAPIError
 
 from specbatch.pipeline.ledger import migrate
 from specbatch.pipeline.ledger.engine_factory import make_engine
 from specbatch.schemas.errors import StoreError
-from specbatch.schemas.provenance import NO_PROVENANCE, NO_TICKS
+from specbatch.schemas.months import is_partition
+from specbatch.schemas.provenance import NO_PROVENANCE, NO_TICKS, TICKS_PER_SEC
 from specbatch.schemas.speculation import AcceptanceCount, Decision, DecisionAction
 from specbatch.schemas.tables import Base
 
@@ -46,7 +50,7 @@ def schema_of(url: str) -> dict[str, Any]:
     """Everything the database says about its tables, in a form that can be compared."""
     engine = make_engine(url)
     found = inspect(engine)
-    tables = {
+    tables: dict[str, Any] = {
         name: {
             "columns": [
                 (c["name"], repr(c["type"]), c["nullable"], c["default"])
@@ -60,10 +64,26 @@ def schema_of(url: str) -> dict[str, Any]:
             ),
         }
         for name in found.get_table_names()
-        if name != "alembic_version"
+        if name != "alembic_version" and not is_partition(name)
     }
+    tables |= {name: found.get_view_definition(name) for name in found.get_view_names()}
+    with engine.connect() as connection:
+        if connection.dialect.name == "postgresql":
+            for query in (_FUNCTIONS, _PARTITIONS):
+                tables |= {row[0]: row[1] for row in connection.execute(text(query))}
     engine.dispose()
     return tables
+
+
+_FUNCTIONS = r"""
+SELECT proname, pg_get_functiondef(oid) FROM pg_proc
+WHERE proname LIKE 'specbatch%'
+"""
+_PARTITIONS = """
+SELECT 'part ' || relname, coalesce(pg_get_partkeydef(oid), pg_get_expr(relpartbound, oid))
+FROM pg_class
+WHERE relname LIKE 'completions%' AND (relkind = 'p' OR relispartition AND relkind = 'r')
+"""
 
 
 def _condition(index: Any) -> list[str]:
@@ -89,7 +109,11 @@ def test_a_migrated_schema_is_the_schema_of_the_tables(url: str) -> None:
     Base.metadata.create_all(engine)
     engine.dispose()
     assert schema_of(url) == migrated
-    assert set(migrated) == TABLES
+    names = TABLES | {"token_record"}
+    if not url.startswith("sqlite"):
+        names |= {"part completions", "part completions_default", "specbatch_month"}
+        names |= {f"specbatch_{kind}" for kind in ("origins", "repeated", "steps", "numbers")}
+    assert set(migrated) == names
 
 
 def test_down_and_up_again(url: str) -> None:
@@ -113,7 +137,8 @@ def test_completions_outlive_new_columns_and_their_removal(url: str) -> None:
     """What was recorded before anybody could ask for the most likely tokens has none."""
     migrate.upgrade(url, "0001")
     old = {"row_id": "r", "seed": 5, "prompt_tokens": 1, "text": "x", "finish_reason": "stop"}
-    lists = ("token_ids", "origins", "logprobs", "proposed_at_depth", "accepted_at_depth")
+    old["origins"] = "[1, 1, 2, 0, 3, 1]" if url.startswith("sqlite") else [1, 1, 2, 0, 3, 1]
+    lists = ("token_ids", "logprobs", "proposed_at_depth", "accepted_at_depth")
     numbers = ("proposed", "accepted", "verifier_passes", "cost_usd", "compute_sec", "draft_sec")
     old |= dict.fromkeys((*numbers, "decode_sec", "baseline_sec"), 0) | {"verifier": "v"}
     old |= {"job_id": JOB, "row_index": 3, "sample_index": 0, "group_index": 0}
@@ -126,20 +151,49 @@ def test_completions_outlive_new_columns_and_their_removal(url: str) -> None:
         connection.execute(
             text(f"INSERT INTO completions ({', '.join(old)}) VALUES ({values})"), old
         )
-    for revision in ("0002", "0001", "0002"):
-        (migrate.upgrade if revision == "0002" else migrate.downgrade)(url, revision)
+    for revision in ("0002", "0001", "0002", "head", "0001", "head"):
+        (migrate.downgrade if revision == "0001" else migrate.upgrade)(url, revision)
         with engine.connect() as connection:
             count = connection.execute(text("SELECT count(*) FROM completions")).scalar()
         assert count == 1
+    with engine.connect() as connection:
+        tokens = connection.execute(text("SELECT position, token_id, ticks FROM token_record"))
+        assert [tuple(row) for row in tokens] == [(0, 7, 0)]
     engine.dispose()
-    migrate.upgrade(url)
     [kept] = store.completions(JOB)
     store.close()
+    assert kept.origins == (1, 1, 2, 0, 3, 1)
+    assert (kept.verifier, kept.proposer) == ("v", None)
     assert (kept.row_index, kept.token_ids, kept.logprobs) == (3, (7,), (7.0,))
     assert kept.top_logprobs is None
     assert (kept.provenance, kept.ticks, kept.price_microusd) == (NO_PROVENANCE, NO_TICKS, 0)
 
 
+def test_packed_completions_are_spelled_out_when_their_columns_go(url: str) -> None:
+    store = migrate.open_store(url)
+    record = completion(
+        0, origins=(0, 1, 1, 3, 1), token_ids=(1, 2, 128_255, 4, 32_768), logprobs=(0.0,) * 5
+    )
+    record = replace(record, top_logprobs=None, compute_sec=record.ticks.total / TICKS_PER_SEC)
+    ingest(store, groups=1)
+    store.commit_group(verified(store, 0), [record], NO_TIME, {})
+    migrate.downgrade(url, "0006")
+    columns = "token_ids, origins, proposed_at_depth, verifier, proposer, compute_sec"
+    engine = make_engine(url)
+    with engine.connect() as connection:
+        kept = connection.execute(text(f"SELECT {columns} FROM completions")).one()
+    engine.dispose()
+    lists = [tuple(json.loads(v) if isinstance(v, str) else v) for v in kept[:3]]
+    assert lists == [record.token_ids, record.origins, record.proposed_at_depth]
+    assert (kept.verifier, kept.proposer) == (record.verifier, record.proposer)
+    assert kept.compute_sec == record.compute_sec
+    migrate.upgrade(url)
+    [again] = store.completions(JOB)
+    store.close()
+    assert again == replace(record, provenance=NO_PROVENANCE, ticks=NO_TICKS, **NO_PRICES)
+
+
+NO_PRICES: dict[str, Any] = {"price_microusd": 0, "ahead_ticks": 0, "ahead_price_microusd": 0}
 _JOB = f"""
 INSERT INTO jobs (job_id, name, tenant, spec, spec_digest, verifier, output_uri, workspace_uri,
     state, cancel_requested, ingest_done, next_row, groups_total, rows_total, rows_rejected,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from specbatch.pipeline.policy.pricing import device_usd
+from specbatch.pipeline.policy.pricing import cost_units, device_usd, price_microusd, usd_of
+from specbatch.schemas.provenance import TICKS_PER_SEC
 
 
 @pytest.mark.parametrize(
@@ -12,3 +13,11 @@ from specbatch.pipeline.policy.pricing import device_usd
 )
 def test_device_time_is_priced_by_the_hour(seconds: float, usd_per_hour: float, usd: float) -> None:
     assert device_usd(seconds, usd_per_hour) == pytest.approx(usd)
+
+
+def test_costs_in_units_add_up_to_the_last_one() -> None:
+    price = price_microusd(0.37)
+    assert price == 370_000
+    parts = [cost_units(ticks, price) for ticks in (1, 2, 3 * 10**9 + 1)]
+    assert sum(parts) == cost_units(3 * 10**9 + 4, price)
+    assert usd_of(cost_units(3600 * TICKS_PER_SEC, price)) == 0.37

@@ -1,0 +1,169 @@
+"""Rows of `completions` to records and back. What other columns tell is NULL there.
+
+Nothing is lost by that: where a record differs from what the others tell, it is written down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+from specbatch.schemas.mapper import PASSES, as_float32
+from specbatch.schemas.provenance import (
+    TICK_KINDS,
+    TICKS_PER_SEC,
+    Provenance,
+    Ticks,
+    by_depth,
+)
+from specbatch.schemas.records import CompletionRecord, FinishReason, Lease, TopLogprobs
+
+# A record's `provenance` and `ticks`, as columns.
+_TICKS = {kind: f"{kind}_ticks" for kind in TICK_KINDS}
+PROVENANCE = (*PASSES, *_TICKS.values())
+
+
+def completion_values(lease: Lease, record: CompletionRecord) -> dict[str, Any]:
+    """One completion of the leased group, log probabilities in single precision."""
+    flat = provenance_values(record)
+    return {
+        "job_id": lease.job_id,
+        "row_index": record.row_index,
+        "sample_index": record.sample_index,
+        "group_index": lease.group_index,
+        "row_id": record.row_id,
+        "tag": record.tag,
+        "seed": record.seed,
+        "prompt_tokens": record.prompt_tokens,
+        "token_ids": record.token_ids,
+        "text": record.text,
+        "finish_reason": record.finish_reason.value,
+        "origins": record.origins,
+        "logprobs": as_float32(record.logprobs),
+        "proposed": record.proposed,
+        "accepted": record.accepted,
+        "verifier_passes": record.verifier_passes,
+        "cost_usd": record.cost_usd,
+        "verifier": record.verifier,
+        "proposer": record.proposer,
+        "error": record.error,
+        "decode_sec": record.decode_sec,
+        "baseline_sec": record.baseline_sec,
+        **_flat(record.top_logprobs),
+        **{name: None if value == () else value for name, value in flat.items()},
+        **_if_not_told(record),
+        "price_microusd": record.price_microusd,
+        "ahead_ticks": record.ahead_ticks,
+        "ahead_price_microusd": record.ahead_price_microusd,
+    }
+
+
+def beside_job(row: Mapping[str, Any], of_job: Mapping[str, Any]) -> dict[str, Any]:
+    """A completion's values as they are kept: what its job's row tells is NULL."""
+    named = {**row, "month": of_job["month"]}
+    for name in ("verifier", "proposer"):
+        same = row[name] == of_job[f"job_{name}"]
+        named[name] = None if same else row[name] or ""
+    return named
+
+
+def _if_not_told(record: CompletionRecord) -> dict[str, Any]:
+    """Columns that others tell nearly always: NULL where they do."""
+    proposed, accepted = by_depth(record.origins, record.provenance.drafted)
+    makers = record.provenance.makers
+    told = {
+        "proposed_at_depth": proposed,
+        "accepted_at_depth": accepted,
+        "makers": (0,) * len(record.provenance.drafted),
+        "compute_sec": record.ticks.total / TICKS_PER_SEC,
+        "draft_sec": record.ahead_ticks / TICKS_PER_SEC,
+    }
+    own = {name: makers if name == "makers" else getattr(record, name) for name in told}
+    return {name: None if own[name] == value else own[name] for name, value in told.items()}
+
+
+def completion_record(row: Any) -> CompletionRecord:
+    """Joined with its job's row, whose `job_verifier` and `job_proposer` stand for its own."""
+    fields = provenance_fields(row._mapping)
+    provenance, ticks = fields["provenance"], fields["ticks"]
+    if row.makers is None:
+        provenance = replace(provenance, makers=(0,) * len(provenance.drafted))
+    proposed, accepted = row.proposed_at_depth, row.accepted_at_depth
+    if proposed is None or accepted is None:
+        told = by_depth(row.origins or (), provenance.drafted)
+        proposed, accepted = (
+            told[i] if own is None else own for i, own in enumerate((proposed, accepted))
+        )
+    return CompletionRecord(
+        row_index=row.row_index,
+        sample_index=row.sample_index,
+        row_id=row.row_id,
+        tag=row.tag,
+        seed=row.seed,
+        prompt_tokens=row.prompt_tokens,
+        token_ids=row.token_ids,
+        text=row.text,
+        finish_reason=FinishReason(row.finish_reason),
+        origins=row.origins or (),
+        logprobs=as_float32(row.logprobs or ()),
+        proposed=row.proposed,
+        accepted=row.accepted,
+        verifier_passes=row.verifier_passes,
+        cost_usd=row.cost_usd,
+        verifier=row.job_verifier if row.verifier is None else row.verifier,
+        proposer=row.job_proposer if row.proposer is None else row.proposer or None,
+        error=row.error,
+        proposed_at_depth=proposed,
+        accepted_at_depth=accepted,
+        compute_sec=_sec(row.compute_sec, ticks.total),
+        draft_sec=_sec(row.draft_sec, row.ahead_ticks),
+        decode_sec=row.decode_sec,
+        baseline_sec=row.baseline_sec,
+        top_logprobs=_per_token(row),
+        provenance=provenance,
+        ticks=ticks,
+        price_microusd=row.price_microusd,
+        ahead_ticks=row.ahead_ticks,
+        ahead_price_microusd=row.ahead_price_microusd,
+    )
+
+
+def _sec(own: float | None, ticks: int) -> float:
+    return ticks / TICKS_PER_SEC if own is None else own
+
+
+def provenance_values(record: CompletionRecord) -> dict[str, Any]:
+    """By column: see `PROVENANCE`."""
+    found, ticks = record.provenance, record.ticks
+    return {name: getattr(found, name) for name in PASSES} | {
+        column: getattr(ticks, kind) for kind, column in _TICKS.items()
+    }
+
+
+def provenance_fields(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of `provenance_values`: two fields of a record."""
+    passes = (tuple(row[name] or ()) for name in PASSES)
+    return {
+        "provenance": Provenance(*passes),
+        "ticks": Ticks(*(row[column] for column in _TICKS.values())),
+    }
+
+
+def _flat(tops: tuple[TopLogprobs, ...] | None) -> dict[str, Any]:
+    if tops is None:
+        return {"top_token_ids": None, "top_logprobs": None}
+    return {
+        "top_token_ids": tuple(chain.from_iterable(ids for ids, _ in tops)),
+        "top_logprobs": as_float32(chain.from_iterable(values for _, values in tops)),
+    }
+
+
+def _per_token(row: Any) -> tuple[TopLogprobs, ...] | None:
+    """The inverse of `_flat`: every token has equally many."""
+    if row.top_token_ids is None:
+        return None
+    ids, values, tokens = tuple(row.top_token_ids), as_float32(row.top_logprobs), row.token_ids
+    n = len(ids) // max(len(tokens), 1)
+    return tuple((ids[i * n : i * n + n], values[i * n : i * n + n]) for i in range(len(tokens)))
