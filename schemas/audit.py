@@ -75,6 +75,7 @@ class KeptCompletion:
     group_index: int
     digest: bytes | None  # of its content; None: it was recorded before there was a log
     record: CompletionRecord | None  # None: its row cannot be read
+    month: int | None = None  # by which it is stored; None: by none
 
 
 class FindingKind(StrEnum):

@@ -100,7 +100,7 @@ def kept(database: Transactions, job_id: str, batch: int) -> Iterator[KeptComple
     key = tuple_(Completion.row_index, Completion.sample_index)
     columns: list[Any] = [Completion.row_index, Completion.sample_index, Completion.group_index]
     query = (
-        select(*columns, Completion.digest)
+        select(*columns, Completion.digest, Completion.month)
         .where(Completion.job_id == job_id)
         .order_by(Completion.row_index, Completion.sample_index)
         .limit(batch)
@@ -119,7 +119,7 @@ def kept(database: Transactions, job_id: str, batch: int) -> Iterator[KeptComple
             if page is None:
                 one = _if_readable(database, partial(fetch, whole.where(key == at)))
                 records[at] = _record(one[0]) if one else None
-            yield KeptCompletion(*at, row.group_index, row.digest, records.get(at))
+            yield KeptCompletion(*at, row.group_index, row.digest, records.get(at), row.month)
         if len(rows) < batch:
             return
         after = last
@@ -160,7 +160,7 @@ def kept_one(database: Transactions, job_id: str, row: int, sample: int) -> Kept
     if not found:
         return None
     one = found[0]
-    return KeptCompletion(row, sample, one.group_index, one.digest, _record(one))
+    return KeptCompletion(row, sample, one.group_index, one.digest, _record(one), one.month)
 
 
 def groups(database: Transactions, job_id: str, batch: int = 1000) -> Iterator[tuple[int, Prompts]]:

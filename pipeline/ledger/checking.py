@@ -25,6 +25,7 @@ from specbatch.pipeline.ledger.digests import (
 from specbatch.pipeline.ledger.entries import PINNED, sha256_of
 from specbatch.pipeline.ledger.log_facts import Key, LogFacts, believed, is_final
 from specbatch.schemas.audit import Finding, FindingKind, KeptCompletion, LogEntry
+from specbatch.schemas.months import month_of
 from specbatch.schemas.records import CompletionRecord, Prompts, RejectedRow
 
 EntryAt = Callable[[int], LogEntry | None]
@@ -198,6 +199,9 @@ class Checker:
             if not (_is_empty(one.record) and self.log.was_purged(one.row_index, pinned.number)):
                 return "was changed: its tokens, text or log-probabilities are not those recorded"
             self.counts.purged += 1
+        made_at = self.log.expected.get("created_at")  # None: the entry that says it is spoilt
+        if made_at is not None and one.month not in (None, month_of(float(made_at))):
+            return f"was moved to month {one.month}, which is not its job's"
         if one.group_index != pinned.group:
             return f"was moved to group {one.group_index} from group {pinned.group}"
         return None

@@ -189,6 +189,8 @@ def test_a_changed_column_of_a_completion_is_found(
 ) -> None:
     row = thief.read(COMPLETIONS, COMPLETIONS.c.job_id == JOB)[5]
     value = other(column, row._mapping[column])
+    if column == "makers":  # NULL: the first one drafted for all passes
+        value = [1]
     assert value != row._mapping[column]
     thief.change(COMPLETIONS, row, **{column: value})
     words = told(store)
@@ -237,7 +239,7 @@ def test_bytes_that_cannot_be_read_any_more_are_found(store: SqlStore, thief: Th
         spoils = ["token_ids = '[7, 8'", "text = CAST(x'ff41' AS TEXT)", "finish_reason = 'sto'"]
         spoils += ["proposed = 'many'", "logprobs = '[-0.5, \"x\", 1]'"]
     else:
-        spoils = ["finish_reason = 'sto'", "token_ids = ARRAY[7, NULL, 300000]"]
+        spoils = ["finish_reason = 'sto'", "token_ids = ARRAY[7, NULL, 30]"]
     row = thief.read(COMPLETIONS, COMPLETIONS.c.job_id == JOB)[5]
     values = dict(row._mapping)
     for spoil in spoils:
@@ -370,8 +372,8 @@ def test_a_changed_column_of_the_order_is_found(store: SqlStore, thief: Thief, c
     value = row._mapping[column]
     changed = True if value is False else ("words" if value is None else other("", value))
     thief.change(JOBS, row, **{column: changed})
-    (word,) = told(store)
-    assert f" was changed: {column} is {changed!r}, by the log it is {value!r}" in word
+    what = f" was changed: {column} is {changed!r}, by the log it is {value!r}"
+    assert any(what in word for word in told(store))
 
 
 def test_a_changed_field_of_the_spec_is_named(store: SqlStore, thief: Thief) -> None:
