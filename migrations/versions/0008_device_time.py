@@ -3,6 +3,9 @@
 Revision 0008. Taking it back loses what was accounted for; what completions cost stays with them.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -61,19 +64,38 @@ def upgrade() -> None:
         ),
     )
     op.create_index("ix_time_slices_session_id", "time_slices", ["session_id"])
-    for name in _OF_GROUPS:
-        with op.batch_alter_table("groups") as batch:
-            batch.add_column(sa.Column(name, sa.Double, nullable=False, server_default="0"))
-        with op.batch_alter_table("groups") as batch:
-            batch.alter_column(name, existing_type=sa.Double(), server_default=None)
+    with _index_put_aside():
+        for name in _OF_GROUPS:
+            with op.batch_alter_table("groups") as batch:
+                batch.add_column(sa.Column(name, sa.Double, nullable=False, server_default="0"))
+            with op.batch_alter_table("groups") as batch:
+                batch.alter_column(name, existing_type=sa.Double(), server_default=None)
     if op.get_context().dialect.name == "postgresql":
         for statement in granting():
             op.execute(statement)
 
 
 def downgrade() -> None:
-    for name in reversed(_OF_GROUPS):
-        with op.batch_alter_table("groups") as batch:
-            batch.drop_column(name)
+    with _index_put_aside():
+        for name in reversed(_OF_GROUPS):
+            with op.batch_alter_table("groups") as batch:
+                batch.drop_column(name)
     op.drop_table("time_slices")
     op.drop_table("worker_sessions")
+
+
+@contextmanager
+def _index_put_aside() -> Iterator[None]:
+    """SQLite's tables are made anew to be altered, and their indexes with them: as they were, but
+    for the order in which they sort."""
+    is_sqlite = op.get_context().dialect.name == "sqlite"
+    if is_sqlite:
+        op.drop_index("ix_groups_next", "groups")
+    yield
+    if is_sqlite:
+        op.create_index(
+            "ix_groups_next",
+            "groups",
+            ["job_id", "stage", sa.text("prompt_tokens DESC"), "group_index"],
+            sqlite_where=sa.text("stage IN ('propose', 'verify', 'record')"),
+        )

@@ -145,11 +145,11 @@ whole, insert = SqlStore.commit_group, groups._insert
 def commit_group(self, *arguments):
     later = []
     if NOW.exists():
-        groups._insert = lambda conn, values: later.extend(values)
+        groups._insert = lambda conn, values, of_job: later.append((values, of_job))
     whole(self, *arguments)
     if later:
         reach(CrashPoint.DRAFT_WRITE)  # the job that is run here comes to it nowhere else
-        self._write(lambda conn, now: insert(conn, later))
+        self._write(lambda conn, now: [insert(conn, *one) for one in later])
 
 SqlStore.commit_group = commit_group
 """

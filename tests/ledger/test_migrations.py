@@ -95,6 +95,32 @@ def _condition(index: Any) -> list[str]:
     return [str(value) for name, value in options.items() if name.endswith("_where")]
 
 
+def indexes_of(url: str) -> dict[str, str]:
+    """What each index is made with: also how it sorts, which inspection does not tell."""
+    query = "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL"
+    if not url.startswith("sqlite"):
+        query = "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = 'public'"
+    engine = make_engine(url)
+    with engine.connect() as connection:
+        found = {name: " ".join(made.split()) for name, made in connection.execute(text(query))}
+    engine.dispose()
+    return {name: made for name, made in found.items() if "alembic" not in name}
+
+
+def test_indexes_sort_as_those_of_the_tables(url: str) -> None:
+    migrate.upgrade(url)
+    migrated = indexes_of(url)
+    migrate.downgrade(url, "0005")
+    migrate.upgrade(url)
+    assert indexes_of(url) == migrated
+    migrate.downgrade(url)
+
+    engine = make_engine(url)
+    Base.metadata.create_all(engine)
+    engine.dispose()
+    assert indexes_of(url) == migrated
+
+
 def test_a_migrated_database_needs_no_further_migration(url: str) -> None:
     assert migrate.current(url) is None
     assert migrate.check(url) != []
