@@ -14,6 +14,10 @@ from specbatch.workers.guard import RefusedMessageError, check
 
 log = logging.getLogger(__name__)
 
+# A loop without a hub (the broker in memory) acknowledges only between two waits for messages. When
+# all tasks that may be in hand are, none comes before that: Celery's two seconds would be lost.
+_WAIT_SEC = 0.02
+
 # What a client library raises over bytes that are no message at all. They are off the queue by
 # then, so to connect anew is enough; without this they would end the worker.
 _MALFORMED = (ValueError, TypeError, AttributeError, KeyError)
@@ -35,6 +39,10 @@ class CheckedConsumer(Consumer):  # type: ignore[misc]  # celery has no types
         super().__init__(*args, **kwargs)
         self.connection_errors = (*self.connection_errors, *_MALFORMED)
 
+    def loop_args(self) -> tuple[Any, ...]:
+        consumer, connection, *rest = super().loop_args()
+        return consumer, _Brisk(connection) if self.hub is None else connection, *rest
+
     def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Message], None]:
         take = super().create_task_handler(*args, **kwargs)
 
@@ -48,6 +56,19 @@ class CheckedConsumer(Consumer):  # type: ignore[misc]  # celery has no types
             take(message)
 
         return on_message
+
+
+class _Brisk:
+    """A connection on which nobody waits for long."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    def drain_events(self, timeout: float) -> Any:
+        return self._connection.drain_events(timeout=min(timeout, _WAIT_SEC))
 
 
 def refuse_compression() -> None:
