@@ -65,20 +65,6 @@ NO_TICKS = Ticks()
 NO_PROVENANCE = Provenance()
 
 
-def split(total: int, weights: Sequence[float]) -> list[int]:
-    """`total` in whole parts by weight: largest remainders get what is left, the first of equals.
-
-    The parts add up to `total`. Without any weight the parts are equal.
-    """
-    whole = sum(weights)
-    shares = [w / whole if whole else 1 / len(weights) for w in weights]
-    parts = [int(total * share) for share in shares]
-    by_rest = sorted(range(len(parts)), key=lambda i: (parts[i] - total * shares[i], i))
-    for i in by_rest[: total - sum(parts)]:
-        parts[i] += 1
-    return parts
-
-
 def by_depth(
     origins: Sequence[int], drafted: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:

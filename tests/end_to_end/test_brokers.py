@@ -15,18 +15,17 @@ import redis
 import yaml
 
 from specbatch.pipeline.bootstrap import make_store
-from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.records import Stage
 from specbatch.schemas.routing import queue_for
 from specbatch.schemas.settings import Settings
 from support import demo
+from support.outcomes import Outcome, outcome
 from support.rabbit import PrivateRabbit
 from support.servers import PrivateRedis
 from support.workers import WorkerProcess, command, wait_until, worker
 
 ROWS, GROUPS = 40, 10
 ALL = ("all", "--verifier", str(demo.VERIFIER), "--concurrency", "2")
-Outcome = list[tuple[Any, ...]]
 
 
 def spec_of(folder: Path) -> str:
@@ -40,13 +39,6 @@ def spec_of(folder: Path) -> str:
     }
     (folder / "job.yaml").write_text(yaml.safe_dump(spec))
     return "job.yaml"
-
-
-def outcome(store: Store, job_id: str) -> Outcome:
-    return [
-        (c.row_index, c.sample_index, c.seed, c.token_ids, c.logprobs, c.text, c.finish_reason)
-        for c in store.completions(job_id)
-    ]
 
 
 @pytest.fixture(scope="module")

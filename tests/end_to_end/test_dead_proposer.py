@@ -16,7 +16,6 @@ from contracts.shorthand import claim, ingest
 from ledger.builders import JOB, Clock
 
 from specbatch.pipeline.bootstrap import make_store
-from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.memory_store import MemoryStore
 from specbatch.pipeline.sweeper import Sweeper
 from specbatch.schemas.errors import StoreError
@@ -24,6 +23,7 @@ from specbatch.schemas.records import Bell, Stage
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.speculation import DecisionAction
 from support import demo
+from support.outcomes import Outcome, outcome
 from support.workers import WorkerProcess, command, wait_until, worker
 
 GROUPS = 4
@@ -111,17 +111,6 @@ def spec_of(folder: Path) -> str:
     }
     (folder / "job.yaml").write_text(yaml.safe_dump(spec))
     return "job.yaml"
-
-
-Outcome = list[tuple[Any, ...]]
-
-
-def outcome(store: Store, job_id: str) -> Outcome:
-    """All of the completions that does not depend on how they came about, to the last bit."""
-    return [
-        (c.row_index, c.sample_index, c.seed, c.token_ids, c.logprobs, c.text, c.finish_reason)
-        for c in store.completions(job_id)
-    ]
 
 
 @pytest.fixture(scope="module")
