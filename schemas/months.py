@@ -34,8 +34,8 @@ BEGIN
   EXECUTE 'CREATE TABLE ' || partition || ' (LIKE completions INCLUDING ALL)';
   EXECUTE 'ALTER TABLE completions ATTACH PARTITION ' || partition
     || ' FOR VALUES FROM (' || of_month || ') TO (' || upto || ')';
-EXCEPTION WHEN lock_not_available OR deadlock_detected OR duplicate_table OR unique_violation
-    OR check_violation THEN
+EXCEPTION WHEN lock_not_available OR deadlock_detected OR duplicate_table OR duplicate_object
+    OR unique_violation OR check_violation THEN
   NULL;
 END $body$
 $create$, '{{schema}}', quote_ident(current_schema())); END $do$"""

@@ -1,0 +1,137 @@
+"""All metrics by name: what they are, of which type, with which labels. Everything else asks here.
+
+The dashboards, the alerts and the documented table are held to this list by tests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """The type of a metric, as Prometheus names it."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+class Scope(StrEnum):
+    """Whose figure it is."""
+
+    PROCESS = "process"  # of what this process did: add up over processes
+    STORE = "store"  # of the whole store, the same from every process: take the maximum
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric. Names of counters end in `_total`; units are in the name."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    scope: Scope = Scope.PROCESS
+    buckets: tuple[float, ...] = ()  # of a histogram, rising
+
+
+_SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
+_SHARES = tuple(round(share / 10, 1) for share in range(1, 11))
+_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+
+
+def _counter(name: str, text: str, *labels: str, scope: Scope = Scope.PROCESS) -> Metric:
+    return Metric(f"specbatch_{name}_total", Kind.COUNTER, text, labels, scope)
+
+
+def _gauge(name: str, text: str, *labels: str, scope: Scope = Scope.PROCESS) -> Metric:
+    return Metric(f"specbatch_{name}", Kind.GAUGE, text, labels, scope)
+
+
+def _histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Metric:
+    return Metric(f"specbatch_{name}", Kind.HISTOGRAM, text, labels, buckets=buckets)
+
+
+STORE = Scope.STORE
+
+# --- tokens, as the store took them -----------------------------------------------------------
+PROPOSED = _counter("proposed_tokens", "draft tokens verified", "job", "proposer", "tag")
+ACCEPTED = _counter("accepted_tokens", "draft tokens accepted", "job", "proposer", "tag")
+EMITTED = _counter(
+    "emitted_tokens", "tokens of completions; origin: accepted, corrected, bonus, plain",
+    "job", "origin",
+)  # fmt: skip
+PROMPT_TOKENS = _counter("prompt_tokens", "prompt tokens of recorded completions", "job")
+COMPLETIONS = _counter("completions", "recorded completions", "job", "finish_reason")
+COST = _counter("cost_usd", "dollars attributed to recorded completions", "job")
+BASELINE_COST = _counter(
+    "baseline_cost_usd", "what they would have cost at depth 0, by control windows", "job"
+)
+
+# --- the engine, all that was done ------------------------------------------------------------
+VERIFIER_CALLS = _counter("engine_verifier_calls", "forward passes of the verifier")
+TOKENS_PER_CALL = _histogram(
+    "engine_tokens_per_call", "tokens verified by one forward pass", _TOKENS
+)
+DEPTH = _histogram(
+    "engine_speculation_depth", "draft tokens of one sequence in one pass",
+    (0, 1, 2, 3, 4, 6, 8, 12, 16, 32), "proposer",
+)  # fmt: skip
+BATCH_FILL = _histogram(
+    "engine_batch_fill_ratio", "sequences in a pass ÷ most that are let in", _SHARES
+)
+KV_BLOCKS = _gauge("engine_kv_blocks", "KV blocks; state: used, free, cached", "state")
+PREEMPTIONS = _counter("engine_preemptions", "sequences put off for want of KV blocks")
+DEVICE_SECONDS = _counter("engine_device_seconds", "device time by what it went into", "kind")
+FIRST_TOKEN = _histogram(
+    "time_to_first_token_seconds", "from a request's arrival at the engine", _SECONDS, "job"
+)
+PER_TOKEN = _histogram(
+    "time_per_output_token_seconds", "of finished requests, after the first token", _SECONDS, "job"
+)
+BREAKER_OPEN = _gauge("breaker_open", "1 while drafting is off by decision", "job", "proposer")
+DRIFT = _histogram(
+    "drift_kl_nats", "KL(verifier ‖ proposer) at sampled positions",
+    (0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10), "proposer",
+)  # fmt: skip
+
+# --- work through the stages ------------------------------------------------------------------
+QUEUE_SECONDS = _histogram("queue_seconds", "a group, ready to claimed", _SECONDS, "stage")
+COMPUTE_SECONDS = _histogram("compute_seconds", "a group, claimed to done", _SECONDS, "stage")
+RETRIES = _counter("retries", "groups given back after an error", "stage")
+FENCED = _counter("fenced_commits", "writes refused for a lost lease", "stage")
+SWEEPS = _counter("sweeps", "looks of the sweeper at what is due")
+BELLS = _counter("bells", "bells rung by the sweeper", "stage")
+QUARANTINED = _counter("quarantined_rows", "input rows set aside by ingest", "code")
+
+# --- the store as a whole ---------------------------------------------------------------------
+GROUPS = _gauge("groups", "open groups; state: ready, leased", "stage", "state", scope=STORE)
+OLDEST_READY = _gauge(
+    "oldest_ready_seconds", "how long the oldest ready group has waited", "stage", scope=STORE
+)
+STUCK_LEASES = _gauge(
+    "stuck_leases", "leases past their end that nobody has taken over", scope=STORE
+)
+JOBS = _gauge("jobs", "jobs that are not over, by state", "state", scope=STORE)
+ROWS_FAILED = _gauge("failed_rows", "rows that failed, of jobs that are not over", scope=STORE)
+WORKERS = _gauge("workers", "devices in worker processes that were heard of", "kind", scope=STORE)
+AUDITED = _gauge(
+    "audited_completions", "completions audited in the last 30 days; result: same, different",
+    "result", scope=STORE,
+)  # fmt: skip
+SCHEDULE_SUCCESS = _gauge(
+    "schedule_last_success_timestamp_seconds", "when a run of a schedule was submitted last",
+    "schedule", scope=STORE,
+)  # fmt: skip
+SCHEDULE_MISSED = _gauge(
+    "schedule_missed_runs", "runs missed in the last 7 days", "schedule", scope=STORE
+)
+
+# --- the process ------------------------------------------------------------------------------
+BUILD = _gauge("build_info", "1; the version that runs", "version")
+PLANNED_ROLLOUT = _gauge("planned_rollout", "1 while a rollout is announced by the settings")
+
+METRICS: tuple[Metric, ...] = tuple(
+    value for value in list(globals().values()) if isinstance(value, Metric)
+)
