@@ -28,16 +28,29 @@ def build_spec(file: Path | None, flags: Mapping[str, Any], cwd: Path | None = N
     return load_spec(values).resolved(cwd)
 
 
+def resolve_spec(values: Mapping[str, Any], base: Path | None = None) -> JobSpec:
+    """The spec of these values; relative paths are of `base`, or of the working folder."""
+    base = (base or Path.cwd()).absolute()
+    return load_spec(_at(dict(values), base)).resolved(base)
+
+
 def read_spec_file(file: Path) -> dict[str, Any]:
     """The mapping in a YAML (or JSON) file. Raises `SpecError` with one sentence."""
     try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise SpecError(f"spec file {file} does not exist") from None
     except UnicodeDecodeError:
         raise SpecError(f"spec file {file} is not a text file in UTF-8") from None
     except OSError as error:
         raise SpecError(f"spec file {file} cannot be read: {error.strerror}") from None
+    return parse_spec(text, str(file))
+
+
+def parse_spec(text: str, file: str) -> dict[str, Any]:
+    """The mapping in the text of a file so named. Raises `SpecError` with one sentence."""
+    try:
+        values = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise SpecError(f"spec file {file} is not valid YAML: {_where(error)}") from None
     if not isinstance(values, dict):
