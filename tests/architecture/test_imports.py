@@ -51,6 +51,8 @@ KEPT_TO = {
     ),
     "celery": ("workers", "jobs"),
     "kombu": ("workers", "jobs"),
+    "airflow": ("jobs.dags", "jobs.examples"),
+    "dagster": ("jobs.dags", "jobs.examples"),
 }
 
 # room: third-party packages it must do without

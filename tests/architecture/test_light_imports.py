@@ -13,7 +13,10 @@ from support.tree import ROOT, is_inside, modules
 
 HEAVY = ("torch", "pyarrow", "numpy", "transformers", "tokenizers", "safetensors", "triton")
 TORCH = ("torch", "transformers", "tokenizers", "safetensors", "triton")
-LIGHT_ROOMS = ("schemas", "pipeline.ledger", "pipeline.client", "pipeline.bootstrap", "workers")
+LIGHT_ROOMS = (
+    *("schemas", "pipeline.ledger", "pipeline.client", "pipeline.bootstrap", "workers"),
+    *("jobs.client", "jobs.dags.attaching"),
+)
 # Imported only by those that move bulk rows.
 NOT_LIGHT = ("schemas.arrow", "schemas.export_arrow")
 

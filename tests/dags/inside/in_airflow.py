@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
+import threading
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -123,6 +127,16 @@ class Airflow:
         self.set_state(dag_id, run_id, "queued", tries=1)
         ti = self.task(dag_id, run_id)
         return supervising.start(ti, self.log(dag_id, run_id))
+
+    def triggerer(self) -> subprocess.Popen[bytes]:
+        """Airflow's own, as a service runs it."""
+        with (self.logs / "triggerer.log").open("wb") as log:
+            command = [sys.executable, "-m", "airflow", "triggerer", "--skip-serve-logs"]
+            return subprocess.Popen(command, stdout=log, stderr=log)
+
+    def triggers_begun(self) -> int:
+        """How often a trigger was begun: each time has a file of its own."""
+        return len(list((self.logs / "logs").rglob("*.trigger.*.log")))
 
     def log(self, dag_id: str, run_id: str) -> Path:
         """What the last try and its supervisor said."""
@@ -316,3 +330,83 @@ def test_a_job_goes_on_when_the_worker_of_its_task_is_shut_down(
     finally:
         site.thaw()
     assert site.end(job).state == "done"
+
+
+def test_a_trigger_looks_at_the_store_without_holding_up_the_others(
+    airflow: Airflow, site: Site
+) -> None:
+    """Its look lasts as long as the store's lock does; the loop goes round meanwhile."""
+    assert airflow.dags
+    job = site.client.submit(site.spec(site.prompts(1))).job_id
+    site.end(job)
+    looking, may_answer = threading.Event(), threading.Event()
+
+    class Slow:
+        def poll(self, job_id: str) -> Any:
+            looking.set()
+            assert may_answer.wait(WAIT_SEC)
+            return site.client.poll(job_id)
+
+    from specbatch.jobs.dags.airflow_hook import SpecbatchHook
+    from specbatch.jobs.dags.airflow_trigger import SpecbatchTrigger
+
+    class Hook(SpecbatchHook):
+        def get_conn(self) -> Any:
+            return Slow()
+
+    async def run() -> dict[str, Any]:
+        trigger = SpecbatchTrigger(job, ["dag", "run", "task"], -1)
+        fired = asyncio.ensure_future(anext(trigger.run()))
+        while not looking.is_set():
+            await asyncio.sleep(0.01)
+        for _ in range(10):  # the loop is free while the look goes on
+            await asyncio.sleep(0)
+        assert not fired.done()
+        may_answer.set()
+        return (await fired).payload
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("specbatch.jobs.dags.airflow_trigger.SpecbatchHook", Hook)
+        assert asyncio.run(run()) == {"job_id": job, "state": "done"}
+
+
+def test_a_trigger_is_made_again_from_what_it_says_of_itself(airflow: Airflow) -> None:
+    assert airflow.dags
+    from airflow.sdk._shared.module_loading import import_string
+
+    from specbatch.jobs.dags.airflow_trigger import SpecbatchTrigger
+
+    path, values = SpecbatchTrigger("job", ["dag", "run", "task"], 3, "site", 2.0).serialize()
+    assert import_string(path)(**values).serialize() == (path, values)
+    assert "://" not in json.dumps(values)
+
+
+def test_a_deferred_tasks_job_is_cancelled_by_a_user_and_not_by_the_triggerers_end(
+    airflow: Airflow, site: Site
+) -> None:
+    dag = "partial_fail"
+    conf = conf_of(site, site.prompts(4 * GROUP))
+    run = airflow.begin(dag, **conf)
+    site.worker.send_signal(signal.SIGSTOP)  # so that the job is not over before it is waited for
+    try:
+        first_part = airflow.start(dag, run)
+        first_part.join(WAIT_SEC)
+        assert airflow.task(dag, run).state == "deferred", airflow.log(dag, run).read_text()
+        (job,) = site.jobs(conf["output"])
+        triggerer = airflow.triggerer()
+        site.until(lambda: airflow.triggers_begun() == 1, "the trigger to run")
+        triggerer.terminate()
+        triggerer.wait(WAIT_SEC)
+        assert site.client.poll(job).stop_reason is None
+        triggerer = airflow.triggerer()
+        try:
+            site.until(lambda: airflow.triggers_begun() == 2, "the trigger to run again")
+            airflow.set_state(dag, run, "failed")
+            site.until(lambda: site.client.poll(job).stop_reason, "the job to be cancelled")
+        finally:
+            triggerer.terminate()
+            triggerer.wait(WAIT_SEC)
+        assert site.client.poll(job).stop_reason == "cancelled with its task in airflow"
+    finally:
+        site.thaw()
+    assert site.end(job).state == "cancelled"

@@ -1,0 +1,1 @@
+"""Job specs and DAGs to begin with."""
