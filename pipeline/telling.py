@@ -30,7 +30,7 @@ def _harmless(
     tell: Callable[Concatenate[Span, P], None],
 ) -> Callable[Concatenate[Span, P], None]:
     @wraps(tell)
-    def told(span: Span, *args: P.args, **kwargs: P.kwargs) -> None:
+    def told(span: Span, /, *args: P.args, **kwargs: P.kwargs) -> None:
         if not span.is_on:
             return
         try:

@@ -140,7 +140,7 @@ class Settings(BaseSettings):
     traces: str = Field(
         default="",
         pattern=r"^(otlp|file:.+)?$",
-        description="where traces go: otlp (see OTEL_EXPORTER_OTLP_ENDPOINT), file:PATH; empty: nowhere",
+        description="where traces go: otlp, or file:PATH; empty: nowhere",
     )
     trace_groups: float = Field(
         default=0.05, ge=0, le=1, description="share of a job's groups that are traced; failed: all"

@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import traceback
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn, cast
 
 import orjson
 import typer
@@ -108,7 +108,7 @@ def log_as(kind: str) -> None:
     logging.getLogger().removeHandler(_text_handler)
     logging.getLogger().addHandler(handler)
     logging.captureWarnings(True)
-    err.file = _Remarks()
+    err.file = cast(IO[str], _Remarks())
 
 
 class _Remarks(io.TextIOBase):

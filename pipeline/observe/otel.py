@@ -353,7 +353,7 @@ def _caller() -> SpanContext | None:
 def _resource() -> Resource:
     """This process; what `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` say goes before."""
     host, process = socket.gethostname(), os.getpid()
-    ours = {
+    ours: dict[str, str | int] = {
         "service.name": "specbatch",
         "service.version": _version(),
         "service.instance.id": f"{host}:{process}",

@@ -12,7 +12,6 @@ from specbatch.schemas.records import Stage
 SUBMIT = "submit"
 ATTEMPTS = (Stage.INGEST, Stage.PROPOSE, Stage.VERIFY, Stage.RECORD, Stage.PUBLISH)
 REQUEST = "request"  # one sampled request in one stage
-REFILL = "refill"
 
 # --- events ---------------------------------------------------------------------------------------
 STOPPED = "job stopped"  # it was cancelled, or its deadline or budget is over
@@ -37,8 +36,6 @@ QUEUE_SEC = "specbatch.queue_sec"
 COMPUTE_SEC = "specbatch.compute_sec"
 COST_USD = "specbatch.cost_usd"
 ROWS = "specbatch.rows"
-GROUPS = "specbatch.groups"
-REJECTED = "specbatch.rows.quarantined"
 FAILED = "specbatch.rows.failed"
 CUT_INDEX = "specbatch.cut.group.index"
 REQUEST_ID = "specbatch.request.id"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -436,6 +439,9 @@ def test_every_name_is_documented_and_every_documented_one_is_there() -> None:
     text = DOCUMENT.read_text()
     for name in (*ATTRIBUTES, *EVENTS, *map(str, ATTEMPTS), "submit", "request"):
         assert f"`{name}`" in text, name
+    (code,) = re.findall(r"python -c '(.*)' JOB", text)
+    done = subprocess.run([sys.executable, "-c", code, LEASE.job_id], capture_output=True)
+    assert done.stdout.decode().strip() == f"{trace_id_of(LEASE.job_id):032x}"
     documented = {
         word for word in text.split("`") if word.startswith("specbatch.") and " " not in word
     }
