@@ -19,6 +19,7 @@ from specbatch.pipeline.helping import Helper
 from specbatch.pipeline.leases import LeaseKeeper
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.migrate import grant_roles, open_store
+from specbatch.pipeline.observe.tracing import UNTRACED, TraceOptions, Tracing, open_tracing
 from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.pipeline.sweeper import Queued, Sweeper, unknown
 from specbatch.schemas.errors import MissingExtraError, UsageError
@@ -80,7 +81,21 @@ def make_client(
 ) -> Client:
     """A client; `on_cancel` is a worker's `keeper.look` where it runs in this process."""
     privacy = Privacy.of_settings(settings)
-    return Client(store or make_store(settings), ring, settings.workspace, on_cancel, privacy)
+    return Client(
+        store or make_store(settings),
+        ring,
+        settings.workspace,
+        on_cancel,
+        privacy,
+        tracing=lambda: open_tracing(trace_options(settings)),
+    )
+
+
+def trace_options(settings: Settings) -> TraceOptions:
+    """Where traces of this process go."""
+    kind = settings.broker_url.partition("://")[0].partition("+")[0]
+    broker = {"amqp": "rabbitmq", "amqps": "rabbitmq", "rediss": "redis"}.get(kind, kind)
+    return TraceOptions(settings.traces, settings.trace_groups, settings.trace_requests, broker)
 
 
 @dataclass(slots=True)
@@ -98,6 +113,7 @@ class Worker:
     refiller: Refiller | None = None
     helper: Helper | None = None
     timekeeper: Timekeeper | None = None
+    tracing: Tracing = UNTRACED
 
     def start(self) -> None:
         """Begin what is done beside the tasks: sweeping, and asking for work."""
@@ -129,6 +145,7 @@ class Worker:
         if self.timekeeper is not None:
             self.timekeeper.close()
         self.store.close()
+        self.tracing.close()
 
 
 def make_worker(
@@ -171,6 +188,7 @@ def make_worker(
         for drafting in (folders[1], *beside):
             if drafting is not None:
                 check_pair(folders[0], drafting)
+    tracing = open_tracing(trace_options(settings))
     store = store or make_store(settings)
     privacy = Privacy.of_settings(settings)
     if privacy.is_anybody_private:
@@ -233,8 +251,10 @@ def make_worker(
         max_open_groups=settings.max_open_groups,
         timing=timekeeper,
         privacy=privacy,
+        tracing=tracing,
     )
     return Worker(
+        tracing=tracing,
         stages=stages,
         timekeeper=timekeeper,
         store=store,

@@ -137,6 +137,21 @@ class Settings(BaseSettings):
         description="tenant: days after which `specbatch purge` empties its jobs, as JSON",
     )
 
+    traces: str = Field(
+        default="",
+        pattern=r"^(otlp|file:.+)?$",
+        description="where traces go: otlp, or file:PATH; empty: nowhere",
+    )
+    trace_groups: float = Field(
+        default=0.05, ge=0, le=1, description="share of a job's groups that are traced; failed: all"
+    )
+    trace_requests: float = Field(
+        default=0.1, ge=0, le=1, description="share of a traced group's requests that are, too"
+    )
+    log_format: Literal["text", "json"] = Field(
+        default="text", description="how commands and workers log: text or json"
+    )
+
     @field_validator("device_kind", "region", mode="after")
     @classmethod
     def _is_a_name(cls, value: str) -> str:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from weakref import WeakKeyDictionary
 
 from celery import Celery, _state
+from celery.apps import worker as celery_worker
 from celery.worker import WorkController, state
 
 from specbatch.pipeline.bootstrap import KINDS, Models, Worker, follow_leader, make_worker
@@ -77,6 +78,10 @@ def queue_names(kinds: tuple[str, ...], verifier: str | None, proposer: str | No
     ]
 
 
+def _unsaid(*_: object) -> None:
+    """Celery's goodbye, which is no line of a log."""
+
+
 def run_worker(
     settings: Settings,
     kinds: tuple[str, ...],
@@ -101,6 +106,8 @@ def run_worker(
     if follow_leader(settings):
         return
     refuse_compression()
+    if settings.log_format == "json":
+        celery_worker.safe_say = _unsaid
     app = make_app(settings)
     line = HintLine(app)
     proposer, further = (proposers[0] if proposers else None), proposers[1:]

@@ -312,7 +312,9 @@ class Engine:
 
     def _raised(self, sequence: Sequence, error: Exception) -> str:
         where = f"step {self.stats.steps + 1} of the engine, at token {sequence.num_output}"
-        log.warning("request %s: %s", sequence.request.request_id, where, exc_info=error)
+        request_id = sequence.request.request_id
+        told = {"request": request_id}
+        log.warning("request %s: %s", request_id, where, exc_info=error, extra=told)
         return f"{where}: {first_line(error)}"
 
     @staticmethod

@@ -177,6 +177,7 @@ class MemoryStore(TurnsInMemory, LearningInMemory, PrivacyInMemory, ReadingInMem
                 rows_kept=group.rows_kept,
                 prompt_tokens=group.new.prompt_tokens,
                 suspect=group.is_suspect(group.attempts - 1, self._max_attempts),
+                waited_sec=group.waited_sec,
             )
 
     def heartbeat(self, leases: Sequence[Lease], lease_sec: float) -> Beat:

@@ -51,6 +51,7 @@ KEPT_TO = {
     ),
     "celery": ("workers", "jobs"),
     "kombu": ("workers", "jobs"),
+    "opentelemetry": ("pipeline.observe.otel", "pipeline.observe.span_exporters"),
 }
 
 # room: third-party packages it must do without

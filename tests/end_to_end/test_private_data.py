@@ -14,6 +14,7 @@ import pytest
 from specbatch.jobs.cli.main import main
 from specbatch.pipeline.bootstrap import make_client, make_store
 from specbatch.pipeline.ingest.outputs import read_output
+from specbatch.pipeline.observe.logs import JsonFormatter
 from specbatch.pipeline.tools import make_exporter
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.exports import ExportKind, ExportOrder, Selection
@@ -22,6 +23,7 @@ from specbatch.schemas.records import JobState
 from specbatch.schemas.sealing import is_sealed
 from specbatch.schemas.spec import spec_of
 from support.planted import BREAKS, PLAIN, PLANTED, Site, masked_logs, planted_in, shown
+from support.traces import read_traces
 
 PRIVATE = [PrivacyMode.REDACTED, PrivacyMode.HASH_ONLY]
 KINDS = set(PLANTED)
@@ -74,7 +76,9 @@ def everything(site: Site, patch: pytest.MonkeyPatch, capsys: Any, caplog: Any) 
         found[f"file {name}"] = name + data.decode("latin-1")
     jobs = site.store.list_jobs()
     found["log"] = caplog.text
+    found["log as JSON"] = "\n".join(map(JsonFormatter().format, caplog.records))
     site.close()
+    found["traces"] = site.traces.read_text()
     database = Path(site.url.removeprefix("sqlite:///"))
     for path in database.parent.glob(f"{database.name}*") if "sqlite" in site.url else ():
         found[path.name] = path.read_bytes().decode("utf-8", "replace")
@@ -104,7 +108,13 @@ def test_personal_data_is_nowhere_but_in_the_output(
     assert not where
     if mode is PrivacyMode.HASH_ONLY:
         assert not [place for place, text in left.items() if PLAIN in text and "site" not in place]
-    assert "Task raised unexpected" in left["log"], "an error was met, and its traceback logged"
+    for log in (left["log"], left["log as JSON"]):
+        assert "Task raised unexpected" in log, "an error was met, and its traceback logged"
+    spans = read_traces(site.traces)
+    assert {"submit", "ingest", "propose", "verify", "record", "publish"} <= {s.name for s in spans}
+    assert [s for s in spans if s.attributes.get("error.type") == "UnshownError"] == []
+    assert [s for s in spans if s.attributes.get("error.type") == "ValueError"]
+    assert not {"specbatch.job.name", "specbatch.tenant"} & {n for s in spans for n in s.attributes}
     output = read_output(str(site.folder / "out")).to_pylist()
     assert {kind for row in output for kind in planted_in(f"{row['text']} {row['id']}")} == KINDS
 
@@ -119,6 +129,11 @@ def test_under_full_the_same_search_finds_everything(
     assert set(planted_in(left["completions.text"])) >= KINDS
     assert set(planted_in(left["completions.token_ids"])) >= KINDS
     assert set(planted_in(left["completions.row_id"])) >= KINDS
+    assert "EMAIL" in planted_in(left["log as JSON"])
+    named = f'"letters of {PLANTED["EMAIL"]}"'  # the job's name is all that a trace quotes
+    assert named in left["traces"]
+    assert planted_in(left["traces"].replace(named, "")) == []
+    assert PLAIN not in left["traces"]
     for place in ("jobs.spec", "jobs.idempotency_key", "groups.last_error", "log", "jobs"):
         assert "EMAIL" in planted_in(left[place]), place
     for place in ("rejected_rows.reason", "rejected_rows.row_id", "jobs.stop_reason"):

@@ -108,6 +108,10 @@ class Site:
         for name, value in SETTINGS.items():
             shown = value if isinstance(value, int) else json.dumps(value)
             self.patch.setenv(f"SPECBATCH_{name.upper()}", str(shown))
+        self.traces = self.folder / "traces.jsonl"
+        self.patch.setenv("SPECBATCH_TRACES", f"file:{self.traces}")
+        self.patch.setenv("SPECBATCH_TRACE_GROUPS", "1")
+        self.patch.setenv("SPECBATCH_TRACE_REQUESTS", "1")
         self.settings = Settings(lease_sec=LEASE_SEC, kv_cache_mib=16)
         self.verifier, self.proposer = (
             str(stand_in_model.write_model(self.folder / name, name).resolve())
@@ -207,6 +211,7 @@ class Site:
         if self.worker.knowledge is not None:
             self.worker.knowledge.close()
         self.store.close()
+        self.worker.tracing.close()
 
     # --- what it left behind ----------------------------------------------------------------
     def workspace(self) -> dict[str, bytes]:

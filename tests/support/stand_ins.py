@@ -20,6 +20,7 @@ from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ingest.outputs import read_output
 from specbatch.pipeline.leases import LeaseKeeper
 from specbatch.pipeline.ledger.migrate import open_store
+from specbatch.pipeline.observe.tracing import UNTRACED, Tracing
 from specbatch.pipeline.stages import Economy, Stages
 from specbatch.schemas.records import Bell, JobState, Stage
 from specbatch.schemas.spec import load_spec
@@ -64,7 +65,13 @@ class Site:
         self._keepers.append(LeaseKeeper(self.store, LEASE_SEC))
         return self._keepers[-1]
 
-    def worker(self, owner: str, host: Engines, keeper: LeaseKeeper | None = None) -> Stages:
+    def worker(
+        self,
+        owner: str,
+        host: Engines,
+        keeper: LeaseKeeper | None = None,
+        tracing: Tracing = UNTRACED,
+    ) -> Stages:
         return Stages(
             store=self.store,
             objects=Objects(),
@@ -75,6 +82,7 @@ class Site:
             economy=Economy(200_000),
             codec=lru_cache(codec),
             verifying=host,
+            tracing=tracing,
         )
 
     def work(self, stages: Stages, *kinds: Stage) -> None:

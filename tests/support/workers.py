@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 BIN = Path(sys.executable).parent
+SOME_KINDS = Path(__file__).with_name("some_kinds.py")
 WAIT_SEC = 240.0
 POLL_SEC = 0.02
 
@@ -53,10 +54,30 @@ def worker(
     *arguments: str, environment: Mapping[str, str], cwd: Path, name: str = ""
 ) -> Iterator[WorkerProcess]:
     """`specbatch worker ARGUMENTS`, killed at the end if it still runs."""
-    log = cwd / f"worker-{name or arguments[0]}.log"
+    with _running(
+        [str(BIN / "specbatch"), "worker", *arguments], environment, cwd, name or arguments[0]
+    ) as one:
+        yield one
+
+
+@contextmanager
+def worker_of(
+    *kinds: str, models: Sequence[str], environment: Mapping[str, str], cwd: Path
+) -> Iterator[WorkerProcess]:
+    """A worker of several kinds, with a verifier and a proposer, killed at the end likewise."""
+    command = [sys.executable, str(SOME_KINDS), ",".join(kinds), *models]
+    with _running(command, environment, cwd, "-".join(kinds)) as one:
+        yield one
+
+
+@contextmanager
+def _running(
+    command: Sequence[str], environment: Mapping[str, str], cwd: Path, name: str
+) -> Iterator[WorkerProcess]:
+    log = cwd / f"worker-{name}.log"
     with log.open("wb") as stream:
         process = subprocess.Popen(
-            [str(BIN / "specbatch"), "worker", *arguments],
+            command,
             env=os.environ | environment,
             cwd=cwd,
             stdout=stream,
