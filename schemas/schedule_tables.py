@@ -1,4 +1,4 @@
-"""The table of schedules' times. Apart from jobs, which may be deleted: a time is never run twice."""
+"""What became of schedules' times. It outlives jobs, so that no time is ever run twice."""
 
 from __future__ import annotations
 

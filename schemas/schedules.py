@@ -1,4 +1,4 @@
-"""What became of the times of schedules: records that the store keeps, one per schedule and time."""
+"""What became of the times of schedules: one record per schedule and time."""
 
 from __future__ import annotations
 

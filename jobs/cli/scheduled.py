@@ -1,6 +1,6 @@
 """`submit-job --schedule FILE`: what `specbatch scheduler` does for one schedule, done once.
 
-For plain cron and systemd timers. Scheduler and timers may stand side by side: each time is run once.
+For plain cron and systemd timers. They may stand beside a scheduler: each time is run once.
 """
 
 from __future__ import annotations

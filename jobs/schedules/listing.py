@@ -36,7 +36,8 @@ class Standing:
     def words(self) -> str:
         """The state in a few words."""
         if self.overdue_since is not None:
-            return f"overdue since {self._local(self.overdue_since)}: is `specbatch scheduler` running?"
+            since = self._local(self.overdue_since)
+            return f"overdue since {since}: is `specbatch scheduler` running?"
         if self.schedule.fields.paused:
             return "paused"
         if self.last is None:

@@ -10,21 +10,22 @@ from itertools import takewhile
 
 from specbatch.jobs.schedules.definition import CatchUp, Overlap
 
-MOST_TOLD = 1000  # of an outage's times that get a row each
+MOST_HELD = 1000  # of an outage's times that may still be run
+MOST_TOLD = 100  # that get a row each when they were missed
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
     """Times that are due and have no row yet, in order."""
 
-    times: Sequence[float]  # the newest `MOST_TOLD` of them
+    times: Sequence[float]  # the newest `MOST_HELD` of them
     earlier: int = 0  # how many came before those ...
     first: float | None = None  # ... and when the first did
 
 
 def due(times: Iterable[float], now: float) -> Due:
     """Those of `times` that have come."""
-    newest: deque[float] = deque(maxlen=MOST_TOLD)
+    newest: deque[float] = deque(maxlen=MOST_HELD)
     count, first = 0, None
     for at in takewhile(lambda at: at <= now, times):
         count, first = count + 1, at if first is None else first

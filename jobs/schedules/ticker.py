@@ -151,10 +151,11 @@ class Ticker:
         if catch_up == "all":
             catch_up = f"all, up to {schedule.fields.catch_up_limit}"
         why = f"nothing looked at it until {utc(now)}, and catch_up is {catch_up}"
-        missed = [(at, why) for at in due.times if at not in chosen]
-        if due.first is not None:
-            more = f"; nor did {due.earlier - 1:,} times after it that have no row"
-            missed.insert(0, (due.first, why + more))
+        times = [at for at in due.times if at not in chosen]
+        missed = [(at, why) for at in times[-policy.MOST_TOLD :]]
+        if untold := len(times) - len(missed) + due.earlier:
+            first = times[0] if due.first is None else due.first
+            missed.insert(0, (first, f"{why}; nor did {untold - 1:,} times after it, without rows"))
         for at, reason in missed:
             if (run := self._note(schedule, at, RunState.MISSED, reason)) is not None:
                 log.warning("schedule %s missed %s: %s", schedule.name, utc(at), reason)
@@ -219,7 +220,7 @@ class Ticker:
 
     def _queued(self, schedule: Schedule) -> list[ScheduleRun]:
         """The oldest first."""
-        most = policy.MOST_TOLD
+        most = policy.MOST_HELD
         return self.store.schedule_runs(schedule.name, most, _QUEUED)[::-1]
 
     def _open(self, schedule: Schedule) -> list[tuple[ScheduleRun, JobRow]]:
