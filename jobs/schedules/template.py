@@ -12,7 +12,7 @@ from specbatch.schemas.errors import SpecError
 Value = str | int | float | bool
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_VARIABLE = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
+_VARIABLE = re.compile(r"\{\{((?:(?!\}\}).)*)\}\}", re.DOTALL)
 _BEGIN = "{{"
 
 
