@@ -117,6 +117,10 @@ class Settings(BaseSettings):
         default=1, ge=1, le=64, description="processes of `torchrun` that share the verifier"
     )
 
+    schedules_dir: str = Field(
+        default="jobs/schedules", description="folder of the schedule files, for `scheduler`"
+    )
+
     encryption_key: str = Field(
         default="", repr=False, description="keys of texts at rest, newest first; empty: none"
     )
