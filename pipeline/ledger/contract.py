@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from specbatch.pipeline.ledger.audit_contract import AuditStore
 from specbatch.pipeline.ledger.privacy_contract import PrivacyStore
+from specbatch.pipeline.ledger.reporting_contract import ReportingStore
 from specbatch.pipeline.ledger.time_contract import TimeLedger
 from specbatch.schemas.audit import PublishedManifest
 from specbatch.schemas.job_progress import JobProgress
@@ -36,7 +37,7 @@ from specbatch.schemas.speculation import AcceptanceCount, Decision, PastOutput
 from specbatch.schemas.timekeeping import Spent
 
 
-class Store(AuditStore, PrivacyStore, TimeLedger, Protocol):
+class Store(AuditStore, PrivacyStore, TimeLedger, ReportingStore, Protocol):
     """Jobs, groups, leases, completions, what drafting taught, the audit log, and time."""
 
     # --- jobs -------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from specbatch.pipeline.ledger import entries, rules, turns
 from specbatch.pipeline.ledger.memory_learning import LearningInMemory
 from specbatch.pipeline.ledger.memory_privacy import PrivacyInMemory
 from specbatch.pipeline.ledger.memory_reading import ReadingInMemory
+from specbatch.pipeline.ledger.memory_reporting import ReportingInMemory
 from specbatch.pipeline.ledger.memory_turns import TurnsInMemory
 from specbatch.pipeline.ledger.memory_units import Group, new_job
 from specbatch.schemas.audit import EntryKind, PublishedManifest
@@ -36,7 +37,9 @@ from specbatch.schemas.records import (
 from specbatch.schemas.timekeeping import Spent
 
 
-class MemoryStore(TurnsInMemory, LearningInMemory, PrivacyInMemory, ReadingInMemory):
+class MemoryStore(
+    TurnsInMemory, LearningInMemory, PrivacyInMemory, ReadingInMemory, ReportingInMemory
+):
     """All of the contract under one lock. `clock` may be replaced by a test's own."""
 
     # --- jobs -------------------------------------------------------------------------------
