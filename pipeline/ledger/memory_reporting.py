@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 
 from specbatch.pipeline.ledger import rules
 from specbatch.pipeline.ledger.memory_time import Session, TimeInMemory
-from specbatch.pipeline.ledger.memory_units import Unit
+from specbatch.pipeline.ledger.memory_units import Group, Unit
 from specbatch.schemas.backlog import WORK, Backlog, StageBacklog, WorkerNow
-from specbatch.schemas.records import JobState, Stage
+from specbatch.schemas.job_figures import GroupFigures, RowFigures
+from specbatch.schemas.records import CompletionRecord, JobState, Stage
 
 
 class ReportingInMemory(TimeInMemory):
@@ -36,6 +38,58 @@ class ReportingInMemory(TimeInMemory):
                     )
                 ),
             )
+
+    def group_figures(self, job_id: str) -> Iterator[GroupFigures]:
+        with self._lock:
+            job = self._jobs.get(job_id)
+            groups = sorted(job.groups.items()) if job else []
+            return iter([_of_group(index, group) for index, group in groups])
+
+    def row_figures(
+        self,
+        job_id: str,
+        batch: int = 1000,  # noqa: ARG002 - nothing to page
+    ) -> Iterator[RowFigures]:
+        with self._lock:
+            job = self._jobs.get(job_id)
+            records = sorted(job.completions.items()) if job else []
+            return iter([_of_row(job.digests[key][0], c) for key, c in records] if job else [])
+
+
+def _of_group(index: int, group: Group) -> GroupFigures:
+    counted = ("completions", "completion_tokens", "proposed", "accepted", "verifier_passes")
+    return GroupFigures(
+        index,
+        group.stage,
+        group.new.rows,
+        group.ready_at if group.stage is Stage.DONE else None,
+        group.queue_sec,
+        group.compute_sec,
+        *(group.totals[name] for name in counted),
+        group.totals["cost_usd"],
+    )
+
+
+def _of_row(group_index: int, c: CompletionRecord) -> RowFigures:
+    passes = c.provenance
+    return RowFigures(
+        c.row_index,
+        c.sample_index,
+        group_index,
+        c.tag,
+        c.finish_reason,
+        c.prompt_tokens,
+        c.proposed,
+        c.accepted,
+        c.verifier_passes,
+        c.cost_usd,
+        c.ticks.total,
+        c.origins,
+        passes.steps,
+        passes.sources,
+        passes.makers or (0,) * len(passes.drafted),
+        passes.drafted,
+    )
 
 
 def _at_stage(stage: Stage, units: list[Unit], now: float) -> StageBacklog:
