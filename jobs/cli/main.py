@@ -14,6 +14,7 @@ from specbatch.jobs.cli.jobs import jobs
 from specbatch.jobs.cli.migrate import migrate
 from specbatch.jobs.cli.purge import purge
 from specbatch.jobs.cli.replay import replay
+from specbatch.jobs.cli.report import report
 from specbatch.jobs.cli.retry import retry
 from specbatch.jobs.cli.settings import settings
 from specbatch.jobs.cli.show import show
@@ -26,6 +27,7 @@ for command in (
     jobs,
     show,
     cost,
+    report,
     cancel,
     retry,
     purge,
