@@ -20,7 +20,7 @@ from specbatch.schemas.records import Origin
 MOMENTS = 48  # stretches of time that a job is cut into
 MOST_TAGS = 2000  # that are told apart
 TAGS_SHOWN = 20
-OUTLIERS = 10
+OUTLIERS = 8
 LEAST_PROPOSED = 16  # draft tokens: of fewer, no rate is worth telling
 MOST_STEPS = 1 << 16  # steps of the verifier that are counted one by one
 _PLAIN, _ACCEPTED = int(Origin.PLAIN), int(Origin.ACCEPTED)

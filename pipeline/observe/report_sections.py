@@ -7,6 +7,7 @@ from collections.abc import Callable
 from specbatch.pipeline.observe import report_tokens
 from specbatch.pipeline.observe.markup import Html, join, tag
 from specbatch.pipeline.observe.report_charts import (
+    HALF,
     bars,
     figure,
     interval,
@@ -51,7 +52,7 @@ def money(facts: Facts) -> Html | None:
         figure("Where the money went", strip(parts, "cost by kind of device time"))
         if parts
         else None,
-        table(heads, rows, "Cost by kind of device time", numbers_from=2, class_="sum")
+        table(heads, rows, "Cost by kind of device time", numbers=range(2, 9), class_="sum")
         if facts.parts
         else None,
     )
@@ -78,7 +79,7 @@ def acceptance(facts: Facts) -> Html | None:
         return None
     return join(
         _over_time(facts),
-        tag("div", _by_tag(facts), _by_source(facts), class_="pair"),
+        tag("div", _by_tag(facts), _by_source(facts), class_="pair left"),
     )
 
 
@@ -118,7 +119,9 @@ def _over_time(facts: Facts) -> Html | None:
     ]  # fmt: skip
     note = "Accepted ÷ verified draft tokens, by when groups were done."
     if more:
-        note += " Faint lines: each source of drafts."
+        key = [tag("li", tag("i", class_="main"), "all drafts")]
+        key += [tag("li", tag("i", class_=f"s{i}"), name) for i, name in enumerate(names)]
+        drawing = join(tag("ul", key, class_="key"), drawing)
     if marks:
         note += " Upright lines: decisions about drafts."
     shown = table(heads, rows, "Acceptance over time")
@@ -182,7 +185,7 @@ def depth(facts: Facts) -> Html | None:
                 "Acceptance by place in the draft",
                 line([(i / last, d.rate) for i, d in enumerate(facts.positions)],
                      "acceptance by place in the draft", "place in the draft",
-                     [d.name for d in facts.positions], height=220),
+                     [d.name for d in facts.positions], width=HALF),
                 table(("place", "looked at", "accepted", "acceptance"), rows,
                       "Acceptance by place in the draft"),
                 "Of the tokens that were reached: all before them had been accepted.",
@@ -226,7 +229,7 @@ def batches(facts: Facts) -> Html | None:
         )
         drawing = join(key, stacked(facts.over_time, "seconds in queue and in compute"))
         shown = table(heads, rows, "Seconds of groups")
-        drawn.append(join(figure("Queue against compute", drawing, note=note), shown))
+        drawn.append(tag("div", figure("Queue against compute", drawing, note=note), shown))
     return tag("div", drawn, class_="pair") if drawn else None
 
 
@@ -259,7 +262,7 @@ def _outliers(facts: Facts, found: tuple[Outlier, ...], title: str, how: str) ->
             figures.insert(0, _excerpts(o))
         rows.append([name, *figures])
     return table(
-        heads, rows, f"{title}, {how}", numbers_from=2 if with_texts else 1,
+        heads, rows, f"{title}, {how}", numbers=range(2 if with_texts else 1, 9),
         class_="texts" if with_texts else None,
     )  # fmt: skip
 
@@ -283,19 +286,21 @@ def decisions(facts: Facts) -> Html | None:
     left = len(shown) - DECISIONS_SHOWN
     if left > 0:
         shown = shown[: DECISIONS_SHOWN // 2] + shown[-DECISIONS_SHOWN // 2 :]
-    heads = ("when", "decision", "about", "why", "acceptance", "needed")
+    heads = ["when", "decision", "about", "why", "acceptance", "needed"]
     rows = [
         (clock(d.at), tag("span", d.action.value, class_=f"chip {_tone(d.action)}"),
-         _whom(d.proposer).strip() or "all drafts", d.reason, percent(d.acceptance),
-         percent(d.break_even))
+         tag("span", _whom(d.proposer).strip() or "all drafts", class_="whom"), d.reason,
+         percent(d.acceptance), percent(d.break_even))
         for d in shown
     ]  # fmt: skip
+    if all(d.acceptance is None and d.break_even is None for d in shown):
+        heads, rows = heads[:4], [row[:4] for row in rows]  # the reasons have the figures
     said = f"{counted}." + (
         f" The first and last {DECISIONS_SHOWN // 2} are shown." if left > 0 else ""
     )
     return join(
         tag("p", said, class_="meta"),
-        table(heads, rows, "Decisions about drafts, oldest first", numbers_from=4, class_="words"),
+        table(heads, rows, "Decisions about drafts, oldest first", numbers=(4, 5), class_="words"),
     )
 
 
@@ -316,13 +321,13 @@ def quarantine(facts: Facts) -> Html | None:
         ]
         drawn.append(
             table(("reason", "rows", "the first of them"), rows, "Quarantined rows by reason",
-                  class_="words quarantine")
+                  numbers=(1,), class_="words")
         )  # fmt: skip
     if facts.failed_groups:
         left = facts.failed_groups_total - len(facts.failed_groups)
         drawn.append(
             table(("what", "why"), facts.failed_groups, "Groups and rows without a result",
-                  class_="words", numbers_from=9)
+                  class_="words", numbers=())
         )  # fmt: skip
         if left > 0:
             drawn.append(tag("p", f"… and {count(left)} more.", class_="meta"))
@@ -354,7 +359,7 @@ def audits(facts: Facts) -> Html | None:
     return join(
         tag("p", said) if looked else None,
         table(("when", "by", "completions", "tokens", "differing", "findings", "log"), rows,
-              "Audits", numbers_from=2),
+              "Audits", numbers=range(2, 6)),
         tag("ul", [tag("li", finding) for finding in findings]) if findings else None,
     )  # fmt: skip
 
@@ -379,7 +384,7 @@ def versions(facts: Facts) -> Html | None:
     rows = [(name, tag("code", value)) for name, value in facts.versions]
     rows += [("devices", tag("code", device)) for device in facts.devices]
     rows.append(("report made by", f"specbatch {facts.version}"))
-    return table(("what", "value"), rows, "What decided the output", numbers_from=9, class_="words")
+    return table(("what", "value"), rows, "What decided the output", numbers=(), class_="words")
 
 
 Section = tuple[str, str, str, Callable[[Facts], Html | None]]

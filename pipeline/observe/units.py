@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 MINUS = "\N{MINUS SIGN}"
 NOTHING = "\N{EN DASH}"
 _SPACE = "\N{NO-BREAK SPACE}"
+_GLUE = "\N{WORD JOINER}"  # a line must not end between a minus and its number
 
 
 def count(value: float | None) -> str:
@@ -63,9 +64,12 @@ def _long(value: int) -> str:
     for unit, part, small in ((86_400, 3600, ("d", "h")), (3600, 60, ("h", "min"))):
         if value >= 2 * unit or (unit == 3600 and value >= unit):
             whole, rest = divmod(value, unit)
-            return f"{whole}{_SPACE}{small[0]} {rest // part}{_SPACE}{small[1]}"
-    minutes, rest = divmod(value, 60)
-    return f"{minutes}{_SPACE}min {rest}{_SPACE}s"
+            return _two(whole, small[0], rest // part, small[1])
+    return _two(value // 60, "min", value % 60, "s")
+
+
+def _two(whole: int, unit: str, rest: int, small: str) -> str:
+    return f"{whole}{_SPACE}{unit}" + (f" {rest}{_SPACE}{small}" if rest else "")
 
 
 def when(at: float | None, seconds_too: bool = True) -> str:
@@ -88,4 +92,4 @@ def plural(number: int, one: str, many: str | None = None) -> str:
 
 def _signed(value: float, shown: str) -> str:
     nothing = not any(digit in shown for digit in "123456789")
-    return shown if value >= 0 or nothing else MINUS + shown
+    return shown if value >= 0 or nothing else MINUS + _GLUE + shown
