@@ -19,6 +19,7 @@ from specbatch.jobs.cli.retry import retry
 from specbatch.jobs.cli.settings import settings
 from specbatch.jobs.cli.show import show
 from specbatch.jobs.cli.submit_job import submit_job
+from specbatch.jobs.cli.top import top
 from specbatch.jobs.cli.worker import worker
 
 app = new_app("Batch generation with speculative decoding: exact, durable, auditable.")
@@ -35,6 +36,7 @@ for command in (
     replay,
     export,
     worker,
+    top,
     demo,
     bench,
     chaos,
