@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import heapq
 import math
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -23,7 +24,8 @@ TAGS_SHOWN = 20
 OUTLIERS = 8
 LEAST_PROPOSED = 16  # draft tokens: of fewer, no rate is worth telling
 MOST_STEPS = 1 << 16  # steps of the verifier that are counted one by one
-_PLAIN, _ACCEPTED = int(Origin.PLAIN), int(Origin.ACCEPTED)
+_PLAIN, _ACCEPTED = bytes([Origin.PLAIN]), bytes([Origin.ACCEPTED])
+_ENDS = re.compile(b"[^" + re.escape(_ACCEPTED) + b"]")
 OTHER_TAGS = "(other tags)"
 NO_TAG = "(no tag)"
 UNKNOWN_SOURCE = "(not recorded)"
@@ -159,7 +161,7 @@ class Tally:
     fill: Fill
     samples: int
     seed: str  # which completions are shown follows from it
-    drafts: Counter[tuple[str, int, int]] = field(default_factory=Counter)  # source, drafted, kept
+    drafts: dict[str, Counter[tuple[int, int]]] = field(default_factory=dict)  # by source
     plain_passes: int = 0
     tags: dict[str | None, _Sums] = field(default_factory=dict)
     slowest: Largest = field(default_factory=lambda: Largest(OUTLIERS))
@@ -194,24 +196,28 @@ class Tally:
         sums.usd += row.cost_usd
 
     def _count_passes(self, row: RowFigures) -> None:
-        of_source: dict[str, tuple[int, int]] = {}
-        number = 0
-        for kept, has_draft in passes_of(row.origins):
-            if not has_draft:
-                self.plain_passes += 1
+        kept, plain = passes_of(row.origins)
+        self.plain_passes += plain
+        if not kept:
+            return
+        drafted, makers = row.drafted, row.makers
+        if len(drafted) != len(kept) or len(makers) != len(kept):  # of before it was kept
+            self._count(row.group_index, UNKNOWN_SOURCE, kept, kept)
+            return
+        for number, source in enumerate(row.sources):
+            if len(row.sources) == 1:
+                self._count(row.group_index, source, drafted, kept)
                 continue
-            if number < len(row.drafted):
-                drafted, maker = row.drafted[number], row.makers[number]
-                source = row.sources[maker] if maker < len(row.sources) else UNKNOWN_SOURCE
-            else:  # of before it was kept
-                drafted, source = kept, UNKNOWN_SOURCE
-            number += 1
-            kept = min(kept, drafted)
-            self.drafts[source, drafted, kept] += 1
-            before = of_source.get(source, (0, 0))
-            of_source[source] = (before[0] + drafted, before[1] + kept)
-        for source, (proposed, accepted) in of_source.items():
-            self.timeline.count(row.group_index, source, proposed, accepted)
+            mine = [i for i, maker in enumerate(makers) if maker == number]
+            one = [drafted[i] for i in mine], [kept[i] for i in mine]
+            self._count(row.group_index, source, *one)
+
+    def _count(
+        self, group_index: int, source: str, drafted: Sequence[int], kept: Sequence[int]
+    ) -> None:
+        """Drafts of one source: the tokens of each, and how many were accepted."""
+        self.drafts.setdefault(source, Counter()).update(zip(drafted, kept, strict=True))
+        self.timeline.count(group_index, source, sum(drafted), sum(kept))
 
     # --- what came of it --------------------------------------------------------------------
     def by_tag(self) -> tuple[tuple[Drafts, ...], int]:
@@ -224,23 +230,25 @@ class Tally:
         return tuple(lines[:TAGS_SHOWN]), max(0, len(lines) - TAGS_SHOWN)
 
     def by_source(self) -> tuple[Drafts, ...]:
-        names = sorted({source for source, _, _ in self.drafts})
-        lines = [self._sum(name, lambda of, _d, name=name: of == name) for name in names]
+        lines = [
+            Drafts(
+                source,
+                sum(drafted * times for (drafted, _), times in counts.items()),
+                sum(kept * times for (_, kept), times in counts.items()),
+                counts.total(),
+            )
+            for source, counts in self.drafts.items()
+        ]
         return tuple(sorted(lines, key=lambda line: (-line.proposed, line.name)))
 
-    def _sum(self, name: str, is_one: Callable[[str, int], bool]) -> Drafts:
-        proposed = accepted = drafts = 0
-        for (source, drafted, kept), times in self.drafts.items():
-            if is_one(source, drafted):
-                proposed += drafted * times
-                accepted += kept * times
-                drafts += times
-        return Drafts(name, proposed, accepted, drafts)
+    def _all_drafts(self) -> Counter[tuple[int, int]]:
+        """Whoever made them: (tokens, accepted) of each."""
+        return sum(self.drafts.values(), Counter())
 
     def depths(self) -> tuple[Bar, ...]:
         """Passes of sequences by the draft tokens in them."""
         passes: Counter[int] = Counter({0: self.plain_passes} if self.plain_passes else {})
-        for (_, drafted, _), times in self.drafts.items():
+        for (drafted, _), times in self._all_drafts().items():
             passes[drafted] += times
         return tuple(Bar(str(depth), passes[depth]) for depth in range(max(passes, default=-1) + 1))
 
@@ -251,7 +259,7 @@ class Tally:
         """
         reached: Counter[int] = Counter()
         accepted: Counter[int] = Counter()
-        for (_, drafted, kept), times in self.drafts.items():
+        for (drafted, kept), times in self._all_drafts().items():
             for place in range(min(kept + 1, drafted)):
                 reached[place] += times
             for place in range(kept):
@@ -261,15 +269,18 @@ class Tally:
         )
 
 
-def passes_of(origins: tuple[int, ...]) -> Iterator[tuple[int, bool]]:
-    """Of each pass: how many draft tokens it accepted, and whether it had a draft."""
-    begin = 0
-    for end, origin in enumerate(origins):
-        if origin != _ACCEPTED:
-            yield end - begin, origin != _PLAIN
-            begin = end + 1
-    if begin < len(origins):  # the text ended inside of a draft
-        yield len(origins) - begin, True
+def passes_of(origins: Sequence[int]) -> tuple[list[int], int]:
+    """How many draft tokens each pass with a draft accepted, and the number of passes without.
+
+    A pass ends with the first token that is not accepted, or with the text, inside of a draft.
+    """
+    text = bytes(origins)
+    runs = list(map(len, _ENDS.split(text)))
+    ends = text.translate(None, _ACCEPTED)
+    kept = [run for run, end in zip(runs, ends, strict=False) if end]
+    if runs[-1]:
+        kept.append(runs[-1])
+    return kept, ends.count(_PLAIN)
 
 
 def spread(values: list[float]) -> Spread | None:
