@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from specbatch.pipeline.ledger.audit_contract import AuditStore
 from specbatch.pipeline.ledger.privacy_contract import PrivacyStore
+from specbatch.pipeline.ledger.reporting_contract import ReportingStore
 from specbatch.pipeline.ledger.schedule_contract import ScheduleStore
 from specbatch.pipeline.ledger.time_contract import TimeLedger
 from specbatch.schemas.audit import PublishedManifest
@@ -37,7 +38,7 @@ from specbatch.schemas.speculation import AcceptanceCount, Decision, PastOutput
 from specbatch.schemas.timekeeping import Spent
 
 
-class Store(AuditStore, PrivacyStore, ScheduleStore, TimeLedger, Protocol):
+class Store(AuditStore, PrivacyStore, ReportingStore, ScheduleStore, TimeLedger, Protocol):
     """Jobs, groups, leases, completions, what drafting taught, schedules, the audit log, time."""
 
     # --- jobs -------------------------------------------------------------------------------

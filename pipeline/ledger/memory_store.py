@@ -10,6 +10,7 @@ from specbatch.pipeline.ledger import entries, rules, turns
 from specbatch.pipeline.ledger.memory_learning import LearningInMemory
 from specbatch.pipeline.ledger.memory_privacy import PrivacyInMemory
 from specbatch.pipeline.ledger.memory_reading import ReadingInMemory
+from specbatch.pipeline.ledger.memory_reporting import ReportingInMemory
 from specbatch.pipeline.ledger.memory_schedules import SchedulesInMemory
 from specbatch.pipeline.ledger.memory_turns import TurnsInMemory
 from specbatch.pipeline.ledger.memory_units import Group, new_job
@@ -38,7 +39,12 @@ from specbatch.schemas.timekeeping import Spent
 
 
 class MemoryStore(
-    TurnsInMemory, LearningInMemory, PrivacyInMemory, ReadingInMemory, SchedulesInMemory
+    TurnsInMemory,
+    LearningInMemory,
+    PrivacyInMemory,
+    ReadingInMemory,
+    ReportingInMemory,
+    SchedulesInMemory,
 ):
     """All of the contract under one lock. `clock` may be replaced by a test's own."""
 

@@ -32,6 +32,7 @@ DIRECTIONS = {
         "pipeline.preflight",
         "pipeline.purging",
         "pipeline.replaying",
+        "pipeline.reporting",
         "pipeline.stages",
         "pipeline.tools",
         "workers",
