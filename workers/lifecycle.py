@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 from celery import Celery, _state
 from celery.apps import worker as celery_worker
+from celery.signals import worker_shutting_down
 from celery.worker import WorkController, state
 
 from specbatch.pipeline.bootstrap import KINDS, Models, Worker, follow_leader, make_worker
@@ -65,6 +66,41 @@ class LastWord:
             state.should_stop = None
 
 
+class Farewell:
+    """Lets tasks end for a while once a signal asks the worker to; then engines are closed.
+
+    Celery waits for its tasks for as long as they take, which may be longer than an orchestrator
+    does. A task whose engine closes gives its group back.
+    """
+
+    def __init__(self, worker: Worker, patience_sec: float) -> None:
+        self._worker = worker
+        self._patience_sec = patience_sec
+        self._is_over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Farewell:
+        worker_shutting_down.connect(self._begin, weak=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        worker_shutting_down.disconnect(self._begin)
+        self._is_over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _begin(self, **_: object) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._wait, name="farewell", daemon=True)
+            self._thread.start()
+
+    def _wait(self) -> None:
+        if not self._is_over.wait(self._patience_sec):
+            log.info("groups in hand are given back")
+            for host in self._worker.engines:
+                host.close()
+
+
 def queue_names(kinds: tuple[str, ...], verifier: str | None, proposer: str | None) -> list[str]:
     """The queues a worker of these kinds listens to, of each kind those of higher classes first.
 
@@ -91,7 +127,8 @@ def run_worker(
     instead: Models | None = None,
     through: Callable[[Ring], Ring] = lambda ring: ring,
 ) -> None:
-    """Work in the foreground until a signal ends it (soft first: groups are given back).
+    """Work in the foreground until a signal ends it: tasks have `worker_soft_shutdown_timeout` to
+    end, then their groups are given back.
 
     The first of the proposers is the main one, and the one that a propose worker serves.
     `instead` takes the place of real models; bells go `through` something on their way out.
@@ -122,7 +159,8 @@ def run_worker(
         instead=instead,
         queued=make_queued(app),
     )
-    with LastWord() as lost:
+    patience_sec = app.conf.worker_soft_shutdown_timeout
+    with LastWord() as lost, Farewell(worker, patience_sec):
         register(app, worker, lost)
         worker.start()
         if worker.refills is not None:
