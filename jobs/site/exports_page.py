@@ -8,9 +8,9 @@ from specbatch.jobs.site.markdown import code, page, plain, section, table
 from specbatch.schemas.export_arrow import SCHEMAS, description
 
 _INTRO = """
-What `specbatch export` writes, column by column; [how to export](../howto/exports.md) says the rest.
-Each column's meaning is also in the file, in its field's metadata under `description`. Token ids
-that privacy has masked are -1.
+What `specbatch export` writes, column by column; [how to export](../howto/exports.md) says the
+rest. Each column's meaning is also in the file, in its field's metadata under `description`.
+Token ids that privacy has masked are -1.
 """
 
 
