@@ -10,7 +10,7 @@ export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-long lint types format
+.PHONY: help demo docs docs-serve test test-long lint types format
 .PHONY: bench-overhead bench-scale bench-drain bench-ledger
 .PHONY: bench-collapse bench-depth bench-engine bench-memory bench-gpu bench-exactness bench-acceptance clean distclean
 
@@ -76,8 +76,15 @@ bench-drain: $(VENV)/.dev ## a million rows through all stages but the model: se
 bench-gpu: $(VENV)/.dev ## on a GPU: its tests, rooflines of the kernels, tokens/s; JSON in jobs/bench/results
 	@$(BIN)/python -m specbatch.jobs.bench.gpu
 
+docs: $(VENV)/.docs ## the documentation site, into ./site, which needs no server to be read
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "open site/index.html"
+
+docs-serve: $(VENV)/.docs ## the same, shown on http://127.0.0.1:8000 and built again when a page changes
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
 clean: ## remove caches, build leftovers and the demo's output
-	@rm -rf demo-run bench-run build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf demo-run bench-run site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 distclean: clean ## also remove .venv
@@ -89,6 +96,11 @@ $(BIN)/python:
 $(VENV)/.engine: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing specbatch and its engine into $(VENV) (some minutes the first time)"
 	@$(PIP) install -c constraints.txt -e '.[engine]'
+	@touch $@
+
+$(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing what builds the documentation into $(VENV) (a minute the first time)"
+	@$(PIP) install -c constraints.txt -e '.[docs]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python

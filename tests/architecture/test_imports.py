@@ -40,6 +40,7 @@ DIRECTIONS = {
     ),
     "jobs.bench": ("kernels", "pipeline", "workers", "schemas", "jobs"),  # measures the parts
     "jobs.chaos": ("pipeline", "workers", "schemas", "jobs"),  # an engine of its own, and faults
+    "jobs.site": ("pipeline", "schemas", "jobs"),  # documents all of them
     "jobs.demo": ("kernels", "pipeline", "workers", "schemas", "jobs"),  # trains and measures
     "migrations": ("schemas",),
 }
