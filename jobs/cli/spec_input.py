@@ -28,9 +28,13 @@ def build_spec(file: Path | None, flags: Mapping[str, Any], cwd: Path | None = N
     return load_spec(values).resolved(cwd)
 
 
-def resolved_spec(values: dict[str, Any], base: Path) -> JobSpec:
-    """The spec of a mapping whose paths are relative to `base`. Raises `SpecError`."""
-    return load_spec(_depth_as_word(_at(values, base))).resolved(base)
+def resolved_spec(values: Mapping[str, Any], base: Path | None = None) -> JobSpec:
+    """The spec of a mapping whose paths are relative to `base`, or to the working folder.
+
+    Raises `SpecError`.
+    """
+    base = (base or Path.cwd()).absolute()
+    return load_spec(_depth_as_word(_at(dict(values), base))).resolved(base)
 
 
 def read_spec_file(
@@ -38,17 +42,24 @@ def read_spec_file(
 ) -> dict[str, Any]:
     """The mapping in a YAML (or JSON) file. Raises `SpecError` with one sentence."""
     try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise SpecError(f"{what} {file} does not exist") from None
     except UnicodeDecodeError:
         raise SpecError(f"{what} {file} is not a text file in UTF-8") from None
     except OSError as error:
         raise SpecError(f"{what} {file} cannot be read: {error.strerror}") from None
+    return parse_spec(text, f"{what} {file}", needed)
+
+
+def parse_spec(text: str, whose: str, needed: str = "input, output and verifier") -> dict[str, Any]:
+    """The mapping in a text. Raises `SpecError` with one sentence that names whose it is."""
+    try:
+        values = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise SpecError(f"{what} {file} is not valid YAML: {_where(error)}") from None
+        raise SpecError(f"{whose} is not valid YAML: {_where(error)}") from None
     if not isinstance(values, dict):
-        raise SpecError(f"{what} {file} must hold a mapping with {needed}")
+        raise SpecError(f"{whose} must hold a mapping with {needed}")
     return _depth_as_word(values)
 
 
