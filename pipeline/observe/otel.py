@@ -41,6 +41,7 @@ from specbatch.schemas.routing import queue_for
 
 log = logging.getLogger(__name__)
 
+LAST_MOMENT_SEC = 1.0  # for attempts to end when their worker does
 MOST_CLOSE_SEC = 5.0  # that sending the last spans may take: an orchestrator's grace is short
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _FIRST_REQUEST = "/0/0"  # of a job: the first sample of its first row
@@ -99,7 +100,7 @@ class OtelTracing:
         self._users = 0
         self._ids = _Ids()
         self._open: set[OtelSpan] = set()
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()  # what is open
         self._provider = TracerProvider(
             sampler=ALWAYS_ON,
             resource=_resource(),
@@ -129,7 +130,8 @@ class OtelTracing:
                 return
             if self._shared.get(self._options) is self:
                 del self._shared[self._options]
-        with self._lock:
+        with self._changed:  # a job is over just before the attempt that published it
+            self._changed.wait_for(lambda: not self._open, LAST_MOMENT_SEC)
             still_open = list(self._open)
         for span in still_open:
             span.leave()
@@ -175,8 +177,9 @@ class OtelTracing:
             raise
         finally:
             span.end()
-            with self._lock:
+            with self._changed:
                 self._open.discard(span)
+                self._changed.notify_all()
 
     def _begin(self, lease: Lease) -> OtelSpan:
         job_id, group, generation = lease.job_id, lease.group_index, lease.generation
@@ -204,7 +207,7 @@ class OtelTracing:
                 str(lease.stage), _under(_root_of(job_id)), SpanKind.CONSUMER, told, links
             )
         span = OtelSpan(self, made, lease, sampled)
-        with self._lock:
+        with self._changed:
             self._open.add(span)
         return span
 
