@@ -14,8 +14,8 @@ from specbatch.schemas.masking import masked_log
 class JsonFormatter(logging.Formatter):
     """Passwords and personal data are masked as in the text that it takes the place of.
 
-    `request` is of records that were made with `extra={"request": its id}`. What else a library
-    puts into a record is left out: nobody has looked at it.
+    A record that was made with `extra={"request": its id}`, or with `job`, is about that. What else
+    a library puts into a record is left out: nobody has looked at it.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -25,7 +25,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": masked_log(record.getMessage()),
         }
-        fields: dict[str, object] = {**said, **_ids(getattr(record, "request", None))}
+        fields: dict[str, object] = {**said, **_ids(record)}
         if record.exc_info and record.exc_info[0] is not None:
             fields["error"] = record.exc_info[0].__name__
             traceback = record.exc_text or self.formatException(record.exc_info)
@@ -35,16 +35,15 @@ class JsonFormatter(logging.Formatter):
         return orjson.dumps(fields, default=str).decode()
 
 
-def _ids(request: object) -> dict[str, object]:
-    """Of a request, of what this thread works on, or none."""
-    work = current_work()
-    if isinstance(request, str):
-        job_id = request.partition("/")[0]
-        if work is None or work.job_id != job_id:  # an engine's thread works for all
-            return {"job": job_id, "request": request, "trace_id": f"{trace_id_of(job_id):032x}"}
-    if work is None:
-        return {}
-    found = _of(work) | ({"request": request} if isinstance(request, str) else {})
+def _ids(record: logging.LogRecord) -> dict[str, object]:
+    """Of what the record is about, else of what this thread works on."""
+    request, work = getattr(record, "request", None), current_work()
+    about: dict[str, object] = {} if request is None else {"request": str(request)}
+    job_id = getattr(record, "job", None) if request is None else str(request).partition("/")[0]
+    if job_id is not None and (work is None or work.job_id != job_id):
+        # A thread that works for all: an engine's, or a sweeper's.
+        return {"job": job_id, **about, "trace_id": f"{trace_id_of(str(job_id)):032x}"}
+    found = about if work is None else _of(work) | about
     return {name: value for name, value in found.items() if value is not None}
 
 

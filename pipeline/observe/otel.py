@@ -33,14 +33,15 @@ from specbatch.pipeline.observe.context import (
     root_span_id_of,
     trace_id_of,
 )
+from specbatch.pipeline.observe.otel_span import OtelSpan
 from specbatch.pipeline.observe.span_exporters import Forgiving, exporter_of
 from specbatch.pipeline.observe.tracing import Attributes, Span, TraceOptions, Value
-from specbatch.schemas.errors import FencedError, RequestCancelledError, SpecbatchError
 from specbatch.schemas.records import JobRow, Lease, Stage
 from specbatch.schemas.routing import queue_for
 
 log = logging.getLogger(__name__)
 
+LAST_MOMENT_SEC = 1.0  # for attempts to end when their worker does
 MOST_CLOSE_SEC = 5.0  # that sending the last spans may take: an orchestrator's grace is short
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _FIRST_REQUEST = "/0/0"  # of a job: the first sample of its first row
@@ -88,71 +89,6 @@ class _Chosen(SpanProcessor):
         return self._to.force_flush(timeout_millis)
 
 
-class OtelSpan:
-    """An attempt's span. Thread-safe."""
-
-    is_on = True
-
-    def __init__(self, tracing: OtelTracing, span: trace.Span, lease: Lease, sampled: bool) -> None:
-        self._tracing = tracing
-        self._span = span
-        self._lease = lease
-        self._sampled = sampled
-        self._lock = threading.Lock()
-        self._over = False
-
-    def note(self, attributes: Attributes) -> None:
-        with self._lock:
-            if not self._over:
-                self._span.set_attributes(attributes)
-
-    def event(self, name: str, attributes: Attributes | None = None) -> None:
-        with self._lock:
-            if not self._over:
-                self._span.add_event(name, attributes)
-
-    def has_group(self, index: int) -> bool:
-        return self._tracing.is_sampled(self._lease.job_id, index)
-
-    def is_asked(self, request_id: str) -> bool:
-        return self._sampled and self._tracing.is_asked(request_id)
-
-    def request(
-        self, request_id: str, attributes: Attributes, begun_ns: int, ended_ns: int, failed: bool
-    ) -> None:
-        told: dict[str, Value] = {
-            names.JOB: self._lease.job_id,
-            names.REQUEST_ID: request_id,
-            names.ATTEMPT: self._lease.attempt,
-            names.GENERATION: self._lease.generation,
-            **attributes,
-        }
-        if self._lease.group_index is not None:
-            told[names.GROUP] = self._lease.group_index
-        self._tracing.child(names.REQUEST, self._span, told, begun_ns, ended_ns, failed)
-
-    def end(self, error: BaseException | None = None) -> None:
-        """The first end is the one that counts."""
-        with self._lock:
-            if self._over:
-                return
-            self._over = True
-            self._span.set_attribute(names.OUTCOME, _outcome(error))
-            if error is not None and not isinstance(error, RequestCancelledError):
-                _mark_failed(self._span, error)
-            self._span.end()
-
-    def leave(self) -> None:
-        """Nobody will hear of its end: the process does not wait for it."""
-        with self._lock:
-            if self._over:
-                return
-            self._over = True
-            self._span.set_attribute(names.OUTCOME, "left")
-            self._span.set_status(Status(StatusCode.ERROR, "the worker ended before the attempt"))
-            self._span.end()
-
-
 class OtelTracing:
     """A process's tracing. Those with the same options share one, until the last is closed."""
 
@@ -164,7 +100,7 @@ class OtelTracing:
         self._users = 0
         self._ids = _Ids()
         self._open: set[OtelSpan] = set()
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()  # what is open
         self._provider = TracerProvider(
             sampler=ALWAYS_ON,
             resource=_resource(),
@@ -194,7 +130,8 @@ class OtelTracing:
                 return
             if self._shared.get(self._options) is self:
                 del self._shared[self._options]
-        with self._lock:
+        with self._changed:  # a job is over just before the attempt that published it
+            self._changed.wait_for(lambda: not self._open, LAST_MOMENT_SEC)
             still_open = list(self._open)
         for span in still_open:
             span.leave()
@@ -240,8 +177,9 @@ class OtelTracing:
             raise
         finally:
             span.end()
-            with self._lock:
+            with self._changed:
                 self._open.discard(span)
+                self._changed.notify_all()
 
     def _begin(self, lease: Lease) -> OtelSpan:
         job_id, group, generation = lease.job_id, lease.group_index, lease.generation
@@ -269,7 +207,7 @@ class OtelTracing:
                 str(lease.stage), _under(_root_of(job_id)), SpanKind.CONSUMER, told, links
             )
         span = OtelSpan(self, made, lease, sampled)
-        with self._lock:
+        with self._changed:
             self._open.add(span)
         return span
 
@@ -313,22 +251,6 @@ def _of_job(job: JobRow) -> dict[str, Value]:
     if job.privacy.is_full:
         told |= {names.JOB_NAME: job.name, names.TENANT: job.tenant}
     return told
-
-
-def _outcome(error: BaseException | None) -> str:
-    if error is None:
-        return "kept"
-    if isinstance(error, FencedError):
-        return "fenced"
-    return "stopped" if isinstance(error, RequestCancelledError) else "failed"
-
-
-def _mark_failed(span: trace.Span, error: BaseException) -> None:
-    """Its kind and what that kind means: its own message may quote a text."""
-    kind = type(error)
-    means = (kind.__doc__ or "").splitlines()[:1] if isinstance(error, SpecbatchError) else []
-    span.set_attribute(names.ERROR_TYPE, kind.__name__)
-    span.set_status(Status(StatusCode.ERROR, means[0] if means else None))
 
 
 def _root_of(job_id: str) -> SpanContext:

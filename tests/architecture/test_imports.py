@@ -54,7 +54,10 @@ KEPT_TO = {
     ),
     "celery": ("workers", "jobs"),
     "kombu": ("workers", "jobs"),
-    "opentelemetry": ("pipeline.observe.otel", "pipeline.observe.span_exporters"),
+    "opentelemetry": (
+        *("pipeline.observe.otel", "pipeline.observe.otel_span"),
+        "pipeline.observe.span_exporters",
+    ),
 }
 
 # room: third-party packages it must do without

@@ -122,6 +122,12 @@ def test_a_line_about_a_request_has_its_id_and_its_jobs(lines: Lines) -> None:
     assert (lines.last["request"], lines.last["generation"]) == (request, 7)
 
 
+def test_a_line_about_a_job_has_its_id_whoever_says_so(lines: Lines) -> None:
+    in_thread(lambda: log.warning("job %s stops", JOB, extra={"job": JOB}))  # as a sweeper does
+    assert (lines.last["job"], lines.last["trace_id"]) == (JOB, f"{trace_id_of(JOB):032x}")
+    assert "request" not in lines.last
+
+
 def test_nothing_is_known_of_threads_that_work_on_nothing(lines: Lines) -> None:
     in_thread(lambda: log.warning("hello"))
     assert set(lines.last) == {"time", "level", "logger", "message"}

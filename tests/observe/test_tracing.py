@@ -285,6 +285,19 @@ def test_an_attempt_that_outlives_its_worker_is_told_once(file: Path) -> None:
     assert told.events == ()
 
 
+def test_a_worker_that_ends_gives_attempts_a_moment_to_end(file: Path) -> None:
+    tracing = open_tracing(all_of(file))
+    assert isinstance(tracing, OtelTracing)
+    closing = threading.Thread(target=tracing.close)
+    with tracing.attempt(LEASE):
+        closing.start()
+        while tracing._users:
+            time.sleep(0.001)
+    closing.join(30)
+    (told,) = read_traces(file)
+    assert told.attributes["specbatch.outcome"] == "kept"
+
+
 # --- submissions ----------------------------------------------------------------------------------
 def settings_of(tmp_path: Path, **values: Any) -> Settings:
     return Settings(workspace=str(tmp_path / "work"), **values)
