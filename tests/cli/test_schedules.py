@@ -169,6 +169,15 @@ def test_what_cannot_be_submitted_is_an_error(cli: Cli, place: Path, store: SqlS
     assert run.state is RunState.FAILED
 
 
+def test_who_waits_follows_the_job(cli: Cli, place: Path, store: SqlStore) -> None:
+    file = write(place)
+    seen(store, file)
+    called = cli("submit-job", "--schedule", file, "--wait", "--timeout", 0)
+    (job,) = store.list_jobs()
+    assert called.code == 6  # there is no worker
+    assert f"job {job.job_id} is still queued" in called.err
+
+
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
