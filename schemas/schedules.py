@@ -31,3 +31,8 @@ class ScheduleRun:
     job_id: str | None = None
     reason: str | None = None
     noted_at: float = 0.0  # by the store's clock, which sets it
+
+
+def in_order(run: ScheduleRun) -> tuple[str, float]:
+    """By schedule, then by time."""
+    return run.schedule, run.logical_at

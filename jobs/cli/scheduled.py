@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from specbatch.jobs.cli.connect import check_broker, client
+from specbatch.jobs.cli.connect import check_broker_url, client
 from specbatch.jobs.cli.console import complain, remark, say, say_json
 from specbatch.jobs.cli.outcome import finish
 from specbatch.jobs.cli.reach import check_input_here
@@ -39,7 +39,7 @@ def submit_scheduled(
     """Submit what is due, or one time that is named; with `wait`, follow the last job."""
     schedule = load_schedule(file)
     at = None if logical_time is None else time_of(schedule, logical_time)
-    check_broker(settings)
+    check_broker_url(settings)  # it may be away: workers find the job in the store
     store = make_store(settings)
     try:
         with client(settings) as c:

@@ -65,8 +65,8 @@ def schedules(
 
 def _table(standings: list[Standing]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("schedule", "cron", "next", "last", "waiting", "missed", "state"):
-        table.add_column(heading, no_wrap=heading != "state", overflow="fold")
+    for heading in ("schedule", "cron", "next", "last", "state"):
+        table.add_column(heading, overflow="fold")
     for one in standings:
         times, last = one.schedule.times, one.last
         table.add_row(
@@ -74,8 +74,6 @@ def _table(standings: list[Standing]) -> Table:
             one.schedule.fields.cron,
             "-" if one.next_at is None else local_words(times.local(one.next_at)),
             "-" if last is None else local_words(times.local(last.logical_at)),
-            f"{one.waiting:,}",
-            f"{one.lost:,}",
             one.words,
         )
     return table

@@ -35,6 +35,12 @@ class Standing:
     @property
     def words(self) -> str:
         """The state in a few words."""
+        counts = [f"{self.waiting:,} waiting"] * (self.waiting > 0)
+        counts += [f"{self.lost:,} missed or failed"] * (self.lost > 0)
+        return "; ".join([self._state, *counts])
+
+    @property
+    def _state(self) -> str:
         if self.overdue_since is not None:
             since = self._local(self.overdue_since)
             return f"overdue since {since}: is `specbatch scheduler` running?"

@@ -122,67 +122,41 @@ class Ticker:
         chosen = policy.to_run(
             due.times, now, fields.catch_up, fields.catch_up_limit, fields.grace_sec
         )
-        yield from self._tell_missed(schedule, due, frozenset(chosen), now)
         older, waiting = self._open(schedule), self._queued(schedule)
         how = policy.meeting(fields.overlap, bool(older or waiting))
 
-        def words(at: float) -> str | None:
+        def entry(at: float) -> ScheduleRun:
             late = now - at
-            return (
-                f"caught up, {timedelta(seconds=round(late))} late"
-                if late > fields.grace_sec
-                else None
+            words = f"caught up, {timedelta(seconds=round(late))} late"
+            return _entry(
+                schedule, at, how, older, waiting, words if late > fields.grace_sec else None
             )
 
-        noted = [
-            run
-            for at in chosen
-            if (run := self._note(schedule, at, *_entry(how, older, waiting, words(at))))
-            is not None
-        ]
+        rows = [*_missed(schedule, due, frozenset(chosen), now), *map(entry, chosen)]
+        ends = how is policy.Meeting.REPLACE and bool(chosen)
+        # Together, so that another one that looks meanwhile sees all of them or none.
+        noted = self.store.note_schedule_runs(rows, _passed_by(waiting, chosen[0]) if ends else ())
         yield from noted
-        if how is policy.Meeting.REPLACE and noted:
-            yield from self._clear_away(schedule, noted[0], older, waiting)
-
-    def _tell_missed(
-        self, schedule: Schedule, due: policy.Due, chosen: frozenset[float], now: float
-    ) -> Iterator[ScheduleRun]:
-        catch_up: str = schedule.fields.catch_up
-        if catch_up == "all":
-            catch_up = f"all, up to {schedule.fields.catch_up_limit}"
-        why = f"nothing looked at it until {utc(now)}, and catch_up is {catch_up}"
-        times = [at for at in due.times if at not in chosen]
-        missed = [(at, why) for at in times[-policy.MOST_TOLD :]]
-        if untold := len(times) - len(missed) + due.earlier:
-            first = times[0] if due.first is None else due.first
-            missed.insert(0, (first, f"{why}; nor did {untold - 1:,} times after it, without rows"))
-        for at, reason in missed:
-            if (run := self._note(schedule, at, RunState.MISSED, reason)) is not None:
-                log.warning("schedule %s missed %s: %s", schedule.name, utc(at), reason)
-                yield run
-
-    def _clear_away(
-        self,
-        schedule: Schedule,
-        newer: ScheduleRun,
-        older: list[tuple[ScheduleRun, JobRow]],
-        waiting: list[ScheduleRun],
-    ) -> Iterator[ScheduleRun]:
-        """The older runs end: those at work are cancelled, those that wait are skipped."""
-        for _, job in older:
-            self.client.cancel(
-                job.job_id, f"schedule {schedule.name}: its run of {utc(newer.logical_at)} was due"
-            )
-        for run in waiting:
-            reason = f"the run of {utc(newer.logical_at)} took its place"
-            skipped = ScheduleRun(run.schedule, run.logical_at, RunState.SKIPPED, reason=reason)
-            if self.store.note_schedule_run(skipped, replaces=_QUEUED):
-                yield skipped
+        for run in noted:
+            if run.state is RunState.MISSED:
+                missed = utc(run.logical_at)
+                log.warning("schedule %s missed %s: %s", schedule.name, missed, run.reason)
+        if ends and noted:
+            reason = f"schedule {schedule.name}: its run of {utc(chosen[0])} was due"
+            for _, job in older:
+                self.client.cancel(job.job_id, reason)
 
     # --- submitting -------------------------------------------------------------------------
     def _work_off(self, schedule: Schedule) -> Iterator[ScheduleRun]:
-        """Submit what waits, one after the other, as long as no older run is at work."""
-        while (waiting := self._queued(schedule)) and not self._open(schedule):
+        """Submit what waits, one after the other, as long as no older run is at work.
+
+        Others may be at it too. Looked at in this order, what they end was left out of the queue
+        before, and what they take from the queue is open after.
+        """
+        while self._queued(schedule) and not self._open(schedule):
+            waiting = self._queued(schedule)
+            if not waiting or self._open(schedule):
+                return
             run = self._submit(schedule, waiting[0])
             if run.state is RunState.QUEUED:  # it did not work, and may the next time
                 return
@@ -212,12 +186,6 @@ class Ticker:
         return now
 
     # --- what the store has -----------------------------------------------------------------
-    def _note(
-        self, schedule: Schedule, at: float, state: RunState, reason: str | None
-    ) -> ScheduleRun | None:
-        run = ScheduleRun(schedule.name, at, state, reason=reason)
-        return run if self.store.note_schedule_run(run) else None
-
     def _queued(self, schedule: Schedule) -> list[ScheduleRun]:
         """The oldest first."""
         most = policy.MOST_HELD
@@ -245,15 +213,44 @@ class Ticker:
 
 
 def _entry(
+    schedule: Schedule,
+    at: float,
     how: policy.Meeting,
     older: list[tuple[ScheduleRun, JobRow]],
     waiting: list[ScheduleRun],
     words: str | None,
-) -> tuple[RunState, str | None]:
-    """State and reason of a time that is to be run."""
+) -> ScheduleRun:
+    """The row of a time that is to be run."""
     if how is not policy.Meeting.SKIP:
-        return RunState.QUEUED, words
+        return ScheduleRun(schedule.name, at, RunState.QUEUED, reason=words)
     if older:
         run, job = older[0]
-        return RunState.SKIPPED, f"job {job.job_id} of {utc(run.logical_at)} was still at work"
-    return RunState.SKIPPED, f"the run of {utc(waiting[0].logical_at)} was still waiting"
+        met = f"job {job.job_id} of {utc(run.logical_at)} was still at work"
+    else:
+        met = f"the run of {utc(waiting[0].logical_at)} was still waiting"
+    return ScheduleRun(schedule.name, at, RunState.SKIPPED, reason=met)
+
+
+def _missed(
+    schedule: Schedule, due: policy.Due, chosen: frozenset[float], now: float
+) -> list[ScheduleRun]:
+    """The rows of times that are not run. Of a long outage the older ones share one."""
+    catch_up: str = schedule.fields.catch_up
+    if catch_up == "all":
+        catch_up = f"all, up to {schedule.fields.catch_up_limit}"
+    why = f"nothing looked at it until {utc(now)}, and catch_up is {catch_up}"
+    times = [at for at in due.times if at not in chosen]
+    missed = [(at, why) for at in times[-policy.MOST_TOLD :]]
+    if untold := len(times) - len(missed) + due.earlier:
+        first = times[0] if due.first is None else due.first
+        missed.insert(0, (first, f"{why}; nor did {untold - 1:,} times after it, without rows"))
+    return [ScheduleRun(schedule.name, at, RunState.MISSED, reason=reason) for at, reason in missed]
+
+
+def _passed_by(waiting: list[ScheduleRun], newer: float) -> list[ScheduleRun]:
+    """The rows of what waits, when a newer time takes its place."""
+    reason = f"the run of {utc(newer)} took its place"
+    return [
+        ScheduleRun(run.schedule, run.logical_at, RunState.SKIPPED, reason=reason)
+        for run in waiting
+    ]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from specbatch.pipeline.ledger.memory_chain import ChainInMemory
 from specbatch.schemas.masking import masked
-from specbatch.schemas.schedules import RUNS, RunState, ScheduleRun
+from specbatch.schemas.schedules import RUNS, RunState, ScheduleRun, in_order
 
 
 class SchedulesInMemory(ChainInMemory):
@@ -34,9 +34,20 @@ class SchedulesInMemory(ChainInMemory):
             self._schedule_runs[key] = replace(run, reason=reason, noted_at=self._now())
             return True
 
+    def note_schedule_runs(
+        self, runs: Sequence[ScheduleRun], then: Sequence[ScheduleRun] = ()
+    ) -> list[ScheduleRun]:
+        with self._lock:
+            noted = [run for run in sorted(runs, key=in_order) if self.note_schedule_run(run)]
+            if noted:
+                queued = {RunState.QUEUED}
+                later = sorted(then, key=in_order)
+                noted += [run for run in later if self.note_schedule_run(run, queued)]
+            return noted
+
     def schedule_runs(
         self,
-        schedule: str | None = None,
+        name: str | None = None,
         limit: int = 100,
         states: Collection[RunState] = RUNS,
         logical_at: float | None = None,
@@ -46,6 +57,6 @@ class SchedulesInMemory(ChainInMemory):
                 run
                 for run in self._schedule_runs.values()
                 if run.state in states
-                if schedule in (None, run.schedule) and logical_at in (None, run.logical_at)
+                if name in (None, run.schedule) and logical_at in (None, run.logical_at)
             ]
             return sorted(found, key=lambda run: (-run.logical_at, run.schedule))[:limit]

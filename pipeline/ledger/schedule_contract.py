@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from specbatch.schemas.schedules import RUNS, RunState, ScheduleRun
@@ -19,9 +19,18 @@ class ScheduleStore(Protocol):
         """
         ...
 
+    def note_schedule_runs(
+        self, runs: Sequence[ScheduleRun], then: Sequence[ScheduleRun] = ()
+    ) -> list[ScheduleRun]:
+        """Note several times that have no rows, in one transaction; those that were noted.
+
+        If there are any, rows of `then` take the place of queued ones, and are returned as well.
+        """
+        ...
+
     def schedule_runs(
         self,
-        schedule: str | None = None,
+        name: str | None = None,
         limit: int = 100,
         states: Collection[RunState] = RUNS,
         logical_at: float | None = None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, select
@@ -11,7 +11,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from specbatch.pipeline.ledger.transactions import Now, Transactions
 from specbatch.schemas.masking import masked
 from specbatch.schemas.schedule_tables import ScheduleRun as Table
-from specbatch.schemas.schedules import RUNS, RunState, ScheduleRun
+from specbatch.schemas.schedules import RUNS, RunState, ScheduleRun, in_order
 
 
 class SchedulesInSql:
@@ -22,14 +22,19 @@ class SchedulesInSql:
     def note_schedule_run(self, run: ScheduleRun, replaces: Collection[RunState] = ()) -> bool:
         return self._db.write(lambda conn: _note(conn, self._db.now(), run, replaces))
 
+    def note_schedule_runs(
+        self, runs: Sequence[ScheduleRun], then: Sequence[ScheduleRun] = ()
+    ) -> list[ScheduleRun]:
+        return self._db.write(lambda conn: _note_all(conn, self._db.now(), runs, then))
+
     def schedule_runs(
         self,
-        schedule: str | None = None,
+        name: str | None = None,
         limit: int = 100,
         states: Collection[RunState] = RUNS,
         logical_at: float | None = None,
     ) -> list[ScheduleRun]:
-        return self._db.read(lambda conn: _newest(conn, schedule, limit, states, logical_at))
+        return self._db.read(lambda conn: _newest(conn, name, limit, states, logical_at))
 
 
 def _note(conn: Connection, now: Now, run: ScheduleRun, replaces: Collection[RunState]) -> bool:
@@ -50,16 +55,27 @@ def _note(conn: Connection, now: Now, run: ScheduleRun, replaces: Collection[Run
     return conn.execute(statement.returning(Table.schedule)).first() is not None
 
 
+def _note_all(
+    conn: Connection, now: Now, runs: Sequence[ScheduleRun], then: Sequence[ScheduleRun]
+) -> list[ScheduleRun]:
+    """In one order everywhere, so that two who note the same ones never wait in a circle."""
+    noted = [run for run in sorted(runs, key=in_order) if _note(conn, now, run, ())]
+    if noted:
+        queued = {RunState.QUEUED}
+        noted += [run for run in sorted(then, key=in_order) if _note(conn, now, run, queued)]
+    return noted
+
+
 def _newest(
     conn: Connection,
-    schedule: str | None,
+    name: str | None,
     limit: int,
     states: Collection[RunState],
     logical_at: float | None,
 ) -> list[ScheduleRun]:
     query = select(*Table.__table__.c).where(Table.state.in_([state.value for state in states]))
-    if schedule is not None:
-        query = query.where(Table.schedule == schedule)
+    if name is not None:
+        query = query.where(Table.schedule == name)
     if logical_at is not None:
         query = query.where(Table.logical_at == logical_at)
     query = query.order_by(Table.logical_at.desc(), Table.schedule).limit(limit)

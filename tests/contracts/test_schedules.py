@@ -96,3 +96,34 @@ def test_of_many_who_replace_a_row_one_does(store: Store) -> None:
 
     done = successes(together(*[partial(replace, f"job{n}") for n in range(4)]))
     assert sorted(done) == [False, False, False, True]
+
+
+def test_several_are_noted_together_and_each_once(store: Store) -> None:
+    first = [run(START + n * NIGHT, RunState.QUEUED) for n in (2, 0)]
+    assert store.note_schedule_runs(first) == first[::-1]
+    more = [run(START + n * NIGHT, RunState.MISSED) for n in range(4)]
+    assert store.note_schedule_runs(more) == [more[1], more[3]]
+    assert store.note_schedule_runs(more) == []
+    assert store.note_schedule_runs([]) == []
+
+
+def test_together_is_all_of_them_or_none(store: Store) -> None:
+    runs = [run(START + n * NIGHT) for n in range(20)]
+    noted = successes(together(*[partial(store.note_schedule_runs, runs) for _ in range(4)]))
+    assert sorted(map(len, noted)) == [0, 0, 0, 20]
+
+
+def test_what_waits_is_passed_by_only_with_something_that_is_noted(store: Store) -> None:
+    waiting = [run(START + n * NIGHT, RunState.QUEUED) for n in range(2)]
+    done, newer = run(START - NIGHT, job_id="job1"), run(START + 2 * NIGHT, RunState.QUEUED)
+    store.note_schedule_runs([done, *waiting])
+    then = [run(r.logical_at, RunState.SKIPPED, reason="late") for r in (*waiting, done)]
+    assert store.note_schedule_runs(waiting, then) == []
+    assert {r.state for r in store.schedule_runs()} == {RunState.QUEUED, RunState.SUBMITTED}
+    assert store.note_schedule_runs([newer], then) == [newer, *then[:2]]
+    assert [r.state for r in store.schedule_runs()] == [
+        RunState.QUEUED,
+        RunState.SKIPPED,
+        RunState.SKIPPED,
+        RunState.SUBMITTED,
+    ]

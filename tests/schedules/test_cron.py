@@ -175,7 +175,7 @@ EXPRESSIONS = st.tuples(
 )
 @example(("Australia/Lord_Howe", datetime(2024, 4, 6, 15, tzinfo=UTC)), "45 * * * *", 30, 0)
 @example(("Europe/Berlin", datetime(2024, 3, 31, 1, tzinfo=UTC)), "30 2 * * *", 60, 0)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_times_are_those_of_a_walk_through_every_minute(
     place: tuple[str, datetime], expression: str, ahead_min: int, seconds: float
 ) -> None:

@@ -7,7 +7,9 @@ import re
 import shlex
 import shutil
 import subprocess
+from datetime import datetime
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import pytest
 import typer
@@ -16,6 +18,7 @@ from schedules.conftest import at
 from specbatch.jobs.cli.main import app
 from specbatch.jobs.cli.submit_job import app as submit_job_app
 from specbatch.jobs.schedules.definition import ScheduleFields, load_folder, load_schedule
+from specbatch.jobs.schedules.template import built_in
 from specbatch.schemas.settings import Settings
 from support.tree import ROOT
 
@@ -121,3 +124,35 @@ def test_systemd_verifies_the_units(tmp_path: Path) -> None:
     )
     complaints = [line for line in done.stderr.splitlines() if str(tmp_path) in line]
     assert complaints == []
+
+
+PAGE = (ROOT / "docs" / "howto" / "schedules.md").read_text()
+
+
+def test_the_pages_schedule_is_one(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "nightly.yaml").write_text(block)
+    spec = load_schedule(tmp_path / "nightly.yaml").spec_at(at("2026-01-01T01:30Z"))
+    assert spec.output.uri == "s3://warehouse/summaries/day=2025-12-31"
+
+
+def test_the_page_has_every_field_and_its_default() -> None:
+    for name, field in ScheduleFields.model_fields.items():
+        (line,) = re.findall(rf"^\| `{name}` \| (.*?) \|", PAGE, re.MULTILINE)
+        if isinstance(field.default, str | int | float):
+            assert line.strip("`") == str(field.default).lower().replace("utc", "UTC").removesuffix(
+                ".0"
+            )
+
+
+def test_the_page_has_every_variable_and_its_value() -> None:
+    schedule = "nightly"
+    at_night = datetime(2026, 1, 1, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"))
+    table = PAGE.split("### Variables")[1].split("##")[0]
+    named = set(re.findall(r"\{\{ ([\w.]+) \}\}", table)) - {"name", "limit"}
+    values = built_in(schedule, at_night)
+    assert named == {n for n in values if not n.startswith(("yesterday.", "tomorrow."))} - {
+        "date.month", "date.day",
+    }  # fmt: skip
+    for name in named:
+        assert f"`{values[name]}`" in table, name

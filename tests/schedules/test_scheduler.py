@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -147,14 +148,12 @@ def test_one_schedule_that_fails_keeps_no_other_from_its_time(
     rest: Rest, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Failing(MemoryStore):
-        def schedule_runs(
-            self, schedule: str | None = None, *more: object, **few: object
-        ) -> list[ScheduleRun]:  # type: ignore[override]  # hands on what it is given
-            if schedule == "b":
+        def schedule_runs(self, name: str | None = None, *more: Any, **few: Any) -> Any:
+            if name == "b":
                 raise StoreError("the database is out of reach")
-            if schedule == "c":
+            if name == "c":
                 raise ZeroDivisionError
-            return super().schedule_runs(schedule, *more, **few)  # type: ignore[arg-type]  # the same
+            return super().schedule_runs(name, *more, **few)
 
     store = Failing(clock=rest.clock)
     for name in "abcd":
