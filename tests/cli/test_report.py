@@ -42,7 +42,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def reported(cli: Any, folder: Path) -> Path:
     """The report of the demo job, which was done here."""
-    tokens = () if WRITES else ("--max-tokens", 12)
+    tokens = () if WRITES else ("--max-tokens", 6)
     job = ("--output", folder / "out", "--group-size", 8, *tokens, "--json")
     done = cli("submit-job", demo.ROOT / "spec.yaml", "--local", *job)
     assert done.code == 0, done.err

@@ -156,7 +156,7 @@ def test_a_failed_job_tells_its_error(store: Store) -> None:
 
 def test_a_job_without_speculation_has_nothing_of_drafts(store: Store) -> None:
     ingest(store, groups=1, proposer=None)
-    plain = {
+    plain: dict[str, Any] = {
         "origins": (0, 0, 0), "proposed": 0, "accepted": 0, "proposed_at_depth": (),
         "accepted_at_depth": (), "decode_sec": 0.0, "baseline_sec": 0.0, "proposer": None,
         "provenance": replace(NO_PROVENANCE, steps=(1, 2, 3), pass_ticks=(1, 1, 1)),
@@ -199,7 +199,7 @@ def test_rows_without_a_result_are_told_by_reason(store: Store) -> None:
 
 def test_no_text_of_a_job_becomes_markup(store: Store) -> None:
     ingest(store, groups=1, name=EVIL, tenant="a<b>")
-    record_values = {"text": EVIL, "row_id": EVIL, "tag": EVIL}
+    record_values: dict[str, Any] = {"text": EVIL, "row_id": EVIL, "tag": EVIL}
     lease = verified(store, 0)
     store.commit_group(lease, [completion(r, **record_values) for r in range(4)], NO_TIME, {})
     store.note_decisions(JOB, [Decision(1.0, DecisionAction.ROUTED, EVIL, EVIL)])
@@ -238,7 +238,7 @@ def test_a_purged_job_keeps_its_figures_and_says_that_texts_are_gone(store: Stor
 
 def test_hash_only_shows_no_text_but_what_each_token_was(store: Store) -> None:
     ingest(store, groups=1, privacy=PrivacyMode.HASH_ONLY)
-    gone = {"text": "", "token_ids": (NOT_KEPT,) * 3, "row_id": "hash-of-it", "top_logprobs": None}
+    gone: dict[str, Any] = {"text": "", "token_ids": (NOT_KEPT,) * 3, "row_id": "hash-of-it", "top_logprobs": None}
     store.commit_group(
         verified(store, 0), [completion(row, **gone) for row in range(4)], NO_TIME, {}
     )
@@ -252,7 +252,7 @@ def test_hash_only_shows_no_text_but_what_each_token_was(store: Store) -> None:
 
 def test_redacted_shows_what_the_store_holds(store: Store) -> None:
     ingest(store, groups=1, privacy=PrivacyMode.REDACTED)
-    less = {"text": "call [PHONE] now", "token_ids": (7, NOT_KEPT, 8), "top_logprobs": None}
+    less: dict[str, Any] = {"text": "call [PHONE] now", "token_ids": (7, NOT_KEPT, 8), "top_logprobs": None}
     lease = verified(store, 0)
     store.commit_group(lease, [completion(row, **less) for row in range(4)], NO_TIME, {})
     finish(store)
@@ -322,7 +322,7 @@ def test_without_a_tokenizer_tokens_are_shown_by_id(store: Store) -> None:
 
 def test_long_outputs_are_cut_and_the_rest_is_counted(store: Store) -> None:
     ingest(store, groups=1)
-    long = {
+    long: dict[str, Any] = {
         "token_ids": (5,) * 5000, "origins": (0,) * 5000, "logprobs": (-1.0,) * 5000,
         "top_logprobs": None, "provenance": NO_PROVENANCE, "proposed": 0, "accepted": 0,
         "proposed_at_depth": (), "accepted_at_depth": (),
