@@ -238,9 +238,13 @@ def test_a_purged_job_keeps_its_figures_and_says_that_texts_are_gone(store: Stor
 
 def test_hash_only_shows_no_text_but_what_each_token_was(store: Store) -> None:
     ingest(store, groups=1, privacy=PrivacyMode.HASH_ONLY)
-    gone: dict[str, Any] = {"text": "", "token_ids": (NOT_KEPT,) * 3, "row_id": "hash-of-it", "top_logprobs": None}
+    ids = (NOT_KEPT,) * 3
+    gone: dict[str, Any] = {"text": "", "token_ids": ids, "row_id": "hash-of-it"}
     store.commit_group(
-        verified(store, 0), [completion(row, **gone) for row in range(4)], NO_TIME, {}
+        verified(store, 0),
+        [completion(row, top_logprobs=None, **gone) for row in range(4)],
+        NO_TIME,
+        {},
     )
     finish(store)
     page = report(store)
@@ -252,9 +256,11 @@ def test_hash_only_shows_no_text_but_what_each_token_was(store: Store) -> None:
 
 def test_redacted_shows_what_the_store_holds(store: Store) -> None:
     ingest(store, groups=1, privacy=PrivacyMode.REDACTED)
-    less: dict[str, Any] = {"text": "call [PHONE] now", "token_ids": (7, NOT_KEPT, 8), "top_logprobs": None}
+    less: dict[str, Any] = {"text": "call [PHONE] now", "token_ids": (7, NOT_KEPT, 8)}
     lease = verified(store, 0)
-    store.commit_group(lease, [completion(row, **less) for row in range(4)], NO_TIME, {})
+    store.commit_group(
+        lease, [completion(row, top_logprobs=None, **less) for row in range(4)], NO_TIME, {}
+    )
     finish(store)
     page = report(store)
     assert "call [PHONE] now" in page.text
