@@ -11,7 +11,7 @@ export PIP_ROOT_USER_ACTION := ignore
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo docs docs-serve test test-long lint types format
-.PHONY: bench-overhead bench-scale bench-drain bench-ledger
+.PHONY: bench-overhead bench-scale bench-drain bench-ledger bench-report
 .PHONY: bench-collapse bench-depth bench-engine bench-memory bench-gpu bench-exactness bench-acceptance clean distclean
 
 help: ## this list
@@ -72,6 +72,9 @@ bench-ledger: $(VENV)/.dev ## bytes of a token's record in the store, and how ma
 
 bench-drain: $(VENV)/.dev ## a million rows through all stages but the model: seconds and memory; takes ARGS
 	@PYTHONPATH=tests $(BIN)/python -m specbatch.jobs.bench.drain $(ARGS)
+
+bench-report: $(VENV)/.dev ## the report of a job of 100,000 rows: seconds to make, bytes, and how soon a browser opens it; takes ARGS
+	@PYTHONPATH=tests $(BIN)/python -m specbatch.jobs.bench.job_report $(ARGS)
 
 bench-gpu: $(VENV)/.dev ## on a GPU: its tests, rooflines of the kernels, tokens/s; JSON in jobs/bench/results
 	@$(BIN)/python -m specbatch.jobs.bench.gpu

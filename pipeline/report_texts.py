@@ -16,7 +16,6 @@ from typing import Any
 
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.observe.report_facts import Outlier, ShownOutput, ShownToken
-from specbatch.pipeline.observe.token_view import token_pieces
 from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.schemas.errors import SpecbatchError
 from specbatch.schemas.job_figures import RowFigures
@@ -30,7 +29,8 @@ log = logging.getLogger(__name__)
 MOST_TOKENS = 2000  # of one output
 MOST_TOKENS_OF_ALL = 24_000
 EXCERPT = 160  # characters
-_AT_ONCE = 128  # tokens whose pieces are found together
+_UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # how a character looks before its last byte
+_MOST_PENDING = 16  # tokens that may wait for one character
 
 Pieces = Callable[[Sequence[int]], list[str]]  # the text that each token adds
 
@@ -83,7 +83,10 @@ def _tokenizer_file(ref: str) -> Path | None:
 
 
 class _Decoding:
-    """Pieces of long outputs, a window at a time: prefixes of all of it would take its square."""
+    """Pieces of long outputs, each by a few tokens before it: whole prefixes would take the square.
+
+    A token that ends within a character adds nothing; the one that completes it adds it.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -95,19 +98,24 @@ class _Decoding:
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
         found: list[str] = []
-        for begin in range(0, len(token_ids), _AT_ONCE):
-            window = token_ids[begin : begin + _AT_ONCE]
-            # A first piece may lose its leading space where it stands alone, so it gets company.
-            before = list(token_ids[max(0, begin - 4) : begin])
-            found += token_pieces([*before, *window], self._decode)[len(before) :]
+        begin = read = 0  # where the context begins, and where what is not shown yet does
+        for stop in range(1, len(token_ids) + 1):
+            known = self._decode(token_ids[begin:read])
+            fresh = self._decode(token_ids[begin:stop])[len(known) :]
+            waits = stop - read < _MOST_PENDING and stop < len(token_ids)
+            if fresh.endswith(_UNFINISHED) and waits:
+                continue  # the next token may complete the character
+            found += [""] * (stop - read - 1) + [fresh]
+            if fresh:
+                begin = read
+            read = stop
         return [
             piece or self._special.get(token, "")
             for token, piece in zip(token_ids, found, strict=True)
         ]
 
-    def _decode(self, batch: Sequence[Sequence[int]]) -> list[str]:
-        rows = [list(ids) for ids in batch]
-        decoded: list[str] = self._tokenizer.decode_batch(rows, skip_special_tokens=True)
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        decoded: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
         return decoded
 
 

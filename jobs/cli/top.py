@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from threading import Event
 from typing import Annotated
 
 import typer
+from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
@@ -14,7 +16,7 @@ from specbatch.jobs.cli.console import out, say_json
 from specbatch.jobs.cli.options import Json
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.observe.top import Board, Watch, as_json, tables
+from specbatch.pipeline.observe.top import WIDE, Board, Watch, as_json, tables
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.records import JobState
 
@@ -35,7 +37,9 @@ def top(
         if json:
             say_json(as_json(look(store, watch)))
         elif once or not out.is_terminal:
-            out.print(tables(look(store, watch)))
+            board = look(store, watch)
+            plain = Console(file=sys.stdout, width=max(WIDE, out.width), color_system=None)
+            plain.print(tables(board))
         else:
             _watch(store, watch, interval)
     finally:
@@ -55,10 +59,12 @@ def _watch(store: Store, watch: Watch, interval: float) -> None:
     """Ctrl-C is how it is meant to end. A store that does not answer is asked again."""
     wait = Event()
     try:
-        with Live(tables(look(store, watch)), console=out, screen=True, auto_refresh=False) as live:
+        with Live(
+            tables(look(store, watch), out.width), console=out, screen=True, auto_refresh=False
+        ) as live:
             while not wait.wait(interval):
                 try:
-                    live.update(tables(look(store, watch)), refresh=True)
+                    live.update(tables(look(store, watch), out.width), refresh=True)
                 except StoreError as error:
                     live.update(Text(f"{error}; trying again", style="red"), refresh=True)
     except KeyboardInterrupt:

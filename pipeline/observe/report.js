@@ -29,6 +29,11 @@
     }
     tip.replaceChildren(head, said);
     tip.hidden = false;
+    move();
+  };
+
+  const move = () => {
+    const token = current;
     const box = token.getClientRects()[0] || token.getBoundingClientRect();
     const wide = tip.offsetWidth;
     const left = Math.min(Math.max(8, box.left), document.documentElement.clientWidth - wide - 8);
@@ -56,9 +61,11 @@
       if (next === undefined || !tokens.length) return;
       event.preventDefault();
       const token = tokens[Math.min(Math.max(next, 0), tokens.length - 1)];
-      token.scrollIntoView({ block: "nearest" });
+      token.scrollIntoView({ block: "nearest", behavior: "instant" });
       show(token);
     });
   }
-  addEventListener("scroll", () => current && !current.parentNode.matches(":focus") && hide(), { passive: true });
+  const follow = () => current && (current.parentNode.matches(":focus") ? move() : hide());
+  addEventListener("scroll", follow, { passive: true });
+  addEventListener("resize", hide);
 })();

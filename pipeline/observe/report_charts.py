@@ -21,7 +21,7 @@ def figure(caption: str, drawing: Html, table: Html | None = None, note: str | N
     """A chart with its caption, a remark, and its figures to open."""
     said = tag("figcaption", tag("strong", caption), note and join(" ", note))
     rest = table and tag("details", tag("summary", "Figures"), table)
-    return tag("figure", said, drawing, rest)
+    return tag("figure", said, tag("div", drawing, class_="chart"), rest)
 
 
 def table(
@@ -231,7 +231,8 @@ def _text(said: str, x: float, y: float, anchor: str, class_: str | None = None)
 def _svg(width: int, height: int, label: str, *contents: object) -> Html:
     # HTML's parser knows this attribute in any case, and writes it as SVG has it.
     box = f"0 0 {width} {height}"
-    return tag("svg", *contents, viewbox=box, role="img", aria_label=label)
+    class_ = "wide" if width == FULL else None
+    return tag("svg", *contents, viewbox=box, role="img", aria_label=label, class_=class_)
 
 
 def _n(value: float) -> str:

@@ -30,7 +30,9 @@ from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.records import JobRow, JobState
 
 STALE_SEC = 60.0  # a worker that was not heard of for so long may be gone
+WIDE = 110  # columns of a terminal that has room for everything
 _BAR = 12
+_LEFT_OUT = ("name", "", "tokens")  # of narrow ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +145,8 @@ def as_json(board: Board) -> dict[str, Any]:
     }
 
 
-def tables(board: Board) -> RenderableType:
-    """The board as tables one below the other."""
+def tables(board: Board, width: int = WIDE) -> RenderableType:
+    """The board as tables one below the other; narrow ones have fewer columns."""
     return Group(
         _headline(board),
         Text(),
@@ -152,7 +154,7 @@ def tables(board: Board) -> RenderableType:
         Text(),
         _queues(board.backlog.stages),
         Text(),
-        _jobs(board),
+        _jobs(board, width < WIDE),
     )
 
 
@@ -214,13 +216,12 @@ def _queues(stages: Sequence[StageBacklog]) -> Table:
     return table
 
 
-def _jobs(board: Board) -> Table:
+def _jobs(board: Board, narrow: bool) -> Table:
     if not board.jobs:
         return _nothing("jobs", "no job is running or queued")
-    heads = ("job", "name", "state", "", "prompts", "tokens", "tokens/s", "accepted", "ETA", "cost")
-    table = _table("jobs", *heads, left=4)
-    for job in board.jobs:
-        table.add_row(
+    heads = ["job", "name", "state", "", "prompts", "tokens", "tokens/s", "accepted", "ETA", "cost"]
+    rows: list[list[RenderableType]] = [
+        [
             job.job_id[:12],
             job.name[:24],
             job.state,
@@ -231,7 +232,15 @@ def _jobs(board: Board) -> Table:
             percent(job.acceptance, 0),
             seconds(job.eta_sec) if job.eta_sec is not None else NOTHING,
             usd(job.cost_usd),
-        )
+        ]
+        for job in board.jobs
+    ]
+    if narrow:
+        kept = [place for place, head in enumerate(heads) if head not in _LEFT_OUT]
+        heads, rows = [heads[i] for i in kept], [[row[i] for i in kept] for row in rows]
+    table = _table("jobs", *heads, left=2 if narrow else 4)
+    for row in rows:
+        table.add_row(*row)
     if board.jobs_left_out:
         table.caption = f"and {count(board.jobs_left_out)} more"
     return table

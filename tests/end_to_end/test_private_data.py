@@ -22,6 +22,7 @@ from specbatch.schemas.privacy import NOT_KEPT, PrivacyMode
 from specbatch.schemas.records import JobState
 from specbatch.schemas.sealing import is_sealed
 from specbatch.schemas.spec import spec_of
+from support.html_page import Page
 from support.planted import BREAKS, PLAIN, PLANTED, Site, masked_logs, planted_in, shown
 from support.traces import read_traces
 
@@ -88,6 +89,10 @@ def everything(site: Site, patch: pytest.MonkeyPatch, capsys: Any, caplog: Any) 
             shown = said_by(patch, capsys, "show", job.job_id, *flags)
             assert job.job_id in shown
             found[f"show {job.job_id} {flags}"] = shown
+        made = site.folder / f"report-{job.job_id}.html"
+        assert made.name in said_by(patch, capsys, "report", job.job_id, "--output", str(made))
+        page = Page(made.read_text())
+        found[f"report {job.job_id}"] = page.html + page.text + "".join(page.texts)
     found["settings"] = said_by(patch, capsys, "settings")
     return found
 

@@ -186,6 +186,8 @@ def test_an_operator_sees_figures_and_no_texts(login: Login) -> None:
         operator.create_job(new_job())
         assert operator.progress(JOB).completions == 0
         assert operator.kept_rows(JOB) == set()
+        assert list(operator.row_figures(JOB)) == list(operator.group_figures(JOB)) == []
+        assert operator.backlog().jobs[JobState.QUEUED] == 1
         with pytest.raises(StoreError, match="permission denied"):
             list(operator.completions(JOB))
 
