@@ -21,6 +21,7 @@ LABELS: dict[str, dict[str, str]] = {
 ALWAYS = {
     *("CorrectnessBudgetBurnsFast", "CorrectnessBudgetBurnsSlowly"),
     *("NightlyRunMissing", "ScheduleSilent", "RowsQuarantined", "RolloutForgotten"),
+    "StoreUnreachable",
 }
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 

@@ -32,7 +32,7 @@ def test_compose_itself_reads_it_where_there_is_one() -> None:
     asked = [docker, "compose", "version"]
     if subprocess.run(asked, capture_output=True, check=False).returncode == 0:
         words = [docker, "compose", "-f", str(FILE), "config", "--quiet"]
-        given = {name: "/given" for name in NEEDED} | {"PATH": os.environ["PATH"], "HOME": "/"}
+        given = dict.fromkeys(NEEDED, "/given") | {"PATH": os.environ["PATH"], "HOME": "/"}
         done = subprocess.run(words, env=given, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
 

@@ -85,7 +85,7 @@ def test_a_page_names_settings_pages_and_deployments_that_there_are(page: Path) 
         for document in documents(file)
         if "metadata" in document
     }
-    kinds = r"(deployment|configmap|scaledobject|job)"
+    kinds = r"(deployment|configmap|scaledobject)"
     named = set(re.findall(rf"\b{kinds}[/ ]([a-z][a-z-]*)", "\n".join(fenced(text, "sh"))))
     named |= set(re.findall(rf"`{kinds}/([a-z-]+)`", text))
     assert named <= there
