@@ -159,23 +159,23 @@ def run_worker(
         instead=instead,
         queued=make_queued(app),
     )
-    patience_sec = app.conf.worker_soft_shutdown_timeout
-    with LastWord() as lost, Farewell(worker, patience_sec):
+    with LastWord() as lost:
         register(app, worker, lost)
         worker.start()
         if worker.refills is not None:
             line.start(worker.hint)
         try:
-            app.Worker(
-                pool="threads",  # one process, one engine, many waiting groups
-                concurrency=concurrency,
-                queues=queue_names(kinds, verifier, proposer),
-                without_gossip=True,
-                without_mingle=True,
-                without_heartbeat=True,
-                loglevel="WARNING",
-                quiet=True,  # no banner: it shows settings that are not ours
-            ).start()
+            with Farewell(worker, app.conf.worker_soft_shutdown_timeout):
+                app.Worker(
+                    pool="threads",  # one process, one engine, many waiting groups
+                    concurrency=concurrency,
+                    queues=queue_names(kinds, verifier, proposer),
+                    without_gossip=True,
+                    without_mingle=True,
+                    without_heartbeat=True,
+                    loglevel="WARNING",
+                    quiet=True,  # no banner: it shows settings that are not ours
+                ).start()
         finally:
             line.close()
             worker.close()
