@@ -1,8 +1,8 @@
 """One session for all pages: a working folder, the demo pair, private servers, and a small shell.
 
-Our own commands run in this process, so that each costs what it does and not an interpreter; what is
-more than a plain command (pipes, documents, substitutions) is bash's. Workers are real processes,
-ended with their page.
+Our own commands run in this process, so that each costs what it does and not an interpreter; what
+is more than a plain command (pipes, documents, substitutions) is bash's. Workers are real
+processes, ended with their page.
 """
 
 from __future__ import annotations
