@@ -69,7 +69,7 @@ SUBSTITUTES = (
     ("--n 1,8,32 --acceptance 0,0.5,0.9,1 --engines ours,transformers",
      "--n 2 --acceptance 0.5 --engines ours --new-tokens 4 --runs 1 --prompt-tokens 16"),
     ("specbatch bench  ",
-     "specbatch bench --n 2 --acceptance 0.5 --engines ours --new-tokens 4 --runs 1 --prompt-tokens 16 "),
+     "specbatch bench --n 2 --acceptance 0.5 --engines ours --new-tokens 4 --runs 1 "),
     ("specbatch chaos  ", "specbatch chaos --runs 1 "),
     ("--runs 5 --seed", "--runs 1 --seed"),
 )  # fmt: skip

@@ -14,7 +14,14 @@ from support.tree import ROOT
 DOCS = ROOT / "docs"
 SHELL = ("sh", "bash", "shell", "zsh")  # run by a test, but for what `elsewhere.py` names
 ELSEWHERE = ("console",)  # not run: every command must be one that `elsewhere.py` names
-PROGRAMS = ("specbatch", "submit-job", "export", *PROGRAMS_ELSEWHERE)  # of indented blocks
+PROGRAMS = (
+    "specbatch",
+    "submit-job",
+    "export",
+    "python",
+    "python3",
+    *PROGRAMS_ELSEWHERE,
+)  # of indented blocks
 PRINTED = "text"  # directly under a shell block: what it prints
 
 _FENCE = re.compile(r"^(?P<indent> *)(?P<marks>`{3,}|~{3,}) *(?:\{ *\.)?(?P<language>[\w+-]*)")
@@ -23,7 +30,7 @@ _HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block, or an indented one of commands; `printed` is what the text block directly under it has."""
+    """A fenced block, or an indented one of commands; `printed`: what the page shows under it."""
 
     page: str
     line: int
