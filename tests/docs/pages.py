@@ -14,7 +14,10 @@ from support.tree import ROOT
 DOCS = ROOT / "docs"
 SHELL = ("sh", "bash", "shell", "zsh")  # run by a test, but for what `elsewhere.py` names
 ELSEWHERE = ("console",)  # not run: every command must be one that `elsewhere.py` names
-PROGRAMS = (
+PROGRAMS = (  # of indented blocks
+    *("specbatch", "submit-job", "export", "python", "python3"),
+    *PROGRAMS_ELSEWHERE,
+)
     "specbatch",
     "submit-job",
     "export",
