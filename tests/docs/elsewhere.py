@@ -71,5 +71,4 @@ SUBSTITUTES = (
     ("specbatch bench  ",
      "specbatch bench --n 2 --acceptance 0.5 --engines ours --new-tokens 4 --runs 1 "),
     ("specbatch chaos  ", "specbatch chaos --runs 1 "),
-    ("--runs 5 --seed", "--runs 1 --seed"),
 )  # fmt: skip

@@ -170,9 +170,9 @@ def test_specs_of_the_pages_are_specs() -> None:
         "input": {"uri": "a"}, "output": {"uri": "b"}, "verifier": "c", "proposer": "d",
     }  # fmt: skip
     for block in all_blocks():
-        texts = re.findall(r"<<'END'\n(.*?)^END$", block.text, re.MULTILINE | re.DOTALL)
-        for text in (*texts, *([block.text] if block.language == "yaml" else [])):
-            values = yaml.safe_load(text) if ": " in text and "{%" not in text else None
+        documents = re.findall(r"\.yaml <<'END'\n(.*?)^END$", block.text, re.MULTILINE | re.DOTALL)
+        for text in (*documents, *([block.text] if block.language == "yaml" else [])):
+            values = yaml.safe_load(text)
             if isinstance(values, dict) and set(values) <= set(JobSpec.model_fields):
                 load_spec({**least, **values})
                 found += 1
