@@ -18,13 +18,6 @@ PROGRAMS = (  # of indented blocks
     *("specbatch", "submit-job", "export", "python", "python3"),
     *PROGRAMS_ELSEWHERE,
 )
-    "specbatch",
-    "submit-job",
-    "export",
-    "python",
-    "python3",
-    *PROGRAMS_ELSEWHERE,
-)  # of indented blocks
 PRINTED = "text"  # directly under a shell block: what it prints
 
 _FENCE = re.compile(r"^(?P<indent> *)(?P<marks>`{3,}|~{3,}) *(?:\{ *\.)?(?P<language>[\w+-]*)")
