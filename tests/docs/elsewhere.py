@@ -43,13 +43,16 @@ ELSEWHERE = {
 BESIDE = ("export",)
 
 # Pages for who looks after many machines: the store is that of the nightly S3 job.
-SHARED_PAGES = ("runbooks/",)
+SHARED_PAGES = ("runbooks/", "howto/schedules.md")
 SHARED_JOB = "howto/nightly-s3.md"
 SHARED = {
     "SPECBATCH_BROKER_URL": "{redis}",
     "SPECBATCH_DATABASE_URL": "{postgres}",
     "SPECBATCH_WORKSPACE": "s3://specbatch-work/nightly",
 }
+
+# The file that a page's first block of YAML is said to be.
+FILES = {"howto/schedules.md": "jobs/schedules/nightly.yaml"}
 
 # Where a page's command ends with another code than 0, because the page says so.
 EXIT_CODES = {

@@ -92,15 +92,13 @@ def program_of(command: str) -> str:
 
 
 def _indented(lines: list[str], number: int) -> list[str]:
-    """The block that is set apart by four spaces and begins here, if one does."""
+    """The lines that are set apart by four spaces and begin here, if some do."""
     if number and lines[number - 1].strip():
         return []
     inner = []
-    while number < len(lines) and (lines[number].startswith("    ") or not lines[number].strip()):
+    while number < len(lines) and lines[number].startswith("    "):
         inner.append(lines[number][4:])
         number += 1
-    while inner and not inner[-1].strip():
-        inner.pop()
     return inner
 
 

@@ -13,7 +13,7 @@ import orjson
 import pytest
 import typer
 import yaml
-from docs.elsewhere import BESIDE, ELSEWHERE, EXIT_CODES, SHARED, SHARED_JOB, SHARED_PAGES
+from docs.elsewhere import BESIDE, ELSEWHERE, EXIT_CODES, FILES, SHARED, SHARED_JOB, SHARED_PAGES
 from docs.pages import ELSEWHERE as NOT_RUN
 from docs.pages import (
     PRINTED,
@@ -87,7 +87,11 @@ def run_page(session: Session, page: str, cwd: Path, more: Mapping[str, str] | N
     done = _ran.setdefault(page, [])
     try:
         for block in blocks_of(page):
-            if block.language == "python":
+            if block.language == "yaml" and page in FILES and not done:
+                path = cwd / FILES[page]
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(block.text)
+            elif block.language == "python":
                 session.python(block.text)
             elif block.language in SHELL:
                 done += run_block(session, block)
