@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from posixpath import relpath
 
 from specbatch.jobs.site.markdown import page
 from specbatch.jobs.site.navigation import SECTIONS, flat, nav_of
@@ -21,12 +22,11 @@ def contents(written: Mapping[str, str]) -> dict[str, str]:
     nav = nav_of(written)
     made = {}
     for folder, title, _ in SECTIONS:
-        here = [path for path in flat(nav) if folder and path.startswith(f"{folder}/")]
+        here = flat([entry for entry in nav if isinstance(entry, dict) and title in entry])
         index = f"{folder}/index.md"
-        if here and index not in here:
+        if here and not {index, f"{folder}/README.md"} & set(here):
             lines = [
-                f"- [{title_of(written[path])}]({path.removeprefix(folder + '/')})"
-                f"{_said(written[path])}"
+                f"- [{title_of(written[path])}]({relpath(path, folder)}){_said(written[path])}"
                 for path in here
             ]
             made[index] = page(title, _INTROS[folder], "\n".join(lines))
@@ -46,7 +46,7 @@ def _said(markdown: str) -> str:
         text = " ".join(block.split())
         if (text and text[0].isalpha()) or text.startswith(("`", "**", "[")):
             text = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", text)
-            sentence = re.split(r"(?<=[.:]) ", text)[0].rstrip(".:")
+            sentence = re.split(r"(?<=\.) ", text)[0].rstrip(".:")
             return (
                 f": {sentence[0].lower() if sentence[:2].istitle() else sentence[0]}{sentence[1:]}."
             )

@@ -48,7 +48,11 @@ def depth_charts(name: str) -> str:
     rows = result(name)["rows"]
     panels = []
     for count in (1, 8, 32):
-        of = sorted((r for r in rows if r["n"] == count), key=lambda r: r["acceptance"])
+        # Drafts that are never wrong have no place in practice, and would stretch the scale.
+        of = sorted(
+            (r for r in rows if r["n"] == count and r["acceptance"] < 1),
+            key=lambda r: r["acceptance"],
+        )
         series = {
             "auto": [(r["acceptance"], r["over_off"]["auto"]) for r in of],
             **{

@@ -12,9 +12,16 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "howto",
         "How to",
         (
-            *("nightly-s3", "schedules", "airflow", "dagster", "workers", "openai-batch"),
-            *("vllm-run-batch", "proposer", "report", "acceptance-falls", "stop-and-go-on"),
-            *("audit", "privacy", "security", "gpu", "benchmark", "chaos"),
+            *("nightly-s3", "schedules", "airflow", "dagster", "workers", "observing"),
+            *(
+                "openai-batch",
+                "vllm-run-batch",
+                "proposer",
+                "report",
+                "acceptance-falls",
+                "stop-and-go-on",
+            ),
+            *("audit", "exports", "privacy", "security", "gpu", "benchmark", "chaos"),
         ),
     ),
     (
@@ -37,6 +44,9 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 )
 
 
+LOOSE = "howto"  # pages that stand in no folder go with these
+
+
 def nav_of(paths: Iterable[str]) -> list[Any]:
     """mkdocs' `nav` of the pages there are."""
     left = sorted(path for path in paths if path.endswith(".md"))
@@ -46,6 +56,8 @@ def nav_of(paths: Iterable[str]) -> list[Any]:
             nav += [path for path in names if path in left]
             continue
         here = [path for path in left if path.startswith(f"{folder}/")]
+        if folder == LOOSE:
+            here += [path for path in left if "/" not in path and path not in SECTIONS[0][2]]
         if here:
             nav.append({title: sorted(here, key=lambda path: _rank(path, folder, names))})
     return nav
@@ -70,5 +82,5 @@ def flat(nav: Iterable[Any]) -> list[str]:
 
 def _rank(path: str, folder: str, names: tuple[str, ...]) -> tuple[int, str]:
     name = path.removeprefix(f"{folder}/").removesuffix(".md")
-    order = ("index", *names)
+    order = ("index", "README", *names)
     return (order.index(name) if name in order else len(order), name)

@@ -15,6 +15,8 @@ A job spec is a YAML file for `submit-job`; flags win over it, and paths in it a
 Unknown fields are refused. What a field is refused for is said in one sentence that names it.
 """
 
+_ABOUT_JOB = "Whose it is, which models serve it, and what it may take."
+
 _SETTINGS_INTRO = """
 Settings belong to an installation, not to a job. Each is an environment variable, or a key in
 lower case without the prefix in the TOML file that `SPECBATCH_SETTINGS` names; the environment
@@ -27,7 +29,7 @@ def spec_page() -> str:
     whole = JobSpec.model_json_schema()
     words = Words(whole)
     top = _fields(words, whole, "", lambda schema: not _is_section(words, schema))
-    parts = [section("The job", _about(whole), table(_COLUMNS, top))]
+    parts = [section("The job", _ABOUT_JOB, table(_COLUMNS, top))]
     for name, schema in whole["properties"].items():
         if _is_section(words, schema):
             inner = words.resolved(schema)

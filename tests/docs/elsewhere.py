@@ -30,10 +30,29 @@ ELSEWHERE = {
         "Amazon's own program",
         "tests/docs/session.py::Session.with_servers",  # puts the same file there by boto3
     ),
+    "pip": Elsewhere("installs, for minutes", "tests/architecture/test_light_imports.py"),
+    "kubectl": Elsewhere("there is no cluster", "tests/deploy"),
+    "docker": Elsewhere("there is no daemon", "tests/deploy"),
+    "systemctl": Elsewhere("not a test's to tell", "tests/schedules/test_examples.py"),
+    "crontab": Elsewhere("not a test's to change", "tests/schedules/test_examples.py"),
+    "airflow": Elsewhere("has an environment of its own", "tests/dags/test_inside.py"),
+    "dagster": Elsewhere("has an environment of its own", "tests/dags/test_inside.py"),
     "torchrun": Elsewhere("needs several GPUs", "tests/cli/test_worker_ranks.py"),
 }
 # `export` beside a program of elsewhere, in the same block, is of that program.
 BESIDE = ("export",)
+
+# Pages for who looks after many machines: the store is that of the nightly S3 job.
+SHARED_PAGES = ("runbooks/", "howto/schedules.md")
+SHARED_JOB = "howto/nightly-s3.md"
+SHARED = {
+    "SPECBATCH_BROKER_URL": "{redis}",
+    "SPECBATCH_DATABASE_URL": "{postgres}",
+    "SPECBATCH_WORKSPACE": "s3://specbatch-work/nightly",
+}
+
+# The file that a page's first block of YAML is said to be.
+FILES = {"howto/schedules.md": "jobs/schedules/nightly.yaml"}
 
 # Where a page's command ends with another code than 0, because the page says so.
 EXIT_CODES = {
@@ -53,7 +72,6 @@ SUBSTITUTES = (
     ("--n 1,8,32 --acceptance 0,0.5,0.9,1 --engines ours,transformers",
      "--n 2 --acceptance 0.5 --engines ours --new-tokens 4 --runs 1 --prompt-tokens 16"),
     ("specbatch bench  ",
-     "specbatch bench --n 2 --acceptance none --new-tokens 4 --runs 1 --prompt-tokens 16 "),
+     "specbatch bench --n 2 --acceptance 0.5 --engines ours --new-tokens 4 --runs 1 "),
     ("specbatch chaos  ", "specbatch chaos --runs 1 "),
-    ("--runs 5 --engine real", "--runs 1 --engine real"),
 )  # fmt: skip

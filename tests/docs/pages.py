@@ -1,4 +1,4 @@
-"""The pages as they are written, taken apart: fenced blocks, and the shell commands in them."""
+"""The pages as they are written, taken apart: blocks, and the shell commands in them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,18 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from docs.elsewhere import ELSEWHERE as PROGRAMS_ELSEWHERE
+
 from specbatch.jobs.site.navigation import flat, nav_of
 from support.tree import ROOT
 
 DOCS = ROOT / "docs"
 SHELL = ("sh", "bash", "shell", "zsh")  # run by a test, but for what `elsewhere.py` names
 ELSEWHERE = ("console",)  # not run: every command must be one that `elsewhere.py` names
+PROGRAMS = (  # of indented blocks
+    *("specbatch", "submit-job", "export", "python", "python3"),
+    *PROGRAMS_ELSEWHERE,
+)
 PRINTED = "text"  # directly under a shell block: what it prints
 
 _FENCE = re.compile(r"^(?P<indent> *)(?P<marks>`{3,}|~{3,}) *(?:\{ *\.)?(?P<language>[\w+-]*)")
@@ -20,7 +26,7 @@ _HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block; `printed` is what the text block directly under it has."""
+    """A fenced block, or an indented one of commands; `printed`: what the page shows under it."""
 
     page: str
     line: int
@@ -41,7 +47,7 @@ def written_pages() -> list[str]:
 
 
 def blocks_of(page: str, text: str | None = None) -> list[Block]:
-    """All fenced blocks, in order."""
+    """All of them, in order."""
     lines = (text if text is not None else (DOCS / page).read_text()).splitlines()
     found: list[Block] = []
     ends: list[int] = []
@@ -49,7 +55,13 @@ def blocks_of(page: str, text: str | None = None) -> list[Block]:
     while number < len(lines):
         begin = _FENCE.match(lines[number])
         if begin is None:
-            number += 1
+            inner = _indented(lines, number)
+            if inner and program_of(inner[0].removeprefix("$ ")) in PROGRAMS:
+                found.append(Block(page, number + 1, SHELL[0], "\n".join(inner)))
+                number += len(inner)
+                ends.append(number)
+            else:
+                number += 1
             continue
         indent, inner, first = len(begin["indent"]), [], number
         number += 1
@@ -77,6 +89,17 @@ def program_of(command: str) -> str:
     """`specbatch` of `A=b specbatch jobs`."""
     words = [w for w in command.split() if not re.fullmatch(r"[A-Z_]+=\S*", w)]
     return words[0] if words else "="
+
+
+def _indented(lines: list[str], number: int) -> list[str]:
+    """The lines that are set apart by four spaces and begin here, if some do."""
+    if number and lines[number - 1].strip():
+        return []
+    inner = []
+    while number < len(lines) and lines[number].startswith("    "):
+        inner.append(lines[number][4:])
+        number += 1
+    return inner
 
 
 def _split(lines: list[str]) -> Iterator[str]:

