@@ -14,7 +14,7 @@ Needs Airflow 3.3, where a trigger is told of a user's kill and of nothing else.
 
 from __future__ import annotations
 
-import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
@@ -44,6 +44,7 @@ from specbatch.schemas.errors import SpecError, UsageError
 from specbatch.schemas.spec import JobSpec
 
 JOB_KEY = "job_id"  # of the XCom that is there while the job runs
+LOOK_SEC = 0.5  # at whether this process is to end
 OUTCOME_KEY = "return_value"  # and of the one that is there afterwards, however the task ended
 
 
@@ -87,7 +88,7 @@ class SpecbatchOperator(BaseOperator):
         self.poll_sec = poll_sec
         if outlets is None:
             self.outlets = [AssetAlias(f"specbatch.{self.dag_id}.{self.task_id}")]
-        self._ending = threading.Event()  # this process was asked to end
+        self._is_ending = False  # this process was asked to end
         self._running: tuple[str, Place] | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
@@ -116,7 +117,7 @@ class SpecbatchOperator(BaseOperator):
         """Cancel the job where a user has ended the task, and only leave it everywhere else:
         where a worker is shut down or a time limit has passed, the next try finds it.
         """
-        self._ending.set()
+        self._is_ending = True
         if self._running is None:
             return
         job_id, place = self._running
@@ -127,8 +128,11 @@ class SpecbatchOperator(BaseOperator):
             self.log.info("job %s goes on without this process", job_id)
 
     def _pause(self, seconds: float) -> None:
-        if self._ending.wait(seconds):
-            raise AirflowException("asked to end while the job runs")
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            if self._is_ending:  # a signal's handler may take no lock, so there is none to wait for
+                raise AirflowException("asked to end while the job runs")
+            time.sleep(min(left, LOOK_SEC))
 
     def _wait_in_the_triggerer(self, job_id: str, place: Place) -> NoReturn:
         trigger = SpecbatchTrigger(

@@ -26,9 +26,8 @@ with DAG(
 ) as dag:
 
     @task
-    def specs(params: dict | None = None, ds_nodash: str = "") -> list[dict]:
+    def specs(params=None, ds_nodash=None) -> list[dict]:
         """One job for each part."""
-        assert params is not None
         return [
             {
                 "name": f"summaries-{part}",
@@ -59,7 +58,7 @@ with DAG(
 with DAG("specbatch_after", schedule=[written], start_date=datetime(2026, 11, 1)):
 
     @task(inlets=[written])
-    def publish(inlet_events: dict) -> list[str]:
+    def publish(inlet_events=None) -> list[str]:
         """Runs when an output is written; its figures are in the event."""
         return [event.extra["output_uri"] for event in inlet_events[written]]
 

@@ -65,6 +65,7 @@ def _run(name: str, broker_url: str, folder: Path) -> Inside:
         [
             *(str(environment(name)), "-m", "pytest", str(INSIDE / f"in_{name}.py")),
             *("-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(INSIDE)),
+            *("--confcutdir", str(INSIDE)),  # the outer ones need the engine
             *("--basetemp", str(folder / "inside"), "--junitxml", str(results)),
         ],
         env=clean

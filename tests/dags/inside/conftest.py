@@ -5,9 +5,11 @@ These files are run by `tests/dags/test_inside.py`, one process for each environ
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +21,7 @@ import pytest
 
 from specbatch.jobs.client import JobClient, Outcome, open_client
 from specbatch.pipeline.bootstrap import make_store
+from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.settings import Settings
 
 WAIT_SEC = 120.0
@@ -39,6 +42,7 @@ class Site:
     model: str
     worker: subprocess.Popen[str]
     client: JobClient
+    store: Store
     _number: list[int] = field(default_factory=list)
 
     def prompts(self, good: int, refused: int = 0, failing: int = 0) -> str:
@@ -64,20 +68,28 @@ class Site:
 
     def jobs(self, output_uri: str) -> list[str]:
         """All jobs with this output, the newest first."""
-        store = make_store(Settings())
-        try:
-            return [job.job_id for job in store.list_jobs(1000) if job.output_uri == output_uri]
-        finally:
-            store.close()
+        return [j.job_id for j in self.store.list_jobs(1000) if j.output_uri == output_uri]
 
     def freeze_in_the_middle(self, output_uri: str) -> str:
         """Stop the worker when a group of the job is done, and others are not; the job's id."""
         self.until(lambda: self.jobs(output_uri), "the job to be submitted")
         (job,) = self.jobs(output_uri)
         self.until(lambda: self.client.outcome(job).completions >= GROUP, "a group to be done")
-        self.worker.send_signal(signal.SIGSTOP)
+        while True:
+            self.worker.send_signal(signal.SIGSTOP)
+            if self._is_writable():
+                break
+            self.thaw()  # it was writing
         assert not self.client.poll(job).is_final
         return job
+
+    def _is_writable(self) -> bool:
+        with contextlib.closing(sqlite3.connect(self.folder / "specbatch.db", 0.1)) as store:
+            try:
+                store.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                return False
+            return True
 
     def thaw(self) -> None:
         self.worker.send_signal(signal.SIGCONT)
@@ -125,7 +137,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         said = worker.stdout.readline()
         assert said.strip() == "ready", (folder / "worker.log").read_text()[-3000:]
         client = open_client()
-        yield Site(folder, env, str(model), worker, client)
+        store = make_store(Settings())
+        yield Site(folder, env, str(model), worker, client, store)
+        store.close()
     finally:
         if client is not None:
             client.close()

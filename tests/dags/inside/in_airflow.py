@@ -7,16 +7,16 @@ import os
 import signal
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import pytest
+import supervising
 from conftest import GROUP, Site
+from supervising import children
 
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[2] / "jobs" / "examples" / "airflow_nightly.py"
-FORK = get_context("fork")
 _days = iter(range(10_000))
 
 
@@ -36,10 +36,11 @@ class Airflow:
     """Airflow's own `dag.test`, which `airflow dags test` calls, and its supervisor of tasks."""
 
     dags: dict[str, Any]
+    logs: Path
 
     def test(self, dag_id: str, **conf: Any) -> Ran:
         """Run a DAG to its end."""
-        day = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=next(_days))
+        day = datetime(2027, 1, 1, tzinfo=UTC) + timedelta(days=next(_days))
         run = self.dags[dag_id].test(logical_date=day, run_after=day, run_conf=conf)
         return self.ran(dag_id, run.run_id)
 
@@ -75,12 +76,12 @@ class Airflow:
         from airflow.utils.session import create_session
         from airflow.utils.types import DagRunTriggeredByType
 
-        day = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=next(_days))
+        day = datetime(2027, 1, 1, tzinfo=UTC) + timedelta(days=next(_days))
         dag = DagSerialization.deserialize_dag(DagSerialization.serialize_dag(self.dags[dag_id]))
         with create_session() as session:
             run = get_or_create_dagrun(
                 dag=dag,
-                run_id=f"scheduled__{day.isoformat()}",
+                run_id=f"manual__{day.isoformat()}",
                 logical_date=day,
                 data_interval=(day, day),
                 run_after=day,
@@ -120,46 +121,16 @@ class Airflow:
         """The next try of its task, supervised in a process of its own as an executor's worker
         does; the task itself is a child of that."""
         self.set_state(dag_id, run_id, "queued", tries=1)
-        process = FORK.Process(target=_supervise, args=(self.task(dag_id, run_id),))
-        process.start()
-        return process
+        ti = self.task(dag_id, run_id)
+        return supervising.start(ti, self.log(dag_id, run_id))
+
+    def log(self, dag_id: str, run_id: str) -> Path:
+        """What the last try and its supervisor said."""
+        return self.logs / f"{dag_id}-{run_id}-{self.task(dag_id, run_id).try_number}.log"
 
 
 def named(task_id: str, map_index: int) -> str:
     return task_id if map_index < 0 else f"{task_id}[{map_index}]"
-
-
-def _supervise(ti: Any) -> None:
-    from airflow import settings
-    from airflow.executors.workloads import BundleInfo
-    from airflow.sdk.api.datamodels._generated import TaskInstance
-    from airflow.sdk.execution_time.supervisor import InProcessTestSupervisor, supervise_task
-
-    settings.engine.dispose(close=False)  # the parent's
-    os.setpgrp()
-    code = supervise_task(
-        ti=TaskInstance(
-            id=ti.id,
-            task_id=ti.task_id,
-            dag_id=ti.dag_id,
-            run_id=ti.run_id,
-            try_number=ti.try_number,
-            map_index=ti.map_index,
-            dag_version_id=ti.dag_version_id,
-        ),
-        bundle_info=BundleInfo(name="dags-folder"),
-        dag_rel_path="jobs_in_airflow.py",
-        token="",
-        client=InProcessTestSupervisor._api_client(),
-        subprocess_logs_to_stdout=True,
-    )
-    os._exit(abs(code))
-
-
-def children(pid: int) -> list[int]:
-    """The processes that a process has started."""
-    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [int(one) for one in text.split()]
 
 
 @pytest.fixture(scope="session")
@@ -184,13 +155,16 @@ def airflow(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Airflow:
             ),
         }
     )
-    from airflow.dag_processing.dagbag import BundleDagBag
+    from airflow.dag_processing.bundles.manager import DagBundlesManager
+    from airflow.dag_processing.dagbag import BundleDagBag, sync_bag_to_db
     from airflow.utils.db import initdb
 
     initdb()
+    DagBundlesManager().sync_bundles_to_db()
     bag = BundleDagBag(dag_folder=dags, bundle_path=dags, bundle_name="dags-folder")
     assert bag.import_errors == {}
-    return Airflow(bag.dags)
+    sync_bag_to_db(bag, "dags-folder", None)
+    return Airflow(bag.dags, home)
 
 
 DATABASE = "SPECBATCH_DATABASE_URL"
@@ -291,7 +265,7 @@ def test_a_task_that_is_killed_and_retried_goes_on_with_its_job_and_pays_once(
         (task,) = children(first.pid)
         os.kill(task, signal.SIGKILL)
         first.join(60)
-        assert airflow.task("waits_in_the_task", run).state == "up_for_retry"
+        assert first.exitcode == signal.SIGKILL  # then the scheduler queues the next try
     finally:
         site.thaw()
     second = airflow.start("waits_in_the_task", run)
