@@ -17,6 +17,7 @@ import pytest
 from ledger.builders import LEASE_SEC
 
 from specbatch.jobs.chaos.stand_in import StandInHost
+from specbatch.pipeline import telling
 from specbatch.pipeline.bootstrap import make_client
 from specbatch.pipeline.observe import tracing as module
 from specbatch.pipeline.observe.context import (
@@ -296,6 +297,21 @@ def test_a_worker_that_ends_gives_attempts_a_moment_to_end(file: Path) -> None:
     closing.join(30)
     (told,) = read_traces(file)
     assert told.attributes["specbatch.outcome"] == "kept"
+
+
+def test_a_cut_is_an_event_and_what_cannot_be_told_is_logged(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracing = open_tracing(all_of(file))
+    broken: Any = None
+    with tracing.attempt(LEASE) as span:
+        telling.cut(span, 1_000_000, 3)
+        telling.verified(span, broken, [], [])
+    tracing.close()
+    (told,) = read_traces(file)
+    assert told.events == (("cut", {"specbatch.cut.group.index": 1_000_000, "specbatch.rows": 3}),)
+    assert told.attributes["specbatch.outcome"] == "kept"
+    assert "this could not be told" in caplog.text
 
 
 # --- submissions ----------------------------------------------------------------------------------
