@@ -83,8 +83,14 @@ def clock() -> Clock:
     return Clock()
 
 
+@pytest.fixture
+def site(clock: Clock, tmp_path: Path) -> Site:
+    """With the store in memory; that the others are like it is proved in tests/contracts."""
+    return Site(MemoryStore(clock=clock), clock, tmp_path)
+
+
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
-def site(request: pytest.FixtureRequest, clock: Clock, tmp_path: Path) -> Iterator[Site]:
+def any_site(request: pytest.FixtureRequest, clock: Clock, tmp_path: Path) -> Iterator[Site]:
     store: Store
     if request.param == "memory":
         store = MemoryStore(clock=clock)

@@ -1,7 +1,7 @@
 """A two-night outage across a change of the clock: every policy does what it says, in every store.
 
 Night 0 is submitted. Then nobody looks for two nights, on the first of which the clock changes. At
-noon after the second somebody looks again, and from then on every two hours; night 3 is on time.
+noon after the second somebody looks again, and from then on every few hours; night 3 is on time.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def outage(site: Site, schedule: Schedule, nights: list[float], noon: float, ove
         site.end(site.job_of(schedule, nights[0]))
     site.tick(schedule, noon)
     while site.clock.now < nights[3] - 0.5:
-        site.tick(schedule, min(site.clock.now + 7200, nights[3] - 0.5))
+        site.tick(schedule, min(site.clock.now + 25_200, nights[3] - 0.5))
     site.tick(schedule, nights[3])
     site.tick(schedule, nights[3] + 1800)
 
@@ -75,23 +75,27 @@ PLACES = [("memory", change) for change in NIGHTS]
 PLACES += [(store, change) for store in ("sqlite", "postgres") for change in list(NIGHTS)[:2]]
 
 
-@pytest.mark.parametrize(("site", "change"), PLACES, indirect=["site"])
-def test_after_an_outage_across_a_change_policies_do_what_they_say(site: Site, change: str) -> None:
+@pytest.mark.parametrize(("any_site", "change"), PLACES, indirect=["any_site"])
+def test_after_an_outage_across_a_change_policies_do_what_they_say(
+    any_site: Site, change: str
+) -> None:
     zone, cron, *utc = NIGHTS[change]
     *nights, noon, last = map(at, utc)
     nights.append(last)
     for (catch_up, overlap), columns in EXPECTED.items():
         for over, column in zip((True, False), columns, strict=True):
-            schedule = site.schedule(
+            schedule = any_site.schedule(
                 cron, f"{catch_up}.{overlap}.{over}",
                 time_zone=zone, catch_up=catch_up, overlap=overlap,
             )  # fmt: skip
-            outage(site, schedule, nights, noon, over)
+            outage(any_site, schedule, nights, noon, over)
             words = column.split()
             wanted = [RunState.SUBMITTED, *(STATES[word[-1]] for word in words)]
-            assert site.states(schedule) == dict(zip(nights, wanted, strict=True)), schedule.name
+            assert any_site.states(schedule) == dict(zip(nights, wanted, strict=True)), (
+                schedule.name
+            )
             jobs = {
-                night: site.store.get_job(site.job_of(schedule, night))
+                night: any_site.store.get_job(any_site.job_of(schedule, night))
                 for night, state in zip(nights, wanted, strict=True)
                 if state is RunState.SUBMITTED
             }

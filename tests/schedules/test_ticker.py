@@ -19,16 +19,16 @@ NIGHT = "2026-01-01T02:30Z"
 EVE = "2026-01-01T00:00Z"
 
 
-def test_the_key_is_the_schedule_and_the_logical_time(site: Site) -> None:
-    schedule = site.schedule("30 2 * * *", time_zone="Europe/Berlin")
-    site.tick(schedule, EVE)
-    site.tick(schedule, "2026-01-01T01:30Z")
-    (job,) = site.store.list_jobs()
+def test_the_key_is_the_schedule_and_the_logical_time(any_site: Site) -> None:
+    schedule = any_site.schedule("30 2 * * *", time_zone="Europe/Berlin")
+    any_site.tick(schedule, EVE)
+    any_site.tick(schedule, "2026-01-01T01:30Z")
+    (job,) = any_site.store.list_jobs()
     assert job.idempotency_key == "schedule:nightly:2026-01-01T01:30:00Z"
     assert job.idempotency_key == key_of("nightly", at("2026-01-01T01:30Z"))
     assert job.name == "nightly"
-    assert job.spec["input"]["uri"] == f"{site.folder}/in/2026-01-01.jsonl"
-    (row,) = site.store.schedule_runs("nightly")
+    assert job.spec["input"]["uri"] == f"{any_site.folder}/in/2026-01-01.jsonl"
+    (row,) = any_site.store.schedule_runs("nightly")
     assert (row.job_id, row.state, row.reason) == (job.job_id, RunState.SUBMITTED, None)
 
 
@@ -134,25 +134,25 @@ def test_wherever_a_look_dies_the_next_one_goes_on_with_it(
 
 @pytest.mark.parametrize("overlap", ["skip", "queue", "cancel-old"])
 @pytest.mark.parametrize("catch_up", ["latest", "all"])
-def test_schedulers_at_once_submit_once(site: Site, catch_up: str, overlap: str) -> None:
-    schedule = site.schedule("30 2 * * *", catch_up=catch_up, overlap=overlap)
-    site.tick(schedule, EVE)
+def test_schedulers_at_once_submit_once(any_site: Site, catch_up: str, overlap: str) -> None:
+    schedule = any_site.schedule("30 2 * * *", catch_up=catch_up, overlap=overlap)
+    any_site.tick(schedule, EVE)
     nights = [at(f"2026-01-0{day}T02:30Z") for day in range(1, 5)]
     for look, night in enumerate(nights[1::2]):  # two outages of a night each
-        site.clock.now = night + 60
-        tickers = [site.ticker() for _ in range(4)]
+        any_site.clock.now = night + 60
+        tickers = [any_site.ticker() for _ in range(4)]
         successes(together(*[partial(ticker.tick, schedule) for ticker in tickers]))
-        runs = site.store.schedule_runs(schedule.name)
+        runs = any_site.store.schedule_runs(schedule.name)
         submitted = [run.job_id for run in runs if run.state is RunState.SUBMITTED]
-        assert len(set(submitted)) == len(submitted) == len(site.store.list_jobs())
+        assert len(set(submitted)) == len(submitted) == len(any_site.store.list_jobs())
         assert len(runs) == 2 * (look + 1)
         if not look:  # nothing was at work before: as one of them alone would have done
             others = {"latest": RunState.MISSED, "all": RunState.SUBMITTED}
             waits = {"latest": RunState.SUBMITTED, "all": RunState.QUEUED}
             assert [run.state for run in runs] == [waits[catch_up], others[catch_up]]
-    for job in site.store.list_jobs():
+    for job in any_site.store.list_jobs():
         if not job.cancel_requested:
-            site.end(job.job_id)
+            any_site.end(job.job_id)
 
 
 class SlowClient(Client):
@@ -220,18 +220,18 @@ def test_while_the_store_refuses_a_job_waits(site: Site) -> None:
 
 
 @pytest.mark.parametrize("overlap", ["skip", "queue", "cancel-old"])
-def test_one_time_is_submitted_by_hand_and_once(site: Site, overlap: str) -> None:
-    schedule = site.schedule("30 2 * * *", catch_up="none", overlap=overlap)
-    site.tick(schedule, EVE)
-    site.tick(schedule, "2026-01-03T12:00Z")
-    assert set(site.states(schedule).values()) == {RunState.MISSED}
+def test_one_time_is_submitted_by_hand_and_once(any_site: Site, overlap: str) -> None:
+    schedule = any_site.schedule("30 2 * * *", catch_up="none", overlap=overlap)
+    any_site.tick(schedule, EVE)
+    any_site.tick(schedule, "2026-01-03T12:00Z")
+    assert set(any_site.states(schedule).values()) == {RunState.MISSED}
     for night in ("2026-01-02T02:30Z", NIGHT, "2025-11-11T02:30Z"):  # whatever is at work
-        (row,) = site.ticker().run_at(schedule, at(night))
-        (again,) = site.ticker().run_at(schedule, at(night))
+        (row,) = any_site.ticker().run_at(schedule, at(night))
+        (again,) = any_site.ticker().run_at(schedule, at(night))
         assert row.state is again.state is RunState.SUBMITTED
-        assert row.job_id == again.job_id == site.job_of(schedule, at(night))
-    assert len(site.store.list_jobs()) == 3
-    assert not any(job.cancel_requested for job in site.store.list_jobs())
+        assert row.job_id == again.job_id == any_site.job_of(schedule, at(night))
+    assert len(any_site.store.list_jobs()) == 3
+    assert not any(job.cancel_requested for job in any_site.store.list_jobs())
 
 
 def test_by_hand_other_times_that_are_due_are_seen_to_first(site: Site) -> None:
