@@ -57,16 +57,20 @@ class ReportingInMemory(TimeInMemory):
 
 
 def _of_group(index: int, group: Group) -> GroupFigures:
-    counted = ("completions", "completion_tokens", "proposed", "accepted", "verifier_passes")
+    totals = group.totals
     return GroupFigures(
-        index,
-        group.stage,
-        group.new.rows,
-        group.ready_at if group.stage is Stage.DONE else None,
-        group.queue_sec,
-        group.compute_sec,
-        *(group.totals[name] for name in counted),
-        group.totals["cost_usd"],
+        index=index,
+        stage=group.stage,
+        rows=group.new.rows,
+        done_at=group.ready_at if group.stage is Stage.DONE else None,
+        queue_sec=group.queue_sec,
+        compute_sec=group.compute_sec,
+        completions=totals["completions"],
+        completion_tokens=totals["completion_tokens"],
+        proposed=totals["proposed"],
+        accepted=totals["accepted"],
+        verifier_passes=totals["verifier_passes"],
+        cost_usd=totals["cost_usd"],
     )
 
 

@@ -70,7 +70,7 @@ def decisions(facts: Facts) -> Html | None:
     if left > 0:
         shown = shown[: DECISIONS_SHOWN // 2] + shown[-DECISIONS_SHOWN // 2 :]
     heads = ["when", "decision", "about", "why", "acceptance", "needed"]
-    rows = [
+    rows: list[tuple[object, ...]] = [
         (clock(d.at), tag("span", d.action.value, class_=f"chip {_tone(d.action)}"),
          tag("span", whom(d.proposer).strip() or "all drafts", class_="whom"), d.reason,
          percent(d.acceptance), percent(d.break_even))
@@ -160,7 +160,7 @@ def samples(facts: Facts) -> Html | None:
 
 
 def versions(facts: Facts) -> Html | None:
-    rows = [(name, tag("code", value)) for name, value in facts.versions]
+    rows: list[tuple[str, object]] = [(name, tag("code", value)) for name, value in facts.versions]
     rows += [("devices", tag("code", device)) for device in facts.devices]
     rows.append(("report made by", f"specbatch {facts.version}"))
     return table(("what", "value"), rows, "What decided the output", numbers=(), class_="words")

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -32,6 +31,8 @@ from specbatch.schemas.records import JobRow, JobState
 STALE_SEC = 60.0  # a worker that was not heard of for so long may be gone
 WIDE = 110  # columns of a terminal that has room for everything
 _BAR = 12
+_NOBODY = "no worker was heard of: start `specbatch worker`"
+_NOT_YET = "somebody holds work, and has not told of a device yet"
 _LEFT_OUT = ("name", "", "tokens")  # of narrow ones
 
 
@@ -104,9 +105,9 @@ class Watch:
         since = self._time - row.started_at if row.started_at is not None else 0.0
         if speed is None and since > 0 and progress.completion_tokens:
             speed = progress.completion_tokens / since
-        done = progress.rows_done
-        if eta is None and since > 0 and done and progress.ingest_done:
-            eta = since * (progress.rows_total - done) / done
+        done, worked = progress.rows_done, progress.rows_done - progress.rows_failed
+        if eta is None and since > 0 and worked > 0 and progress.ingest_done:
+            eta = since * (progress.rows_total - done) / worked
         return JobNow(
             row.job_id,
             row.name,
@@ -186,7 +187,8 @@ def _table(title: str, *heads: str, left: int = 1) -> Table:
 
 def _workers(board: Board) -> Table:
     if not board.backlog.workers:
-        return _nothing("workers", "no worker was heard of: start `specbatch worker`")
+        works = any(stage.leased for stage in board.backlog.stages)
+        return _nothing("workers", _NOT_YET if works else _NOBODY)
     heads = ("worker", "device", "groups", "busy", "cost", "up for", "heard of")
     table = _table("workers", *heads, left=2)
     for worker, busy in zip(board.backlog.workers, board.busy, strict=True):
@@ -225,7 +227,7 @@ def _jobs(board: Board, narrow: bool) -> Table:
             job.job_id[:12],
             job.name[:24],
             job.state,
-            ProgressBar(total=1.0, completed=job.share or 0.0, width=_BAR),
+            _bar(job.share),
             f"{count(job.rows_done)}/{count(job.rows_total)}",
             count(job.tokens),
             count(job.tokens_per_sec),
@@ -244,6 +246,12 @@ def _jobs(board: Board, narrow: bool) -> Table:
     if board.jobs_left_out:
         table.caption = f"and {count(board.jobs_left_out)} more"
     return table
+
+
+def _bar(share: float | None) -> Text:
+    """The same with colours and without."""
+    full = round((share or 0.0) * _BAR)
+    return Text.assemble(("█" * full, "green"), ("░" * (_BAR - full), "dim"))
 
 
 def _nothing(title: str, words: str) -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from rich.console import Console
 
 from specbatch.pipeline.observe.top import Board, Watch, as_json, tables
@@ -55,12 +56,12 @@ def test_one_look_tells_means_since_the_beginning() -> None:
     assert board.busy == (0.5,)
     (job,) = board.jobs
     assert job.tokens_per_sec == 100  # in 40 seconds
-    assert job.eta_sec == 60
+    assert job.eta_sec == pytest.approx(40 * 60 / 39)
     text = shown(board)
     for said in (
         "1 device · 1 job running, 2 queued · 1 row failed",
         "night-1:77", "50 %", "1.0 s ago",
-        "nightly", "40/100", "60 %", "60.0 s", "and 2 more", "33.0 s",
+        "nightly", "40/100", "60 %", "61.5 s", "█████░░░░░░░", "and 2 more", "33.0 s",
     ):  # fmt: skip
         assert said in text, said
 
@@ -76,6 +77,13 @@ def test_two_looks_tell_what_grew_between_them() -> None:
     unheard = watch.board(backlog(1003.0, (replace(idle, silent_sec=90.0),)), [])
     assert unheard.busy == (0.1,)  # nothing new is known of it
     assert "90.0 s ago" in shown(unheard)
+
+
+def test_a_job_of_which_nothing_is_done_has_no_end_in_sight() -> None:
+    refused = replace(PROGRESS, rows_done=4, rows_failed=4, completion_tokens=0)
+    (job,) = Watch().board(backlog(workers=()), [(JOB, refused)]).jobs
+    assert job.eta_sec is None
+    assert "has not told of a device yet" in shown(Watch().board(backlog(workers=()), []))
 
 
 def test_an_empty_store_says_what_to_start() -> None:
