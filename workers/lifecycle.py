@@ -13,7 +13,14 @@ from weakref import WeakKeyDictionary
 from celery import Celery, _state
 from celery.worker import WorkController, state
 
-from specbatch.pipeline.bootstrap import KINDS, Models, Worker, follow_leader, make_worker
+from specbatch.pipeline.bootstrap import (
+    KINDS,
+    Models,
+    Worker,
+    follow_leader,
+    make_exposure,
+    make_worker,
+)
 from specbatch.pipeline.client import Ring
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.errors import DeviceLostError, UsageError
@@ -104,6 +111,7 @@ def run_worker(
     app = make_app(settings)
     line = HintLine(app)
     proposer, further = (proposers[0] if proposers else None), proposers[1:]
+    exposure = make_exposure(settings)
     worker = make_worker(
         settings,
         kinds,
@@ -114,7 +122,10 @@ def run_worker(
         further=further,
         instead=instead,
         queued=make_queued(app),
+        meter=None if exposure is None else exposure.meter,
     )
+    if exposure is not None:
+        exposure.watch(worker.store)
     with LastWord() as lost:
         register(app, worker, lost)
         worker.start()
@@ -132,6 +143,8 @@ def run_worker(
                 quiet=True,  # no banner: it shows settings that are not ours
             ).start()
         finally:
+            if exposure is not None:
+                exposure.close()
             line.close()
             worker.close()
     if lost.error is not None:

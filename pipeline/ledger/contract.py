@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from specbatch.pipeline.ledger.audit_contract import AuditStore
+from specbatch.pipeline.ledger.figures_contract import FiguresStore
 from specbatch.pipeline.ledger.privacy_contract import PrivacyStore
 from specbatch.pipeline.ledger.time_contract import TimeLedger
 from specbatch.schemas.audit import PublishedManifest
@@ -36,7 +37,7 @@ from specbatch.schemas.speculation import AcceptanceCount, Decision, PastOutput
 from specbatch.schemas.timekeeping import Spent
 
 
-class Store(AuditStore, PrivacyStore, TimeLedger, Protocol):
+class Store(AuditStore, FiguresStore, PrivacyStore, TimeLedger, Protocol):
     """Jobs, groups, leases, completions, what drafting taught, the audit log, and time."""
 
     # --- jobs -------------------------------------------------------------------------------
