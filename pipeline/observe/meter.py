@@ -223,9 +223,11 @@ class DraftingEngine:
 
 
 def saved_usd(records: Iterable[CompletionRecord]) -> float:
-    """What drafting saved on the steps whose price at depth 0 is known; below 0: it cost more."""
-    units = 0.0
+    """What drafting saved a group, on the steps whose price at depth 0 is known; below 0: it cost
+    more. Without any such step nothing is known of it."""
+    taken = baseline = 0.0
     for c in records:
-        units += (c.baseline_sec - c.decode_sec) * TICKS_PER_SEC * c.price_microusd
-        units -= c.ahead_ticks * c.ahead_price_microusd
-    return usd_of(units)
+        taken += c.decode_sec * TICKS_PER_SEC * c.price_microusd
+        taken += c.ahead_ticks * c.ahead_price_microusd
+        baseline += c.baseline_sec * TICKS_PER_SEC * c.price_microusd
+    return usd_of(baseline - taken) if baseline else 0.0

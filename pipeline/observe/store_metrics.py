@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FRESH_SEC = 10.0  # for which figures are not read anew
+FRESH_SEC = 5.0  # for which figures are not read anew
 PATIENCE_SEC = 3.0  # that a scrape waits for them
 
 
