@@ -50,6 +50,7 @@ KEPT_TO = {
         *("schemas.text_columns", "schemas.token_arrays", "schemas.mapper", "migrations"),
     ),
     "celery": ("workers", "jobs"),
+    "prometheus_client": ("pipeline.observe",),
     "kombu": ("workers", "jobs"),
 }
 
