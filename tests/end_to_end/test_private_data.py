@@ -73,6 +73,7 @@ def everything(site: Site, patch: pytest.MonkeyPatch, capsys: Any, caplog: Any) 
     for name, data in site.workspace().items():
         found[f"file {name}"] = name + data.decode("latin-1")
     jobs = site.store.list_jobs()
+    found["metrics"] = site.metrics()
     found["log"] = caplog.text
     site.close()
     database = Path(site.url.removeprefix("sqlite:///"))
@@ -105,6 +106,8 @@ def test_personal_data_is_nowhere_but_in_the_output(
     if mode is PrivacyMode.HASH_ONLY:
         assert not [place for place, text in left.items() if PLAIN in text and "site" not in place]
     assert "Task raised unexpected" in left["log"], "an error was met, and its traceback logged"
+    label = "private" if mode is PrivacyMode.HASH_ONLY else "letters of [EMAIL]"
+    assert f'specbatch_emitted_tokens_total{{job="{label}"' in left["metrics"]
     output = read_output(str(site.folder / "out")).to_pylist()
     assert {kind for row in output for kind in planted_in(f"{row['text']} {row['id']}")} == KINDS
 
@@ -119,11 +122,13 @@ def test_under_full_the_same_search_finds_everything(
     assert set(planted_in(left["completions.text"])) >= KINDS
     assert set(planted_in(left["completions.token_ids"])) >= KINDS
     assert set(planted_in(left["completions.row_id"])) >= KINDS
-    for place in ("jobs.spec", "jobs.idempotency_key", "groups.last_error", "log", "jobs"):
+    places = ("jobs.spec", "jobs.idempotency_key", "groups.last_error", "log", "jobs", "metrics")
+    for place in places:
         assert "EMAIL" in planted_in(left[place]), place
     for place in ("rejected_rows.reason", "rejected_rows.row_id", "jobs.stop_reason"):
         assert planted_in(left[place]), place
     assert "PHONE" in planted_in(left["completions.tag"])
+    assert "PHONE" in planted_in(left["metrics"]), "tags are labels"
     assert any(planted_in(text) for place, text in left.items() if place.startswith("show"))
 
 

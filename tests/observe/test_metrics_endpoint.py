@@ -35,11 +35,9 @@ def test_a_port_in_use_is_told_in_one_sentence(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         settings = Settings(workspace="unused", metrics_port=port, metrics_address=HERE)
         shared = settings.model_copy(update={"metrics_dir": str(tmp_path)})
+        told = rf"^metrics cannot be served on {HERE}:{port} \(Address already in use\): set"
         for one in (settings, shared):
-            with pytest.raises(
-                UsageError,
-                match=rf"^metrics cannot be served on {HERE}:{port} \(Address already in use\): set",
-            ) as met:
+            with pytest.raises(UsageError, match=told) as met:
                 make_exposure(one)
             assert "\n" not in str(met.value)
     exposure = make_exposure(shared)  # the attempt left nothing behind that would hinder this one
