@@ -116,10 +116,10 @@ class Watch(Unwatched):
         """A step is over, and `parts` is what passed of it."""
         passes, depths = [], Counter[tuple[str, int]]()
         for part in parts:
-            drafted = sum(map(len, part.drafts))
-            passes.append((sum(p.take for p in part.plan) + drafted, len(part.plan)))
-            for draft, maker in zip(part.drafts, part.makers, strict=True):
-                depths[maker.name if draft and maker else "", len(draft)] += 1
+            drafted = list(map(len, part.drafts))
+            passes.append((sum([p.take for p in part.plan]) + sum(drafted), len(part.plan)))
+            makers = [maker.name if maker is not None else "" for maker in part.makers]
+            depths.update(zip(makers, drafted, strict=True))
         before, self._told = self._told, self._counts()
         self._stats.kv_blocks = self._blocks.counts
         self._observer.stepped(

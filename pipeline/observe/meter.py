@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 
 from specbatch.pipeline.observe import metric_names as names
@@ -26,6 +27,7 @@ UNKNOWN = "unknown"  # a job that this process never read of
 NO_TAG = "(no tag)"
 NO_PROPOSER = "none"
 MOST_JOBS = 1024  # whose names are remembered
+MOST_ASIDE = 256  # steps
 
 _KINDS = tuple(field.name for field in fields(Ticks))
 
@@ -161,30 +163,52 @@ class Meter:
 
 
 class VerifyingEngine:
-    """What a verify worker's engine tells: every method is called in its thread."""
+    """What a verify worker's engine tells: every method is called in its thread.
+
+    Steps are put aside, and counted when somebody reads or many have come together: a small model's
+    step is not much longer than counting it.
+    """
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
         self._metrics = meter.metrics
+        self._aside: deque[StepFigures] = deque()
+        self._metrics.before_reading(self._count)
 
     def stepped(self, step: StepFigures) -> None:
+        self._aside.append(step)
+        if len(self._aside) >= MOST_ASIDE:
+            self._count()
+
+    def _count(self) -> None:
+        steps: list[StepFigures] = []
+        with suppress(IndexError):  # in whichever threads: each step is taken once
+            while True:
+                steps.append(self._aside.popleft())
+        if not steps:
+            return
+        tokens = Counter(tokens for step in steps for tokens, _ in step.passes)
+        fill = Counter(n / step.most_sequences for step in steps for _, n in step.passes)
+        depths: Counter[tuple[str, int]] = Counter()
+        for step in steps:
+            depths.update(step.depths)
         metrics = self._metrics
         with metrics.together():
-            for tokens, sequences in step.passes:
-                metrics.count(names.VERIFIER_CALLS)
-                metrics.observe(names.TOKENS_PER_CALL, tokens)
-                metrics.observe(names.BATCH_FILL, sequences / step.most_sequences)
-            for (proposer, tokens), times in step.depths.items():
-                metrics.observe(names.DEPTH, tokens, proposer or NO_PROPOSER, times=times)
-            for kind, ticks in zip(_KINDS, step.ticks, strict=True):
-                if ticks:
-                    metrics.count(names.DEVICE_SECONDS, kind, by=ticks / TICKS_PER_SEC)
-            if step.preemptions:
-                metrics.count(names.PREEMPTIONS, by=step.preemptions)
-            if step.raised_passes:
-                metrics.count(names.FAILED_CALLS, "pass", by=step.raised_passes)
-            if step.proposer_failures:
-                metrics.count(names.FAILED_CALLS, "proposer", by=step.proposer_failures)
+            metrics.count(names.VERIFIER_CALLS, by=sum(tokens.values()))
+            for value, times in tokens.items():
+                metrics.observe(names.TOKENS_PER_CALL, value, times=times)
+            for share, times in fill.items():
+                metrics.observe(names.BATCH_FILL, share, times=times)
+            for (proposer, depth), times in depths.items():
+                metrics.observe(names.DEPTH, depth, proposer or NO_PROPOSER, times=times)
+            for place, kind in enumerate(_KINDS):
+                ticks = sum(step.ticks[place] for step in steps)
+                metrics.count(names.DEVICE_SECONDS, kind, by=ticks / TICKS_PER_SEC)
+            metrics.count(names.PREEMPTIONS, by=sum(step.preemptions for step in steps))
+            raised = sum(step.raised_passes for step in steps)
+            metrics.count(names.FAILED_CALLS, "pass", by=raised)
+            failed = sum(step.proposer_failures for step in steps)
+            metrics.count(names.FAILED_CALLS, "proposer", by=failed)
 
     def first_token(self, job_id: str, sec: float) -> None:
         self._metrics.observe(names.FIRST_TOKEN, sec, self._meter.job_label(job_id))

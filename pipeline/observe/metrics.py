@@ -36,6 +36,7 @@ class Metrics:
         self._most_values = most_values
         self._known: dict[str, set[str]] = {}  # values of labels from outside
         self._asked: dict[str, Asked] = {}
+        self._before: list[Callable[[], None]] = []
         self._values: Snapshot = {}
         for name, metric in _MINE.items():
             self._values[name] = _beginning(metric)
@@ -74,8 +75,14 @@ class Metrics:
         """Have a gauge's values asked for whenever somebody reads. Called in any thread."""
         self._asked[metric.name] = asked
 
+    def before_reading(self, count: Callable[[], None]) -> None:
+        """Have this called whenever somebody reads: it may count what it held back."""
+        self._before.append(count)
+
     def read(self) -> Snapshot:
         """All there is, of one moment; gauges that are asked for, of right before."""
+        for count in self._before:
+            count()
         found = {name: asked() for name, asked in self._asked.items()}
         with self._lock:
             for name, values in found.items():
