@@ -143,6 +143,10 @@ class Settings(BaseSettings):
     planned_rollout: bool = Field(
         default=False, description="announce a rollout in the metrics, so that alerts are held back"
     )
+    schedules_dir: str = Field(
+        default="jobs/schedules", description="folder of the schedule files, for `scheduler`"
+    )
+
     encryption_key: str = Field(
         default="", repr=False, description="keys of texts at rest, newest first; empty: none"
     )

@@ -15,6 +15,8 @@ from specbatch.jobs.cli.migrate import migrate
 from specbatch.jobs.cli.purge import purge
 from specbatch.jobs.cli.replay import replay
 from specbatch.jobs.cli.retry import retry
+from specbatch.jobs.cli.scheduler import scheduler
+from specbatch.jobs.cli.schedules import schedules
 from specbatch.jobs.cli.settings import settings
 from specbatch.jobs.cli.show import show
 from specbatch.jobs.cli.submit_job import submit_job
@@ -33,6 +35,8 @@ for command in (
     replay,
     export,
     worker,
+    scheduler,
+    schedules,
     demo,
     bench,
     chaos,

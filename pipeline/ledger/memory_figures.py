@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 
 from specbatch.pipeline.ledger import rules
-from specbatch.pipeline.ledger.figures_contract import AUDITED_SEC
+from specbatch.pipeline.ledger.figures_contract import AUDITED_SEC, MISSED_SEC
+from specbatch.pipeline.ledger.memory_schedules import SchedulesInMemory
 from specbatch.pipeline.ledger.memory_time import TimeInMemory
 from specbatch.pipeline.ledger.memory_units import Unit
-from specbatch.schemas.figures import OpenUnits, StoreFigures
+from specbatch.schemas.figures import OpenUnits, ScheduleRuns, StoreFigures
 from specbatch.schemas.records import Stage
+from specbatch.schemas.schedules import LOST, RunState, ScheduleRun
 
 
-class FiguresInMemory(TimeInMemory):
+class FiguresInMemory(TimeInMemory, SchedulesInMemory):
     """Under the store's lock."""
 
     def figures(self) -> StoreFigures:
@@ -33,6 +36,7 @@ class FiguresInMemory(TimeInMemory):
                 rows_failed=sum(one.rows_failed for one in progress),
                 workers=Counter(row.device.kind for row in sessions),
                 audited=self.correctness(now - AUDITED_SEC),
+                schedules=_schedules(self._schedule_runs.values(), now - MISSED_SEC),
             )
 
 
@@ -52,3 +56,16 @@ def _open(units: list[Unit], now: float) -> OpenUnits:
         stuck=sum(unit.lease_until > 0 for unit in free),
         oldest_sec=now - since,
     )
+
+
+def _schedules(runs: Iterable[ScheduleRun], since: float) -> dict[str, ScheduleRuns]:
+    found: dict[str, ScheduleRuns] = {}
+    for run in runs:
+        of = found.get(run.schedule, ScheduleRuns())
+        if run.state is RunState.SUBMITTED:
+            found[run.schedule] = replace(
+                of, last_success_at=max(of.last_success_at or run.noted_at, run.noted_at)
+            )
+        elif run.state in LOST and run.logical_at >= since:
+            found[run.schedule] = replace(of, missed=of.missed + 1)
+    return found

@@ -11,6 +11,7 @@ from specbatch.pipeline.ledger.memory_figures import FiguresInMemory
 from specbatch.pipeline.ledger.memory_learning import LearningInMemory
 from specbatch.pipeline.ledger.memory_privacy import PrivacyInMemory
 from specbatch.pipeline.ledger.memory_reading import ReadingInMemory
+from specbatch.pipeline.ledger.memory_schedules import SchedulesInMemory
 from specbatch.pipeline.ledger.memory_turns import TurnsInMemory
 from specbatch.pipeline.ledger.memory_units import Group, new_job
 from specbatch.schemas.audit import EntryKind, PublishedManifest
@@ -38,7 +39,12 @@ from specbatch.schemas.timekeeping import Spent
 
 
 class MemoryStore(
-    TurnsInMemory, FiguresInMemory, LearningInMemory, PrivacyInMemory, ReadingInMemory
+    TurnsInMemory,
+    FiguresInMemory,
+    LearningInMemory,
+    PrivacyInMemory,
+    ReadingInMemory,
+    SchedulesInMemory,
 ):
     """All of the contract under one lock. `clock` may be replaced by a test's own."""
 

@@ -7,10 +7,12 @@ from typing import Any
 from sqlalchemy import Connection, case, func, or_, select
 
 from specbatch.pipeline.ledger import audit_reading
-from specbatch.pipeline.ledger.figures_contract import AUDITED_SEC
+from specbatch.pipeline.ledger.figures_contract import AUDITED_SEC, MISSED_SEC
 from specbatch.pipeline.ledger.transactions import Now, Transactions
-from specbatch.schemas.figures import OpenUnits, StoreFigures
+from specbatch.schemas.figures import OpenUnits, ScheduleRuns, StoreFigures
 from specbatch.schemas.records import JobState, Stage
+from specbatch.schemas.schedule_tables import ScheduleRun
+from specbatch.schemas.schedules import LOST, RunState
 from specbatch.schemas.tables import Group, Job, group_is_open, job_is_due, job_is_live
 from specbatch.schemas.time_tables import WorkerSession
 
@@ -32,6 +34,7 @@ def figures(conn: Connection, now: Now) -> StoreFigures:
         rows_failed=_rows_failed(conn),
         workers=_workers(conn),
         audited=audit_reading.correctness(conn, at - AUDITED_SEC),
+        schedules=_schedules(conn, at - MISSED_SEC),
     )
 
 
@@ -92,3 +95,23 @@ def _workers(conn: Connection) -> dict[str, int]:
     is_there = WorkerSession.ended_at.is_(None)
     kinds = select(WorkerSession.device_kind, func.count()).where(is_there)
     return {kind: int(n) for kind, n in conn.execute(kinds.group_by(WorkerSession.device_kind))}
+
+
+def _schedules(conn: Connection, since: float) -> dict[str, ScheduleRuns]:
+    """A row a night: a few thousand in all, of which the lost ones are looked for by their time."""
+    submitted = (
+        select(ScheduleRun.schedule, func.max(ScheduleRun.noted_at))
+        .where(ScheduleRun.state == RunState.SUBMITTED.value)
+        .group_by(ScheduleRun.schedule)
+    )
+    lost = (
+        select(ScheduleRun.schedule, func.count())
+        .where(ScheduleRun.logical_at >= since)
+        .where(ScheduleRun.state.in_([state.value for state in LOST]))
+        .group_by(ScheduleRun.schedule)
+    )
+    last = {name: float(at) for name, at in conn.execute(submitted)}
+    missed = {name: int(count) for name, count in conn.execute(lost)}
+    return {
+        name: ScheduleRuns(last.get(name), missed.get(name, 0)) for name in sorted({*last, *missed})
+    }

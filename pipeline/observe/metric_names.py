@@ -203,7 +203,10 @@ SCHEDULE_SUCCESS = _gauge(
     "schedule", scope=STORE,
 )  # fmt: skip
 SCHEDULE_MISSED = _gauge(
-    "schedule_missed_runs", "runs missed in the last 7 days", "schedule", scope=STORE
+    "schedule_missed_runs",
+    "times of the last 7 days at which nothing was submitted: missed, or failed",
+    "schedule",
+    scope=STORE,
 )
 
 # --- the process ------------------------------------------------------------------------------

@@ -47,6 +47,7 @@ DIRECTIONS = {
 KEPT_TO = {
     "sqlalchemy": (
         *("pipeline.ledger", "schemas.tables", "schemas.audit_tables", "schemas.time_tables"),
+        "schemas.schedule_tables",
         *("schemas.text_columns", "schemas.token_arrays", "schemas.mapper", "migrations"),
     ),
     "celery": ("workers", "jobs"),

@@ -9,8 +9,9 @@ from ledger.builders import JOB, LEASE_SEC, Clock, completion, new_group, new_jo
 
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.audit import AuditRecord, Correctness
-from specbatch.schemas.figures import OpenUnits, StoreFigures
+from specbatch.schemas.figures import OpenUnits, ScheduleRuns, StoreFigures
 from specbatch.schemas.records import FinishReason, JobState, RejectedRow, Stage, StageTiming
+from specbatch.schemas.schedules import RunState, ScheduleRun
 from specbatch.schemas.timekeeping import Device, NewSession, SessionTime
 
 DAY = 86_400.0
@@ -92,6 +93,29 @@ def test_audits_count_for_thirty_days(store: Store, clock: Clock) -> None:
     assert store.figures().audited == Correctness(15, 1)
     clock.advance(15 * DAY)
     assert store.figures().audited == Correctness(5, 0)
+
+
+def test_schedules_tell_their_last_run_and_what_they_lost_lately(
+    store: Store, clock: Clock
+) -> None:
+    def note(schedule: str, days_ago: float, state: RunState) -> None:
+        store.note_schedule_run(ScheduleRun(schedule, clock.now - days_ago * DAY, state))
+
+    note("nightly", 3, RunState.SUBMITTED)
+    clock.advance(100.0)
+    note("nightly", 2, RunState.SUBMITTED)
+    last = clock.now
+    clock.advance(100.0)
+    note("nightly", 1, RunState.MISSED)
+    note("nightly", 5, RunState.FAILED)
+    note("nightly", 9, RunState.MISSED)  # too long ago
+    note("nightly", 4, RunState.SKIPPED)  # as its policy says
+    note("hourly", 1, RunState.MISSED)
+    note("new", 1, RunState.SEEN)
+    assert store.figures().schedules == {
+        "nightly": ScheduleRuns(last, 2),
+        "hourly": ScheduleRuns(None, 1),
+    }
 
 
 def test_a_claim_tells_how_long_the_group_waited(store: Store, clock: Clock) -> None:

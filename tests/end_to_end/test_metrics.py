@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -18,6 +19,7 @@ from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.observe.draft_counts import by_maker
 from specbatch.pipeline.observe.metric_names import METRICS, Kind, Metric
 from specbatch.schemas.records import JobRow, Origin
+from specbatch.schemas.schedules import RunState, ScheduleRun
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import load_spec
 from specbatch.workers.app import make_app, make_ring
@@ -107,6 +109,7 @@ def busy(redis_server: PrivateRedis, tmp_path_factory: pytest.TempPathFactory) -
         workspace=environment["SPECBATCH_WORKSPACE"],
     )
     store = make_store(settings)
+    store.note_schedule_run(ScheduleRun("nightly", time.time(), RunState.SUBMITTED))
     jobs = [submit(settings, store, home, "cold", 0.0), submit(settings, store, home, "warm", 0.8)]
     scrapes: list[Scrape] = []
     with ExitStack() as stack:

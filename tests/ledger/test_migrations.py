@@ -36,6 +36,7 @@ TABLES = {
     "jobs",
     "machine_knowledge",
     "rejected_rows",
+    "schedule_runs",
     "tenants",
     "time_slices",
     "worker_sessions",
@@ -125,7 +126,7 @@ def test_a_migrated_database_needs_no_further_migration(url: str) -> None:
     assert migrate.current(url) is None
     assert migrate.check(url) != []
     migrate.upgrade(url)
-    assert migrate.current(url) == migrate.head() == "0010"
+    assert migrate.current(url) == migrate.head() == "0011"
     assert migrate.check(url) == []
 
 
