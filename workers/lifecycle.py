@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from weakref import WeakKeyDictionary
 
 from celery import Celery, _state
@@ -111,22 +111,24 @@ def run_worker(
     app = make_app(settings)
     line = HintLine(app)
     proposer, further = (proposers[0] if proposers else None), proposers[1:]
-    exposure = make_exposure(settings)
-    worker = make_worker(
-        settings,
-        kinds,
-        through(make_ring(app)),
-        verifier,
-        proposer,
-        line=line,
-        further=further,
-        instead=instead,
-        queued=make_queued(app),
-        meter=None if exposure is None else exposure.meter,
-    )
-    if exposure is not None:
-        exposure.watch(worker.store)
-    with LastWord() as lost:
+    with ExitStack() as measured, LastWord() as lost:
+        exposure = make_exposure(settings)
+        if exposure is not None:
+            measured.callback(exposure.close)
+        worker = make_worker(
+            settings,
+            kinds,
+            through(make_ring(app)),
+            verifier,
+            proposer,
+            line=line,
+            further=further,
+            instead=instead,
+            queued=make_queued(app),
+            meter=None if exposure is None else exposure.meter,
+        )
+        if exposure is not None:
+            exposure.watch(worker.store)
         register(app, worker, lost)
         worker.start()
         if worker.refills is not None:
@@ -143,8 +145,7 @@ def run_worker(
                 quiet=True,  # no banner: it shows settings that are not ours
             ).start()
         finally:
-            if exposure is not None:
-                exposure.close()
+            measured.close()  # first: it reads the store
             line.close()
             worker.close()
     if lost.error is not None:

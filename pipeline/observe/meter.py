@@ -99,6 +99,8 @@ class Meter:
     def claimed(self, lease: Lease, waited_sec: float | None = None) -> None:
         with self._lock:
             self._claimed[lease] = self._clock()
+            if lease.job_id in self._jobs:
+                self._jobs.move_to_end(lease.job_id)
         if waited_sec is not None:
             self.metrics.observe(names.QUEUE_SECONDS, max(0.0, waited_sec), lease.stage.value)
 

@@ -78,7 +78,12 @@ class MetricsEndpoint:
             yield from source()
 
     def close(self) -> None:
-        """Serve no longer. Others that share the port go on, with what was counted here."""
+        """Serve no longer. Others that share the port go on, with what was counted here.
+
+        To be closed twice is no harm.
+        """
+        if self._stop.is_set():
+            return
         self._sources.clear()
         self._stop.set()
         if self._thread is not None:
