@@ -73,7 +73,7 @@ def submit(settings: Settings, store: Store, folder: Path, name: str, temperatur
             "output": {"uri": str(folder / name)},
             "verifier": str(demo.VERIFIER),
             "proposer": str(demo.DRAFT),
-            "sampling": {"max_tokens": 40, "temperature": temperature, "n": 2, "seed": 3},
+            "sampling": {"max_tokens": 32, "temperature": temperature, "n": 2, "seed": 3},
             "speculation": {"pregenerate": name == "warm"},
             "group_size": 4,
         }
@@ -103,6 +103,7 @@ def busy(redis_server: PrivateRedis, tmp_path_factory: pytest.TempPathFactory) -
         "SPECBATCH_METRICS_DIR": str(home / "metrics"),
         "SPECBATCH_DRIFT_EVERY_STEPS": "5",
         "SPECBATCH_SWEEP_INTERVAL_SEC": "0.5",
+        "SPECBATCH_KV_CACHE_MIB": "32",
     }
     settings = Settings(
         broker_url=environment["SPECBATCH_BROKER_URL"],
