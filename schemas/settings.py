@@ -117,6 +117,32 @@ class Settings(BaseSettings):
         default=1, ge=1, le=64, description="processes of `torchrun` that share the verifier"
     )
 
+    metrics_port: int = Field(
+        default=0,
+        ge=0,
+        le=65535,
+        description="where a worker serves metrics; 0: nowhere",
+    )
+    metrics_address: str = Field(
+        default="0.0.0.0", description="the address it serves them on; whoever reaches it may read"
+    )
+    metrics_dir: str = Field(
+        default="",
+        description="folder of workers of one machine that share the port; empty: none does",
+    )
+    metrics_label_values: int = Field(
+        default=50,
+        ge=1,
+        description="job names, tags, proposers each that metrics tell apart; others are `other`",
+    )
+    drift_every_steps: int = Field(
+        default=251,
+        ge=0,
+        description="steps between two looks how far draft models are, for metrics; 0: none",
+    )
+    planned_rollout: bool = Field(
+        default=False, description="announce a rollout in the metrics, so that alerts are held back"
+    )
     schedules_dir: str = Field(
         default="jobs/schedules", description="folder of the schedule files, for `scheduler`"
     )

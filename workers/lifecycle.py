@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from weakref import WeakKeyDictionary
 
 from celery import Celery, _state
@@ -15,7 +15,14 @@ from celery.apps import worker as celery_worker
 from celery.signals import worker_shutting_down
 from celery.worker import WorkController, state
 
-from specbatch.pipeline.bootstrap import KINDS, Models, Worker, follow_leader, make_worker
+from specbatch.pipeline.bootstrap import (
+    KINDS,
+    Models,
+    Worker,
+    follow_leader,
+    make_exposure,
+    make_worker,
+)
 from specbatch.pipeline.client import Ring
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.errors import DeviceLostError, UsageError
@@ -148,18 +155,24 @@ def run_worker(
     app = make_app(settings)
     line = HintLine(app)
     proposer, further = (proposers[0] if proposers else None), proposers[1:]
-    worker = make_worker(
-        settings,
-        kinds,
-        through(make_ring(app)),
-        verifier,
-        proposer,
-        line=line,
-        further=further,
-        instead=instead,
-        queued=make_queued(app),
-    )
-    with LastWord() as lost:
+    with ExitStack() as measured, LastWord() as lost:
+        exposure = make_exposure(settings)
+        if exposure is not None:
+            measured.callback(exposure.close)
+        worker = make_worker(
+            settings,
+            kinds,
+            through(make_ring(app)),
+            verifier,
+            proposer,
+            line=line,
+            further=further,
+            instead=instead,
+            queued=make_queued(app),
+            meter=None if exposure is None else exposure.meter,
+        )
+        if exposure is not None:
+            exposure.watch(worker.store)
         register(app, worker, lost)
         worker.start()
         if worker.refills is not None:
@@ -177,6 +190,7 @@ def run_worker(
                     quiet=True,  # no banner: it shows settings that are not ours
                 ).start()
         finally:
+            measured.close()  # first: it reads the store
             line.close()
             worker.close()
     if lost.error is not None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from specbatch.pipeline.ledger.audit_contract import AuditStore
+from specbatch.pipeline.ledger.figures_contract import FiguresStore
 from specbatch.pipeline.ledger.privacy_contract import PrivacyStore
 from specbatch.pipeline.ledger.reporting_contract import ReportingStore
 from specbatch.pipeline.ledger.schedule_contract import ScheduleStore
@@ -38,7 +39,9 @@ from specbatch.schemas.speculation import AcceptanceCount, Decision, PastOutput
 from specbatch.schemas.timekeeping import Spent
 
 
-class Store(AuditStore, PrivacyStore, ReportingStore, ScheduleStore, TimeLedger, Protocol):
+class Store(
+    AuditStore, FiguresStore, PrivacyStore, ReportingStore, ScheduleStore, TimeLedger, Protocol
+):
     """Jobs, groups, leases, completions, what drafting taught, schedules, the audit log, time."""
 
     # --- jobs -------------------------------------------------------------------------------

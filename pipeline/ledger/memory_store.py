@@ -7,11 +7,10 @@ from operator import itemgetter
 from typing import Any
 
 from specbatch.pipeline.ledger import entries, rules, turns
+from specbatch.pipeline.ledger.memory_figures import FiguresInMemory
 from specbatch.pipeline.ledger.memory_learning import LearningInMemory
 from specbatch.pipeline.ledger.memory_privacy import PrivacyInMemory
 from specbatch.pipeline.ledger.memory_reading import ReadingInMemory
-from specbatch.pipeline.ledger.memory_reporting import ReportingInMemory
-from specbatch.pipeline.ledger.memory_schedules import SchedulesInMemory
 from specbatch.pipeline.ledger.memory_turns import TurnsInMemory
 from specbatch.pipeline.ledger.memory_units import Group, new_job
 from specbatch.schemas.audit import EntryKind, PublishedManifest
@@ -40,11 +39,10 @@ from specbatch.schemas.timekeeping import Spent
 
 class MemoryStore(
     TurnsInMemory,
+    FiguresInMemory,
     LearningInMemory,
     PrivacyInMemory,
     ReadingInMemory,
-    ReportingInMemory,
-    SchedulesInMemory,
 ):
     """All of the contract under one lock. `clock` may be replaced by a test's own."""
 

@@ -53,6 +53,7 @@ KEPT_TO = {
         *("schemas.text_columns", "schemas.token_arrays", "schemas.mapper", "migrations"),
     ),
     "celery": ("workers", "jobs"),
+    "prometheus_client": ("pipeline.observe",),
     "kombu": ("workers", "jobs"),
     "opentelemetry": (
         *("pipeline.observe.otel", "pipeline.observe.otel_span"),

@@ -1,46 +1,58 @@
-"""Figures of a job's groups and completions, with one test body for the three stores."""
+"""The whole store in a few numbers, alike in all stores."""
 
 from __future__ import annotations
 
-from contracts.shorthand import commit, finish, ingest, verified
-from ledger.builders import JOB, START, Clock, completion
+from contracts.shorthand import claim, ingest
+from ledger.builders import JOB, LEASE_SEC, Clock
 
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.schemas.job_figures import GroupFigures, RowFigures
-from specbatch.schemas.records import FinishReason, Stage, StageTiming
+from specbatch.schemas.audit import AuditRecord, Correctness
+from specbatch.schemas.figures import ScheduleRuns, StoreFigures
+from specbatch.schemas.schedules import RunState, ScheduleRun
+
+DAY = 86_400.0
 
 
-def test_a_group_tells_its_totals_and_when_it_was_done(store: Store, clock: Clock) -> None:
-    ingest(store, groups=2)
-    clock.advance(3)
-    lease = verified(store, 1)
-    clock.advance(4)
-    store.commit_group(lease, [completion(4), completion(5)], StageTiming(0.0, 0.5), {})
-    first, second = store.group_figures(JOB)
-    assert first == GroupFigures(0, Stage.VERIFY, 4, None, 0.0, 0.0, 0, 0, 0, 0, 0, 0.0)
-    assert second == GroupFigures(1, Stage.DONE, 4, START + 7, 3.0, 0.5, 2, 6, 8, 2, 4, 0.5)
-    assert list(store.group_figures("nobody's")) == []
+def test_an_empty_store_has_nothing(store: Store) -> None:
+    assert store.figures() == StoreFigures(store.backlog())
 
 
-def test_a_completion_tells_its_passes_and_no_text(store: Store) -> None:
-    ingest(store, groups=2)
-    for index in (1, 0):
-        commit(store, verified(store, index))
-    rows = list(store.row_figures(JOB, batch=3))
-    assert [(row.row_index, row.group_index) for row in rows] == [(i, i // 4) for i in range(8)]
-    assert rows[5] == RowFigures(
-        5, 0, 1, "news", FinishReason.STOP, 5, 4, 1, 2, 0.25,
-        3 + 40_000 + 50 + 17 + 2**33, (0, 1, 2), (5, 9), ("ngram", "draft-model"), (1,), (2,),
-    )  # fmt: skip
-    assert rows[5].tokens == 3
-    assert list(store.row_figures("nobody's")) == []
+def test_audits_count_for_thirty_days(store: Store, clock: Clock) -> None:
+    ingest(store)
+    store.keep_audit(AuditRecord(JOB, sampled=10, differing=1, tokens=70, intact=True))
+    clock.advance(20 * DAY)
+    store.keep_audit(AuditRecord(JOB, sampled=5, differing=0, tokens=30, intact=True))
+    assert store.figures().audited == Correctness(15, 1)
+    clock.advance(15 * DAY)
+    assert store.figures().audited == Correctness(5, 0)
 
 
-def test_a_purge_leaves_the_figures(store: Store) -> None:
-    ingest(store, groups=1)
-    commit(store, verified(store, 0))
-    finish(store)
-    before = list(store.row_figures(JOB))
-    assert before
-    list(store.purge(JOB, "by a test"))
-    assert list(store.row_figures(JOB)) == before
+def test_schedules_tell_their_last_run_and_what_they_lost_lately(
+    store: Store, clock: Clock
+) -> None:
+    def note(schedule: str, days_ago: float, state: RunState) -> None:
+        store.note_schedule_run(ScheduleRun(schedule, clock.now - days_ago * DAY, state))
+
+    note("nightly", 3, RunState.SUBMITTED)
+    clock.advance(100.0)
+    note("nightly", 2, RunState.SUBMITTED)
+    last = clock.now
+    clock.advance(100.0)
+    note("nightly", 1, RunState.MISSED)
+    note("nightly", 5, RunState.FAILED)
+    note("nightly", 9, RunState.MISSED)  # too long ago
+    note("nightly", 4, RunState.SKIPPED)  # as its policy says
+    note("hourly", 1, RunState.MISSED)
+    note("new", 1, RunState.SEEN)
+    assert store.figures().schedules == {
+        "nightly": ScheduleRuns(last, 2),
+        "hourly": ScheduleRuns(None, 1),
+    }
+
+
+def test_a_claim_tells_how_long_the_group_waited(store: Store, clock: Clock) -> None:
+    ingest(store)
+    clock.advance(7.0)
+    assert claim(store, 0).waited_sec == 7.0
+    clock.advance(LEASE_SEC + 2.0)
+    assert claim(store, 0, owner="w2").waited_sec == 2.0

@@ -76,6 +76,7 @@ def everything(site: Site, patch: pytest.MonkeyPatch, capsys: Any, caplog: Any) 
     for name, data in site.workspace().items():
         found[f"file {name}"] = name + data.decode("latin-1")
     jobs = site.store.list_jobs()
+    found["metrics"] = site.metrics()
     found["log"] = caplog.text
     found["log as JSON"] = "\n".join(map(JsonFormatter().format, caplog.records))
     site.close()
@@ -120,6 +121,8 @@ def test_personal_data_is_nowhere_but_in_the_output(
     assert [s for s in spans if s.attributes.get("error.type") == "UnshownError"] == []
     assert [s for s in spans if s.attributes.get("error.type") == "ValueError"]
     assert not {"specbatch.job.name", "specbatch.tenant"} & {n for s in spans for n in s.attributes}
+    label = "private" if mode is PrivacyMode.HASH_ONLY else "letters of [EMAIL]"
+    assert f'specbatch_emitted_tokens_total{{job="{label}"' in left["metrics"]
     output = read_output(str(site.folder / "out")).to_pylist()
     assert {kind for row in output for kind in planted_in(f"{row['text']} {row['id']}")} == KINDS
 
@@ -139,11 +142,13 @@ def test_under_full_the_same_search_finds_everything(
     assert named in left["traces"]
     assert planted_in(left["traces"].replace(named, "")) == []
     assert PLAIN not in left["traces"]
-    for place in ("jobs.spec", "jobs.idempotency_key", "groups.last_error", "log", "jobs"):
+    places = ("jobs.spec", "jobs.idempotency_key", "groups.last_error", "log", "jobs", "metrics")
+    for place in places:
         assert "EMAIL" in planted_in(left[place]), place
     for place in ("rejected_rows.reason", "rejected_rows.row_id", "jobs.stop_reason"):
         assert planted_in(left[place]), place
     assert "PHONE" in planted_in(left["completions.tag"])
+    assert "PHONE" in planted_in(left["metrics"]), "tags are labels"
     assert any(planted_in(text) for place, text in left.items() if place.startswith("show"))
 
 

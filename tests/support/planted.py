@@ -25,6 +25,7 @@ from specbatch.pipeline.bootstrap import (
     Models,
     Worker,
     make_client,
+    make_exposure,
     make_store,
     make_worker,
 )
@@ -36,6 +37,8 @@ from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.records import Bell, JobRow
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec, load_spec
+from support.scraping import scrape
+from support.servers import free_port
 
 PLANTED = {
     "EMAIL": "anna.musterfrau@example.org",
@@ -112,12 +115,18 @@ class Site:
         self.patch.setenv("SPECBATCH_TRACES", f"file:{self.traces}")
         self.patch.setenv("SPECBATCH_TRACE_GROUPS", "1")
         self.patch.setenv("SPECBATCH_TRACE_REQUESTS", "1")
-        self.settings = Settings(lease_sec=LEASE_SEC, kv_cache_mib=16)
+        self.settings = Settings(
+            lease_sec=LEASE_SEC,
+            kv_cache_mib=16,
+            metrics_port=free_port(),
+            metrics_address="127.0.0.1",
+        )
         self.verifier, self.proposer = (
             str(stand_in_model.write_model(self.folder / name, name).resolve())
             for name in ("verifier", "draft")
         )
         self.store = make_store(self.settings)
+        self.exposure = make_exposure(self.settings)
         self.worker = self._hire()
         self.client = make_client(self.settings, _silent, self.store)
 
@@ -134,6 +143,7 @@ class Site:
             self.proposer,
             store=self.store,
             instead=Models(engines, codec),
+            meter=None if self.exposure is None else self.exposure.meter,
         )
 
     # --- jobs -------------------------------------------------------------------------------
@@ -205,6 +215,8 @@ class Site:
             log.exception("Task raised unexpected")
 
     def close(self) -> None:
+        if self.exposure is not None:
+            self.exposure.close()
         for host in self.worker.engines:
             host.close()
         self.worker.keeper.close()
@@ -214,6 +226,10 @@ class Site:
         self.worker.tracing.close()
 
     # --- what it left behind ----------------------------------------------------------------
+    def metrics(self) -> str:
+        """All that its endpoint says."""
+        return scrape(self.settings.metrics_port).text
+
     def workspace(self) -> dict[str, bytes]:
         return {
             str(path): path.read_bytes()
