@@ -176,7 +176,7 @@ def interval(saved: Saved) -> Html:
     def at(value: float) -> float:
         return 30 + (FULL - 60) * (value - left) / span
 
-    y, zero = 30.0, at(0.0)
+    y, zero, shown = 30.0, at(0.0), usd(saved.usd, saved.reach)
     word = "good" if saved.usd >= 0 else "bad"
     drawn = [
         tag("line", x1="30", x2=_n(FULL - 30.0), y1=_n(y), y2=_n(y), class_="grid"),
@@ -185,9 +185,9 @@ def interval(saved: Saved) -> Html:
               "start" if zero < FULL / 2 else "end"),
         tag("rect", x=_n(at(low)), y=_n(y - 5), width=_n(at(high) - at(low)), height="10", rx="5",
             class_=f"range {word}"),
-        tag("circle", tag("title", usd(saved.usd)), cx=_n(at(saved.usd)), cy=_n(y), r="7",
+        tag("circle", tag("title", shown), cx=_n(at(saved.usd)), cy=_n(y), r="7",
             class_=f"point {word}"),
-        _text(usd(saved.usd), at(saved.usd), 16, "middle", "strong"),
+        _text(shown, at(saved.usd), 16, "middle", "strong"),
     ]  # fmt: skip
     return _svg(FULL, 70, f"saved {usd(saved.usd)}, 95 % interval {usd(low)} to {usd(high)}", drawn)
 

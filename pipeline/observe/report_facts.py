@@ -26,6 +26,11 @@ class Saved:
     groups: int
 
     @property
+    def reach(self) -> float:
+        """The largest of its amounts, whose decimals the others are told with."""
+        return max(abs(value) for value in (self.usd, self.low_usd or 0.0, self.high_usd or 0.0))
+
+    @property
     def is_certain(self) -> bool:
         """Whether all of the interval is on one side of nothing."""
         return self.low_usd is not None and self.high_usd is not None and (

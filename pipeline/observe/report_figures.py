@@ -58,7 +58,7 @@ def _saved(saved: Saved) -> Html:
     if saved.low_usd is None or saved.high_usd is None:
         how_sure = "Only one group was measured, so there is no interval."
     else:
-        low, high = usd(saved.low_usd), usd(saved.high_usd)
+        low, high = usd(saved.low_usd, saved.reach), usd(saved.high_usd, saved.reach)
         how_sure = f"95 % interval {low} to {high}, from {plural(saved.groups, 'group')}."
         if not saved.is_certain:
             how_sure += " It has $0 in it: whether drafts paid is not certain."
