@@ -88,16 +88,17 @@ def bars(
 def line(
     points: Sequence[tuple[float, float | None]], label: str, axis: str, ticks: Sequence[str],
     marks: Sequence[tuple[float, str, str]] = (), width: int = FULL, height: int = 230,
-    more: Sequence[Sequence[tuple[float, float | None]]] = (),
+    more: Sequence[Sequence[tuple[float, float | None]]] = (), top: float = 1.0,
+    shown: Shown = lambda y: percent(y, 0),
 ) -> Html:  # fmt: skip
-    """Shares between 0 and 1 over x, which is between 0 and 1 too. `marks`: x, class, words.
+    """Values of 0 to `top`, over x between 0 and 1. `marks`: x, class, words.
 
-    Points without a share are passed over. `more` are fainter lines.
+    Points without a value are passed over. `more` are fainter lines.
     """
     inner, plot = width - _LEFT - _RIGHT, height - _TOP - _BOTTOM
 
     def place(x: float, y: float) -> tuple[float, float]:
-        return _LEFT + x * inner, _TOP + plot * (1 - y)
+        return _LEFT + x * inner, _TOP + plot * (1 - y / top)
 
     drawn: list[Html] = []
     for x, class_, words in marks:
@@ -115,15 +116,16 @@ def line(
         if y is not None:
             cx, cy = place(x, y)
             drawn.append(
-                tag("circle", tag("title", f"{said}: {percent(y)}"), cx=_n(cx), cy=_n(cy),
+                tag("circle", tag("title", f"{said}: {shown(y)}"), cx=_n(cx), cy=_n(cy),
                     r="3" if len(points) <= 60 else "2", class_="dot")
             )  # fmt: skip
-    every = max(1, math.ceil(len(points) / 8))
+    wide = 16 + 7 * max(map(len, ticks), default=0)
+    every = max(1, math.ceil(len(points) * wide / inner))
     for number, ((x, _), said) in enumerate(zip(points, ticks, strict=True)):
         if number % every == 0:
             drawn.append(_text(said, _LEFT + x * inner, _TOP + plot + 15, "middle"))
     drawn.append(_text(axis, _LEFT + inner / 2, height - 4, "middle", "axis"))
-    return _svg(width, height, label, _grid(width, 1.0, plot, lambda y: percent(y, 0)), drawn)
+    return _svg(width, height, label, _grid(width, top, plot, shown), drawn)
 
 
 def stacked(moments: Sequence[Moment], label: str, width: int = HALF, height: int = 230) -> Html:
