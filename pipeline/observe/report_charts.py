@@ -48,7 +48,7 @@ def table(
         tag("tbody", body),
         class_=class_,
     )
-    return tag("div", whole, class_="scroll")  # browsers let the keyboard scroll it where it is wide
+    return tag("div", whole, class_="scroll")  # the keyboard scrolls it where it is wide
 
 
 def bars(
