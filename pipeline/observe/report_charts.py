@@ -48,8 +48,7 @@ def table(
         tag("tbody", body),
         class_=class_,
     )
-    label = caption or heads[0]
-    return tag("div", whole, class_="scroll", tabindex="0", role="region", aria_label=label)
+    return tag("div", whole, class_="scroll")  # the keyboard scrolls it where it is wide
 
 
 def bars(
@@ -88,16 +87,17 @@ def bars(
 def line(
     points: Sequence[tuple[float, float | None]], label: str, axis: str, ticks: Sequence[str],
     marks: Sequence[tuple[float, str, str]] = (), width: int = FULL, height: int = 230,
-    more: Sequence[Sequence[tuple[float, float | None]]] = (),
+    more: Sequence[Sequence[tuple[float, float | None]]] = (), top: float = 1.0,
+    shown: Shown = lambda y: percent(y, 0),
 ) -> Html:  # fmt: skip
-    """Shares between 0 and 1 over x, which is between 0 and 1 too. `marks`: x, class, words.
+    """Values of 0 to `top`, over x between 0 and 1. `marks`: x, class, words.
 
-    Points without a share are passed over. `more` are fainter lines.
+    Points without a value are passed over. `more` are fainter lines.
     """
     inner, plot = width - _LEFT - _RIGHT, height - _TOP - _BOTTOM
 
     def place(x: float, y: float) -> tuple[float, float]:
-        return _LEFT + x * inner, _TOP + plot * (1 - y)
+        return _LEFT + x * inner, _TOP + plot * (1 - y / top)
 
     drawn: list[Html] = []
     for x, class_, words in marks:
@@ -115,15 +115,16 @@ def line(
         if y is not None:
             cx, cy = place(x, y)
             drawn.append(
-                tag("circle", tag("title", f"{said}: {percent(y)}"), cx=_n(cx), cy=_n(cy),
+                tag("circle", tag("title", f"{said}: {shown(y)}"), cx=_n(cx), cy=_n(cy),
                     r="3" if len(points) <= 60 else "2", class_="dot")
             )  # fmt: skip
-    every = max(1, math.ceil(len(points) / 8))
+    wide = 16 + 7 * max(map(len, ticks), default=0)
+    every = max(1, math.ceil(len(points) * wide / inner))
     for number, ((x, _), said) in enumerate(zip(points, ticks, strict=True)):
         if number % every == 0:
             drawn.append(_text(said, _LEFT + x * inner, _TOP + plot + 15, "middle"))
     drawn.append(_text(axis, _LEFT + inner / 2, height - 4, "middle", "axis"))
-    return _svg(width, height, label, _grid(width, 1.0, plot, lambda y: percent(y, 0)), drawn)
+    return _svg(width, height, label, _grid(width, top, plot, shown), drawn)
 
 
 def stacked(moments: Sequence[Moment], label: str, width: int = HALF, height: int = 230) -> Html:
@@ -176,7 +177,7 @@ def interval(saved: Saved) -> Html:
     def at(value: float) -> float:
         return 30 + (FULL - 60) * (value - left) / span
 
-    y, zero = 30.0, at(0.0)
+    y, zero, shown = 30.0, at(0.0), usd(saved.usd, saved.reach)
     word = "good" if saved.usd >= 0 else "bad"
     drawn = [
         tag("line", x1="30", x2=_n(FULL - 30.0), y1=_n(y), y2=_n(y), class_="grid"),
@@ -185,9 +186,9 @@ def interval(saved: Saved) -> Html:
               "start" if zero < FULL / 2 else "end"),
         tag("rect", x=_n(at(low)), y=_n(y - 5), width=_n(at(high) - at(low)), height="10", rx="5",
             class_=f"range {word}"),
-        tag("circle", tag("title", usd(saved.usd)), cx=_n(at(saved.usd)), cy=_n(y), r="7",
+        tag("circle", tag("title", shown), cx=_n(at(saved.usd)), cy=_n(y), r="7",
             class_=f"point {word}"),
-        _text(usd(saved.usd), at(saved.usd), 16, "middle", "strong"),
+        _text(shown, at(saved.usd), 16, "middle", "strong"),
     ]  # fmt: skip
     return _svg(FULL, 70, f"saved {usd(saved.usd)}, 95 % interval {usd(low)} to {usd(high)}", drawn)
 

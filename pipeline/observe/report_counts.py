@@ -67,6 +67,7 @@ class Timeline:
                 tokens=sum(g.completion_tokens for g in groups),
                 proposed=sum(g.proposed for g in groups),
                 accepted=sum(g.accepted for g in groups),
+                passes=sum(g.verifier_passes for g in groups),
                 queue_sec=sum(g.queue_sec for g in groups),
                 compute_sec=sum(g.compute_sec for g in groups),
                 by_source=self._sources[place],

@@ -26,6 +26,11 @@ class Saved:
     groups: int
 
     @property
+    def reach(self) -> float:
+        """The largest of its amounts, whose decimals the others are told with."""
+        return max(abs(value) for value in (self.usd, self.low_usd or 0.0, self.high_usd or 0.0))
+
+    @property
     def is_certain(self) -> bool:
         """Whether all of the interval is on one side of nothing."""
         return self.low_usd is not None and self.high_usd is not None and (
@@ -70,9 +75,19 @@ class Moment:
     tokens: int = 0
     proposed: int = 0
     accepted: int = 0
+    passes: int = 0  # of the verifier, by sequence
     queue_sec: float = 0.0
     compute_sec: float = 0.0
     by_source: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # proposed, accepted
+
+    @property
+    def middle(self) -> float:
+        return (self.begin + self.end) / 2
+
+    @property
+    def depth(self) -> float | None:
+        """Draft tokens of a sequence in a pass, on average."""
+        return self.proposed / self.passes if self.passes else None
 
     @property
     def rate(self) -> float | None:

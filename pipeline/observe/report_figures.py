@@ -9,6 +9,7 @@ from specbatch.pipeline.observe.report_charts import (
     figure,
     interval,
     line,
+    nice_top,
     stacked,
     strip,
     table,
@@ -58,7 +59,7 @@ def _saved(saved: Saved) -> Html:
     if saved.low_usd is None or saved.high_usd is None:
         how_sure = "Only one group was measured, so there is no interval."
     else:
-        low, high = usd(saved.low_usd), usd(saved.high_usd)
+        low, high = usd(saved.low_usd, saved.reach), usd(saved.high_usd, saved.reach)
         how_sure = f"95 % interval {low} to {high}, from {plural(saved.groups, 'group')}."
         if not saved.is_certain:
             how_sure += " It has $0 in it: whether drafts paid is not certain."
@@ -85,7 +86,7 @@ def _over_time(facts: Facts) -> Html | None:
         return None
     first, last = moments[0].begin, moments[-1].end
     span = (last - first) or 1.0
-    xs = [((m.begin + m.end) / 2 - first) / span for m in moments]
+    xs = [(m.middle - first) / span for m in moments]
     names = [s.name for s in facts.by_source[:4]]
     more = []
     if len(names) > 1:
@@ -105,7 +106,7 @@ def _over_time(facts: Facts) -> Html | None:
     drawing = line(
         [(x, m.rate) for x, m in zip(xs, moments, strict=True)],
         "acceptance over the job's time", "done at, UTC",
-        [clock((m.begin + m.end) / 2) for m in moments], marks, more=more,
+        [clock(m.middle) for m in moments], marks, more=more,
     )  # fmt: skip
     heads = ("from", "groups", "tokens", "draft tokens", "accepted", "acceptance")
     rows = [
@@ -152,6 +153,31 @@ def _by_source(facts: Facts) -> Html | None:
 
 
 def depth(facts: Facts) -> Html | None:
+    drawn = _depths(facts)
+    if (over_time := _depth_over_time(facts)) is not None:
+        return join(tag("div", drawn, class_="pair"), over_time)
+    return tag("div", drawn, class_="pair") if drawn else None
+
+
+def _depth_over_time(facts: Facts) -> Html | None:
+    """Where there is more than one stretch of time, and drafts were made."""
+    moments = facts.over_time
+    deepest = max((m.depth or 0.0 for m in moments), default=0.0)
+    if len(moments) < 2 or not deepest:
+        return None
+    first, span = moments[0].begin, (moments[-1].end - moments[0].begin) or 1.0
+    drawing = line(
+        [((m.middle - first) / span, m.depth) for m in moments], "depth over the job's time",
+        "done at, UTC", [clock(m.middle) for m in moments], height=170,
+        top=nice_top(deepest), shown=lambda y: number(y, 1),
+    )  # fmt: skip
+    rows = [(clock(m.begin), count(m.passes), number(m.depth)) for m in moments]
+    heads = ("from", "passes of sequences", "draft tokens in each")
+    note = "Draft tokens that a sequence brought to a pass on average, by when groups were done."
+    return figure("Depth over time", drawing, table(heads, rows, "Depth over time"), note)
+
+
+def _depths(facts: Facts) -> list[Html]:
     drawn = []
     if len(facts.depths) > 1:
         drawn.append(
@@ -179,7 +205,7 @@ def depth(facts: Facts) -> Html | None:
                 "Of the tokens that were reached: all before them had been accepted.",
             )
         )  # fmt: skip
-    return tag("div", drawn, class_="pair") if drawn else None
+    return drawn
 
 
 def batches(facts: Facts) -> Html | None:

@@ -127,11 +127,11 @@ def summary(facts: Facts) -> str:
     if saved is None:
         return said + "What that saved was not measured: the job was too short for control windows."
     word = "saved" if saved.usd >= 0 else "lost"
-    said += f"Speculation {word} {usd(abs(saved.usd))} against depth 0"
+    said += f"Speculation {word} {usd(abs(saved.usd), saved.reach)} against depth 0"
     if saved.low_usd is None or saved.high_usd is None:
         return said + f" ({figure(saved.speedup)}×), without an interval."
-    said += f" ({figure(saved.speedup)}×; 95 % interval {usd(saved.low_usd)} to "
-    said += f"{usd(saved.high_usd)})."
+    said += f" ({figure(saved.speedup)}×; 95 % interval {usd(saved.low_usd, saved.reach)} to "
+    said += f"{usd(saved.high_usd, saved.reach)})."
     return said if saved.is_certain else said + " The interval has $0 in it."
 
 
@@ -173,7 +173,12 @@ def _cards(facts: Facts) -> Html:
             if p.state is JobState.DONE else f"{count(p.rows_done)} done",
             "warn" if p.rows_failed else "",
         ),
-        ("Time", seconds(wall), "from start to end" if wall else "not over", ""),
+        (
+            "Time",
+            seconds(wall),
+            "not begun" if not wall else "from start to end" if p.state.is_final else "so far",
+            "",
+        ),
     ]  # fmt: skip
     return tag(
         "dl",
@@ -192,11 +197,12 @@ def _saved_card(facts: Facts) -> tuple[str, str, str, str]:
         aside = "not measured" if facts.progress.proposed else "nothing was drafted"
         return "Saved by speculation", NOTHING, aside, ""
     name = "Saved by speculation" if saved.usd >= 0 else "Lost by speculation"
+    amount = usd(abs(saved.usd), saved.reach)
     if saved.low_usd is None or saved.high_usd is None:
-        return name, usd(abs(saved.usd)), "without an interval", ""
-    aside = f"95 %: {usd(saved.low_usd)} to {usd(saved.high_usd)}"
+        return name, amount, "without an interval", ""
+    aside = f"95 %: {usd(saved.low_usd, saved.reach)} to {usd(saved.high_usd, saved.reach)}"
     tone = ("good" if saved.usd > 0 else "bad") if saved.is_certain else ""
-    return name, usd(abs(saved.usd)), aside, tone
+    return name, amount, aside, tone
 
 
 def _wall_sec(facts: Facts) -> float | None:

@@ -25,17 +25,20 @@ def percent(share: float | None, digits: int = 1) -> str:
     return NOTHING if share is None else f"{figure(100 * share, digits)}{_SPACE}%"
 
 
-def usd(value: float | None) -> str:
-    """`$12.34`, `$0.0123`, `$0.000714`: three digits that mean something, or cents."""
+def usd(value: float | None, beside: float | None = None) -> str:
+    """`$12.34`, `$0.0123`, `$0.000714`: three digits that mean something, or cents.
+
+    `beside`: a larger amount that it is read beside, whose decimals it takes.
+    """
     if value is None:
         return NOTHING
-    size = abs(value)
-    if size >= 1000:
+    size, scale = abs(value), abs(value if beside is None else beside)
+    if scale >= 1000:
         shown = f"{size:,.0f}"
-    elif size >= 1:
+    elif scale >= 1:
         shown = f"{size:.2f}"
-    elif size >= 1e-7:
-        places = 2 - int(f"{size:e}".partition("e")[2])
+    elif scale >= 1e-7:
+        places = 2 - int(f"{scale:e}".partition("e")[2])
         shown = f"{size:.{places}f}"
     else:
         shown = "0" if size < 1e-12 else f"{size:.1e}"

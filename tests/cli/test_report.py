@@ -40,8 +40,9 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def reported(cli: Any, folder: Path) -> Path:
-    """The report of the demo job, which was done here."""
+def reported(cli: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The report of the demo job, which was done here, a few sequences at a time."""
+    monkeypatch.setenv("SPECBATCH_MAX_CONCURRENT_SEQUENCES", "8")
     tokens = () if WRITES else ("--max-tokens", 6)
     job = ("--output", folder / "out", "--group-size", 8, *tokens, "--json")
     done = cli("submit-job", demo.ROOT / "spec.yaml", "--local", *job)

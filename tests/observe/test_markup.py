@@ -41,6 +41,12 @@ def test_dollars_have_three_digits_that_mean_something(value: float | None, show
     assert usd(value) == shown
 
 
+def test_amounts_side_by_side_have_the_same_decimals() -> None:
+    assert usd(7.3e-7, beside=0.000136) == "$0.000001"
+    assert usd(0.5, beside=1234) == "$0"
+    assert usd(-68.2e-6, beside=0.000136) == "−\u2060$0.000068"
+
+
 @pytest.mark.parametrize(
     ("value", "shown"),
     [

@@ -4,6 +4,7 @@ asks for goes to a proxy that nobody is."""
 from __future__ import annotations
 
 import base64
+import fcntl
 import itertools
 import json
 import os
@@ -45,8 +46,8 @@ class Browser:
         if program is None:
             raise BrowserError("chromium is missing: `jobs/setup/ensure-servers` installs it")
         self._folder = tempfile.mkdtemp(prefix="specbatch-browser-")
-        theirs_in, self._to = os.pipe()
-        self._from, theirs_out = os.pipe()
+        theirs_in, self._to = _pipe()
+        self._from, theirs_out = _pipe()
         wide, high = self._size
         own = (f"--user-data-dir={self._folder}", f"--window-size={wide},{high}", "about:blank")
         command = f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}'
@@ -184,3 +185,12 @@ class Browser:
         if "method" in message:
             self._events.append(message)
         return message
+
+
+def _pipe() -> tuple[int, int]:
+    """Its ends are none of those that the browser is given: 3 and 4."""
+    ends = os.pipe()
+    high = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in ends]
+    for end in ends:
+        os.close(end)
+    return high[0], high[1]
