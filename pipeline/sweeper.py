@@ -73,7 +73,8 @@ class Sweeper:
 
     def close(self) -> None:
         self._stop.set()
-        self._thread.join()
+        if self._thread.ident is not None:  # it was started
+            self._thread.join()
 
     def sweep(self) -> int:
         """Ring for what is due and was not rung for lately (else a long queue would fill up with
