@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ def depth_charts(name: str) -> str:
     """Tokens per second over depth 0 by acceptance, for a few numbers of sequences."""
     rows = result(name)["rows"]
     panels = []
-    for count in (1, 8, 32):
+    for count in few(sorted({row["n"] for row in rows})):
         # Drafts that are never wrong have no place in practice, and would stretch the scale.
         of = sorted(
             (r for r in rows if r["n"] == count and r["acceptance"] < 1),
@@ -69,6 +69,14 @@ def depth_charts(name: str) -> str:
         "output, each token right with the given probability. Where the dashed line is not "
         "reached, drafting does not pay.",
     )  # fmt: skip
+
+
+def few(counts: Sequence[int]) -> Sequence[int]:
+    """Up to three of the numbers of sequences that were measured."""
+    usual = [count for count in (1, 8, 32) if count in counts]
+    if len(usual) == 3 or len(counts) < 4:
+        return usual or counts
+    return [counts[0], counts[len(counts) // 2], counts[-1]]
 
 
 def _depth(name: str, title: str, model: str) -> str:

@@ -18,6 +18,7 @@ PROGRAMS = (  # of indented blocks
     *("specbatch", "submit-job", "export", "python", "python3"),
     *PROGRAMS_ELSEWHERE,
 )
+GOES_ON = ("\\", "|", "&&")  # at the end of a line
 PRINTED = "text"  # directly under a shell block: what it prints
 
 _FENCE = re.compile(r"^(?P<indent> *)(?P<marks>`{3,}|~{3,}) *(?:\{ *\.)?(?P<language>[\w+-]*)")
@@ -117,7 +118,7 @@ def _split(lines: list[str]) -> Iterator[str]:
             continue
         if document := _HEREDOC.search(plain):
             until = document[1]
-        elif not plain.rstrip().endswith("\\") and not _is_open("\n".join(held)):
+        elif not plain.rstrip().endswith(GOES_ON) and not _is_open("\n".join(held)):
             yield "\n".join(held)
             held = []
     assert not held, f"a command does not end: {held}"

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from specbatch.jobs.site.cli_page import cli_page, commands
 from specbatch.jobs.site.errors_page import EXIT_CODES, errors_page, quarantine_codes
 from specbatch.jobs.site.exports_page import exports_page
+from specbatch.jobs.site.figures import few
 from specbatch.jobs.site.metrics_page import metrics_page
 from specbatch.jobs.site.plots import Panel, charts
 from specbatch.jobs.site.spec_page import settings_page, spec_page
@@ -132,3 +133,16 @@ def test_charts_are_drawn_to_one_scale() -> None:
     assert "c &lt;d&gt;" in drawn
     heights = [float(y) for y in re.findall(r'<circle class="s0" cx="[\d.]+" cy="([\d.]+)"', drawn)]
     assert heights[2] < heights[1] < heights[0]  # 4 is above 2, and 2 above 1
+
+
+@pytest.mark.parametrize(
+    ("counts", "shown"),
+    [
+        ([1, 2, 4, 8, 16, 32, 64], [1, 8, 32]),
+        ([64], [64]),  # as far as a benchmark has come on another machine
+        ([1, 64], [1]),
+        ([1, 2, 4, 8], [1, 4, 8]),
+    ],
+)
+def test_charts_show_what_was_measured(counts: list[int], shown: list[int]) -> None:
+    assert few(counts) == shown
