@@ -22,10 +22,12 @@ demo: $(VENV)/.engine ## a small job from start to end on this machine, no serve
 
 test: $(VENV)/.dev ## ruff, mypy and pytest; ARGS="-k fencing" goes to pytest
 	@jobs/setup/ensure-servers
+	@PYTHON=$(BIN)/python jobs/setup/dag-venvs
 	@jobs/setup/run-checks $(ARGS)
 
 test-long: $(VENV)/.dev ## the same with the fault and fuzz runs and RabbitMQ
 	@jobs/setup/ensure-servers rabbitmq-server
+	@PYTHON=$(BIN)/python jobs/setup/dag-venvs
 	@jobs/setup/run-checks --long $(ARGS)
 
 lint: $(VENV)/.dev ## ruff check and the formatter's check
@@ -88,10 +90,10 @@ docs-serve: $(VENV)/.docs ## the same, shown on http://127.0.0.1:8000 and built 
 
 clean: ## remove caches, build leftovers and the demo's output
 	@rm -rf demo-run bench-run site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	@find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
+	@find . -path "./$(VENV)*" -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
-distclean: clean ## also remove .venv
-	@rm -rf $(VENV)
+distclean: clean ## also remove .venv and those beside it
+	@rm -rf $(VENV) $(VENV)-airflow $(VENV)-dagster $(VENV)-light $(VENV)-*.lock
 
 $(BIN)/python:
 	@jobs/setup/make-venv "$(PYTHON)" $(VENV)

@@ -138,7 +138,9 @@ class JobClient:
         failed = [p.rows for _, word, p, _ in self._store.failed_groups(job_id) if word == "failed"]
         if alone := failed.count(1):
             quarantined[FAILED_ALONE] += alone
-        is_over = job.started_at is not None and job.finished_at is not None
+        wall_sec = None
+        if job.started_at is not None and job.finished_at is not None:
+            wall_sec = max(0.0, job.finished_at - job.started_at)
         output = job.output_uri.rstrip("/")
         return Outcome(
             job_id=job.job_id,
@@ -156,7 +158,7 @@ class JobClient:
             cost_usd=progress.cost_usd,
             queue_sec=progress.queue_sec,
             compute_sec=progress.compute_sec,
-            wall_sec=max(0.0, job.finished_at - job.started_at) if is_over else None,
+            wall_sec=wall_sec,
             output_uri=job.output_uri,
             manifest_uri=f"{output}/{MANIFEST_NAME}" if progress.state in _WITH_OUTPUT else None,
             quarantined=dict(quarantined.most_common()),

@@ -17,7 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 from airflow.sdk import Asset, AssetAlias, BaseOperator, Context
 from airflow.sdk.configuration import conf
@@ -103,7 +103,7 @@ class SpecbatchOperator(BaseOperator):
         context["ti"].xcom_push(key=JOB_KEY, value=job_id)
         self._running = (job_id, place)
         if self.deferrable and not client.poll(job_id).is_final:
-            self._wait_in_the_triggerer(job_id, place)
+            self._wait_in_the_triggerer(job_id, place)  # does not come back here
         return self._end(wait(client, job_id, place, self.poll_sec, self._pause), context)
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class SpecbatchOperator(BaseOperator):
                 raise AirflowException("asked to end while the job runs")
             time.sleep(min(left, LOOK_SEC))
 
-    def _wait_in_the_triggerer(self, job_id: str, place: Place) -> NoReturn:
+    def _wait_in_the_triggerer(self, job_id: str, place: Place) -> None:
         trigger = SpecbatchTrigger(
             job_id=job_id,
             place=[place.dag, place.run, place.task],

@@ -61,7 +61,7 @@ _ENDED_BY_A_USER = (DagsterRunStatus.CANCELING, DagsterRunStatus.CANCELED)
 SpecOf = Spec | Callable[[OpExecutionContext], Spec]
 
 
-class SpecbatchResource(ConfigurableResource):  # type: ignore[type-arg,misc]  # generic in Dagster's own way; untyped where it is not installed
+class SpecbatchResource(ConfigurableResource):
     """The store and the broker. What is empty here is taken from the environment, `SPECBATCH_...`.
 
     `settings` has any further ones by their names. Secrets are best given as `EnvVar`.
@@ -204,7 +204,7 @@ def place_of(context: OpExecutionContext) -> Place:
 
 def _partition(context: OpExecutionContext) -> str | None:
     if context.has_partition_key:
-        return context.partition_key
+        return str(context.partition_key)
     if context.has_partition_key_range:
         return f"{context.partition_key_range.start}...{context.partition_key_range.end}"
     return None

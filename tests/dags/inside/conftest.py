@@ -24,7 +24,7 @@ from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.settings import Settings
 
-WAIT_SEC = 120.0
+WAIT_SEC = 300.0  # on a machine that does much else
 WRITE_MODEL = """
 import pathlib, sys
 from specbatch.jobs.chaos.stand_in_model import write_model

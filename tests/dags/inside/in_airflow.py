@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import supervising
-from conftest import GROUP, Site
+from conftest import GROUP, WAIT_SEC, Site
 from supervising import children
 
 HERE = Path(__file__).parent
@@ -264,12 +264,12 @@ def test_a_task_that_is_killed_and_retried_goes_on_with_its_job_and_pays_once(
     try:
         (task,) = children(first.pid)
         os.kill(task, signal.SIGKILL)
-        first.join(60)
+        first.join(WAIT_SEC)
         assert first.exitcode == signal.SIGKILL  # then the scheduler queues the next try
     finally:
         site.thaw()
     second = airflow.start("waits_in_the_task", run)
-    second.join(120)
+    second.join(WAIT_SEC)
     assert second.exitcode == 0
     ran = airflow.ran("waits_in_the_task", run)
     assert ran.states["job"] == "success"
@@ -287,7 +287,7 @@ def test_a_job_is_cancelled_when_a_user_ends_its_running_task(airflow: Airflow, 
     job = site.freeze_in_the_middle(conf["output"])
     try:
         airflow.set_state("waits_in_the_task", run, "failed")
-        process.join(60)
+        process.join(WAIT_SEC)
         standing = site.client.poll(job)
         assert standing.stop_reason == "cancelled with its task in airflow"
     finally:
@@ -295,7 +295,7 @@ def test_a_job_is_cancelled_when_a_user_ends_its_running_task(airflow: Airflow, 
     assert site.end(job).state == "cancelled"
     # Who clears the task afterwards wants the rest.
     again = airflow.start("waits_in_the_task", run)
-    again.join(120)
+    again.join(WAIT_SEC)
     assert airflow.ran("waits_in_the_task", run).states["job"] == "success"
     assert site.jobs(conf["output"]) == [job]
     assert site.client.outcome(job).completions == 4 * GROUP
@@ -310,7 +310,7 @@ def test_a_job_goes_on_when_the_worker_of_its_task_is_shut_down(
     job = site.freeze_in_the_middle(conf["output"])
     try:
         os.kill(process.pid, signal.SIGTERM)
-        process.join(60)
+        process.join(WAIT_SEC)
         assert airflow.task("waits_in_the_task", run).state == "up_for_retry"
         assert site.client.poll(job).stop_reason is None
     finally:

@@ -12,11 +12,10 @@ from typing import Any
 
 import jobs_in_dagster
 import pytest
-from conftest import GROUP, Site
+from conftest import GROUP, WAIT_SEC, Site
 from dagster import (
     DagsterInstance,
     DagsterRunStatus,
-    ExecuteJobResult,
     ReexecutionOptions,
     execute_job,
     materialize,
@@ -143,7 +142,7 @@ def test_a_step_that_is_killed_and_retried_goes_on_with_its_job_and_pays_once(
         site.until(lambda: step_process(run.pid) not in (step, None), "the step's next process")
     finally:
         site.thaw()
-    run.join(120)
+    run.join(WAIT_SEC)
     assert run.exitcode == 0
     events = [
         record.event_log_entry.dagster_event.event_type_value
@@ -165,7 +164,7 @@ def test_a_run_that_is_killed_and_done_again_goes_on_with_its_job(
     job = site.freeze_in_the_middle(spec["output"]["uri"])
     try:
         os.kill(run.pid, signal.SIGKILL)
-        run.join(60)
+        run.join(WAIT_SEC)
         dead = run_of(instance, "in_one_process")
         assert dead.status is DagsterRunStatus.STARTED  # until the daemon notices, as here:
         instance.report_run_failed(dead)
@@ -178,7 +177,7 @@ def test_a_run_that_is_killed_and_done_again_goes_on_with_its_job(
     assert site.client.outcome(job).completions == 4 * GROUP
 
 
-def _again(instance: DagsterInstance, name: str, run_id: str) -> ExecuteJobResult:
+def _again(instance: DagsterInstance, name: str, run_id: str) -> Any:
     return execute_job(
         reconstructable(getattr(jobs_in_dagster, name)),
         instance=instance,
@@ -214,7 +213,7 @@ def _interrupted(instance: DagsterInstance, site: Site, before: Callable[[Any], 
     try:
         before(run_of(instance, "in_one_process"))
         os.kill(run.pid, signal.SIGTERM)
-        run.join(60)
+        run.join(WAIT_SEC)
         assert run.exitcode not in (None, 0)
     finally:
         site.thaw()
