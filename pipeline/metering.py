@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from specbatch.pipeline.client import Ring
-from specbatch.pipeline.engines import Engines
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.observe import metric_names as names
 from specbatch.pipeline.observe.meter import Meter
@@ -40,6 +39,9 @@ from specbatch.schemas.records import (
 )
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.timekeeping import Spent
+
+if TYPE_CHECKING:  # the light install has no numpy
+    from specbatch.pipeline.engines import Engines
 
 
 class Exposure:
