@@ -1,4 +1,7 @@
-"""Worker processes for tests: started, looked at, and ended softly, by a crash, or by a freeze."""
+"""Worker processes for tests: started, looked at, and ended softly, by a crash, or by a freeze.
+
+They are forks (`forks.py`) unless a test asks for processes as the shell starts them.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from support import forks
+
 BIN = Path(sys.executable).parent
 WAIT_SEC = 240.0
+END_SEC = 120.0  # of a process that was asked to end, on a machine that is busy
 POLL_SEC = 0.02
 
 
@@ -23,7 +29,7 @@ POLL_SEC = 0.02
 class WorkerProcess:
     """`specbatch worker` in a process of its own, and what it wrote."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | forks.Forked
     log: Path
 
     def text(self) -> str:
@@ -32,7 +38,7 @@ class WorkerProcess:
     def kill(self) -> None:
         """End it as a crash would."""
         self.process.kill()
-        self.process.wait(60)
+        self.process.wait(END_SEC)
 
     def freeze(self) -> None:
         """It stays, and does nothing any more, until `thaw`."""
@@ -44,24 +50,38 @@ class WorkerProcess:
     def end(self) -> str:
         """Ask it to end, as an orchestrator would; what it wrote."""
         self.process.send_signal(signal.SIGTERM)
-        self.process.wait(60)
+        self.process.wait(END_SEC)
         return self.text()
 
 
 @contextmanager
 def worker(
-    *arguments: str, environment: Mapping[str, str], cwd: Path, name: str = ""
+    *arguments: str,
+    environment: Mapping[str, str],
+    cwd: Path,
+    name: str = "",
+    by_shell: bool = False,
 ) -> Iterator[WorkerProcess]:
     """`specbatch worker ARGUMENTS`, killed at the end if it still runs."""
     log = cwd / f"worker-{name or arguments[0]}.log"
     with log.open("wb") as stream:
-        process = subprocess.Popen(
-            [str(BIN / "specbatch"), "worker", *arguments],
-            env=os.environ | environment,
-            cwd=cwd,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-        )
+        process: subprocess.Popen[bytes] | forks.Forked
+        if by_shell:
+            process = subprocess.Popen(
+                [str(BIN / "specbatch"), "worker", *arguments],
+                env=os.environ | environment,
+                cwd=cwd,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+            )
+        else:
+            process = forks.fork(
+                *("specbatch", "worker", *arguments),
+                environment=environment,
+                cwd=cwd,
+                stdout=stream,
+                stderr=stream,
+            )
         try:
             yield WorkerProcess(process, log)
         finally:
@@ -72,14 +92,7 @@ def worker(
 
 def command(*arguments: str, environment: Mapping[str, str], cwd: Path) -> dict[str, Any]:
     """Run `submit-job` or `specbatch … --json` to its end; its last line."""
-    done = subprocess.run(
-        [str(BIN / arguments[0]), *arguments[1:], "--json"],
-        env=os.environ | environment,
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=WAIT_SEC + 60,
-    )
+    done = forks.run(*arguments, "--json", environment=environment, cwd=cwd, timeout=WAIT_SEC + 60)
     assert done.returncode == 0, done.stderr[-3000:]
     return dict(json.loads(done.stdout.strip().splitlines()[-1]))
 
