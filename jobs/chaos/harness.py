@@ -225,7 +225,7 @@ def site(
         stack.callback(store.close)
         nursery = None
         if not fresh:
-            nursery = Nursery()
+            nursery = Nursery(engine)
             stack.callback(nursery.close)
         pool = stack.enter_context(Pool(orders, settings.lease_sec, nursery))
         app = make_app(settings)
