@@ -22,6 +22,7 @@ from specbatch.schemas.privacy import NOT_KEPT, PrivacyMode
 from specbatch.schemas.records import JobState
 from specbatch.schemas.sealing import is_sealed
 from specbatch.schemas.spec import spec_of
+from support.databases import migrated
 from support.html_page import Page
 from support.planted import BREAKS, PLAIN, PLANTED, Site, masked_logs, planted_in, shown
 from support.traces import read_traces
@@ -33,7 +34,7 @@ KINDS = set(PLANTED)
 @pytest.fixture(params=["sqlite", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/store.db"
+        return migrated(tmp_path / "store.db")
     found: str = request.getfixturevalue("postgres_url")
     return found
 
@@ -166,7 +167,7 @@ def exported(site: Site, job_id: str, kind: ExportKind) -> str:
 def test_exports_have_no_more_than_is_kept(
     mode: PrivacyMode, tmp_path: Path, patch: pytest.MonkeyPatch
 ) -> None:
-    site = Site(tmp_path / "site", f"sqlite:///{tmp_path}/s.db", mode, patch)
+    site = Site(tmp_path / "site", migrated(tmp_path / "s.db"), mode, patch)
     job_id = site.submit(breaks=False).job_id
     for _ in range(6):  # some groups are done, and the files of all are there
         site.attempt(next(bell for bell in site.store.due() if bell.job_id == job_id))
@@ -184,7 +185,7 @@ def test_exports_have_no_more_than_is_kept(
 def test_exports_of_a_tenant_that_keeps_everything_are_whole(
     tmp_path: Path, patch: pytest.MonkeyPatch
 ) -> None:
-    site = Site(tmp_path / "site", f"sqlite:///{tmp_path}/s.db", PrivacyMode.FULL, patch)
+    site = Site(tmp_path / "site", migrated(tmp_path / "s.db"), PrivacyMode.FULL, patch)
     job_id = site.submit(breaks=False).job_id
     site.drain(job_id)
     assert set(planted_in(exported(site, job_id, ExportKind.COMPLETIONS))) == KINDS
@@ -198,7 +199,7 @@ def test_the_output_is_the_one_of_a_tenant_that_keeps_everything(
 ) -> None:
     outputs: list[tuple[list[dict[str, Any]], list[str]]] = []
     for kept in (PrivacyMode.FULL, mode):
-        site = Site(tmp_path / kept, f"sqlite:///{tmp_path}/{kept}.db", kept, patch)
+        site = Site(tmp_path / kept, migrated(tmp_path / f"{kept}.db"), kept, patch)
         job = site.drain(site.submit().job_id)
         rows = read_output(str(site.folder / "out")).to_pylist()
         charged = {(c.row_index, c.sample_index): c for c in site.store.completions(job.job_id)}
@@ -226,7 +227,7 @@ def test_the_output_is_the_one_of_a_tenant_that_keeps_everything(
 def test_redacted_keeps_what_has_nothing_personal_in_it(
     tmp_path: Path, patch: pytest.MonkeyPatch
 ) -> None:
-    site = Site(tmp_path / "site", f"sqlite:///{tmp_path}/s.db", PrivacyMode.REDACTED, patch)
+    site = Site(tmp_path / "site", migrated(tmp_path / "s.db"), PrivacyMode.REDACTED, patch)
     job = site.drain(site.submit().job_id)
     kept = {record.row_index: record for record in site.store.completions(job.job_id)}
     mail = kept[0]
@@ -254,7 +255,7 @@ def _vocabulary(job: Any) -> str:
 
 
 def test_without_a_key_nothing_is_submitted(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
-    site = Site(tmp_path / "site", f"sqlite:///{tmp_path}/s.db", PrivacyMode.REDACTED, patch)
+    site = Site(tmp_path / "site", migrated(tmp_path / "s.db"), PrivacyMode.REDACTED, patch)
     keyless = site.settings.model_copy(update={"encryption_key": ""})
     client = make_client(keyless, lambda _: None, site.store)
     with pytest.raises(UsageError, match="'clinic' are kept redacted, which needs SPECBATCH_ENC"):

@@ -47,7 +47,7 @@ TABLES = {
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/100% new/store.db"
-    found: str = request.getfixturevalue("postgres_url")
+    found: str = request.getfixturevalue("empty_postgres_url")
     return found
 
 

@@ -65,7 +65,6 @@ def refused(url: str, statement: str) -> bool:
 @pytest.fixture
 def login(postgres_url: str) -> Iterator[Login]:
     """`login(WORKER)`: the URL of a fresh login that has this role, in a migrated database."""
-    migrate.upgrade(postgres_url)
     made: list[str] = []
 
     def make(role: str) -> str:
@@ -247,7 +246,6 @@ def test_an_auditor_only_reads_and_keeps_audits(login: Login) -> None:
 
 
 def test_the_roles_have_no_login_and_no_powers(postgres_url: str) -> None:
-    migrate.upgrade(postgres_url)
     powers = "rolcanlogin OR rolsuper OR rolcreaterole OR rolcreatedb OR rolbypassrls"
     query = f"SELECT count(*) FROM pg_roles WHERE rolname LIKE 'specbatch\\_%' AND ({powers})"
     assert scalar(postgres_url, query) == 0

@@ -24,6 +24,7 @@ from specbatch.pipeline.observe.tracing import UNTRACED, Tracing
 from specbatch.pipeline.stages import Economy, Stages
 from specbatch.schemas.records import Bell, JobState, Stage
 from specbatch.schemas.spec import load_spec
+from support.databases import migrated
 
 MOST_ROUNDS = 500
 
@@ -37,7 +38,7 @@ class Site:
         self.clock = Clock()
         self.folder = folder
         self.model = str(write_model(folder / "model"))
-        self.store = open_store(f"sqlite:///{folder}/store.db", clock=self.clock)
+        self.store = open_store(migrated(folder / "store.db"), clock=self.clock)
         self.rung: list[Bell] = []
         self.client = Client(self.store, self.rung.append, f"{folder}/workspace")
         self._keepers: list[LeaseKeeper] = []
