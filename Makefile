@@ -10,8 +10,8 @@ export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-long lint types format
-.PHONY: bench-overhead bench-scale bench-drain bench-ledger
+.PHONY: help demo docs docs-serve test test-long lint types format
+.PHONY: bench-overhead bench-scale bench-drain bench-ledger bench-report
 .PHONY: bench-collapse bench-depth bench-engine bench-memory bench-gpu bench-exactness bench-acceptance clean distclean
 
 help: ## this list
@@ -75,11 +75,21 @@ bench-ledger: $(VENV)/.dev ## bytes of a token's record in the store, and how ma
 bench-drain: $(VENV)/.dev ## a million rows through all stages but the model: seconds and memory; takes ARGS
 	@PYTHONPATH=tests $(BIN)/python -m specbatch.jobs.bench.drain $(ARGS)
 
+bench-report: $(VENV)/.dev ## the report of a job of 100,000 rows: seconds to make, bytes, and how soon a browser opens it; takes ARGS
+	@PYTHONPATH=tests $(BIN)/python -m specbatch.jobs.bench.job_report $(ARGS)
+
 bench-gpu: $(VENV)/.dev ## on a GPU: its tests, rooflines of the kernels, tokens/s; JSON in jobs/bench/results
 	@$(BIN)/python -m specbatch.jobs.bench.gpu
 
+docs: $(VENV)/.docs ## the documentation site, into ./site, which needs no server to be read
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "open site/index.html"
+
+docs-serve: $(VENV)/.docs ## the same, shown on http://127.0.0.1:8000 and built again when a page changes
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
 clean: ## remove caches, build leftovers and the demo's output
-	@rm -rf demo-run bench-run build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf demo-run bench-run site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find . -path "./$(VENV)*" -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 distclean: clean ## also remove .venv and those beside it
@@ -91,6 +101,11 @@ $(BIN)/python:
 $(VENV)/.engine: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing specbatch and its engine into $(VENV) (some minutes the first time)"
 	@$(PIP) install -c constraints.txt -e '.[engine]'
+	@touch $@
+
+$(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing what builds the documentation into $(VENV) (a minute the first time)"
+	@$(PIP) install -c constraints.txt -e '.[docs]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from specbatch.jobs.cli.connect import check_broker_url, load_settings
-from specbatch.jobs.cli.spec_input import build_spec, parse_spec, resolve_spec
+from specbatch.jobs.cli.spec_input import build_spec, parse_spec, resolved_spec
 from specbatch.pipeline.bootstrap import make_client, make_store, patient
 from specbatch.pipeline.client import Client
 from specbatch.pipeline.ledger.contract import Store
@@ -211,10 +211,10 @@ def as_spec(spec: Spec, base: Path | None = None) -> JobSpec:
     if isinstance(spec, JobSpec):
         return spec.resolved(base or Path.cwd())
     if isinstance(spec, Mapping):
-        return resolve_spec(spec, base)
+        return resolved_spec(spec, base)
     return build_spec((base or Path.cwd()) / spec, {})
 
 
 def spec_from_text(text: str, name: str, base: Path) -> JobSpec:
     """The same of the text of a spec file called `name`, whose folder is `base`."""
-    return resolve_spec(parse_spec(text, name), base)
+    return resolved_spec(parse_spec(text, f"spec file {name}"), base)

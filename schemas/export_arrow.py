@@ -1,7 +1,7 @@
 """Arrow schemas of the exported sets. Imports pyarrow: the light base must not import it.
 
-Every column says in its field's metadata, under `description`, what it means; the README's tables
-say the same. Token ids that privacy has masked are -1.
+Every column says in its field's metadata, under `description`, what it means; the reference is made
+of that. Token ids that privacy has masked are -1.
 """
 
 from __future__ import annotations

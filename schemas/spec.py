@@ -67,24 +67,39 @@ class OutputSpec(Part):
 class SamplingSpec(Part):
     """How completions are sampled; a row's own values (bodies, `sampling_column`) win."""
 
-    max_tokens: int = Field(default=128, ge=1, le=131072)
-    min_tokens: int = Field(default=0, ge=0, le=131072)
+    max_tokens: int = Field(default=128, ge=1, le=131072, description="most tokens of a completion")
+    min_tokens: int = Field(default=0, ge=0, le=131072, description="no end before so many tokens")
     temperature: float = Field(default=0.0, ge=0.0, le=10.0, description="0 is greedy")
-    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
-    top_k: int = Field(default=0, ge=0, description="0 is off")
-    min_p: float = Field(default=0.0, ge=0.0, lt=1.0)
-    seed: int = Field(default=0, ge=0, lt=2**63)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="nucleus; 1 is off")
+    top_k: int = Field(default=0, ge=0, description="the k likeliest tokens; 0 is off")
+    min_p: float = Field(
+        default=0.0, ge=0.0, lt=1.0, description="share of the likeliest token's; 0 is off"
+    )
+    seed: int = Field(
+        default=0,
+        ge=0,
+        lt=2**63,
+        description="rows without a seed of their own get one from it and their id",
+    )
     n: int = Field(default=1, ge=1, le=128, description="completions per prompt")
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = Field(
+        default=(), description="end a completion, beside the model's own end tokens"
+    )
+    ignore_eos: bool = Field(
+        default=False, description="the model's own end tokens do not end a completion"
+    )
     stop: tuple[StopString, ...] = Field(
         default=(), max_length=MAX_STOPS, description="strings that end the text, and are left out"
     )
     repetition_penalty: float = Field(
         default=1.0, ge=0.1, le=10.0, description="of tokens in prompt and output; 1 is off"
     )
-    presence_penalty: float = Field(default=0.0, ge=-2.0, le=2.0, description="0 is off")
-    frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0, description="0 is off")
+    presence_penalty: float = Field(
+        default=0.0, ge=-2.0, le=2.0, description="of tokens in the output; 0 is off"
+    )
+    frequency_penalty: float = Field(
+        default=0.0, ge=-2.0, le=2.0, description="the same, times their count; 0 is off"
+    )
     logit_bias: tuple[tuple[TokenId, Bias], ...] = Field(
         default=(), max_length=MAX_TOKENS_NAMED, description="token id: what its logit gets"
     )
@@ -169,8 +184,20 @@ class EngineSpec(Part):
 class JobSpec(Part):
     """A whole job. `load_spec` makes one from a mapping and explains what is wrong with it."""
 
-    name: str = Field(default="job", min_length=1, max_length=100, pattern=r"^[\w.@:+ -]+$")
-    tenant: str = Field(default="default", min_length=1, max_length=100, pattern=r"^[\w.@-]+$")
+    name: str = Field(
+        default="job",
+        min_length=1,
+        max_length=100,
+        pattern=r"^[\w.@:+ -]+$",
+        description="how it is listed, and whose earlier nights it learns from",
+    )
+    tenant: str = Field(
+        default="default",
+        min_length=1,
+        max_length=100,
+        pattern=r"^[\w.@-]+$",
+        description="whose job it is: its share, its privacy, its history",
+    )
     input: InputSpec
     output: OutputSpec
     verifier: str = Field(min_length=1, description="model folder, hub id, or a served name")

@@ -170,7 +170,7 @@ def measure(
 
 
 def keep(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write the rows down; those of other points, measured on the same machine, stay."""
+    """Write the rows down; those of other points stay, and say so if another machine's they are."""
 
     def point(row: dict[str, Any]) -> tuple[int, Source]:
         return row["n"], row["acceptance"]
@@ -180,7 +180,7 @@ def keep(path: Path, rows: list[dict[str, Any]]) -> None:
     if path.exists():
         report = json.loads(path.read_text())
         same = all(report["machine"].get(k) == v for k, v in here.items() if k != "date")
-        old = report["rows"] if same else []
+        old = [({} if same else {"machine": report["machine"]}) | row for row in report["rows"]]
     new = {point(row) for row in rows}
     both = sorted([*rows, *(row for row in old if point(row) not in new)], key=point)
     path.parent.mkdir(parents=True, exist_ok=True)

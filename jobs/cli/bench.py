@@ -71,10 +71,10 @@ def bench(
 
     require_engine_extra()
     import torch
+    from transformers.utils import logging
 
     from specbatch.jobs.bench.plan import Plan
     from specbatch.jobs.bench.side_by_side import run
-    from specbatch.jobs.cli.local import quieten
 
     plan = Plan(
         model=model,
@@ -90,7 +90,7 @@ def bench(
         runs=runs,
         dtype=str(dtype),
     )
-    quieten()
+    logging.disable_progress_bar()  # other libraries' bars beside ours
     path = folder_for(output) / "bench.json"
     torch.set_num_threads(threads or torch.get_num_threads())
     with tempfile.TemporaryDirectory() as temporary, progress() as tell:

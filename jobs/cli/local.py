@@ -63,7 +63,6 @@ def run_here(
     from specbatch.workers.app import make_ring
     from specbatch.workers.lifecycle import embedded
 
-    quieten()
     settings = settings.model_copy(update={"broker_url": "memory://localhost/"})
     hint = how_to_go_on or f"`{retry_command(job)}`"
     try:
@@ -108,13 +107,6 @@ def _follow(
     except KeyboardInterrupt:
         remark("stopping after the current step ...")
         raise
-
-
-def quieten() -> None:
-    """No bars of other libraries beside ours."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
 
 
 def engine_counts(worker: Worker) -> EngineCounts:

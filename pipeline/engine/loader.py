@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from specbatch.kernels.decoder.contract import DecoderShape, DecoderWeights
 from specbatch.kernels.paged_attention.contract import RaggedBatch
@@ -85,6 +86,7 @@ def load_model(
         )
     chosen = choose_dtype(dtype, torch.device(device))
     AttentionInterface.register(ATTENTION_NAME, _attention)
+    transformers_logging.disable_progress_bar()  # in the middle of a log, or beside ours
     try:
         with _loading:
             module = AutoModelForCausalLM.from_pretrained(

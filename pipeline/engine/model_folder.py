@@ -26,6 +26,8 @@ SUPPORTED_MODEL_TYPES = (
     "qwen3",
     "qwen3_moe",
 )
+# Families whose layers are exactly: norm, rotary attention, norm, SwiGLU.
+NATIVE_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 @dataclass(frozen=True, slots=True)

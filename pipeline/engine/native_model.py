@@ -9,9 +9,8 @@ from torch import Tensor
 
 from specbatch.kernels.decoder import cpu
 from specbatch.kernels.decoder.contract import DecoderShape, DecoderWeights, LayerWeights
+from specbatch.pipeline.engine.model_folder import NATIVE_MODEL_TYPES
 
-# Families whose layers are exactly: norm, rotary attention, norm, SwiGLU.
-_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 # Rotary tables that do not change with the length of the sequence.
 _STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 
@@ -23,7 +22,7 @@ class NotNativeError(Exception):
 def lower(module: Any, context_tokens: int) -> tuple[DecoderShape, DecoderWeights]:
     """Shape and weights (views, not copies) of a loaded model. Raises `NotNativeError`."""
     config = module.config
-    if config.model_type not in _FAMILIES:
+    if config.model_type not in NATIVE_MODEL_TYPES:
         raise NotNativeError(f"architecture {config.model_type} has no native pass")
     if config.hidden_act != "silu" or getattr(config, "mlp_bias", False):
         raise NotNativeError("its feed-forward layers are not plain SwiGLU")

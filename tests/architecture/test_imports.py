@@ -32,6 +32,7 @@ DIRECTIONS = {
         "pipeline.preflight",
         "pipeline.purging",
         "pipeline.replaying",
+        "pipeline.reporting",
         "pipeline.stages",
         "pipeline.tools",
         "workers",
@@ -39,6 +40,7 @@ DIRECTIONS = {
     ),
     "jobs.bench": ("kernels", "pipeline", "workers", "schemas", "jobs"),  # measures the parts
     "jobs.chaos": ("pipeline", "workers", "schemas", "jobs"),  # an engine of its own, and faults
+    "jobs.site": ("pipeline", "schemas", "jobs"),  # documents all of them
     "jobs.demo": ("kernels", "pipeline", "workers", "schemas", "jobs"),  # trains and measures
     "migrations": ("schemas",),
 }
@@ -47,12 +49,18 @@ DIRECTIONS = {
 KEPT_TO = {
     "sqlalchemy": (
         *("pipeline.ledger", "schemas.tables", "schemas.audit_tables", "schemas.time_tables"),
+        "schemas.schedule_tables",
         *("schemas.text_columns", "schemas.token_arrays", "schemas.mapper", "migrations"),
     ),
     "celery": ("workers", "jobs"),
+    "prometheus_client": ("pipeline.observe",),
     "kombu": ("workers", "jobs"),
     "airflow": ("jobs.dags", "jobs.examples"),
     "dagster": ("jobs.dags", "jobs.examples"),
+    "opentelemetry": (
+        *("pipeline.observe.otel", "pipeline.observe.otel_span"),
+        "pipeline.observe.span_exporters",
+    ),
 }
 
 # room: third-party packages it must do without

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import psycopg
@@ -110,3 +111,20 @@ def test_whoever_submits_makes_months_and_no_other_tables(login: Login, postgres
         run(auditor, "SELECT specbatch_month(202801)")
     with pytest.raises(psycopg.errors.InvalidParameterValue):
         run(login(OPERATOR), "SELECT specbatch_month(202813)")
+
+
+def test_many_submitters_at_once_make_one_month(postgres_url: str) -> None:
+    migrate.open_store(postgres_url).close()
+    months = range(203001, 203013)
+    with ThreadPoolExecutor(8) as threads:
+        made = [
+            threads.submit(run, postgres_url, f"SELECT specbatch_month({month})")
+            for month in months
+            for _ in range(8)
+        ]
+    assert [one.exception() for one in made] == [None] * len(made)
+    parts = scalar(
+        postgres_url,
+        "SELECT count(*) FROM pg_inherits WHERE inhrelid::regclass::text ~ '_2030[0-9]{2}$'",
+    )
+    assert parts == len(months)

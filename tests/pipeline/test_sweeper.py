@@ -85,3 +85,8 @@ def test_workers_that_nobody_hears_of_are_paid_for_no_longer(
     sweeping.sweep()
     assert store.sessions()[0].ended_at is not None
     assert "session s ends" in caplog.text
+
+
+def test_one_that_was_never_started_can_be_closed(store: MemoryStore) -> None:
+    queue = Queue()
+    sweeper(store, queue, queue).close()
