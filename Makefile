@@ -11,7 +11,7 @@ export PIP_ROOT_USER_ACTION := ignore
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo docs docs-serve test test-long lint types format
-.PHONY: bench-overhead bench-scale bench-drain bench-ledger
+.PHONY: bench-overhead bench-scale bench-drain bench-ledger bench-report
 .PHONY: bench-collapse bench-depth bench-engine bench-memory bench-gpu bench-exactness bench-acceptance clean distclean
 
 help: ## this list
@@ -22,10 +22,12 @@ demo: $(VENV)/.engine ## a small job from start to end on this machine, no serve
 
 test: $(VENV)/.dev ## ruff, mypy and pytest; ARGS="-k fencing" goes to pytest
 	@jobs/setup/ensure-servers
+	@PYTHON=$(BIN)/python jobs/setup/dag-venvs
 	@jobs/setup/run-checks $(ARGS)
 
 test-long: $(VENV)/.dev ## the same with the fault and fuzz runs and RabbitMQ
 	@jobs/setup/ensure-servers rabbitmq-server
+	@PYTHON=$(BIN)/python jobs/setup/dag-venvs
 	@jobs/setup/run-checks --long $(ARGS)
 
 lint: $(VENV)/.dev ## ruff check and the formatter's check
@@ -73,6 +75,9 @@ bench-ledger: $(VENV)/.dev ## bytes of a token's record in the store, and how ma
 bench-drain: $(VENV)/.dev ## a million rows through all stages but the model: seconds and memory; takes ARGS
 	@PYTHONPATH=tests $(BIN)/python -m specbatch.jobs.bench.drain $(ARGS)
 
+bench-report: $(VENV)/.dev ## the report of a job of 100,000 rows: seconds to make, bytes, and how soon a browser opens it; takes ARGS
+	@PYTHONPATH=tests $(BIN)/python -m specbatch.jobs.bench.job_report $(ARGS)
+
 bench-gpu: $(VENV)/.dev ## on a GPU: its tests, rooflines of the kernels, tokens/s; JSON in jobs/bench/results
 	@$(BIN)/python -m specbatch.jobs.bench.gpu
 
@@ -85,10 +90,10 @@ docs-serve: $(VENV)/.docs ## the same, shown on http://127.0.0.1:8000 and built 
 
 clean: ## remove caches, build leftovers and the demo's output
 	@rm -rf demo-run bench-run site build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	@find . -path ./$(VENV) -prune -o -name __pycache__ -type d -exec rm -rf {} +
+	@find . -path "./$(VENV)*" -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
-distclean: clean ## also remove .venv
-	@rm -rf $(VENV)
+distclean: clean ## also remove .venv and those beside it
+	@rm -rf $(VENV) $(VENV)-airflow $(VENV)-dagster $(VENV)-light $(VENV)-*.lock
 
 $(BIN)/python:
 	@jobs/setup/make-venv "$(PYTHON)" $(VENV)

@@ -11,7 +11,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from specbatch.pipeline.client import Client, Ring
@@ -19,6 +19,9 @@ from specbatch.pipeline.helping import Helper
 from specbatch.pipeline.leases import LeaseKeeper
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.migrate import grant_roles, open_store
+from specbatch.pipeline.metering import Exposure, counted, kv_blocks, metered
+from specbatch.pipeline.observe.meter import Meter
+from specbatch.pipeline.observe.tracing import UNTRACED, TraceOptions, Tracing, open_tracing
 from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.pipeline.sweeper import Queued, Sweeper, unknown
 from specbatch.schemas.errors import MissingExtraError, UsageError
@@ -80,7 +83,21 @@ def make_client(
 ) -> Client:
     """A client; `on_cancel` is a worker's `keeper.look` where it runs in this process."""
     privacy = Privacy.of_settings(settings)
-    return Client(store or make_store(settings), ring, settings.workspace, on_cancel, privacy)
+    return Client(
+        store or make_store(settings),
+        ring,
+        settings.workspace,
+        on_cancel,
+        privacy,
+        tracing=lambda: open_tracing(trace_options(settings)),
+    )
+
+
+def trace_options(settings: Settings) -> TraceOptions:
+    """Where traces of this process go."""
+    kind = settings.broker_url.partition("://")[0].partition("+")[0]
+    broker = {"amqp": "rabbitmq", "amqps": "rabbitmq", "rediss": "redis"}.get(kind, kind)
+    return TraceOptions(settings.traces, settings.trace_groups, settings.trace_requests, broker)
 
 
 @dataclass(slots=True)
@@ -98,6 +115,7 @@ class Worker:
     refiller: Refiller | None = None
     helper: Helper | None = None
     timekeeper: Timekeeper | None = None
+    tracing: Tracing = UNTRACED
 
     def start(self) -> None:
         """Begin what is done beside the tasks: sweeping, and asking for work."""
@@ -129,6 +147,7 @@ class Worker:
         if self.timekeeper is not None:
             self.timekeeper.close()
         self.store.close()
+        self.tracing.close()
 
 
 def make_worker(
@@ -142,13 +161,15 @@ def make_worker(
     further: Sequence[str] = (),
     instead: Models | None = None,
     queued: Queued | None = None,
+    meter: Meter | None = None,
 ) -> Worker:
     """A worker of the given kinds. Engines load when their first group arrives.
 
     `verifier` is needed to verify, `proposer` to propose; a verify worker with a proposer also
     drafts locally, one without asks for more of blocks that run out, over `line`. `further` are
     draft models beside the proposer, for verifying only. `instead` takes the place of real models.
-    `queued` tells how many bells wait for the broker's workers, where that is known.
+    `queued` tells how many bells wait for the broker's workers, where that is known. `meter` hears
+    of all that is done.
     Raises `ModelError` for folders that cannot be served, `MissingExtraError` without the engine
     extra, `UsageError` without the device and for draft models that could not be told apart.
     """
@@ -162,6 +183,7 @@ def make_worker(
     from specbatch.pipeline.stages import Economy, Stages
     from specbatch.pipeline.timekeeping import Timekeeper
 
+    sweepers_ring = patient(ring if meter is None else counted(ring, meter.rung))
     ring = patient(ring)
     device, leader = (None, None) if instead else _device(settings)
     models = lru_cache(maxsize=16)(inspect_model)
@@ -171,7 +193,10 @@ def make_worker(
         for drafting in (folders[1], *beside):
             if drafting is not None:
                 check_pair(folders[0], drafting)
+    tracing = open_tracing(trace_options(settings))
     store = store or make_store(settings)
+    if meter is not None:
+        store = metered(store, meter)
     privacy = Privacy.of_settings(settings)
     if privacy.is_anybody_private:
         hide_in_logs(privacy.redactor.redacted)
@@ -201,6 +226,8 @@ def make_worker(
             memory_of=knowledge,
             on_wanted=refills.want if refills and model_index == 0 else None,
             further=beside if drafts else (),
+            observer=None if meter is None else meter.observer(verifies=drafts),
+            drift_every=settings.drift_every_steps,
         )
 
     verifying = host(0, drafts=True) if "verify" in kinds else None
@@ -208,6 +235,8 @@ def make_worker(
     objects = Objects.of_settings(settings)
     owner = f"{socket.gethostname()}:{os.getpid()}"
     engines = [h for h in (verifying, proposing) if h is not None]
+    if meter is not None and verifying is not None:
+        meter.ask_blocks(partial(kv_blocks, verifying))
     device_here = priced_device(settings)
     timekeeper = Timekeeper(store, owner, device_here, engines) if engines else None
     keeper = LeaseKeeper(store, settings.lease_sec)
@@ -233,15 +262,17 @@ def make_worker(
         max_open_groups=settings.max_open_groups,
         timing=timekeeper,
         privacy=privacy,
+        tracing=tracing,
     )
     return Worker(
+        tracing=tracing,
         stages=stages,
         timekeeper=timekeeper,
         store=store,
         keeper=keeper,
         sweeper=Sweeper(
             store,
-            ring,
+            sweepers_ring,
             settings.sweep_interval_sec,
             settings.propose_patience_sec,
             settings.bell_patience_sec,
@@ -255,6 +286,14 @@ def make_worker(
         refiller=Refiller(store, objects, proposing, timekeeper) if proposing else None,
         helper=helper,
     )
+
+
+def make_exposure(settings: Settings) -> Exposure | None:
+    """What a worker's metrics are counted with and served by; None: no port is set.
+
+    Raises `UsageError` when the port cannot be had, `MissingExtraError` without the extra.
+    """
+    return Exposure.of_settings(settings) if settings.metrics_port else None
 
 
 def priced_device(settings: Settings) -> Device:

@@ -8,8 +8,12 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.observe.context import Work, work_on
+from specbatch.pipeline.observe.span_names import SUBMIT
+from specbatch.pipeline.observe.tracing import UNTRACED, Tracing
 from specbatch.pipeline.privacy.tenants import NOBODY_PRIVATE, Privacy
 from specbatch.schemas.errors import UsageError, WaitTimeoutError
 from specbatch.schemas.job_progress import JobProgress
@@ -36,8 +40,12 @@ class Client:
         workspace_uri: str,
         on_cancel: Callable[[], None] = lambda: None,
         privacy: Privacy = NOBODY_PRIVATE,
+        tracing: Callable[[], Tracing] = lambda: UNTRACED,
     ) -> None:
-        """`on_cancel` has the workers of this process look at once whether a job is to stop."""
+        """`on_cancel` has the workers of this process look at once whether a job is to stop.
+
+        `tracing` opens what a submission is told to."""
+        self._tracing = tracing
         self._privacy = privacy
         self._store = store
         self._ring = ring
@@ -49,6 +57,17 @@ class Client:
 
         Raises `IdempotencyError` when the key was used for another spec.
         """
+        with closing(self._tracing()) as tracing:
+            begun_ns = time.time_ns()
+            job, created = self._create(spec, idempotency_key)
+            work_on(Work(job.job_id, SUBMIT))
+            tracing.submitted(job, created, begun_ns)
+            if not job.state.is_final:
+                stage = job.stage if created else Stage.INGEST
+                self._ring(Bell(job.job_id, stage, None, priority=job.priority))
+        return job, created
+
+    def _create(self, spec: JobSpec, idempotency_key: str | None) -> tuple[JobRow, bool]:
         job_id = new_job_id()
         order = self._privacy.order(
             NewJob(
@@ -67,11 +86,7 @@ class Client:
                 budget_usd=spec.budget_usd,
             )
         )
-        job, created = self._store.create_job(order)
-        if not job.state.is_final:
-            stage = job.stage if created else Stage.INGEST
-            self._ring(Bell(job.job_id, stage, None, priority=job.priority))
-        return job, created
+        return self._store.create_job(order)
 
     def job(self, job_id: str) -> JobRow:
         return self._store.get_job(job_id)

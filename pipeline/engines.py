@@ -27,6 +27,16 @@ class Submitted(Protocol):
         """What their job taught, once all are done."""
         ...
 
+    @property
+    def begun_ns(self) -> int:
+        """When they were handed over, in nanoseconds since the epoch."""
+        ...
+
+    @property
+    def ended_ns(self) -> Mapping[str, int]:
+        """When requests have ended so far, by their ids."""
+        ...
+
     def finished(self) -> Sequence[Completion]:
         """Those that have ended of themselves so far."""
         ...

@@ -6,10 +6,13 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from specbatch.pipeline import telling
 from specbatch.pipeline.client import Ring
 from specbatch.pipeline.engines import Engines
 from specbatch.pipeline.leases import Held, LeaseKeeper
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.observe.context import Work, work_on
+from specbatch.pipeline.observe.tracing import UNTRACED, Tracing
 from specbatch.pipeline.privacy.tenants import NOBODY_PRIVATE, Privacy
 from specbatch.pipeline.ringing import Ringing
 from specbatch.schemas.errors import (
@@ -20,7 +23,7 @@ from specbatch.schemas.errors import (
     SpecbatchError,
     UsageError,
 )
-from specbatch.schemas.records import Lease
+from specbatch.schemas.records import GroupWork, JobRow, Lease
 
 log = logging.getLogger(__name__)
 
@@ -34,18 +37,28 @@ class Guarding(Ringing):
     """What the stages work under."""
 
     def __init__(
-        self, store: Store, ring: Ring, keeper: LeaseKeeper, privacy: Privacy = NOBODY_PRIVATE
+        self,
+        store: Store,
+        ring: Ring,
+        keeper: LeaseKeeper,
+        privacy: Privacy = NOBODY_PRIVATE,
+        tracing: Tracing = UNTRACED,
     ) -> None:
         super().__init__(store, ring)
         self._keeper = keeper
         self._privacy = privacy
+        self._tracing = tracing
 
     @contextmanager
     def _guarded(self, lease: Lease, host: Engines | None = None) -> Iterator[Held]:
         """Keep the lease alive; on failure give the unit back with the reason."""
         on_cancel = (lambda: host.cancel(lease.job_id)) if host else (lambda: None)
+        work_on(Work.of(lease))
         try:
-            with self._keeper.hold(lease, on_cancel) as held:
+            with (
+                self._tracing.attempt(lease) as span,
+                self._keeper.hold(lease, on_cancel, span) as held,
+            ):
                 yield held
         except FencedError as error:
             log.info("dropped: %s", error)
@@ -82,6 +95,11 @@ class Guarding(Ringing):
             # Whoever logs it must see neither its words nor those of what it came from.
             raise UnshownError(words).with_traceback(error.__traceback__) from None
 
+    def _begin(self, held: Held, job: JobRow, work: GroupWork | None = None) -> None:
+        """The job is known: mind its deadline, and tell whose work it is."""
+        self._keeper.mind(held, job.deadline_at)
+        telling.begun(held.span, held.lease.stage, job, work)
+
     def _words(self, lease: Lease, error: BaseException) -> str:
         """What the store keeps of an error, and a log shows."""
         try:
@@ -89,3 +107,12 @@ class Guarding(Ringing):
         except SpecbatchError:
             job = None
         return self._privacy.error(job, error)
+
+    @staticmethod
+    def _engines(host: Engines | None, kind: str) -> Engines:
+        if host is None:
+            raise UsageError(
+                f"this worker has no engine to {kind} with: start `specbatch worker {kind}`"
+            )
+        host.check()  # nothing is claimed once the device is gone
+        return host

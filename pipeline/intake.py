@@ -9,11 +9,13 @@ the store's cursor, and reads the ids before it once more.
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 
+from specbatch.pipeline import telling
 from specbatch.pipeline.client import Ring
 from specbatch.pipeline.drafting import Drafting
 from specbatch.pipeline.engine.model_folder import ModelFolder, vocabulary_digest
@@ -86,7 +88,9 @@ class Intake:
                     self._store.note_report(work.lease, reading.identity)
                     self._store.release(work.lease, "its job was stopped", forgiven=True)
                     return
+                begun_ns = time.time_ns()
                 self._store_groups(work.lease, job, spec, batch, writers)
+                telling.read(held.span, job, batch, begun_ns)
                 last = batch[-1]
                 rows, room = last.next_row, room - sum(bool(planned.rows) for planned in batch)
                 if room <= 0 and not (room := self._store.pause_ingest(work.lease, self._max_open)):

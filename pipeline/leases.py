@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.observe.span_names import LEASE_LOST, STOPPED
+from specbatch.pipeline.observe.tracing import NO_SPAN, Span
 from specbatch.schemas.errors import FencedError, StoreError
 from specbatch.schemas.records import Lease, Stage
 
@@ -35,6 +37,7 @@ class Held:
     deadline_at: float | None = None  # of its job
     spent_usd: Callable[[], float] = _nothing  # what the attempt has cost so far
     cut_wanted: bool = False
+    span: Span = NO_SPAN  # what a trace is told of the work
     on_cut: Callable[[], None] = lambda: None
 
     def when_cut(self, on_cut: Callable[[], None]) -> None:
@@ -71,9 +74,11 @@ class LeaseKeeper:
         self._thread.start()
 
     @contextmanager
-    def hold(self, lease: Lease, on_cancel: Callable[[], None] = lambda: None) -> Iterator[Held]:
+    def hold(
+        self, lease: Lease, on_cancel: Callable[[], None] = lambda: None, span: Span = NO_SPAN
+    ) -> Iterator[Held]:
         """Keep the lease alive inside the block; `on_cancel` runs once if the job is cancelled."""
-        held = Held(lease, on_cancel)
+        held = Held(lease, on_cancel, span=span)
         with self._lock:
             self._held[lease] = held
         try:
@@ -120,7 +125,9 @@ class LeaseKeeper:
             log.warning("heartbeat failed, leases may run out: %s", error)
             return
         for lease in beat.lost:
-            held[lease].lost.set()
+            if not held[lease].lost.is_set():
+                held[lease].lost.set()
+                held[lease].span.event(LEASE_LOST)
         _tell(held, beat.cancelled)
         for entry in held.values():
             asked, entry.cut_wanted = entry.cut_wanted, entry.lease in beat.cut_wanted
@@ -175,4 +182,5 @@ def _tell(held: Mapping[Lease, Held], cancelled: set[str]) -> None:
     for entry in held.values():
         if entry.lease.job_id in cancelled and not entry.cancelled.is_set():
             entry.cancelled.set()
+            entry.span.event(STOPPED)
             entry.on_cancel()

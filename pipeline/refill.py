@@ -20,6 +20,7 @@ from specbatch.pipeline.engine.sequence import Request
 from specbatch.pipeline.engines import Engines
 from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.observe.context import Work, work_on
 from specbatch.pipeline.prompts import ReadRows, reader
 from specbatch.pipeline.requests import further, request_id_of, requests_of, row_and_sample
 from specbatch.pipeline.timekeeping import Timing, Untimed
@@ -170,6 +171,7 @@ class Refiller:
         Which prompt it is, and how it is sampled, is the store's word and not the message's. Raises
         `DeviceLostError`.
         """
+        work_on(Work(message.job_id, "refill", message.group_index))
         try:
             return self._refill(message)
         except DeviceLostError:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain
 
+from specbatch.pipeline import telling
 from specbatch.pipeline.client import Ring
 from specbatch.pipeline.drafting import Drafting, check_drafts_here, uses_history
 from specbatch.pipeline.engine.model_folder import ModelFolder, inspect_model
@@ -37,6 +38,8 @@ from specbatch.pipeline.keeping import finished_records, rows_left
 from specbatch.pipeline.known_jobs import KnownJobs
 from specbatch.pipeline.leases import Held, LeaseKeeper
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.observe.context import Work, work_on
+from specbatch.pipeline.observe.tracing import UNTRACED, Tracing
 from specbatch.pipeline.policy.journal import Lessons
 from specbatch.pipeline.policy.pricing import cost_units, usd_of
 from specbatch.pipeline.privacy.keeping import kept_records
@@ -58,10 +61,7 @@ from specbatch.pipeline.requests import (
 from specbatch.pipeline.sharing import completed
 from specbatch.pipeline.text_stop import Decode
 from specbatch.pipeline.timekeeping import Timing, Untimed
-from specbatch.schemas.errors import (
-    RequestCancelledError,
-    UsageError,
-)
+from specbatch.schemas.errors import RequestCancelledError
 from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import (
     Artefact,
@@ -109,10 +109,11 @@ class Stages(Guarding):
         max_open_groups: int = MOST_OPEN_GROUPS,
         timing: Timing | None = None,
         privacy: Privacy = NOBODY_PRIVATE,
+        tracing: Tracing = UNTRACED,
     ) -> None:
         """`max_open_groups`: of a job, before its input is read on. `timing` is told what engines
-        are used for."""
-        super().__init__(store, ring, keeper, privacy)
+        are used for, `tracing` how it went."""
+        super().__init__(store, ring, keeper, privacy, tracing)
         self._jobs = KnownJobs(store)
         self._objects = objects
         self._owner = owner
@@ -134,6 +135,7 @@ class Stages(Guarding):
 
     def run(self, stage: Stage, job_id: str, group_index: int | None) -> None:
         """Do what a bell asks for, if it is still to be done."""
+        work_on(Work(job_id, str(stage), group_index))  # another unit, where that is claimed
         match stage:
             case Stage.INGEST:
                 self.ingest(job_id)
@@ -159,7 +161,7 @@ class Stages(Guarding):
             return
         with self._guarded(work.lease) as held:
             job, spec = self._jobs.fresh(job_id)
-            self._keeper.mind(held, job.deadline_at)
+            self._begin(held, job)
             self._intake.read(work, held, job, spec)
         self._ring_job(job_id)
 
@@ -172,7 +174,7 @@ class Stages(Guarding):
             return
         with self._engaged(work.lease, host) as (held, begun):
             job, spec = self._jobs.of_group(work.lease.job_id)
-            self._keeper.mind(held, job.deadline_at)
+            self._begin(held, job, work)
             rows = rows_of(self._objects, job, work.where)
             completions: list[Completion] = []
             artefact: Artefact | None = None
@@ -182,6 +184,7 @@ class Stages(Guarding):
                 blocks = blocks_of(completions, self._economy.price_microusd)
                 artefact = self._put(job, "drafts", work.lease, write_drafts(blocks))
             held.check()
+            telling.drafted(held.span, job, begun, completions)
             timing = self._spent(begun)
             self._drafting.drafted(
                 job, sum(len(c.token_ids) for c in completions), timing.device_usd
@@ -214,7 +217,7 @@ class Stages(Guarding):
             return
         with self._engaged(work.lease, host) as (held, begun):
             job, spec = self._jobs.of_group(work.lease.job_id)
-            self._keeper.mind(held, job.deadline_at)
+            self._begin(held, job, work)
             check_drafts_here(host.proposer is not None, spec)
             rows = rows_left(self._store, self._objects, job, work)
             drafts: dict[tuple[int, int], DraftBlock] = {}
@@ -233,6 +236,7 @@ class Stages(Guarding):
             records = records_of(job, rows, completions, drafts, self._economy.price_microusd)
             artefact = self._put(job, "results", work.lease, write_results(records))
             held.check()
+            telling.verified(held.span, job, begun, records)
             for lesson in lessons:  # first: a job that is done has told all it taught
                 self._drafting.learn(job, lesson)
             keep = partial(
@@ -297,6 +301,7 @@ class Stages(Guarding):
 
         def cut(keep: int) -> None:
             index = self._store.cut_group(held.lease, keep)
+            telling.cut(held.span, index, keep)
             self._ring(Bell(job.job_id, Stage.VERIFY, index, job.verifier, job.priority))
 
         with refilled(self._refills, job, spec, held.lease.group_index or 0, requests):
@@ -313,10 +318,11 @@ class Stages(Guarding):
         work = self._store.claim_group(job_id, index, Stage.RECORD, self._owner, self._lease_sec)
         if work is None:
             return
-        begun = time.monotonic()
-        with self._guarded(work.lease):
+        begun, begun_ns = time.monotonic(), time.time_ns()
+        with self._guarded(work.lease) as held:
             assert work.results is not None, "a group reaches RECORD with its results"
             job, spec = self._jobs.of_group(job_id)
+            telling.begun(held.span, Stage.RECORD, job, work)
             rows = rows_of(self._objects, job, work.where)
             mine = {row.row_index for row in rows}  # others cut off from it share the file
             results = read_results(read_own(self._objects, job, work.results))
@@ -330,6 +336,7 @@ class Stages(Guarding):
                 StageTiming(0.0, time.monotonic() - begun),
                 group_report(records),
             )
+            telling.recorded(held.span, job, records, begun_ns)
             if due is not None:  # it waited for this group only
                 self._ring(Bell(job_id, due, None, priority=job.priority))
 
@@ -344,6 +351,7 @@ class Stages(Guarding):
             return
         with self._guarded(work.lease) as held:
             job, spec = self._jobs.fresh(job_id)
+            telling.begun(held.span, Stage.PUBLISH, job)
             confirm = partial(self._keeper.confirm, held)
             state, error, manifest = self._publisher.publish(work, job, spec, confirm)
             words = error and self._privacy.words(job, error)
@@ -378,12 +386,3 @@ class Stages(Guarding):
         ticks = sum(ticket.ticks.total for ticket in begun)
         usd = usd_of(cost_units(ticks, self._economy.price_microusd))
         return StageTiming(0.0, ticks / TICKS_PER_SEC, usd)
-
-    @staticmethod
-    def _engines(host: Engines | None, kind: str) -> Engines:
-        if host is None:
-            raise UsageError(
-                f"this worker has no engine to {kind} with: start `specbatch worker {kind}`"
-            )
-        host.check()  # nothing is claimed once the device is gone
-        return host

@@ -117,7 +117,8 @@ class Sweeper:
     def close_over(self) -> None:
         """Stop jobs that are over a limit, and close what nobody may work on any more."""
         for job_id in sorted(self._store.stop_overdue()):
-            log.warning("job %s is over its deadline or budget and stops", job_id)
+            about = {"job": job_id}
+            log.warning("job %s is over its deadline or budget and stops", job_id, extra=about)
         self._store.close_over()
         for session_id in self._store.end_silent_sessions(self._silence_sec):
             log.warning("session %s ends: nothing is heard of its worker", session_id)
@@ -133,7 +134,7 @@ class Sweeper:
                 f"{_groups(indexes)} without drafts, for no proposer worker had taken "
                 f"{'it' if len(indexes) == 1 else 'them'} up for {patience:g} s"
             )
-            log.warning("job %s: %s", job_id, reason)
+            log.warning("job %s: %s", job_id, reason, extra={"job": job_id})
             decision = Decision(time.time(), DecisionAction.SKIPPED, PRE_GENERATED, reason)
             try:
                 self._store.note_decisions(job_id, [decision])

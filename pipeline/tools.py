@@ -83,6 +83,23 @@ def first_rows(
         return None
 
 
+def prompt_row(
+    settings: Settings, job: JobRow, prompts: Prompts, row_index: int
+) -> PromptRow | None:
+    """One row of a group's prompts; None where the install is the light one, or it is not there.
+
+    Raises `ObjectError` when the file cannot be read.
+    """
+    from importlib.util import find_spec
+
+    if find_spec("pyarrow") is None:
+        return None
+    from specbatch.pipeline.prompts import rows_of
+
+    rows = rows_of(_objects(settings), job, prompts)
+    return next((row for row in rows if row.row_index == row_index), None)
+
+
 def make_exporter(settings: Settings, store: Store) -> Exporter:
     """What exports jobs of a store. Raises `MissingExtraError` without pyarrow."""
     from importlib.util import find_spec

@@ -58,6 +58,9 @@ class LogEntry:
         return Head(self.number, self.hash)
 
 
+MANIFEST_NAME = "manifest.json"  # in the folder or prefix of the output
+
+
 @dataclass(frozen=True, slots=True)
 class PublishedManifest:
     """The manifest of a published job."""

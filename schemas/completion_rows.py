@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
+from specbatch.schemas.job_figures import RowFigures
 from specbatch.schemas.mapper import PASSES, as_float32
 from specbatch.schemas.provenance import (
     TICK_KINDS,
@@ -127,6 +128,30 @@ def completion_record(row: Any) -> CompletionRecord:
         price_microusd=row.price_microusd,
         ahead_ticks=row.ahead_ticks,
         ahead_price_microusd=row.ahead_price_microusd,
+    )
+
+
+def row_figures(row: Any) -> RowFigures:
+    """What is counted of a completion, by the columns that have no text in them."""
+    drafted = tuple(row.drafted or ())
+    makers = (0,) * len(drafted) if row.makers is None else tuple(row.makers)
+    return RowFigures(
+        row_index=row.row_index,
+        sample_index=row.sample_index,
+        group_index=row.group_index,
+        tag=row.tag,
+        finish_reason=FinishReason(row.finish_reason),
+        prompt_tokens=row.prompt_tokens,
+        proposed=row.proposed,
+        accepted=row.accepted,
+        verifier_passes=row.verifier_passes,
+        cost_usd=row.cost_usd,
+        ticks=sum(getattr(row, column) for column in _TICKS.values()),
+        origins=tuple(row.origins or ()),
+        steps=tuple(row.steps or ()),
+        sources=tuple(row.sources or ()),
+        makers=makers,
+        drafted=drafted,
     )
 
 

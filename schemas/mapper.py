@@ -206,6 +206,7 @@ def group_work(row: Any) -> GroupWork:
         row_stop=row.row_stop,
         rows_kept=row.rows_kept,
         prompt_tokens=row.prompt_tokens,
+        waited_sec=row.waited_sec,
     )
 
 

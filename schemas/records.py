@@ -220,6 +220,7 @@ class GroupWork:
     prompt_tokens: int = 0
     # It may be what its workers died of: nobody holds two of these at a time.
     suspect: bool = False
+    waited_sec: float = 0.0  # from ready, or from its last lease's end, to this claim
 
     @property
     def where(self) -> Prompts:

@@ -15,9 +15,10 @@ import hmac
 import os
 from collections.abc import Sequence
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from specbatch.schemas.errors import StoreError, UsageError
+from specbatch.schemas.errors import MissingExtraError, StoreError, UsageError
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -47,8 +48,15 @@ class Sealer:
 
     @classmethod
     def of_setting(cls, text: str) -> Sealer | None:
-        """The sealer of a setting's value; None where none is set. Raises `UsageError`."""
+        """The sealer of a setting's value; None where none is set. Raises `UsageError`, and
+        `MissingExtraError` where nothing can encrypt.
+        """
         parts = [part.strip() for part in text.split(",") if part.strip()]
+        if parts and find_spec("cryptography") is None:
+            raise MissingExtraError(
+                f"{SETTING} is set and cryptography is not installed here: "
+                "`pip install 'specbatch[sealed]'`"
+            )
         return cls([_decoded(part) for part in parts]) if parts else None
 
     def __repr__(self) -> str:

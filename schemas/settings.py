@@ -117,6 +117,36 @@ class Settings(BaseSettings):
         default=1, ge=1, le=64, description="processes of `torchrun` that share the verifier"
     )
 
+    metrics_port: int = Field(
+        default=0,
+        ge=0,
+        le=65535,
+        description="where a worker serves metrics; 0: nowhere",
+    )
+    metrics_address: str = Field(
+        default="0.0.0.0", description="the address it serves them on; whoever reaches it may read"
+    )
+    metrics_dir: str = Field(
+        default="",
+        description="folder of workers of one machine that share the port; empty: none does",
+    )
+    metrics_label_values: int = Field(
+        default=50,
+        ge=1,
+        description="job names, tags, proposers each that metrics tell apart; others are `other`",
+    )
+    drift_every_steps: int = Field(
+        default=251,
+        ge=0,
+        description="steps between two looks how far draft models are, for metrics; 0: none",
+    )
+    planned_rollout: bool = Field(
+        default=False, description="announce a rollout in the metrics, so that alerts are held back"
+    )
+    schedules_dir: str = Field(
+        default="jobs/schedules", description="folder of the schedule files, for `scheduler`"
+    )
+
     encryption_key: str = Field(
         default="", repr=False, description="keys of texts at rest, newest first; empty: none"
     )
@@ -135,6 +165,21 @@ class Settings(BaseSettings):
     retention_days: dict[str, Annotated[float, Field(ge=0)]] = Field(
         default_factory=dict,
         description="tenant: days after which `specbatch purge` empties its jobs, as JSON",
+    )
+
+    traces: str = Field(
+        default="",
+        pattern=r"^(otlp|file:.+)?$",
+        description="where traces go: otlp, or file:PATH; empty: nowhere",
+    )
+    trace_groups: float = Field(
+        default=0.05, ge=0, le=1, description="share of a job's groups that are traced; failed: all"
+    )
+    trace_requests: float = Field(
+        default=0.1, ge=0, le=1, description="share of a traced group's requests that are, too"
+    )
+    log_format: Literal["text", "json"] = Field(
+        default="text", description="how commands and workers log: text or json"
     )
 
     @field_validator("device_kind", "region", mode="after")

@@ -35,6 +35,7 @@ TABLES = (
     "audit_findings",
     "worker_sessions",
     "time_slices",
+    "schedule_runs",
     "alembic_version",
 )
 VIEWS = ("token_record",)
@@ -77,7 +78,12 @@ RIGHTS: Mapping[str, Rights] = {
     # Submits, cancels, retries, sets shares. What a group is made of and has given is not its to
     # write, nor what a job asks for once it is submitted.
     OPERATOR: Rights(
-        tables={"jobs": "INSERT", "tenants": "INSERT, UPDATE", "audit_log": "INSERT"},
+        tables={
+            "jobs": "INSERT",
+            "tenants": "INSERT, UPDATE",
+            "audit_log": "INSERT",
+            "schedule_runs": "INSERT, UPDATE",
+        },
         columns={
             "jobs": (
                 *_OF_A_LEASE,

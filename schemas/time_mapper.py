@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from specbatch.schemas.backlog import WorkerNow
 from specbatch.schemas.provenance import TICKS_PER_SEC, Ticks
 from specbatch.schemas.records import Stage
 from specbatch.schemas.timekeeping import (
@@ -60,6 +61,21 @@ def session_row(row: Any) -> SessionRow:
         overhead=row.overhead_ticks,
         lost=row.lost_ticks,
         spent=int(row.spent_ticks),
+    )
+
+
+def worker_now(row: Any, now: float) -> WorkerNow:
+    """An open session, with `leases`, the groups that its process holds."""
+    return WorkerNow(
+        session_id=row.session_id,
+        owner=row.owner,
+        device=_device(row),
+        age_sec=now - row.started_at,
+        silent_sec=now - row.beat_at,
+        seen=row.seen_ticks,
+        idle=row.idle_ticks,
+        overhead=row.overhead_ticks,
+        leases=row.leases,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from support.rabbit import PrivateRabbit
 from support.servers import PrivatePostgres, PrivateRedis, PrivateS3, PrivateServer, ServerError
 
 LONG_OPTION = "--long"
+IN_MEMORY, ROOM_BYTES = Path("/dev/shm"), 8 << 30  # tests write less than 1 GB
 Server = TypeVar("Server", bound=PrivateServer)
 
 
@@ -42,6 +44,13 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     for name in [name for name in os.environ if name.startswith("SPECBATCH_")]:
         del os.environ[name]
+    if _has_room(IN_MEMORY):  # where SQLite's syncs take no time; --basetemp wins
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))
+
+
+def _has_room(folder: Path) -> bool:
+    """Whether all that tests write has room there, several times over."""
+    return os.access(folder, os.W_OK) and shutil.disk_usage(folder).free >= ROOM_BYTES
 
 
 def _has_gpu() -> bool:
@@ -159,8 +168,26 @@ def redis_url(redis_server: PrivateRedis) -> Iterator[str]:
     redis_server.flush(database)
 
 
+@pytest.fixture(scope="session")
+def migrated_postgres(postgres_server: PrivatePostgres) -> str:
+    """URL of a database that nobody works in: others are copies of it."""
+    from specbatch.pipeline.ledger.migrate import upgrade
+
+    url = postgres_server.create_database()
+    upgrade(url)
+    return url
+
+
 @pytest.fixture
-def postgres_url(postgres_server: PrivatePostgres) -> Iterator[str]:
+def postgres_url(postgres_server: PrivatePostgres, migrated_postgres: str) -> Iterator[str]:
+    """URL of a database with specbatch's tables and nothing in them, this test's alone."""
+    url = postgres_server.create_database(like=migrated_postgres)
+    yield url
+    postgres_server.drop_database(url)
+
+
+@pytest.fixture
+def empty_postgres_url(postgres_server: PrivatePostgres) -> Iterator[str]:
     """URL of an empty database, this test's alone."""
     url = postgres_server.create_database()
     yield url

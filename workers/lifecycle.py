@@ -7,13 +7,22 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from weakref import WeakKeyDictionary
 
 from celery import Celery, _state
+from celery.apps import worker as celery_worker
+from celery.signals import worker_shutting_down
 from celery.worker import WorkController, state
 
-from specbatch.pipeline.bootstrap import KINDS, Models, Worker, follow_leader, make_worker
+from specbatch.pipeline.bootstrap import (
+    KINDS,
+    Models,
+    Worker,
+    follow_leader,
+    make_exposure,
+    make_worker,
+)
 from specbatch.pipeline.client import Ring
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.errors import DeviceLostError, UsageError
@@ -64,6 +73,41 @@ class LastWord:
             state.should_stop = None
 
 
+class Farewell:
+    """Lets tasks end for a while once a signal asks the worker to; then engines are closed.
+
+    Celery waits for its tasks for as long as they take, which may be longer than an orchestrator
+    does. A task whose engine closes gives its group back.
+    """
+
+    def __init__(self, worker: Worker, patience_sec: float) -> None:
+        self._worker = worker
+        self._patience_sec = patience_sec
+        self._is_over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Farewell:
+        worker_shutting_down.connect(self._begin, weak=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        worker_shutting_down.disconnect(self._begin)
+        self._is_over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _begin(self, **_: object) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._wait, name="farewell", daemon=True)
+            self._thread.start()
+
+    def _wait(self) -> None:
+        if not self._is_over.wait(self._patience_sec):
+            log.info("groups in hand are given back")
+            for host in self._worker.engines:
+                host.close()
+
+
 def queue_names(kinds: tuple[str, ...], verifier: str | None, proposer: str | None) -> list[str]:
     """The queues a worker of these kinds listens to, of each kind those of higher classes first.
 
@@ -77,6 +121,10 @@ def queue_names(kinds: tuple[str, ...], verifier: str | None, proposer: str | No
     ]
 
 
+def _unsaid(*_: object) -> None:
+    """Celery's goodbye, which is no line of a log."""
+
+
 def run_worker(
     settings: Settings,
     kinds: tuple[str, ...],
@@ -86,7 +134,8 @@ def run_worker(
     instead: Models | None = None,
     through: Callable[[Ring], Ring] = lambda ring: ring,
 ) -> None:
-    """Work in the foreground until a signal ends it (soft first: groups are given back).
+    """Work in the foreground until a signal ends it: tasks have `worker_soft_shutdown_timeout` to
+    end, then their groups are given back.
 
     The first of the proposers is the main one, and the one that a propose worker serves.
     `instead` takes the place of real models; bells go `through` something on their way out.
@@ -101,37 +150,47 @@ def run_worker(
     if follow_leader(settings):
         return
     refuse_compression()
+    if settings.log_format == "json":
+        celery_worker.safe_say = _unsaid
     app = make_app(settings)
     line = HintLine(app)
     proposer, further = (proposers[0] if proposers else None), proposers[1:]
-    worker = make_worker(
-        settings,
-        kinds,
-        through(make_ring(app)),
-        verifier,
-        proposer,
-        line=line,
-        further=further,
-        instead=instead,
-        queued=make_queued(app),
-    )
-    with LastWord() as lost:
+    with ExitStack() as measured, LastWord() as lost:
+        exposure = make_exposure(settings)
+        if exposure is not None:
+            measured.callback(exposure.close)
+        worker = make_worker(
+            settings,
+            kinds,
+            through(make_ring(app)),
+            verifier,
+            proposer,
+            line=line,
+            further=further,
+            instead=instead,
+            queued=make_queued(app),
+            meter=None if exposure is None else exposure.meter,
+        )
+        if exposure is not None:
+            exposure.watch(worker.store)
         register(app, worker, lost)
         worker.start()
         if worker.refills is not None:
             line.start(worker.hint)
         try:
-            app.Worker(
-                pool="threads",  # one process, one engine, many waiting groups
-                concurrency=concurrency,
-                queues=queue_names(kinds, verifier, proposer),
-                without_gossip=True,
-                without_mingle=True,
-                without_heartbeat=True,
-                loglevel="WARNING",
-                quiet=True,  # no banner: it shows settings that are not ours
-            ).start()
+            with Farewell(worker, app.conf.worker_soft_shutdown_timeout):
+                app.Worker(
+                    pool="threads",  # one process, one engine, many waiting groups
+                    concurrency=concurrency,
+                    queues=queue_names(kinds, verifier, proposer),
+                    without_gossip=True,
+                    without_mingle=True,
+                    without_heartbeat=True,
+                    loglevel="WARNING",
+                    quiet=True,  # no banner: it shows settings that are not ours
+                ).start()
         finally:
+            measured.close()  # first: it reads the store
             line.close()
             worker.close()
     if lost.error is not None:

@@ -37,12 +37,13 @@ class Armed:
             self._open = {i: d for i, d in enumerate(arming.disturbances) if d.worker in mine}
 
     def __call__(self, point: CrashPoint) -> None:
-        for disturbance in self._due(point):
-            strike(disturbance, self._on_postgres)
+        with self._lock:  # else it might die while another thread has counted and not yet told
+            for disturbance in self._due(point):
+                strike(disturbance, self._on_postgres)
 
     def _due(self, point: CrashPoint) -> list[Disturbance]:
         due = []
-        with self._lock:
+        if self._open:
             arming = self._arming
             for index, disturbance in list(self._open.items()):
                 if disturbance.point is not point:

@@ -4,7 +4,7 @@ A worker that is killed a hundred times would otherwise spend its life importing
 one thread, no connection and no client, so what it forks is as good as new. It is a process of its
 own, which ends with the supervisor's, and its workers with it.
 
-    python -m specbatch.jobs.chaos.nursery DESCRIPTOR
+    python -m specbatch.jobs.chaos.nursery DESCRIPTOR ENGINE
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from typing import NoReturn
 
-from specbatch.jobs.chaos.orders import Order
+from specbatch.jobs.chaos.orders import EngineKind, Order
 from specbatch.jobs.chaos.worker import work
 
 _ONE_THREAD = {  # a library's threads would not come along
@@ -35,11 +35,15 @@ _PR_SET_PDEATHSIG = 1  # of Linux' prctl
 class Nursery:
     """The supervisor's side. One thread at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: EngineKind) -> None:
+        """`engine`: what its workers will have."""
         self._connection, theirs = Pipe()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "specbatch.jobs.chaos.nursery", str(theirs.fileno())],
+                [
+                    *(sys.executable, "-m", "specbatch.jobs.chaos.nursery"),
+                    *(str(theirs.fileno()), engine),
+                ],
                 env={**os.environ, **_ONE_THREAD},
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
@@ -64,6 +68,8 @@ class Nursery:
 def main(arguments: list[str]) -> int:
     """Fork a worker for each wish, until the supervisor is gone."""
     _warm_up()
+    if arguments[1] == "real":
+        _warm_up_models()
     connection: Connection = Connection(int(arguments[0]))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody here asks how they ended
     with contextlib.suppress(EOFError, OSError):
@@ -104,6 +110,15 @@ def _warm_up() -> tuple[object, ...]:
 
     libraries = (kombu, pyarrow, tokenizers, thread, WorkController)
     return (*libraries, parquet_source, migrate)
+
+
+def _warm_up_models() -> tuple[object, ...]:
+    """What one of models imports besides, seconds long. No device is touched by that."""
+    import transformers
+
+    from specbatch.pipeline.engine import host
+
+    return transformers, host
 
 
 def _die_with_parent() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from specbatch.jobs.cli.console import remark
+from specbatch.jobs.cli.console import log_as, remark
 from specbatch.pipeline.bootstrap import make_client, make_store
 from specbatch.pipeline.client import Client, Ring
 from specbatch.schemas.errors import SpecbatchError, UsageError
@@ -47,6 +47,7 @@ def load_settings(**values: Any) -> Settings:
         raise UsageError(f"setting {name}: {problem['msg']}{given}") from None
     except ValueError as error:  # of the TOML reader
         raise UsageError(f"the settings file {path} cannot be read: {error}") from None
+    log_as(found.log_format)
     if path and Path(path).stat().st_mode & _OTHERS and _has_password(Path(path)):
         remark(f"{path} holds a password and other users can read it: `chmod 600 {path}`")
     return found

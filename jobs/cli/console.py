@@ -7,10 +7,12 @@ are not kept, personal data is redacted in logs and tracebacks.
 
 from __future__ import annotations
 
+import io
 import logging
+import os
 import sys
 import traceback
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn, cast
 
 import orjson
 import typer
@@ -18,6 +20,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.text import Text
 
+from specbatch.pipeline.observe.logs import JsonFormatter
 from specbatch.schemas.errors import SpecbatchError
 from specbatch.schemas.masking import masked, masked_log
 
@@ -27,6 +30,9 @@ err = Console(stderr=True)
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 _CRASHED = 1
 _formatter = logging.Formatter()
+_text_handler: logging.Handler = logging.NullHandler()  # of this program, once it logs
+
+log = logging.getLogger("specbatch.cli")
 
 
 def new_app(help_text: str) -> typer.Typer:
@@ -51,7 +57,10 @@ def run(app: typer.Typer, prog_name: str) -> NoReturn:
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except Exception:
-        sys.stderr.write(masked_log(traceback.format_exc()))
+        if _logs_json():
+            log.critical("the command ends: this is a bug", exc_info=True)
+        else:
+            sys.stderr.write(masked_log(traceback.format_exc()))
         sys.exit(_CRASHED)
     sys.exit(0)
 
@@ -73,27 +82,63 @@ def _masked_record(*args: Any, **kwargs: Any) -> logging.LogRecord:
 def _log_to_stderr() -> None:
     """Warnings of workers, beside the progress bar and not through it."""
     logging.setLogRecordFactory(_masked_record)
-    handler: logging.Handler = logging.StreamHandler()
+    global _text_handler
+    _text_handler = logging.StreamHandler()
     if err.is_terminal:
-        handler = RichHandler(console=err, show_path=False)
+        _text_handler = RichHandler(console=err, show_path=False)
     for library in ("torchao", "torch.utils._pytree"):
         # Where it is installed, transformers imports torchao, which warns of its parts for GPUs.
         logging.getLogger(library).setLevel(logging.ERROR)
     logging.basicConfig(
         level=logging.WARNING,
         format="%(message)s" if err.is_terminal else "%(asctime)s %(levelname)s %(message)s",
-        handlers=[handler],
+        handlers=[_text_handler],
     )
+    log.setLevel(logging.INFO)  # remarks, where logs are JSON
+    log_as(os.environ.get("SPECBATCH_LOG_FORMAT", "text"))
+
+
+def log_as(kind: str) -> None:
+    """`json`: from here on logs, remarks and errors are lines of JSON. Where logging is a host's
+    own, it stays as it is."""
+    if kind != "json" or _logs_json() or _text_handler not in logging.getLogger().handlers:
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter())
+    logging.getLogger().removeHandler(_text_handler)
+    logging.getLogger().addHandler(handler)
+    logging.captureWarnings(True)
+    err.file = cast(IO[str], _Remarks())
+
+
+class _Remarks(io.TextIOBase):
+    """Takes what is printed to stderr into the log, line by line."""
+
+    def write(self, text: str) -> int:
+        for line in text.splitlines():
+            if line.strip():
+                log.info("%s", line)
+        return len(text)
+
+
+def _logs_json() -> bool:
+    return isinstance(err.file, _Remarks)
 
 
 def complain(message: str) -> None:
     """`error: ...` on stderr."""
     text = " ".join(masked(message).split())
+    if _logs_json():
+        log.error("%s", text)
+        return
     err.print(Text.assemble(("error:", "bold red"), " ", text), soft_wrap=True)
 
 
 def remark(message: str) -> None:
     """A sentence on stderr."""
+    if _logs_json():
+        log.info("%s", message)  # one record, however long
+        return
     err.print(masked(message), markup=False, highlight=False, soft_wrap=True)
 
 

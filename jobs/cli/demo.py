@@ -17,7 +17,7 @@ from specbatch.jobs.cli.connect import load_settings, silent
 from specbatch.jobs.cli.console import out, remark, say
 from specbatch.jobs.cli.outcome import leave, print_summary
 from specbatch.jobs.cli.spec_input import build_spec
-from specbatch.schemas.errors import UsageError
+from specbatch.schemas.errors import MissingExtraError, UsageError
 from specbatch.schemas.privacy import NOT_KEPT
 from specbatch.schemas.records import CompletionRecord
 from specbatch.schemas.settings import Settings
@@ -43,6 +43,7 @@ def demo(
     from specbatch.jobs.cli.preflight import check_job
     from specbatch.pipeline.bootstrap import make_client, make_store
 
+    check_models()
     folder = folder.absolute()
     prepare(folder, keep)
     settings = demo_settings(folder)
@@ -85,11 +86,23 @@ def demo_settings(folder: Path) -> Settings:
     )
 
 
+def check_models() -> None:
+    """Raise `MissingExtraError` where specbatch was installed without the demo's models."""
+    if not (_shipped() / "models").is_dir():
+        raise MissingExtraError(
+            "the demo's models are not installed with specbatch itself: in a checkout of it, "
+            "`pip install ./jobs/demo`, or `make demo`"
+        )
+
+
 def demo_spec(folder: Path, max_tokens: int) -> JobSpec:
     """The shipped spec with its output in the folder."""
-    shipped = Path(str(resources.files("specbatch.jobs.demo"))) / "spec.yaml"
     flags = {"output.uri": str(folder / "output"), "sampling.max_tokens": max_tokens}
-    return build_spec(shipped, flags)
+    return build_spec(_shipped() / "spec.yaml", flags)
+
+
+def _shipped() -> Path:
+    return Path(str(resources.files("specbatch.jobs.demo")))
 
 
 def _spread(completions: Iterator[CompletionRecord]) -> Iterator[CompletionRecord]:

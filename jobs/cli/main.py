@@ -14,10 +14,14 @@ from specbatch.jobs.cli.jobs import jobs
 from specbatch.jobs.cli.migrate import migrate
 from specbatch.jobs.cli.purge import purge
 from specbatch.jobs.cli.replay import replay
+from specbatch.jobs.cli.report import report
 from specbatch.jobs.cli.retry import retry
+from specbatch.jobs.cli.scheduler import scheduler
+from specbatch.jobs.cli.schedules import schedules
 from specbatch.jobs.cli.settings import settings
 from specbatch.jobs.cli.show import show
 from specbatch.jobs.cli.submit_job import submit_job
+from specbatch.jobs.cli.top import top
 from specbatch.jobs.cli.worker import worker
 
 app = new_app("Batch generation with speculative decoding: exact, durable, auditable.")
@@ -26,6 +30,7 @@ for command in (
     jobs,
     show,
     cost,
+    report,
     cancel,
     retry,
     purge,
@@ -33,6 +38,9 @@ for command in (
     replay,
     export,
     worker,
+    scheduler,
+    schedules,
+    top,
     demo,
     bench,
     chaos,

@@ -151,6 +151,32 @@ Budget = Annotated[
     ),
 ]
 
+SchedulesFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--folder",
+        help="where the schedule files are; default: SPECBATCH_SCHEDULES_DIR",
+        show_default=False,
+    ),
+]
+ScheduleFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--schedule",
+        metavar="FILE",
+        help="submit what is due of this schedule file, instead of a spec; for cron and timers",
+        show_default=False,
+    ),
+]
+LogicalTime = Annotated[
+    Text,
+    typer.Option(
+        "--logical-time",
+        help="with --schedule: only this time: 2026-01-31T02:30, or a day for its first",
+        show_default=False,
+    ),
+]
+
 Local = Annotated[
     bool, typer.Option("--local", help="do the whole job in this process, without servers")
 ]

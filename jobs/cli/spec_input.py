@@ -28,23 +28,46 @@ def build_spec(file: Path | None, flags: Mapping[str, Any], cwd: Path | None = N
     return load_spec(values).resolved(cwd)
 
 
-def read_spec_file(file: Path) -> dict[str, Any]:
+def resolved_spec(values: Mapping[str, Any], base: Path | None = None) -> JobSpec:
+    """The spec of a mapping whose paths are relative to `base`, or to the working folder.
+
+    Raises `SpecError`.
+    """
+    base = (base or Path.cwd()).absolute()
+    return load_spec(_depth_as_word(_at(dict(values), base))).resolved(base)
+
+
+def read_spec_file(
+    file: Path, what: str = "spec file", needed: str = "input, output and verifier"
+) -> dict[str, Any]:
     """The mapping in a YAML (or JSON) file. Raises `SpecError` with one sentence."""
     try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise SpecError(f"spec file {file} does not exist") from None
+        raise SpecError(f"{what} {file} does not exist") from None
     except UnicodeDecodeError:
-        raise SpecError(f"spec file {file} is not a text file in UTF-8") from None
+        raise SpecError(f"{what} {file} is not a text file in UTF-8") from None
     except OSError as error:
-        raise SpecError(f"spec file {file} cannot be read: {error.strerror}") from None
+        raise SpecError(f"{what} {file} cannot be read: {error.strerror}") from None
+    return parse_spec(text, f"{what} {file}", needed)
+
+
+def parse_spec(text: str, whose: str, needed: str = "input, output and verifier") -> dict[str, Any]:
+    """The mapping in a text. Raises `SpecError` with one sentence that names whose it is."""
+    try:
+        values = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise SpecError(f"spec file {file} is not valid YAML: {_where(error)}") from None
+        raise SpecError(f"{whose} is not valid YAML: {_where(error)}") from None
     if not isinstance(values, dict):
-        raise SpecError(f"spec file {file} must hold a mapping with input, output and verifier")
+        raise SpecError(f"{whose} must hold a mapping with {needed}")
+    return _depth_as_word(values)
+
+
+def _depth_as_word(values: dict[str, Any]) -> dict[str, Any]:
+    """YAML takes `off` for false."""
     speculation = values.get("speculation")
     if isinstance(speculation, dict) and speculation.get("depth") is False:
-        values["speculation"] = {**speculation, "depth": "off"}  # YAML takes `off` for false
+        values = {**values, "speculation": {**speculation, "depth": "off"}}
     return values
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from specbatch.jobs.cli import options as o
@@ -60,6 +61,8 @@ def submit_job(
     tokens_per_sec: o.AssumedSpeed = None,
     json: o.Json = False,
     idempotency_key: o.IdempotencyKey = None,
+    schedule: o.ScheduleFile = None,
+    logical_time: o.LogicalTime = None,
 ) -> None:
     """Turn prompts into verified, recorded completions.
 
@@ -91,6 +94,16 @@ def submit_job(
         raise UsageError("--timeout needs --wait or --local")
     if tokens_per_sec is not None and not dry_run:
         raise UsageError("--tokens-per-sec needs --dry-run")
+    if schedule is not None or logical_time is not None:
+        others = {**flags, "spec": spec_file, "idempotency_key": idempotency_key}
+        _check_scheduled(schedule, [name for name, value in others.items() if value is not None])
+        if local or dry_run:
+            raise UsageError("--schedule is for workers: leave --local and --dry-run out")
+        from specbatch.jobs.cli.scheduled import submit_scheduled
+
+        assert schedule is not None
+        submit_scheduled(load_settings(), schedule, logical_time, wait, timeout, json)
+        return
     spec, settings = build_spec(spec_file, flags), load_settings()
     if dry_run:
         from specbatch.jobs.cli.dry_run import show_plan
@@ -104,6 +117,13 @@ def submit_job(
         from specbatch.jobs.cli.remote import submit_there
 
         submit_there(settings, spec, idempotency_key, wait, timeout, json)
+
+
+def _check_scheduled(schedule: Path | None, others: list[str]) -> None:
+    if schedule is None:
+        raise UsageError("--logical-time needs --schedule")
+    if others:
+        raise UsageError(f"--schedule's file says the whole job: leave {', '.join(others)} out")
 
 
 app = new_app("Submit a batch generation job.")

@@ -49,6 +49,12 @@ class BlockManager:
         return len(self._free) + len(self._cached)
 
     @property
+    def counts(self) -> tuple[int, int, int]:
+        """Blocks that are held, free, and cached."""
+        free, cached = len(self._free), len(self._cached)
+        return self.num_blocks - 1 - free - cached, free, cached
+
+    @property
     def capacity_tokens(self) -> int:
         """Tokens that fit when one sequence has the cache to itself."""
         return (self.num_blocks - 1) * self.block_size

@@ -29,6 +29,7 @@ from specbatch.pipeline.policy.linear_cost import LinearCost
 from specbatch.schemas.records import Verification
 from specbatch.schemas.seeds import draft_seed
 
+MOST_READ = 16  # tokens that are read to say a law; it is asked now and then
 MAX_PASS_TOKENS = 2048  # of all sequences together; what is above it is fed beforehand
 
 
@@ -93,6 +94,24 @@ class DraftModelProposer:
     def laws(self, sequence: Sequence) -> Tensor:
         """float32 [drafted, vocab_size], of sequences whose verification is not coupled."""
         return torch.stack(self._laws[sequence])
+
+    def law_behind(self, sequence: Sequence) -> Tensor | None:
+        """float32 [vocab_size]: log-probabilities of the token behind a sequence's last one.
+
+        What is read for it is forgotten, and read again when it drafts: no draft is another for it.
+        None where it would be more than a few tokens, or has no blocks.
+        """
+        kv, tokens = self._kv.get(sequence), sequence.tokens
+        if kv is None or not 0 < len(tokens) - kv.length <= MOST_READ:
+            return None
+        if self._runner.blocks.missing_blocks(kv, len(tokens)):
+            return None
+        length = kv.length
+        try:
+            logits = self._runner.forward([Chunk(kv, tokens[length:], 1)])
+        finally:
+            self._runner.blocks.trim(kv, length)
+        return logits[0].log_softmax(dim=0)
 
     def settle(self, sequence: Sequence) -> None:
         """Drop the KV of rejected draft tokens: what agrees with the sequence stays.

@@ -15,13 +15,15 @@ from dataclasses import replace
 from torch import Tensor
 
 from specbatch.kernels.verify.contract import Verdict
-from specbatch.pipeline.engine.adjusting import problem_of
+from specbatch.pipeline.engine.admission import all_within, refusal
 from specbatch.pipeline.engine.batch import Chunk
 from specbatch.pipeline.engine.block_proposer import BlockProposer, Wanted
+from specbatch.pipeline.engine.drift import EVERY_STEPS
 from specbatch.pipeline.engine.faults import Fault, fault_of, first_line
 from specbatch.pipeline.engine.guarded_proposer import guarded
 from specbatch.pipeline.engine.isolation import isolate
 from specbatch.pipeline.engine.most_likely import MostLikely
+from specbatch.pipeline.engine.observing import Observer, Unwatched, Watch
 from specbatch.pipeline.engine.proposer import Proposer
 from specbatch.pipeline.engine.recheck import Rechecker
 from specbatch.pipeline.engine.runner import ModelRunner
@@ -55,7 +57,10 @@ class Engine:
         max_batch_tokens: int = 2048,
         rechecker: Rechecker | None = None,
         knowledge: Knowledge | None = None,
+        observer: Observer | None = None,
+        drift_every: int = EVERY_STEPS,
     ) -> None:
+        """`observer` hears what is done, and every `drift_every` steps how far a draft model is."""
         self._runner = runner
         self._rechecker = rechecker
         self._sampler = choose_sampler(runner.device, runner.kernels)
@@ -71,30 +76,24 @@ class Engine:
         self._rejected: list[Completion] = []
         self.stats = EngineStats()
         self._book = TimeBook(self.stats.time)
+        self._watch = Unwatched()
+        if observer is not None:
+            blocks = runner.blocks
+            self._watch = Watch(observer, self.stats, blocks, max_sequences, proposers, drift_every)
+            self._speculator.journal.on_turn = observer.turned
 
     # --- what callers do -----------------------------------------------------------------------
     def add(self, request: Request) -> None:
         """Queue a request. One that cannot fit is answered with an error by the next step."""
         limit, vocab_size = self._runner.context_tokens, self._runner.vocab_size
-        if not _all_within(request.draft_ids, vocab_size):  # a hint that cannot be right
+        if not all_within(request.draft_ids, vocab_size):  # a hint that cannot be right
             request = replace(request, draft_ids=())
         sequence = Sequence(
             request=request,
             stop_ids=stop_ids_of(request, self._runner.eos_ids, vocab_size),
             max_length=min(limit, len(request.prompt_ids) + request.params.max_tokens),
         )
-        if len(request.prompt_ids) >= limit or not request.prompt_ids:
-            sequence.error = (
-                f"prompt of {len(request.prompt_ids)} tokens does not fit the context of {limit}"
-            )
-        elif sequence.remaining <= 0:
-            sequence.error = f"{len(request.decided_ids)} tokens of output leave no room for more"
-        elif not _all_within(request.prompt_ids + request.decided_ids, vocab_size):
-            sequence.error = f"prompt has a token outside the vocabulary of {vocab_size}"
-        elif request.params.stop and request.watch_text is None:
-            sequence.error = "stop strings need something that makes text of tokens"
-        else:
-            sequence.error = problem_of(request.params, sequence.stop_ids, vocab_size)
+        sequence.error = refusal(sequence, limit, vocab_size)
         if sequence.error is not None:
             sequence.finish_reason = FinishReason.ERROR
             self._rejected.append(sequence.completion())
@@ -129,7 +128,7 @@ class Engine:
 
     def hint(self, request_id: str, position: int, token_ids: tuple[int, ...]) -> None:
         """What may follow a request's first `position` output tokens. Unknown ones are ignored."""
-        if self._block is None or not _all_within(token_ids, self._runner.vocab_size):
+        if self._block is None or not all_within(token_ids, self._runner.vocab_size):
             return
         for sequence in self._scheduler.running:
             if sequence.request.request_id == request_id:
@@ -167,7 +166,9 @@ class Engine:
             self._commit(part, verdict)
         self._share(work)
         self._account(work, [part for part, _ in parts])
-        return self._take_rejected() + self._take_finished(work)
+        done = self._take_rejected() + self._take_finished(work)
+        self._watch.stepped([part for part, _ in parts])
+        return done
 
     # --- the stages of a step ------------------------------------------------------------------
     def _schedule_and_propose(self) -> Work:
@@ -175,8 +176,9 @@ class Engine:
         self._scheduler.max_batch_tokens = self._budget.now
         plan = self._scheduler.schedule()
         deciding = [p.sequence for p in plan if p.decides]
+        asking = self._watch.ask(deciding)
         drafts, makers = self._speculator.propose(deciding, self._room_for_draft)
-        drafting = int(self._speculator.drafting_sec * TICKS_PER_SEC)
+        drafting = asking + int(self._speculator.drafting_sec * TICKS_PER_SEC)
         return Work(plan, deciding, drafts, makers, begun, drafting)
 
     def _room_for_draft(self, sequence: Sequence, wanted: int) -> int:
@@ -260,6 +262,7 @@ class Engine:
         return logits
 
     def _verify(self, work: Work, logits: Tensor) -> Verdict:
+        self._watch.compare(work, logits)
         return verify(self._sampler, work.deciding, work.drafts, work.makers, logits)
 
     def _commit(self, work: Work, verdict: Verdict | None) -> None:
@@ -291,6 +294,7 @@ class Engine:
             row += len(draft) + 1
         self.stats.generated_tokens += sum(work.emitted[s] for s in work.deciding)
         self.stats.verifier_passes += len(work.deciding)
+        self._watch.decided(work.deciding)
 
     def _accept(
         self,
@@ -312,7 +316,9 @@ class Engine:
 
     def _raised(self, sequence: Sequence, error: Exception) -> str:
         where = f"step {self.stats.steps + 1} of the engine, at token {sequence.num_output}"
-        log.warning("request %s: %s", sequence.request.request_id, where, exc_info=error)
+        request_id = sequence.request.request_id
+        told = {"request": request_id}
+        log.warning("request %s: %s", request_id, where, exc_info=error, extra=told)
         return f"{where}: {first_line(error)}"
 
     @staticmethod
@@ -332,6 +338,7 @@ class Engine:
         """Share the step's time among its sequences, and note what depth 0 would have taken."""
         self.stats.steps += 1
         self.stats.reused_tokens = self._scheduler.reused_tokens
+        self.stats.preemptions = self._scheduler.preemptions
         ticks, shares = self._book.share_step(work, parts, self.stats.steps, self._runner.padded)
         self.stats.busy_sec += ticks / TICKS_PER_SEC
         if not (work.whole and work.decoding):
@@ -365,6 +372,7 @@ class Engine:
         sequence.finish_reason = reason
         self._scheduler.remove(sequence)
         self._speculator.forget(sequence)
+        self._watch.finished(sequence)
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             self._look_again(sequence)
         self.stats.finished += 1
@@ -388,7 +396,3 @@ class Engine:
             self.stats.checked_tokens += found.tokens
             self.stats.differing_tokens += found.differing
             self.stats.largest_margin = max(self.stats.largest_margin, found.largest_margin)
-
-
-def _all_within(token_ids: tuple[int, ...], vocab_size: int) -> bool:
-    return not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size)

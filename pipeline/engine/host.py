@@ -14,12 +14,14 @@ from specbatch.pipeline.engine.block_proposer import BlockProposer, Wanted
 from specbatch.pipeline.engine.device import DeviceOptions, capture_for, gpu_cache_bytes
 from specbatch.pipeline.engine.draft_model import MAX_PASS_TOKENS, DraftModelProposer
 from specbatch.pipeline.engine.draft_names import DRAFT_MODEL, draft_names, pins_of
+from specbatch.pipeline.engine.drift import EVERY_STEPS
 from specbatch.pipeline.engine.engine import Engine
 from specbatch.pipeline.engine.history_proposer import HistoryProposer
 from specbatch.pipeline.engine.loader import LoadedModel, load_model
 from specbatch.pipeline.engine.memory import MemoryBudget, budget_of, cache_bytes
 from specbatch.pipeline.engine.model_folder import ModelFolder
 from specbatch.pipeline.engine.ngram_proposer import NgramProposer
+from specbatch.pipeline.engine.observing import Observer
 from specbatch.pipeline.engine.proposer import Proposer
 from specbatch.pipeline.engine.quantised import check_weights
 from specbatch.pipeline.engine.recheck import Rechecker
@@ -61,8 +63,11 @@ class EngineHost:
         memory_of: KnowledgeKeeper | None = None,
         on_wanted: Callable[[Wanted], None] | None = None,
         further: Sequence[ModelFolder] = (),
+        observer: Observer | None = None,
+        drift_every: int = EVERY_STEPS,
     ) -> None:
-        """`further` are draft models beside `proposer`, the main one.
+        """`further` are draft models beside `proposer`, the main one. `observer` hears what engines
+        do, and every `drift_every` steps (0: never) how far a draft model is from the verifier.
 
         Raises `UsageError` where two draft models could not be told apart.
         """
@@ -78,6 +83,8 @@ class EngineHost:
         self._device = device
         self.memory: MemoryBudget | None = None  # of the engine made last
         self._leader = leader  # of the ranks that share the verifier; a proposer is rank 0's own
+        self._observer = observer
+        self._drift_every = drift_every
         self._memory_of = memory_of  # what earlier engines learned of their machines
         self._services: dict[EngineSpec, EngineService] = {}
         self._lock = threading.Lock()
@@ -157,6 +164,8 @@ class EngineHost:
             self._max_batch_tokens,
             None if verifying.steady else Rechecker(verifying),
             knowledge,
+            self._observer,
+            self._drift_every,
         )
         models.append(verifying.memory(*engine.largest_pass))
         # A mapped model file is ours until the last of its tensors goes, native form or not.

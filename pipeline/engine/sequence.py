@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from specbatch.pipeline.engine.adjusting import Adjuster, BadWords, adjuster_of, bad_words_of
 from specbatch.pipeline.engine.blocks import KvState
+from specbatch.pipeline.engine.time_book import now
 from specbatch.schemas.provenance import (
     NO_PROVENANCE,
     NO_TICKS,
@@ -127,6 +128,7 @@ class Sequence:
     accepted_at_depth: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     error: str | None = None
+    arrived: int = field(default_factory=now)  # ticks
     adjuster: Adjuster | None = None  # only of requests with penalties or biases
     bad_words: BadWords | None = None
     ends_text: Callable[[int], bool] | None = None

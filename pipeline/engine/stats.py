@@ -26,6 +26,8 @@ class EngineStats:
     largest_margin: float = 0.0  # between the scores of two such tokens
     raised_passes: int = 0  # steps whose pass raised: sequences were tried apart, or fewer tokens
     proposer_failures: int = 0  # calls of proposers that raised: their drafts were dropped
+    preemptions: int = 0  # sequences put off for want of KV blocks
+    kv_blocks: tuple[int, int, int] = (0, 0, 0)  # held, free, cached; if somebody measures
     hints_followed: int = 0  # blocks that came late and lead on from where a sequence was by then
     hints_dropped: int = 0  # and those that led nowhere
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from specbatch.pipeline.engine.sequence import Completion, Request
@@ -35,6 +36,8 @@ class Ticket:
         self.priors = tuple(priors)
         self.lessons = Lessons()  # of its job, once all is done
         self.completions: dict[str, Completion] = {}
+        self.begun_ns = time.time_ns()
+        self.ended_ns: dict[str, int] = {}
         # What the engine counts for each of its sequences; they outlive those, whatever the end.
         self._times: Sequence[Sequence[int]] = ()
         self._done = threading.Event()
@@ -94,6 +97,7 @@ class Ticket:
 
     def put(self, completion: Completion) -> None:
         self.completions[completion.request_id] = completion
+        self.ended_ns[completion.request_id] = time.time_ns()
         if completion.finish_reason is FinishReason.CANCELLED:
             self.fail(RequestCancelledError(f"job {self.job_id} was cancelled"))
         elif len(self.completions) == len(self.requests):

@@ -44,12 +44,13 @@ import pyarrow.parquet as pq
 from specbatch.pipeline.ingest.objects import Objects, explained, join, tidy
 from specbatch.pipeline.ingest.openai_output import OpenAIFiles
 from specbatch.schemas import arrow
+from specbatch.schemas.audit import MANIFEST_NAME
 from specbatch.schemas.crash_points import CrashPoint, reach
 from specbatch.schemas.errors import ObjectError, OutputError
 from specbatch.schemas.records import Artefact, CompletionRecord, FinishReason, RejectedRow
 
 MARKER = "_specbatch_job.json"
-MANIFEST = "manifest.json"
+MANIFEST = MANIFEST_NAME
 _ROWS_PER_ROW_GROUP = 4096
 
 OutputRow = CompletionRecord | RejectedRow

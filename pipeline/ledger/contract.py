@@ -10,7 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from specbatch.pipeline.ledger.audit_contract import AuditStore
+from specbatch.pipeline.ledger.figures_contract import FiguresStore
 from specbatch.pipeline.ledger.privacy_contract import PrivacyStore
+from specbatch.pipeline.ledger.reporting_contract import ReportingStore
+from specbatch.pipeline.ledger.schedule_contract import ScheduleStore
 from specbatch.pipeline.ledger.time_contract import TimeLedger
 from specbatch.schemas.audit import PublishedManifest
 from specbatch.schemas.job_progress import JobProgress
@@ -36,8 +39,10 @@ from specbatch.schemas.speculation import AcceptanceCount, Decision, PastOutput
 from specbatch.schemas.timekeeping import Spent
 
 
-class Store(AuditStore, PrivacyStore, TimeLedger, Protocol):
-    """Jobs, groups, leases, completions, what drafting taught, the audit log, and time."""
+class Store(
+    AuditStore, FiguresStore, PrivacyStore, ReportingStore, ScheduleStore, TimeLedger, Protocol
+):
+    """Jobs, groups, leases, completions, what drafting taught, schedules, the audit log, time."""
 
     # --- jobs -------------------------------------------------------------------------------
     def create_job(self, job: NewJob) -> tuple[JobRow, bool]:

@@ -7,6 +7,7 @@ from operator import itemgetter
 from typing import Any
 
 from specbatch.pipeline.ledger import entries, rules, turns
+from specbatch.pipeline.ledger.memory_figures import FiguresInMemory
 from specbatch.pipeline.ledger.memory_learning import LearningInMemory
 from specbatch.pipeline.ledger.memory_privacy import PrivacyInMemory
 from specbatch.pipeline.ledger.memory_reading import ReadingInMemory
@@ -36,7 +37,13 @@ from specbatch.schemas.records import (
 from specbatch.schemas.timekeeping import Spent
 
 
-class MemoryStore(TurnsInMemory, LearningInMemory, PrivacyInMemory, ReadingInMemory):
+class MemoryStore(
+    TurnsInMemory,
+    FiguresInMemory,
+    LearningInMemory,
+    PrivacyInMemory,
+    ReadingInMemory,
+):
     """All of the contract under one lock. `clock` may be replaced by a test's own."""
 
     # --- jobs -------------------------------------------------------------------------------
@@ -177,6 +184,7 @@ class MemoryStore(TurnsInMemory, LearningInMemory, PrivacyInMemory, ReadingInMem
                 rows_kept=group.rows_kept,
                 prompt_tokens=group.new.prompt_tokens,
                 suspect=group.is_suspect(group.attempts - 1, self._max_attempts),
+                waited_sec=group.waited_sec,
             )
 
     def heartbeat(self, leases: Sequence[Lease], lease_sec: float) -> Beat:

@@ -22,6 +22,9 @@ from specbatch.pipeline.ledger import leases as leasing
 from specbatch.pipeline.ledger.actor import whoami
 from specbatch.pipeline.ledger.purging import PrivacyInSql
 from specbatch.pipeline.ledger.sql_audit import AuditInSql
+from specbatch.pipeline.ledger.sql_figures import FiguresInSql
+from specbatch.pipeline.ledger.sql_reporting import ReportingInSql
+from specbatch.pipeline.ledger.sql_schedules import SchedulesInSql
 from specbatch.pipeline.ledger.sql_time import SqlTime
 from specbatch.pipeline.ledger.transactions import RETRY_SEC, Transactions
 from specbatch.schemas.audit import EntryKind, PublishedManifest
@@ -50,7 +53,7 @@ from specbatch.schemas.speculation import AcceptanceCount, Decision, PastOutput
 from specbatch.schemas.timekeeping import Spent
 
 
-class SqlStore(AuditInSql, PrivacyInSql, SqlTime):
+class SqlStore(AuditInSql, FiguresInSql, PrivacyInSql, ReportingInSql, SchedulesInSql, SqlTime):
     """`Store` on SQLite or PostgreSQL. Threads may share it; processes make their own.
 
     The tables must be there: `migrate.open_store` sees to that. `clock` replaces the store's time

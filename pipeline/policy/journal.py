@@ -57,6 +57,8 @@ class Journal:
 
     known: dict[str, Acceptance]
     clock: Callable[[], float] = time.time
+    # Hears job, proposer (or `ALL_PROPOSERS`), and whether it is off from now on.
+    on_turn: Callable[[str, str, bool], None] = lambda *_: None
     tracks: Tracks = field(init=False)
     _jobs: dict[str, _Job] = field(default_factory=dict)
 
@@ -82,6 +84,7 @@ class Journal:
             return True
         if not breaker.wakes(step):
             return False
+        self.on_turn(job, proposer, False)
         rate, tested = self.tracks.rate_of(proposer, job)
         self.tracks.soften(proposer, job)
         self._note(
@@ -120,6 +123,7 @@ class Journal:
         action = of.breakers.setdefault(proposer, Breaker()).judge(step, pays)
         if action is None:
             return
+        self.on_turn(job, proposer, action is DecisionAction.TAKEN_OUT)
         needed = break_even()
         rate = rate if believed is None else believed
         self._note(
@@ -147,6 +151,7 @@ class Journal:
         if of.looks < SETTLED_LOOKS and of.drafting is not None:
             return
         of.drafting, of.looks = drafting, 0
+        self.on_turn(job, ALL_PROPOSERS, not drafting)
         action = DecisionAction.ON if drafting else DecisionAction.OFF
         self._note(job, action, ALL_PROPOSERS, reason(), sequences=sequences)
 

@@ -32,6 +32,7 @@ DIRECTIONS = {
         "pipeline.preflight",
         "pipeline.purging",
         "pipeline.replaying",
+        "pipeline.reporting",
         "pipeline.stages",
         "pipeline.tools",
         "workers",
@@ -48,10 +49,16 @@ DIRECTIONS = {
 KEPT_TO = {
     "sqlalchemy": (
         *("pipeline.ledger", "schemas.tables", "schemas.audit_tables", "schemas.time_tables"),
+        "schemas.schedule_tables",
         *("schemas.text_columns", "schemas.token_arrays", "schemas.mapper", "migrations"),
     ),
     "celery": ("workers", "jobs"),
+    "prometheus_client": ("pipeline.observe",),
     "kombu": ("workers", "jobs"),
+    "opentelemetry": (
+        *("pipeline.observe.otel", "pipeline.observe.otel_span"),
+        "pipeline.observe.span_exporters",
+    ),
 }
 
 # room: third-party packages it must do without

@@ -11,7 +11,10 @@ import pytest
 
 from support.tree import ROOT, is_inside, modules
 
-HEAVY = ("torch", "pyarrow", "numpy", "transformers", "tokenizers", "safetensors", "triton")
+HEAVY = (
+    *("torch", "pyarrow", "numpy", "transformers", "tokenizers", "safetensors", "triton"),
+    "prometheus_client",
+)
 TORCH = ("torch", "transformers", "tokenizers", "safetensors", "triton")
 LIGHT_ROOMS = ("schemas", "pipeline.ledger", "pipeline.client", "pipeline.bootstrap", "workers")
 # Imported only by those that move bulk rows.

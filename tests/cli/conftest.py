@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from specbatch.jobs.cli.main import main
+from support.databases import migrated
 from support.models import TinyPair
 
 
@@ -43,8 +44,9 @@ Cli = Callable[..., Called]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder, with `prompts.parquet` (12 good rows) in it."""
+    """The working folder, with `prompts.parquet` (12 good rows) and a migrated database in it."""
     monkeypatch.chdir(tmp_path)
+    migrated(tmp_path / "specbatch-data" / "specbatch.db")
     write(tmp_path / "prompts.parquet", [f"def f{i}(x):" for i in range(12)])
     return tmp_path
 

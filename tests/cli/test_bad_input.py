@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tenacity import stop_after_delay
 
+from specbatch.pipeline.ledger.migrate import upgrade
 from support.models import TinyPair, tiny_llama
 
 BAD_FLAGS = {
@@ -194,6 +196,7 @@ def test_a_wrong_setting_is_named_without_its_password(
     cli: Any, monkeypatch: pytest.MonkeyPatch, name: str, value: str, code: int, words: str
 ) -> None:
     monkeypatch.setenv(f"SPECBATCH_{name}", value)
+    monkeypatch.setattr(upgrade.retry, "stop", stop_after_delay(1))  # else it is patient
     refused = cli("jobs")
     assert refused.code == code
     assert words in refused.complaint

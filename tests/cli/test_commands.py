@@ -109,6 +109,7 @@ def test_a_settings_file_with_a_password_that_others_can_read_is_remarked_on(
 
 
 def test_migrate_makes_the_store(cli: Any, folder: Path) -> None:
+    (folder / "specbatch-data" / "specbatch.db").unlink()
     assert "is up to date" in cli("migrate").out.replace("\n", "")
     assert (folder / "specbatch-data" / "specbatch.db").is_file()
 

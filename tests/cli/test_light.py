@@ -29,7 +29,7 @@ def run(folder: Path, *arguments: str, **settings: str) -> subprocess.CompletedP
         env=os.environ | {f"SPECBATCH_{k.upper()}": v for k, v in settings.items()},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
 

@@ -156,7 +156,7 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(
     ) as running:
         _wait_for_groups(folder)
         running.send_signal(signal.SIGINT)
-        _, err = running.communicate(timeout=120)
+        _, err = running.communicate(timeout=240)
     assert running.returncode == 130, err
     assert "run the same command again" in err
     assert "Traceback" not in err
@@ -184,7 +184,7 @@ def _wait_for_groups(folder: Path) -> None:
     settings = Settings(workspace=str(folder / "specbatch-data"))
     store = make_store(settings)
     client = make_client(settings, lambda _bell: None, store)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while not any(client.progress(job.job_id).groups_total for job in client.jobs()):
         assert time.monotonic() < deadline, "no group was planned"
         time.sleep(0.1)

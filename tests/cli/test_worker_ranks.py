@@ -37,7 +37,7 @@ def test_two_processes_do_a_job_and_end_on_sigterm(
         done = cli("submit-job", *job, "--exactness", "fast", "--wait", "--timeout", 300, "--json")
         for rank in ranks:
             rank.send_signal(signal.SIGTERM)
-        errors = [rank.communicate(timeout=120)[1] for rank in ranks]
+        errors = [rank.communicate(timeout=240)[1] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

@@ -11,6 +11,7 @@ from ledger.builders import Clock
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.memory_store import MemoryStore
 from specbatch.pipeline.ledger.migrate import open_store
+from support.databases import migrated
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def store(request: pytest.FixtureRequest, clock: Clock, tmp_path: Path) -> Itera
     if request.param == "memory":
         opened = MemoryStore(max_attempts=3, clock=clock)
     elif request.param == "sqlite":
-        opened = open_store(f"sqlite:///{tmp_path}/store/test.db", max_attempts=3, clock=clock)
+        opened = open_store(migrated(tmp_path / "store" / "test.db"), max_attempts=3, clock=clock)
     else:
         opened = open_store(request.getfixturevalue("postgres_url"), max_attempts=3, clock=clock)
     yield opened

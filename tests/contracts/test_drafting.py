@@ -23,7 +23,7 @@ from specbatch.schemas.spec import JobSpec, load_spec
 from specbatch.schemas.speculation import AcceptanceCount, PastOutput
 
 SPEC = load_spec({"input": {"uri": "/in"}, "output": {"uri": "/out"}, "verifier": "/big"})
-WAIT_SEC = 30.0
+WAIT_SEC = 60.0
 
 
 class Shaky(MemoryStore):

@@ -25,6 +25,7 @@ from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.memory_store import MemoryStore
 from specbatch.pipeline.ledger.migrate import open_store
 from specbatch.schemas.records import GroupWork, Lease, NewGroup, Stage
+from support.databases import migrated
 
 SPEC = {"sampling": {"max_tokens": 10, "n": 2}}
 
@@ -182,7 +183,7 @@ def weighted(
         if request.param == "memory":
             store = MemoryStore(max_attempts=3, clock=clock, weights=weights)
         else:
-            url = f"sqlite:///{tmp_path}/test.db"
+            url = migrated(tmp_path / "test.db")
             if request.param == "postgres":
                 url = request.getfixturevalue("postgres_url")
             store = open_store(url, max_attempts=3, clock=clock, weights=weights)
@@ -231,18 +232,18 @@ def shares(claimed: list[tuple[str, int]], one: str) -> list[float]:
 @pytest.mark.parametrize("claimers", [1, 5])
 def test_who_floods_takes_nothing_of_the_others_share(store: Store, claimers: int) -> None:
     """Ten times the groups, and there first: as long as both have work each has its half."""
-    plan(store, "job-flood", 200, tenant="flood")
-    plan(store, "job-other", 20, tenant="other")
+    plan(store, "job-flood", 120, tenant="flood")
+    plan(store, "job-other", 12, tenant="other")
     claimed = drain(store, claimers)
-    assert Counter(job for job, _ in claimed) == {"job-flood": 200, "job-other": 20}
+    assert Counter(job for job, _ in claimed) == {"job-flood": 120, "job-other": 12}
     for share in shares(claimed, "job-other")[9:]:
         assert share == pytest.approx(0.5, rel=0.1)
 
 
 def test_many_jobs_of_one_tenant_count_as_one(store: Store) -> None:
     for number in range(10):
-        plan(store, f"job-flood-{number}", 20, tenant="flood")
-    plan(store, "job-other", 20, tenant="other")
+        plan(store, f"job-flood-{number}", 12, tenant="flood")
+    plan(store, "job-other", 12, tenant="other")
     for share in shares(drain(store, 3), "job-other")[9:]:
         assert share == pytest.approx(0.5, rel=0.1)
 

@@ -33,11 +33,12 @@ from specbatch.schemas.speculation import AcceptanceCount, Decision, DecisionAct
 from specbatch.workers.app import make_ring
 from specbatch.workers.lifecycle import embedded
 from support import demo
+from support.databases import migrated
 from support.models import tiny_llama
 
 ROWS = 8
 TOKENS = 48
-WAIT_SEC = 120
+WAIT_SEC = 240
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ class Night:
         self.settings = Settings(
             workspace=str(folder / "workspace"), broker_url="memory://localhost/", **settings
         )
+        migrated(folder / "workspace" / "specbatch.db")
         self.store = make_store(self.settings)
         self._client: Client | None = None
         self._jobs = 0

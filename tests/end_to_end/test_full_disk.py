@@ -22,6 +22,7 @@ from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import load_spec
 from specbatch.workers.app import make_ring
 from specbatch.workers.lifecycle import embedded
+from support.databases import migrated
 from support.models import TinyPair
 
 ROWS = 12
@@ -51,6 +52,7 @@ def test_a_job_whose_disk_refuses_says_so_and_goes_on_when_it_does_not(
         sweep_interval_sec=0.2,
         bell_patience_sec=0.5,
     )
+    migrated(tmp_path / "workspace" / "specbatch.db")
     store = make_store(conf)
     temporary = LocalObjects._temporary
 

@@ -7,14 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from sqlalchemy import create_engine, text
 
 from specbatch.pipeline.ingest.outputs import read_output
-from support import demo
+from support import demo, forks
+from support.workers import worker
 
 WAIT_SEC = 240
-BIN = Path(sys.executable).parent
 MODELS = ("--verifier", str(demo.VERIFIER), "--proposer", "none")
 JOB = (
     *("submit-job", "--input", str(demo.PROMPTS), *MODELS, "--group-size", "64"),
@@ -43,28 +44,27 @@ main()
 """
 
 
-def specbatch(*arguments: str, environment: dict[str, str], cwd: Path) -> str:
-    """Run a command to its end; its output."""
-    done = subprocess.run(
-        [str(BIN / "specbatch"), *arguments],
-        env=os.environ | environment,
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=WAIT_SEC,
-    )
+def specbatch(*arguments: str, environment: dict[str, str], cwd: Path) -> None:
+    """A command to its end, which is a good one."""
+    done = forks.run(*("specbatch", *arguments), environment=environment, cwd=cwd, timeout=WAIT_SEC)
     assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
+    """The job on a device that nothing happens to."""
+    home = tmp_path_factory.mktemp("plain")
+    plain = {"SPECBATCH_WORKSPACE": str(home / "workspace")}
+    specbatch(*JOB, "--output", "plain", "--local", environment=plain, cwd=home)
+    return read_output(str(home / "plain"))
 
 
 @pytest.mark.parametrize(
     ("code", "attempts"), [(214, 0), (719, 1)], ids=["the-device-failed", "a-kernel-failed"]
 )
 def test_the_groups_of_a_lost_device_are_given_back_and_done_by_another_worker(
-    redis_url: str, tmp_path: Path, code: int, attempts: int
+    redis_url: str, tmp_path: Path, expected: pa.Table, code: int, attempts: int
 ) -> None:
-    plain = {"SPECBATCH_WORKSPACE": str(tmp_path / "plain-workspace")}
-    specbatch(*JOB, "--output", "plain", "--local", environment=plain, cwd=tmp_path)
     environment = {
         "SPECBATCH_BROKER_URL": redis_url,
         "SPECBATCH_WORKSPACE": str(tmp_path / "workspace"),
@@ -89,19 +89,10 @@ def test_the_groups_of_a_lost_device_are_given_back_and_done_by_another_worker(
     assert {g["attempts"] for g in held} == {attempts}
     assert {g["last_error"] for g in held} == {MESSAGE}
 
-    worker = subprocess.Popen(
-        [str(BIN / "specbatch"), "worker", "all", *MODELS],
-        env=os.environ | environment,
-        cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
+    with worker("all", *MODELS, environment=environment, cwd=tmp_path) as another:
         specbatch(*JOB, "--output", "out", "--wait", environment=environment, cwd=tmp_path)
-    finally:
-        worker.terminate()
-        worker.wait(60)
-    expected, got = (read_output(str(tmp_path / name)) for name in ("plain", "out"))
+        another.end()
+    got = read_output(str(tmp_path / "out"))
     for column in ("id", "token_ids", "text", "finish_reason", "seed"):
         assert got[column].to_pylist() == expected[column].to_pylist()
 

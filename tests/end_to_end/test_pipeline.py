@@ -56,7 +56,7 @@ def worker(kind: str, environment: dict[str, str], cwd: Path) -> Iterator[None]:
             yield
             assert process.poll() is None, f"worker {kind} died: {log.read_text()[-2000:]}"
             process.send_signal(signal.SIGTERM)
-            process.wait(timeout=60)
+            process.wait(timeout=120)
         finally:
             process.kill()
             process.wait()

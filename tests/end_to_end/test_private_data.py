@@ -14,6 +14,7 @@ import pytest
 from specbatch.jobs.cli.main import main
 from specbatch.pipeline.bootstrap import make_client, make_store
 from specbatch.pipeline.ingest.outputs import read_output
+from specbatch.pipeline.observe.logs import JsonFormatter
 from specbatch.pipeline.tools import make_exporter
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.exports import ExportKind, ExportOrder, Selection
@@ -21,7 +22,10 @@ from specbatch.schemas.privacy import NOT_KEPT, PrivacyMode
 from specbatch.schemas.records import JobState
 from specbatch.schemas.sealing import is_sealed
 from specbatch.schemas.spec import spec_of
+from support.databases import migrated
+from support.html_page import Page
 from support.planted import BREAKS, PLAIN, PLANTED, Site, masked_logs, planted_in, shown
+from support.traces import read_traces
 
 PRIVATE = [PrivacyMode.REDACTED, PrivacyMode.HASH_ONLY]
 KINDS = set(PLANTED)
@@ -30,7 +34,7 @@ KINDS = set(PLANTED)
 @pytest.fixture(params=["sqlite", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/store.db"
+        return migrated(tmp_path / "store.db")
     found: str = request.getfixturevalue("postgres_url")
     return found
 
@@ -73,8 +77,11 @@ def everything(site: Site, patch: pytest.MonkeyPatch, capsys: Any, caplog: Any) 
     for name, data in site.workspace().items():
         found[f"file {name}"] = name + data.decode("latin-1")
     jobs = site.store.list_jobs()
+    found["metrics"] = site.metrics()
     found["log"] = caplog.text
+    found["log as JSON"] = "\n".join(map(JsonFormatter().format, caplog.records))
     site.close()
+    found["traces"] = site.traces.read_text()
     database = Path(site.url.removeprefix("sqlite:///"))
     for path in database.parent.glob(f"{database.name}*") if "sqlite" in site.url else ():
         found[path.name] = path.read_bytes().decode("utf-8", "replace")
@@ -84,6 +91,10 @@ def everything(site: Site, patch: pytest.MonkeyPatch, capsys: Any, caplog: Any) 
             shown = said_by(patch, capsys, "show", job.job_id, *flags)
             assert job.job_id in shown
             found[f"show {job.job_id} {flags}"] = shown
+        made = site.folder / f"report-{job.job_id}.html"
+        assert made.name in said_by(patch, capsys, "report", job.job_id, "--output", str(made))
+        page = Page(made.read_text())
+        found[f"report {job.job_id}"] = page.html + page.text + "".join(page.texts)
     found["settings"] = said_by(patch, capsys, "settings")
     return found
 
@@ -104,7 +115,15 @@ def test_personal_data_is_nowhere_but_in_the_output(
     assert not where
     if mode is PrivacyMode.HASH_ONLY:
         assert not [place for place, text in left.items() if PLAIN in text and "site" not in place]
-    assert "Task raised unexpected" in left["log"], "an error was met, and its traceback logged"
+    for log in (left["log"], left["log as JSON"]):
+        assert "Task raised unexpected" in log, "an error was met, and its traceback logged"
+    spans = read_traces(site.traces)
+    assert {"submit", "ingest", "propose", "verify", "record", "publish"} <= {s.name for s in spans}
+    assert [s for s in spans if s.attributes.get("error.type") == "UnshownError"] == []
+    assert [s for s in spans if s.attributes.get("error.type") == "ValueError"]
+    assert not {"specbatch.job.name", "specbatch.tenant"} & {n for s in spans for n in s.attributes}
+    label = "private" if mode is PrivacyMode.HASH_ONLY else "letters of [EMAIL]"
+    assert f'specbatch_emitted_tokens_total{{job="{label}"' in left["metrics"]
     output = read_output(str(site.folder / "out")).to_pylist()
     assert {kind for row in output for kind in planted_in(f"{row['text']} {row['id']}")} == KINDS
 
@@ -119,11 +138,18 @@ def test_under_full_the_same_search_finds_everything(
     assert set(planted_in(left["completions.text"])) >= KINDS
     assert set(planted_in(left["completions.token_ids"])) >= KINDS
     assert set(planted_in(left["completions.row_id"])) >= KINDS
-    for place in ("jobs.spec", "jobs.idempotency_key", "groups.last_error", "log", "jobs"):
+    assert "EMAIL" in planted_in(left["log as JSON"])
+    named = f'"letters of {PLANTED["EMAIL"]}"'  # the job's name is all that a trace quotes
+    assert named in left["traces"]
+    assert planted_in(left["traces"].replace(named, "")) == []
+    assert PLAIN not in left["traces"]
+    places = ("jobs.spec", "jobs.idempotency_key", "groups.last_error", "log", "jobs", "metrics")
+    for place in places:
         assert "EMAIL" in planted_in(left[place]), place
     for place in ("rejected_rows.reason", "rejected_rows.row_id", "jobs.stop_reason"):
         assert planted_in(left[place]), place
     assert "PHONE" in planted_in(left["completions.tag"])
+    assert "PHONE" in planted_in(left["metrics"]), "tags are labels"
     assert any(planted_in(text) for place, text in left.items() if place.startswith("show"))
 
 
@@ -141,7 +167,7 @@ def exported(site: Site, job_id: str, kind: ExportKind) -> str:
 def test_exports_have_no_more_than_is_kept(
     mode: PrivacyMode, tmp_path: Path, patch: pytest.MonkeyPatch
 ) -> None:
-    site = Site(tmp_path / "site", f"sqlite:///{tmp_path}/s.db", mode, patch)
+    site = Site(tmp_path / "site", migrated(tmp_path / "s.db"), mode, patch)
     job_id = site.submit(breaks=False).job_id
     for _ in range(6):  # some groups are done, and the files of all are there
         site.attempt(next(bell for bell in site.store.due() if bell.job_id == job_id))
@@ -159,7 +185,7 @@ def test_exports_have_no_more_than_is_kept(
 def test_exports_of_a_tenant_that_keeps_everything_are_whole(
     tmp_path: Path, patch: pytest.MonkeyPatch
 ) -> None:
-    site = Site(tmp_path / "site", f"sqlite:///{tmp_path}/s.db", PrivacyMode.FULL, patch)
+    site = Site(tmp_path / "site", migrated(tmp_path / "s.db"), PrivacyMode.FULL, patch)
     job_id = site.submit(breaks=False).job_id
     site.drain(job_id)
     assert set(planted_in(exported(site, job_id, ExportKind.COMPLETIONS))) == KINDS
@@ -173,7 +199,7 @@ def test_the_output_is_the_one_of_a_tenant_that_keeps_everything(
 ) -> None:
     outputs: list[tuple[list[dict[str, Any]], list[str]]] = []
     for kept in (PrivacyMode.FULL, mode):
-        site = Site(tmp_path / kept, f"sqlite:///{tmp_path}/{kept}.db", kept, patch)
+        site = Site(tmp_path / kept, migrated(tmp_path / f"{kept}.db"), kept, patch)
         job = site.drain(site.submit().job_id)
         rows = read_output(str(site.folder / "out")).to_pylist()
         charged = {(c.row_index, c.sample_index): c for c in site.store.completions(job.job_id)}
@@ -201,7 +227,7 @@ def test_the_output_is_the_one_of_a_tenant_that_keeps_everything(
 def test_redacted_keeps_what_has_nothing_personal_in_it(
     tmp_path: Path, patch: pytest.MonkeyPatch
 ) -> None:
-    site = Site(tmp_path / "site", f"sqlite:///{tmp_path}/s.db", PrivacyMode.REDACTED, patch)
+    site = Site(tmp_path / "site", migrated(tmp_path / "s.db"), PrivacyMode.REDACTED, patch)
     job = site.drain(site.submit().job_id)
     kept = {record.row_index: record for record in site.store.completions(job.job_id)}
     mail = kept[0]
@@ -229,7 +255,7 @@ def _vocabulary(job: Any) -> str:
 
 
 def test_without_a_key_nothing_is_submitted(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
-    site = Site(tmp_path / "site", f"sqlite:///{tmp_path}/s.db", PrivacyMode.REDACTED, patch)
+    site = Site(tmp_path / "site", migrated(tmp_path / "s.db"), PrivacyMode.REDACTED, patch)
     keyless = site.settings.model_copy(update={"encryption_key": ""})
     client = make_client(keyless, lambda _: None, site.store)
     with pytest.raises(UsageError, match="'clinic' are kept redacted, which needs SPECBATCH_ENC"):

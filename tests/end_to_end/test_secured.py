@@ -18,7 +18,7 @@ import redis
 import yaml
 
 from specbatch.pipeline.ingest.outputs import read_output
-from support import demo
+from support import demo, forks
 from support.servers import PrivateS3
 from support.tls import Certificates, TlsFront, TlsPostgres, TlsRabbit, TlsRedis
 from support.workers import BIN, command, wait_until, worker
@@ -102,10 +102,10 @@ def spec_of(folder: Path, output: str) -> str:
     return name
 
 
-def run(
+def run_by_shell(
     *arguments: str, environment: Mapping[str, str], cwd: Path
 ) -> subprocess.CompletedProcess[str]:
-    """A command to its end, whatever that is."""
+    """A command to its end, whatever that is: its arguments stand in the process list."""
     done = subprocess.run(
         [str(BIN / arguments[0]), *arguments[1:]],
         env=os.environ | environment,
@@ -115,6 +115,15 @@ def run(
         timeout=240,
         check=False,
     )
+    assert_secret(f"the output of {arguments}", done.stdout + done.stderr)
+    return done
+
+
+def run(
+    *arguments: str, environment: Mapping[str, str], cwd: Path
+) -> subprocess.CompletedProcess[str]:
+    """The same in a fork, which is begun sooner."""
+    done = forks.run(*arguments, environment=environment, cwd=cwd, timeout=240)
     assert_secret(f"the output of {arguments}", done.stdout + done.stderr)
     return done
 
@@ -183,12 +192,12 @@ def test_a_job_over_tls_and_passwords_is_done_and_leaves_no_secret(
     messages = in_redis(site.redis.url)
     assert str(report["job"]).encode() in messages or b"ingest" in messages, "a bell lies there"
     assert_secret("the broker", messages)
-    with worker("all", *MODELS, environment=environment, cwd=tmp_path) as one:
+    with worker("all", *MODELS, environment=environment, cwd=tmp_path, by_shell=True) as one:
 
         def ended() -> bool:
             assert_secret("the process list", in_process_list())
-            shown = run("specbatch", "show", str(report["job"]), "--json",
-                        environment=environment, cwd=tmp_path)  # fmt: skip
+            show = ("specbatch", "show", str(report["job"]), "--json")
+            shown = run(*show, environment=environment, cwd=tmp_path)
             return '"state":"done"' in shown.stdout
 
         wait_until("the job's end", ended, [one])
@@ -198,7 +207,7 @@ def test_a_job_over_tls_and_passwords_is_done_and_leaves_no_secret(
     assert_secret("the database", in_database(site.database_url))
     assert_secret("the bucket", in_bucket(site, s3_server))
     for name in ("jobs", "settings", "migrate"):
-        run("specbatch", name, environment=environment, cwd=tmp_path)
+        run_by_shell("specbatch", name, environment=environment, cwd=tmp_path)
     with pytest.MonkeyPatch.context() as patch:
         for key, value in environment.items():
             patch.setenv(key, value)

@@ -13,6 +13,7 @@ from specbatch.schemas.records import JobState
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import load_spec
 from specbatch.workers.lifecycle import embedded
+from support.databases import migrated
 from support.models import TinyPair
 
 FEW, MANY = 12, 60  # groups
@@ -22,6 +23,7 @@ def test_a_flood_of_one_tenant_leaves_the_other_its_share(
     tmp_path: Path, tiny_pair: TinyPair
 ) -> None:
     settings = Settings(workspace=str(tmp_path / "work"), broker_url="memory://localhost/")
+    migrated(tmp_path / "work" / "specbatch.db")
     store = make_store(settings)
     client = make_client(settings, lambda _bell: None, store)  # the worker's sweeper rings
     jobs = {}

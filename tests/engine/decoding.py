@@ -15,6 +15,7 @@ from specbatch.pipeline.engine.draft_model import DraftModelProposer
 from specbatch.pipeline.engine.engine import Engine
 from specbatch.pipeline.engine.loader import LoadedModel, load_model
 from specbatch.pipeline.engine.model_folder import inspect_model
+from specbatch.pipeline.engine.observing import Observer
 from specbatch.pipeline.engine.proposer import Proposer
 from specbatch.pipeline.engine.runner import ModelRunner
 from specbatch.pipeline.engine.sequence import Completion, Request
@@ -99,6 +100,8 @@ def bench(
     draft_blocks: int | None = None,
     share_prefixes: bool = True,
     blocks: WatchedBlockProposer | None = None,
+    observer: Observer | None = None,
+    drift_every: int = 0,
 ) -> Bench:
     model = loaded(verifier, dtype) if native else _torch_model(verifier, dtype)
     runners = [runner_of(model, num_blocks, share_prefixes)]
@@ -108,7 +111,14 @@ def bench(
         drafting = runner_of(loaded(proposer, dtype), draft_blocks or num_blocks, share_prefixes)
         runners.append(drafting)
         proposers.append(DraftModelProposer(runners[1]))
-    engine = Engine(runners[0], tuple(proposers), max_sequences, max_batch_tokens)
+    engine = Engine(
+        runners[0],
+        tuple(proposers),
+        max_sequences,
+        max_batch_tokens,
+        observer=observer,
+        drift_every=drift_every,
+    )
     return Bench(engine, runners, watched)
 
 

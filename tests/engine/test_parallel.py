@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,7 @@ from specbatch.pipeline.engine.runner import ModelRunner
 from specbatch.pipeline.engine.torch_decoder import TorchDecoder
 from specbatch.schemas.errors import MissingExtraError, ModelError, UsageError
 from specbatch.schemas.records import SamplingParams
+from support import forks
 from support.architectures import tiny_model
 from support.engines import complete
 from support.servers import free_port
@@ -72,25 +72,17 @@ def two_ranks(folder: Path) -> tuple[Answers, int, int, int]:
     And the bytes that its budget says for weights and caches, of verifier and proposer together.
     """
     port = free_port()
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, json.dumps([str(folder), PROMPTS])],
-            env=os.environ
-            | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-            | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=400) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(errors for _, errors in outputs)
-    answers, heads, weights, kv_cache = json.loads(outputs[0][0].splitlines()[-1])
+
+    def be(rank: int) -> subprocess.CompletedProcess[str]:
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+        place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        code = ("-c", RANK, json.dumps([str(folder), PROMPTS]))
+        return forks.run(*code, environment=place, cwd=folder, timeout=400)
+
+    with ThreadPoolExecutor(2) as threads:
+        ranks = list(threads.map(be, range(2)))
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(rank.stderr for rank in ranks)
+    answers, heads, weights, kv_cache = json.loads(ranks[0].stdout.splitlines()[-1])
     return answers, heads, weights, kv_cache
 
 

@@ -26,6 +26,7 @@ from specbatch.schemas import crash_points
 from specbatch.schemas.crash_points import CrashPoint
 from specbatch.schemas.records import Bell
 from specbatch.schemas.settings import Settings
+from support.databases import migrated
 
 LEASE_SEC = 60.0
 PLAIN = Plan(0, (), group_size=4, writes_ahead=True)
@@ -152,7 +153,7 @@ def _without_syncing(connection: Any, _record: Any) -> None:
 def shop(folder: Path, engine: EngineKind = "stand-in", step_sec: float = 0.0) -> Iterator[Shop]:
     """On SQLite, with one worker, and knowing what its job gives."""
     clock = Clock()
-    url = f"sqlite:///{folder / 'specbatch.db'}"
+    url = migrated(folder / "specbatch.db")
     with closing(open_store(url, max_attempts=100, clock=clock)) as store:
         event.listen(store._db._reader, "connect", _without_syncing)
         made = Shop(folder, store, clock, engine, step_sec)

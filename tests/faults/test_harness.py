@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from faults.in_process import LEASE_SEC, armed, shop
 
-from specbatch.jobs.chaos.harness import Jolt, Site, site
+from specbatch.jobs.chaos.harness import Jolt, Ran, Site, site
 from specbatch.jobs.chaos.plan import Deed, Disturbance, Plan
 from specbatch.jobs.chaos.stand_in import Law
 from specbatch.jobs.chaos.stand_in_model import EOS, VOCAB_SIZE
@@ -80,6 +80,18 @@ def test_a_frozen_worker_finds_its_lease_gone(one_site: Site) -> None:
     raise AssertionError("no frozen worker was told that its group is another's")
 
 
+def test_a_worker_that_is_frozen_with_the_databases_lock_holds_no_submission_up(
+    one_site: Site,
+) -> None:
+    freeze = plan(Disturbance(CrashPoint.SQL_COMMIT, Deed.FREEZE))
+    one_site._arm(freeze)
+    wait_until("one is frozen", lambda: any(map(is_frozen, one_site.pool.pids)))
+    ran = Ran(freeze)
+    one_site._job(ran, [], "behind-it")  # SQLite waits for ten seconds, and then refuses
+    assert not ran.missed
+    assert not ran.unlawful
+
+
 def test_workers_may_be_hit_from_outside(one_site: Site) -> None:
     pool = one_site.pool
     hits = [
@@ -115,11 +127,20 @@ def test_workers_in_interpreters_of_their_own_do_the_same(tmp_path: Path, redis_
 
 def is_running(pid: int) -> bool:
     """Whether it is there, and not only its name: nobody may have asked yet how it ended."""
+    return state_of(pid) not in ("Z", "X")
+
+
+def is_frozen(pid: int) -> bool:
+    return state_of(pid) == "T"
+
+
+def state_of(pid: int) -> str:
+    """The letter that the kernel has for it."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
+        return "X"
+    return stat.rpartition(")")[2].split()[0]
 
 
 def test_workers_end_with_their_supervisor(tmp_path: Path, redis_url: str) -> None:

@@ -1,6 +1,7 @@
 """Triton's compiler takes the kernels, for a GPU that need not be there.
 
-In a process of its own: in this one Triton may be its interpreter.
+In a process of its own, which compiles one after the other: in this one Triton may be its
+interpreter.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,21 +20,22 @@ import importlib, json, re, sys
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-module, kernel, types, constants, fuse = json.loads(sys.argv[1])
-function = getattr(importlib.import_module(f"specbatch.kernels.{module}.triton"), kernel)
-names = function.arg_names
-source = ASTSource(
-    function,
-    {name: types.get(name, "constexpr") for name in names},
-    {(names.index(name),): value for name, value in constants.items()},
-)
-target = GPUTarget("cuda", 90, 32)
-code = compile(source, target=target, options={"enable_fp_fusion": fuse}).asm["ptx"]
-print(json.dumps({
-    "fused": len(re.findall(r"\\bfma\\.rn", code)),
-    "tensor cores": len(re.findall(r"\\bw?g?mma\\.\\w+", code)),
-    "divisions": sorted(set(re.findall(r"\\bdiv\\.\\w+\\.f32", code))),
-}))
+for line in sys.stdin:
+    module, kernel, types, constants, fuse = json.loads(line)
+    function = getattr(importlib.import_module(f"specbatch.kernels.{module}.triton"), kernel)
+    names = function.arg_names
+    source = ASTSource(
+        function,
+        {name: types.get(name, "constexpr") for name in names},
+        {(names.index(name),): value for name, value in constants.items()},
+    )
+    target = GPUTarget("cuda", 90, 32)
+    code = compile(source, target=target, options={"enable_fp_fusion": fuse}).asm["ptx"]
+    print(json.dumps({
+        "fused": len(re.findall(r"\\bfma\\.rn", code)),
+        "tensor cores": len(re.findall(r"\\bw?g?mma\\.\\w+", code)),
+        "divisions": sorted(set(re.findall(r"\\bdiv\\.\\w+\\.f32", code))),
+    }), flush=True)
 """
 FLOATS = ("logits", "scores", "temperatures", "bests", "peaks", "sums")
 SEARCH = dict.fromkeys(FLOATS, "*fp32") | {
@@ -49,49 +52,82 @@ ATTEND = {
 }
 
 
-def compiled(folder: Path, *what: object) -> dict[str, object]:
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-c", COMPILE, json.dumps(what)],
-        env=environment | {"TRITON_CACHE_DIR": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
-    return found
+class Compiler:
+    """The process; a kernel that does not compile ends it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._process: subprocess.Popen[str] | None = None
+
+    def __call__(self, *what: object) -> dict[str, object]:
+        if self._process is None:
+            self._process = self._begun()
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps(what), file=self._process.stdin, flush=True)
+        line = self._process.stdout.readline()
+        if not line:
+            self.close()
+        assert line, (self._folder / "errors").read_text()
+        found: dict[str, object] = json.loads(line)
+        return found
+
+    def _begun(self) -> subprocess.Popen[str]:
+        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+        with (self._folder / "errors").open("w") as errors:
+            return subprocess.Popen(
+                [sys.executable, "-c", COMPILE],
+                env=environment | {"TRITON_CACHE_DIR": str(self._folder / "cache")},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
 
 
-def test_noise_compiles_without_a_fused_multiply_add(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compiler]:
+    made = Compiler(tmp_path_factory.mktemp("triton"))
+    yield made
+    made.close()
+
+
+def test_noise_compiles_without_a_fused_multiply_add(compiled: Compiler) -> None:
     types = {"counters": "*i64", "out": "*fp32", "vocab_size": "i32"}
-    found = compiled(tmp_path, "counters", "_gumbel", types, {"stream": 0, "tile": 1024}, False)
+    found = compiled("counters", "_gumbel", types, {"stream": 0, "tile": 1024}, False)
     assert found["fused"] == 0
 
 
 @pytest.mark.parametrize("filtered", [False, True], ids=["one pass", "filtered"])
-def test_verification_compiles_and_divides_as_torch_does(tmp_path: Path, filtered: bool) -> None:
+def test_verification_compiles_and_divides_as_torch_does(
+    compiled: Compiler, filtered: bool
+) -> None:
     constants = {"filtered": filtered, "sampled": True, "with_sum": True, "tile": 1024}
-    found = compiled(tmp_path, "verify", "_search_tile", SEARCH, constants, False)
+    found = compiled("verify", "_search_tile", SEARCH, constants, False)
     assert found["fused"] == 0
     assert found["divisions"] == ([] if filtered else ["div.rn.f32"])
 
 
-def test_running_sums_compile(tmp_path: Path) -> None:
+def test_running_sums_compile(compiled: Compiler) -> None:
     types = {"x": "*fp32", "out": "*fp32", "width": "i32"}
-    assert not compiled(tmp_path, "verify", "_add_up", types, {"tile": 1024}, True)["tensor cores"]
+    assert not compiled("verify", "_add_up", types, {"tile": 1024}, True)["tensor cores"]
 
 
 @pytest.mark.parametrize(("dtype", "precision"), [("bf16", "tf32"), ("fp32", "ieee")])
 def test_attention_compiles_with_tensor_cores_for_caches_of_16_bits(
-    tmp_path: Path, dtype: str, precision: str
+    compiled: Compiler, dtype: str, precision: str
 ) -> None:
     caches = dict.fromkeys(("query", "key_cache", "value_cache", "out"), f"*{dtype}")
     shape = {"kv_heads": 8, "group": 4, "head_dim": 64, "block_size": 16, "chunk": 64}
     constants = shape | {"rows": 32, "columns": 64, "precision": precision}
     constants |= {"has_window": True, "has_softcap": True}
-    found = compiled(tmp_path, "paged_attention", "_attend", caches | ATTEND, constants, True)
+    found = compiled("paged_attention", "_attend", caches | ATTEND, constants, True)
     assert bool(found["tensor cores"]) == (dtype == "bf16")
 
 
@@ -99,18 +135,18 @@ def test_attention_compiles_with_tensor_cores_for_caches_of_16_bits(
     ("dtype", "precision"), [("bf16", "tf32"), ("fp16", "tf32"), ("fp32", "ieee")]
 )
 def test_linear_layers_compile_with_tensor_cores_for_16_bits(
-    tmp_path: Path, dtype: str, precision: str
+    compiled: Compiler, dtype: str, precision: str
 ) -> None:
     types = dict.fromkeys(("x", "weight", "bias", "out"), f"*{dtype}")
     types |= {"rows": "i32", "outputs": "i32"}
     constants = {"inputs": 1000, "has_bias": True, "precision": precision, "widen": False}
     constants |= dict.fromkeys(("tile_rows", "tile_columns", "tile_inputs"), 64)
-    found = compiled(tmp_path, "linear", "_multiply", types, constants, True)
+    found = compiled("linear", "_multiply", types, constants, True)
     assert bool(found["tensor cores"]) == (dtype != "fp32")
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
-def test_norms_compile(tmp_path: Path, dtype: str) -> None:
+def test_norms_compile(compiled: Compiler, dtype: str) -> None:
     types = dict.fromkeys(("x", "weight", "out"), f"*{dtype}") | {"eps": "fp32", "offset": "fp32"}
     constants = {"width": 1000, "columns": 1024, "round_first": True}
-    assert compiled(tmp_path, "rms_norm", "_normalise", types, constants, True)["divisions"]
+    assert compiled("rms_norm", "_normalise", types, constants, True)["divisions"]

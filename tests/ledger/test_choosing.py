@@ -17,6 +17,7 @@ from sqlalchemy import event, text
 from specbatch.pipeline.ledger.migrate import open_store
 from specbatch.pipeline.ledger.sql_store import SqlStore
 from specbatch.schemas.records import Stage
+from support.databases import migrated
 
 JOBS, GROUPS = 5, 2000
 
@@ -24,7 +25,7 @@ JOBS, GROUPS = 5, 2000
 @pytest.fixture(params=["sqlite", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/store.db"
+        return migrated(tmp_path / "store.db")
     found: str = request.getfixturevalue("postgres_url")
     return found
 

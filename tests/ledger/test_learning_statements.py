@@ -23,6 +23,7 @@ from specbatch.pipeline.ledger.migrate import open_store
 from specbatch.pipeline.ledger.sql_store import SqlStore
 from specbatch.schemas.records import Lease, Stage
 from specbatch.schemas.speculation import VOCABULARY, AcceptanceCount, Decision, DecisionAction
+from support.databases import migrated
 
 DECISION = Decision(1.0, DecisionAction.OFF, "*", "nothing was gained")
 
@@ -31,7 +32,7 @@ DECISION = Decision(1.0, DecisionAction.OFF, "*", "nothing was gained")
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SqlStore]:
     """A store that goes by its own clock."""
     if request.param == "sqlite":
-        url = f"sqlite:///{tmp_path}/store.db"
+        url = migrated(tmp_path / "store.db")
     else:
         url = request.getfixturevalue("postgres_url")
     opened = open_store(url)

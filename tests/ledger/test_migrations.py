@@ -36,6 +36,7 @@ TABLES = {
     "jobs",
     "machine_knowledge",
     "rejected_rows",
+    "schedule_runs",
     "tenants",
     "time_slices",
     "worker_sessions",
@@ -46,7 +47,7 @@ TABLES = {
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/100% new/store.db"
-    found: str = request.getfixturevalue("postgres_url")
+    found: str = request.getfixturevalue("empty_postgres_url")
     return found
 
 
@@ -125,7 +126,7 @@ def test_a_migrated_database_needs_no_further_migration(url: str) -> None:
     assert migrate.current(url) is None
     assert migrate.check(url) != []
     migrate.upgrade(url)
-    assert migrate.current(url) == migrate.head() == "0010"
+    assert migrate.current(url) == migrate.head() == "0011"
     assert migrate.check(url) == []
 
 

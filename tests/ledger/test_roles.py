@@ -65,7 +65,6 @@ def refused(url: str, statement: str) -> bool:
 @pytest.fixture
 def login(postgres_url: str) -> Iterator[Login]:
     """`login(WORKER)`: the URL of a fresh login that has this role, in a migrated database."""
-    migrate.upgrade(postgres_url)
     made: list[str] = []
 
     def make(role: str) -> str:
@@ -186,6 +185,8 @@ def test_an_operator_sees_figures_and_no_texts(login: Login) -> None:
         operator.create_job(new_job())
         assert operator.progress(JOB).completions == 0
         assert operator.kept_rows(JOB) == set()
+        assert list(operator.row_figures(JOB)) == list(operator.group_figures(JOB)) == []
+        assert operator.backlog().jobs[JobState.QUEUED] == 1
         with pytest.raises(StoreError, match="permission denied"):
             list(operator.completions(JOB))
 
@@ -245,7 +246,6 @@ def test_an_auditor_only_reads_and_keeps_audits(login: Login) -> None:
 
 
 def test_the_roles_have_no_login_and_no_powers(postgres_url: str) -> None:
-    migrate.upgrade(postgres_url)
     powers = "rolcanlogin OR rolsuper OR rolcreaterole OR rolcreatedb OR rolbypassrls"
     query = f"SELECT count(*) FROM pg_roles WHERE rolname LIKE 'specbatch\\_%' AND ({powers})"
     assert scalar(postgres_url, query) == 0

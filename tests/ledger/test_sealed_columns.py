@@ -20,6 +20,7 @@ from specbatch.schemas.records import CompletionRecord, JobState, RejectedRow, S
 from specbatch.schemas.sealing import Sealer
 from specbatch.schemas.tables import Base
 from specbatch.schemas.text_columns import SHOWN_WITHOUT_KEY, SealedText
+from support.databases import migrated
 
 OLD, NEW = Sealer([bytes(32)]), Sealer([bytes(range(32)), bytes(32)])
 SECRET = "Anna's text, with \0 and \x1a and \ud800"
@@ -29,7 +30,7 @@ Open = Callable[[Sealer | None], SqlStore]
 @pytest.fixture(params=["sqlite", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/s.db"
+        return migrated(tmp_path / "s.db")
     found: str = request.getfixturevalue("postgres_url")
     return found
 
@@ -132,7 +133,7 @@ def test_quarantined_rows_and_whole_specs_are_sealed(url: str, opened: Open) -> 
 
 
 def test_what_was_purged_is_in_no_byte_of_a_sqlite_file(tmp_path: Path) -> None:
-    url, said = f"sqlite:///{tmp_path}/s.db", "said in confidence "
+    url, said = migrated(tmp_path / "s.db"), "said in confidence "
     store = migrate.open_store(url)
     ingest(store)
     for index in range(2):

@@ -33,13 +33,14 @@ from specbatch.pipeline.ledger.sql_store import SqlStore
 from specbatch.pipeline.ledger.transactions import Transactions
 from specbatch.schemas.errors import MissingExtraError, StoreError, UsageError
 from specbatch.schemas.records import Lease, Stage
+from support.databases import migrated
 from support.servers import PrivatePostgres
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/store.db"
+        return migrated(tmp_path / "store.db")
     found: str = request.getfixturevalue("postgres_url")
     return found
 
@@ -168,7 +169,7 @@ def test_processes_never_claim_the_same_group(store: SqlStore, url: str) -> None
         for n in range(3)
     ]
     claimed = Counter(
-        line for process in claimers for line in process.communicate(timeout=120)[0].split()
+        line for process in claimers for line in process.communicate(timeout=240)[0].split()
     )
     assert [process.returncode for process in claimers] == [0, 0, 0]
     assert claimed == Counter(str(index) for index in range(60))
@@ -230,10 +231,9 @@ def test_a_store_survives_its_servers_crash(own_postgres: PrivatePostgres) -> No
 
 def test_a_database_that_does_not_exist_is_named_at_once(postgres_url: str) -> None:
     url = parse_url(postgres_url).set(database="nosuchdatabase", password="secret")
-    started = time.monotonic()
+    store = SqlStore(url.render_as_string(hide_password=False), retry_sec=3600)
     with pytest.raises(StoreError, match="nosuchdatabase") as caught:
-        SqlStore(url.render_as_string(hide_password=False)).list_jobs()
-    assert time.monotonic() - started < 10
+        store.list_jobs()  # it would take an hour if it were tried again
     assert "secret" not in str(caught.value)
 
 
@@ -255,7 +255,7 @@ def test_deadlocks_are_tried_again(postgres_url: str) -> None:
                     {"id": f"job0000000000000{n}"},
                 )
                 if n == first and len(tries) == 1:
-                    meeting.wait(10)
+                    meeting.wait(60)
 
         database.write(transaction)
         return len(tries)
@@ -289,7 +289,7 @@ def test_the_isolation_level_is_the_stores_own(postgres_url: str) -> None:
 
 def test_a_busy_sqlite_file_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_factory, "BUSY_TIMEOUT_MS", 20)
-    url = f"sqlite:///{tmp_path}/store.db"
+    url = migrated(tmp_path / "store.db")
     store = open_store(url)
     blocker = sqlite3.connect(tmp_path / "store.db", isolation_level=None, check_same_thread=False)
     blocker.execute("BEGIN IMMEDIATE")

@@ -22,6 +22,7 @@ from specbatch.pipeline.ledger.sql_store import SqlStore
 from specbatch.schemas.audit import EntryKind, FindingKind, Head
 from specbatch.schemas.audit_tables import AuditLog
 from specbatch.schemas.tables import Completion, Group, Job, Rejected
+from support.databases import migrated
 from support.servers import PrivatePostgres
 
 LOG: Table = AuditLog.__table__  # type: ignore[assignment]  # a mapped class's table is a Table
@@ -102,10 +103,10 @@ def site(
     """A store with one job of which everything can be told, and a thief in it."""
     server: PrivatePostgres | None = None
     if request.param == "sqlite":
-        url = f"sqlite:///{tmp_path_factory.mktemp('store')}/store.db"
+        url = migrated(tmp_path_factory.mktemp("store") / "store.db")
     else:
         server = request.getfixturevalue("postgres_server")
-        url = server.create_database()
+        url = server.create_database(like=request.getfixturevalue("migrated_postgres"))
     store = open_store(url, clock=Clock())
     tell_everything(store)
     thief = Thief(url)
@@ -496,7 +497,7 @@ def test_the_log_outlives_its_job(store: SqlStore, thief: Thief) -> None:
 def test_entries_can_neither_be_changed_nor_deleted(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    for url in (f"sqlite:///{tmp_path}/store.db", request.getfixturevalue("postgres_url")):
+    for url in (migrated(tmp_path / "store.db"), request.getfixturevalue("postgres_url")):
         store = open_store(url)
         tell_everything(store)
         engine = make_engine(url)

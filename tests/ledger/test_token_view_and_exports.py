@@ -20,6 +20,7 @@ from specbatch.pipeline.ledger.sql_store import SqlStore
 from specbatch.schemas.export_arrow import TOKENS
 from specbatch.schemas.provenance import NO_PROVENANCE, NO_TICKS
 from specbatch.schemas.records import CompletionRecord, FinishReason
+from support.databases import migrated
 from support.traced import traced
 
 ROWS = 60
@@ -28,7 +29,7 @@ ROWS = 60
 @pytest.fixture(params=["sqlite", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/store.db"
+        return migrated(tmp_path / "store.db")
     found: str = request.getfixturevalue("postgres_url")
     return found
 

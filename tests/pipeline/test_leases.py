@@ -41,7 +41,7 @@ def keeper(store: MemoryStore) -> Iterator[LeaseKeeper]:
 
 
 def test_a_deadline_is_heard_of_when_it_passes(store: MemoryStore, keeper: LeaseKeeper) -> None:
-    lease = held_group(store, deadline_sec=0.2)
+    lease = held_group(store, deadline_sec=2)  # so long that it is held before that
     called = threading.Event()
     with keeper.hold(lease, called.set) as held:
         keeper.mind(held, store.get_job(JOB).deadline_at)

@@ -26,6 +26,7 @@ from specbatch.pipeline.ledger.memory_store import MemoryStore
 from specbatch.pipeline.ledger.migrate import open_store
 from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import Bell, JobRow, JobState, Stage
+from support.databases import migrated
 from support.one_thread import OneThread, one_thread
 
 ROWS = 30
@@ -39,7 +40,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     if request.param == "memory":
         opened = MemoryStore()
     else:
-        opened = open_store(f"sqlite:///{tmp_path}/store.db")
+        opened = open_store(migrated(tmp_path / "store.db"))
     yield opened
     opened.close()
 

@@ -29,6 +29,7 @@ from specbatch.schemas.records import Bell, JobState
 from specbatch.schemas.spec import load_spec
 from specbatch.schemas.speculation import AcceptanceCount, Decision, DecisionAction
 from specbatch.schemas.timekeeping import Device
+from support.databases import migrated
 
 MOST_OPERATIONS = 12  # transactions of a group that is drafted for, and teaches all it can
 PLAIN_OPERATIONS = 7  # of one that is not drafted for
@@ -54,7 +55,7 @@ class Counted:
 @pytest.fixture(params=["sqlite", "postgres"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SqlStore]:
     if request.param == "sqlite":
-        url = f"sqlite:///{tmp_path}/store.db"
+        url = migrated(tmp_path / "store.db")
     else:
         url = request.getfixturevalue("postgres_url")
     opened = open_store(url)

@@ -123,9 +123,9 @@ def test_long_texts_take_time_in_proportion_to_their_length() -> None:
         took = []
         for length in (20_000, 80_000):
             text = (piece * length)[:length]
-            begun = time.perf_counter()
+            begun = time.thread_time()  # what others do meanwhile does not count
             redactor.spans(text)
-            took.append(time.perf_counter() - begun)
+            took.append(time.thread_time() - begun)
         assert took[1] < 20 * took[0] + 0.5, piece
 
 

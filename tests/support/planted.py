@@ -25,6 +25,7 @@ from specbatch.pipeline.bootstrap import (
     Models,
     Worker,
     make_client,
+    make_exposure,
     make_store,
     make_worker,
 )
@@ -36,6 +37,8 @@ from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.records import Bell, JobRow
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec, load_spec
+from support.scraping import scrape
+from support.servers import free_port
 
 PLANTED = {
     "EMAIL": "anna.musterfrau@example.org",
@@ -108,12 +111,22 @@ class Site:
         for name, value in SETTINGS.items():
             shown = value if isinstance(value, int) else json.dumps(value)
             self.patch.setenv(f"SPECBATCH_{name.upper()}", str(shown))
-        self.settings = Settings(lease_sec=LEASE_SEC, kv_cache_mib=16)
+        self.traces = self.folder / "traces.jsonl"
+        self.patch.setenv("SPECBATCH_TRACES", f"file:{self.traces}")
+        self.patch.setenv("SPECBATCH_TRACE_GROUPS", "1")
+        self.patch.setenv("SPECBATCH_TRACE_REQUESTS", "1")
+        self.settings = Settings(
+            lease_sec=LEASE_SEC,
+            kv_cache_mib=16,
+            metrics_port=free_port(),
+            metrics_address="127.0.0.1",
+        )
         self.verifier, self.proposer = (
             str(stand_in_model.write_model(self.folder / name, name).resolve())
             for name in ("verifier", "draft")
         )
         self.store = make_store(self.settings)
+        self.exposure = make_exposure(self.settings)
         self.worker = self._hire()
         self.client = make_client(self.settings, _silent, self.store)
 
@@ -130,6 +143,7 @@ class Site:
             self.proposer,
             store=self.store,
             instead=Models(engines, codec),
+            meter=None if self.exposure is None else self.exposure.meter,
         )
 
     # --- jobs -------------------------------------------------------------------------------
@@ -201,14 +215,21 @@ class Site:
             log.exception("Task raised unexpected")
 
     def close(self) -> None:
+        if self.exposure is not None:
+            self.exposure.close()
         for host in self.worker.engines:
             host.close()
         self.worker.keeper.close()
         if self.worker.knowledge is not None:
             self.worker.knowledge.close()
         self.store.close()
+        self.worker.tracing.close()
 
     # --- what it left behind ----------------------------------------------------------------
+    def metrics(self) -> str:
+        """All that its endpoint says."""
+        return scrape(self.settings.metrics_port).text
+
     def workspace(self) -> dict[str, bytes]:
         return {
             str(path): path.read_bytes()

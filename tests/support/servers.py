@@ -159,10 +159,10 @@ class PrivateServer(ABC):
         assert self._process is not None
         self._process.send_signal(self.kill_signal)
         try:
-            self._process.wait(10)
+            self._process.wait(60)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait(10)
+            self._process.wait(60)
 
     def restart(self) -> None:
         """Stop it if it runs, and start it again on the same port with the same data."""
@@ -253,7 +253,7 @@ class PrivateRedis(PrivateServer):
     def talk(self, *commands: str) -> str:
         """Send inline commands; the first line of the last answer."""
         line = ""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=60) as connection:
             stream = connection.makefile("rw", newline="\r\n")
             for command in commands:
                 stream.write(command + "\r\n")
@@ -321,10 +321,11 @@ class PrivatePostgres(PrivateServer):
         except psycopg.OperationalError:
             return False
 
-    def create_database(self) -> str:
-        """Make a fresh, empty database; its URL."""
+    def create_database(self, like: str = "") -> str:
+        """Make a fresh database, a copy of the one at `like` or an empty one; its URL."""
         name = f"test_{next(self._numbers)}"
-        self._execute(f'CREATE DATABASE "{name}"')
+        template = f' TEMPLATE "{like.rsplit("/", 1)[1]}"' if like else ""
+        self._execute(f'CREATE DATABASE "{name}"{template}')
         return self.url_of(name)
 
     def drop_database(self, url: str) -> None:
@@ -334,7 +335,7 @@ class PrivatePostgres(PrivateServer):
     def _execute(self, statement: str) -> None:
         import psycopg
 
-        with psycopg.connect(self.url, autocommit=True, connect_timeout=10) as connection:
+        with psycopg.connect(self.url, autocommit=True, connect_timeout=60) as connection:
             connection.execute(statement.encode())
 
 
@@ -369,7 +370,7 @@ class PrivateS3(PrivateServer):
         """Make a fresh bucket; its name."""
         name = f"test-bucket-{next(self._numbers)}"
         request = urllib.request.Request(f"{self.url}/{name}", method="PUT")
-        with _direct.open(request, timeout=10):
+        with _direct.open(request, timeout=60):
             return name
 
 

@@ -20,9 +20,11 @@ from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ingest.outputs import read_output
 from specbatch.pipeline.leases import LeaseKeeper
 from specbatch.pipeline.ledger.migrate import open_store
+from specbatch.pipeline.observe.tracing import UNTRACED, Tracing
 from specbatch.pipeline.stages import Economy, Stages
 from specbatch.schemas.records import Bell, JobState, Stage
 from specbatch.schemas.spec import load_spec
+from support.databases import migrated
 
 MOST_ROUNDS = 500
 
@@ -36,7 +38,7 @@ class Site:
         self.clock = Clock()
         self.folder = folder
         self.model = str(write_model(folder / "model"))
-        self.store = open_store(f"sqlite:///{folder}/store.db", clock=self.clock)
+        self.store = open_store(migrated(folder / "store.db"), clock=self.clock)
         self.rung: list[Bell] = []
         self.client = Client(self.store, self.rung.append, f"{folder}/workspace")
         self._keepers: list[LeaseKeeper] = []
@@ -64,7 +66,13 @@ class Site:
         self._keepers.append(LeaseKeeper(self.store, LEASE_SEC))
         return self._keepers[-1]
 
-    def worker(self, owner: str, host: Engines, keeper: LeaseKeeper | None = None) -> Stages:
+    def worker(
+        self,
+        owner: str,
+        host: Engines,
+        keeper: LeaseKeeper | None = None,
+        tracing: Tracing = UNTRACED,
+    ) -> Stages:
         return Stages(
             store=self.store,
             objects=Objects(),
@@ -75,6 +83,7 @@ class Site:
             economy=Economy(200_000),
             codec=lru_cache(codec),
             verifying=host,
+            tracing=tracing,
         )
 
     def work(self, stages: Stages, *kinds: Stage) -> None:

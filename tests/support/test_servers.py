@@ -42,10 +42,10 @@ def test_postgres_keeps_its_commits_when_it_is_killed(own_postgres: PrivatePostg
 
 
 @pytest.mark.parametrize("_turn", [1, 2])
-def test_postgres_urls_are_empty_databases(postgres_url: str, _turn: int) -> None:
+def test_postgres_urls_are_empty_databases(empty_postgres_url: str, _turn: int) -> None:
     import psycopg
 
-    with psycopg.connect(postgres_url) as connection:
+    with psycopg.connect(empty_postgres_url) as connection:
         connection.execute("CREATE TABLE mine (n int)")  # fails if the other turn's were here
 
 
@@ -95,7 +95,7 @@ def test_servers_end_when_the_process_that_started_them_is_killed() -> None:
     assert Path(f"/proc/{pid}").exists()
     parent.kill()
     parent.wait()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while _runs(int(pid)) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not _runs(int(pid))

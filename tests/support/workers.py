@@ -1,4 +1,7 @@
-"""Worker processes for tests: started, looked at, and ended softly, by a crash, or by a freeze."""
+"""Worker processes for tests: started, looked at, and ended softly, by a crash, or by a freeze.
+
+They are forks (`forks.py`) unless a test asks for processes as the shell starts them.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+from support import forks
 
 BIN = Path(sys.executable).parent
+SOME_KINDS = Path(__file__).with_name("some_kinds.py")
 WAIT_SEC = 240.0
+END_SEC = 120.0  # of a process that was asked to end, on a machine that is busy
 POLL_SEC = 0.02
 
 
@@ -23,7 +30,7 @@ POLL_SEC = 0.02
 class WorkerProcess:
     """`specbatch worker` in a process of its own, and what it wrote."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | forks.Forked
     log: Path
 
     def text(self) -> str:
@@ -32,7 +39,7 @@ class WorkerProcess:
     def kill(self) -> None:
         """End it as a crash would."""
         self.process.kill()
-        self.process.wait(60)
+        self.process.wait(END_SEC)
 
     def freeze(self) -> None:
         """It stays, and does nothing any more, until `thaw`."""
@@ -44,42 +51,79 @@ class WorkerProcess:
     def end(self) -> str:
         """Ask it to end, as an orchestrator would; what it wrote."""
         self.process.send_signal(signal.SIGTERM)
-        self.process.wait(60)
+        self.process.wait(END_SEC)
         return self.text()
 
 
 @contextmanager
 def worker(
-    *arguments: str, environment: Mapping[str, str], cwd: Path, name: str = ""
+    *arguments: str,
+    environment: Mapping[str, str],
+    cwd: Path,
+    name: str = "",
+    by_shell: bool = False,
 ) -> Iterator[WorkerProcess]:
     """`specbatch worker ARGUMENTS`, killed at the end if it still runs."""
     log = cwd / f"worker-{name or arguments[0]}.log"
     with log.open("wb") as stream:
-        process = subprocess.Popen(
-            [str(BIN / "specbatch"), "worker", *arguments],
-            env=os.environ | environment,
-            cwd=cwd,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            yield WorkerProcess(process, log)
-        finally:
-            process.send_signal(signal.SIGCONT)
-            process.kill()
-            process.wait()
+        process: subprocess.Popen[bytes] | forks.Forked
+        if by_shell:
+            process = _started(
+                [str(BIN / "specbatch"), "worker", *arguments], environment, cwd, stream
+            )
+        else:
+            process = forks.fork(
+                *("specbatch", "worker", *arguments),
+                environment=environment,
+                cwd=cwd,
+                stdout=stream,
+                stderr=stream,
+            )
+        with _killed_at_the_end(process, log) as one:
+            yield one
+
+
+@contextmanager
+def worker_of(
+    *kinds: str, models: Sequence[str], environment: Mapping[str, str], cwd: Path
+) -> Iterator[WorkerProcess]:
+    """A worker of several kinds, with a verifier and a proposer, killed at the end likewise."""
+    log = cwd / f"worker-{'-'.join(kinds)}.log"
+    command = [sys.executable, str(SOME_KINDS), ",".join(kinds), *models]
+    with (
+        log.open("wb") as stream,
+        _killed_at_the_end(_started(command, environment, cwd, stream), log) as one,
+    ):
+        yield one
+
+
+def _started(
+    command: Sequence[str], environment: Mapping[str, str], cwd: Path, stream: IO[bytes]
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command,
+        env=os.environ | environment,
+        cwd=cwd,
+        stdout=stream,
+        stderr=subprocess.STDOUT,
+    )
+
+
+@contextmanager
+def _killed_at_the_end(
+    process: subprocess.Popen[bytes] | forks.Forked, log: Path
+) -> Iterator[WorkerProcess]:
+    try:
+        yield WorkerProcess(process, log)
+    finally:
+        process.send_signal(signal.SIGCONT)
+        process.kill()
+        process.wait()
 
 
 def command(*arguments: str, environment: Mapping[str, str], cwd: Path) -> dict[str, Any]:
     """Run `submit-job` or `specbatch … --json` to its end; its last line."""
-    done = subprocess.run(
-        [str(BIN / arguments[0]), *arguments[1:], "--json"],
-        env=os.environ | environment,
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=WAIT_SEC + 60,
-    )
+    done = forks.run(*arguments, "--json", environment=environment, cwd=cwd, timeout=WAIT_SEC + 60)
     assert done.returncode == 0, done.stderr[-3000:]
     return dict(json.loads(done.stdout.strip().splitlines()[-1]))
 

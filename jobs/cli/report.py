@@ -1,0 +1,76 @@
+"""`specbatch report JOB`: all figures of a job as one HTML file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.filesize import decimal
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from specbatch.jobs.cli.connect import load_settings
+from specbatch.jobs.cli.console import err, say, say_json
+from specbatch.jobs.cli.options import JobId, Json
+from specbatch.pipeline.bootstrap import make_store
+from specbatch.pipeline.reporting import make_report
+from specbatch.schemas.errors import OutputError
+
+
+def report(
+    job: JobId,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", help="the file to write; report-JOB.html if not given", show_default=False
+        ),
+    ] = None,
+    samples: Annotated[
+        int, typer.Option("--samples", help="outputs to show token by token", min=0, max=100)
+    ] = 6,
+    texts: Annotated[
+        bool,
+        typer.Option("--texts/--no-texts", help="whether prompts and outputs may be in it at all"),
+    ] = True,
+    json: Json = False,
+) -> None:
+    """Write a job's report: one HTML file with its costs, figures, decisions and some outputs."""
+    settings = load_settings()
+    store = make_store(settings)
+    try:
+        row = store.get_job(job)
+        path = output or Path(f"report-{row.job_id}.html")
+        with _progress() as told:
+            made = make_report(store, settings, row.job_id, samples, time.time(), texts, told)
+    finally:
+        store.close()
+    size = _write(path, made)
+    if json:
+        say_json({"job": row.job_id, "output": str(path), "bytes": size})
+    else:
+        say(f"report of job {row.job_id}: {path} ({decimal(size)})")
+
+
+def _write(path: Path, text: str) -> int:
+    """Whole or not at all: beside its place first. Raises `OutputError`."""
+    data = text.encode("utf-8", errors="replace")
+    beside = path.with_name(f".{path.name}.part")
+    try:
+        beside.write_bytes(data)
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise OutputError(f"the report cannot be written to {path}: {error.strerror}") from None
+    return len(data)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr, where that is a terminal."""
+    columns = (TextColumn("reading completions"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda read, total: bar.update(task, completed=read, total=total)

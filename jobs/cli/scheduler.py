@@ -1,0 +1,51 @@
+"""`specbatch scheduler`: Celery beat over the schedule files, until a signal ends it."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from pathlib import Path
+from typing import NoReturn
+
+from specbatch.jobs.cli.connect import check_broker_url, client, load_settings
+from specbatch.jobs.cli.console import remark
+from specbatch.jobs.cli.options import SchedulesFolder
+from specbatch.jobs.cli.reach import check_input_here
+from specbatch.jobs.schedules.folder import Folder
+from specbatch.jobs.schedules.ticker import Ticker
+from specbatch.pipeline.bootstrap import make_store
+from specbatch.schemas.masking import mask_url
+
+
+def scheduler(folder: SchedulesFolder = None) -> None:
+    """Submit the jobs of schedule files when their times come. Several may run at once.
+
+    Files may be changed, added and removed meanwhile.
+    """
+    settings = load_settings()
+    app = check_broker_url(settings)
+    files = Folder(folder or Path(settings.schedules_dir))
+    schedules = files.schedules()
+    for name in ("celery", "specbatch"):
+        logging.getLogger(name).setLevel(logging.INFO)
+    counted = f"{len(schedules):,} schedule{'s' if len(schedules) != 1 else ''}"
+    remark(
+        f"scheduler of {counted} in {files.path} on {mask_url(settings.broker_url)}; Ctrl-C ends it"
+    )
+    signal.signal(signal.SIGTERM, _as_interrupt)
+    from specbatch.jobs.schedules.beat import run_beat
+
+    store = make_store(settings)
+    try:
+        with client(settings) as c:
+            run_beat(
+                app, files, Ticker(store, c, time.time, lambda spec: check_input_here(spec.input))
+            )
+    finally:
+        store.close()
+    remark("scheduler ended")
+
+
+def _as_interrupt(_number: int, _frame: object) -> NoReturn:
+    raise KeyboardInterrupt

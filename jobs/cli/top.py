@@ -1,0 +1,71 @@
+"""`specbatch top`: workers, queues and jobs as they are now."""
+
+from __future__ import annotations
+
+import sys
+from threading import Event
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from specbatch.jobs.cli.connect import load_settings
+from specbatch.jobs.cli.console import out, say_json
+from specbatch.jobs.cli.options import Json
+from specbatch.pipeline.bootstrap import make_store
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.observe.top import WIDE, Board, Watch, as_json, tables
+from specbatch.schemas.errors import StoreError
+from specbatch.schemas.records import JobState
+
+JOBS = 12  # that are looked at: each costs two statements
+
+
+def top(
+    interval: Annotated[
+        float, typer.Option("--interval", help="seconds between two looks", min=0.2)
+    ] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="one look as plain text, then end")] = False,
+    json: Json = False,
+) -> None:
+    """Watch workers, queues and jobs until Ctrl-C; one look where stdout is no terminal."""
+    store = make_store(load_settings())
+    try:
+        watch = Watch()
+        if json:
+            say_json(as_json(look(store, watch)))
+        elif once or not out.is_terminal:
+            board = look(store, watch)
+            plain = Console(file=sys.stdout, width=max(WIDE, out.width), color_system=None)
+            plain.print(tables(board))
+        else:
+            _watch(store, watch, interval)
+    finally:
+        store.close()
+
+
+def look(store: Store, watch: Watch) -> Board:
+    """One look at the store."""
+    running = store.list_jobs(JOBS, JobState.RUNNING)
+    queued = store.list_jobs(JOBS - len(running), JobState.QUEUED) if len(running) < JOBS else []
+    shown = [(job, store.progress(job.job_id)) for job in (*running, *queued)]
+    backlog = store.backlog()
+    return watch.board(backlog, shown, max(0, sum(backlog.jobs.values()) - len(shown)))
+
+
+def _watch(store: Store, watch: Watch, interval: float) -> None:
+    """Ctrl-C is how it is meant to end. A store that does not answer is asked again."""
+    wait = Event()
+    try:
+        with Live(
+            tables(look(store, watch), out.width), console=out, screen=True, auto_refresh=False
+        ) as live:
+            while not wait.wait(interval):
+                try:
+                    live.update(tables(look(store, watch), out.width), refresh=True)
+                except StoreError as error:
+                    live.update(Text(f"{error}; trying again", style="red"), refresh=True)
+    except KeyboardInterrupt:
+        return

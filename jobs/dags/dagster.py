@@ -1,0 +1,230 @@
+"""Dagster: a resource, an op and an asset whose work is one job, however often it is tried.
+
+    summaries = specbatch_asset(
+        name="summaries",
+        spec=lambda context: {
+            "input": {"uri": f"s3://bucket/{context.partition_key}/prompts.parquet"},
+            "output": {"uri": f"s3://bucket/{context.partition_key}/summaries"},
+            "verifier": "llama-70b",
+        },
+        partitions_def=DailyPartitionsDefinition("2026-11-01"),
+        retry_policy=RetryPolicy(max_retries=3),
+    )
+    definitions = Definitions(assets=[summaries], resources={"specbatch": SpecbatchResource()})
+
+A retry, and a re-execution of a run that failed, go on with its job: these have the run at the
+root of their group in common. A new run is a new job.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from dagster import (
+    AssetExecutionContext,
+    AssetMaterialization,
+    AssetsDefinition,
+    ConfigurableResource,
+    DagsterRunStatus,
+    Failure,
+    InitResourceContext,
+    MaterializeResult,
+    MetadataValue,
+    OpDefinition,
+    OpExecutionContext,
+    Out,
+    Output,
+    asset,
+    op,
+)
+from dagster._core.errors import DagsterExecutionInterruptedError
+from pydantic import PrivateAttr
+
+from specbatch.jobs.cli.connect import load_settings
+from specbatch.jobs.client import JobClient, Outcome, Spec, as_spec, open_client
+from specbatch.jobs.dags.attaching import (
+    OnPartial,
+    Place,
+    Verdict,
+    attach,
+    check_on_partial,
+    judge,
+    remedy,
+    wait,
+)
+from specbatch.schemas.errors import UsageError
+
+RESOURCE = "specbatch"  # the key under which the op and the asset ask for the resource
+_ENDED_BY_A_USER = (DagsterRunStatus.CANCELING, DagsterRunStatus.CANCELED)
+
+SpecOf = Spec | Callable[[OpExecutionContext], Spec]
+
+
+class SpecbatchResource(ConfigurableResource):
+    """The store and the broker. What is empty here is taken from the environment, `SPECBATCH_...`.
+
+    `settings` has any further ones by their names. Secrets are best given as `EnvVar`.
+    """
+
+    database_url: str = ""
+    broker_url: str = ""
+    workspace: str = ""
+    settings: dict[str, Any] = {}  # noqa: RUF012 - a field, which pydantic copies
+    poll_sec: float = 15.0
+    base: str = ""  # relative paths in specs are of this folder; empty: the working folder
+
+    _client: JobClient | None = PrivateAttr(default=None)
+
+    @contextmanager
+    def yield_for_execution(self, context: InitResourceContext) -> Iterator[Self]:  # noqa: ARG002 - the hook's signature
+        """The client is open as long as the step runs."""
+        try:
+            yield self
+        finally:
+            if self._client is not None:
+                self._client.close()
+                self._client = None
+
+    @property
+    def client(self) -> JobClient:
+        """Opened on first use. Raises `UsageError` for settings that cannot be."""
+        if self._client is None:
+            named = ("database_url", "broker_url", "workspace")
+            given = {name: getattr(self, name) for name in named if getattr(self, name)}
+            self._client = open_client(load_settings(**self.settings | given))
+        return self._client
+
+    def run(
+        self, context: OpExecutionContext, spec: Spec, on_partial: OnPartial = "fail"
+    ) -> Outcome:
+        """Submit the step's job, or go on with it, and wait for its end.
+
+        Raises `Failure` with the outcome's metadata where the end is a failure; what another try
+        cannot mend is not retried. Where the outcome is to be skipped, its state says so.
+        """
+        place = place_of(context)
+        try:
+            base = Path(self.base) if self.base else None
+            job_id = attach(self.client, as_spec(spec, base), place, on_partial)
+        except UsageError as error:
+            raise Failure(str(error), allow_retries=False) from error
+        context.log.info(f"waiting for job {job_id}")
+        try:
+            outcome = wait(self.client, job_id, place, self.poll_sec)
+        except (DagsterExecutionInterruptedError, KeyboardInterrupt):
+            self._interrupted(context, job_id, place)
+            raise
+        verdict = judge(outcome, on_partial)
+        if verdict in (Verdict.FAIL, Verdict.GIVE_UP):
+            raise Failure(
+                f"{outcome.in_words}; {remedy(outcome)}",
+                metadata=metadata_of(outcome),
+                allow_retries=verdict is Verdict.FAIL,
+            )
+        (context.log.warning if outcome.rows_failed else context.log.info)(outcome.in_words)
+        return outcome
+
+    def _interrupted(self, context: OpExecutionContext, job_id: str, place: Place) -> None:
+        """Cancel the job where somebody ends the run; a process that is shut down leaves it."""
+        run = context.instance.get_run_by_id(context.run_id)
+        if run is not None and run.status in _ENDED_BY_A_USER:
+            self.client.cancel(job_id, place.killed)
+            context.log.info(f"job {job_id} cancelled: its run was ended by a user")
+
+
+def specbatch_op(
+    name: str, spec: SpecOf, *, on_partial: OnPartial = "fail", **of_op: Any
+) -> OpDefinition:
+    """An op whose output is the outcome as plain values. It tells of the output as an asset.
+
+    `spec`: a mapping, a spec file's path, or a function of the op's context that gives one.
+    `on_partial`: `skip` gives no output, so that what follows does not happen.
+    """
+    check_on_partial(on_partial)
+
+    @op(
+        name=name,
+        out=Out(dict, is_required=on_partial != "skip"),
+        required_resource_keys={RESOURCE},
+        **of_op,
+    )
+    def run_job(context: OpExecutionContext) -> Iterator[Any]:
+        outcome = _run(context, spec, on_partial)
+        if judge(outcome, on_partial) is Verdict.SUCCEED:
+            metadata = metadata_of(outcome)
+            yield AssetMaterialization(
+                asset_key_of(outcome.output_uri), metadata=metadata, partition=_partition(context)
+            )
+            yield Output(outcome.as_json(), metadata=metadata)
+
+    return run_job
+
+
+def specbatch_asset(
+    name: str | None = None, *, spec: SpecOf, on_partial: OnPartial = "fail", **of_asset: Any
+) -> AssetsDefinition:
+    """An asset that a job makes, with its counts, cost, acceptance and output as metadata.
+
+    `spec` and `on_partial` are those of `specbatch_op`; everything else is `dagster.asset`'s.
+    """
+    check_on_partial(on_partial)
+
+    @asset(
+        name=name,
+        required_resource_keys={RESOURCE},
+        output_required=on_partial != "skip",
+        **of_asset,
+    )
+    def materialize_job(context: AssetExecutionContext) -> Iterator[Any]:
+        outcome = _run(context.op_execution_context, spec, on_partial)
+        if judge(outcome, on_partial) is Verdict.SUCCEED:
+            yield MaterializeResult(metadata=metadata_of(outcome))
+
+    return materialize_job
+
+
+def _run(context: OpExecutionContext, spec: SpecOf, on_partial: OnPartial) -> Outcome:
+    resource: SpecbatchResource = getattr(context.resources, RESOURCE)
+    return resource.run(context, spec(context) if callable(spec) else spec, on_partial)
+
+
+def place_of(context: OpExecutionContext) -> Place:
+    """The step of a run or of the runs that do it again; the job's name, the mapping, the part."""
+    run = context.run
+    index = [context.get_mapping_key() or "", _partition(context) or ""]
+    return Place(
+        "dagster",
+        run.job_name,
+        run.root_run_id or run.run_id,
+        str(context.op_handle),
+        "/".join(index) if any(index) else "",
+    )
+
+
+def _partition(context: OpExecutionContext) -> str | None:
+    if context.has_partition_key:
+        return str(context.partition_key)
+    if context.has_partition_key_range:
+        return f"{context.partition_key_range.start}...{context.partition_key_range.end}"
+    return None
+
+
+def metadata_of(outcome: Outcome) -> dict[str, Any]:
+    """What Dagster shows of a job. Figures are numbers, so that it can plot them."""
+    values = outcome.as_json()
+    found = {f"specbatch/{key}": value for key, value in values.items() if value is not None}
+    found["specbatch/output_uri"] = _place(outcome.output_uri)
+    if outcome.manifest_uri is not None:
+        found["specbatch/manifest_uri"] = _place(outcome.manifest_uri)
+    found["specbatch/quarantined"] = MetadataValue.json(dict(outcome.quarantined))
+    return found | {"dagster/row_count": outcome.completions}
+
+
+def _place(uri: str) -> Any:
+    return MetadataValue.url(uri) if "://" in uri else MetadataValue.path(uri)
+
+
+def asset_key_of(output_uri: str) -> list[str]:
+    """The asset of an output: its URI, part by part."""
+    return [part for part in output_uri.replace("://", "/").split("/") if part]

@@ -1,0 +1,188 @@
+"""A schedule file: a job spec, when it is to be submitted, and what to do when that went wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+from zoneinfo import ZoneInfo
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    ValidationError,
+    field_validator,
+)
+
+from specbatch.jobs.cli.spec_input import read_spec_file, resolved_spec
+from specbatch.jobs.schedules.cron import CronTimes
+from specbatch.jobs.schedules.template import NAME, Value, built_in, filled
+from specbatch.schemas.errors import SpecError, UsageError
+from specbatch.schemas.spec import JobSpec
+
+CatchUp = Literal["none", "latest", "all"]
+Overlap = Literal["skip", "queue", "cancel-old"]
+SUFFIXES = (".yaml", ".yml")
+_EXAMPLE_TIME = datetime(2024, 2, 29, 12, 30, tzinfo=UTC).timestamp()
+_BUILT_IN = frozenset(built_in("", datetime.fromtimestamp(0, UTC)))
+
+
+class ScheduleFields(BaseModel):
+    """What a schedule file says."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    schedule: str | None = Field(
+        default=None, pattern=r"^[\w.@+-]{1,100}$", description="its name; default: the file's"
+    )
+    cron: str = Field(description="five fields of cron, or @daily and its like")
+    time_zone: str = Field(default="UTC", description="in which the expression is read")
+    catch_up: CatchUp = Field(
+        default="latest", description="of times that passed while nobody looked, what is run"
+    )
+    catch_up_limit: int = Field(
+        default=7, ge=1, le=1000, description="of `all`: so many of the newest times at most"
+    )
+    overlap: Overlap = Field(
+        default="queue", description="what becomes of a time that comes while a run is at work"
+    )
+    grace_sec: float = Field(
+        default=300.0, gt=0, description="a time that is looked at so much later is still on time"
+    )
+    paused: bool = Field(default=False, description="true: its times pass, and are not missed")
+    variables: dict[str, StrictStr | StrictInt | StrictFloat | StrictBool] = {}
+    job: dict[str, Any] = Field(description="the job spec; {{ variables }} are put into its texts")
+
+    @field_validator("variables")
+    @classmethod
+    def _names_of_their_own(cls, value: dict[str, Value]) -> dict[str, Value]:
+        for name in value:
+            if not NAME.fullmatch(name):
+                raise ValueError(f"{name!r} is not a name: use letters, digits and _")
+            if name in _BUILT_IN:
+                raise ValueError(f"{name!r} is there already, and means something else")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A checked schedule file."""
+
+    name: str
+    file: Path
+    fields: ScheduleFields
+    times: CronTimes
+
+    @property
+    def timing(self) -> str:
+        """When its times come, in words: while these stay, so does the count of its times."""
+        if self.fields.paused:
+            return "paused"
+        return f"{' '.join(self.fields.cron.split())} in {self.fields.time_zone}"
+
+    def spec_at(self, logical_at: float) -> JobSpec:
+        """The job of one time. Raises `SpecError` naming the file and the field."""
+        try:
+            fixed = built_in(self.name, self.times.local(logical_at))
+            own = filled(self.fields.variables, fixed, "variables")
+            values = filled(self.fields.job, {**fixed, **own}, "job")
+            values.setdefault("name", self.name)
+            return resolved_spec(values, self.file.absolute().parent)
+        except SpecError as error:
+            raise SpecError(f"schedule file {self.file}: {error}") from None
+
+
+def load_schedule(file: Path) -> Schedule:
+    """Read and check a schedule file, its job too. Raises `SpecError` with one sentence."""
+    values = read_spec_file(file, "schedule file", "cron and job")
+    try:
+        fields = ScheduleFields.model_validate(values)
+    except ValidationError as error:
+        raise SpecError(f"schedule file {file}: {_explain(error.errors()[0])}") from None
+    zone = _checked(file, "time_zone", lambda: zone_of(fields.time_zone))
+    times = _checked(file, "cron", lambda: CronTimes(fields.cron, zone))
+    name = fields.schedule or file.stem
+    if fields.schedule is None:
+        _checked(
+            file, "schedule", lambda: ScheduleFields.model_validate({**values, "schedule": name})
+        )
+    made = Schedule(name, file, fields, times)
+    made.spec_at(_EXAMPLE_TIME)
+    return made
+
+
+def schedule_files(folder: Path) -> list[Path]:
+    """The files of a folder, by name. Raises `UsageError` where there is no such folder."""
+    if not folder.is_dir():
+        raise UsageError(
+            f"there is no folder {folder} with schedules: set SPECBATCH_SCHEDULES_DIR, or name one "
+            "with --folder"
+        )
+    return sorted(path for path in folder.iterdir() if path.suffix in SUFFIXES)
+
+
+def load_folder(folder: Path) -> tuple[list[Schedule], list[str]]:
+    """The schedules of a folder, and a sentence about each file that is none.
+
+    Of two files with one name the second is wrong: they would take each other's times.
+    """
+    found: dict[str, Schedule] = {}
+    problems = []
+    for file in schedule_files(folder):
+        try:
+            schedule = load_schedule(file)
+        except UsageError as error:
+            problems.append(str(error))
+            continue
+        if other := found.get(schedule.name):
+            problems.append(
+                f"schedule file {file}: field `schedule`: {schedule.name!r} is the name of "
+                f"{other.file.name} too"
+            )
+        else:
+            found[schedule.name] = schedule
+    return list(found.values()), problems
+
+
+def zone_of(name: str) -> ZoneInfo:
+    """Raises `UsageError` for a zone that nobody knows here."""
+    try:
+        return ZoneInfo(name)
+    except (KeyError, ValueError, OSError):
+        raise UsageError(
+            f"unknown time zone {name!r}: write one as Europe/Berlin or UTC, and see that the "
+            "system's time zones (tzdata) are installed"
+        ) from None
+
+
+def _checked(file: Path, field: str, make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    except ValidationError as error:
+        problem = _explain(error.errors()[0])
+        raise SpecError(f"schedule file {file}: {problem}; give it another name") from None
+    except UsageError as error:
+        raise SpecError(f"schedule file {file}: field `{field}`: {error}") from None
+
+
+def _explain(error: Mapping[str, Any]) -> str:
+    where = ".".join(str(part) for part in error["loc"] if part not in _KINDS) or "schedule"
+    if error["type"] == "extra_forbidden":
+        allowed = ", ".join(sorted(ScheduleFields.model_fields))
+        return f"unknown field `{where}`; allowed here: {allowed}"
+    if error["type"] == "missing":
+        return f"field `{where}` is required"
+    message = error["msg"].removeprefix("Value error, ")
+    given = error.get("input")
+    shown = f" (got {given!r})" if isinstance(given, str | int | float | bool) else ""
+    return f"field `{where}`: {message[0].lower()}{message[1:]}{shown}"
+
+
+_KINDS = ("str", "int", "float", "bool")  # parts of a location that name no field

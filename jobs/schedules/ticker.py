@@ -1,0 +1,256 @@
+"""One look at a schedule: what is due is noted, submitted, or told of as missed. Once each.
+
+1) a due time gets its row: queued, missed or skipped. The row is the decision: whoever writes
+   it first decides, and it outlives this process
+2) the oldest queued time is submitted once no older run is open, with a key made of the
+   schedule and the time: the store makes one job of it, however often that is tried
+3) its row says submitted, with the job
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from specbatch.jobs.schedules import policy
+from specbatch.jobs.schedules.definition import Schedule
+from specbatch.pipeline.client import Client
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.schemas.errors import JobNotFoundError, SpecbatchError, UsageError
+from specbatch.schemas.records import JobRow
+from specbatch.schemas.schedules import RunState, ScheduleRun
+from specbatch.schemas.spec import JobSpec
+
+log = logging.getLogger(__name__)
+
+_LOOKED_BACK = 20  # submitted runs that are asked whether they are over
+_QUEUED = frozenset({RunState.QUEUED})
+_NOT_RUN = frozenset({RunState.QUEUED, RunState.MISSED, RunState.SKIPPED, RunState.FAILED})
+
+
+def key_of(schedule: str, logical_at: float) -> str:
+    """The idempotency key of one time of one schedule."""
+    return f"schedule:{schedule}:{utc(logical_at)}"
+
+
+def utc(at: float) -> str:
+    """`2026-03-29T01:00:00Z`."""
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ticker:
+    """Looks at schedules. Several may look at the same ones at once, from several machines."""
+
+    store: Store
+    client: Client
+    clock: Callable[[], float]
+    check: Callable[[JobSpec], None] = lambda _spec: None  # raises `UsageError` for a wrong job
+
+    def tick(self, schedule: Schedule, since: float | None = None) -> list[ScheduleRun]:
+        """Do what is due; the rows that were written. Raises `StoreError`.
+
+        A schedule that was never looked at begins now, or at `since`.
+        """
+        now = self.clock()
+        begin = self._begin(schedule, now if since is None else since)
+        if schedule.fields.paused:
+            return []
+        newest = self.store.schedule_runs(schedule.name, limit=1)
+        after = max([begin, *(run.logical_at for run in newest)])
+        due = policy.due(schedule.times.after(after), now)
+        return [*self._decide(schedule, due, now), *self._work_off(schedule)]
+
+    def run_at(self, schedule: Schedule, logical_at: float) -> list[ScheduleRun]:
+        """Submit one time whatever the policies say; the rows that were written, its own last.
+
+        Other times that are due are seen to first, else they might be passed by. A time that was
+        submitted before keeps its row. Raises `UsageError` for what is no time of the schedule or
+        is still to come.
+        """
+        now = self.clock()
+        if logical_at > now:
+            raise UsageError(f"{self._words(schedule, logical_at)} is still to come")
+        if next(schedule.times.after(logical_at - 1)) != logical_at:
+            following = self._words(schedule, next(schedule.times.after(logical_at)))
+            raise UsageError(
+                f"{self._words(schedule, logical_at)} is no time of schedule {schedule.name} "
+                f"({schedule.timing}): the next one after it is {following}"
+            )
+        rows = self.tick(schedule, now - schedule.fields.grace_sec)
+        others = [row for row in rows if row.logical_at != logical_at]
+        asked = ScheduleRun(schedule.name, logical_at, RunState.QUEUED, reason="asked for by hand")
+        if self.store.note_schedule_run(asked, replaces=_NOT_RUN):
+            return [*others, self._submit(schedule, asked)]
+        return [*others, self._row(asked)]
+
+    def next_time(self, schedule: Schedule) -> float | None:
+        """When the next look is worth it, as far as the clock tells."""
+        return None if schedule.fields.paused else next(schedule.times.after(self.clock()), None)
+
+    # --- since when -------------------------------------------------------------------------
+    def _begin(self, schedule: Schedule, now: float) -> float:
+        """Since when the schedule has been looked at with its present timing, noted if it is new.
+
+        So a changed expression, or one that was paused, is not held to times it did not have.
+        """
+        begin = self._seen_since(schedule)
+        if begin is None:
+            # Between two seconds, where no time of a schedule can be.
+            at = math.floor(now) + 0.5
+            seen = ScheduleRun(schedule.name, at, RunState.SEEN, reason=schedule.timing)
+            self.store.note_schedule_run(seen)
+            begin = self._seen_since(schedule)
+        return now if begin is None else begin
+
+    def _seen_since(self, schedule: Schedule) -> float | None:
+        since = None
+        for row in self.store.schedule_runs(schedule.name, states={RunState.SEEN}):
+            if row.reason != schedule.timing:
+                break
+            since = row.logical_at
+        return since
+
+    # --- what becomes of due times ----------------------------------------------------------
+    def _decide(self, schedule: Schedule, due: policy.Due, now: float) -> Iterator[ScheduleRun]:
+        if not due.times:
+            return
+        fields = schedule.fields
+        chosen = policy.to_run(
+            due.times, now, fields.catch_up, fields.catch_up_limit, fields.grace_sec
+        )
+        older, waiting = self._open(schedule), self._queued(schedule)
+        how = policy.meeting(fields.overlap, bool(older or waiting))
+
+        def entry(at: float) -> ScheduleRun:
+            late = now - at
+            words = f"caught up, {timedelta(seconds=round(late))} late"
+            return _entry(
+                schedule, at, how, older, waiting, words if late > fields.grace_sec else None
+            )
+
+        rows = [*_missed(schedule, due, frozenset(chosen), now), *map(entry, chosen)]
+        ends = how is policy.Meeting.REPLACE and bool(chosen)
+        # Together, so that another one that looks meanwhile sees all of them or none.
+        noted = self.store.note_schedule_runs(rows, _passed_by(waiting, chosen[0]) if ends else ())
+        yield from noted
+        for run in noted:
+            if run.state is RunState.MISSED:
+                missed = utc(run.logical_at)
+                log.warning("schedule %s missed %s: %s", schedule.name, missed, run.reason)
+        if ends and noted:
+            reason = f"schedule {schedule.name}: its run of {utc(chosen[0])} was due"
+            for _, job in older:
+                self.client.cancel(job.job_id, reason)
+
+    # --- submitting -------------------------------------------------------------------------
+    def _work_off(self, schedule: Schedule) -> Iterator[ScheduleRun]:
+        """Submit what waits, one after the other, as long as no older run is at work.
+
+        Others may be at it too. Looked at in this order, what they end was left out of the queue
+        before, and what they take from the queue is open after.
+        """
+        while self._queued(schedule) and not self._open(schedule):
+            waiting = self._queued(schedule)
+            if not waiting or self._open(schedule):
+                return
+            run = self._submit(schedule, waiting[0])
+            if run.state is RunState.QUEUED:  # it did not work, and may the next time
+                return
+            yield run
+
+    def _submit(self, schedule: Schedule, run: ScheduleRun) -> ScheduleRun:
+        """Submit a queued time; its row as it is then."""
+        words = f"schedule {schedule.name}, {utc(run.logical_at)}"
+        try:
+            spec = schedule.spec_at(run.logical_at)
+            self.check(spec)
+            job, created = self.client.submit(spec, key_of(schedule.name, run.logical_at))
+        except UsageError as error:
+            log.error("%s: not submitted: %s", words, error)
+            failed = ScheduleRun(run.schedule, run.logical_at, RunState.FAILED, reason=str(error))
+            return failed if self.store.note_schedule_run(failed, _QUEUED) else self._row(run)
+        except SpecbatchError as error:
+            log.warning("%s: not submitted yet: %s", words, error)
+            return run
+        done = ScheduleRun(run.schedule, run.logical_at, RunState.SUBMITTED, job.job_id, run.reason)
+        if self.store.note_schedule_run(done, replaces=_QUEUED):
+            log.info("%s: job %s submitted", words, job.job_id)
+            return done
+        now = self._row(run)
+        if created and now.state is RunState.SKIPPED:  # by another one that looks, meanwhile
+            self.client.cancel(job.job_id, f"{words}: {now.reason}")
+        return now
+
+    # --- what the store has -----------------------------------------------------------------
+    def _queued(self, schedule: Schedule) -> list[ScheduleRun]:
+        """The oldest first."""
+        most = policy.MOST_HELD
+        return self.store.schedule_runs(schedule.name, most, _QUEUED)[::-1]
+
+    def _open(self, schedule: Schedule) -> list[tuple[ScheduleRun, JobRow]]:
+        """Runs whose jobs are at work; not those that have been asked to stop."""
+        found = []
+        for run in self.store.schedule_runs(schedule.name, _LOOKED_BACK, {RunState.SUBMITTED}):
+            try:
+                job = self.store.get_job(run.job_id or "")
+            except JobNotFoundError:
+                continue
+            if not job.state.is_final and not job.cancel_requested:
+                found.append((run, job))
+        return found
+
+    def _row(self, run: ScheduleRun) -> ScheduleRun:
+        """The row of the same time."""
+        rows = self.store.schedule_runs(run.schedule, 1, logical_at=run.logical_at)
+        return rows[0] if rows else run
+
+    def _words(self, schedule: Schedule, at: float) -> str:
+        return schedule.times.local(at).isoformat()
+
+
+def _entry(
+    schedule: Schedule,
+    at: float,
+    how: policy.Meeting,
+    older: list[tuple[ScheduleRun, JobRow]],
+    waiting: list[ScheduleRun],
+    words: str | None,
+) -> ScheduleRun:
+    """The row of a time that is to be run."""
+    if how is not policy.Meeting.SKIP:
+        return ScheduleRun(schedule.name, at, RunState.QUEUED, reason=words)
+    if older:
+        run, job = older[0]
+        met = f"job {job.job_id} of {utc(run.logical_at)} was still at work"
+    else:
+        met = f"the run of {utc(waiting[0].logical_at)} was still waiting"
+    return ScheduleRun(schedule.name, at, RunState.SKIPPED, reason=met)
+
+
+def _missed(
+    schedule: Schedule, due: policy.Due, chosen: frozenset[float], now: float
+) -> list[ScheduleRun]:
+    """The rows of times that are not run. Of a long outage the older ones share one."""
+    catch_up: str = schedule.fields.catch_up
+    if catch_up == "all":
+        catch_up = f"all, up to {schedule.fields.catch_up_limit}"
+    why = f"nothing looked at it until {utc(now)}, and catch_up is {catch_up}"
+    times = [at for at in due.times if at not in chosen]
+    missed = [(at, why) for at in times[-policy.MOST_TOLD :]]
+    if untold := len(times) - len(missed) + due.earlier:
+        first = times[0] if due.first is None else due.first
+        missed.insert(0, (first, f"{why}; nor did {untold - 1:,} times after it, without rows"))
+    return [ScheduleRun(schedule.name, at, RunState.MISSED, reason=reason) for at, reason in missed]
+
+
+def _passed_by(waiting: list[ScheduleRun], newer: float) -> list[ScheduleRun]:
+    """The rows of what waits, when a newer time takes its place."""
+    reason = f"the run of {utc(newer)} took its place"
+    return [
+        ScheduleRun(run.schedule, run.logical_at, RunState.SKIPPED, reason=reason)
+        for run in waiting
+    ]

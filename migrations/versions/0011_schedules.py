@@ -1,0 +1,35 @@
+"""What became of each time of each schedule.
+
+Revision 0011. On PostgreSQL operators write it, for they submit.
+"""
+
+import sqlalchemy as sa
+from alembic import op
+
+from specbatch.schemas.sql_roles import granting
+
+revision = "0011"
+down_revision = "0010"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.create_table(
+        "schedule_runs",
+        sa.Column("schedule", sa.Text, nullable=False),
+        sa.Column("logical_at", sa.Double, nullable=False),
+        sa.Column("state", sa.Text, nullable=False),
+        sa.Column("job_id", sa.Text),
+        sa.Column("noted_at", sa.Double, nullable=False),
+        sa.Column("reason", sa.Text),
+        sa.PrimaryKeyConstraint("schedule", "logical_at", name="pk_schedule_runs"),
+    )
+    op.create_index("ix_schedule_runs_logical_at", "schedule_runs", ["logical_at"])
+    if op.get_context().dialect.name == "postgresql":
+        for statement in granting():
+            op.execute(statement)
+
+
+def downgrade() -> None:
+    op.drop_table("schedule_runs")

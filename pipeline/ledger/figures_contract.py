@@ -1,0 +1,21 @@
+"""What a store must tell whoever measures. Part of the contract in `contract.py`."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from specbatch.schemas.figures import StoreFigures
+
+AUDITED_SEC = 30 * 86_400.0  # audits count for so long
+MISSED_SEC = 7 * 86_400.0  # and so do times that a schedule missed
+
+
+class FiguresStore(Protocol):
+    """The whole store in a few numbers, cheap enough to be asked for every few seconds."""
+
+    def figures(self) -> StoreFigures:
+        """Its backlog, and beside it audits and schedules, lately.
+
+        A schedule has a figure when a run of it was ever submitted, or lost lately.
+        """
+        ...

@@ -1,0 +1,51 @@
+"""The whole store in a few numbers: what `FiguresStore` says, each by an index of what is open."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, func, select
+
+from specbatch.pipeline.ledger import audit_reading
+from specbatch.pipeline.ledger.backlog import backlog
+from specbatch.pipeline.ledger.figures_contract import AUDITED_SEC, MISSED_SEC
+from specbatch.pipeline.ledger.transactions import Now, Transactions
+from specbatch.schemas.figures import ScheduleRuns, StoreFigures
+from specbatch.schemas.schedule_tables import ScheduleRun
+from specbatch.schemas.schedules import LOST, RunState
+
+
+class FiguresInSql:
+    """The part of `SqlStore` beside jobs and leases."""
+
+    _db: Transactions
+
+    def figures(self) -> StoreFigures:
+        return self._db.read(lambda conn: figures(conn, self._db.now()))
+
+
+def figures(conn: Connection, now: Now) -> StoreFigures:
+    look = backlog(conn, now)
+    return StoreFigures(
+        backlog=look,
+        audited=audit_reading.correctness(conn, look.at - AUDITED_SEC),
+        schedules=_schedules(conn, look.at - MISSED_SEC),
+    )
+
+
+def _schedules(conn: Connection, since: float) -> dict[str, ScheduleRuns]:
+    """A row a night: a few thousand in all, of which the lost ones are looked for by their time."""
+    submitted = (
+        select(ScheduleRun.schedule, func.max(ScheduleRun.noted_at))
+        .where(ScheduleRun.state == RunState.SUBMITTED.value)
+        .group_by(ScheduleRun.schedule)
+    )
+    lost = (
+        select(ScheduleRun.schedule, func.count())
+        .where(ScheduleRun.logical_at >= since)
+        .where(ScheduleRun.state.in_([state.value for state in LOST]))
+        .group_by(ScheduleRun.schedule)
+    )
+    last = {name: float(at) for name, at in conn.execute(submitted)}
+    missed = {name: int(count) for name, count in conn.execute(lost)}
+    return {
+        name: ScheduleRuns(last.get(name), missed.get(name, 0)) for name in sorted({*last, *missed})
+    }

@@ -1,0 +1,212 @@
+"""All that a job's report tells, in figures: whoever draws it asks nobody else.
+
+Shares are between 0 and 1, times are seconds, moments seconds since the epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from specbatch.schemas.audit import AuditRecord
+from specbatch.schemas.job_progress import JobProgress
+from specbatch.schemas.records import JobRow, Origin
+from specbatch.schemas.speculation import Decision
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """Dollars that drafting saved against depth 0; below zero they were lost. 95 % interval."""
+
+    usd: float
+    low_usd: float | None
+    high_usd: float | None
+    taken_usd: float
+    speedup: float
+    groups: int
+
+    @property
+    def reach(self) -> float:
+        """The largest of its amounts, whose decimals the others are told with."""
+        return max(abs(value) for value in (self.usd, self.low_usd or 0.0, self.high_usd or 0.0))
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether all of the interval is on one side of nothing."""
+        return self.low_usd is not None and self.high_usd is not None and (
+            self.low_usd > 0 or self.high_usd < 0
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class CostPart:
+    """A kind of device time, with its share of the money."""
+
+    kind: str
+    meaning: str
+    sec: float
+    usd: float
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """Draft tokens of one source, or of rows of one tag."""
+
+    name: str
+    proposed: int
+    accepted: int
+    drafts: int = 0  # blocks of them
+    completions: int = 0
+    tokens: int = 0
+    usd: float = 0.0
+
+    @property
+    def rate(self) -> float | None:
+        return self.accepted / self.proposed if self.proposed else None
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What was finished in a stretch of the job's time."""
+
+    begin: float
+    end: float
+    groups: int = 0
+    tokens: int = 0
+    proposed: int = 0
+    accepted: int = 0
+    passes: int = 0  # of the verifier, by sequence
+    queue_sec: float = 0.0
+    compute_sec: float = 0.0
+    by_source: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # proposed, accepted
+
+    @property
+    def middle(self) -> float:
+        return (self.begin + self.end) / 2
+
+    @property
+    def depth(self) -> float | None:
+        """Draft tokens of a sequence in a pass, on average."""
+        return self.proposed / self.passes if self.passes else None
+
+    @property
+    def rate(self) -> float | None:
+        return self.accepted / self.proposed if self.proposed else None
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One bar of a histogram."""
+
+    name: str
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Some values by their quantiles."""
+
+    middle: float
+    p90: float
+    p99: float
+    most: float
+    total: float
+    values: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outlier:
+    """A completion that stands out. Texts are None where none may be shown."""
+
+    row: int
+    sample: int
+    tag: str | None
+    tokens: int
+    proposed: int
+    accepted: int
+    passes: int
+    sec: float
+    row_id: str | None = None
+    prompt: str | None = None
+    output: str | None = None
+
+    @property
+    def rate(self) -> float | None:
+        return self.accepted / self.proposed if self.proposed else None
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """Rows that were set aside for one reason; the first few of them."""
+
+    code: str
+    rows: int
+    examples: tuple[tuple[str, str], ...]  # which row, and why
+
+
+@dataclass(frozen=True, slots=True)
+class ShownToken:
+    """One token. Its text is None where it is not kept."""
+
+    text: str | None
+    origin: Origin
+    logprob: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShownOutput:
+    """A sampled completion, token by token."""
+
+    row: int
+    sample: int
+    row_id: str | None
+    tag: str | None
+    finish_reason: str
+    tokens: tuple[ShownToken, ...]
+    all_tokens: int  # of which so many are shown
+    proposed: int
+    accepted: int
+    passes: int
+    sec: float
+    prompt: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """One job's report."""
+
+    job: JobRow
+    progress: JobProgress
+    made_at: float
+    version: str
+    texts: str | None  # why no texts are shown; None: they are
+    words: bool  # whether reasons and errors may be told
+    tokens_as_ids: bool  # the tokenizer is not here
+    usd: float  # all that the job's attempts had
+    parts: tuple[CostPart, ...]
+    saved: Saved | None
+    usd_per_1k: float | None
+    usd_per_document: float | None
+    speedup: float | None
+    by_tag: tuple[Drafts, ...]
+    tags_left_out: int
+    by_source: tuple[Drafts, ...]
+    over_time: tuple[Moment, ...]
+    depths: tuple[Bar, ...]  # passes by draft tokens
+    positions: tuple[Drafts, ...]  # by place in the draft, from 1
+    fill: tuple[Bar, ...]  # passes by sequences of this job in them
+    mean_fill: float | None
+    fill_sampled: int  # one pass in so many was looked at
+    queue: Spread | None  # of groups
+    compute: Spread | None
+    slowest: tuple[Outlier, ...]
+    least_accepted: tuple[Outlier, ...]
+    decisions: tuple[Decision, ...]
+    decisions_by_action: Mapping[str, int]
+    quarantined: tuple[Quarantined, ...]
+    failed_groups: tuple[tuple[str, str], ...]  # the first, or rows by themselves: which, why
+    failed_groups_total: int
+    audits: tuple[AuditRecord, ...]
+    versions: tuple[tuple[str, str], ...]
+    devices: tuple[str, ...]
+    samples: tuple[ShownOutput, ...]

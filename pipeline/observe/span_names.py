@@ -1,0 +1,63 @@
+"""All spans, events and attributes by name. The documentation is held to this list by a test.
+
+Names are OpenTelemetry's where it has one. Values are ids, counts, seconds and words of ours: no
+prompt, no output, no row id, no tag, no message of an error.
+"""
+
+from __future__ import annotations
+
+from specbatch.schemas.records import Stage
+
+# --- spans: those of attempts have their stage's name --------------------------------------------
+SUBMIT = "submit"
+ATTEMPTS = (Stage.INGEST, Stage.PROPOSE, Stage.VERIFY, Stage.RECORD, Stage.PUBLISH)
+REQUEST = "request"  # one sampled request in one stage
+
+# --- events ---------------------------------------------------------------------------------------
+STOPPED = "job stopped"  # it was cancelled, or its deadline or budget is over
+LEASE_LOST = "lease lost"
+CUT = "cut"  # the group's last rows went to somebody idle
+EVENTS = (STOPPED, LEASE_LOST, CUT)
+
+# --- attributes -----------------------------------------------------------------------------------
+JOB = "specbatch.job.id"
+JOB_NAME = "specbatch.job.name"
+TENANT = "specbatch.tenant"
+CREATED = "specbatch.job.created"
+PRIORITY = "specbatch.job.priority"
+PRIVACY = "specbatch.privacy"
+GROUP = "specbatch.group.index"
+GENERATION = "specbatch.generation"
+ATTEMPT = "specbatch.attempt"
+WORKER = "specbatch.worker"
+SAMPLED = "specbatch.sampled"
+OUTCOME = "specbatch.outcome"
+QUEUE_SEC = "specbatch.queue_sec"
+COMPUTE_SEC = "specbatch.compute_sec"
+COST_USD = "specbatch.cost_usd"
+ROWS = "specbatch.rows"
+FAILED = "specbatch.rows.failed"
+CUT_INDEX = "specbatch.cut.group.index"
+REQUEST_ID = "specbatch.request.id"
+PROPOSED = "specbatch.tokens.proposed"
+ACCEPTED = "specbatch.tokens.accepted"
+DRAFTED = "specbatch.tokens.drafted"
+PASSES = "specbatch.verifier.passes"
+
+ERROR_TYPE = "error.type"
+MESSAGING_SYSTEM = "messaging.system"
+MESSAGING_OPERATION = "messaging.operation.name"
+MESSAGING_TYPE = "messaging.operation.type"
+MESSAGING_QUEUE = "messaging.destination.name"
+GEN_AI_OPERATION = "gen_ai.operation.name"
+GEN_AI_PROVIDER = "gen_ai.provider.name"
+GEN_AI_MODEL = "gen_ai.request.model"
+GEN_AI_INPUT = "gen_ai.usage.input_tokens"
+GEN_AI_OUTPUT = "gen_ai.usage.output_tokens"
+GEN_AI_FINISH = "gen_ai.response.finish_reasons"
+
+ATTRIBUTES = tuple(
+    value
+    for name, value in list(globals().items())
+    if name.isupper() and isinstance(value, str) and "." in value
+)

@@ -1,0 +1,121 @@
+"""Figures of the whole store as metrics: read when somebody asks, and kept for a moment.
+
+A scrape never waits long for the store: where that is out of reach, its figures are left out.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from specbatch.pipeline.observe import metric_names as names
+from specbatch.pipeline.observe.metric_names import Metric
+from specbatch.pipeline.observe.metrics import Labels
+from specbatch.pipeline.observe.metrics_endpoint import family
+from specbatch.schemas.figures import StoreFigures
+from specbatch.schemas.records import JobState, Stage
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric as Family
+
+log = logging.getLogger(__name__)
+
+FRESH_SEC = 5.0  # for which figures are not read anew
+PATIENCE_SEC = 3.0  # that a scrape waits for them
+
+
+class StoreMetrics:
+    """Reads in a thread of its own, however many ask. Thread-safe."""
+
+    def __init__(
+        self,
+        read: Callable[[], StoreFigures],
+        fresh_sec: float = FRESH_SEC,
+        patience_sec: float = PATIENCE_SEC,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`read` may raise whatever a store raises."""
+        self._read = read
+        self._fresh_sec = fresh_sec
+        self._patience_sec = patience_sec
+        self._clock = clock
+        self._lock = threading.Lock()  # of what follows
+        self._figures: StoreFigures | None = None
+        self._at = 0.0  # when they were asked for
+        self._reading: threading.Thread | None = None
+
+    def collect(self) -> Iterator[Family]:
+        """What a scrape gets."""
+        figures = self._fresh()
+        is_up: dict[Labels, float] = {(): float(figures is not None)}
+        yield family(names.STORE_UP, is_up)
+        for metric, values in store_values(figures).items():
+            yield family(metric, values)
+
+    def _fresh(self) -> StoreFigures | None:
+        with self._lock:
+            if self._is_fresh():
+                return self._figures
+            if self._reading is None:
+                self._reading = threading.Thread(target=self._refresh, name="figures", daemon=True)
+                self._reading.start()
+            reading = self._reading
+        reading.join(self._patience_sec)
+        with self._lock:
+            return self._figures if self._is_fresh() else None
+
+    def _is_fresh(self) -> bool:
+        return self._figures is not None and self._clock() - self._at < self._fresh_sec
+
+    def _refresh(self) -> None:
+        at, figures = self._clock(), None
+        try:
+            figures = self._read()
+        except Exception as error:  # the scrape says that it is not up; the worker goes on
+            log.warning("no figures of the store: %s", error)
+        with self._lock:
+            self._figures, self._at, self._reading = figures, at, None
+
+
+def store_values(figures: StoreFigures | None) -> dict[Metric, dict[Labels, float]]:
+    """By metric. None: the store is out of reach, so all of them are without values."""
+    if figures is None:
+        return {
+            metric: {}
+            for metric in names.METRICS
+            if metric.scope is names.Scope.STORE and metric is not names.STORE_UP
+        }
+    backlog = figures.backlog
+    units = {stage: backlog.at_stage(Stage(stage)) for stage in names.STAGES}
+    workers = Counter(worker.device.kind for worker in backlog.workers)
+    same = figures.audited.audited - figures.audited.differing
+    return {
+        names.GROUPS: {
+            (stage, state): float(getattr(of, state))
+            for stage, of in units.items()
+            for state in names.UNIT_STATES
+        },
+        names.OLDEST_READY: {(stage,): of.oldest_ready_sec or 0.0 for stage, of in units.items()},
+        names.STUCK_LEASES: {(): float(sum(of.expired for of in units.values()))},
+        names.JOBS: {
+            (state,): float(backlog.jobs.get(JobState(state), 0)) for state in names.LIVE_STATES
+        },
+        names.ROWS_FAILED: {(): float(backlog.rows_failed)},
+        names.WORKERS: {(kind,): float(count) for kind, count in sorted(workers.items())},
+        names.AUDITED: {
+            ("same",): float(same),
+            ("different",): float(figures.audited.differing),
+        },
+        names.SCHEDULE_SUCCESS: {
+            (name,): of.last_success_at
+            for name, of in sorted(figures.schedules.items())
+            if of.last_success_at is not None
+        },
+        names.SCHEDULE_MISSED: {
+            (name,): float(of.missed) for name, of in sorted(figures.schedules.items())
+        },
+    }

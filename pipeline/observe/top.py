@@ -1,0 +1,263 @@
+"""What a store's workers, queues and jobs look like now, as tables for a terminal or plain text.
+
+Figures of a moment come from two looks: what a worker's busy time and a job's tokens grew by. With
+one look they are means since the beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from specbatch.pipeline.observe.progress import Meter
+from specbatch.pipeline.observe.units import (
+    NOTHING,
+    clock,
+    count,
+    percent,
+    plural,
+    seconds,
+    usd,
+)
+from specbatch.schemas.backlog import Backlog, StageBacklog, WorkerNow
+from specbatch.schemas.job_progress import JobProgress
+from specbatch.schemas.records import JobRow, JobState
+
+STALE_SEC = 60.0  # a worker that was not heard of for so long may be gone
+WIDE = 110  # columns of a terminal that has room for everything
+_BAR = 12
+_NOBODY = "no worker was heard of: start `specbatch worker`"
+_NOT_YET = "somebody holds work, and has not told of a device yet"
+_LEFT_OUT = ("name", "", "tokens")  # of narrow ones
+
+
+@dataclass(frozen=True, slots=True)
+class JobNow:
+    """One job as a line."""
+
+    job_id: str
+    name: str
+    state: str
+    rows_done: int
+    rows_total: int
+    tokens: int
+    tokens_per_sec: float | None
+    acceptance: float | None
+    eta_sec: float | None
+    cost_usd: float
+
+    @property
+    def share(self) -> float | None:
+        return self.rows_done / self.rows_total if self.rows_total else None
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """All that is shown at one moment."""
+
+    backlog: Backlog
+    busy: tuple[float | None, ...]  # of each worker: share of the time
+    jobs: tuple[JobNow, ...]
+    jobs_left_out: int
+
+
+@dataclass(slots=True)
+class Watch:
+    """Makes boards of looks, and remembers the ones before."""
+
+    _meters: dict[str, Meter] = field(default_factory=dict)
+    _workers: dict[str, tuple[int, int, float | None]] = field(default_factory=dict)
+    _time: float = 0.0
+
+    def board(
+        self, backlog: Backlog, jobs: Sequence[tuple[JobRow, JobProgress]], left_out: int = 0
+    ) -> Board:
+        """The board after this look."""
+        self._time = backlog.at
+        known = {worker.session_id for worker in backlog.workers}
+        self._workers = {key: seen for key, seen in self._workers.items() if key in known}
+        live = {row.job_id for row, _ in jobs}
+        self._meters = {key: meter for key, meter in self._meters.items() if key in live}
+        return Board(
+            backlog,
+            tuple(map(self._busy, backlog.workers)),
+            tuple(self._job(row, progress) for row, progress in jobs),
+            left_out,
+        )
+
+    def _busy(self, worker: WorkerNow) -> float | None:
+        """Since it was heard of before, or since its beginning."""
+        seen, busy, share = self._workers.get(worker.session_id, (0, 0, None))
+        if worker.seen > seen:
+            share = min(1.0, max(0, worker.busy_ticks - busy) / (worker.seen - seen))
+            self._workers[worker.session_id] = (worker.seen, worker.busy_ticks, share)
+        return share
+
+    def _job(self, row: JobRow, progress: JobProgress) -> JobNow:
+        meter = self._meters.setdefault(row.job_id, Meter(clock=lambda: self._time))
+        reading = meter.read(progress)
+        speed, eta = reading.tokens_per_sec, reading.eta_sec
+        since = self._time - row.started_at if row.started_at is not None else 0.0
+        if speed is None and since > 0 and progress.completion_tokens:
+            speed = progress.completion_tokens / since
+        done, worked = progress.rows_done, progress.rows_done - progress.rows_failed
+        if eta is None and since > 0 and worked > 0 and progress.ingest_done:
+            eta = since * (progress.rows_total - done) / worked
+        return JobNow(
+            row.job_id,
+            row.name,
+            reading.phase,
+            done,
+            progress.rows_total,
+            progress.completion_tokens,
+            speed,
+            progress.acceptance_rate,
+            None if progress.state.is_final else eta,
+            progress.cost_usd,
+        )
+
+
+def as_json(board: Board) -> dict[str, Any]:
+    """Everything for programs."""
+    look = board.backlog
+    return {
+        "at": look.at,
+        "stages": [{**asdict(s), "stage": s.stage.value} for s in look.stages],
+        "jobs_by_state": {state.value: n for state, n in look.jobs.items()},
+        "rows_failed": look.rows_failed,
+        "workers": [
+            {
+                "session": w.session_id,
+                "owner": w.owner,
+                "device": w.device.kind,
+                "busy_share": busy,
+                "leases": w.leases,
+                "silent_sec": w.silent_sec,
+                "cost_usd": w.usd,
+            }
+            for w, busy in zip(look.workers, board.busy, strict=True)
+        ],
+        "jobs": [asdict(job) for job in board.jobs],
+    }
+
+
+def tables(board: Board, width: int = WIDE) -> RenderableType:
+    """The board as tables one below the other; narrow ones have fewer columns."""
+    return Group(
+        _headline(board),
+        Text(),
+        _workers(board),
+        Text(),
+        _queues(board.backlog.stages),
+        Text(),
+        _jobs(board, width < WIDE),
+    )
+
+
+def _headline(board: Board) -> Text:
+    look = board.backlog
+    running, queued = look.jobs[JobState.RUNNING], look.jobs[JobState.QUEUED]
+    said = [
+        f"{clock(look.at)} UTC",
+        plural(len(look.workers), "device"),
+        f"{plural(running, 'job')} running, {count(queued)} queued",
+    ]
+    text = Text(" · ".join(said), style="bold")
+    if look.rows_failed:
+        text.append(f" · {plural(look.rows_failed, 'row')} failed", style="bold red")
+    return text
+
+
+def _table(title: str, *heads: str, left: int = 1) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None)
+    for place, head in enumerate(heads):
+        table.add_column(
+            head,
+            justify="left" if place < left else "right",
+            header_style="dim",
+            no_wrap=True,
+        )
+    return table
+
+
+def _workers(board: Board) -> Table:
+    if not board.backlog.workers:
+        works = any(stage.leased for stage in board.backlog.stages)
+        return _nothing("workers", _NOT_YET if works else _NOBODY)
+    heads = ("worker", "device", "groups", "busy", "cost", "up for", "heard of")
+    table = _table("workers", *heads, left=2)
+    for worker, busy in zip(board.backlog.workers, board.busy, strict=True):
+        late = worker.silent_sec > STALE_SEC
+        table.add_row(
+            worker.owner,
+            worker.device.kind,
+            count(worker.leases),
+            percent(busy, 0),
+            usd(worker.usd),
+            seconds(worker.age_sec),
+            Text(f"{seconds(worker.silent_sec)} ago", style="red" if late else ""),
+        )
+    return table
+
+
+def _queues(stages: Sequence[StageBacklog]) -> Table:
+    table = _table("queues", "stage", "ready", "leased", "oldest ready", "lease ran out")
+    for stage in stages:
+        table.add_row(
+            stage.stage.value,
+            count(stage.ready),
+            count(stage.leased),
+            seconds(stage.oldest_ready_sec),
+            Text(count(stage.expired), style="red" if stage.expired else "dim"),
+        )
+    return table
+
+
+def _jobs(board: Board, narrow: bool) -> Table:
+    if not board.jobs:
+        return _nothing("jobs", "no job is running or queued")
+    heads = ["job", "name", "state", "", "prompts", "tokens", "tokens/s", "accepted", "ETA", "cost"]
+    rows: list[list[RenderableType]] = [
+        [
+            job.job_id[:12],
+            job.name[:24],
+            job.state,
+            _bar(job.share),
+            f"{count(job.rows_done)}/{count(job.rows_total)}",
+            count(job.tokens),
+            count(job.tokens_per_sec),
+            percent(job.acceptance, 0),
+            seconds(job.eta_sec) if job.eta_sec is not None else NOTHING,
+            usd(job.cost_usd),
+        ]
+        for job in board.jobs
+    ]
+    if narrow:
+        kept = [place for place, head in enumerate(heads) if head not in _LEFT_OUT]
+        heads, rows = [heads[i] for i in kept], [[row[i] for i in kept] for row in rows]
+    table = _table("jobs", *heads, left=2 if narrow else 4)
+    for row in rows:
+        table.add_row(*row)
+    if board.jobs_left_out:
+        table.caption = f"and {count(board.jobs_left_out)} more"
+    return table
+
+
+def _bar(share: float | None) -> Text:
+    """The same with colours and without."""
+    full = round((share or 0.0) * _BAR)
+    return Text.assemble(("█" * full, "green"), ("░" * (_BAR - full), "dim"))
+
+
+def _nothing(title: str, words: str) -> Table:
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=None, show_header=False
+    )
+    table.add_column(style="dim")
+    table.add_row(words)
+    return table

@@ -1,0 +1,58 @@
+"""The whole store in a few numbers, alike in all stores."""
+
+from __future__ import annotations
+
+from contracts.shorthand import claim, ingest
+from ledger.builders import JOB, LEASE_SEC, Clock
+
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.schemas.audit import AuditRecord, Correctness
+from specbatch.schemas.figures import ScheduleRuns, StoreFigures
+from specbatch.schemas.schedules import RunState, ScheduleRun
+
+DAY = 86_400.0
+
+
+def test_an_empty_store_has_nothing(store: Store) -> None:
+    assert store.figures() == StoreFigures(store.backlog())
+
+
+def test_audits_count_for_thirty_days(store: Store, clock: Clock) -> None:
+    ingest(store)
+    store.keep_audit(AuditRecord(JOB, sampled=10, differing=1, tokens=70, intact=True))
+    clock.advance(20 * DAY)
+    store.keep_audit(AuditRecord(JOB, sampled=5, differing=0, tokens=30, intact=True))
+    assert store.figures().audited == Correctness(15, 1)
+    clock.advance(15 * DAY)
+    assert store.figures().audited == Correctness(5, 0)
+
+
+def test_schedules_tell_their_last_run_and_what_they_lost_lately(
+    store: Store, clock: Clock
+) -> None:
+    def note(schedule: str, days_ago: float, state: RunState) -> None:
+        store.note_schedule_run(ScheduleRun(schedule, clock.now - days_ago * DAY, state))
+
+    note("nightly", 3, RunState.SUBMITTED)
+    clock.advance(100.0)
+    note("nightly", 2, RunState.SUBMITTED)
+    last = clock.now
+    clock.advance(100.0)
+    note("nightly", 1, RunState.MISSED)
+    note("nightly", 5, RunState.FAILED)
+    note("nightly", 9, RunState.MISSED)  # too long ago
+    note("nightly", 4, RunState.SKIPPED)  # as its policy says
+    note("hourly", 1, RunState.MISSED)
+    note("new", 1, RunState.SEEN)
+    assert store.figures().schedules == {
+        "nightly": ScheduleRuns(last, 2),
+        "hourly": ScheduleRuns(None, 1),
+    }
+
+
+def test_a_claim_tells_how_long_the_group_waited(store: Store, clock: Clock) -> None:
+    ingest(store)
+    clock.advance(7.0)
+    assert claim(store, 0).waited_sec == 7.0
+    clock.advance(LEASE_SEC + 2.0)
+    assert claim(store, 0, owner="w2").waited_sec == 2.0

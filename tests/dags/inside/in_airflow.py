@@ -1,0 +1,318 @@
+"""The Airflow operator in the real Airflow, with SQLite for its metadata."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import supervising
+from conftest import GROUP, WAIT_SEC, Site
+from supervising import children
+
+HERE = Path(__file__).parent
+EXAMPLE = HERE.parents[2] / "jobs" / "examples" / "airflow_nightly.py"
+_days = iter(range(10_000))
+
+
+@dataclass
+class Ran:
+    """What is left of a DAG run."""
+
+    state: str
+    states: dict[str, str]  # by task, mapped ones as task[index]
+    xcoms: dict[str, Any]  # return values, alike
+    events: list[tuple[str, dict[str, Any]]]  # URI and extra of assets
+    run_id: str
+
+
+@dataclass
+class Airflow:
+    """Airflow's own `dag.test`, which `airflow dags test` calls, and its supervisor of tasks."""
+
+    dags: dict[str, Any]
+    logs: Path
+
+    def test(self, dag_id: str, **conf: Any) -> Ran:
+        """Run a DAG to its end."""
+        day = datetime(2027, 1, 1, tzinfo=UTC) + timedelta(days=next(_days))
+        run = self.dags[dag_id].test(logical_date=day, run_after=day, run_conf=conf)
+        return self.ran(dag_id, run.run_id)
+
+    def ran(self, dag_id: str, run_id: str) -> Ran:
+        from airflow.models.asset import AssetEvent
+        from airflow.models.dagrun import DagRun
+        from airflow.models.xcom import XComModel
+        from airflow.utils.session import create_session
+        from sqlalchemy import select
+
+        with create_session() as session:
+            run = session.scalar(select(DagRun).filter_by(dag_id=dag_id, run_id=run_id))
+            tasks = run.get_task_instances(session=session)
+            kept = session.scalars(
+                select(XComModel).filter_by(dag_id=dag_id, run_id=run_id, key="return_value")
+            )
+            values = {named(x.task_id, x.map_index): XComModel.deserialize_value(x) for x in kept}
+            events = session.scalars(
+                select(AssetEvent).filter_by(source_dag_id=dag_id, source_run_id=run_id)
+            )
+            return Ran(
+                str(run.state),
+                {named(t.task_id, t.map_index): str(t.state) for t in tasks},
+                values,
+                [(e.asset.uri, dict(e.extra)) for e in events],
+                run_id,
+            )
+
+    def begin(self, dag_id: str, **conf: Any) -> str:
+        """A run as the scheduler would make it, with no task started; its id."""
+        from airflow.models.dagrun import get_or_create_dagrun
+        from airflow.serialization.serialized_objects import DagSerialization
+        from airflow.utils.session import create_session
+        from airflow.utils.types import DagRunTriggeredByType
+
+        day = datetime(2027, 1, 1, tzinfo=UTC) + timedelta(days=next(_days))
+        dag = DagSerialization.deserialize_dag(DagSerialization.serialize_dag(self.dags[dag_id]))
+        with create_session() as session:
+            run = get_or_create_dagrun(
+                dag=dag,
+                run_id=f"manual__{day.isoformat()}",
+                logical_date=day,
+                data_interval=(day, day),
+                run_after=day,
+                conf=conf,
+                triggered_by=DagRunTriggeredByType.TEST,
+                triggering_user_name="test",
+                start_date=day,
+                session=session,
+            )
+            return run.run_id
+
+    def task(self, dag_id: str, run_id: str) -> Any:
+        from airflow.models.taskinstance import TaskInstance
+        from airflow.utils.session import create_session
+        from sqlalchemy import select
+
+        with create_session() as session:
+            return session.scalar(
+                select(TaskInstance).filter_by(dag_id=dag_id, run_id=run_id, task_id="job")
+            )
+
+    def set_state(self, dag_id: str, run_id: str, state: str, tries: int = 0) -> None:
+        """As the scheduler does, and the UI for "mark as failed"."""
+        from airflow.models.taskinstance import TaskInstance
+        from airflow.utils.session import create_session
+        from sqlalchemy import select
+
+        with create_session() as session:
+            found = session.scalar(
+                select(TaskInstance).filter_by(dag_id=dag_id, run_id=run_id, task_id="job")
+            )
+            found.try_number += tries
+            found.max_tries = 1
+            found.state = state
+
+    def start(self, dag_id: str, run_id: str) -> Any:
+        """The next try of its task, supervised in a process of its own as an executor's worker
+        does; the task itself is a child of that."""
+        self.set_state(dag_id, run_id, "queued", tries=1)
+        ti = self.task(dag_id, run_id)
+        return supervising.start(ti, self.log(dag_id, run_id))
+
+    def log(self, dag_id: str, run_id: str) -> Path:
+        """What the last try and its supervisor said."""
+        return self.logs / f"{dag_id}-{run_id}-{self.task(dag_id, run_id).try_number}.log"
+
+
+def named(task_id: str, map_index: int) -> str:
+    return task_id if map_index < 0 else f"{task_id}[{map_index}]"
+
+
+@pytest.fixture(scope="session")
+def airflow(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Airflow:
+    """An Airflow of the run's own, with the DAGs of the tests and the example."""
+    home = tmp_path_factory.mktemp("airflow")
+    dags = home / "dags"
+    dags.mkdir()
+    for file in [*(HERE / "airflow_dags").iterdir(), EXAMPLE]:
+        if file.is_file():
+            (dags / file.name).write_text(file.read_text())
+    os.environ.update(
+        {
+            "AIRFLOW_HOME": str(home),
+            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+            "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
+            "AIRFLOW__CORE__UNIT_TEST_MODE": "False",
+            "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "1",
+            "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_SEC": "1",
+            "AIRFLOW_CONN_SITE": json.dumps(
+                {"conn_type": "specbatch", "extra": {"database_url": site.env[DATABASE]}}
+            ),
+        }
+    )
+    from airflow.dag_processing.bundles.manager import DagBundlesManager
+    from airflow.dag_processing.dagbag import BundleDagBag, sync_bag_to_db
+    from airflow.utils.db import initdb
+
+    initdb()
+    DagBundlesManager().sync_bundles_to_db()
+    bag = BundleDagBag(dag_folder=dags, bundle_path=dags, bundle_name="dags-folder")
+    assert bag.import_errors == {}
+    sync_bag_to_db(bag, "dags-folder", None)
+    return Airflow(bag.dags, home)
+
+
+DATABASE = "SPECBATCH_DATABASE_URL"
+
+
+def conf_of(site: Site, prompts: str) -> dict[str, str]:
+    spec = site.spec(prompts)
+    return {
+        "input": prompts,
+        "output": spec["output"]["uri"],
+        "verifier": spec["verifier"],
+    }
+
+
+def test_a_job_is_done_and_its_figures_are_in_xcom_and_in_the_assets_event(
+    airflow: Airflow, site: Site
+) -> None:
+    conf = conf_of(site, site.prompts(6))
+    ran = airflow.test("waits_in_the_task", **conf)
+    assert ran.states == {"job": "success", "after": "success"}
+    (job,) = site.jobs(conf["output"])
+    told = ran.xcoms["job"]
+    assert told == site.client.outcome(job).as_json()
+    assert (told["state"], told["rows"], told["completion_tokens"]) == ("done", 6, 6 * 12)
+    assert told["cost_usd"] > 0
+    assert told["output_uri"] == conf["output"]
+    assert Path(told["manifest_uri"]).is_file()
+    assert ran.xcoms["after"] == "done"
+    ((uri, extra),) = ran.events
+    assert uri == Path(conf["output"]).as_uri()
+    assert extra == told
+
+
+@pytest.mark.parametrize(
+    ("word", "job_state", "after"),
+    [
+        ("fail", "failed", "upstream_failed"),
+        ("succeed", "success", "success"),
+        ("skip", "skipped", "skipped"),
+    ],
+)
+def test_partial_is_what_the_user_says(
+    airflow: Airflow, site: Site, word: str, job_state: str, after: str
+) -> None:
+    conf = conf_of(site, site.prompts(3, refused=2))
+    ran = airflow.test(f"partial_{word}", **conf)
+    assert ran.states == {"job": job_state, "after": after}
+    told = ran.xcoms["job"]
+    assert (told["state"], told["rows"], told["rows_failed"]) == ("partial", 5, 2)
+    assert sum(told["quarantined"].values()) == 2
+    assert len(ran.events) == (word == "succeed")
+    assert len(site.jobs(conf["output"])) == 1
+    # Rows that were refused are refused again: there is nothing that a retry could do.
+    assert airflow.task(f"partial_{word}", ran.run_id).try_number == 1
+
+
+def test_a_spec_file_is_a_template_and_a_connection_says_where_the_store_is(
+    airflow: Airflow, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(DATABASE, "sqlite:////nowhere/specbatch.db")
+    conf = conf_of(site, site.prompts(2))
+    ran = airflow.test("from_a_file", connection="site", **conf)
+    assert ran.states == {"job": "success"}
+    assert ran.xcoms["job"]["name"] == "from-a-file"
+    ((uri, _),) = ran.events
+    assert uri == Path(conf["output"]).as_uri()
+
+
+def test_the_example_has_one_job_for_each_mapped_task(airflow: Airflow, site: Site) -> None:
+    folder = Path(site.prompts(4))
+    parts = [folder.stem, Path(site.prompts(3)).stem]
+    output = str(site.folder / "night")
+    ran = airflow.test(
+        "specbatch_nightly",
+        input=str(site.folder),
+        output=output,
+        verifier=site.model,
+        parts=parts,
+    )
+    assert ran.state == "success"
+    outcomes = [ran.xcoms["summarise[0]"], ran.xcoms["summarise[1]"]]
+    assert [o["rows"] for o in outcomes] == [4, 3]
+    assert len({o["job_id"] for o in outcomes}) == 2
+    assert ran.xcoms["report"] == sum(o["cost_usd"] for o in outcomes)
+    assert sorted(uri for uri, _ in ran.events) == sorted(
+        Path(o["output_uri"]).as_uri() for o in outcomes
+    )
+
+
+def test_a_task_that_is_killed_and_retried_goes_on_with_its_job_and_pays_once(
+    airflow: Airflow, site: Site
+) -> None:
+    conf = conf_of(site, site.prompts(4 * GROUP))
+    run = airflow.begin("waits_in_the_task", **conf)
+    first = airflow.start("waits_in_the_task", run)
+    job = site.freeze_in_the_middle(conf["output"])
+    try:
+        (task,) = children(first.pid)
+        os.kill(task, signal.SIGKILL)
+        first.join(WAIT_SEC)
+        assert first.exitcode == signal.SIGKILL  # then the scheduler queues the next try
+    finally:
+        site.thaw()
+    second = airflow.start("waits_in_the_task", run)
+    second.join(WAIT_SEC)
+    assert second.exitcode == 0
+    ran = airflow.ran("waits_in_the_task", run)
+    assert ran.states["job"] == "success"
+    assert airflow.task("waits_in_the_task", run).try_number == 2
+    assert site.jobs(conf["output"]) == [job]
+    outcome = site.client.outcome(job)
+    assert ran.xcoms["job"] == outcome.as_json()
+    assert (outcome.completions, outcome.completion_tokens) == (4 * GROUP, 4 * GROUP * 12)
+
+
+def test_a_job_is_cancelled_when_a_user_ends_its_running_task(airflow: Airflow, site: Site) -> None:
+    conf = conf_of(site, site.prompts(4 * GROUP))
+    run = airflow.begin("waits_in_the_task", **conf)
+    process = airflow.start("waits_in_the_task", run)
+    job = site.freeze_in_the_middle(conf["output"])
+    try:
+        airflow.set_state("waits_in_the_task", run, "failed")
+        process.join(WAIT_SEC)
+        standing = site.client.poll(job)
+        assert standing.stop_reason == "cancelled with its task in airflow"
+    finally:
+        site.thaw()
+    assert site.end(job).state == "cancelled"
+    # Who clears the task afterwards wants the rest.
+    again = airflow.start("waits_in_the_task", run)
+    again.join(WAIT_SEC)
+    assert airflow.ran("waits_in_the_task", run).states["job"] == "success"
+    assert site.jobs(conf["output"]) == [job]
+    assert site.client.outcome(job).completions == 4 * GROUP
+
+
+def test_a_job_goes_on_when_the_worker_of_its_task_is_shut_down(
+    airflow: Airflow, site: Site
+) -> None:
+    conf = conf_of(site, site.prompts(4 * GROUP))
+    run = airflow.begin("waits_in_the_task", **conf)
+    process = airflow.start("waits_in_the_task", run)
+    job = site.freeze_in_the_middle(conf["output"])
+    try:
+        os.kill(process.pid, signal.SIGTERM)
+        process.join(WAIT_SEC)
+        assert airflow.task("waits_in_the_task", run).state == "up_for_retry"
+        assert site.client.poll(job).stop_reason is None
+    finally:
+        site.thaw()
+    assert site.end(job).state == "done"

@@ -1,0 +1,188 @@
+"""What a task does with its job, by the calls of one process: no scheduler, and workers by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specbatch.jobs.client import JobClient, Outcome, Standing, as_spec
+from specbatch.jobs.dags.attaching import (
+    Place,
+    Verdict,
+    Watch,
+    attach,
+    check_on_partial,
+    judge,
+    revive,
+    wait,
+)
+from specbatch.pipeline.client import Client
+from specbatch.schemas.errors import StoreError, UsageError
+from specbatch.schemas.records import JobState
+from specbatch.schemas.spec import JobSpec
+from support.stand_ins import Site
+
+PLACE = Place("airflow", "nightly", "scheduled__2026-11-22", "summarise", "-1")
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    made = Site(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def client(site: Site) -> JobClient:
+    return JobClient(site.store, Client(site.store, site.rung.append, f"{site.folder}/workspace"))
+
+
+def spec(site: Site, *prompts: str, **more: Any) -> JobSpec:
+    lines = "\n".join(f'{{"prompt": "{prompt}"}}' for prompt in prompts)
+    (site.folder / "in.jsonl").write_text(lines)
+    values: dict[str, Any] = {
+        "input": {"uri": "in.jsonl"},
+        "output": {"uri": "out"},
+        "verifier": site.model,
+        "sampling": {"max_tokens": 4},
+        "group_size": 1,
+    }
+    return as_spec(values | more, site.folder)
+
+
+def work(site: Site) -> None:
+    site.work(site.worker("worker", site.host()))
+
+
+def test_a_place_and_a_spec_are_one_job_whatever_the_try(site: Site, client: JobClient) -> None:
+    first = attach(client, spec(site, "a"), PLACE, "fail")
+    assert attach(client, spec(site, "a"), PLACE, "fail") == first
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Place("dagster", "nightly", "scheduled__2026-11-22", "summarise", "-1"),
+        Place("airflow", "weekly", "scheduled__2026-11-22", "summarise", "-1"),
+        Place("airflow", "nightly", "scheduled__2026-11-23", "summarise", "-1"),
+        Place("airflow", "nightly", "scheduled__2026-11-22", "translate", "-1"),
+        Place("airflow", "nightly", "scheduled__2026-11-22", "summarise", "0"),
+    ],
+    ids=["scheduler", "dag", "run", "task", "map index"],
+)
+def test_another_place_is_another_job(site: Site, client: JobClient, other: Place) -> None:
+    assert attach(client, spec(site, "a"), PLACE, "fail") != attach(
+        client, spec(site, "a"), other, "fail"
+    )
+
+
+def test_another_spec_is_another_job(site: Site, client: JobClient) -> None:
+    changed = spec(site, "a", sampling={"max_tokens": 5})
+    assert attach(client, spec(site, "a"), PLACE, "fail") != attach(client, changed, PLACE, "fail")
+
+
+def test_names_that_run_together_are_kept_apart(site: Site) -> None:
+    one, other = Place("airflow", "ab", "c", "d"), Place("airflow", "a", "bc", "d")
+    assert one.key(spec(site, "a")) != other.key(spec(site, "a"))
+
+
+def test_the_outcome_has_counts_cost_and_output(site: Site, client: JobClient) -> None:
+    job = attach(client, spec(site, "a", "b", "~c"), PLACE, "fail")
+    assert client.outcome(job).as_json()["state"] == "queued"
+    assert client.outcome(job).manifest_uri is None
+    work(site)
+    found = wait(client, job, PLACE, 1.0, pause=pytest.fail)
+    assert (found.state, found.rows, found.rows_failed) == (JobState.PARTIAL, 3, 1)
+    assert found.completions == 3
+    assert found.output_uri == str(site.folder / "out")
+    assert Path(str(found.manifest_uri)).is_file()
+    assert "partial" in found.in_words
+    assert "1 rows failed" in found.in_words
+
+
+def test_a_new_try_has_what_its_own_kill_cancelled_done(site: Site, client: JobClient) -> None:
+    job = attach(client, spec(site, "a", "b"), PLACE, "fail")
+    client.cancel(job, PLACE.killed)
+    assert attach(client, spec(site, "a", "b"), PLACE, "fail") == job
+    work(site)  # the cancel is through
+    waited: list[float] = []
+    done = wait(client, job, PLACE, 1.0, pause=lambda sec: (waited.append(sec), work(site)))
+    assert waited == [1.0]
+    assert (done.state, done.completions) == (JobState.DONE, 2)
+
+
+def test_a_job_that_somebody_else_stopped_stays_stopped(site: Site, client: JobClient) -> None:
+    job = attach(client, spec(site, "a", "b"), PLACE, "fail")
+    client.cancel(job, "cancelled by the owner")
+    work(site)
+    assert attach(client, spec(site, "a", "b"), PLACE, "fail") == job
+    done = wait(client, job, PLACE, 1.0, pause=pytest.fail)
+    assert judge(done, "succeed") is Verdict.GIVE_UP
+    assert not revive(client, Standing(job, JobState.DONE), PLACE)
+
+
+def test_a_new_try_does_again_what_failed_and_only_that(site: Site, client: JobClient) -> None:
+    wanted = spec(site, "a", input={"uri": "later.jsonl"})
+    job = attach(client, wanted, PLACE, "fail")
+    work(site)
+    failed = client.outcome(job)
+    assert judge(failed, "fail") is Verdict.FAIL
+    (site.folder / "in.jsonl").rename(site.folder / "later.jsonl")
+    assert attach(client, wanted, PLACE, "fail") == job
+    work(site)
+    assert client.outcome(job).state is JobState.DONE
+
+
+@pytest.mark.parametrize(
+    ("state", "failed_groups", "fail", "succeed", "skip"),
+    [
+        (JobState.DONE, 0, Verdict.SUCCEED, Verdict.SUCCEED, Verdict.SUCCEED),
+        (JobState.PARTIAL, 1, Verdict.FAIL, Verdict.SUCCEED, Verdict.SKIP),
+        # All that failed was refused by the input's check, and would be again.
+        (JobState.PARTIAL, 0, Verdict.GIVE_UP, Verdict.SUCCEED, Verdict.SKIP),
+        (JobState.FAILED, 1, Verdict.FAIL, Verdict.FAIL, Verdict.FAIL),
+        (JobState.CANCELLED, 0, Verdict.GIVE_UP, Verdict.GIVE_UP, Verdict.GIVE_UP),
+    ],
+)
+def test_what_an_end_means(
+    state: JobState, failed_groups: int, fail: Verdict, succeed: Verdict, skip: Verdict
+) -> None:
+    counts = dict.fromkeys(
+        ("rows", "rows_done", "rows_failed", "completions", "prompt_tokens", "completion_tokens"), 1
+    )
+    found = Outcome(
+        job_id="j", name="n", state=state, proposed=0, accepted=0, acceptance_rate=None,
+        cost_usd=0.0, queue_sec=0.0, compute_sec=0.0, wall_sec=None, output_uri="out",
+        manifest_uri=None, failed_groups=failed_groups, **counts,
+    )  # fmt: skip
+    assert judge(found, "fail") is fail
+    assert judge(found, "succeed") is succeed
+    assert judge(found, "skip") is skip
+
+
+def test_a_store_that_is_away_for_a_while_is_waited_for(client: JobClient, site: Site) -> None:
+    job = attach(client, spec(site, "a"), PLACE, "fail")
+    now = [0.0]
+    watch = Watch(job, clock=lambda: now[0], patience_sec=10.0)
+
+    def away() -> JobClient:
+        raise StoreError("out of reach")
+
+    for now[0] in (0.0, 9.0):
+        assert watch.look(away) is None
+    now[0] = 9.5
+    assert watch.look(lambda: client) == Standing(job, JobState.QUEUED)
+    for now[0] in (10.0, 19.0):  # a new outage
+        assert watch.look(away) is None
+    now[0] = 20.0
+    with pytest.raises(StoreError):
+        watch.look(away)
+
+
+def test_words_for_partial_are_checked() -> None:
+    assert check_on_partial("skip") == "skip"
+    with pytest.raises(UsageError, match="fail, succeed or skip"):
+        check_on_partial("ignore")

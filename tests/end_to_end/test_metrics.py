@@ -1,0 +1,213 @@
+"""A busy demo, scraped: two worker processes that share a port, and a store to compare with."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from specbatch.pipeline.bootstrap import make_client, make_store
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.observe.draft_counts import by_maker
+from specbatch.pipeline.observe.metric_names import METRICS, Kind, Metric
+from specbatch.schemas.records import JobRow, Origin
+from specbatch.schemas.schedules import RunState, ScheduleRun
+from specbatch.schemas.settings import Settings
+from specbatch.schemas.spec import load_spec
+from specbatch.workers.app import make_app, make_ring
+from support import demo
+from support.scraping import Scrape, scrape
+from support.servers import PrivateRedis, free_port
+from support.workers import wait_until, worker
+
+TAGS = ("news", "law", None)
+ROWS = 24
+REJECTED = 1
+WORKERS = 2
+ALL = ("all", "--verifier", str(demo.VERIFIER), "--proposer", str(demo.DRAFT))
+
+
+@dataclass(frozen=True)
+class Busy:
+    """What is left of a run."""
+
+    store: Store
+    jobs: list[JobRow]
+    scrapes: list[Scrape]  # while it went on; the last one after its end
+
+    @property
+    def last(self) -> Scrape:
+        return self.scrapes[-1]
+
+    def ever(self, metric: Metric) -> bool:
+        """Whether some scrape had a value of it."""
+        name = f"{metric.name}_count" if metric.kind is Kind.HISTOGRAM else metric.name
+        return any(name in one.samples for one in self.scrapes)
+
+
+def write_input(folder: Path) -> Path:
+    prompts = pq.read_table(demo.PROMPTS, columns=["prompt"]).column(0).to_pylist()[:ROWS]
+    rows = [
+        {"id": f"row-{i}", "prompt": prompt, "tag": tag}
+        for i, (prompt, tag) in enumerate(zip(prompts, cycle(TAGS), strict=False))
+    ]
+    rows.append({"id": "empty", "prompt": "", "tag": "law"})
+    path = folder / "prompts.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def submit(settings: Settings, store: Store, folder: Path, name: str, temperature: float) -> JobRow:
+    spec = load_spec(
+        {
+            "name": name,
+            "input": {"uri": str(folder / "prompts.jsonl")},
+            "output": {"uri": str(folder / name)},
+            "verifier": str(demo.VERIFIER),
+            "proposer": str(demo.DRAFT),
+            "sampling": {"max_tokens": 32, "temperature": temperature, "n": 2, "seed": 3},
+            "speculation": {"pregenerate": name == "warm"},
+            "group_size": 4,
+        }
+    )
+    client = make_client(settings, make_ring(make_app(settings)), store)
+    return client.submit(spec)[0]
+
+
+def is_all(said: Scrape, store: Store, jobs: list[JobRow]) -> bool:
+    """Whether both have told what they did last: they do so every second, and the store is read
+    every few."""
+    tokens = sum(store.progress(job.job_id).completion_tokens for job in jobs)
+    told = said.total("specbatch_emitted_tokens_total") >= tokens
+    return told and said.total("specbatch_workers") == WORKERS and not said.total("specbatch_jobs")
+
+
+@pytest.fixture(scope="module")
+def busy(redis_server: PrivateRedis, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Busy]:
+    home = tmp_path_factory.mktemp("busy")
+    write_input(home)
+    port = free_port()
+    environment = {
+        "SPECBATCH_BROKER_URL": redis_server.url_of(redis_server.databases - 1),
+        "SPECBATCH_WORKSPACE": str(home / "workspace"),
+        "SPECBATCH_METRICS_PORT": str(port),
+        "SPECBATCH_METRICS_ADDRESS": "127.0.0.1",
+        "SPECBATCH_METRICS_DIR": str(home / "metrics"),
+        "SPECBATCH_DRIFT_EVERY_STEPS": "5",
+        "SPECBATCH_SWEEP_INTERVAL_SEC": "0.5",
+        "SPECBATCH_KV_CACHE_MIB": "32",
+    }
+    settings = Settings(
+        broker_url=environment["SPECBATCH_BROKER_URL"],
+        workspace=environment["SPECBATCH_WORKSPACE"],
+    )
+    store = make_store(settings)
+    store.note_schedule_run(ScheduleRun("nightly", time.time(), RunState.SUBMITTED))
+    jobs = [submit(settings, store, home, "cold", 0.0), submit(settings, store, home, "warm", 0.8)]
+    scrapes: list[Scrape] = []
+    with ExitStack() as stack:
+        workers = [
+            stack.enter_context(worker(*ALL, environment=environment, cwd=home, name=str(i)))
+            for i in range(WORKERS)
+        ]
+
+        def groups_done() -> int:
+            return sum(store.progress(job.job_id).groups_done for job in jobs)
+
+        def is_over() -> bool:
+            if groups_done() > len(scrapes):
+                scrapes.append(scrape(port))
+            return all(store.get_job(job.job_id).state.is_final for job in jobs)
+
+        def is_told() -> bool:
+            scrapes.append(scrape(port))
+            return is_all(scrapes[-1], store, jobs) or not scrapes.pop()
+
+        wait_until("the jobs' end", is_over, workers)
+        wait_until("what both counted last", is_told, workers)
+        for one in workers:
+            assert "Traceback" not in one.end()
+    yield Busy(store, [store.get_job(job.job_id) for job in jobs], scrapes)
+    store.close()
+
+
+def test_counters_are_the_store_s_totals_to_the_last_token(busy: Busy) -> None:
+    for job in busy.jobs:
+        assert job.state == "partial"  # a row was set aside
+        progress, said = busy.store.progress(job.job_id), busy.last
+        records = list(busy.store.completions(job.job_id))
+
+        def total(name: str, job: JobRow = job, said: Scrape = said, **labels: str) -> float:
+            return said.total(f"specbatch_{name}_total", job=job.name, **labels)
+
+        assert total("emitted_tokens") == progress.completion_tokens > 0
+        assert total("proposed_tokens") == progress.proposed > 0
+        assert total("accepted_tokens") == progress.accepted > 0
+        assert total("completions") == progress.completions == ROWS * 2
+        assert total("cost_usd") == pytest.approx(progress.cost_usd, rel=1e-9)
+        assert total("prompt_tokens") == sum(r.prompt_tokens for r in records) / 2
+        origins = Counter(origin for record in records for origin in record.origins)
+        for origin in Origin:
+            assert total("emitted_tokens", origin=origin.name.lower()) == origins[origin]
+        for tag in TAGS:
+            mine = [record for record in records if record.tag == tag]
+            label = tag or "(no tag)"
+            assert total("proposed_tokens", tag=label) == sum(r.proposed for r in mine)
+            assert total("accepted_tokens", tag=label) == sum(r.accepted for r in mine)
+        makers = Counter[str]()
+        for record in records:
+            makers.update({maker: of.accepted for maker, of in by_maker(record).items()})
+        for maker, accepted in makers.items():
+            assert total("accepted_tokens", proposer=maker) == accepted
+        measured = busy.store.measured_groups(job.job_id)
+        saved = sum(baseline - taken for taken, baseline in measured)
+        assert total("baseline_cost_usd") == pytest.approx(progress.cost_usd + saved, rel=1e-6)
+
+
+def test_every_documented_metric_is_there_and_no_other(busy: Busy) -> None:
+    ours = {name for name in busy.last.types if name.startswith("specbatch_")}
+    assert ours == {metric.name for metric in METRICS}
+    for metric in METRICS:
+        assert busy.last.types[metric.name] == metric.kind.value
+    missing = {metric.name for metric in METRICS if not busy.ever(metric)}
+    assert missing == set()
+
+
+def test_what_engines_tell_fits_together(busy: Busy) -> None:
+    said = busy.last
+    passes = said.total("specbatch_engine_verifier_calls_total")
+    assert passes == said.total("specbatch_engine_tokens_per_call_count") > 0
+    assert passes == said.total("specbatch_engine_batch_fill_ratio_count")
+    assert said.total("specbatch_engine_batch_fill_ratio_sum") <= passes
+    drafted = said.total("specbatch_engine_speculation_depth_sum")
+    assert drafted >= said.total("specbatch_proposed_tokens_total")
+    requests = ROWS * 2 * len(busy.jobs)
+    assert said.total("specbatch_time_to_first_token_seconds_count") >= requests
+    assert 0 < said.total("specbatch_time_per_output_token_seconds_count") <= requests
+    assert said.total("specbatch_drift_kl_nats_count", proposer="draft-model") > 0
+    spent = sum(session.spent for session in busy.store.sessions()) / 1e7
+    assert said.total("specbatch_engine_device_seconds_total") == pytest.approx(spent, rel=0.05)
+    blocks = [one.total("specbatch_engine_kv_blocks", state="used") for one in busy.scrapes]
+    assert max(blocks) > 0
+
+
+def test_work_through_the_stages_is_counted(busy: Busy) -> None:
+    said = busy.last
+    groups = sum(busy.store.progress(job.job_id).groups_total for job in busy.jobs)
+    for stage in ("verify", "record"):
+        assert said.total("specbatch_queue_seconds_count", stage=stage) >= groups
+        assert said.total("specbatch_compute_seconds_count", stage=stage) == groups
+    assert said.total("specbatch_quarantined_rows_total") == REJECTED * len(busy.jobs)
+    assert said.total("specbatch_sweeps_total") > 0
+    assert said.total("specbatch_workers") == WORKERS
+    assert max(one.total("specbatch_groups") for one in busy.scrapes) > 0
+    assert said.total("specbatch_store_up") == 1
+    assert said.total("specbatch_jobs") == 0

@@ -1,0 +1,256 @@
+"""What a worker's work is in metrics: equal to the store's totals, and discreet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ledger.builders import JOB, LEASE_SEC, Clock, completion, new_group, new_job, position
+
+from specbatch.pipeline.ledger.memory_store import MemoryStore
+from specbatch.pipeline.metering import metered
+from specbatch.pipeline.observe import metric_names as names
+from specbatch.pipeline.observe.draft_counts import UNTOLD, Drafted, by_maker
+from specbatch.pipeline.observe.meter import NO_TAG, PRIVATE, Meter
+from specbatch.pipeline.observe.metric_names import Metric
+from specbatch.pipeline.observe.metrics import Metrics
+from specbatch.schemas.errors import FencedError
+from specbatch.schemas.privacy import PrivacyMode
+from specbatch.schemas.provenance import NO_PROVENANCE, Provenance
+from specbatch.schemas.records import (
+    CompletionRecord,
+    FinishReason,
+    Lease,
+    Origin,
+    RejectedRow,
+    Stage,
+    StageTiming,
+)
+
+P, A, C, B = (int(o) for o in (Origin.PLAIN, Origin.ACCEPTED, Origin.CORRECTED, Origin.BONUS))
+NO_TIME = StageTiming(0.0, 0.0)
+
+
+def record(row: int = 0, **values: Any) -> CompletionRecord:
+    """A completion with two drafts: all 3 of one source's accepted, then 1 of 2 of another's."""
+    made = completion(
+        row,
+        token_ids=(1, 2, 3, 4, 5, 6, 7),
+        origins=(A, A, A, B, P, A, C),
+        logprobs=(-1.0,) * 7,
+        proposed=5,
+        accepted=4,
+        verifier_passes=3,
+        provenance=Provenance(
+            sources=("ngram", "draft-model"), makers=(0, 1), drafted=(3, 2), rejected=(9,)
+        ),
+    )
+    return replace(made, **values)
+
+
+# --- whose drafts -------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, {"ngram": Drafted(3, 3), "draft-model": Drafted(2, 1)}),
+        # A stop inside of the last draft cut its third token and what would have come behind it.
+        (
+            {"origins": (A, A), "proposed": 3, "accepted": 3,
+             "provenance": Provenance(sources=("ngram",), makers=(0,), drafted=(3,))},
+            {"ngram": Drafted(3, 3)},
+        ),
+        # The first draft was refused at once, the second one cut by a stop.
+        (
+            {"origins": (C, A), "proposed": 6, "accepted": 2,
+             "provenance": Provenance(sources=("a", "b"), makers=(0, 1), drafted=(2, 4))},
+            {"a": Drafted(2, 0), "b": Drafted(4, 2)},
+        ),
+        ({"proposed": 0, "accepted": 0, "origins": (P, P)}, {}),
+        ({"provenance": NO_PROVENANCE}, {UNTOLD: Drafted(5, 4)}),
+    ],
+    ids=["two sources", "a stop inside", "refused, then a stop", "no draft", "not told"],
+)  # fmt: skip
+def test_drafts_are_their_maker_s_and_add_up(
+    values: dict[str, Any], expected: dict[str, Drafted]
+) -> None:
+    made = record(**values)
+    assert by_maker(made) == expected
+    total = sum(by_maker(made).values(), Drafted())
+    assert total == Drafted(made.proposed, made.accepted)
+
+
+# --- a store that is listened to ----------------------------------------------------------------
+class Site:
+    def __init__(self, **job: Any) -> None:
+        self.clock = Clock()
+        self.metrics = Metrics()
+        self.meter = Meter(self.metrics, self.clock)
+        self.store = metered(MemoryStore(max_attempts=3, clock=self.clock), self.meter)
+        self.store.create_job(new_job(**job))
+        lease = self.claim_job(Stage.INGEST)
+        groups = [new_group(index) for index in range(3)]
+        codes = ["empty_prompt", "empty_prompt", "too_long"]
+        rejected = [RejectedRow(20 + i, None, code, "because") for i, code in enumerate(codes)]
+        self.store.add_groups(lease, groups, rejected, 30, position(30))
+        self.store.finish_ingest(lease, 30, {})
+        self.store.get_job(JOB)
+
+    def claim_job(self, stage: Stage) -> Lease:
+        work = self.store.claim_job(JOB, stage, "w1", LEASE_SEC)
+        assert work is not None
+        return work.lease
+
+    def claim(self, index: int, stage: Stage = Stage.VERIFY, owner: str = "w1") -> Lease:
+        work = self.store.claim_group(JOB, index, stage, owner, LEASE_SEC)
+        assert work is not None
+        return work.lease
+
+    def verified(self, index: int) -> Lease:
+        artefact = new_group(0).prompts
+        self.store.advance(self.claim(index), Stage.RECORD, artefact, NO_TIME)
+        return self.claim(index, Stage.RECORD)
+
+    def series(self, metric: Metric) -> dict[tuple[str, ...], Any]:
+        """Those that are not zero."""
+        found = self.metrics.read()[metric.name]
+        return {k: v for k, v in found.items() if (any(v) if isinstance(v, list) else v)}
+
+    def total(self, metric: Metric) -> float:
+        return sum(self.series(metric).values())
+
+
+def test_a_commit_counts_what_the_store_adds_to_its_totals() -> None:
+    site = Site()
+    records = [
+        record(0, tag=None),
+        record(1, finish_reason=FinishReason.LENGTH),
+        record(1, sample_index=1, cost_usd=1.5),
+    ]
+    site.store.commit_group(site.verified(0), records, NO_TIME, {})
+    progress = site.store.progress(JOB)
+    assert site.total(names.PROPOSED) == progress.proposed == 15
+    assert site.total(names.ACCEPTED) == progress.accepted == 12
+    assert site.total(names.EMITTED) == progress.completion_tokens == 21
+    assert site.total(names.COMPLETIONS) == progress.completions == 3
+    assert site.total(names.COST) == progress.cost_usd == 2.0
+    assert site.total(names.PROMPT_TOKENS) == 10, "of each row once"
+    assert site.series(names.PROPOSED) == {
+        ("nightly", "ngram", NO_TAG): 3,
+        ("nightly", "draft-model", NO_TAG): 2,
+        ("nightly", "ngram", "news"): 6,
+        ("nightly", "draft-model", "news"): 4,
+    }
+    assert site.series(names.EMITTED) == {
+        ("nightly", "plain"): 3,
+        ("nightly", "accepted"): 12,
+        ("nightly", "corrected"): 3,
+        ("nightly", "bonus"): 3,
+    }
+    ((taken, baseline),) = site.store.measured_groups(JOB)
+    assert site.total(names.BASELINE_COST) == pytest.approx(2.0 + baseline - taken)
+
+
+def test_a_commit_that_is_refused_counts_nothing_but_itself() -> None:
+    site = Site()
+    lease = site.verified(0)
+    site.clock.advance(LEASE_SEC + 1)
+    mine = site.claim(0, Stage.RECORD, "w2")
+    for _ in range(2):
+        with pytest.raises(FencedError):
+            site.store.commit_group(lease, [record()], NO_TIME, {})
+        site.store.heartbeat([lease], LEASE_SEC)
+    assert site.total(names.EMITTED) == 0
+    assert site.series(names.FENCED) == {("record",): 1}, "an attempt is lost once"
+    site.store.commit_group(mine, [record()], NO_TIME, {})
+    assert site.total(names.EMITTED) == 7
+
+
+def test_rows_kept_of_a_stopped_group_count_too() -> None:
+    site = Site()
+    lease = site.claim(0)
+    site.store.request_cancel(JOB)
+    site.store.keep_part(lease, [record()], NO_TIME, {})
+    assert site.total(names.EMITTED) == site.store.progress(JOB).completion_tokens == 7
+
+
+def test_queue_and_compute_time_are_told_apart() -> None:
+    site = Site()
+    site.clock.advance(40.0)
+    lease = site.claim(0)
+    site.clock.advance(7.0)
+    site.store.advance(lease, Stage.RECORD, new_group(0).prompts, NO_TIME)
+    site.clock.advance(2.0)
+    lease = site.claim(0, Stage.RECORD)
+    site.clock.advance(0.5)
+    site.store.commit_group(lease, [record()], NO_TIME, {})
+    queued, computed = site.series(names.QUEUE_SECONDS), site.series(names.COMPUTE_SECONDS)
+    assert {stage: of[-1] for (stage,), of in queued.items()} == {"verify": 40.0, "record": 2.0}
+    assert {stage: of[-1] for (stage,), of in computed.items()} == {"verify": 7.0, "record": 0.5}
+
+
+def test_errors_are_retries_and_a_worker_that_stops_is_none() -> None:
+    site = Site()
+    site.store.release(site.claim(0), "out of memory")
+    site.store.release(site.claim(1), "the worker was stopped", forgiven=True)
+    site.store.release(site.verified(2), "the disk is full")
+    assert site.series(names.RETRIES) == {("verify",): 1, ("record",): 1}
+    assert set(site.series(names.COMPUTE_SECONDS)) == {("verify",)}, "of those that got on"
+
+
+def test_quarantined_rows_are_told_by_their_code() -> None:
+    assert Site().series(names.QUARANTINED) == {("empty_prompt",): 2, ("too_long",): 1}
+
+
+def test_sweeps_are_counted() -> None:
+    site = Site()
+    site.store.due()
+    site.meter.rung(Stage.VERIFY)
+    assert site.series(names.SWEEPS) == {(): 1}
+    assert site.series(names.BELLS) == {("verify",): 1}
+
+
+# --- drafting that is off -----------------------------------------------------------------------
+def test_a_breaker_is_told_while_its_job_is_verified_here() -> None:
+    site = Site()
+    lease = site.claim(0)
+    site.meter.turned(JOB, "ngram", True)
+    site.meter.turned("another job", "ngram", True)
+    site.meter.turned(JOB, "*", False)
+    of_job = {("nightly", "ngram"): 1.0, ("nightly", "*"): 0.0}
+    assert site.metrics.read()[names.BREAKER_OPEN.name] == of_job
+    site.meter.turned(JOB, "ngram", False)
+    assert site.series(names.BREAKER_OPEN) == {}
+    site.store.release(lease, "it ends", forgiven=True)
+    assert site.metrics.read()[names.BREAKER_OPEN.name] == {}
+
+
+# --- what is not told ---------------------------------------------------------------------------
+def test_nothing_is_told_of_a_job_of_which_nothing_is_kept() -> None:
+    site = Site(name="the will of Anna", privacy=PrivacyMode.HASH_ONLY)
+    site.store.commit_group(site.verified(0), [record(tag="c0ffee")], NO_TIME, {})
+    observer = site.meter.observer(verifies=True)
+    observer.first_token(JOB, 1.0)
+    observer.finished(JOB, 0.1)
+    for metric in (names.PROPOSED, names.EMITTED, names.FIRST_TOKEN, names.PER_TOKEN):
+        for labels in site.series(metric):
+            of = dict(zip(metric.labels, labels, strict=True))
+            assert of["job"] == PRIVATE
+            assert of.get("tag", PRIVATE) == PRIVATE
+    assert site.total(names.EMITTED) == 7
+
+
+def test_a_redacted_job_is_told_as_the_store_has_it() -> None:
+    site = Site(name="letters of [EMAIL]", privacy=PrivacyMode.REDACTED)
+    site.store.commit_group(site.verified(0), [record(tag="tag [PHONE]")], NO_TIME, {})
+    assert {labels[::2] for labels in site.series(names.PROPOSED)} == {
+        ("letters of [EMAIL]", "tag [PHONE]")
+    }
+
+
+def test_an_engine_tells_of_jobs_by_their_names_and_of_unknown_ones_by_none() -> None:
+    site = Site()
+    observer = site.meter.observer(verifies=True)
+    observer.first_token(JOB, 1.0)
+    observer.first_token("0123456789", 1.0)
+    assert set(site.series(names.FIRST_TOKEN)) == {("nightly",), ("unknown",)}

@@ -1,0 +1,167 @@
+"""The endpoint: what is wrong is one sentence, and a store that is away holds nothing up."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from specbatch.pipeline.bootstrap import make_exposure
+from specbatch.pipeline.observe import metric_names as names
+from specbatch.pipeline.observe.metric_names import METRICS
+from specbatch.pipeline.observe.metrics import Metrics
+from specbatch.pipeline.observe.metrics_endpoint import MetricsEndpoint
+from specbatch.pipeline.observe.store_metrics import StoreMetrics, store_values
+from specbatch.schemas.backlog import Backlog, StageBacklog, WorkerNow
+from specbatch.schemas.errors import MissingExtraError, StoreError, UsageError
+from specbatch.schemas.figures import StoreFigures
+from specbatch.schemas.records import JobState, Stage
+from specbatch.schemas.settings import Settings
+from specbatch.schemas.timekeeping import Device
+from support.scraping import Scrape, scrape
+from support.servers import free_port
+
+HERE = "127.0.0.1"
+
+
+def test_nothing_is_counted_or_served_unless_a_port_is_set() -> None:
+    assert make_exposure(Settings(workspace="unused")) is None
+
+
+def test_a_port_in_use_is_told_in_one_sentence(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind((HERE, 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        settings = Settings(workspace="unused", metrics_port=port, metrics_address=HERE)
+        shared = settings.model_copy(update={"metrics_dir": str(tmp_path)})
+        told = rf"^metrics cannot be served on {HERE}:{port} \(Address already in use\): set"
+        for one in (settings, shared):
+            with pytest.raises(UsageError, match=told) as met:
+                make_exposure(one)
+            assert "\n" not in str(met.value)
+    exposure = make_exposure(shared)  # the attempt left nothing behind that would hinder this one
+    assert exposure is not None
+    assert scrape(port).total("specbatch_build_info") == 1
+    exposure.close()
+
+
+def test_without_the_extra_the_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    settings = Settings(workspace="unused", metrics_port=free_port())
+    with pytest.raises(MissingExtraError, match=r"pip install 'specbatch\[observe\]'`, or unset"):
+        make_exposure(settings)
+
+
+def test_closing_frees_the_port_and_ends_its_threads() -> None:
+    port, before = free_port(), set(threading.enumerate())
+    for planned in (False, True):
+        settings = Settings(
+            workspace="unused", metrics_port=port, metrics_address=HERE, planned_rollout=planned
+        )
+        exposure = make_exposure(settings)
+        assert exposure is not None
+        assert scrape(port).total("specbatch_planned_rollout") == planned
+        exposure.close()
+        assert set(threading.enumerate()) == before
+    with pytest.raises(OSError, match="refused"):
+        scrape(port)
+
+
+def served(*sources: StoreMetrics) -> tuple[MetricsEndpoint, int]:
+    port = free_port()
+    endpoint = MetricsEndpoint(port, HERE, Metrics())
+    for source in sources:
+        endpoint.add(source.collect)
+    return endpoint, port
+
+
+_CPU = Device("cpu", "local", "spot", 1)
+FIGURES = StoreFigures(
+    Backlog(
+        at=1_000.0,
+        stages=(StageBacklog(Stage.VERIFY, ready=3, leased=2, expired=1, oldest_ready_sec=7.5),),
+        jobs={JobState.RUNNING: 2},
+        rows_failed=4,
+        workers=tuple(WorkerNow(name, name, _CPU, 9.0, 1.0, 8, 4, 2) for name in ("a", "b")),
+    )
+)
+
+
+def test_figures_of_the_store_are_read_once_for_many_scrapes() -> None:
+    asked, time = [], [100.0]
+
+    def read() -> StoreFigures:
+        asked.append(time[0])
+        return FIGURES
+
+    endpoint, port = served(StoreMetrics(read, fresh_sec=5.0, clock=lambda: time[0]))
+    try:
+        for _ in range(3):
+            said = scrape(port)
+            assert said.total("specbatch_groups", stage="verify", state="ready") == 3
+            assert said.total("specbatch_groups") == 5
+            assert said.total("specbatch_stuck_leases") == 1
+            assert said.total("specbatch_oldest_ready_seconds", stage="verify") == 7.5
+            assert said.values_of("specbatch_groups", "stage") == set(names.STAGES)
+            assert said.total("specbatch_store_up") == 1
+        assert asked == [100.0]
+        time[0] += 5.0
+        scrape(port)
+        assert asked == [100.0, 105.0]
+    finally:
+        endpoint.close()
+
+
+def no_figures(said: Scrape) -> bool:
+    """The store's families are there, without values."""
+    mine = [metric.name for metric in METRICS if metric.scope is names.Scope.STORE]
+    missing = [name for name in mine if name not in said.samples]
+    assert set(mine) <= set(said.types)
+    return missing == [name for name in mine if name != names.STORE_UP.name]
+
+
+def test_a_store_that_does_not_answer_holds_no_scrape_up() -> None:
+    comes_back = threading.Event()
+
+    def read() -> StoreFigures:
+        assert comes_back.wait(60)
+        return FIGURES
+
+    source = StoreMetrics(read, patience_sec=0.05)
+    endpoint, port = served(source)
+    try:
+        said = scrape(port)
+        assert said.total("specbatch_store_up") == 0
+        assert no_figures(said)
+        assert said.samples["specbatch_sweeps_total"], "its own figures are there"
+        comes_back.set()
+        reading = source._reading
+        if reading is not None:
+            reading.join()
+        assert scrape(port).total("specbatch_store_up") == 1
+    finally:
+        endpoint.close()
+
+
+def test_an_error_of_the_store_is_no_error_of_the_scrape(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def read() -> StoreFigures:
+        raise StoreError("the database is out of reach")
+
+    endpoint, port = served(StoreMetrics(read))
+    try:
+        said = scrape(port)
+        assert said.total("specbatch_store_up") == 0
+        assert no_figures(said)
+        assert "no figures of the store: the database is out of reach" in caplog.text
+    finally:
+        endpoint.close()
+
+
+def test_all_figures_of_a_store_have_a_metric_and_the_other_way_round() -> None:
+    mine = {m for m in METRICS if m.scope is names.Scope.STORE} - {names.STORE_UP}
+    assert set(store_values(FIGURES)) == set(store_values(None)) == mine

@@ -1,0 +1,254 @@
+"""Once each: through crashes, beside others who look too, with changed files, by hand."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+from contracts.shorthand import successes, together
+from schedules.conftest import Site, at, silent
+
+from specbatch.jobs.schedules.ticker import key_of
+from specbatch.pipeline.client import Client
+from specbatch.schemas.errors import InputError, StoreError, UsageError
+from specbatch.schemas.schedules import RunState
+from specbatch.schemas.spec import JobSpec
+
+NIGHT = "2026-01-01T02:30Z"
+EVE = "2026-01-01T00:00Z"
+
+
+def test_the_key_is_the_schedule_and_the_logical_time(any_site: Site) -> None:
+    schedule = any_site.schedule("30 2 * * *", time_zone="Europe/Berlin")
+    any_site.tick(schedule, EVE)
+    any_site.tick(schedule, "2026-01-01T01:30Z")
+    (job,) = any_site.store.list_jobs()
+    assert job.idempotency_key == "schedule:nightly:2026-01-01T01:30:00Z"
+    assert job.idempotency_key == key_of("nightly", at("2026-01-01T01:30Z"))
+    assert job.name == "nightly"
+    assert job.spec["input"]["uri"] == f"{any_site.folder}/in/2026-01-01.jsonl"
+    (row,) = any_site.store.schedule_runs("nightly")
+    assert (row.job_id, row.state, row.reason) == (job.job_id, RunState.SUBMITTED, None)
+
+
+def test_what_was_due_before_a_schedule_was_there_is_not_its_business(site: Site) -> None:
+    schedule = site.schedule("30 2 * * *", catch_up="all")
+    site.tick(schedule, "2026-01-05T12:00Z")
+    site.tick(schedule, "2026-01-05T13:00Z")
+    assert site.store.schedule_runs() == []
+    site.clock.now = at(NIGHT)
+    rows = site.ticker().tick(site.schedule("30 2 * * *", "other"), since=at(NIGHT) - 300)
+    assert [row.state for row in rows] == [RunState.QUEUED, RunState.SUBMITTED]
+
+
+def test_changing_the_times_misses_none_of_the_new_ones_before(site: Site) -> None:
+    schedule = site.schedule("30 2 * * *")
+    site.tick(schedule, EVE)
+    site.tick(schedule, NIGHT)
+    hourly = site.schedule("0 * * * *", catch_up="all")
+    site.tick(hourly, "2026-01-01T14:20Z")
+    site.tick(hourly, "2026-01-01T15:00Z")
+    assert list(site.states(hourly)) == [at(NIGHT), at("2026-01-01T15:00Z")]
+    site.tick(schedule, "2026-01-03T12:00Z")  # and back
+    assert len(site.states(schedule)) == 2
+    site.tick(schedule, "2026-01-04T02:30Z")
+    assert list(site.states(schedule))[-1] == at("2026-01-04T02:30Z")
+
+
+def test_other_changes_of_a_file_leave_its_times_as_they_are(site: Site) -> None:
+    site.tick(site.schedule("30 2 * * *"), EVE)
+    changed = site.schedule("30  2 * * *", catch_up="all", job={"verifier": "models/other"})
+    site.tick(changed, "2026-01-02T12:00Z")
+    assert list(site.states(changed)) == [at(NIGHT), at("2026-01-02T02:30Z")]
+
+
+def test_times_pass_while_a_schedule_is_paused_and_are_not_missed(site: Site) -> None:
+    site.tick(site.schedule("30 2 * * *"), EVE)
+    paused = site.schedule("30 2 * * *", paused=True)
+    site.tick(paused, "2026-01-01T01:00Z")
+    site.tick(paused, "2026-01-02T12:00Z")
+    assert site.ticker().next_time(paused) is None
+    back = site.schedule("30 2 * * *", catch_up="all")
+    site.tick(back, "2026-01-03T12:00Z")
+    assert site.states(back) == {}
+    site.tick(back, "2026-01-04T02:30Z")
+    assert list(site.states(back)) == [at("2026-01-04T02:30Z")]
+
+
+# --- crashes and others who look ------------------------------------------------------------
+
+
+class Died(BaseException):
+    """What a killed process leaves behind: nothing after this."""
+
+
+class DyingStore:
+    """A store whose caller dies at its n-th word about a time: before it, or when it is written."""
+
+    def __init__(self, store: Any, calls: int, after: bool) -> None:
+        self._store, self._calls, self._after = store, calls, after
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def note_schedule_run(self, *args: Any, **kwargs: Any) -> Any:
+        return self._word(self._store.note_schedule_run, *args, **kwargs)
+
+    def note_schedule_runs(self, *args: Any, **kwargs: Any) -> Any:
+        return self._word(self._store.note_schedule_runs, *args, **kwargs)
+
+    def _word(self, note: Any, *args: Any, **kwargs: Any) -> Any:
+        self._calls -= 1
+        if self._calls == 0 and not self._after:
+            raise Died
+        done = note(*args, **kwargs)
+        if self._calls == 0:
+            raise Died
+        return done
+
+
+@pytest.mark.parametrize("overlap", ["skip", "queue", "cancel-old"])
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_wherever_a_look_dies_the_next_one_goes_on_with_it(
+    site: Site, overlap: str, after: bool, call: int
+) -> None:
+    schedule = site.schedule("30 2 * * *", catch_up="none", overlap=overlap)
+    site.tick(schedule, "2025-12-31T00:00Z")
+    site.tick(schedule, "2025-12-31T02:30Z")
+    site.end(site.job_of(schedule, at("2025-12-31T02:30Z")))
+    site.clock.now = at(NIGHT)
+    try:
+        site.ticker(store=DyingStore(site.store, call, after)).tick(schedule)
+    except Died:
+        assert call < 3
+    else:
+        assert call == 3  # there are two words: that it is to be run, and that it was submitted
+    was_known = bool(site.states(schedule).get(at(NIGHT)))
+    site.tick(schedule, "2026-01-01T09:00Z")  # much later
+    wanted = RunState.SUBMITTED if was_known else RunState.MISSED
+    assert site.states(schedule)[at(NIGHT)] is wanted
+    assert len(site.store.list_jobs()) == 1 + (wanted is RunState.SUBMITTED)
+
+
+@pytest.mark.parametrize("overlap", ["skip", "queue", "cancel-old"])
+@pytest.mark.parametrize("catch_up", ["latest", "all"])
+def test_schedulers_at_once_submit_once(any_site: Site, catch_up: str, overlap: str) -> None:
+    schedule = any_site.schedule("30 2 * * *", catch_up=catch_up, overlap=overlap)
+    any_site.tick(schedule, EVE)
+    nights = [at(f"2026-01-0{day}T02:30Z") for day in range(1, 5)]
+    for look, night in enumerate(nights[1::2]):  # two outages of a night each
+        any_site.clock.now = night + 60
+        tickers = [any_site.ticker() for _ in range(4)]
+        successes(together(*[partial(ticker.tick, schedule) for ticker in tickers]))
+        runs = any_site.store.schedule_runs(schedule.name)
+        submitted = [run.job_id for run in runs if run.state is RunState.SUBMITTED]
+        assert len(set(submitted)) == len(submitted) == len(any_site.store.list_jobs())
+        assert len(runs) == 2 * (look + 1)
+        if not look:  # nothing was at work before: as one of them alone would have done
+            others = {"latest": RunState.MISSED, "all": RunState.SUBMITTED}
+            waits = {"latest": RunState.SUBMITTED, "all": RunState.QUEUED}
+            assert [run.state for run in runs] == [waits[catch_up], others[catch_up]]
+    for job in any_site.store.list_jobs():
+        if not job.cancel_requested:
+            any_site.end(job.job_id)
+
+
+class SlowClient(Client):
+    """Between its look at the store and its submission others get on."""
+
+    meanwhile: Any
+
+    def submit(self, spec: JobSpec, idempotency_key: str | None = None) -> Any:
+        meanwhile, self.meanwhile = self.meanwhile, lambda: None
+        meanwhile()
+        return super().submit(spec, idempotency_key)
+
+
+def test_a_late_submission_of_what_was_skipped_meanwhile_is_taken_back(site: Site) -> None:
+    schedule = site.schedule("30 2 * * *", overlap="cancel-old")
+    site.tick(schedule, EVE)
+    site.clock.now = at(NIGHT)
+    slow = SlowClient(site.store, silent, "file:///work")
+    slow.meanwhile = lambda: site.tick(schedule, "2026-01-02T02:30Z")
+    site.ticker(client=slow).tick(schedule)
+    states = [RunState.SKIPPED, RunState.SUBMITTED]
+    assert list(site.states(schedule).values()) == states
+    newer, older = sorted(site.store.list_jobs(), key=lambda job: job.cancel_requested)
+    assert newer.job_id == site.job_of(schedule, at("2026-01-02T02:30Z"))
+    assert (newer.cancel_requested, older.cancel_requested) == (False, True)
+    assert "the run of 2026-01-02T02:30:00Z took its place" in str(older.stop_reason)
+
+
+# --- what cannot be submitted ---------------------------------------------------------------
+
+
+def test_a_job_that_cannot_be_is_noted_with_the_reason(site: Site) -> None:
+    def no_input(spec: JobSpec) -> None:
+        raise InputError(f"input {spec.input.uri} does not exist or is empty")
+
+    schedule = site.schedule("30 2 * * *")
+    site.tick(schedule, EVE)
+    site.clock.now = at(NIGHT)
+    site.ticker(check=no_input).tick(schedule)
+    (row,) = site.store.schedule_runs()
+    assert row.state is RunState.FAILED
+    assert row.reason == f"input {site.folder}/in/2026-01-01.jsonl does not exist or is empty"
+    assert site.store.list_jobs() == []
+    site.tick(schedule, "2026-01-01T02:35Z")  # the input came late: that is for somebody to say
+    assert site.store.list_jobs() == []
+    (row,) = site.ticker().run_at(schedule, at(NIGHT))
+    assert (row.state, row.reason) == (RunState.SUBMITTED, "asked for by hand")
+
+
+def test_while_the_store_refuses_a_job_waits(site: Site) -> None:
+    class Refusing(Client):
+        def submit(self, *_: Any, **__: Any) -> Any:
+            raise StoreError("the database is out of reach")
+
+    schedule = site.schedule("30 2 * * *", catch_up="none")
+    site.tick(schedule, EVE)
+    site.clock.now = at(NIGHT)
+    site.ticker(client=Refusing(site.store, silent, "file:///w")).tick(schedule)
+    assert site.states(schedule) == {at(NIGHT): RunState.QUEUED}
+    site.tick(schedule, "2026-01-01T09:00Z")
+    assert site.states(schedule) == {at(NIGHT): RunState.SUBMITTED}
+
+
+# --- by hand --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlap", ["skip", "queue", "cancel-old"])
+def test_one_time_is_submitted_by_hand_and_once(any_site: Site, overlap: str) -> None:
+    schedule = any_site.schedule("30 2 * * *", catch_up="none", overlap=overlap)
+    any_site.tick(schedule, EVE)
+    any_site.tick(schedule, "2026-01-03T12:00Z")
+    assert set(any_site.states(schedule).values()) == {RunState.MISSED}
+    for night in ("2026-01-02T02:30Z", NIGHT, "2025-11-11T02:30Z"):  # whatever is at work
+        (row,) = any_site.ticker().run_at(schedule, at(night))
+        (again,) = any_site.ticker().run_at(schedule, at(night))
+        assert row.state is again.state is RunState.SUBMITTED
+        assert row.job_id == again.job_id == any_site.job_of(schedule, at(night))
+    assert len(any_site.store.list_jobs()) == 3
+    assert not any(job.cancel_requested for job in any_site.store.list_jobs())
+
+
+def test_by_hand_other_times_that_are_due_are_seen_to_first(site: Site) -> None:
+    schedule = site.schedule("30 2 * * *", catch_up="none")
+    site.tick(schedule, EVE)
+    site.clock.now = at("2026-01-03T12:00Z")
+    rows = site.ticker().run_at(schedule, at("2026-01-03T02:30Z"))
+    states = [RunState.MISSED, RunState.MISSED, RunState.SUBMITTED]
+    assert [row.state for row in rows] == states
+    assert list(site.states(schedule).values()) == states
+
+
+def test_what_is_no_time_or_is_to_come_is_not_submitted(site: Site) -> None:
+    schedule = site.schedule("30 2 * * *", time_zone="Europe/Berlin")
+    site.clock.now = at("2026-01-02T12:00Z")
+    with pytest.raises(UsageError, match=r"next one after it is 2026-01-02T02:30:00\+01:00"):
+        site.ticker().run_at(schedule, at("2026-01-01T02:30Z"))
+    with pytest.raises(UsageError, match="still to come"):
+        site.ticker().run_at(schedule, at("2026-01-03T01:30Z"))
+    assert site.store.list_jobs() == []

@@ -1,0 +1,92 @@
+"""A worker that is asked to end: tasks have a while, then their groups are given back."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psycopg
+import pytest
+from celery.signals import worker_shutting_down
+
+from specbatch.schemas.settings import Settings
+from specbatch.workers.app import make_app
+from specbatch.workers.lifecycle import Farewell
+from support import demo
+from support.workers import command, wait_until, worker
+
+
+class Engines:
+    """Tells when it is closed."""
+
+    def __init__(self) -> None:
+        self.closed = threading.Event()
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def a_worker(engines: Engines) -> Any:
+    return SimpleNamespace(engines=[engines])
+
+
+def test_engines_close_when_the_time_of_tasks_is_over() -> None:
+    engines = Engines()
+    with Farewell(a_worker(engines), patience_sec=0.0):
+        assert not engines.closed.is_set()
+        worker_shutting_down.send(sender="worker", sig="SIGTERM", how="Warm", exitcode=0)
+        assert engines.closed.wait(30)
+
+
+def test_engines_stay_open_for_tasks_that_end_in_time_and_nobody_waits_for_the_rest() -> None:
+    engines = Engines()
+    with Farewell(a_worker(engines), patience_sec=3600.0):
+        worker_shutting_down.send(sender="worker", sig="SIGTERM", how="Warm", exitcode=0)
+        worker_shutting_down.send(sender="worker", sig="SIGTERM", how="Warm", exitcode=0)
+    assert not engines.closed.is_set()
+    worker_shutting_down.send(sender="another", sig="SIGTERM", how="Warm", exitcode=0)
+    assert not engines.closed.is_set()
+
+
+@pytest.mark.long
+def test_a_worker_in_the_middle_of_long_groups_ends_within_an_orchestrator_s_grace_period(
+    tmp_path: Path, redis_url: str, postgres_url: str
+) -> None:
+    environment = {
+        "SPECBATCH_BROKER_URL": redis_url,
+        "SPECBATCH_DATABASE_URL": postgres_url,
+        "SPECBATCH_WORKSPACE": str(tmp_path / "workspace"),
+    }
+
+    def count(condition: str) -> int:
+        with psycopg.connect(postgres_url) as store:
+            (found,) = store.execute(f"SELECT count(*) FROM {condition}".encode()).fetchone() or (
+                0,
+            )
+        return int(found)
+
+    flags = [
+        *("--n", "16", "--max-tokens", "400", "--ignore-eos", "--temperature", "0.7"),
+        *("--group-size", "16", "--verifier", str(demo.VERIFIER)),
+    ]
+    command(
+        "submit-job", "--input", str(demo.PROMPTS), "--output", "out", *flags,
+        environment=environment, cwd=tmp_path,
+    )  # fmt: skip
+    with worker(
+        "all", "--verifier", str(demo.VERIFIER), environment=environment, cwd=tmp_path
+    ) as one:
+        wait_until("groups are held", lambda: count("groups WHERE lease_until > 0") > 3, [one])
+        one.process.send_signal(signal.SIGTERM)
+        assert one.process.wait(soft_sec() + 45) == 0
+        assert "groups in hand are given back" in one.text()
+    assert count("groups WHERE lease_until > 0") == 0
+    assert count("groups WHERE stage = 'verify'") > 0
+    assert count("worker_sessions WHERE ended_at IS NULL") == 0
+
+
+def soft_sec() -> float:
+    return float(make_app(Settings(workspace="unused")).conf.worker_soft_shutdown_timeout)
