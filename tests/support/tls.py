@@ -152,7 +152,7 @@ class TlsRedis(PrivateRedis):
             "appendfsync": "no",
         }
         lines = [f"{name} {value}" for name, value in config.items()]
-        # What the README tells to allow: all data, nothing that looks at or stops the server.
+        # What the page about security allows: all data, nothing that looks at or stops the server.
         rights = "~* &* +@all -@admin -@dangerous"
         lines += ["user default off", f"user {self.user} on >{self.password} {rights}"]
         path = self.folder / "redis.conf"  # a file: arguments are for everybody to see
