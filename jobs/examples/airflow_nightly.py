@@ -44,7 +44,7 @@ with DAG(
         """What the night cost."""
         for outcome in outcomes:
             print(f"{outcome['output_uri']}: {outcome['rows']} rows, ${outcome['cost_usd']:.6f}")
-        return sum(outcome["cost_usd"] for outcome in outcomes)
+        return float(sum(outcome["cost_usd"] for outcome in outcomes))
 
     summaries = SpecbatchOperator.partial(
         task_id="summarise",
