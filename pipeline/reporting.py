@@ -142,7 +142,9 @@ def gather(
         decisions=tuple(decisions),
         decisions_by_action=Counter(d.action.value for d in decisions),
         quarantined=_quarantined(store, job, texts.hidden is None),
-        failed_groups=_failed(unfinished, texts.hidden is None or not job.privacy.is_full),
+        failed_groups=_failed(
+            unfinished, texts.words and (texts.hidden is None or not job.privacy.is_full)
+        ),
         failed_groups_total=len(unfinished),
         audits=tuple(store.audits(job.job_id)),
         versions=_versions(store, job),

@@ -191,7 +191,7 @@ def _rollouts() -> dict[str, Any]:
 
 
 def _runbook(name: str) -> str:
-    return f"{DOCS}/runbooks/{name}/"
+    return f"{DOCS}/runbooks/{name}.html"
 
 
 def _link(title: str, url: str) -> dict[str, Any]:

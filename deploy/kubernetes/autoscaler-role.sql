@@ -1,5 +1,6 @@
 -- The login that KEDA asks with: counts of work, and no text, no prompt, no name of a tenant.
--- Run by the tables' owner after `specbatch migrate`; then give it a password:
+-- Run after `specbatch migrate` by a login that may make roles (CREATEROLE) and is or has the tables'
+-- owner; then give it a password:
 --   ALTER ROLE specbatch_autoscaler PASSWORD '...';
 DO $$ BEGIN
   IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'specbatch_autoscaler') THEN

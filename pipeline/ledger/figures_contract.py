@@ -16,6 +16,6 @@ class FiguresStore(Protocol):
     def figures(self) -> StoreFigures:
         """Its backlog, and beside it audits and schedules, lately.
 
-        A schedule has a figure when a run of it was ever submitted, or lost lately.
+        A schedule has a figure from when it is looked after, so that its first loss is a rise.
         """
         ...

@@ -29,7 +29,9 @@ def _schedules(runs: Iterable[ScheduleRun], since: float) -> dict[str, ScheduleR
     found: dict[str, ScheduleRuns] = {}
     for run in runs:
         of = found.get(run.schedule, ScheduleRuns())
-        if run.state is RunState.SUBMITTED:
+        if run.state is RunState.SEEN:
+            found[run.schedule] = of
+        elif run.state is RunState.SUBMITTED:
             found[run.schedule] = replace(
                 of, last_success_at=max(of.last_success_at or run.noted_at, run.noted_at)
             )

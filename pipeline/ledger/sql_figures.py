@@ -44,8 +44,10 @@ def _schedules(conn: Connection, since: float) -> dict[str, ScheduleRuns]:
         .where(ScheduleRun.state.in_([state.value for state in LOST]))
         .group_by(ScheduleRun.schedule)
     )
+    known = (
+        select(ScheduleRun.schedule).where(ScheduleRun.state == RunState.SEEN.value).distinct()
+    )
     last = {name: float(at) for name, at in conn.execute(submitted)}
     missed = {name: int(count) for name, count in conn.execute(lost)}
-    return {
-        name: ScheduleRuns(last.get(name), missed.get(name, 0)) for name in sorted({*last, *missed})
-    }
+    names = {*last, *missed, *conn.scalars(known)}
+    return {name: ScheduleRuns(last.get(name), missed.get(name, 0)) for name in sorted(names)}

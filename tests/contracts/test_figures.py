@@ -47,6 +47,7 @@ def test_schedules_tell_their_last_run_and_what_they_lost_lately(
     assert store.figures().schedules == {
         "nightly": ScheduleRuns(last, 2),
         "hourly": ScheduleRuns(None, 1),
+        "new": ScheduleRuns(None, 0),  # looked after: its first loss will be a rise
     }
 
 

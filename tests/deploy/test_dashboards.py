@@ -93,7 +93,7 @@ def test_queries_parse_and_ask_only_for_what_is_exported(name: str, tmp_path: Pa
 def test_links_lead_to_runbooks_that_there_are(name: str) -> None:
     for panel in panels(name):
         for link in panel["links"]:
-            runbook = link["url"].removeprefix(f"{DOCS}/runbooks/").removesuffix("/")
+            runbook = link["url"].removeprefix(f"{DOCS}/runbooks/").removesuffix(".html")
             assert (RUNBOOKS / f"{runbook}.md").is_file(), link
 
 

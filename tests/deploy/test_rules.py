@@ -82,7 +82,7 @@ def test_alerts_say_how_bad_what_and_where_to_read_on(name: str) -> None:
     notes = alert["annotations"]
     assert set(notes) == {"summary", "description", "runbook_url"}
     assert len(notes["summary"]) < 100
-    assert notes["runbook_url"] == f"{DOCS}/runbooks/{name}/"
+    assert notes["runbook_url"] == f"{DOCS}/runbooks/{name}.html"
     named = set(re.findall(r"\$labels\.(\w+)", notes["summary"] + notes["description"]))
     assert problems_of(f"{alert['expr']} or on ({', '.join(named)}) vector(0)") == []
 
