@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 def test_a_plan_counts_rows_tokens_groups_and_bad_rows(
     cli: Any, job: Any, bad_rows: Path, folder: Path
 ) -> None:
+    shutil.rmtree(folder / "specbatch-data")  # a plan needs no store, and makes none
     planned = cli("submit-job", *job, "--dry-run", "--json", "--input", bad_rows, "--n", 2,
                   "--group-size", 2)  # fmt: skip
     assert planned.code == 0
