@@ -60,7 +60,14 @@ class OutputError(UsageError):
 
 
 class IdempotencyError(UsageError):
-    """The idempotency key was used for a different spec; the message names the difference."""
+    """The idempotency key was used for a different spec; the message names the difference.
+
+    `job_id`: of the job that it was used for.
+    """
+
+    def __init__(self, message: str, *, job_id: str = "") -> None:
+        super().__init__(message)
+        self.job_id = job_id
 
 
 class MissingExtraError(UsageError):

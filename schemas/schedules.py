@@ -17,6 +17,7 @@ class RunState(StrEnum):
     FAILED = "failed"  # it could not be submitted
 
 
+PAUSED = "paused"  # what the row of a schedule that is seen says while its times only pass
 RUNS = frozenset(RunState) - {RunState.SEEN}
 LOST = frozenset({RunState.MISSED, RunState.FAILED})  # what somebody should be told of
 

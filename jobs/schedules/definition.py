@@ -25,6 +25,7 @@ from specbatch.jobs.cli.spec_input import read_spec_file, resolved_spec
 from specbatch.jobs.schedules.cron import CronTimes
 from specbatch.jobs.schedules.template import NAME, Value, built_in, filled
 from specbatch.schemas.errors import SpecError, UsageError
+from specbatch.schemas.schedules import PAUSED
 from specbatch.schemas.spec import JobSpec
 
 CatchUp = Literal["none", "latest", "all"]
@@ -84,7 +85,7 @@ class Schedule:
     def timing(self) -> str:
         """When its times come, in words: while these stay, so does the count of its times."""
         if self.fields.paused:
-            return "paused"
+            return PAUSED
         return f"{' '.join(self.fields.cron.split())} in {self.fields.time_zone}"
 
     def spec_at(self, logical_at: float) -> JobSpec:

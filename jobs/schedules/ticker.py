@@ -12,14 +12,19 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from specbatch.jobs.schedules import policy
 from specbatch.jobs.schedules.definition import Schedule
 from specbatch.pipeline.client import Client
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.schemas.errors import JobNotFoundError, SpecbatchError, UsageError
+from specbatch.schemas.errors import (
+    IdempotencyError,
+    JobNotFoundError,
+    SpecbatchError,
+    UsageError,
+)
 from specbatch.schemas.records import JobRow
 from specbatch.schemas.schedules import RunState, ScheduleRun
 from specbatch.schemas.spec import JobSpec
@@ -28,7 +33,10 @@ log = logging.getLogger(__name__)
 
 _LOOKED_BACK = 20  # submitted runs that are asked whether they are over
 _QUEUED = frozenset({RunState.QUEUED})
+_NOT_SUBMITTED = frozenset({RunState.QUEUED, RunState.FAILED})
 _NOT_RUN = frozenset({RunState.QUEUED, RunState.MISSED, RunState.SKIPPED, RunState.FAILED})
+
+_Open = tuple[ScheduleRun, JobRow]  # a run and its job, which is not over
 
 
 def key_of(schedule: str, logical_at: float) -> str:
@@ -41,14 +49,27 @@ def utc(at: float) -> str:
     return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
+@dataclass(slots=True)
+class _Look:
+    """What a ticker did about a schedule."""
+
+    timing: str
+    upto: float  # times until then have been seen to
+    is_told: bool = False  # that others look at it with another timing
+
+
 @dataclass(frozen=True, slots=True)
 class Ticker:
-    """Looks at schedules. Several may look at the same ones at once, from several machines."""
+    """Looks at schedules. Several may look at the same ones at once, from several machines.
+
+    It remembers its last look at each, for when another one's copy of the file says other times.
+    """
 
     store: Store
     client: Client
     clock: Callable[[], float]
     check: Callable[[JobSpec], None] = lambda _spec: None  # raises `UsageError` for a wrong job
+    _looks: dict[str, _Look] = field(default_factory=dict, compare=False)  # by schedule
 
     def tick(self, schedule: Schedule, since: float | None = None) -> list[ScheduleRun]:
         """Do what is due; the rows that were written. Raises `StoreError`.
@@ -56,13 +77,15 @@ class Ticker:
         A schedule that was never looked at begins now, or at `since`.
         """
         now = self.clock()
-        begin = self._begin(schedule, now if since is None else since)
+        look = self._look(schedule, now if since is None else since)
         if schedule.fields.paused:
             return []
         newest = self.store.schedule_runs(schedule.name, limit=1)
-        after = max([begin, *(run.logical_at for run in newest)])
+        after = max([look.upto, *(run.logical_at for run in newest)])
         due = policy.due(schedule.times.after(after), now)
-        return [*self._decide(schedule, due, now), *self._work_off(schedule)]
+        decided = list(self._decide(schedule, due, now))
+        look.upto = now
+        return [*decided, *self._work_off(schedule)]
 
     def run_at(self, schedule: Schedule, logical_at: float) -> list[ScheduleRun]:
         """Submit one time whatever the policies say; the rows that were written, its own last.
@@ -92,19 +115,35 @@ class Ticker:
         return None if schedule.fields.paused else next(schedule.times.after(self.clock()), None)
 
     # --- since when -------------------------------------------------------------------------
-    def _begin(self, schedule: Schedule, now: float) -> float:
-        """Since when the schedule has been looked at with its present timing, noted if it is new.
+    def _look(self, schedule: Schedule, now: float) -> _Look:
+        """Up to when the schedule has been seen to with its present timing, noted if it is new.
 
         So a changed expression, or one that was paused, is not held to times it did not have.
         """
         begin = self._seen_since(schedule)
+        look = self._looks.get(schedule.name)
+        if look is not None and look.timing == schedule.timing:
+            # The file here is as it was. If the newest row says otherwise, it is another one's.
+            if begin is not None:
+                look.upto = min(look.upto, begin)
+            elif not look.is_told:
+                look.is_told = True
+                log.warning(
+                    "schedule %s is looked at with other times too, here it is %s: give all "
+                    "schedulers the same file",
+                    schedule.name,
+                    schedule.timing,
+                )
+            return look
         if begin is None:
             # Between two seconds, where no time of a schedule can be.
             at = math.floor(now) + 0.5
             seen = ScheduleRun(schedule.name, at, RunState.SEEN, reason=schedule.timing)
             self.store.note_schedule_run(seen)
             begin = self._seen_since(schedule)
-        return now if begin is None else begin
+        look = _Look(schedule.timing, now if begin is None else begin)
+        self._looks[schedule.name] = look
+        return look
 
     def _seen_since(self, schedule: Schedule) -> float | None:
         since = None
@@ -141,10 +180,6 @@ class Ticker:
             if run.state is RunState.MISSED:
                 missed = utc(run.logical_at)
                 log.warning("schedule %s missed %s: %s", schedule.name, missed, run.reason)
-        if ends and noted:
-            reason = f"schedule {schedule.name}: its run of {utc(chosen[0])} was due"
-            for _, job in older:
-                self.client.cancel(job.job_id, reason)
 
     # --- submitting -------------------------------------------------------------------------
     def _work_off(self, schedule: Schedule) -> Iterator[ScheduleRun]:
@@ -153,7 +188,12 @@ class Ticker:
         Others may be at it too. Looked at in this order, what they end was left out of the queue
         before, and what they take from the queue is open after.
         """
-        while self._queued(schedule) and not self._open(schedule):
+        while waiting := self._queued(schedule):
+            at_work = self._open(schedule)
+            if schedule.fields.overlap == "cancel-old":
+                at_work = self._without_old(schedule, at_work, waiting)
+            if at_work:
+                return
             waiting = self._queued(schedule)
             if not waiting or self._open(schedule):
                 return
@@ -162,13 +202,40 @@ class Ticker:
                 return
             yield run
 
+    def _without_old(
+        self, schedule: Schedule, at_work: list[_Open], waiting: list[ScheduleRun]
+    ) -> list[_Open]:
+        """Cancel the older runs in whose place something waits; those that go on.
+
+        Here, not when it is decided: whatever came between, the next look does it. What was queued
+        before the older run was submitted is caught up together with it, and waits.
+        """
+        going_on = []
+        for run, job in at_work:
+            newer = [
+                one.logical_at
+                for one in waiting
+                if one.logical_at > run.logical_at and one.noted_at > run.noted_at
+            ]
+            if newer:
+                reason = f"schedule {schedule.name}: its run of {utc(newer[0])} was due"
+                self.client.cancel(job.job_id, reason)
+            else:
+                going_on.append((run, job))
+        return going_on
+
     def _submit(self, schedule: Schedule, run: ScheduleRun) -> ScheduleRun:
         """Submit a queued time; its row as it is then."""
         words = f"schedule {schedule.name}, {utc(run.logical_at)}"
+        reason = run.reason
         try:
             spec = schedule.spec_at(run.logical_at)
             self.check(spec)
             job, created = self.client.submit(spec, key_of(schedule.name, run.logical_at))
+            job_id = job.job_id
+        except IdempotencyError as error:  # the time was had, as another one's file says it
+            job_id, created, reason = error.job_id, False, f"submitted otherwise: {error}"
+            log.warning("%s: %s", words, reason)
         except UsageError as error:
             log.error("%s: not submitted: %s", words, error)
             failed = ScheduleRun(run.schedule, run.logical_at, RunState.FAILED, reason=str(error))
@@ -176,13 +243,14 @@ class Ticker:
         except SpecbatchError as error:
             log.warning("%s: not submitted yet: %s", words, error)
             return run
-        done = ScheduleRun(run.schedule, run.logical_at, RunState.SUBMITTED, job.job_id, run.reason)
-        if self.store.note_schedule_run(done, replaces=_QUEUED):
-            log.info("%s: job %s submitted", words, job.job_id)
+        done = ScheduleRun(run.schedule, run.logical_at, RunState.SUBMITTED, job_id, reason)
+        # Failed, if another one meanwhile could not: there is a job all the same.
+        if self.store.note_schedule_run(done, replaces=_NOT_SUBMITTED):
+            log.info("%s: job %s submitted", words, job_id)
             return done
         now = self._row(run)
         if created and now.state is RunState.SKIPPED:  # by another one that looks, meanwhile
-            self.client.cancel(job.job_id, f"{words}: {now.reason}")
+            self.client.cancel(job_id, f"{words}: {now.reason}")
         return now
 
     # --- what the store has -----------------------------------------------------------------
@@ -191,10 +259,14 @@ class Ticker:
         most = policy.MOST_HELD
         return self.store.schedule_runs(schedule.name, most, _QUEUED)[::-1]
 
-    def _open(self, schedule: Schedule) -> list[tuple[ScheduleRun, JobRow]]:
-        """Runs whose jobs are at work; not those that have been asked to stop."""
+    def _open(self, schedule: Schedule) -> list[_Open]:
+        """Runs whose jobs are at work; not those that have been asked to stop.
+
+        The last that were submitted, whichever times they are of: some are asked for by hand.
+        """
         found = []
-        for run in self.store.schedule_runs(schedule.name, _LOOKED_BACK, {RunState.SUBMITTED}):
+        submitted = {RunState.SUBMITTED}
+        for run in self.store.schedule_runs(schedule.name, _LOOKED_BACK, submitted, by_noted=True):
             try:
                 job = self.store.get_job(run.job_id or "")
             except JobNotFoundError:
@@ -216,7 +288,7 @@ def _entry(
     schedule: Schedule,
     at: float,
     how: policy.Meeting,
-    older: list[tuple[ScheduleRun, JobRow]],
+    older: list[_Open],
     waiting: list[ScheduleRun],
     words: str | None,
 ) -> ScheduleRun:

@@ -51,6 +51,7 @@ class SchedulesInMemory(ChainInMemory):
         limit: int = 100,
         states: Collection[RunState] = RUNS,
         logical_at: float | None = None,
+        by_noted: bool = False,
     ) -> list[ScheduleRun]:
         with self._lock:
             found = [
@@ -59,4 +60,7 @@ class SchedulesInMemory(ChainInMemory):
                 if run.state in states
                 if name in (None, run.schedule) and logical_at in (None, run.logical_at)
             ]
-            return sorted(found, key=lambda run: (-run.logical_at, run.schedule))[:limit]
+            found.sort(key=lambda run: (-run.logical_at, run.schedule))
+            if by_noted:
+                found.sort(key=lambda run: -run.noted_at)  # of one moment in the order they have
+            return found[:limit]

@@ -203,7 +203,8 @@ def check_same_job(known: JobRow, new: NewJob) -> None:
     )
     raise IdempotencyError(
         f"{name} was used for job {known.job_id} with a different spec (differs in: {fields});"
-        " use another key or the same spec"
+        " use another key or the same spec",
+        job_id=known.job_id,
     )
 
 

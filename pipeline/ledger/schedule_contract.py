@@ -34,9 +34,10 @@ class ScheduleStore(Protocol):
         limit: int = 100,
         states: Collection[RunState] = RUNS,
         logical_at: float | None = None,
+        by_noted: bool = False,
     ) -> list[ScheduleRun]:
         """The newest times of a schedule, or of all; of the same time by the schedule's name.
 
-        With `logical_at` only that time.
+        With `logical_at` only that time. With `by_noted` those that were noted last instead.
         """
         ...

@@ -33,8 +33,9 @@ class SchedulesInSql:
         limit: int = 100,
         states: Collection[RunState] = RUNS,
         logical_at: float | None = None,
+        by_noted: bool = False,
     ) -> list[ScheduleRun]:
-        return self._db.read(lambda conn: _newest(conn, name, limit, states, logical_at))
+        return self._db.read(lambda conn: _newest(conn, name, limit, states, logical_at, by_noted))
 
 
 def _note(conn: Connection, now: Now, run: ScheduleRun, replaces: Collection[RunState]) -> bool:
@@ -72,12 +73,15 @@ def _newest(
     limit: int,
     states: Collection[RunState],
     logical_at: float | None,
+    by_noted: bool,
 ) -> list[ScheduleRun]:
     query = select(*Table.__table__.c).where(Table.state.in_([state.value for state in states]))
     if name is not None:
         query = query.where(Table.schedule == name)
     if logical_at is not None:
         query = query.where(Table.logical_at == logical_at)
+    if by_noted:
+        query = query.order_by(Table.noted_at.desc())
     query = query.order_by(Table.logical_at.desc(), Table.schedule).limit(limit)
     return [_record(row) for row in conn.execute(query)]
 

@@ -8,7 +8,7 @@ from ledger.builders import JOB, LEASE_SEC, Clock
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.audit import AuditRecord, Correctness
 from specbatch.schemas.figures import ScheduleRuns, StoreFigures
-from specbatch.schemas.schedules import RunState, ScheduleRun
+from specbatch.schemas.schedules import PAUSED, RunState, ScheduleRun
 
 DAY = 86_400.0
 
@@ -48,6 +48,33 @@ def test_schedules_tell_their_last_run_and_what_they_lost_lately(
         "nightly": ScheduleRuns(last, 2),
         "hourly": ScheduleRuns(None, 1),
         "new": ScheduleRuns(None, 0),  # looked after: its first loss will be a rise
+    }
+
+
+def test_a_schedule_that_is_paused_or_gone_is_not_silent(store: Store, clock: Clock) -> None:
+    def note(schedule: str, days_ago: float, state: RunState, reason: str | None = "daily") -> None:
+        at = clock.now - days_ago * DAY
+        assert store.note_schedule_run(ScheduleRun(schedule, at, state, reason=reason))
+
+    for schedule in ("gone", "paused", "lossy", "back"):
+        note(schedule, 9, RunState.SEEN)
+        note(schedule, 2, RunState.SUBMITTED, None)
+    for schedule in ("paused", "lossy", "back"):
+        note(schedule, 0.5, RunState.SEEN, PAUSED)
+    note("lossy", 1, RunState.MISSED)
+    note("back", 0.1, RunState.SEEN)
+    submitted = clock.now
+    assert store.figures().schedules == {
+        "gone": ScheduleRuns(submitted, 0),
+        "lossy": ScheduleRuns(None, 1),
+        "back": ScheduleRuns(submitted, 0),
+    }
+    clock.advance(35 * DAY)
+    assert store.figures().schedules["gone"] == ScheduleRuns(submitted, 0)
+    clock.advance(1)
+    assert store.figures().schedules == {
+        "gone": ScheduleRuns(None, 0),
+        "back": ScheduleRuns(None, 0),
     }
 
 

@@ -70,6 +70,18 @@ def test_the_newest_come_first_and_of_one_time_by_name(store: Store) -> None:
     assert len(store.schedule_runs("nightly", logical_at=START)) == 1
 
 
+def test_those_that_were_noted_last_come_first_if_asked_for_so(store: Store, clock: Clock) -> None:
+    for night in (3, 1, 4):
+        store.note_schedule_run(run(START + night * NIGHT, RunState.QUEUED))
+        clock.advance(1)
+    store.note_schedule_run(run(START + 3 * NIGHT), replaces={RunState.QUEUED})
+    store.note_schedule_run(run(START + 4 * NIGHT, schedule="hourly"))
+    lately = store.schedule_runs("nightly", limit=2, by_noted=True)
+    assert [(r.logical_at - START) / NIGHT for r in lately] == [3, 4]
+    of_one_moment = store.schedule_runs(limit=2, by_noted=True)
+    assert [r.schedule for r in of_one_moment] == ["hourly", "nightly"]
+
+
 def test_runs_are_asked_for_by_state(store: Store) -> None:
     for number, state in enumerate(RunState):
         store.note_schedule_run(run(START + number, state))

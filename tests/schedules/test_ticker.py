@@ -12,7 +12,7 @@ from schedules.conftest import Site, at, silent
 from specbatch.jobs.schedules.ticker import key_of
 from specbatch.pipeline.client import Client
 from specbatch.schemas.errors import InputError, StoreError, UsageError
-from specbatch.schemas.schedules import RunState
+from specbatch.schemas.schedules import RunState, ScheduleRun
 from specbatch.schemas.spec import JobSpec
 
 NIGHT = "2026-01-01T02:30Z"
@@ -76,6 +76,91 @@ def test_times_pass_while_a_schedule_is_paused_and_are_not_missed(site: Site) ->
     assert list(site.states(back)) == [at("2026-01-04T02:30Z")]
 
 
+def test_one_scheduler_whose_file_goes_back_and_forth_is_held_to_no_time_between(
+    site: Site,
+) -> None:
+    ticker, nightly = site.ticker(), site.schedule("30 2 * * *")
+    hourly = site.schedule("0 * * * *")
+    for schedule, when in (
+        (nightly, EVE),
+        (hourly, "2026-01-01T01:30Z"),
+        (nightly, "2026-01-03T12:00Z"),
+        (nightly, "2026-01-04T02:30Z"),
+    ):
+        site.clock.now = at(when)
+        ticker.tick(schedule)
+    assert list(site.states(nightly)) == [at("2026-01-04T02:30Z")]
+
+
+# --- others, whose files say otherwise ------------------------------------------------------
+
+
+def test_schedulers_with_other_copies_of_a_file_run_their_times_and_say_so(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    early, late = site.schedule("30 2 * * *"), site.schedule("30 3 * * *")
+    paused = site.schedule("30 2 * * *", paused=True)
+    looks = [(site.ticker(), schedule) for schedule in (early, late, paused)]
+    times = [f"2026-01-0{day}T0{hour}:30Z" for day in (1, 2) for hour in (1, 2, 3)]
+    for when in (EVE, *times):
+        site.clock.now = at(when)
+        for ticker, schedule in looks:
+            ticker.tick(schedule)
+            site.clock.now += 1
+    assert list(site.states(early)) == [at(when) for when in times if "T01" not in when]
+    assert len(site.store.schedule_runs(states={RunState.SEEN})) == 3
+    told = [r.getMessage() for r in caplog.records if "the same file" in r.getMessage()]
+    assert sorted(told) == [
+        f"schedule nightly is looked at with other times too, here it is 30 {hour} * * * in UTC: "
+        "give all schedulers the same file"
+        for hour in (2, 3)
+    ]
+
+
+def test_beside_another_copy_a_look_that_fails_is_made_up_for(site: Site) -> None:
+    early, late = site.schedule("30 2 * * *", catch_up="none"), site.schedule("30 3 * * *")
+    site.clock.now = at(EVE)
+    # Its first word is that it is there, its second what becomes of the night.
+    one = site.ticker(store=DyingStore(site.store, 2, after=False))
+    one.tick(early)
+    site.tick(late, "2026-01-01T00:01Z")
+    site.clock.now = at(NIGHT)
+    with pytest.raises(Died):
+        one.tick(early)
+    site.clock.now = at("2026-01-01T02:50Z")
+    one.tick(early)
+    assert site.states(early) == {at(NIGHT): RunState.MISSED}
+
+
+def test_what_another_one_submits_is_submitted_though_it_cannot_be_here(site: Site) -> None:
+    schedule = site.schedule("30 2 * * *")
+    site.tick(schedule, EVE)
+    site.clock.now = at(NIGHT)
+    slow = SlowClient(site.store, silent, "file:///work")
+    slow.meanwhile = lambda: site.ticker(check=no_input).tick(schedule)
+    rows = site.ticker(client=slow).tick(schedule)
+    assert [row.state for row in rows] == [RunState.QUEUED, RunState.SUBMITTED]
+    (job,) = site.store.list_jobs()
+    assert site.job_of(schedule, at(NIGHT)) == job.job_id
+
+
+def test_a_job_made_of_another_copy_of_the_file_is_the_runs_job(site: Site) -> None:
+    theirs = site.schedule("30 2 * * *", job={"verifier": "models/other"})
+    site.tick(theirs, EVE)
+    site.clock.now = at(NIGHT)
+    with pytest.raises(Died):  # before its second word: that it was submitted
+        site.ticker(store=DyingStore(site.store, 2, after=False)).tick(theirs)
+    schedule = site.schedule("30 2 * * *")
+    site.tick(schedule, "2026-01-01T02:31Z")
+    (row,) = site.store.schedule_runs()
+    (job,) = site.store.list_jobs()
+    assert (row.state, row.job_id) == (RunState.SUBMITTED, job.job_id)
+    assert str(row.reason).startswith("submitted otherwise: idempotency key")
+    assert "differs in: verifier" in str(row.reason)
+    site.tick(schedule, "2026-01-02T02:30Z")  # meets it
+    assert site.states(schedule)[at("2026-01-02T02:30Z")] is RunState.QUEUED
+
+
 # --- crashes and others who look ------------------------------------------------------------
 
 
@@ -132,6 +217,44 @@ def test_wherever_a_look_dies_the_next_one_goes_on_with_it(
     assert len(site.store.list_jobs()) == 1 + (wanted is RunState.SUBMITTED)
 
 
+def test_a_look_that_dies_before_it_cancels_is_made_up_for(site: Site) -> None:
+    schedule = site.schedule("30 2 * * *", overlap="cancel-old")
+    site.tick(schedule, EVE)
+    site.tick(schedule, NIGHT)
+    site.clock.now = at("2026-01-02T02:30Z")
+    with pytest.raises(Died):  # after its first word: that the run is due
+        site.ticker(store=DyingStore(site.store, 1, after=True)).tick(schedule)
+    site.tick(schedule, "2026-01-02T02:31Z")
+    assert set(site.states(schedule).values()) == {RunState.SUBMITTED}
+    older = site.store.get_job(site.job_of(schedule, at(NIGHT)))
+    newer = site.store.get_job(site.job_of(schedule, at("2026-01-02T02:30Z")))
+    assert (older.cancel_requested, newer.cancel_requested) == (True, False)
+    assert older.stop_reason == "schedule nightly: its run of 2026-01-02T02:30:00Z was due"
+
+
+def test_what_waited_and_is_submitted_amid_a_look_is_cancelled_too(site: Site) -> None:
+    class Amid:
+        """A store in which a second before the word on times what waits is submitted."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(site.store, name)
+
+        def note_schedule_runs(self, *args: Any) -> Any:
+            site.tick(schedule, newer - 1)
+            site.clock.now = newer
+            return site.store.note_schedule_runs(*args)
+
+    schedule = site.schedule("30 2 * * *", overlap="cancel-old")
+    newer = at("2026-01-02T02:30Z")
+    site.tick(schedule, EVE)
+    site.store.note_schedule_run(ScheduleRun("nightly", at(NIGHT), RunState.QUEUED))
+    site.clock.now = newer
+    site.ticker(store=Amid()).tick(schedule)
+    assert set(site.states(schedule).values()) == {RunState.SUBMITTED}
+    cancelled = [job.job_id for job in site.store.list_jobs() if job.cancel_requested]
+    assert cancelled == [site.job_of(schedule, at(NIGHT))]
+
+
 @pytest.mark.parametrize("overlap", ["skip", "queue", "cancel-old"])
 @pytest.mark.parametrize("catch_up", ["latest", "all"])
 def test_schedulers_at_once_submit_once(any_site: Site, catch_up: str, overlap: str) -> None:
@@ -184,10 +307,11 @@ def test_a_late_submission_of_what_was_skipped_meanwhile_is_taken_back(site: Sit
 # --- what cannot be submitted ---------------------------------------------------------------
 
 
-def test_a_job_that_cannot_be_is_noted_with_the_reason(site: Site) -> None:
-    def no_input(spec: JobSpec) -> None:
-        raise InputError(f"input {spec.input.uri} does not exist or is empty")
+def no_input(spec: JobSpec) -> None:
+    raise InputError(f"input {spec.input.uri} does not exist or is empty")
 
+
+def test_a_job_that_cannot_be_is_noted_with_the_reason(site: Site) -> None:
     schedule = site.schedule("30 2 * * *")
     site.tick(schedule, EVE)
     site.clock.now = at(NIGHT)
@@ -232,6 +356,23 @@ def test_one_time_is_submitted_by_hand_and_once(any_site: Site, overlap: str) ->
         assert row.job_id == again.job_id == any_site.job_of(schedule, at(night))
     assert len(any_site.store.list_jobs()) == 3
     assert not any(job.cancel_requested for job in any_site.store.list_jobs())
+
+
+def test_a_run_by_hand_of_an_old_time_is_met_by_the_next_one(site: Site) -> None:
+    schedule = site.schedule("0 * * * *", overlap="skip")
+    site.tick(schedule, at(EVE) - 60)
+    hours = [at(EVE) + 3600 * n for n in range(25)]
+    for hour in hours[:24]:
+        site.tick(schedule, hour)
+        site.end(site.job_of(schedule, hour))
+        site.clock.now += 600
+    (row,) = site.ticker().run_at(schedule, at("2025-11-11T02:00Z"))
+    site.tick(schedule, hours[24])
+    (met,) = site.store.schedule_runs(limit=1)
+    assert (met.state, met.reason) == (
+        RunState.SKIPPED,
+        f"job {row.job_id} of 2025-11-11T02:00:00Z was still at work",
+    )
 
 
 def test_by_hand_other_times_that_are_due_are_seen_to_first(site: Site) -> None:
