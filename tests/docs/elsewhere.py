@@ -54,6 +54,9 @@ SHARED = {
 # The file that a page's first block of YAML is said to be.
 FILES = {"howto/schedules.md": "jobs/schedules/nightly.yaml"}
 
+# A page whose commands use what another page has made.
+AFTER = {"runbooks/NightlyRunMissing.md": "howto/schedules.md"}
+
 # Where a page's command ends with another code than 0, because the page says so.
 EXIT_CODES = {
     ("howto/openai-batch.md", "submit-job"): 3,  # one of its requests is refused

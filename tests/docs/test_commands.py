@@ -13,7 +13,7 @@ import orjson
 import pytest
 import typer
 import yaml
-from docs.elsewhere import BESIDE, ELSEWHERE, EXIT_CODES, FILES, SHARED, SHARED_JOB, SHARED_PAGES
+from docs.elsewhere import AFTER, BESIDE, ELSEWHERE, EXIT_CODES, FILES, SHARED, SHARED_JOB, SHARED_PAGES
 from docs.pages import ELSEWHERE as NOT_RUN
 from docs.pages import (
     PRINTED,
@@ -85,6 +85,8 @@ def read(session: Session, night: Path, request: pytest.FixtureRequest) -> Read:
     """Runs a page, unless it was run before."""
 
     def run(page: str) -> None:
+        if page in AFTER:
+            run(AFTER[page])
         more = request.getfixturevalue("shared") if page.startswith(SHARED_PAGES) else {}
         if page not in _ran:
             run_page(session, page, night, more)
