@@ -77,19 +77,19 @@ class Guarding(Ringing):
                 self._ring_again(lease)
         except DeviceLostError as error:
             words = self._words(lease, error)
-            cut_off = self._store.release(lease, words, forgiven=error.blameless)
-            self._ring_again(lease, cut_off)
+            released = self._store.release(lease, words, forgiven=error.blameless)
+            self._ring_again(lease, released.cut_off)
             raise
         except SpecbatchError as error:
             words = self._words(lease, error)
             log.warning("job %s group %s: %s", lease.job_id, lease.group_index, words)
             damaged = isinstance(error, ObjectError)  # a file, or the storage: no row's fault
-            cut_off = self._store.release(lease, words, whole=damaged)
-            self._ring_again(lease, cut_off)
+            released = self._store.release(lease, words, whole=damaged)
+            self._ring_again(lease, released.cut_off)
         except Exception as error:
             words = self._words(lease, error)
-            cut_off = self._store.release(lease, words)
-            self._ring_again(lease, cut_off)
+            released = self._store.release(lease, words)
+            self._ring_again(lease, released.cut_off)
             if f"{type(error).__name__}: {error}" == words:
                 raise
             # Whoever logs it must see neither its words nor those of what it came from.

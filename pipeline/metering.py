@@ -6,8 +6,7 @@ commit that it refused is none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -20,7 +19,6 @@ from specbatch.pipeline.observe.metrics import Metrics
 from specbatch.pipeline.observe.metrics_endpoint import MetricsEndpoint
 from specbatch.pipeline.observe.store_metrics import StoreMetrics
 from specbatch.schemas.audit import PublishedManifest
-from specbatch.schemas.errors import FencedError
 from specbatch.schemas.records import (
     Artefact,
     Beat,
@@ -33,6 +31,7 @@ from specbatch.schemas.records import (
     Lease,
     NewGroup,
     RejectedRow,
+    Released,
     SourcePosition,
     Stage,
     StageTiming,
@@ -117,9 +116,8 @@ class MeteredStore:
         return job
 
     def fail_job(self, lease: Lease, error: str) -> None:
-        with self._refusals(lease):
+        with self._meter.asking(lease, ends=True):  # nobody tries again
             self._store.fail_job(lease, error)
-        self._meter.given_back(lease, is_failure=False)  # nobody tries again
 
     # --- leases -----------------------------------------------------------------------------
     def claim_job(self, job_id: str, stage: Stage, owner: str, lease_sec: float) -> JobWork | None:
@@ -145,21 +143,20 @@ class MeteredStore:
 
     def heartbeat(self, leases: Sequence[Lease], lease_sec: float) -> Beat:
         beat = self._store.heartbeat(leases, lease_sec)
-        for lease in beat.lost:
-            self._meter.fenced(lease)
+        self._meter.missed(beat.lost)
         return beat
 
     def release(
         self, lease: Lease, error: str, forgiven: bool = False, whole: bool = False
-    ) -> int | None:
-        cut_off = self._store.release(lease, error, forgiven, whole)
-        self._meter.given_back(lease, is_failure=not forgiven)
-        return cut_off
+    ) -> Released:
+        with self._meter.asking(lease, ends=True):
+            released = self._store.release(lease, error, forgiven, whole)
+            self._meter.given_back(lease, is_failure=released.was_held and not forgiven)
+        return released
 
     def cancel_group(self, lease: Lease) -> None:
-        with self._refusals(lease):
+        with self._meter.asking(lease, ends=True):
             self._store.cancel_group(lease)
-        self._meter.given_back(lease, is_failure=False)
 
     # --- ingest -----------------------------------------------------------------------------
     def add_groups(
@@ -170,20 +167,20 @@ class MeteredStore:
         next_row: int,
         cursor: SourcePosition,
     ) -> None:
-        with self._refusals(lease):
+        with self._meter.asking(lease):
             self._store.add_groups(lease, groups, rejected, next_row, cursor)
         self._meter.quarantined(row.code for row in rejected)
 
     def finish_ingest(self, lease: Lease, rows_total: int, models: Mapping[str, Any]) -> None:
-        with self._refusals(lease):
+        with self._meter.asking(lease):
             self._store.finish_ingest(lease, rows_total, models)
-        self._meter.done(lease)
+            self._meter.done(lease)
 
     def pause_ingest(self, lease: Lease, most_open: int) -> int:
-        with self._refusals(lease):
+        with self._meter.asking(lease):
             room = self._store.pause_ingest(lease, most_open)
-        if not room:
-            self._meter.done(lease)
+            if not room:
+                self._meter.done(lease)
         return room
 
     # --- groups -----------------------------------------------------------------------------
@@ -195,9 +192,9 @@ class MeteredStore:
         timing: StageTiming,
         spent: Spent | None = None,
     ) -> None:
-        with self._refusals(lease):
+        with self._meter.asking(lease):
             self._store.advance(lease, to, artefact, timing, spent)
-        self._meter.done(lease)
+            self._meter.done(lease)
 
     def commit_group(
         self,
@@ -206,10 +203,10 @@ class MeteredStore:
         timing: StageTiming,
         report: Mapping[str, float],
     ) -> Stage | None:
-        with self._refusals(lease):
+        with self._meter.asking(lease):
             due = self._store.commit_group(lease, completions, timing, report)
-        self._meter.recorded(lease.job_id, completions)
-        self._meter.done(lease)
+            self._meter.recorded(lease.job_id, completions)
+            self._meter.done(lease)
         return due
 
     def keep_part(
@@ -220,10 +217,10 @@ class MeteredStore:
         report: Mapping[str, float],
         spent: Spent | None = None,
     ) -> None:
-        with self._refusals(lease):
+        with self._meter.asking(lease):
             self._store.keep_part(lease, completions, timing, report, spent)
-        self._meter.recorded(lease.job_id, completions)
-        self._meter.done(lease)
+            self._meter.recorded(lease.job_id, completions)
+            self._meter.done(lease)
 
     # --- publish ----------------------------------------------------------------------------
     def finish_job(
@@ -233,20 +230,12 @@ class MeteredStore:
         error: str | None = None,
         manifest: PublishedManifest | None = None,
     ) -> None:
-        with self._refusals(lease):
+        with self._meter.asking(lease):
             self._store.finish_job(lease, state, error, manifest)
-        self._meter.done(lease)
+            self._meter.done(lease)
 
     # --- the sweeper ------------------------------------------------------------------------
     def due(self, limit: int = 1000) -> list[Bell]:
         bells = self._store.due(limit)
         self._meter.swept()
         return bells
-
-    @contextmanager
-    def _refusals(self, lease: Lease) -> Iterator[None]:
-        try:
-            yield
-        except FencedError:
-            self._meter.fenced(lease)
-            raise

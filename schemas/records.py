@@ -228,6 +228,13 @@ class GroupWork:
         return Prompts(self.prompts, self.row_start, self.rows)
 
 
+class Released(NamedTuple):
+    """What became of a unit that was to be given back."""
+
+    was_held: bool  # else the lease was lost, and nothing was done
+    cut_off: int | None = None  # index of the second half, where the group was cut
+
+
 class Beat(NamedTuple):
     """What a heartbeat tells of the leases that it named."""
 

@@ -31,6 +31,7 @@ from specbatch.schemas.records import (
     NewJob,
     Prompts,
     RejectedRow,
+    Released,
     SourcePosition,
     Stage,
     StageTiming,
@@ -157,13 +158,13 @@ class Store(
 
     def release(
         self, lease: Lease, error: str, forgiven: bool = False, whole: bool = False
-    ) -> int | None:
+    ) -> Released:
         """Give a unit back after an error: ready again, or FAILED when attempts are used up.
 
         `forgiven` takes the attempt off the count: the worker was stopped, not the work at fault.
-        A group of several rows at VERIFY or RECORD is cut in halves instead of failing, and the
-        index of the second one is returned; not so if its job is cancelled, some of its rows were
-        kept (`keep_part`), or the error is known to lie with no single row: `whole`.
+        A group of several rows at VERIFY or RECORD is cut in halves instead of failing; not so if
+        its job is cancelled, some of its rows were kept (`keep_part`), or the error is known to lie
+        with no single row: `whole`.
 
         At PROPOSE, used up attempts lead to VERIFY without drafts. A lost lease is ignored. A job
         lease (INGEST, PUBLISH) that runs out of attempts fails the job. With the cancel flag, a

@@ -25,7 +25,7 @@ from specbatch.pipeline.ledger.jobs import FREE
 from specbatch.pipeline.ledger.transactions import Now
 from specbatch.schemas import mapper
 from specbatch.schemas.audit import EntryKind
-from specbatch.schemas.records import GroupWork, JobState, JobWork, Lease, Stage
+from specbatch.schemas.records import GroupWork, JobState, JobWork, Lease, Released, Stage
 from specbatch.schemas.tables import JOB_WORK, Group, Job
 
 # --- claims ---------------------------------------------------------------------------------
@@ -243,15 +243,14 @@ def release(
     forgiven: bool,
     whole: bool,
     max_attempts: int,
-) -> int | None:
+) -> Released:
     """Ready again, or closed or cut by the rules; nothing when the lease is lost."""
     job = jobs.lock(conn, lease.job_id)
     if job is None:
-        return None
+        return Released(False)
     if lease.group_index is not None:
         return _release_group(conn, now, job, lease, error, forgiven, whole, max_attempts)
-    _release_job(conn, now, job, lease, error, forgiven, max_attempts)
-    return None
+    return _release_job(conn, now, job, lease, error, forgiven, max_attempts)
 
 
 def _release_job(
@@ -262,10 +261,10 @@ def _release_job(
     error: str,
     forgiven: bool,
     max_attempts: int,
-) -> None:
+) -> Released:
     held = (lease.generation, lease.owner, lease.stage.value)
     if (job.generation, job.lease_owner, job.stage) != held:
-        return
+        return Released(False)
     if job.cancel_requested and lease.stage is Stage.INGEST:
         jobs.leave_ingest(conn, now, lease.job_id)
     elif job.attempts - forgiven >= max_attempts:
@@ -273,6 +272,7 @@ def _release_job(
     else:
         again = {"attempts": job.attempts - forgiven, "last_error": error}
         jobs.move(conn, now, lease.job_id, lease.stage, **again)
+    return Released(True)
 
 
 def _release_group(
@@ -284,15 +284,15 @@ def _release_group(
     forgiven: bool,
     whole: bool,
     max_attempts: int,
-) -> int | None:
+) -> Released:
     held = select(*Group.__table__.c).where(*is_held(lease)).with_for_update()
     row = conn.execute(held).first()
     if row is None:
-        return None
+        return Released(False)
     spent = row.attempts - forgiven
     to = rules.stage_without_lease(lease.stage, spent, max_attempts, job.cancel_requested)
     if _ends_in_halves(job, row, to, whole):
-        return cutting.in_halves(conn, now, job, row, max_attempts, error)
+        return Released(True, cutting.in_halves(conn, now, job, row, max_attempts, error))
     attempts = spent if to is lease.stage else 0
     conn.execute(
         update(Group)
@@ -301,4 +301,4 @@ def _release_group(
     )
     head = _said_if_lost(conn, now, job, row, to, error, lease.owner)
     jobs.settle(conn, now, lease.job_id, **head)
-    return None
+    return Released(True)

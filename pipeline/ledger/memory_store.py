@@ -30,6 +30,7 @@ from specbatch.schemas.records import (
     NewGroup,
     NewJob,
     RejectedRow,
+    Released,
     SourcePosition,
     Stage,
     StageTiming,
@@ -205,17 +206,17 @@ class MemoryStore(
 
     def release(
         self, lease: Lease, error: str, forgiven: bool = False, whole: bool = False
-    ) -> int | None:
+    ) -> Released:
         with self._lock:
             unit, now = self._unit(lease), self._now()
             if unit is None or not unit.is_held_by(lease):
-                return None
+                return Released(False)
             job, error = self._jobs[lease.job_id], masked(error)
             unit.attempts -= forgiven
             if isinstance(unit, Group):
                 to = self._stage_without_lease(job, unit)
                 if self._ends_in_halves(job, unit, to, whole):
-                    return self._in_halves(job, unit, now, error)
+                    return Released(True, self._in_halves(job, unit, now, error))
                 unit.put_down(to, now, error)
                 self._say_if_lost(job, unit, error, lease.owner)
             elif job.row.cancel_requested and job.stage is Stage.INGEST:
@@ -225,7 +226,7 @@ class MemoryStore(
             else:
                 job.put_down(job.stage, now, error)
             job.settle(now)
-            return None
+            return Released(True)
 
     def cancel_group(self, lease: Lease) -> None:
         with self._lock:

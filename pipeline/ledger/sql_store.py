@@ -44,6 +44,7 @@ from specbatch.schemas.records import (
     NewJob,
     Prompts,
     RejectedRow,
+    Released,
     SourcePosition,
     Stage,
     StageTiming,
@@ -159,7 +160,7 @@ class SqlStore(AuditInSql, FiguresInSql, PrivacyInSql, ReportingInSql, Schedules
 
     def release(
         self, lease: Lease, error: str, forgiven: bool = False, whole: bool = False
-    ) -> int | None:
+    ) -> Released:
         return self._write(
             leasing.release, lease, masked(error), forgiven, whole, self._max_attempts
         )

@@ -6,16 +6,20 @@ of a job's texts (`hash-only`), both are `private`. Nothing else of a job or a r
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import fields
+from functools import wraps
+from typing import Concatenate, ParamSpec
 
 from specbatch.pipeline.observe import metric_names as names
 from specbatch.pipeline.observe.draft_counts import Drafted, by_maker
 from specbatch.pipeline.observe.metrics import Labels, Metrics
+from specbatch.schemas.errors import FencedError
 from specbatch.schemas.figures import StepFigures
 from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.provenance import TICKS_PER_SEC, Ticks
@@ -31,9 +35,32 @@ MOST_ASIDE = 256  # steps
 
 _KINDS = tuple(field.name for field in fields(Ticks))
 
+log = logging.getLogger(__name__)
+P = ParamSpec("P")
+
+
+def _harmless(
+    tell: Callable[Concatenate[Meter, P], None],
+) -> Callable[Concatenate[Meter, P], None]:
+    """The work is done by then: what goes wrong in counting it is logged once, and that is all."""
+
+    @wraps(tell)
+    def told(self: Meter, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            tell(self, *args, **kwargs)
+        except Exception:
+            if tell.__name__ not in self._broken:
+                self._broken.add(tell.__name__)
+                log.exception("metrics are incomplete from now on")
+
+    return told
+
 
 class Meter:
-    """Counts what a worker does, with one lock for all of a group. Thread-safe."""
+    """Counts what a worker does, with one lock for all of a group. Thread-safe.
+
+    What the store's listener calls raises nothing.
+    """
 
     def __init__(self, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
         self.metrics = metrics
@@ -41,10 +68,13 @@ class Meter:
         self._lock = threading.Lock()  # of what follows
         self._jobs: OrderedDict[str, tuple[str, PrivacyMode]] = OrderedDict()  # by job id
         self._claimed: dict[Lease, float] = {}  # leases in use, and since when
+        self._asked: dict[Lease, bool] = {}  # see `asking`; whether a heartbeat missed it meanwhile
+        self._broken: set[str] = set()  # what could not be counted, and was complained of
         self._turned: dict[str, dict[str, bool]] = {}  # by job id and proposer: drafting is off
         metrics.ask(names.BREAKER_OPEN, self._breakers)
 
     # --- jobs -------------------------------------------------------------------------------
+    @_harmless
     def knows(self, job: JobRow) -> None:
         """How the job is told from now on."""
         with self._lock:
@@ -65,6 +95,7 @@ class Meter:
         return NO_TAG if tag is None else tag
 
     # --- what the store took ----------------------------------------------------------------
+    @_harmless
     def recorded(self, job_id: str, records: Sequence[CompletionRecord]) -> None:
         """Completions that were committed, together."""
         job = self.job_label(job_id)
@@ -91,11 +122,13 @@ class Meter:
             metrics.count(names.COST, job, by=cost)
             metrics.count(names.BASELINE_COST, job, by=max(0.0, cost + saved_usd(records)))
 
+    @_harmless
     def quarantined(self, codes: Iterable[str]) -> None:
         for code, count in Counter(codes).items():
             self.metrics.count(names.QUARANTINED, code, by=count)
 
     # --- groups on their way ----------------------------------------------------------------
+    @_harmless
     def claimed(self, lease: Lease, waited_sec: float | None = None) -> None:
         with self._lock:
             self._claimed[lease] = self._clock()
@@ -104,6 +137,7 @@ class Meter:
         if waited_sec is not None:
             self.metrics.observe(names.QUEUE_SECONDS, max(0.0, waited_sec), lease.stage.value)
 
+    @_harmless
     def done(self, lease: Lease) -> None:
         """It got on; a group, or a job that was read or published."""
         began = self._leaves(lease)
@@ -111,11 +145,42 @@ class Meter:
             took = self._clock() - began
             self.metrics.observe(names.COMPUTE_SECONDS, took, lease.stage.value)
 
+    @_harmless
     def given_back(self, lease: Lease, is_failure: bool) -> None:
         if self._leaves(lease) is not None and is_failure:
             self.metrics.count(names.RETRIES, lease.stage.value)
 
-    def fenced(self, lease: Lease) -> None:
+    @contextmanager
+    def asking(self, lease: Lease, ends: bool = False) -> Iterator[None]:
+        """The store is asked about a lease, and what it answers is told. `ends`: whatever that is,
+        the attempt is over."""
+        with self._lock:
+            self._asked[lease] = False
+        try:
+            yield
+            if self._asked.get(lease) and not ends:
+                self._fenced(lease)  # unless it got on
+        except FencedError:
+            self._fenced(lease)
+            raise
+        finally:
+            if ends:
+                self._leaves(lease)
+            with self._lock:
+                self._asked.pop(lease, None)
+
+    @_harmless
+    def missed(self, leases: set[Lease]) -> None:
+        """A heartbeat did not find these. One that the store is asked about may just have got on,
+        so that the answer decides; the others are lost."""
+        with self._lock:
+            asked = self._asked.keys() & leases
+            self._asked |= dict.fromkeys(asked, True)
+        for lease in leases - asked:
+            self._fenced(lease)
+
+    @_harmless
+    def _fenced(self, lease: Lease) -> None:
         """Its lease is somebody else's. An attempt counts once, whoever finds that out."""
         if self._leaves(lease) is not None:
             self.metrics.count(names.FENCED, lease.stage.value)
@@ -125,9 +190,11 @@ class Meter:
             return self._claimed.pop(lease, None)
 
     # --- the sweeper ------------------------------------------------------------------------
+    @_harmless
     def swept(self) -> None:
         self.metrics.count(names.SWEEPS)
 
+    @_harmless
     def rung(self, stage: Stage) -> None:
         self.metrics.count(names.BELLS, stage.value)
 

@@ -4,20 +4,22 @@
     past.json                        sums of the processes that have ended, killed ones too
     serving-<port>.lock              held by the one of them that serves all of it
 
-A file is replaced whole, so nobody reads half of one. Whoever serves adds the dead to the past, and
-names them there, so that dying in between counts nothing twice. The past is forgotten when a
-process starts and finds that nobody else lives: then all counters begin anew together.
+A file is replaced whole (`.<process>-<file>.tmp` until then), so nobody reads half of one. Whoever
+serves adds the dead to the past, and names them there, so that dying in between counts nothing
+twice. The past is forgotten when a process starts and finds that nobody else lives: then all
+counters begin anew together.
 """
 
 from __future__ import annotations
 
 import fcntl
 import logging
+import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import orjson
 
@@ -25,6 +27,7 @@ from specbatch.pipeline.observe.metrics import Labels, Snapshot, Value, counted,
 from specbatch.schemas.errors import UsageError
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 PAST = "past.json"
 _GUARD = "folder.lock"  # held while files of others are deleted
@@ -38,6 +41,8 @@ class MetricsFolder:
         self._folder = folder
         self._name = uuid.uuid4().hex
         self._serving: IO[bytes] | None = None
+        self._writing = threading.Lock()
+        self._left_out: set[str] = set()  # files that could not be read, and were complained of
         try:
             folder.mkdir(parents=True, exist_ok=True)
             alive = self._locked(f"{self._name}.lock")
@@ -54,6 +59,7 @@ class MetricsFolder:
                 for path in others:
                     self._forget(path.stem)
                 (folder / PAST).unlink(missing_ok=True)
+                self._tidy()
 
     def serves(self, port: int) -> bool:
         """Whether this process is the one that serves the port; it may become that."""
@@ -73,22 +79,23 @@ class MetricsFolder:
     def others(self) -> list[Snapshot]:
         """What the other processes counted, and those of the past. For whoever serves."""
         with self._guarded():
-            past = self._read(PAST) or {}
-            sums, named = _snapshot(past.get("sums", {})), set(past.get("named", ()))
+            sums, named = self._read(PAST, _past) or ({}, set())
             living, dead = [], []
             for path in self._files():
                 if path.stem == self._name:
                     continue
                 if self._lives(path.stem):
-                    living.append(_snapshot(self._read(path.name) or {}))
+                    living.append(self._read(path.name, _snapshot) or {})
                 else:
                     dead.append(path.stem)
             if dead:
-                ended = [self._read(f"{name}.json") or {} for name in dead if name not in named]
-                sums = merged([sums, *(counted(_snapshot(one)) for one in ended)])
+                files = [f"{name}.json" for name in dead if name not in named]
+                ended = [self._read(file, _snapshot) or {} for file in files]
+                sums = merged([sums, *map(counted, ended)])
                 self._replace(PAST, {"sums": _plain(sums), "named": dead})
                 for name in dead:
                     self._forget(name)
+            self._tidy()
         return [sums, *living]
 
     def close(self, snapshot: Snapshot) -> None:
@@ -100,7 +107,9 @@ class MetricsFolder:
 
     # --- files ------------------------------------------------------------------------------
     def _files(self) -> list[Path]:
-        return [path for path in self._folder.glob("*.json") if path.name != PAST]
+        """Of processes. A pattern would find files with a dot before their names too."""
+        found = [path for path in self._folder.glob("*.json") if not path.name.startswith(".")]
+        return [path for path in found if path.name != PAST]
 
     def _locked(self, name: str) -> IO[bytes] | None:
         """The file, locked as long as it is open; None: somebody else has it."""
@@ -125,6 +134,14 @@ class MetricsFolder:
         for ending in ("json", "lock"):
             (self._folder / f"{name}.{ending}").unlink(missing_ok=True)
 
+    def _tidy(self) -> None:
+        """Delete what processes were writing when they died."""
+        for path in self._folder.glob(".*-*.tmp"):
+            writer, _, _ = path.name[1:].partition("-")
+            if not self._lives(writer):
+                path.unlink(missing_ok=True)
+                (self._folder / f"{writer}.lock").unlink(missing_ok=True)
+
     @contextmanager
     def _guarded(self) -> Iterator[None]:
         with (self._folder / _GUARD).open("ab") as stream:
@@ -132,23 +149,33 @@ class MetricsFolder:
             yield
 
     def _replace(self, name: str, content: dict[str, Any]) -> None:
-        fresh = self._folder / f".{self._name}-{name}"
-        fresh.write_bytes(orjson.dumps(content))
-        fresh.replace(self._folder / name)
+        fresh = self._folder / f".{self._name}-{name}.tmp"
+        with self._writing:
+            fresh.write_bytes(orjson.dumps(content))
+            fresh.replace(self._folder / name)
 
-    def _read(self, name: str) -> dict[str, Any] | None:
+    def _read(self, name: str, parse: Callable[[Any], T]) -> T | None:
+        """None for a file that is not there, and for one that makes no sense."""
         try:
-            found = orjson.loads((self._folder / name).read_bytes())
+            found = parse(orjson.loads((self._folder / name).read_bytes()))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
-            log.warning("metrics of %s are left out: %s", name, error)
+        except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+            if name not in self._left_out:
+                log.warning("metrics of %s are left out: %s", name, error)
+            self._left_out.add(name)
             return None
-        return found if isinstance(found, dict) else None
+        self._left_out.discard(name)
+        return found
 
 
 def _plain(snapshot: Snapshot) -> dict[str, Any]:
     return {name: [[list(k), v] for k, v in of.items()] for name, of in snapshot.items()}
+
+
+def _past(plain: dict[str, Any]) -> tuple[Snapshot, set[str]]:
+    """The sums, and who is in them."""
+    return _snapshot(plain["sums"]), set(plain["named"])
 
 
 def _snapshot(plain: dict[str, Any]) -> Snapshot:

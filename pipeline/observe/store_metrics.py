@@ -1,6 +1,7 @@
 """Figures of the whole store as metrics: read when somebody asks, and kept for a moment.
 
-A scrape never waits long for the store: where that is out of reach, its figures are left out.
+A scrape never waits long for the store: one that is slow is shown as it last was, for a while; of
+one that is out of reach there are no figures.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 
 FRESH_SEC = 5.0  # for which figures are not read anew
 PATIENCE_SEC = 3.0  # that a scrape waits for them
+KEPT_SEC = 60.0  # for which the last ones are shown while reading takes longer than that
 
 
 class StoreMetrics:
@@ -45,7 +47,7 @@ class StoreMetrics:
         self._clock = clock
         self._lock = threading.Lock()  # of what follows
         self._figures: StoreFigures | None = None
-        self._at = 0.0  # when they were asked for
+        self._at = 0.0  # when they were there
         self._reading: threading.Thread | None = None
 
     def collect(self) -> Iterator[Family]:
@@ -58,27 +60,27 @@ class StoreMetrics:
 
     def _fresh(self) -> StoreFigures | None:
         with self._lock:
-            if self._is_fresh():
-                return self._figures
+            if figures := self._younger_than(self._fresh_sec):
+                return figures
             if self._reading is None:
                 self._reading = threading.Thread(target=self._refresh, name="figures", daemon=True)
                 self._reading.start()
             reading = self._reading
         reading.join(self._patience_sec)
         with self._lock:
-            return self._figures if self._is_fresh() else None
+            return self._younger_than(KEPT_SEC)
 
-    def _is_fresh(self) -> bool:
-        return self._figures is not None and self._clock() - self._at < self._fresh_sec
+    def _younger_than(self, sec: float) -> StoreFigures | None:
+        return self._figures if self._clock() - self._at < sec else None
 
     def _refresh(self) -> None:
-        at, figures = self._clock(), None
+        figures = None
         try:
             figures = self._read()
         except Exception as error:  # the scrape says that it is not up; the worker goes on
             log.warning("no figures of the store: %s", error)
         with self._lock:
-            self._figures, self._at, self._reading = figures, at, None
+            self._figures, self._at, self._reading = figures, self._clock(), None
 
 
 def store_values(figures: StoreFigures | None) -> dict[Metric, dict[Labels, float]]:

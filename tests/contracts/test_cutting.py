@@ -44,7 +44,7 @@ def fail(store: Store, index: int, attempts: int = 3, stage: Stage = Stage.VERIF
     """Use up attempts as a poisoned row would; what the last release gave back."""
     cut_off = None
     for _ in range(attempts):
-        cut_off = store.release(claim(store, index, stage).lease, "the engine fell over")
+        cut_off = store.release(claim(store, index, stage).lease, "the engine fell over").cut_off
     return cut_off
 
 
@@ -155,8 +155,8 @@ def test_a_cancelled_group_is_not_cut(store: Store) -> None:
     fail(store, 1, 2, Stage.RECORD)
     recording = claim(store, 1, Stage.RECORD).lease
     store.request_cancel(JOB)
-    assert store.release(held, "stopped") is None
-    assert store.release(recording, "broken") is None
+    assert store.release(held, "stopped") == (True, None)
+    assert store.release(recording, "broken") == (True, None)
     assert [(i, word) for i, word, *_ in store.failed_groups(JOB)] == [
         (0, "cancelled"),
         (1, "failed"),

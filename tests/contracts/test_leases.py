@@ -78,7 +78,7 @@ def test_an_expired_lease_can_be_taken_over_and_the_old_holder_is_fenced(
         store.advance(old, Stage.RECORD, RESULTS, NO_TIME)
     with pytest.raises(FencedError):
         store.cancel_group(old)
-    store.release(old, "too late")
+    assert not store.release(old, "too late").was_held
     assert store.heartbeat([old, new], LEASE_SEC) == ({old}, set(), set())
     store.advance(new, Stage.RECORD, RESULTS, NO_TIME)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 from ledger.builders import JOB, LEASE_SEC, Clock, completion, new_group, new_job, position
 
+from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.memory_store import MemoryStore
 from specbatch.pipeline.metering import metered
 from specbatch.pipeline.observe import metric_names as names
@@ -15,7 +18,7 @@ from specbatch.pipeline.observe.draft_counts import UNTOLD, Drafted, by_maker
 from specbatch.pipeline.observe.meter import NO_TAG, PRIVATE, Meter
 from specbatch.pipeline.observe.metric_names import Metric
 from specbatch.pipeline.observe.metrics import Metrics
-from specbatch.schemas.errors import FencedError
+from specbatch.schemas.errors import FencedError, StoreError
 from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.provenance import NO_PROVENANCE, Provenance
 from specbatch.schemas.records import (
@@ -81,12 +84,50 @@ def test_drafts_are_their_maker_s_and_add_up(
 
 
 # --- a store that is listened to ----------------------------------------------------------------
+class Watched(MemoryStore):
+    """What a test does before a lease is used, and right after the store has answered."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(max_attempts=3, clock=clock)
+        self.before: Callable[[], object] = lambda: None
+        self.after: Callable[[], object] = lambda: None
+
+    def _watched(self, call: Callable[[], Any]) -> Any:
+        self.before()
+        found = call()
+        self.after()
+        return found
+
+    def add_groups(self, *args: Any, **kwargs: Any) -> None:
+        self._watched(partial(super().add_groups, *args, **kwargs))
+
+    def commit_group(self, *args: Any, **kwargs: Any) -> Any:
+        return self._watched(partial(super().commit_group, *args, **kwargs))
+
+    def release(self, *args: Any, **kwargs: Any) -> Any:
+        return self._watched(partial(super().release, *args, **kwargs))
+
+    def cancel_group(self, *args: Any, **kwargs: Any) -> None:
+        self._watched(partial(super().cancel_group, *args, **kwargs))
+
+
+class BreakingMetrics(Metrics):
+    """Counts until it is broken."""
+
+    is_broken = False
+
+    def count(self, *args: Any, **kwargs: Any) -> None:
+        assert not self.is_broken
+        super().count(*args, **kwargs)
+
+
 class Site:
     def __init__(self, **job: Any) -> None:
         self.clock = Clock()
-        self.metrics = Metrics()
+        self.metrics = BreakingMetrics()
         self.meter = Meter(self.metrics, self.clock)
-        self.store = metered(MemoryStore(max_attempts=3, clock=self.clock), self.meter)
+        self.bare = Watched(self.clock)
+        self.store = metered(self.bare, self.meter)
         self.store.create_job(new_job(**job))
         lease = self.claim_job(Stage.INGEST)
         groups = [new_group(index) for index in range(3)]
@@ -105,6 +146,14 @@ class Site:
         work = self.store.claim_group(JOB, index, stage, owner, LEASE_SEC)
         assert work is not None
         return work.lease
+
+    def lose(self, lease: Lease) -> None:
+        """Somebody else has the group, or the job, from now on."""
+        self.clock.advance(LEASE_SEC + 1)
+        if lease.group_index is None:
+            assert self.bare.claim_job(lease.job_id, lease.stage, "w2", LEASE_SEC)
+        else:
+            assert self.bare.claim_group(JOB, lease.group_index, lease.stage, "w2", LEASE_SEC)
 
     def verified(self, index: int) -> Lease:
         artefact = new_group(0).prompts
@@ -164,6 +213,92 @@ def test_a_commit_that_is_refused_counts_nothing_but_itself() -> None:
     assert site.series(names.FENCED) == {("record",): 1}, "an attempt is lost once"
     site.store.commit_group(mine, [record()], NO_TIME, {})
     assert site.total(names.EMITTED) == 7
+
+
+def test_a_lost_lease_is_told_by_a_heartbeat_alone() -> None:
+    site = Site()
+    lease = site.claim(0)
+    site.lose(lease)
+    for _ in range(2):
+        site.store.heartbeat([lease], LEASE_SEC)
+    assert site.series(names.FENCED) == {("verify",): 1}
+
+
+def test_a_heartbeat_right_behind_the_end_takes_it_for_no_loss() -> None:
+    site = Site()
+    leases = kept, returned, stopped = site.verified(0), site.claim(1), site.claim(2)
+    lost: list[int] = []
+    site.bare.after = lambda: lost.append(len(site.store.heartbeat(leases, LEASE_SEC).lost))
+    site.store.commit_group(kept, [record()], NO_TIME, {})
+    site.store.release(returned, "it broke")
+    site.store.cancel_group(stopped)
+    assert lost == [1, 2, 3], "it came before the worker knew that they had ended"
+    assert site.series(names.FENCED) == {}
+    assert site.series(names.RETRIES) == {("verify",): 1}
+    assert ("record",) in site.series(names.COMPUTE_SECONDS)
+
+
+def test_a_lease_that_is_lost_while_its_input_is_stored_is_told() -> None:
+    site = Site()
+    other = new_job("job00000000000002")
+    site.store.create_job(other)
+    work = site.store.claim_job(other.job_id, Stage.INGEST, "w1", LEASE_SEC)
+    assert work is not None
+    lease = work.lease
+
+    def lose() -> None:
+        site.lose(lease)
+        site.store.heartbeat([lease], LEASE_SEC)
+
+    site.bare.after = lose
+    site.store.add_groups(lease, [new_group(0)], [], 4, position(4))
+    assert site.series(names.FENCED) == {("ingest",): 1}
+
+
+def test_a_lost_lease_that_is_given_back_is_no_retry() -> None:
+    site = Site()
+    lease = site.claim(0)
+    site.lose(lease)
+    site.store.release(lease, "too late")
+    assert site.series(names.RETRIES) == {}
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda store, lease: store.release(lease, "it broke"),
+        lambda store, lease: store.cancel_group(lease),
+    ],
+    ids=["given back", "stopped"],
+)
+def test_a_group_that_ends_without_the_store_is_not_here_any_more(
+    end: Callable[[Store, Lease], object],
+) -> None:
+    site = Site()
+    lease = site.claim(0)
+    site.meter.turned(JOB, "ngram", True)
+
+    def is_away() -> None:
+        raise StoreError("the database is out of reach")
+
+    site.bare.before = is_away
+    with pytest.raises(StoreError):
+        end(site.store, lease)
+    assert site.metrics.read()[names.BREAKER_OPEN.name] == {}
+    assert site.series(names.RETRIES) == {}
+
+
+def test_what_cannot_be_counted_is_kept_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    site = Site()
+    first, second, lost = site.verified(0), site.verified(1), site.claim(2)
+    site.metrics.is_broken = True
+    for row, lease in ((0, first), (4, second)):
+        assert site.store.commit_group(lease, [record(row)], NO_TIME, {}) is None
+    assert site.store.progress(JOB).completion_tokens == 14
+    assert len(caplog.records) == 1, "it is told once"
+    site.lose(lost)
+    with pytest.raises(FencedError):
+        site.store.cancel_group(lost)
 
 
 def test_rows_kept_of_a_stopped_group_count_too() -> None:

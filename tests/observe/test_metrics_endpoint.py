@@ -13,7 +13,12 @@ from specbatch.pipeline.observe import metric_names as names
 from specbatch.pipeline.observe.metric_names import METRICS
 from specbatch.pipeline.observe.metrics import Metrics
 from specbatch.pipeline.observe.metrics_endpoint import MetricsEndpoint
-from specbatch.pipeline.observe.store_metrics import StoreMetrics, store_values
+from specbatch.pipeline.observe.store_metrics import (
+    FRESH_SEC,
+    KEPT_SEC,
+    StoreMetrics,
+    store_values,
+)
 from specbatch.schemas.backlog import Backlog, StageBacklog, WorkerNow
 from specbatch.schemas.errors import MissingExtraError, StoreError, UsageError
 from specbatch.schemas.figures import StoreFigures
@@ -142,6 +147,65 @@ def test_a_store_that_does_not_answer_holds_no_scrape_up() -> None:
         if reading is not None:
             reading.join()
         assert scrape(port).total("specbatch_store_up") == 1
+    finally:
+        endpoint.close()
+
+
+def test_figures_that_take_long_are_shown_and_kept_for_a_while() -> None:
+    asked: list[float] = []
+    time, may_come = [100.0], threading.Event()
+
+    def read() -> StoreFigures:
+        asked.append(time[0])
+        assert may_come.wait(60)
+        return FIGURES
+
+    def come() -> None:
+        reading = source._reading
+        assert reading is not None
+        may_come.set()
+        reading.join()
+        may_come.clear()
+
+    source = StoreMetrics(read, patience_sec=0.01, clock=lambda: time[0])
+    endpoint, port = served(source)
+    try:
+        assert scrape(port).total("specbatch_store_up") == 0, "nothing was ever read"
+        time[0] += FRESH_SEC
+        come()
+        assert scrape(port).total("specbatch_store_up") == 1
+        assert asked == [100.0], "they are fresh from when they came"
+        time[0] += KEPT_SEC - 1
+        said = scrape(port)
+        assert said.total("specbatch_store_up") == 1
+        assert said.total("specbatch_groups") == 5
+        time[0] += 1
+        said = scrape(port)
+        assert said.total("specbatch_store_up") == 0
+        assert no_figures(said)
+        come()
+        assert scrape(port).total("specbatch_store_up") == 1
+        assert len(asked) == 2
+    finally:
+        may_come.set()
+        endpoint.close()
+
+
+def test_of_a_store_that_refuses_nothing_is_kept() -> None:
+    answers, time = [FIGURES], [100.0]
+
+    def read() -> StoreFigures:
+        if not answers:
+            raise StoreError("the database is out of reach")
+        return answers.pop()
+
+    endpoint, port = served(StoreMetrics(read, clock=lambda: time[0]))
+    try:
+        assert scrape(port).total("specbatch_store_up") == 1
+        time[0] += FRESH_SEC
+        said = scrape(port)
+        assert said.total("specbatch_store_up") == 0
+        assert no_figures(said)
     finally:
         endpoint.close()
 

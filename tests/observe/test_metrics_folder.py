@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from specbatch.pipeline.observe import metric_names as names
-from specbatch.pipeline.observe.metrics import Metrics
-from specbatch.pipeline.observe.metrics_folder import MetricsFolder
+from specbatch.pipeline.observe.metrics import Metrics, Snapshot
+from specbatch.pipeline.observe.metrics_folder import PAST, MetricsFolder
 from specbatch.schemas.errors import UsageError
 from support.scraping import scrape
 from support.servers import free_port
@@ -174,29 +174,110 @@ def test_dying_while_the_dead_are_added_up_counts_nothing_twice(tmp_path: Path) 
     (file,) = tmp_path.glob(f"{dead._name}.json")
     content = file.read_bytes()
 
-    def sweeps() -> float:
-        return sum(
-            value
-            for sums in serving.others()
-            for value in sums.get(names.SWEEPS.name, {}).values()
-            if isinstance(value, int)
-        )
-
-    assert sweeps() == 5
+    assert sweeps_beside(serving) == 5
     file.write_bytes(content)  # as if it had not come to deleting it
-    assert sweeps() == 5
+    assert sweeps_beside(serving) == 5
     assert not file.exists()
     serving.close({})
 
 
-def test_a_file_that_cannot_be_read_costs_its_own_figures_only(tmp_path: Path) -> None:
-    serving, other = MetricsFolder(tmp_path), MetricsFolder(tmp_path)
+def sweeps_beside(serving: MetricsFolder) -> float:
+    """What the other processes counted."""
+    found = [one.get(names.SWEEPS.name, {}).values() for one in serving.others()]
+    return sum(value for values in found for value in values if isinstance(value, int))
+
+
+def counted(sweeps: int) -> Snapshot:
     metrics = Metrics()
-    metrics.count(names.SWEEPS, by=5)
-    other.write(metrics.read())
-    (tmp_path / "broken.json").write_text("{")
-    assert [s[names.SWEEPS.name] for s in serving.others() if names.SWEEPS.name in s][-1] == {(): 5}
+    metrics.count(names.SWEEPS, by=sweeps)
+    return metrics.read()
+
+
+@contextmanager
+def at_replacing(do: Callable[[], None]) -> Iterator[None]:
+    """`do` runs once, when a file is written and not yet in its place."""
+    replace = Path.replace
+
+    def replacing(path: Path, target: Path) -> Path:
+        patch.undo()
+        do()
+        return replace(path, target)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "replace", replacing)
+        yield
+
+
+class KilledError(Exception):
+    """Stands for SIGKILL: nothing of the process runs any more."""
+
+
+def kill() -> None:
+    raise KilledError
+
+
+def test_a_file_that_is_being_written_is_nobody_s(tmp_path: Path) -> None:
+    serving, other = MetricsFolder(tmp_path), MetricsFolder(tmp_path)
+    other.write(counted(5))
+    seen: list[float] = []
+    with at_replacing(lambda: seen.append(sweeps_beside(serving))):
+        other.write(counted(9))
+    assert seen == [5]
+    assert sweeps_beside(serving) == 9
     for folder in (serving, other):
+        folder.close({})
+
+
+def test_who_is_killed_while_it_writes_counts_once_and_leaves_nothing(tmp_path: Path) -> None:
+    serving, killed, newborn = (MetricsFolder(tmp_path) for _ in range(3))
+    killed.write(counted(5))
+    for folder in (killed, newborn):  # the latter had written nothing before
+        with at_replacing(kill), pytest.raises(KilledError):
+            folder.write(counted(9))
+        folder._alive.close()
+    assert sweeps_beside(serving) == 5
+    assert sweeps_beside(serving) == 5
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"past.json", "folder.lock", f"{serving._name}.lock"}
+    serving.close({})
+
+
+def test_who_is_killed_while_it_adds_up_the_dead_leaves_that_to_the_next(tmp_path: Path) -> None:
+    killed, dead, serving = (MetricsFolder(tmp_path) for _ in range(3))
+    dead.close(counted(5))
+    with at_replacing(kill), pytest.raises(KilledError):
+        killed.others()
+    killed._alive.close()
+    assert sweeps_beside(serving) == 5
+    assert not list(tmp_path.glob(".*"))
+    serving.close({})
+
+
+def test_who_begins_anew_removes_what_was_being_written(tmp_path: Path) -> None:
+    killed = MetricsFolder(tmp_path)
+    with at_replacing(kill), pytest.raises(KilledError):
+        killed.write(counted(5))
+    killed._alive.close()
+    MetricsFolder(tmp_path).close({})
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"sums": {"named": 1}}', '{"x": [[[[]], 1]]}'])
+def test_a_file_that_makes_no_sense_costs_its_own_figures_only(
+    tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    serving, other, broken = (MetricsFolder(tmp_path) for _ in range(3))
+    other.write(counted(5))
+    files = [PAST, f"{broken._name}.json"]
+    for name in files:
+        (tmp_path / name).write_text(content)
+    for _ in range(2):
+        assert sweeps_beside(serving) == 5
+    told = [record.getMessage() for record in caplog.records]
+    assert [line.partition(" are left out: ")[0] for line in told] == [
+        f"metrics of {name}" for name in files
+    ]
+    for folder in (serving, other, broken):
         folder.close({})
 
 
