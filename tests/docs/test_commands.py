@@ -13,7 +13,16 @@ import orjson
 import pytest
 import typer
 import yaml
-from docs.elsewhere import AFTER, BESIDE, ELSEWHERE, EXIT_CODES, FILES, SHARED, SHARED_JOB, SHARED_PAGES
+from docs.elsewhere import (
+    AFTER,
+    BESIDE,
+    ELSEWHERE,
+    EXIT_CODES,
+    FILES,
+    SHARED,
+    SHARED_JOB,
+    SHARED_PAGES,
+)
 from docs.pages import ELSEWHERE as NOT_RUN
 from docs.pages import (
     PRINTED,
