@@ -125,6 +125,11 @@ class JobClient:
         job, created = self._client.submit(as_spec(spec, base), key)
         return Submitted(job.job_id, job.state, created)
 
+    def find(self, tenant: str, key: str) -> str | None:
+        """The id of the tenant's job that was submitted with this key; None: there is none."""
+        job = self._client.find(tenant, key)
+        return None if job is None else job.job_id
+
     def poll(self, job_id: str) -> Standing:
         """How the job stands: one look at one row. Raises `JobNotFoundError`, `StoreError`."""
         job = self._client.job(job_id)

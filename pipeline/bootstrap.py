@@ -138,6 +138,8 @@ class Worker:
             counts = (self.refills.asked, self.refills.answers, followed)
             log.info("refills: %d asked for, %d answered, %d followed", *counts)
         for host in self.engines:
+            host.stop()  # all, before one is waited for
+        for host in self.engines:
             host.close()
         if self.knowledge is not None:
             self.knowledge.close()

@@ -99,6 +99,11 @@ class Client:
         job = self._store.get_job(job_id)
         return job.idempotency_key == self._privacy.idempotency_key(job.tenant, key)
 
+    def find(self, tenant: str, key: str) -> JobRow | None:
+        """The tenant's job that was submitted with this idempotency key, if one was."""
+        kept = self._privacy.idempotency_key(tenant, key)
+        return self._store.job_of_key(kept) if kept else None
+
     def jobs(self, limit: int = 50, state: JobState | None = None) -> list[JobRow]:
         return self._store.list_jobs(limit, state)
 

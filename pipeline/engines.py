@@ -105,7 +105,8 @@ class Engines(Protocol):
         ...
 
     def service(self, spec: EngineSpec) -> Service:
-        """The engine for a job's dtype, exactness and weights. Raises `MissingExtraError`."""
+        """The engine for a job's dtype, exactness and weights. Raises `MissingExtraError`, and
+        `RequestCancelledError` once it is stopped."""
         ...
 
     def pins(self, wanted: SpeculationSpec) -> Mapping[str, str]:
@@ -122,6 +123,10 @@ class Engines(Protocol):
 
     def hint(self, request_id: str, position: int, token_ids: tuple[int, ...]) -> None:
         """What may follow the first `position` output tokens of a request."""
+        ...
+
+    def stop(self) -> None:
+        """Begin to close, and wait for nothing: tickets fail at once where no step runs."""
         ...
 
     def close(self) -> None:

@@ -74,10 +74,11 @@ class LastWord:
 
 
 class Farewell:
-    """Lets tasks end for a while once a signal asks the worker to; then engines are closed.
+    """Lets tasks end for a while once a signal asks the worker to; then engines are stopped.
 
     Celery waits for its tasks for as long as they take, which may be longer than an orchestrator
-    does. A task whose engine closes gives its group back.
+    does. A task whose engine stops gives its group back; no engine is waited for here, as one may
+    be loading its model.
     """
 
     def __init__(self, worker: Worker, patience_sec: float) -> None:
@@ -105,7 +106,7 @@ class Farewell:
         if not self._is_over.wait(self._patience_sec):
             log.info("groups in hand are given back")
             for host in self._worker.engines:
-                host.close()
+                host.stop()
 
 
 def queue_names(kinds: tuple[str, ...], verifier: str | None, proposer: str | None) -> list[str]:

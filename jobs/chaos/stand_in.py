@@ -260,6 +260,10 @@ class StandInHost:
     def stepping_since(self) -> int | None:
         return self._service.stepping_since
 
-    def close(self) -> None:
+    def stop(self) -> None:
         self._pause.set()
+        self._service.stop()
+
+    def close(self) -> None:
+        self.stop()
         self._service.close()

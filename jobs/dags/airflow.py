@@ -100,8 +100,10 @@ class SpecbatchOperator(BaseOperator):
             job_id = attach(client, spec, place, self.on_partial)
         except UsageError as error:  # the same with every try
             raise AirflowFailException(str(error)) from error
-        context["ti"].xcom_push(key=JOB_KEY, value=job_id)
-        self._running = (job_id, place)
+        try:
+            context["ti"].xcom_push(key=JOB_KEY, value=job_id)
+        finally:
+            self._hold(job_id, place)
         if self.deferrable and not client.poll(job_id).is_final:
             self._wait_in_the_triggerer(job_id, place)  # does not come back here
         return self._end(wait(client, job_id, place, self.poll_sec, self._pause), context)
@@ -110,22 +112,34 @@ class SpecbatchOperator(BaseOperator):
         """The trigger has fired: the job has ended."""
         client, place = SpecbatchHook(self.conn_id).get_conn(), place_of(context)
         if revive(client, client.poll(event["job_id"]), place):
+            self._hold(event["job_id"], place)
             self._wait_in_the_triggerer(event["job_id"], place)
         return self._end(client.outcome(event["job_id"]), context)
+
+    def _hold(self, job_id: str, place: Place) -> None:
+        """From here on a kill finds the job, and one that came before does now: while the job was
+        submitted it had no id, and the line to Airflow, which tells who kills, may have been held.
+        """
+        self._running = (job_id, place)
+        if self._is_ending and self._leave(job_id, place):
+            raise AirflowException("ended by a user while its job was submitted")
 
     def on_kill(self) -> None:
         """Cancel the job where a user has ended the task, and only leave it everywhere else:
         where a worker is shut down or a time limit has passed, the next try finds it.
         """
         self._is_ending = True
-        if self._running is None:
-            return
-        job_id, place = self._running
+        if self._running is not None:
+            self._leave(*self._running)
+
+    def _leave(self, job_id: str, place: Place) -> bool:
+        """Whether the job was cancelled."""
         if was_killed_in_time(place.dag, place.run, place.task, int(place.index)):
             SpecbatchHook(self.conn_id).get_conn().cancel(job_id, place.killed)
             self.log.info("job %s cancelled: its task was ended by a user", job_id)
-        else:
-            self.log.info("job %s goes on without this process", job_id)
+            return True
+        self.log.info("job %s goes on without this process", job_id)
+        return False
 
     def _pause(self, seconds: float) -> None:
         until = time.monotonic() + seconds

@@ -63,6 +63,17 @@ def attach(client: JobClient, spec: JobSpec, place: Place, on_partial: OnPartial
     return job.job_id
 
 
+def cancel_with_task(client: JobClient, spec: JobSpec, place: Place) -> str | None:
+    """Cancel the place's job, also where its id never came back from the store; the id.
+
+    None: no job was submitted.
+    """
+    job_id = client.find(spec.tenant, place.key(spec))
+    if job_id is not None:
+        client.cancel(job_id, place.killed)
+    return job_id
+
+
 def revive(client: JobClient, standing: Standing, place: Place) -> bool:
     """Have the rest of a job done that an earlier try's kill cancelled: this try was asked for
     since. A job that somebody else stopped, or its deadline or budget did, stays as it is.

@@ -48,12 +48,14 @@ from specbatch.jobs.dags.attaching import (
     Place,
     Verdict,
     attach,
+    cancel_with_task,
     check_on_partial,
     judge,
     remedy,
     wait,
 )
 from specbatch.schemas.errors import UsageError
+from specbatch.schemas.spec import JobSpec
 
 RESOURCE = "specbatch"  # the key under which the op and the asset ask for the resource
 _ENDED_BY_A_USER = (DagsterRunStatus.CANCELING, DagsterRunStatus.CANCELED)
@@ -103,17 +105,19 @@ class SpecbatchResource(ConfigurableResource):
         Raises `Failure` with the outcome's metadata where the end is a failure; what another try
         cannot mend is not retried. Where the outcome is to be skipped, its state says so.
         """
-        place = place_of(context)
+        place, base = place_of(context), Path(self.base) if self.base else None
+        wanted = None
         try:
-            base = Path(self.base) if self.base else None
-            job_id = attach(self.client, as_spec(spec, base), place, on_partial)
-        except UsageError as error:
-            raise Failure(str(error), allow_retries=False) from error
-        context.log.info(f"waiting for job {job_id}")
-        try:
+            try:
+                wanted = as_spec(spec, base)
+                job_id = attach(self.client, wanted, place, on_partial)
+            except UsageError as error:
+                raise Failure(str(error), allow_retries=False) from error
+            context.log.info(f"waiting for job {job_id}")
             outcome = wait(self.client, job_id, place, self.poll_sec)
         except (DagsterExecutionInterruptedError, KeyboardInterrupt):
-            self._interrupted(context, job_id, place)
+            if wanted is not None:
+                self._interrupted(context, wanted, place)
             raise
         verdict = judge(outcome, on_partial)
         if verdict in (Verdict.FAIL, Verdict.GIVE_UP):
@@ -125,11 +129,15 @@ class SpecbatchResource(ConfigurableResource):
         (context.log.warning if outcome.rows_failed else context.log.info)(outcome.in_words)
         return outcome
 
-    def _interrupted(self, context: OpExecutionContext, job_id: str, place: Place) -> None:
-        """Cancel the job where somebody ends the run; a process that is shut down leaves it."""
+    def _interrupted(self, context: OpExecutionContext, spec: JobSpec, place: Place) -> None:
+        """Cancel the job where somebody ends the run; a process that is shut down leaves it.
+
+        The job may be there before its id is: an interrupt comes at any moment.
+        """
         run = context.instance.get_run_by_id(context.run_id)
-        if run is not None and run.status in _ENDED_BY_A_USER:
-            self.client.cancel(job_id, place.killed)
+        if run is None or run.status not in _ENDED_BY_A_USER:
+            return
+        if (job_id := cancel_with_task(self.client, spec, place)) is not None:
             context.log.info(f"job {job_id} cancelled: its run was ended by a user")
 
 

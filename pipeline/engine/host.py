@@ -30,6 +30,7 @@ from specbatch.pipeline.engine.service import EngineService
 from specbatch.pipeline.engine.stats import EngineStats
 from specbatch.pipeline.engine.torch_decoder import TorchDecoder
 from specbatch.pipeline.policy.knowledge import Knowledge
+from specbatch.schemas.errors import RequestCancelledError
 from specbatch.schemas.spec import EngineSpec, Weights
 from specbatch.schemas.speculation_spec import SpeculationSpec
 
@@ -87,14 +88,18 @@ class EngineHost:
         self._drift_every = drift_every
         self._memory_of = memory_of  # what earlier engines learned of their machines
         self._services: dict[EngineSpec, EngineService] = {}
+        self._stopped = False
         self._lock = threading.Lock()
 
     def service(self, spec: EngineSpec) -> EngineService:
-        """The engine for a job's dtype, exactness and weights. Raises `MissingExtraError`."""
+        """The engine for a job's dtype, exactness and weights. Raises `MissingExtraError`, and
+        `RequestCancelledError` once the worker ends: nobody would wait for another engine."""
         check_weights(spec.verifier_weights)
         if self.proposer is not None:
             check_weights(spec.proposer_weights)
         with self._lock:
+            if self._stopped:
+                raise RequestCancelledError("the engines were closed")
             if spec not in self._services:
                 self._services[spec] = EngineService(
                     partial(self.make_engine, spec),
@@ -134,7 +139,16 @@ class EngineHost:
         begun = [s for service in self._all() if (s := service.stepping_since) is not None]
         return min(begun, default=None)
 
+    def stop(self) -> None:
+        """As `close` does, without waiting."""
+        with self._lock:
+            self._stopped = True
+        for service in self._all():
+            service.stop()
+
     def close(self) -> None:
+        """Stop after the current steps; open tickets fail with `RequestCancelledError`."""
+        self.stop()  # all of them, before one is waited for
         for service in self._all():
             service.close()
 

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 KEEP_EVERY = 2000  # measured steps between two notes of what was learned
 KEEP_AT_END = 50
+CLOSED = "the engine was closed"
 MAX_HINTS = 256  # that wait for the next step; beyond that the oldest are dropped
 
 
@@ -53,6 +54,7 @@ class EngineService:
         self._keep = keep
         self._kept_at = 0  # observations
         self._inbox: deque[Ticket] = deque()
+        self._arrived: list[Ticket] = []  # taken out of it last, maybe for an engine to be made
         self._cancelled: set[str] = set()
         self._asked_back: dict[Ticket, Units] = {}
         self._tickets: dict[str, Ticket] = {}  # by request id
@@ -105,11 +107,21 @@ class EngineService:
             self._cancelled.add(job_id)
             self._changed.notify()
 
-    def close(self) -> None:
-        """Stop after the current step; open tickets fail with `RequestCancelledError`."""
+    def stop(self) -> None:
+        """As `close` does, without waiting. Where no step runs, tickets fail at once: the thread
+        may make an engine, or wait until another one is made, which takes minutes.
+        """
         with self._changed:
             self._closing = True
             self._changed.notify()
+            if self._stepping_since is None:
+                # A list of them is made in one go, whatever the thread does meanwhile.
+                for ticket in [*self._inbox, *self._arrived, *list(self._tickets.values())]:
+                    ticket.fail(RequestCancelledError(CLOSED))
+
+    def close(self) -> None:
+        """Stop after the current step; open tickets fail with `RequestCancelledError`."""
+        self.stop()
         self._thread.join()
         self._past, self._engine = self.stats, None  # its memory must not wait for ours
 
@@ -133,14 +145,14 @@ class EngineService:
                     or self._tickets
                 ):
                     self._changed.wait()
-                arrived = list(self._inbox)
+                arrived = self._arrived = list(self._inbox)
                 self._inbox.clear()
                 cancelled, self._cancelled = self._cancelled, set()
                 asked_back, self._asked_back = self._asked_back, {}
                 closing = self._closing
             if closing:
                 self._learn(at_end=True)
-                self._fail_all(arrived, RequestCancelledError("the engine was closed"))
+                self._fail_all(arrived, RequestCancelledError(CLOSED))
                 return
             try:
                 self._step(arrived, cancelled, asked_back)
@@ -178,8 +190,12 @@ class EngineService:
         if self._engine is None:
             # Loading sets torch's default dtype for every thread: no other engine may step then.
             with self._gate:
-                self._engine = self._make_engine()
-            self._kept_at = self._engine.knowledge.step_time.observations  # by an earlier one
+                if not self._closing:
+                    self._engine = self._make_engine()
+                    self._kept_at = self._engine.knowledge.step_time.observations  # earlier
+        if self._closing or self._engine is None:  # meanwhile; nobody waits for a step any more
+            self._fail_all(arrived, RequestCancelledError(CLOSED))
+            return
         for ticket in arrived:
             self._supersede(ticket, self._engine)
             self._engine.prime(ticket.job_id, ticket.priors)
@@ -204,8 +220,8 @@ class EngineService:
     def _deliver_step(self, engine: SteppingEngine) -> None:
         with self._gate:
             self._stepping_since = now()
-            try:
-                finished = engine.step()
+            try:  # `stop` sets its flag first and then looks at ours: no step runs unseen
+                finished = [] if self._closing else engine.step()
             finally:
                 self._stepping_since = None  # what it took is with the tickets
         self._deliver(finished)

@@ -121,8 +121,11 @@ class Ticket:
         return len(self.completions) + 1 == len(self.requests)
 
     def fail(self, error: EngineError) -> None:
-        self._error = self._error or error
-        self._end()
+        """From any thread. Where all is done already, it stays so."""
+        with self._news:
+            if not self._done.is_set():
+                self._error = error
+                self._end()
 
     def _end(self) -> None:
         with self._news:

@@ -58,6 +58,10 @@ class Store(
         """Raises `JobNotFoundError`. A unique prefix of at least 6 characters is enough."""
         ...
 
+    def job_of_key(self, key: str) -> JobRow | None:
+        """The job that was created with this idempotency key, if one was."""
+        ...
+
     def list_jobs(self, limit: int = 50, state: JobState | None = None) -> list[JobRow]:
         """Newest first."""
         ...

@@ -65,6 +65,11 @@ class MemoryStore(
         with self._lock:
             return self._row(self._job(job_id))
 
+    def job_of_key(self, key: str) -> JobRow | None:
+        with self._lock:
+            found = (job for job in self._jobs.values() if job.row.idempotency_key == key)
+            return next(map(self._row, found), None)
+
     def list_jobs(self, limit: int = 50, state: JobState | None = None) -> list[JobRow]:
         with self._lock:
             rows = [self._row(j) for j in self._jobs.values() if state in (None, j.row.state)]

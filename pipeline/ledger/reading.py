@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Row, Select, case, null, select, tuple_, type
 
 from specbatch.pipeline.ledger.transactions import Transactions
 from specbatch.schemas import completion_rows, mapper
-from specbatch.schemas.records import CompletionRecord, Prompts, RejectedRow, Stage
+from specbatch.schemas.records import CompletionRecord, JobRow, Prompts, RejectedRow, Stage
 from specbatch.schemas.tables import Completion, Group, Job, Rejected
 
 _UNFINISHED = (Stage.FAILED.value, Stage.CANCELLED.value)
@@ -77,6 +77,12 @@ def failed_groups(conn: Connection, job_id: str) -> list[tuple[int, str, Prompts
         .order_by(Group.group_index)
     )
     return [(row.group_index, row.stage, mapper.prompts(row), row.last_error or "") for row in rows]
+
+
+def job_of_key(conn: Connection, key: str) -> JobRow | None:
+    """The job with this idempotency key; None when there is none."""
+    found = conn.execute(select(*Job.__table__.c).where(Job.idempotency_key == key)).first()
+    return None if found is None else mapper.job_row(found)
 
 
 def prompts_of(conn: Connection, job_id: str, index: int) -> Prompts | None:

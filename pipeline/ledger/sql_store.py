@@ -93,6 +93,9 @@ class SqlStore(AuditInSql, FiguresInSql, PrivacyInSql, ReportingInSql, Schedules
     def get_job(self, job_id: str) -> JobRow:
         return self._db.read(lambda conn: jobs.row(conn, job_id))
 
+    def job_of_key(self, key: str) -> JobRow | None:
+        return self._db.read(lambda conn: reading.job_of_key(conn, key))
+
     def list_jobs(self, limit: int = 50, state: JobState | None = None) -> list[JobRow]:
         return self._db.read(lambda conn: jobs.newest(conn, limit, state))
 

@@ -58,6 +58,14 @@ def test_a_new_job_is_queued_and_can_be_read_back(store: Store) -> None:
     assert row.spec == new_job().spec
 
 
+def test_a_job_is_found_by_its_key_and_no_other_is(store: Store) -> None:
+    first, _ = store.create_job(new_job(idempotency_key="k"))
+    store.create_job(new_job("job00000000000002", idempotency_key=None))
+    assert store.job_of_key("k") == first
+    assert store.job_of_key("K") is None
+    assert store.job_of_key("") is None
+
+
 def test_the_same_key_and_spec_give_the_same_job(store: Store) -> None:
     first, _ = store.create_job(new_job(idempotency_key="k"))
     again, created = store.create_job(new_job("job00000000000002", idempotency_key="k"))

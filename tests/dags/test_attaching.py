@@ -14,14 +14,19 @@ from specbatch.jobs.dags.attaching import (
     Verdict,
     Watch,
     attach,
+    cancel_with_task,
     check_on_partial,
     judge,
     revive,
     wait,
 )
 from specbatch.pipeline.client import Client
+from specbatch.pipeline.ledger.memory_store import MemoryStore
+from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.schemas.errors import StoreError, UsageError
+from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.records import JobState
+from specbatch.schemas.sealing import Sealer
 from specbatch.schemas.spec import JobSpec
 from support.stand_ins import Site
 
@@ -112,6 +117,27 @@ def test_a_new_try_has_what_its_own_kill_cancelled_done(site: Site, client: JobC
     done = wait(client, job, PLACE, 1.0, pause=lambda sec: (waited.append(sec), work(site)))
     assert waited == [1.0]
     assert (done.state, done.completions) == (JobState.DONE, 2)
+
+
+def test_a_task_s_job_is_cancelled_without_its_id_and_no_other_is(
+    site: Site, client: JobClient
+) -> None:
+    wanted = spec(site, "a")
+    assert cancel_with_task(client, wanted, PLACE) is None  # and none was made
+    other = attach(client, spec(site, "a", sampling={"max_tokens": 5}), PLACE, "fail")
+    job = attach(client, wanted, PLACE, "fail")
+    assert cancel_with_task(client, wanted, PLACE) == job
+    assert client.poll(job).stop_reason == PLACE.killed
+    assert client.poll(other).stop_reason is None
+
+
+def test_a_private_tenant_s_job_is_cancelled_without_its_id(site: Site) -> None:
+    private = Privacy({"acme": PrivacyMode.HASH_ONLY}, sealer=Sealer([bytes(32)]))
+    store = MemoryStore()
+    client = JobClient(store, Client(store, site.rung.append, "work", privacy=private))
+    wanted = spec(site, "a", tenant="acme")
+    job = attach(client, wanted, PLACE, "fail")
+    assert cancel_with_task(client, wanted, PLACE) == job
 
 
 def test_a_job_that_somebody_else_stopped_stays_stopped(site: Site, client: JobClient) -> None:

@@ -20,25 +20,26 @@ from support.workers import command, wait_until, worker
 
 
 class Engines:
-    """Tells when it is closed."""
+    """Tells when it is stopped."""
 
     def __init__(self) -> None:
-        self.closed = threading.Event()
+        self.stopped = threading.Event()
 
-    def close(self) -> None:
-        self.closed.set()
-
-
-def a_worker(engines: Engines) -> Any:
-    return SimpleNamespace(engines=[engines])
+    def stop(self) -> None:
+        self.stopped.set()
 
 
-def test_engines_close_when_the_time_of_tasks_is_over() -> None:
-    engines = Engines()
-    with Farewell(a_worker(engines), patience_sec=0.0):
-        assert not engines.closed.is_set()
+def a_worker(*engines: Engines) -> Any:
+    return SimpleNamespace(engines=engines)
+
+
+def test_all_engines_stop_when_the_time_of_tasks_is_over() -> None:
+    """None is waited for before another one is stopped, nor is any at all: one may be loading."""
+    several = [Engines(), Engines()]
+    with Farewell(a_worker(*several), patience_sec=0.0):
+        assert not any(engines.stopped.is_set() for engines in several)
         worker_shutting_down.send(sender="worker", sig="SIGTERM", how="Warm", exitcode=0)
-        assert engines.closed.wait(30)
+        assert all(engines.stopped.wait(30) for engines in several)
 
 
 def test_engines_stay_open_for_tasks_that_end_in_time_and_nobody_waits_for_the_rest() -> None:
@@ -46,9 +47,9 @@ def test_engines_stay_open_for_tasks_that_end_in_time_and_nobody_waits_for_the_r
     with Farewell(a_worker(engines), patience_sec=3600.0):
         worker_shutting_down.send(sender="worker", sig="SIGTERM", how="Warm", exitcode=0)
         worker_shutting_down.send(sender="worker", sig="SIGTERM", how="Warm", exitcode=0)
-    assert not engines.closed.is_set()
+    assert not engines.stopped.is_set()
     worker_shutting_down.send(sender="another", sig="SIGTERM", how="Warm", exitcode=0)
-    assert not engines.closed.is_set()
+    assert not engines.stopped.is_set()
 
 
 @pytest.mark.long

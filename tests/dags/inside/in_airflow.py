@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import supervising
 from conftest import GROUP, WAIT_SEC, Site
+from killing import MOMENTS, killed_while
 from supervising import children
 
 HERE = Path(__file__).parent
@@ -313,6 +314,24 @@ def test_a_job_is_cancelled_when_a_user_ends_its_running_task(airflow: Airflow, 
     assert airflow.ran("waits_in_the_task", run).states["job"] == "success"
     assert site.jobs(conf["output"]) == [job]
     assert site.client.outcome(job).completions == 4 * GROUP
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_user_s_kill_that_comes_before_the_job_is_known_cancels_it_all_the_same(
+    airflow: Airflow, site: Site, moment: str
+) -> None:
+    assert airflow.dags
+    job = killed_while(site, moment, by_a_user=True)
+    assert site.client.poll(job).stop_reason == "cancelled with its task in airflow"
+    assert site.end(job).state == "cancelled"
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_job_goes_on_when_a_worker_is_shut_down_before_the_job_is_known(
+    airflow: Airflow, site: Site, moment: str
+) -> None:
+    assert airflow.dags
+    assert site.end(killed_while(site, moment, by_a_user=False)).state == "done"
 
 
 def test_a_job_goes_on_when_the_worker_of_its_task_is_shut_down(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -21,6 +22,9 @@ from dagster import (
     materialize,
     reconstructable,
 )
+from dagster._core.errors import DagsterExecutionInterruptedError
+
+from specbatch.jobs.client import JobClient, Submitted
 
 EXAMPLES = Path(__file__).parents[3] / "jobs" / "examples"
 FORK = get_context("fork")
@@ -218,6 +222,28 @@ def _interrupted(instance: DagsterInstance, site: Site, before: Callable[[Any], 
     finally:
         site.thaw()
     return job
+
+
+def test_a_job_is_cancelled_when_a_user_ends_the_run_while_it_is_submitted(
+    instance: DagsterInstance, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The interrupt comes when the store has the job, and nobody here its id."""
+    spec = site.spec(site.prompts(1))
+    submit = JobClient.submit
+
+    def interrupted(self: JobClient, *args: Any) -> Submitted:
+        made = submit(self, *args)
+        instance.report_run_canceling(run_of(instance, "partial_fail"))
+        signal.raise_signal(signal.SIGINT)  # Dagster's handler raises
+        return made
+
+    monkeypatch.setattr(JobClient, "submit", interrupted)
+    with contextlib.suppress(DagsterExecutionInterruptedError):
+        jobs_in_dagster.partial_fail.execute_in_process(
+            instance=instance, tags=tags(spec), raise_on_error=False
+        )
+    (job,) = site.jobs(spec["output"]["uri"])
+    assert site.client.poll(job).stop_reason == "cancelled with its task in dagster"
 
 
 def test_another_spec_is_another_job(instance: DagsterInstance, site: Site) -> None:
