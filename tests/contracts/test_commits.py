@@ -42,6 +42,7 @@ from specbatch.schemas.records import (
     FinishReason,
     Prompts,
     RejectedRow,
+    Released,
     Stage,
     StageTiming,
 )
@@ -274,7 +275,7 @@ def test_the_last_commit_and_the_last_failure_at_once_publish(store: Store) -> N
         lambda: commit(store, done),
         lambda: store.release(failing, "broken", whole=True),
         lambda: store.cancel_group(stopped),
-    ) == [None, None, None]
+    ) == [None, Released(was_held=True), None]
     assert stage_of(store) is Stage.PUBLISH
 
 
