@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from sqlalchemy import select, tuple_
+from sqlalchemy import select
 
-from specbatch.pipeline.ledger.reading import fetch
+from specbatch.pipeline.ledger.reading import by_row, fetch
 from specbatch.pipeline.ledger.transactions import Transactions
 from specbatch.schemas import completion_rows
 from specbatch.schemas.job_figures import GroupFigures, RowFigures
@@ -45,20 +45,8 @@ def of_groups(database: Transactions, job_id: str) -> Iterator[GroupFigures]:
 
 
 def of_rows(database: Transactions, job_id: str, batch: int) -> Iterator[RowFigures]:
-    key = tuple_(Completion.row_index, Completion.sample_index)
-    query = (
-        select(*(getattr(Completion, name) for name in _ROW))
-        .where(Completion.job_id == job_id)
-        .order_by(Completion.row_index, Completion.sample_index)
-        .limit(batch)
-    )
-    after = (-1, -1)
-    while True:
-        rows = database.read(partial(fetch, query.where(key > after)))
-        yield from map(completion_rows.row_figures, rows)
-        if len(rows) < batch:
-            return
-        after = (rows[-1].row_index, rows[-1].sample_index)
+    query = select(*(getattr(Completion, name) for name in _ROW)).where(Completion.job_id == job_id)
+    yield from map(completion_rows.row_figures, by_row(database, query, batch))
 
 
 def _group(row: Any) -> GroupFigures:

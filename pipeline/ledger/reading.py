@@ -21,7 +21,6 @@ def completions(
     database: Transactions, job_id: str, batch: int, details: bool
 ) -> Iterator[CompletionRecord]:
     """All completions by (row, sample)."""
-    key = tuple_(Completion.row_index, Completion.sample_index)
     query = (
         select(
             *(Completion.__table__.c if details else _published()),
@@ -30,13 +29,18 @@ def completions(
         )
         .join(Job, Job.job_id == Completion.job_id)
         .where(Completion.job_id == job_id)
-        .order_by(Completion.row_index, Completion.sample_index)
-        .limit(batch)
     )
+    yield from map(completion_rows.completion_record, by_row(database, query, batch))
+
+
+def by_row(database: Transactions, query: Select[Any], batch: int) -> Iterator[Any]:
+    """Rows of completions by (row, sample), so many at a time, each in a transaction of its own."""
+    key = tuple_(Completion.row_index, Completion.sample_index)
+    query = query.order_by(Completion.row_index, Completion.sample_index).limit(batch)
     after = (-1, -1)
     while True:
         rows = database.read(partial(fetch, query.where(key > after)))
-        yield from map(completion_rows.completion_record, rows)
+        yield from rows
         if len(rows) < batch:
             return
         after = (rows[-1].row_index, rows[-1].sample_index)
