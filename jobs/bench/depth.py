@@ -152,6 +152,8 @@ def measure(
             auto / other
             for auto, other in zip(speeds[source, "auto"], speeds[source, best], strict=True)
         ]
+        others = {name: speeds[source, name] for name, _ in (OFF, *MODES) if name != "auto"}
+        apart = beside_best(speeds[source, "auto"], others)
         passes = max(stats[source].verifier_passes, 1)
         rows.append(
             {
@@ -162,11 +164,30 @@ def measure(
                 "best": best,
                 "auto_over_best": round(ratios["auto"] / ratios_but_auto[best], 3),
                 "auto_over_best_by_run": [round(ratio, 3) for ratio in beside],
+                "auto_over_best_chosen_apart": round(statistics.median(apart), 3),
                 "auto_mean_depth": round(stats[source].proposed / passes, 2),
                 "auto_mean_accepted": round(stats[source].accepted / passes, 2),
             }
         )
     return rows
+
+
+def beside_best(auto: list[float], others: dict[str, list[float]]) -> list[float]:
+    """By run: `auto` over the mode that was the fastest, beside "off", in all the other runs.
+
+    The fastest of several alike was lucky in the runs that chose it: of five that are the same,
+    each within 2 % of it, it looks 2 % faster than it is. In a run that had no say it is itself.
+    """
+    ratios = []
+    for run, speed in enumerate(auto):
+        elsewhere = [i for i in range(len(auto)) if i != run] or [run]
+        gains = {
+            name: statistics.median(speeds[i] / others["off"][i] for i in elsewhere)
+            for name, speeds in others.items()
+        }
+        best = max(gains, key=lambda name: gains[name])
+        ratios.append(speed / others[best][run])
+    return ratios
 
 
 def keep(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -225,8 +246,9 @@ def main() -> None:
                 rows.append(row | size | {"runs": arguments.runs})
                 print(json.dumps(rows[-1]), flush=True)
             keep(path, rows)
-    worst = min(rows, key=lambda row: float(row["auto_over_best"]))
-    print(f"auto is at worst {worst['auto_over_best']} of the best, at {worst}")
+    for name in ("auto_over_best", "auto_over_best_chosen_apart"):
+        worst = min(rows, key=lambda row: float(row[name]))
+        print(f"{name}: at worst {worst[name]}, at {worst}")
 
 
 def demo_prompts() -> list[list[int]]:

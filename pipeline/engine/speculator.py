@@ -23,7 +23,7 @@ from specbatch.pipeline.engine.wants import Want, candidates, depth_worth
 from specbatch.pipeline.policy.controller import Controller, Course
 from specbatch.pipeline.policy.journal import JUDGED_TESTS, Journal
 from specbatch.pipeline.policy.knowledge import Knowledge
-from specbatch.pipeline.policy.spread import Own, Spread
+from specbatch.pipeline.policy.spread import Own
 from specbatch.pipeline.policy.tracks import Track
 from specbatch.schemas.records import Verification
 
@@ -78,7 +78,6 @@ class Speculator:
         self._pauses = True  # this step: nothing is drafted but at fixed depths
         self._shadowing = False  # some sequences were to be drafted for in shadow at the last look
         self._own: dict[Sequence, dict[str, Own]] = {}  # by proposer
-        self._spreads = {proposer.name: Spread() for proposer in self.proposers}
         self._tracks: dict[Sequence, Track] = {}  # of the draft that is being verified
         self._control_every = _FIRST_CONTROLS
         self._looks = 0
@@ -132,7 +131,7 @@ class Speculator:
         if track is not None:
             mine = own.setdefault(maker.name, Own())
             if mine.observe(len(draft), accepted):
-                mine.close(track.rate, self._spreads[maker.name])
+                mine.close(track.rate, self.knowledge.spread_of(maker.name))
             track.observe(len(draft), accepted)
         maker.settle(sequence)
 
@@ -380,7 +379,7 @@ class Speculator:
         own = self._own.get(sequence)
         if own is None or proposer.name not in own:
             return overall
-        return own[proposer.name].rate(overall, self._spreads[proposer.name])
+        return own[proposer.name].rate(overall, self.knowledge.spread_of(proposer.name))
 
 
 def _usual(chosen: Seq[tuple[Want, int]]) -> Choice:

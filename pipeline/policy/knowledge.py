@@ -7,6 +7,7 @@ from typing import Any
 
 from specbatch.pipeline.policy.acceptance import Acceptance
 from specbatch.pipeline.policy.linear_cost import LinearCost
+from specbatch.pipeline.policy.spread import Spread
 from specbatch.pipeline.policy.step_time import StepTime
 from specbatch.pipeline.policy.tracks import new_level
 
@@ -23,6 +24,7 @@ class Knowledge:
     step_time: StepTime = field(default_factory=StepTime)
     draft_times: dict[str, LinearCost] = field(default_factory=dict)  # by draft model
     acceptance: dict[str, Acceptance] = field(default_factory=dict)  # by proposer and grade
+    spreads: dict[str, Spread] = field(default_factory=dict)  # by proposer
 
     def draft_time_of(self, proposer: str) -> LinearCost:
         """Seconds of a call of a draft model, by (calls, passes, tokens fed)."""
@@ -33,6 +35,9 @@ class Knowledge:
             self.acceptance[proposer] = new_level(4.0)
         return self.acceptance[proposer]
 
+    def spread_of(self, proposer: str) -> Spread:
+        return self.spreads.setdefault(proposer, Spread())
+
     def state(self) -> dict[str, Any]:
         """What `restored` needs, as JSON knows it."""
         return {
@@ -42,6 +47,7 @@ class Knowledge:
                 name: {"agreed": a.agreed, "tested": a.tested}
                 for name, a in self.acceptance.items()
             },
+            "spreads": {name: spread.weight for name, spread in self.spreads.items()},
         }
 
     @classmethod
@@ -56,4 +62,6 @@ class Knowledge:
             if not 0.0 <= agreed <= tested < float("inf"):
                 raise ValueError(f"{agreed} of {tested} drafts of {name} cannot have agreed")
             known.agreed, known.tested = agreed, tested
+        for name, weight in state.get("spreads", {}).items():  # older ones have none
+            knowledge.spreads[name] = Spread.restored(float(weight))
         return knowledge

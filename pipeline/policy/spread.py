@@ -31,6 +31,13 @@ class Spread:
     _records: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_RECORDS))
     _new: int = 0
 
+    @classmethod
+    def restored(cls, weight: float) -> Spread:
+        """With what was learned before. Raises `ValueError` for what no spread has learned."""
+        if not LEAST_WEIGHT <= weight <= MOST_WEIGHT:
+            raise ValueError(f"the rate of all cannot count for {weight} tests")
+        return cls(weight)
+
     def add(self, agreed: float, tested: float, expected: float) -> None:
         """A sequence's record: `agreed` of `tested` draft tokens, where all have `expected`."""
         if tested < _FEWEST_TESTS:

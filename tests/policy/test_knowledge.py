@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from specbatch.pipeline.policy.knowledge import Knowledge
+from specbatch.pipeline.policy.spread import FIRST_WEIGHT, MOST_WEIGHT
 
 
 def test_state_survives_json() -> None:
@@ -20,6 +21,17 @@ def test_state_survives_json() -> None:
     assert again.state() == knowledge.state()
     assert again.acceptance_of("block").rate == knowledge.acceptance_of("block").rate != 0.6
     assert again.acceptance_of("other").rate == 0.6
+
+
+def test_how_alike_sequences_are_is_known_to_the_next_engine() -> None:
+    knowledge = Knowledge()
+    for agreed in (18, 19, 20, 21) * 8:  # nearer each other than chance alone would have them
+        knowledge.spread_of("ngram").add(agreed, 28, 0.7)
+    assert knowledge.spread_of("ngram").weight == MOST_WEIGHT
+    state = json.loads(json.dumps(knowledge.state()))
+    assert Knowledge.restored(state).spread_of("ngram").weight == MOST_WEIGHT
+    del state["spreads"]  # as it was kept before
+    assert Knowledge.restored(state).spread_of("ngram").weight == FIRST_WEIGHT
 
 
 def test_each_draft_model_and_label_is_its_own() -> None:
@@ -53,6 +65,7 @@ def _taught() -> dict[str, Any]:
         knowledge.step_time.observe(tokens, 8, 1e-3 + 1e-5 * tokens)
         knowledge.draft_time_of("draft-model").observe((1.0, tokens / 8, tokens), 1e-4 * tokens)
         knowledge.acceptance_of("block").observe(4, 3)
+    knowledge.spread_of("block")
     return dict(json.loads(json.dumps(knowledge.state())))
 
 
@@ -67,6 +80,8 @@ WRONG: dict[str, tuple[tuple[Any, ...], Any]] = {
     "an infinite weight": (("draft_times", "draft-model", "moment", 0), float("inf")),
     "a square that is none": (("draft_times", "draft-model", "gram"), [1.0]),
     "more than all agreed": (("acceptance", "block", "agreed"), 1e9),
+    "no weight": (("spreads", "block"), float("nan")),
+    "more weight than any": (("spreads", "block"), 1e9),
     "a word": (("acceptance", "block", "tested"), "many"),
 }
 

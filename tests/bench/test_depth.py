@@ -1,0 +1,37 @@
+"""How `make bench-depth` tells what `auto` makes of drafts beside the best fixed depth."""
+
+from __future__ import annotations
+
+import random
+import statistics
+
+import pytest
+
+from specbatch.jobs.bench.depth import beside_best
+
+
+def test_the_best_is_the_one_of_the_other_runs() -> None:
+    auto = [180.0, 99.0, 98.0, 97.0]
+    others = {  # in the first run everything was fast, and 8 more so than it is
+        "off": [100.0, 50.0, 50.0, 50.0],
+        "2": [200.0, 100.0, 100.0, 100.0],
+        "8": [500.0, 60.0, 60.0, 60.0],
+    }
+    assert beside_best(auto, others) == pytest.approx([0.90, 0.99, 0.98, 0.97])
+
+
+def test_of_one_run_the_best_is_its_own() -> None:
+    assert beside_best([90.0], {"off": [50.0], "2": [100.0]}) == [0.9]
+
+
+def test_where_all_are_the_same_none_looks_better_for_being_chosen() -> None:
+    generator = random.Random(5)
+    raw, apart = [], []
+    for _ in range(400):
+        auto, *others = ([generator.lognormvariate(0.0, 0.03) for _ in range(5)] for _ in range(5))
+        named = dict(zip(("off", "2", "4", "8"), others, strict=True))
+        best = max(named, key=lambda name: statistics.median(named[name]))
+        raw.append(statistics.median(auto) / statistics.median(named[best]))
+        apart.append(statistics.median(beside_best(auto, named)))
+    assert statistics.mean(raw) < 0.985
+    assert statistics.mean(apart) == pytest.approx(1.0, abs=0.004)
