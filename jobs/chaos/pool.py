@@ -46,7 +46,7 @@ class Member:
     ready: bool = False
     armed: int | None = None  # the run that it is armed for
     busy: int | None = None  # tasks in hand; None: it was asked, or never
-    thaw_at: float | None = None  # on the monotonic clock; None: it is not frozen
+    thaw_at: float | None = None  # on the monotonic clock; None: it was never frozen
 
     def signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -176,9 +176,10 @@ class Pool:
         member.thaw_at = time.monotonic() + FROZEN_LEASES * self._lease_sec
 
     def _thaw(self, member: Member) -> None:
+        """Not only once: it said that it would stop, and may do so after it was thawed."""
         if member.thaw_at is not None:
-            member.thaw_at = None
             member.signal(signal.SIGCONT)
+            self._note_frozen(member)
 
     def _replace(self, member: Member) -> None:
         """As a supervisor does: a worker that ended is started anew."""

@@ -92,6 +92,20 @@ def test_a_worker_that_is_frozen_with_the_databases_lock_holds_no_submission_up(
     assert not ran.unlawful
 
 
+def test_a_worker_that_stops_after_it_was_thawed_is_thawed_again(one_site: Site) -> None:
+    """It tells of its stop before it stops, and its run may be over in between."""
+    pool = one_site.pool
+    pid = pool.pids[0]
+    pool.disturb(0, Deed.FREEZE)
+    wait_until("it is frozen", lambda: is_frozen(pid))
+    pool.thaw_all()
+    wait_until("it is thawed", lambda: not is_frozen(pid))
+    os.kill(pid, signal.SIGSTOP)
+    wait_until("it is frozen again", lambda: is_frozen(pid))
+    pool.settle()
+    assert not is_frozen(pid)
+
+
 def test_workers_may_be_hit_from_outside(one_site: Site) -> None:
     pool = one_site.pool
     hits = [
