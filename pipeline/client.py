@@ -151,9 +151,8 @@ class Client:
             time.sleep(every_sec)
 
     def _ring_due(self, job_id: str) -> None:
-        for bell in self._store.due():
-            if bell.job_id == job_id:
-                self._ring(bell)
+        for bell in self._store.due(job_id=job_id):
+            self._ring(bell)
 
 
 def new_job_id() -> str:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 
 from specbatch.pipeline.engine.draft_names import DRAFT_MODEL
 from specbatch.pipeline.engine.history import History
+from specbatch.pipeline.ingest.artefacts import DraftBlock, read_drafts
 from specbatch.pipeline.ingest.confined import put_own, read_own
 from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ledger.contract import Store
@@ -18,10 +19,17 @@ from specbatch.pipeline.policy.block_length import JUDGED_TESTS, PILOT_TOKENS, b
 from specbatch.pipeline.policy.caps import depth_cap
 from specbatch.pipeline.policy.journal import Lessons
 from specbatch.pipeline.policy.tracks import proposer_of
-from specbatch.schemas.errors import FencedError, SpecbatchError, StoreError, UsageError
+from specbatch.schemas.errors import (
+    FencedError,
+    ObjectError,
+    SpecbatchError,
+    StoreError,
+    UsageError,
+)
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.records import (
     Artefact,
+    GroupWork,
     JobRow,
     Lease,
     PromptRow,
@@ -127,6 +135,18 @@ class Drafting:
         except (SpecbatchError, TypeError, ValueError, MemoryError) as error:
             log.warning("job %s goes on without its history: %s", job.job_id, _told(error))
             return None
+
+    def blocks(self, job: JobRow, work: GroupWork) -> dict[tuple[int, int], DraftBlock]:
+        """What was written ahead for the group, by row and sample."""
+        if work.drafts is None:
+            return {}
+        try:
+            blocks = read_drafts(read_own(self._objects, job, work.drafts))
+        except ObjectError as error:
+            told = "job %s group %s goes on without its drafts: %s"
+            log.warning(told, job.job_id, work.lease.group_index, _told(error))
+            return {}
+        return {(block.row_index, block.sample_index): block for block in blocks}
 
     def priors(self, job: JobRow) -> Sequence[AcceptanceCount]:
         """How drafts fared in earlier jobs of the name; read once per job."""

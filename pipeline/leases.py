@@ -104,8 +104,11 @@ class LeaseKeeper:
 
     def confirm(self, held: Held) -> None:
         """Ask the store now. Raises `FencedError` when the lease is somebody else's meanwhile: a
-        process that was stopped for a while does not know it before its next heartbeat."""
-        self.beat()
+        process that was stopped for a while does not know it before its next heartbeat.
+
+        Raises `StoreError` when the store gives no answer: nobody may take that for a yes.
+        """
+        self._beat()
         held.check()
 
     def close(self) -> None:
@@ -115,15 +118,17 @@ class LeaseKeeper:
 
     def beat(self) -> None:
         """One heartbeat now."""
+        try:
+            self._beat()
+        except StoreError as error:
+            log.warning("heartbeat failed, leases may run out: %s", error)
+
+    def _beat(self) -> None:
         with self._lock:
             held = dict(self._held)
         if not held:
             return
-        try:
-            beat = self._store.heartbeat(list(held), self._lease_sec)
-        except StoreError as error:
-            log.warning("heartbeat failed, leases may run out: %s", error)
-            return
+        beat = self._store.heartbeat(list(held), self._lease_sec)
         for lease in beat.lost:
             if not held[lease].lost.is_set():
                 held[lease].lost.set()
@@ -179,8 +184,14 @@ class LeaseKeeper:
 
 
 def _tell(held: Mapping[Lease, Held], cancelled: set[str]) -> None:
-    for entry in held.values():
-        if entry.lease.job_id in cancelled and not entry.cancelled.is_set():
-            entry.cancelled.set()
-            entry.span.event(STOPPED)
-            entry.on_cancel()
+    """All know it before an engine is told: that ends the work on every group of the job."""
+    told = [
+        entry
+        for entry in held.values()
+        if entry.lease.job_id in cancelled and not entry.cancelled.is_set()
+    ]
+    for entry in told:
+        entry.cancelled.set()
+    for entry in told:
+        entry.span.event(STOPPED)
+        entry.on_cancel()

@@ -235,7 +235,8 @@ class MeteredStore:
             self._meter.done(lease)
 
     # --- the sweeper ------------------------------------------------------------------------
-    def due(self, limit: int = 1000) -> list[Bell]:
-        bells = self._store.due(limit)
-        self._meter.swept()
+    def due(self, limit: int = 1000, job_id: str | None = None) -> list[Bell]:
+        bells = self._store.due(limit, job_id)
+        if job_id is None:
+            self._meter.swept()
         return bells

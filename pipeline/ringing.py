@@ -28,8 +28,8 @@ class Ringing:
 
     def _ring_suspects(self, job_id: str) -> None:
         """For the job's groups that are due at VERIFY: this worker may have been refused them."""
-        for bell in self._store.due():
-            if (bell.job_id, bell.stage) == (job_id, Stage.VERIFY):
+        for bell in self._store.due(job_id=job_id):
+            if bell.stage is Stage.VERIFY:
                 self._ring(bell)
 
     def _ring_job(self, job_id: str) -> None:

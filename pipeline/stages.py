@@ -24,7 +24,6 @@ from specbatch.pipeline.engines import Engines, Submitted
 from specbatch.pipeline.guarding import Guarding
 from specbatch.pipeline.ingest.artefacts import (
     DraftBlock,
-    read_drafts,
     read_results,
     write_drafts,
     write_results,
@@ -220,10 +219,7 @@ class Stages(Guarding):
             self._begin(held, job, work)
             check_drafts_here(host.proposer is not None, spec)
             rows = rows_left(self._store, self._objects, job, work)
-            drafts: dict[tuple[int, int], DraftBlock] = {}
-            if work.drafts is not None:
-                blocks = read_drafts(read_own(self._objects, job, work.drafts))
-                drafts = {(b.row_index, b.sample_index): b for b in blocks}
+            drafts = self._drafting.blocks(job, work)
             try:
                 whole = not work.rows_kept  # else its rows are not counted as the store does
                 lessons = self._complete(host, job, spec, held, rows, drafts, begun, whole)

@@ -202,8 +202,12 @@ class Store(
         """
         ...
 
-    def due(self, limit: int = 1000) -> list[Bell]:
-        """Units that are ready, or whose lease ran out: what the sweeper rings for."""
+    def due(self, limit: int = 1000, job_id: str | None = None) -> list[Bell]:
+        """Units that are ready, or whose lease ran out: what the sweeper rings for.
+
+        Jobs first, then groups; of each stage, model and class the `limit` that are ready longest.
+        With `job_id`, of that job only.
+        """
         ...
 
     def skip_proposals(self, patience_sec: float) -> list[tuple[str, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any
@@ -239,7 +240,7 @@ class MemoryStore(
             group.put_down(Stage.CANCELLED, now, group.last_error)
             self._jobs[lease.job_id].settle(now)
 
-    def due(self, limit: int = 1000) -> list[Bell]:
+    def due(self, limit: int = 1000, job_id: str | None = None) -> list[Bell]:
         with self._lock:
             now = self._now()
             jobs = [j for j in self._jobs.values() if j.stage in (Stage.INGEST, Stage.PUBLISH)]
@@ -258,8 +259,14 @@ class MemoryStore(
                 if g.stage in rules.OPEN and g.lease_until <= now
             ]
             by_age = itemgetter(0)
-            ordered = [*sorted(job_bells, key=by_age), *sorted(group_bells, key=by_age)]
-            return [bell for _, bell in ordered][:limit]
+            seen: Counter[tuple[Stage, str | None, int]] = Counter()
+            found = []
+            for _, bell in [*sorted(job_bells, key=by_age), *sorted(group_bells, key=by_age)]:
+                kind = (bell.stage, bell.model, bell.priority)
+                if job_id in (None, bell.job_id) and seen[kind] < limit:
+                    seen[kind] += 1
+                    found.append(bell)
+            return found
 
     def skip_proposals(self, patience_sec: float) -> list[tuple[str, int]]:
         with self._lock:

@@ -177,9 +177,9 @@ class SqlStore(AuditInSql, FiguresInSql, PrivacyInSql, ReportingInSql, Schedules
     def want_cut(self, model: str, owner: str) -> tuple[str, int] | None:
         return self._write(cutting.want, model, owner)
 
-    def due(self, limit: int = 1000) -> list[Bell]:
+    def due(self, limit: int = 1000, job_id: str | None = None) -> list[Bell]:
         now = self._db.now()
-        return self._db.read(lambda conn: sweeping.due(conn, now, limit))
+        return self._db.read(lambda conn: sweeping.due(conn, now, limit, job_id))
 
     def skip_proposals(self, patience_sec: float) -> list[tuple[str, int]]:
         return self._write(sweeping.skip_proposals, patience_sec)

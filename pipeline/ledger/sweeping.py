@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from sqlalchemy import ColumnElement, Connection, exists, select, tuple_, update
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    case,
+    exists,
+    func,
+    select,
+    true,
+    tuple_,
+    update,
+)
 from sqlalchemy.orm import aliased
 
 from specbatch.pipeline.ledger.leases import is_free, sent_on
@@ -12,24 +26,41 @@ from specbatch.schemas.records import Bell, Stage
 from specbatch.schemas.tables import Group, Job, group_is_open, job_is_due
 
 
-def due(conn: Connection, now: Now, limit: int) -> list[Bell]:
-    """Jobs first, then groups; of each kind the longest ready first."""
-    job_rows = conn.execute(
+def due(conn: Connection, now: Now, limit: int, job_id: str | None) -> list[Bell]:
+    """Jobs first, then groups; the longest ready first, and `limit` of each kind."""
+    age = (Job.ready_at, Job.job_id)
+    jobs = _oldest_of_each_kind(
         select(Job.job_id, Job.stage, Job.priority)
         .where(job_is_due(), Job.lease_until <= now, Job.ingest_resumes_at.is_(None))
-        .order_by(Job.ready_at, Job.job_id)
-        .limit(limit)
-    ).all()
-    group_rows = conn.execute(
+        .where(true() if job_id is None else Job.job_id == job_id),
+        age,
+        (Job.stage, Job.priority),
+        limit,
+    )
+    model = case((Group.stage == Stage.PROPOSE.value, Job.proposer), else_=Job.verifier)
+    groups = _oldest_of_each_kind(
         select(
             Group.job_id, Group.group_index, Group.stage, Job.verifier, Job.proposer, Job.priority
         )
         .join(Job, Job.job_id == Group.job_id)
         .where(group_is_open(), Group.lease_until <= now)
-        .order_by(Group.ready_at, Group.job_id, Group.group_index)
-        .limit(limit - len(job_rows))
-    ).all()
+        .where(true() if job_id is None else Group.job_id == job_id),
+        (Group.ready_at, Group.job_id, Group.group_index),
+        (Group.stage, model, Job.priority),
+        limit,
+    )
+    job_rows, group_rows = conn.execute(jobs).all(), conn.execute(groups).all()
     return [*map(mapper.job_bell, job_rows), *map(mapper.group_bell, group_rows)]
+
+
+def _oldest_of_each_kind(
+    units: Select[Any], age: Sequence[Any], kind: Sequence[Any], limit: int
+) -> Select[Any]:
+    """Else what waits for a model that nobody serves would hide all that came after it."""
+    place = func.row_number().over(partition_by=kind, order_by=age).label("place")
+    total = func.row_number().over(order_by=age).label("age")
+    found = units.add_columns(place, total).subquery()
+    return select(found).where(found.c.place <= limit).order_by(found.c.age)
 
 
 def skip_proposals(conn: Connection, now: Now, patience_sec: float) -> list[tuple[str, int]]:

@@ -42,13 +42,14 @@ def by_turn(waiting: Iterable[Waiting]) -> list[Waiting]:
 
 
 def floor_of(job: Waiting, waiting: Sequence[Waiting]) -> float:
-    """Where, at the earliest, a claim of this job begins: the least start of the other tenants.
+    """Where, at the earliest, a claim of this job begins: the latest start of the other tenants.
 
     Only those count that have work in its class. A tenant that was always there is never behind
-    this: it would have been served.
+    this: it would have been served. (The least start would be that of another newcomer: two that
+    come together would be served alone until they had as much as those who were always there.)
     """
     others = (o.started for o in waiting if o.tenant != job.tenant and o.priority == job.priority)
-    return min(others, default=0.0)
+    return max(others, default=0.0)
 
 
 def cost_of(rows: int, prompt_tokens: int, tokens_per_row: int, weight: float) -> float:

@@ -38,6 +38,7 @@ from specbatch.schemas.errors import (
 from specbatch.schemas.records import (
     Bell,
     Lease,
+    NewJob,
     Prompts,
     Stage,
 )
@@ -245,8 +246,36 @@ def test_due_gives_the_longest_ready_first(store: Store, clock: Clock) -> None:
     store.create_job(new_job("job00000000000002"))
     bells = store.due()
     assert [bell.group_index for bell in bells] == [None, 1, 2, 0]
-    assert store.due(limit=2) == bells[:2]
-    assert store.due(limit=1) == bells[:1]
+    assert store.due(limit=2) == bells[:3]
+    assert store.due(limit=1) == bells[:2]
+
+
+def test_what_nobody_serves_hides_nothing_that_came_after_it(store: Store, clock: Clock) -> None:
+    def planned(job: NewJob, groups: int) -> None:
+        store.create_job(job)
+        work = store.claim_job(job.job_id, Stage.INGEST, "i", LEASE_SEC)
+        assert work is not None
+        store.add_groups(work.lease, [new_group(i) for i in range(groups)], [], 8, position(8))
+        store.finish_ingest(work.lease, 8, {})
+        clock.advance(1)
+
+    planned(new_job(), 4)
+    later = [new_job(f"job0000000000000{i}", verifier=f"model {i}") for i in (2, 3)]
+    for job in later:
+        planned(job, 2)
+    store.advance(claim(store, 3).lease, Stage.RECORD, RESULTS, NO_TIME)
+    clock.advance(1)
+    urgent = new_job("job00000000000004", priority=0)
+    planned(urgent, 2)
+    assert store.due(limit=1) == [
+        Bell(JOB, Stage.VERIFY, 0, "big"),
+        *(Bell(job.job_id, Stage.VERIFY, 0, job.verifier) for job in later),
+        Bell(JOB, Stage.RECORD, 3),
+        Bell(urgent.job_id, Stage.VERIFY, 0, "big", 0),
+    ]
+    assert store.due(job_id=later[0].job_id) == [
+        Bell(later[0].job_id, Stage.VERIFY, index, "model 2") for index in (0, 1)
+    ]
 
 
 def test_a_finished_job_is_not_due(store: Store) -> None:

@@ -36,9 +36,9 @@ def test_a_job_whose_groups_are_all_held_has_no_turn() -> None:
 
 def test_who_comes_back_begins_where_the_others_are() -> None:
     others = [replace(JOB, tenant=t, served=s + 9.0, started=s) for t, s in (("b", 50), ("c", 40))]
-    assert turns.floor_of(JOB, [JOB, *others]) == 40.0
+    assert turns.floor_of(JOB, [JOB, *others]) == 50.0
     held = [replace(other, is_due=False) for other in others]
-    assert turns.floor_of(JOB, [JOB, *held]) == 40.0, "they have work, though none is due"
+    assert turns.floor_of(JOB, [JOB, *held]) == 50.0, "they have work, though none is due"
     elsewhere = [replace(other, priority=0) for other in others]
     assert turns.floor_of(JOB, [JOB, *elsewhere]) == 0.0
     assert turns.floor_of(JOB, [JOB, replace(JOB, started=70.0)]) == 0.0, "that is itself"
@@ -115,6 +115,16 @@ def test_nobody_saves_turns_by_idling_and_nobody_pays_for_having_been_alone() ->
     for _ in range(100):
         tenants.serve("a", "b")
     assert abs(tenants.got["a"] - tenants.got["b"]) <= 20
+
+
+def test_two_that_come_together_do_not_keep_out_who_was_there() -> None:
+    tenants = Tenants({"a": [10.0], "b": [10.0], "c": [10.0]}, {})
+    for _ in range(500):
+        tenants.serve("a")
+    tenants.got.clear()
+    for _ in range(300):
+        tenants.serve("a", "b", "c")
+    assert max(tenants.got.values()) - min(tenants.got.values()) <= 20
 
 
 def test_small_groups_do_not_lose_their_turns_to_large_ones() -> None:

@@ -7,9 +7,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from contracts.shorthand import claim
 from ledger.builders import JOB, new_group, new_job, position
 
-from specbatch.pipeline.leases import LeaseKeeper
+from specbatch.pipeline.leases import Held, LeaseKeeper
 from specbatch.pipeline.ledger.memory_store import MemoryStore
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.records import Beat, Lease, Stage
@@ -93,6 +94,45 @@ def test_a_store_that_is_away_stops_nothing(
         store.request_cancel(JOB)
         keeper.look()
         assert held.cancelled.is_set()
+
+
+def test_no_answer_is_no_confirmation(
+    store: MemoryStore, keeper: LeaseKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> Beat:
+        raise StoreError("the database is away")
+
+    lease = held_group(store)
+    with keeper.hold(lease) as held:
+        keeper.confirm(held)
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "heartbeat", away)
+            keeper.beat()  # only a heartbeat: the next one will do
+            with pytest.raises(StoreError, match="away"):
+                keeper.confirm(held)
+        keeper.confirm(held)
+
+
+def test_all_groups_of_a_job_know_that_it_stops_before_any_work_on_it_ends(
+    store: MemoryStore, keeper: LeaseKeeper
+) -> None:
+    """The engine ends them all at once: one that knew nothing would not keep what it has."""
+    store.create_job(new_job())
+    work = store.claim_job(JOB, Stage.INGEST, "i", LONG)
+    assert work is not None
+    store.add_groups(work.lease, [new_group(0), new_group(1)], [], 8, position(8))
+    leases = [claim(store, index).lease for index in (0, 1)]
+    knew: list[list[bool]] = []
+    held: list[Held] = []
+
+    def on_cancel() -> None:
+        knew.append([entry.cancelled.is_set() for entry in held])
+
+    with keeper.hold(leases[0], on_cancel) as first, keeper.hold(leases[1], on_cancel) as second:
+        held += [first, second]
+        store.request_cancel(JOB)
+        keeper.look()
+    assert knew == [[True, True], [True, True]]
 
 
 def test_the_keeper_looks_by_itself(store: MemoryStore) -> None:
