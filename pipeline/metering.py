@@ -235,7 +235,7 @@ class MeteredStore:
             self._meter.done(lease)
 
     # --- the sweeper ------------------------------------------------------------------------
-    def due(self, limit: int = 1000, job_id: str | None = None) -> list[Bell]:
+    def due(self, limit: int = 256, job_id: str | None = None) -> list[Bell]:
         bells = self._store.due(limit, job_id)
         if job_id is None:
             self._meter.swept()

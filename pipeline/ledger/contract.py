@@ -202,7 +202,7 @@ class Store(
         """
         ...
 
-    def due(self, limit: int = 1000, job_id: str | None = None) -> list[Bell]:
+    def due(self, limit: int = 256, job_id: str | None = None) -> list[Bell]:
         """Units that are ready, or whose lease ran out: what the sweeper rings for.
 
         Jobs first, then groups; of each stage, model and class the `limit` that are ready longest.

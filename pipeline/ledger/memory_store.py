@@ -240,7 +240,7 @@ class MemoryStore(
             group.put_down(Stage.CANCELLED, now, group.last_error)
             self._jobs[lease.job_id].settle(now)
 
-    def due(self, limit: int = 1000, job_id: str | None = None) -> list[Bell]:
+    def due(self, limit: int = 256, job_id: str | None = None) -> list[Bell]:
         with self._lock:
             now = self._now()
             jobs = [j for j in self._jobs.values() if j.stage in (Stage.INGEST, Stage.PUBLISH)]

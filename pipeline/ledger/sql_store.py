@@ -177,7 +177,7 @@ class SqlStore(AuditInSql, FiguresInSql, PrivacyInSql, ReportingInSql, Schedules
     def want_cut(self, model: str, owner: str) -> tuple[str, int] | None:
         return self._write(cutting.want, model, owner)
 
-    def due(self, limit: int = 1000, job_id: str | None = None) -> list[Bell]:
+    def due(self, limit: int = 256, job_id: str | None = None) -> list[Bell]:
         now = self._db.now()
         return self._db.read(lambda conn: sweeping.due(conn, now, limit, job_id))
 
