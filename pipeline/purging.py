@@ -15,6 +15,7 @@ from specbatch.pipeline.ingest.confined import delete_own
 from specbatch.pipeline.ingest.objects import Objects, join
 from specbatch.pipeline.ledger import rules
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.ledger.privacy_contract import MOST_JOBS
 from specbatch.schemas.errors import ObjectError, UsageError
 from specbatch.schemas.records import JobRow, JobState
 from specbatch.schemas.settings import Settings
@@ -67,16 +68,22 @@ class Purger:
         ]
         return sorted(found, key=lambda one: (one.job.finished_at or 0.0, one.job.job_id))
 
-    def left_behind(self) -> list[JobRow]:
+    def left_behind(self, page: int = MOST_JOBS) -> list[JobRow]:
         """Jobs whose texts are not kept and whose files are still there, for their worker died
-        between their end and that."""
+        between their end and that. The store is asked for `page` jobs at a time."""
         return [
             job
-            for job in self.store.ended_jobs(0.0)
-            if not job.privacy.is_full
-            and is_over(self.store, job)
-            and self.objects.list(job.workspace_uri)
+            for job in self._private(page)
+            if is_over(self.store, job) and self.objects.list(job.workspace_uri)
         ]
+
+    def _private(self, page: int) -> Iterator[JobRow]:
+        """All ended jobs whose texts are not kept: they stay unpurged, so one answer may be full of
+        those that are in order."""
+        last: JobRow | None = None
+        while found := self.store.ended_jobs(0.0, limit=page, private_only=True, after=last):
+            yield from found
+            last = found[-1]
 
     def clear(self, job: JobRow) -> int:
         """Delete the job's files; how many."""

@@ -78,9 +78,26 @@ class Sweeper:
 
     def sweep(self) -> int:
         """Ring for what is due and was not rung for lately (else a long queue would fill up with
-        doubles); returns how many bells."""
-        self.skip_proposals()
-        self.close_over()
+        doubles); returns how many bells.
+
+        What else fails keeps no bell from ringing: it is logged, and the first `StoreError` of it
+        is raised at the end.
+        """
+        failed: list[StoreError] = []
+        for part in (self.skip_proposals, self.stop_overdue, self.close_over, self.end_silent):
+            try:
+                part()
+            except StoreError as error:
+                log.warning("%s failed: %s", part.__name__, error)
+                failed.append(error)
+            if failed and self._stop.is_set():  # each part may wait long for a database
+                raise failed[0]
+        rung = self._ring_for_due()
+        if failed:
+            raise failed[0]
+        return rung
+
+    def _ring_for_due(self) -> int:
         now = time.monotonic()
         due = self._store.due()
         self._rung = {b: self._rung[b] for b in due if b in self._rung}
@@ -114,12 +131,18 @@ class Sweeper:
                 missing.append(bell)
         return missing
 
-    def close_over(self) -> None:
-        """Stop jobs that are over a limit, and close what nobody may work on any more."""
+    def stop_overdue(self) -> None:
+        """Stop jobs that are over a limit."""
         for job_id in sorted(self._store.stop_overdue()):
             about = {"job": job_id}
             log.warning("job %s is over its deadline or budget and stops", job_id, extra=about)
+
+    def close_over(self) -> None:
+        """Close what nobody may work on any more."""
         self._store.close_over()
+
+    def end_silent(self) -> None:
+        """Pay no longer for workers that nobody hears of."""
         for session_id in self._store.end_silent_sessions(self._silence_sec):
             log.warning("session %s ends: nothing is heard of its worker", session_id)
 

@@ -88,6 +88,10 @@ class StoreError(SpecbatchError):
     """The database refused an operation or cannot be reached."""
 
 
+class UnknownKeyError(StoreError):
+    """What was read is sealed with a key that this process has not."""
+
+
 class ObjectError(SpecbatchError):
     """An object store refused an operation or returned bytes of the wrong size or checksum."""
 

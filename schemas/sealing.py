@@ -18,7 +18,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from specbatch.schemas.errors import MissingExtraError, StoreError, UsageError
+from specbatch.schemas.errors import MissingExtraError, StoreError, UnknownKeyError, UsageError
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -75,12 +75,13 @@ class Sealer:
         return self._sealed(data, about, nonce[:_NONCE_BYTES])
 
     def open(self, sealed: bytes, about: str) -> bytes:
-        """The inverse of both. Raises `StoreError` for another key, thing or bytes."""
+        """The inverse of both. Raises `UnknownKeyError` for another key, and `StoreError` for
+        another thing or bytes."""
         from cryptography.exceptions import InvalidTag
 
         key = self._keys.get(sealed[len(_MAGIC) :][:_ID_BYTES])
         if key is None or not is_sealed(sealed):
-            raise StoreError(
+            raise UnknownKeyError(
                 f"{about} was encrypted with a key that is not among those of {SETTING}: add it "
                 "behind the others"
             )
@@ -98,7 +99,7 @@ class Sealer:
         return _TEXT_MAGIC + base64.b64encode(sealed[len(_MAGIC) :]).decode()
 
     def open_text(self, sealed: str, about: str) -> str:
-        """The inverse. Raises `StoreError`."""
+        """The inverse. Raises `StoreError`, of another key `UnknownKeyError`."""
         try:
             packed = base64.b64decode(sealed.removeprefix(_TEXT_MAGIC), validate=True)
         except binascii.Error:

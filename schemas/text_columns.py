@@ -8,12 +8,13 @@ from typing import Any
 from sqlalchemy import Dialect, Text
 from sqlalchemy.types import TypeDecorator
 
+from specbatch.schemas.errors import UnknownKeyError
 from specbatch.schemas.sealing import Sealer, is_sealed_text, no_key
 
 _UNSTORABLE = re.compile("[\x00\x1a\ud800-\udfff]")
 _ESCAPED = re.compile("\x1a([0-9a-f]{4})")
 
-SHOWN_WITHOUT_KEY = "[encrypted, and SPECBATCH_ENCRYPTION_KEY is not set here]"
+SHOWN_WITHOUT_KEY = "[encrypted, and its key is not in SPECBATCH_ENCRYPTION_KEY here]"
 
 
 def escape_text(text: str) -> str:
@@ -50,7 +51,12 @@ class SealedText(TypeDecorator[str]):
     cache_ok = True
 
     def __init__(self, about: str, instead: str | None = None) -> None:
-        """`instead`: what is read where the key is missing; None: that is an error."""
+        """`instead`: what is read where no key is set; None: that is an error.
+
+        Words are read also where other keys are set: while a new one is rolled out, who has only
+        the old one still claims and closes what others left an error in. Empty ones say nothing,
+        so they would be taken for what was written: that stays an error.
+        """
         super().__init__()
         self.about = about
         self.instead = instead
@@ -68,10 +74,18 @@ class SealedText(TypeDecorator[str]):
             return unescape_text(value)
         sealer = sealer_of(dialect)
         if sealer is not None:
-            return sealer.open_text(value, self.about)
+            return self._opened(sealer, value)
         if self.instead is None:
             raise no_key(self.about)
         return self.instead
+
+    def _opened(self, sealer: Sealer, value: str) -> str:
+        try:
+            return sealer.open_text(value, self.about)
+        except UnknownKeyError:
+            if not self.instead:
+                raise
+            return self.instead
 
 
 def use_sealer(dialect: Dialect, sealer: Sealer | None) -> None:

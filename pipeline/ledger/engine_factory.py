@@ -19,7 +19,16 @@ BUSY_TIMEOUT_MS = 10_000
 POOL_SIZE = 16
 WRITES = "specbatch_writes"  # execution option: this transaction will write
 
-_POSTGRES_DEFAULTS = {"connect_timeout": 10, "application_name": "specbatch"}
+_POSTGRES_DEFAULTS = {
+    "connect_timeout": 10,
+    "application_name": "specbatch",
+    # A host that vanishes sends no reset. Without these a call waits for its answer as long as the
+    # system's TCP does: hours, or a quarter of one if the server has not even acknowledged it.
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,  # ms
+}
 _ON_CONNECT_POSTGRES = (
     # A frozen worker must not hold a job's row for ever, nor wait for one for ever.
     "SET idle_in_transaction_session_timeout = '60s'",

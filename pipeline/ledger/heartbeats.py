@@ -1,8 +1,8 @@
-"""Heartbeats: the leases of one process in two statements, however many they are."""
+"""Heartbeats: the leases of one process in few statements, however many they are."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, select, tuple_, update
@@ -16,18 +16,25 @@ _LEASES_PER_STATEMENT = 500
 
 def heartbeat(conn: Connection, now: Now, leases: Sequence[Lease], lease_sec: float) -> Beat:
     lost, cut_wanted = set(leases), set[Lease]()
-    for start in range(0, len(leases), _LEASES_PER_STATEMENT):
-        part = leases[start : start + _LEASES_PER_STATEMENT]
-        of_groups = [x for x in part if x.group_index is not None]
-        held, asked_for = _extend_groups(conn, now, of_groups, lease_sec)
+    # All jobs before all groups, as in `jobs`: a commit holds its job and wants a group.
+    for part in _parts([x for x in leases if x.group_index is None]):
+        lost -= _extend_jobs(conn, now, part, lease_sec)
+    for part in _parts([x for x in leases if x.group_index is not None]):
+        held, asked_for = _extend_groups(conn, now, part, lease_sec)
         lost -= held
         cut_wanted |= asked_for
-        lost -= _extend_jobs(conn, now, [x for x in part if x.group_index is None], lease_sec)
     job_ids = {lease.job_id for lease in leases}
     cancelled = conn.scalars(
         select(Job.job_id).where(Job.job_id.in_(job_ids), Job.cancel_requested)
     )
     return Beat(lost, set(cancelled), cut_wanted)
+
+
+def _parts(leases: Sequence[Lease]) -> Iterator[Sequence[Lease]]:
+    """In the order of their keys, as many as one statement takes."""
+    ordered = sorted(leases, key=lambda lease: (lease.job_id, lease.group_index or 0))
+    for start in range(0, len(ordered), _LEASES_PER_STATEMENT):
+        yield ordered[start : start + _LEASES_PER_STATEMENT]
 
 
 def _extend_groups(

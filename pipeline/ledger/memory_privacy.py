@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -26,17 +27,26 @@ class PrivacyInMemory(ChainInMemory):
             return sorted(found, key=lambda group: rules.row_order(group[1]))
 
     def ended_jobs(
-        self, age_sec: float, tenant: str | None = None, limit: int = MOST_JOBS
+        self,
+        age_sec: float,
+        tenant: str | None = None,
+        limit: int = MOST_JOBS,
+        private_only: bool = False,
+        after: JobRow | None = None,
     ) -> list[JobRow]:
         with self._lock:
             before = self._now() - age_sec
             found = [
-                (job.row.finished_at, job.row.job_id, self._row(job))
+                self._row(job)
                 for job in self._jobs.values()
                 if job.row.state.is_final and tenant in (None, job.row.tenant)
                 if job.row.purged_at is None or job.purged_to is not None
+                if not (private_only and job.row.privacy.is_full)
             ]
-            return [row for at, _, row in sorted(found)[:limit] if at is not None and at <= before]
+            ended = [row for row in found if _place(row)[0] <= before]
+            if after is not None:
+                ended = [row for row in ended if _place(row) > _place(after)]
+            return sorted(ended, key=_place)[:limit]
 
     def purge(self, job_id: str, why: str, batch_rows: int = 1000) -> Iterator[int]:
         with self._lock:
@@ -61,6 +71,11 @@ class PrivacyInMemory(ChainInMemory):
                         job.rejected[index] = replace(row, row_id=None, reason="")
                 job.purged_to = after if after < job.next_row else None
             yield min(after, job.next_row)
+
+
+def _place(job: JobRow) -> tuple[float, str]:
+    """Of an ended job among others."""
+    return (math.inf if job.finished_at is None else job.finished_at), job.job_id
 
 
 def _emptied(record: CompletionRecord) -> CompletionRecord:

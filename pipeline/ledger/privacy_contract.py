@@ -21,9 +21,18 @@ class PrivacyStore(Protocol):
         ...
 
     def ended_jobs(
-        self, age_sec: float, tenant: str | None = None, limit: int = MOST_JOBS
+        self,
+        age_sec: float,
+        tenant: str | None = None,
+        limit: int = MOST_JOBS,
+        private_only: bool = False,
+        after: JobRow | None = None,
     ) -> list[JobRow]:
-        """Jobs that ended so long ago or longer and are not wholly purged, the oldest first."""
+        """Jobs that ended so long ago or longer and are not wholly purged, the oldest first.
+
+        `private_only`: those whose texts are not kept. `after`: the last one of an earlier answer,
+        to go on from there.
+        """
         ...
 
     def purge(self, job_id: str, why: str, batch_rows: int = 1000) -> Iterator[int]:

@@ -8,7 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from sqlalchemy import Connection, case, literal_column, null, or_, select, update
+from sqlalchemy import (
+    Connection,
+    Double,
+    Select,
+    case,
+    literal,
+    literal_column,
+    null,
+    or_,
+    select,
+    tuple_,
+    update,
+)
 
 from specbatch.pipeline.ledger import chain, jobs, rules
 from specbatch.pipeline.ledger.privacy_contract import MOST_JOBS
@@ -16,6 +28,7 @@ from specbatch.pipeline.ledger.reading import PROMPTS
 from specbatch.pipeline.ledger.transactions import Now, Transactions
 from specbatch.schemas import mapper
 from specbatch.schemas.audit import EntryKind
+from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.records import Artefact, JobRow, JobState, Prompts, Stage
 from specbatch.schemas.tables import Completion, Group, Job, Rejected
 
@@ -32,10 +45,22 @@ class PrivacyInSql:
         return self._db.read(lambda conn: _recorded_groups(conn, job_id))
 
     def ended_jobs(
-        self, age_sec: float, tenant: str | None = None, limit: int = MOST_JOBS
+        self,
+        age_sec: float,
+        tenant: str | None = None,
+        limit: int = MOST_JOBS,
+        private_only: bool = False,
+        after: JobRow | None = None,
     ) -> list[JobRow]:
-        before = self._db.now() - age_sec
-        return self._db.read(lambda conn: _ended(conn, before, tenant, limit))
+        query = _ended(self._db.now() - age_sec).limit(limit)
+        if tenant is not None:
+            query = query.where(Job.tenant == tenant)
+        if private_only:
+            query = query.where(Job.privacy != PrivacyMode.FULL.value)
+        if after is not None:
+            last = (literal(after.finished_at, Double), literal(after.job_id))
+            query = query.where(tuple_(Job.finished_at, Job.job_id) > tuple_(*last))
+        return self._db.read(lambda conn: [mapper.job_row(row) for row in conn.execute(query)])
 
     def purge(self, job_id: str, why: str, batch_rows: int = 1000) -> Iterator[int]:
         db = self._db
@@ -63,17 +88,13 @@ def _recorded_groups(conn: Connection, job_id: str) -> list[tuple[int, Prompts, 
     return sorted(found, key=lambda group: rules.row_order(group[1]))
 
 
-def _ended(conn: Connection, before: Now, tenant: str | None, limit: int) -> list[JobRow]:
-    query = (
+def _ended(before: Now) -> Select[Any]:
+    return (
         select(*Job.__table__.c)
         .where(Job.state.in_(_FINAL), Job.finished_at <= before)
         .where(or_(Job.purged_at.is_(None), Job.purged_to.is_not(None)))
         .order_by(Job.finished_at, Job.job_id)
-        .limit(limit)
     )
-    if tenant is not None:
-        query = query.where(Job.tenant == tenant)
-    return [mapper.job_row(row) for row in conn.execute(query)]
 
 
 def _begin(conn: Connection, now: Now, job_id: str, why: str) -> tuple[str, int | None, int]:

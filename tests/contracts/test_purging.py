@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from contracts.shorthand import commit, finish, ingest, verified
 from ledger.builders import JOB, NO_TIME, Clock, completion, new_group, new_job, position
 
+from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.digests import facts_digest
+from specbatch.pipeline.purging import Purger
 from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.privacy import NOT_KEPT, PrivacyMode
@@ -91,6 +94,29 @@ def test_jobs_are_found_by_age_and_tenant(store: Store, clock: Clock) -> None:
     assert [job.tenant for job in store.ended_jobs(0.0, "two")] == ["two"]
     assert [job.tenant for job in store.ended_jobs(0.0, limit=1)] == ["one"]
     assert store.ended_jobs(111.0) == []
+
+
+def test_jobs_whose_texts_are_not_kept_are_found_behind_any_number_of_others(
+    store: Store, clock: Clock, tmp_path: Path
+) -> None:
+    for n in range(3):
+        ended(store, f"job-that-is-full-{n}")
+        clock.advance(10.0)
+    modes = [PrivacyMode.REDACTED, PrivacyMode.HASH_ONLY, PrivacyMode.REDACTED]
+    for n, mode in enumerate(modes):  # all of one moment
+        work = tmp_path / str(n)
+        work.mkdir()
+        (work / "results.arrow").write_bytes(b"x")
+        ended(store, f"job-private-{n}", privacy=mode, workspace_uri=str(work))
+    names = [f"job-private-{n}" for n in range(3)]
+    (first,) = store.ended_jobs(0.0, limit=1, private_only=True)
+    assert first.job_id == names[0]
+    rest = store.ended_jobs(0.0, limit=2, private_only=True, after=first)
+    assert [job.job_id for job in rest] == names[1:]
+    assert store.ended_jobs(0.0, private_only=True, after=rest[-1]) == []
+    purger = Purger(store, Objects(), {})
+    for page in (1, 2, 3):
+        assert [job.job_id for job in purger.left_behind(page)] == names
 
 
 def test_outputs_with_tokens_left_out_are_not_drafted_from(store: Store) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contracts.shorthand import claim_job, finish, ingest, verified
-from ledger.builders import JOB, NO_TIME, completion, new_group, new_job, position
+from contracts.shorthand import claim, claim_job, finish, ingest, verified
+from ledger.builders import JOB, LEASE_SEC, NO_TIME, completion, new_group, new_job, position
 from sqlalchemy import text
 
 from specbatch.pipeline.ledger import migrate
@@ -94,6 +94,35 @@ def test_without_the_key_one_sentence_says_so(opened: Open) -> None:
     assert keyless.progress(JOB).completions == 4
     with pytest.raises(StoreError, match="not among those of SPECBATCH_ENCRYPTION_KEY"):
         list(opened(Sealer([b"x" * 32])).completions(JOB))
+
+
+def test_an_error_sealed_with_a_key_that_is_missing_here_holds_no_group_up(opened: Open) -> None:
+    newer, older = opened(NEW), opened(OLD)
+    ingest(newer, groups=1)
+    newer.release(claim(newer, 0).lease, SECRET)
+    work = older.claim_next(Stage.VERIFY, "big", "w", LEASE_SEC)
+    assert work is not None
+    older.release(work.lease, "once more")
+    newer.request_cancel(JOB, SECRET)
+    assert older.get_job(JOB).stop_reason == SHOWN_WITHOUT_KEY
+    assert older.get_job(JOB).stage is Stage.PUBLISH
+
+
+def test_a_group_with_such_an_error_is_closed(opened: Open) -> None:
+    newer, older = opened(NEW), opened(OLD)
+    ingest(newer, groups=1, rows=1)
+    for _ in range(2):
+        newer.release(claim(newer, 0).lease, SECRET)
+    assert newer.claim_group(JOB, 0, Stage.VERIFY, "w", 0.0) is not None
+    assert older.close_over() == 1
+    [(_, _, _, last_error)] = older.failed_groups(JOB)
+    assert SHOWN_WITHOUT_KEY in str(last_error)
+
+
+def test_a_whole_spec_is_never_replaced_by_what_is_shown_of_it(opened: Open) -> None:
+    opened(NEW).create_job(new_job(privacy=PrivacyMode.REDACTED, sealed_spec='{"stop": "Anna"}'))
+    with pytest.raises(StoreError, match="not among those of SPECBATCH_ENCRYPTION_KEY"):
+        opened(OLD).get_job(JOB)
 
 
 def test_what_was_written_before_there_was_a_key_stays_readable(url: str, opened: Open) -> None:

@@ -287,6 +287,32 @@ def test_the_isolation_level_is_the_stores_own(postgres_url: str) -> None:
     database.close()
 
 
+def test_a_server_that_vanishes_silently_is_noticed(postgres_url: str) -> None:
+    ours = parameters_of(postgres_url)
+    assert {name: ours.get(name) for name in NOTICES} == NOTICES
+    theirs = parameters_of(f"{postgres_url}?keepalives_idle=77&tcp_user_timeout=5000")
+    said = {"keepalives_idle": "77", "tcp_user_timeout": "5000"}
+    assert {name: theirs.get(name) for name in NOTICES} == NOTICES | said
+
+
+NOTICES = {
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "20000",
+}
+
+
+def parameters_of(url: str) -> dict[str, str]:
+    """What libpq took of a connection's options."""
+    database = Transactions(url)
+    found: dict[str, str] = database.read(
+        lambda conn: conn.connection.driver_connection.info.get_parameters()  # type: ignore[union-attr]  # it is open
+    )
+    database.close()
+    return found
+
+
 def test_a_busy_sqlite_file_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_factory, "BUSY_TIMEOUT_MS", 20)
     url = migrated(tmp_path / "store.db")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import NoReturn
 
 import pytest
 from ledger.builders import JOB, LEASE_SEC, Clock, new_group, new_job, position
 
 from specbatch.pipeline.ledger.memory_store import MemoryStore
 from specbatch.pipeline.sweeper import Queued, Sweeper
+from specbatch.schemas.errors import StoreError
 from specbatch.schemas.records import Bell, Stage
 from specbatch.schemas.timekeeping import Device, NewSession
 
@@ -75,6 +77,43 @@ def test_where_lengths_are_not_known_all_is_rung_for(store: MemoryStore) -> None
     queue = Queue()
     for _ in range(2):
         assert Sweeper(store, queue.bells.append, 5.0, 60.0).sweep() == GROUPS
+
+
+@pytest.mark.parametrize(
+    "broken", ["skip_proposals", "stop_overdue", "close_over", "end_silent_sessions"]
+)
+def test_a_part_that_fails_keeps_no_bell_from_ringing(
+    store: MemoryStore,
+    broken: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise StoreError("one job cannot be read")
+
+    monkeypatch.setattr(store, broken, refuse)
+    queue = Queue()
+    with pytest.raises(StoreError, match="one job cannot be read"):
+        sweeper(store, queue, queue).sweep()
+    assert len(queue.bells) == GROUPS
+    assert "one job cannot be read" in caplog.text
+
+
+def test_one_that_is_closed_begins_no_other_part(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each part may wait for a database that is out of reach, and `close` waits for them."""
+    queue = Queue()
+    one = sweeper(store, queue, queue)
+
+    def closed_meanwhile(_: float) -> NoReturn:
+        one.close()
+        raise StoreError("the database did not answer in time")
+
+    monkeypatch.setattr(store, "skip_proposals", closed_meanwhile)
+    with pytest.raises(StoreError):
+        one.sweep()
+    assert queue.bells == []
 
 
 def test_workers_that_nobody_hears_of_are_paid_for_no_longer(

@@ -1,0 +1,47 @@
+"""Who locks a job and its groups locks the job first, so that two of them never deadlock."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from contracts.shorthand import claim, claim_job
+from ledger.builders import JOB, LEASE_SEC, new_group, new_job, position
+from sqlalchemy import Engine, select, text
+
+from specbatch.pipeline.ledger.engine_factory import make_engine
+from specbatch.pipeline.ledger.migrate import open_store
+from specbatch.schemas.records import Stage
+from specbatch.schemas.tables import Group, Job
+
+_WAITING = text(
+    "SELECT count(*) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND wait_event_type = 'Lock'"
+)
+
+
+def test_a_heartbeat_that_waits_for_a_job_holds_none_of_its_groups(postgres_url: str) -> None:
+    store, other = open_store(postgres_url), make_engine(postgres_url)
+    store.create_job(new_job())
+    ingest = claim_job(store, Stage.INGEST).lease
+    store.add_groups(ingest, [new_group(0)], [], 4, position(4))
+    leases = [claim(store, 0).lease, ingest]
+    job = select(Job.job_id).where(Job.job_id == JOB).with_for_update()
+    group = select(Group.group_index).where(Group.job_id == JOB).with_for_update(nowait=True)
+    with ThreadPoolExecutor(1) as pool:
+        with other.begin() as conn:
+            conn.execute(job)
+            beat = pool.submit(store.heartbeat, leases, LEASE_SEC)
+            until_somebody_waits(other)
+            assert conn.scalar(group) == 0
+        assert beat.result(60) == (set(), set(), set())
+    store.close()
+    other.dispose()
+
+
+def until_somebody_waits(engine: Engine) -> None:
+    deadline = time.monotonic() + 60
+    with engine.connect() as conn:
+        while not conn.scalar(_WAITING):
+            conn.rollback()  # a transaction sees the same activity for as long as it lasts
+            assert time.monotonic() < deadline, "nobody waits for a lock"
