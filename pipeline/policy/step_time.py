@@ -69,7 +69,10 @@ def _place(tokens: int) -> int:
     return 80 + (tokens - 113) // 16
 
 
-_PLACES = np.array([_place(tokens) for tokens in range(1 << 14)])
+def _places(tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+    """`_place` of each; passes have no largest size."""
+    middle, large = 64 + (tokens - 61) // 4, 80 + (tokens - 113) // 16
+    return np.where(tokens <= 64, tokens, np.where(tokens <= 128, middle, large))
 
 
 def _crowd(sequences: int) -> int:
@@ -257,9 +260,8 @@ def _between(
     lower = price[np.maximum(right - 1, 0)]
     found = middle
     if optimism:
-        untried = np.ones(_PLACES[-1] + 1, dtype=bool)
-        untried[_PLACES[np.round(at).astype(np.int64)]] = False
-        found = middle - optimism * np.maximum(middle - lower, 0.0) * untried[_PLACES[tokens]]
+        untried = ~np.isin(_places(tokens), _places(np.round(at).astype(np.int64)))
+        found = middle - optimism * np.maximum(middle - lower, 0.0) * untried
     beyond = tokens > at[-1]
     rise = np.maximum(line[beyond] / expected[-1] - 1.0, 0.0)
     found[beyond] = price[-1] * (1.0 + rise * (1.0 - _HOPE_BEYOND * optimism))
