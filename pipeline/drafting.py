@@ -194,7 +194,7 @@ class Drafting:
             log.warning("job %s: drafts of the usual length: %s", job.job_id, error)
             return PILOT_TOKENS
         most = min(spec.sampling.max_tokens, MOST_AHEAD)
-        price = _price(progress, self._draft_usd.get(job.proposer or "", 0.0))
+        price = _price(progress, self._draft_usd.get(job.proposer or ""))
         acceptance, tested = _of_blocks(counts)
         length = block_length(acceptance, tested, most, price)
         if not length:
@@ -245,8 +245,10 @@ def first_length(spec: JobSpec) -> int:
     return PILOT_TOKENS if wanted == "auto" else wanted
 
 
-def _price(progress: JobProgress, draft_usd_per_token: float) -> float | None:
+def _price(progress: JobProgress, draft_usd_per_token: float | None) -> float | None:
     """Of a drafted token in tokens of the verifier; None while that is not measured."""
+    if draft_usd_per_token is None:
+        return None
     if progress.completion_tokens < _PRICED_TOKENS or not progress.cost_usd:
         return None
     return draft_usd_per_token * progress.completion_tokens / progress.cost_usd

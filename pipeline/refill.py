@@ -81,9 +81,11 @@ class Refills:
             yield
         finally:
             with self._lock:
-                for request_id in mine:
-                    self._allowed.pop(request_id, None)
-                    self._open.pop(request_id, None)
+                for request_id, place in mine.items():
+                    # By identity: a newer attempt at the group may have taken the id over.
+                    if self._allowed.get(request_id) is place:
+                        del self._allowed[request_id]
+                        self._open.pop(request_id, None)
 
     def want(self, wanted: Wanted) -> None:
         """An engine wants more of a block: ask for it, unless too much is unanswered.

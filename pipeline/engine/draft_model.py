@@ -76,8 +76,8 @@ class DraftModelProposer:
         begun = time.perf_counter()
         active.sort(key=lambda i: -depths[i])  # those still drafted for are always the first
         batch, wanted = [sequences[i] for i in active], [depths[i] for i in active]
+        fed = sum(map(self.behind, batch))  # before some of it is, in passes of its own
         feeds = self._feeds(batch)
-        fed = sum(map(len, feeds))
         rows, counters = sampling_rows(batch, [1] * len(batch), self._runner.device)
         coupled = all(s.verification is Verification.COUPLED for s in batch)
         if coupled and self._runner.drafts_natively and repeatable(rows):

@@ -102,13 +102,14 @@ class GuardedProposer:
             log.warning("proposer %s failed, its drafts are dropped", self.name, exc_info=error)
         if self._in_a_row >= PATIENCE:
             if self._clock() >= self._rests_until:
-                reason = (
+                rests = (
                     f"proposer {self.name} failed {self._in_a_row} times in a row and rests for "
-                    f"{REST_SEC:.0f} s: {first_line(error)}"
+                    f"{REST_SEC:.0f} s"
                 )
-                log.warning("%s", reason)
+                log.warning("%s: %s", rests, first_line(error))
                 if self._on_rest is not None:
-                    self._on_rest(self.name, reason)
+                    # Every job's decisions get it, and what was raised may quote one job's text.
+                    self._on_rest(self.name, f"{rests}: {type(error).__name__}")
             self._rests_until = self._clock() + REST_SEC
         for sequence in sequences:
             self.forget(sequence)

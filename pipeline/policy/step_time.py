@@ -69,7 +69,10 @@ def _place(tokens: int) -> int:
     return 80 + (tokens - 113) // 16
 
 
-_PLACES = np.array([_place(tokens) for tokens in range(1 << 14)])
+def _places(tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+    """`_place` of each; passes have no largest size."""
+    middle, large = 64 + (tokens - 61) // 4, 80 + (tokens - 113) // 16
+    return np.where(tokens <= 64, tokens, np.where(tokens <= 128, middle, large))
 
 
 def _crowd(sequences: int) -> int:
@@ -200,7 +203,7 @@ class StepTime:
             "drafted": self.drafted,
             "noise": self.noise,
             "cells": [
-                [crowd, place, cell.tokens, cell.sequences, cell.seconds, cell.seen]
+                [crowd, place, cell.tokens, cell.sequences, cell.seconds, cell.seen, cell.at]
                 for crowd, cells in sorted(self._cells.items())
                 for place, cell in sorted(cells.items())
             ],
@@ -212,16 +215,18 @@ class StepTime:
         step_time = cls(drafted=int(state["drafted"]), noise=float(state["noise"]))
         if not 0.0 <= step_time.noise <= 1.0:
             raise ValueError(f"no noise is {step_time.noise}")
-        for crowd, place, tokens, sequences, seconds, seen in state["cells"]:
-            cell = _Cell(float(tokens), float(sequences), float(seconds), int(seen))
+        rows = state["cells"]
+        total = sum(int(seen) for row in rows for seen in row[5:6])
+        step_time.observations = total = int(state.get("observations", total))
+        for row in rows:
+            dated = row if len(row) > 6 else [*row, total]  # older ones do not say when
+            crowd, place, tokens, sequences, seconds, seen, at = dated
+            if not 0 <= at <= total:
+                raise ValueError(f"no size was met last at {at} of {total} observations")
+            cell = _Cell(float(tokens), float(sequences), float(seconds), int(seen), at=int(at))
             if not (0 < cell.seconds < np.inf and 0 < cell.tokens < np.inf and cell.seen > 0):
                 raise ValueError(f"no pass is like {cell}")
             step_time._cells.setdefault(int(crowd), {})[int(place)] = cell
-            step_time.observations += cell.seen
-        step_time.observations = int(state.get("observations", step_time.observations))
-        for cells in step_time._cells.values():
-            for cell in cells.values():
-                cell.at = step_time.observations
         return step_time
 
 
@@ -255,9 +260,8 @@ def _between(
     lower = price[np.maximum(right - 1, 0)]
     found = middle
     if optimism:
-        untried = np.ones(_PLACES[-1] + 1, dtype=bool)
-        untried[_PLACES[np.round(at).astype(np.int64)]] = False
-        found = middle - optimism * np.maximum(middle - lower, 0.0) * untried[_PLACES[tokens]]
+        untried = ~np.isin(_places(tokens), _places(np.round(at).astype(np.int64)))
+        found = middle - optimism * np.maximum(middle - lower, 0.0) * untried
     beyond = tokens > at[-1]
     rise = np.maximum(line[beyond] / expected[-1] - 1.0, 0.0)
     found[beyond] = price[-1] * (1.0 + rise * (1.0 - _HOPE_BEYOND * optimism))

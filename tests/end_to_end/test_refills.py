@@ -118,6 +118,19 @@ def test_an_answer_for_a_group_that_is_done_is_nobodys() -> None:
     assert len(bed.line.sent) == 1
 
 
+def test_an_attempt_that_ends_leaves_a_newer_one_of_the_same_group_alone(bed: Bed) -> None:
+    """A lease that ran out: the same process holds it again before the first attempt has ended."""
+    with ExitStack() as newer:
+        with bed.refills.allowed(3, "small", bed.requests):
+            newer.enter_context(bed.refills.allowed(3, "small", bed.requests))
+            for row in range(MOST_OPEN):
+                bed.want(row)
+        bed.want(99)
+        assert len(bed.line.sent) == MOST_OPEN, "what the newer one asked for is still open"
+        assert bed.answer(0) == f"{JOB}/0/0"
+    assert bed.answer(0) is None
+
+
 def test_only_so_many_are_unanswered_at_a_time(bed: Bed) -> None:
     for row in range(MOST_OPEN + 10):
         bed.want(row)

@@ -217,6 +217,20 @@ def test_a_proposer_that_raises_costs_its_drafts(tiny_pair: TinyPair, method: st
     one.assert_all_blocks_are_free()
 
 
+def test_what_a_proposer_raises_is_quoted_in_no_decision(
+    tiny_pair: TinyPair, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Decisions are kept with every job of the engine, and an error may quote another's texts."""
+    one, _ = with_faulty_proposer(tiny_pair, "propose", ValueError("secret 4711"))
+    one.engine.prime("mine", ())
+    one.engine.prime("theirs", ())
+    one.add(*requests(4, 4)).run()
+    for job in ("mine", "theirs"):
+        (reason,) = [d.reason for d in one.engine.lessons(job).decisions if "rests" in d.reason]
+        assert reason.endswith("in a row and rests for 60 s: ValueError")
+    assert "rests for 60 s: ValueError: secret 4711" in caplog.text, "a log has the whole"
+
+
 @pytest.mark.parametrize("at", [1, 2, 7])
 def test_a_draft_model_that_raises_half_way_starts_anew(tiny_pair: TinyPair, at: int) -> None:
     """Its own verifier drafts: what it says after the failure must be right again."""

@@ -27,7 +27,7 @@ from specbatch.pipeline.ledger.memory_store import MemoryStore
 from specbatch.pipeline.policy.journal import Lessons
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.records import JobRow, Lease, PromptRow, Stage
-from specbatch.schemas.spec import JobSpec
+from specbatch.schemas.spec import JobSpec, SamplingSpec
 from specbatch.schemas.speculation import (
     VOCABULARY,
     AcceptanceCount,
@@ -72,7 +72,7 @@ class Counting(MemoryStore):
 
 def past_job(store: MemoryStore, job_id: str, tokens: tuple[int, ...], **job: Any) -> None:
     """A job whose row 0 wrote `tokens`, in the token ids of vocabulary `v1`."""
-    vocabulary = job.pop("vocabulary", "v1")
+    vocabulary, usd = job.pop("vocabulary", "v1"), job.pop("usd", 0.25)
     store.create_job(new_job(job_id, **job))
     work = store.claim_job(job_id, Stage.INGEST, "i", LEASE_SEC)
     assert work is not None
@@ -80,9 +80,8 @@ def past_job(store: MemoryStore, job_id: str, tokens: tuple[int, ...], **job: An
     store.finish_ingest(work.lease, 4, {VOCABULARY: vocabulary})
     lease = _lease(store, job_id, Stage.VERIFY)
     store.advance(lease, Stage.RECORD, RESULTS, NO_TIME)
-    store.commit_group(
-        _lease(store, job_id, Stage.RECORD), [completion(0, token_ids=tokens)], NO_TIME, {}
-    )
+    written = completion(0, token_ids=tokens, cost_usd=usd)
+    store.commit_group(_lease(store, job_id, Stage.RECORD), [written], NO_TIME, {})
 
 
 def _lease(store: MemoryStore, job_id: str, stage: Stage) -> Lease:
@@ -286,6 +285,21 @@ def test_nothing_learned_is_nothing_written(store: Counting) -> None:
     store.away |= {"learn_acceptance", "note_decisions"}
     Drafting(store, Objects()).learn(job, Lessons())
     assert store.decisions(JOB) == []
+
+
+# --- how far to write ahead ---------------------------------------------------------------------
+
+
+def test_drafts_that_no_price_is_known_of_have_the_usual_one(store: Counting) -> None:
+    """Not none at all: they would be written as far ahead as may be, where they are worth least."""
+    past_job(store, TONIGHT, tuple(range(5000)), usd=1.0)
+    job = store.get_job(TONIGHT)
+    store.learn_acceptance(job.tenant, job.name, [AcceptanceCount("block", None, 25.0, 500.0)])
+    spec = spec_of().model_copy(update={"sampling": SamplingSpec(max_tokens=512)})
+    drafting = Drafting(store, Objects())
+    assert drafting.length(job, spec) == 0
+    drafting.drafted(job, 1000, 1e-9)
+    assert drafting.length(job, spec) > 0, "drafts that cost next to nothing pay at any acceptance"
 
 
 # --- caps ---------------------------------------------------------------------------------------

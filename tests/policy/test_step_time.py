@@ -93,6 +93,58 @@ def test_state_survives_json() -> None:
         StepTime.restored({"linear": {"gram": [[1.0]]}})
 
 
+def test_a_size_that_was_not_met_for_long_is_tried_again_after_a_restart_too() -> None:
+    step_time = StepTime()
+    for _ in range(60):
+        step_time.observe(20, 8, linear(20, 8))
+    for _ in range(7999):
+        step_time.observe(8, 8, linear(8, 8))
+    assert step_time.knows(20, 8)
+    again = StepTime.restored(json.loads(json.dumps(step_time.state())))
+    assert again.knows(20, 8)
+    again.observe(8, 8, linear(8, 8))
+    assert not again.knows(20, 8)
+    assert again.knows(8, 8)
+
+
+def test_a_state_that_does_not_say_when_a_size_was_met_counts_as_met_just_now() -> None:
+    state = observed(linear, 8, [0, 1, 2]).state()
+    state["cells"] = [row[:6] for row in state["cells"]]
+    again = StepTime.restored(json.loads(json.dumps(state)))
+    assert again.knows(16, 8)
+    assert all(row[6] == again.observations for row in again.state()["cells"])
+
+
+@pytest.mark.parametrize("at", [-1, 401, float("nan"), float("inf")])
+def test_a_size_met_at_no_time_that_was_is_refused(at: float) -> None:
+    state = observed(linear, 8, [0, 1, 2]).state()
+    state["cells"][0][6:] = [at]
+    with pytest.raises(ValueError, match="of 400 observations"):
+        StepTime.restored(state)
+
+
+@pytest.mark.parametrize("items", [5, 8])
+def test_a_row_of_another_length_is_refused(items: int) -> None:
+    state = observed(linear, 8, [0, 1, 2]).state()
+    state["cells"][0] = (state["cells"][0] + [1])[:items]
+    with pytest.raises(ValueError, match="values to unpack"):
+        StepTime.restored(state)
+
+
+@pytest.mark.parametrize("sequences", [100, 1000, 16_000, 40_000])
+def test_hope_reaches_as_far_as_nothing_was_tried_however_large_a_pass_is(sequences: int) -> None:
+    step_time, last = StepTime(), sequences + 1000
+    for _ in range(60):
+        for tokens in (sequences, last):
+            step_time.observe(tokens, sequences, linear(tokens, sequences))
+    low, *between, high = step_time.curve(sequences, sequences, last, 1.0).tolist()
+    assert len(between) == 999
+    assert between[500] == pytest.approx(low, abs=1e-3), "it may cost no more than the smaller one"
+    assert high == pytest.approx(linear(last, sequences), rel=0.01)
+    middle = linear(sequences + 501, sequences)
+    assert step_time.predict(sequences + 501, sequences) == pytest.approx(middle, rel=0.01)
+
+
 def test_no_weight_is_negative_whatever_is_observed() -> None:
     cost, generator = LinearCost([1e-3, 1e-5]), random.Random(2)
     for _ in range(200):
