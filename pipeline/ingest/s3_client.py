@@ -9,6 +9,7 @@ import tenacity
 from specbatch.schemas.errors import MissingExtraError
 from specbatch.schemas.masking import mask_url
 
+REFUSALS = ("AccessDenied", "NotImplemented", "MethodNotAllowed")
 _TRANSIENT_CODES = {"SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "503"}
 
 
@@ -59,6 +60,16 @@ def new_client(endpoint_url: str | None, answer_sec: float) -> Any:
             response_checksum_validation="when_required",
         ),
     )
+
+
+def unfinished(client: Any, bucket: str, prefix: str) -> list[dict[str, str]]:
+    """Uploads in parts that were begun and not ended, as their requests name them."""
+    pages = client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket, Prefix=prefix)
+    return [
+        {"Bucket": bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
+        for page in pages
+        for upload in page.get("Uploads", [])
+    ]
 
 
 def is_transient(error: BaseException) -> bool:

@@ -2,8 +2,9 @@
 
 Every upload is checked by the server (SHA-256) and once more with a HEAD; an upload that fails
 half way is aborted, so no truncated object is left. What a killed process left half uploaded is
-aborted by the next upload to the same key. The client is made on first use in each process, never
-before a fork. Credentials come from boto3's usual places and are never printed.
+aborted by the next upload to the same key, or with its job's files. The client is made on first
+use in each process, never before a fork. Credentials come from boto3's usual places and are never
+printed.
 """
 
 from __future__ import annotations
@@ -14,14 +15,22 @@ import hashlib
 import io
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
 import tenacity
 
 from specbatch.pipeline.ingest.objects import ObjectInfo, changed, verified
-from specbatch.pipeline.ingest.s3_client import Patience, code, is_transient, new_client, reason
+from specbatch.pipeline.ingest.s3_client import (
+    REFUSALS,
+    Patience,
+    code,
+    is_transient,
+    new_client,
+    reason,
+    unfinished,
+)
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.records import Artefact
 
@@ -117,6 +126,14 @@ class S3Objects:
         bucket, key = split(uri)
         self._call("delete", uri, lambda s3: s3.delete_object(Bucket=bucket, Key=key))
 
+    def abort_uploads(self, prefix: str) -> None:
+        try:
+            for upload in self._unfinished(prefix):
+                self._end(f"s3://{upload['Bucket']}/{upload['Key']}", upload)
+        except ObjectError as error:
+            if code(error.__cause__) not in REFUSALS:  # then a bucket's own rule may expire them
+                raise
+
     def read_range(self, info: ObjectInfo, start: int, size: int) -> bytes:
         """Bytes [start, start + size) of exactly this version of an object."""
         bucket, key = split(info.uri)
@@ -175,7 +192,7 @@ class S3Objects:
             self._abort(uri, mine)
             raise
         self._confirm(artefact, answer, patience)
-        self._abort_leftovers(uri, target)  # not before: uploads may be those of a successor
+        self._abort_leftovers(uri, key)  # not before: uploads may be those of a successor
         return artefact
 
     def _put_part(
@@ -192,20 +209,15 @@ class S3Objects:
         return {"PartNumber": number, "ETag": answer["ETag"], "ChecksumSHA256": checksum}
 
     def _complete(
-        self, uri: str, target: dict[str, str], parts: list[dict[str, Any]], patience: Patience
-    ) -> dict[str, Any]:
+        self, uri: str, target: dict[str, str], parts: Sequence[Any], patience: Patience
+    ) -> Any:
         """The store's answer; empty where there is no such upload any more: either an answer was
         lost, or somebody aborted it, which only the object can tell."""
         try:
-            return cast(
-                dict[str, Any],
-                self._call(
-                    "write", uri,
-                    lambda s3: s3.complete_multipart_upload(
-                        **target, MultipartUpload={"Parts": parts}
-                    ),
-                    patience,
-                ),
+            return self._call(
+                "write", uri,
+                lambda s3: s3.complete_multipart_upload(**target, MultipartUpload={"Parts": parts}),
+                patience,
             )  # fmt: skip
         except ObjectError as error:
             if code(error.__cause__) != "NoSuchUpload":
@@ -213,27 +225,33 @@ class S3Objects:
             return {}
 
     def _abort(self, uri: str, target: dict[str, str]) -> None:
+        with contextlib.suppress(ObjectError):  # the error that led here says more
+            self._end(uri, target)
+
+    def _end(self, uri: str, target: dict[str, str]) -> None:
         try:
             self._call("abort the upload of", uri, lambda s3: s3.abort_multipart_upload(**target))
-        except ObjectError:
-            return  # the error that led here says more
+        except ObjectError as error:
+            if code(error.__cause__) != "NoSuchUpload":  # it has ended meanwhile
+                raise
 
-    def _abort_leftovers(self, uri: str, target: dict[str, str]) -> None:
+    def _abort_leftovers(self, uri: str, key: str) -> None:
         """End uploads to this key that nobody will: parts of a killed process cost money for ever,
         and so would one that was begun twice because the answer was lost.
 
         One key has one writer at a time; who lost its lease meanwhile must not finish either.
         """
         try:
-            found = self._call(
-                "look for uploads of", uri,
-                lambda s3: s3.list_multipart_uploads(Bucket=target["Bucket"], Prefix=target["Key"]),
-            )  # fmt: skip
+            found = self._unfinished(uri)
         except ObjectError:
             return  # not allowed to, or not offered: a bucket's own rule may expire them
-        for upload in found.get("Uploads", []):
-            if upload["Key"] == target["Key"]:
-                self._abort(uri, {**target, "UploadId": upload["UploadId"]})
+        for upload in found:
+            if upload["Key"] == key:
+                self._abort(uri, upload)
+
+    def _unfinished(self, prefix: str) -> Sequence[dict[str, str]]:
+        bucket, key = split(prefix)
+        return self._call("look for uploads of", prefix, lambda s3: unfinished(s3, bucket, key))
 
     def _confirm(
         self, artefact: Artefact, answer: dict[str, Any], patience: Patience | None = None
