@@ -43,11 +43,12 @@ def read_own_named(objects: Objects, job: JobRow, uri: str) -> bytes:
 
 
 def delete_own(objects: Objects, job: JobRow) -> int:
-    """Delete all of the job's files; how many there were. Raises `ObjectError` for a row in the
-    store whose workspace is not the job's own."""
+    """Delete all of the job's files, finished or not; how many were. Raises `ObjectError` for a row
+    in the store whose workspace is not the job's own."""
     if job.workspace_uri.rstrip("/").rpartition("/")[2] != job.job_id:
         raise ObjectError(f"{job.workspace_uri} is not the workspace of job {job.job_id}")
     folder = f"{tidy(job.workspace_uri).rstrip('/')}/"
+    objects.abort_uploads(folder)  # first: none of them becomes a file behind the list
     found = [file for file in objects.list(job.workspace_uri) if file.uri.startswith(folder)]
     for file in found:
         objects.delete(file.uri)

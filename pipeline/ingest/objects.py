@@ -83,6 +83,11 @@ class ObjectStore(Protocol):
         """Remove a file; it need not exist."""
         ...
 
+    def abort_uploads(self, prefix: str) -> None:
+        """End what was begun under a prefix and is in no list, as by a killed process; files of
+        that name that are being written now fail. Not where the store's rights forbid it."""
+        ...
+
 
 class Objects:
     """All stores at once, chosen by the uri's scheme. Thread-safe; clients are made when needed.
@@ -140,6 +145,9 @@ class Objects:
 
     def delete(self, uri: str) -> None:
         self._store(uri).delete(uri)
+
+    def abort_uploads(self, prefix: str) -> None:
+        self._store(prefix).abort_uploads(prefix)
 
     @contextmanager
     def temp_folder(self) -> Iterator[Path]:
@@ -223,6 +231,9 @@ class LocalObjects:
     def delete(self, uri: str) -> None:
         with explained("delete", uri):
             local_path(uri).unlink(missing_ok=True)
+
+    def abort_uploads(self, prefix: str) -> None:
+        """Nothing: a temporary that was left behind is in the list, as any file."""
 
     def _put(self, uri: str, source: BinaryIO) -> Artefact:
         path = local_path(uri)

@@ -1,4 +1,4 @@
-"""How S3 is spoken to: the client, which of its failures pass, how long they are put up with."""
+"""How S3 is spoken to: the client, which of its failures pass, for how long, and their names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 import tenacity
 
 from specbatch.schemas.errors import MissingExtraError
+from specbatch.schemas.masking import mask_url
 
+REFUSALS = ("AccessDenied", "NotImplemented", "MethodNotAllowed")
 _TRANSIENT_CODES = {"SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "503"}
 
 
@@ -60,13 +62,24 @@ def new_client(endpoint_url: str | None, answer_sec: float) -> Any:
     )
 
 
+def unfinished(client: Any, bucket: str, prefix: str) -> list[dict[str, str]]:
+    """Uploads in parts that were begun and not ended, as their requests name them."""
+    pages = client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket, Prefix=prefix)
+    return [
+        {"Bucket": bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
+        for page in pages
+        for upload in page.get("Uploads", [])
+    ]
+
+
 def is_transient(error: BaseException) -> bool:
     """Whether the same request may succeed a moment later."""
     from botocore import exceptions
 
     if isinstance(error, exceptions.ClientError):
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        return status >= 500 or status == 429 or code(error) in _TRANSIENT_CODES
+        again = status >= 500 and status != 501  # which is that it cannot, now or later
+        return again or status == 429 or code(error) in _TRANSIENT_CODES
     return isinstance(
         error, exceptions.HTTPClientError | exceptions.IncompleteReadError
     ) and not isinstance(error, exceptions.SSLError | exceptions.ProxyConnectionError)
@@ -76,3 +89,23 @@ def code(error: BaseException | None) -> str:
     """The store's own word for what went wrong; empty where it had none."""
     response = getattr(error, "response", None) or {}
     return str(response.get("Error", {}).get("Code", ""))
+
+
+def reason(error: BaseException, endpoint_url: str | None) -> str:
+    """What is told of a failure: no more of the address than where the store is."""
+    name = code(error) or type(error).__name__
+    where = mask_url(endpoint_url) if endpoint_url else "AWS"
+    if name in ("NoCredentialsError", "PartialCredentialsError"):
+        return "no S3 credentials found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+    if name in ("AccessDenied", "403", "InvalidAccessKeyId", "SignatureDoesNotMatch"):
+        return f"the S3 store at {where} denied access ({name})"
+    if name == "SSLError":
+        return (
+            f"the certificate of the S3 store at {where} is not trusted; AWS_CA_BUNDLE names a "
+            "file with those that are"
+        )
+    if name in ("NoSuchBucket", "NoSuchKey", "404"):
+        return "no such bucket" if name == "NoSuchBucket" else "no such object"
+    if name == "NoSuchUpload":
+        return "the upload was ended by a later one to the same name, or by a rule of the bucket"
+    return f"the S3 store at {where} answered {name}"

@@ -2,8 +2,9 @@
 
 Every upload is checked by the server (SHA-256) and once more with a HEAD; an upload that fails
 half way is aborted, so no truncated object is left. What a killed process left half uploaded is
-aborted by the next upload to the same key. The client is made on first use in each process, never
-before a fork. Credentials come from boto3's usual places and are never printed.
+aborted by the next upload to the same key, or with its job's files. The client is made on first
+use in each process, never before a fork. Credentials come from boto3's usual places and are never
+printed.
 """
 
 from __future__ import annotations
@@ -14,16 +15,23 @@ import hashlib
 import io
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
 import tenacity
 
 from specbatch.pipeline.ingest.objects import ObjectInfo, changed, verified
-from specbatch.pipeline.ingest.s3_client import Patience, code, is_transient, new_client
+from specbatch.pipeline.ingest.s3_client import (
+    REFUSALS,
+    Patience,
+    code,
+    is_transient,
+    new_client,
+    reason,
+    unfinished,
+)
 from specbatch.schemas.errors import ObjectError
-from specbatch.schemas.masking import mask_url
 from specbatch.schemas.records import Artefact
 
 T = TypeVar("T")
@@ -63,7 +71,7 @@ class S3Objects:
     def put_new(self, uri: str, data: bytes) -> bool:
         bucket, key = split(uri)
         try:
-            self._call(
+            answer = self._call(
                 "write", uri, lambda s3: s3.put_object(
                     Bucket=bucket, Key=key, Body=data, IfNoneMatch="*", **_checks(data)
                 ),
@@ -77,7 +85,7 @@ class S3Objects:
                 return False
             self._put_whole(uri, data)
         else:
-            self._confirm(Artefact(uri, hashlib.sha256(data).hexdigest(), len(data)))
+            self._confirm(Artefact(uri, hashlib.sha256(data).hexdigest(), len(data)), answer)
         return True
 
     def get_bytes(self, uri: str, expect: Artefact | None = None) -> bytes:
@@ -118,6 +126,14 @@ class S3Objects:
         bucket, key = split(uri)
         self._call("delete", uri, lambda s3: s3.delete_object(Bucket=bucket, Key=key))
 
+    def abort_uploads(self, prefix: str) -> None:
+        try:
+            for upload in self._unfinished(prefix):
+                self._end(f"s3://{upload['Bucket']}/{upload['Key']}", upload)
+        except ObjectError as error:
+            if code(error.__cause__) not in REFUSALS:  # then a bucket's own rule may expire them
+                raise
+
     def read_range(self, info: ObjectInfo, start: int, size: int) -> bytes:
         """Bytes [start, start + size) of exactly this version of an object."""
         bucket, key = split(info.uri)
@@ -146,13 +162,13 @@ class S3Objects:
     def _put_whole(self, uri: str, data: bytes) -> Artefact:
         bucket, key = split(uri)
         patience = Patience(self._retry_sec)
-        self._call(
+        answer = self._call(
             "write", uri,
             lambda s3: s3.put_object(Bucket=bucket, Key=key, Body=data, **_checks(data)),
             patience,
         )  # fmt: skip
         artefact = Artefact(uri, hashlib.sha256(data).hexdigest(), len(data))
-        return self._confirm(artefact, patience)
+        return self._confirm(artefact, answer, patience)
 
     def _put_parts(self, uri: str, file: BinaryIO) -> Artefact:
         bucket, key = split(uri)
@@ -171,18 +187,13 @@ class S3Objects:
             parts: list[dict[str, Any]] = []
             while data := file.read(PART_BYTES):
                 parts.append(self._put_part(uri, mine, len(parts) + 1, data, patience))
-            self._call(
-                "write", uri,
-                lambda s3: s3.complete_multipart_upload(**mine, MultipartUpload={"Parts": parts}),
-                patience,
-            )  # fmt: skip
-        except BaseException as error:
-            # The answer to a completion may be lost when it was done: then the object tells.
-            if code(error.__cause__) != "NoSuchUpload":
-                self._abort(uri, mine)
-                raise
-        self._abort_leftovers(uri, target)
-        return self._confirm(artefact, patience)
+            answer = self._complete(uri, mine, parts, patience)
+        except BaseException:
+            self._abort(uri, mine)
+            raise
+        self._confirm(artefact, answer, patience)
+        self._abort_leftovers(uri, key)  # not before: uploads may be those of a successor
+        return artefact
 
     def _put_part(
         self, uri: str, target: dict[str, str], number: int, data: bytes, patience: Patience
@@ -197,44 +208,87 @@ class S3Objects:
         )  # fmt: skip
         return {"PartNumber": number, "ETag": answer["ETag"], "ChecksumSHA256": checksum}
 
+    def _complete(
+        self, uri: str, target: dict[str, str], parts: Sequence[Any], patience: Patience
+    ) -> Any:
+        """The store's answer; empty where there is no such upload any more: either an answer was
+        lost, or somebody aborted it, which only the object can tell."""
+        try:
+            return self._call(
+                "write", uri,
+                lambda s3: s3.complete_multipart_upload(**target, MultipartUpload={"Parts": parts}),
+                patience,
+            )  # fmt: skip
+        except ObjectError as error:
+            if code(error.__cause__) != "NoSuchUpload":
+                raise
+            return {}
+
     def _abort(self, uri: str, target: dict[str, str]) -> None:
+        with contextlib.suppress(ObjectError):  # the error that led here says more
+            self._end(uri, target)
+
+    def _end(self, uri: str, target: dict[str, str]) -> None:
         try:
             self._call("abort the upload of", uri, lambda s3: s3.abort_multipart_upload(**target))
-        except ObjectError:
-            return  # the error that led here says more
+        except ObjectError as error:
+            if code(error.__cause__) != "NoSuchUpload":  # it has ended meanwhile
+                raise
 
-    def _abort_leftovers(self, uri: str, target: dict[str, str]) -> None:
+    def _abort_leftovers(self, uri: str, key: str) -> None:
         """End uploads to this key that nobody will: parts of a killed process cost money for ever,
         and so would one that was begun twice because the answer was lost.
 
         One key has one writer at a time; who lost its lease meanwhile must not finish either.
         """
         try:
-            found = self._call(
-                "look for uploads of", uri,
-                lambda s3: s3.list_multipart_uploads(Bucket=target["Bucket"], Prefix=target["Key"]),
-            )  # fmt: skip
+            found = self._unfinished(uri)
         except ObjectError:
             return  # not allowed to, or not offered: a bucket's own rule may expire them
-        for upload in found.get("Uploads", []):
-            if upload["Key"] == target["Key"]:
-                self._abort(uri, {**target, "UploadId": upload["UploadId"]})
+        for upload in found:
+            if upload["Key"] == key:
+                self._abort(uri, upload)
 
-    def _confirm(self, artefact: Artefact, patience: Patience | None = None) -> Artefact:
-        """Raise unless the store now holds these bytes; a wrong object is deleted."""
-        found = self._head(artefact.uri, patience)
+    def _unfinished(self, prefix: str) -> Sequence[dict[str, str]]:
+        bucket, key = split(prefix)
+        return self._call("look for uploads of", prefix, lambda s3: unfinished(s3, bucket, key))
+
+    def _confirm(
+        self, artefact: Artefact, answer: dict[str, Any], patience: Patience | None = None
+    ) -> Artefact:
+        """Raise unless the store now holds these bytes; a wrong object is deleted, if it is the one
+        that `answer` names: who was frozen for a while may look at what its successor put there."""
+        uri = artefact.uri
+        found = self._head(uri, patience) or {}
         if (
-            found is None
-            or found["ContentLength"] != artefact.size_bytes
-            or found["Metadata"].get("sha256") != artefact.sha256
+            found.get("ContentLength") == artefact.size_bytes
+            and found["Metadata"].get("sha256") == artefact.sha256
         ):
-            with contextlib.suppress(ObjectError):  # nobody is told of it, so nobody reads it
-                self.delete(artefact.uri)
+            return artefact
+        if not found or found["ETag"] != answer.get("ETag"):
             raise ObjectError(
-                f"{artefact.uri} did not arrive whole (size or SHA-256 differ after the upload); "
-                "it was deleted, try again"
+                f"what was uploaded to {uri} is not there: it was deleted, or is now that of "
+                "another upload, which was left as it is; try again"
             )
-        return artefact
+        with contextlib.suppress(ObjectError):  # nobody is told of it, so nobody reads it
+            self._delete_only(uri, found["ETag"])
+        raise ObjectError(
+            f"{uri} did not arrive whole (size or SHA-256 differ after the upload); "
+            "it was deleted, try again"
+        )
+
+    def _delete_only(self, uri: str, etag: str) -> None:
+        """Delete an object unless another has taken its place."""
+        bucket, key = split(uri)
+        try:
+            self._call(
+                "delete", uri,
+                lambda s3: s3.delete_object(Bucket=bucket, Key=key, IfMatch=etag),
+            )  # fmt: skip
+        except ObjectError as error:
+            if code(error.__cause__) != "NotImplemented":
+                raise
+            self.delete(uri)  # a store without conditional deletion: best effort
 
     # --- requests ---------------------------------------------------------------------------
     def _head(self, uri: str, patience: Patience | None = None) -> dict[str, Any] | None:
@@ -272,23 +326,9 @@ class S3Objects:
         try:
             return retrying(request, client)
         except (BotoCoreError, ClientError) as error:
-            raise ObjectError(f"cannot {verb} {uri}: {self._reason(error)}") from error
-
-    def _reason(self, error: Exception) -> str:
-        name = code(error) or type(error).__name__
-        where = mask_url(self._endpoint_url) if self._endpoint_url else "AWS"
-        if name in ("NoCredentialsError", "PartialCredentialsError"):
-            return "no S3 credentials found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-        if name in ("AccessDenied", "403", "InvalidAccessKeyId", "SignatureDoesNotMatch"):
-            return f"the S3 store at {where} denied access ({name})"
-        if name == "SSLError":
-            return (
-                f"the certificate of the S3 store at {where} is not trusted; AWS_CA_BUNDLE names a "
-                "file with those that are"
-            )
-        if name in ("NoSuchBucket", "NoSuchKey", "404"):
-            return "no such bucket" if name == "NoSuchBucket" else "no such object"
-        return f"the S3 store at {where} answered {name}"
+            raise ObjectError(
+                f"cannot {verb} {uri}: {reason(error, self._endpoint_url)}"
+            ) from error
 
     def _client(self) -> Any:
         with self._lock:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ledger.builders import new_job
+from ledger.builders import JOB, new_job
 
-from specbatch.pipeline.ingest.confined import check_own, read_own
+from specbatch.pipeline.ingest.confined import check_own, delete_own, read_own
 from specbatch.pipeline.ingest.objects import Objects, join
 from specbatch.pipeline.ledger.memory_store import MemoryStore
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.records import Artefact, JobRow
+from support.faulty_s3 import Fault, FaultyS3
 
 
 def job_in(workspace: str) -> JobRow:
@@ -76,3 +78,72 @@ def test_no_other_uri_is(uri: str) -> None:
     if uri.rpartition("/")[0] != job.workspace_uri:
         with pytest.raises(ObjectError):
             check_own(job, Artefact(uri, "0" * 64, 1))
+
+
+# --- what a killed process was writing ----------------------------------------------------------
+def begin(s3_client: Any, bucket: str, *keys: str) -> None:
+    """Uploads that nobody will finish, each with a part."""
+    name = bucket.removeprefix("s3://")
+    for key in keys:
+        upload = s3_client.create_multipart_upload(Bucket=name, Key=key)["UploadId"]
+        s3_client.upload_part(Bucket=name, Key=key, UploadId=upload, PartNumber=1, Body=b"texts")
+
+
+def unfinished(s3_client: Any, bucket: str) -> list[str]:
+    found = s3_client.list_multipart_uploads(Bucket=bucket.removeprefix("s3://"))
+    return [upload["Key"] for upload in found.get("Uploads", [])]
+
+
+def test_unfinished_uploads_go_with_the_job_s_files_and_no_others(
+    s3: Objects, s3_client: Any, bucket: str
+) -> None:
+    """Their names carry a generation: no later upload has the same one, and ends them."""
+    others = [f"jobs/{JOB}0/results-00000003-1.arrow", f"jobs/{JOB}.arrow", "jobs/other/a"]
+    mine = [f"jobs/{JOB}/results-00000003-{generation}.arrow" for generation in (1, 1, 2)]
+    begin(s3_client, bucket, *others, *mine)
+    job = job_in(f"{bucket}/jobs/{JOB}")
+    s3.put_bytes(join(job.workspace_uri, "prompts-0.arrow"), b"rows")
+    assert delete_own(s3, job) == 1, "files"
+    assert sorted(unfinished(s3_client, bucket)) == sorted(others)
+    assert s3.list(job.workspace_uri) == []
+
+
+@pytest.mark.parametrize("fault", [Fault.DENIED, Fault.NOT_IMPLEMENTED])
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+def test_files_go_also_where_uploads_may_not_be_ended(
+    s3_server: str, s3_client: Any, bucket: str, method: str, fault: Fault
+) -> None:
+    job = job_in(f"{bucket}/jobs/{JOB}")
+    begin(s3_client, bucket, f"jobs/{JOB}/a")
+    with FaultyS3(s3_server) as proxy:
+        proxy.fail(fault, method, part="upload")
+        objects = Objects(proxy.url)
+        objects.put_bytes(join(job.workspace_uri, "prompts-0.arrow"), b"rows")
+        assert delete_own(objects, job) == 1
+        assert proxy.faults, "that was asked for"
+        assert objects.list(job.workspace_uri) == []
+
+
+def test_uploads_that_cannot_be_ended_now_are_told_of(
+    s3_server: str, s3_client: Any, bucket: str
+) -> None:
+    """Whoever purges does it again, and finds the files still there."""
+    job = job_in(f"{bucket}/jobs/{JOB}")
+    begin(s3_client, bucket, f"jobs/{JOB}/a")
+    with FaultyS3(s3_server) as proxy:
+        objects = Objects(proxy.url, s3_retry_sec=0.0)
+        objects.put_bytes(join(job.workspace_uri, "prompts-0.arrow"), b"rows")
+        proxy.fail(Fault.UNAVAILABLE, "DELETE", part="uploadId=", times=99)
+        with pytest.raises(ObjectError, match="cannot abort the upload of"):
+            delete_own(objects, job)
+        proxy.heal()
+        assert delete_own(objects, job) == 1
+    assert unfinished(s3_client, bucket) == []
+
+
+def test_a_local_temporary_of_a_killed_process_goes_as_a_file(tmp_path: Path) -> None:
+    job = job_in(str(tmp_path / JOB))
+    (tmp_path / JOB).mkdir()
+    (tmp_path / JOB / ".results-00000003-1.arrow.0a1b.tmp").write_bytes(b"texts")
+    assert delete_own(Objects(), job) == 1
+    assert list((tmp_path / JOB).iterdir()) == []

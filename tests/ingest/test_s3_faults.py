@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,7 @@ from specbatch.pipeline.ingest.outputs import OutputWriter, read_output
 from specbatch.pipeline.ingest.s3_client import Patience
 from specbatch.pipeline.ingest.s3_objects import S3Objects
 from specbatch.schemas.errors import ObjectError
-from support.faulty_s3 import Fault, FaultyS3
+from support.faulty_s3 import Call, Fault, FaultyS3
 
 PART = 5 << 20  # S3's smallest
 LARGE = bytes(range(256)) * (12 << 12)  # three parts
@@ -101,10 +101,12 @@ def test_an_upload_that_arrives_cut_is_deleted_and_named(
     assert store.get_bytes(f"{bucket}/a", artefact) == data
 
 
+@pytest.mark.parametrize("then", [Fault.LOST_ANSWER, Fault.NO_SUCH_UPLOAD])
 def test_a_finished_upload_whose_answer_is_lost_is_not_taken_for_a_failure(
-    store: S3Objects, proxy: FaultyS3, s3_client: Any, bucket: str
+    store: S3Objects, proxy: FaultyS3, s3_client: Any, bucket: str, then: Fault
 ) -> None:
-    proxy.fail(Fault.LOST_ANSWER, "POST", part="uploadId=", times=2)
+    proxy.fail(Fault.LOST_ANSWER, "POST", part="uploadId=")
+    proxy.fail(then, "POST", part="uploadId=")
     artefact = store.put_bytes(f"{bucket}/a", LARGE)
     assert len(proxy.faults) == 2
     assert store.get_bytes(f"{bucket}/a", artefact) == LARGE
@@ -178,6 +180,94 @@ def test_of_two_writers_of_a_marker_one_wins_whatever_is_lost(proxy: FaultyS3, b
         thread.join()
     assert wins.count(True) <= 1
     assert objects.get_bytes(f"{bucket}/m") in (b"0", b"1")
+
+
+# --- one that was frozen, and its successor -------------------------------------------------------
+AT = {
+    "the second part": lambda call: "partNumber=2" in call.path,
+    "the completion": lambda call: call.method == "POST" and "uploadId=" in call.path,
+    "the look at it": lambda call: call.method == "HEAD",
+    "whatever it reads": lambda call: call.method in ("GET", "HEAD"),
+    "its deletion": lambda call: call.method == "DELETE",
+}
+
+
+def freeze(proxy: FaultyS3, at: str, meanwhile: Callable[[], object]) -> None:
+    """Something is done by somebody else before the first request of this kind goes on.
+
+    Uploads to that key are ended by it.
+    """
+    waiting, orders = [meanwhile], proxy.decide
+
+    def decide(call: Call) -> Fault | None:
+        if waiting and AT[at](call):
+            waiting.pop()()
+            if "uploadId=" in call.path:
+                return Fault.NO_SUCH_UPLOAD
+        return orders(call)
+
+    proxy.decide = decide
+
+
+@pytest.mark.parametrize("at", ["the second part", "the completion", "the look at it"])
+def test_who_is_frozen_in_an_upload_lets_its_successor_s_object_be(
+    store: S3Objects, proxy: FaultyS3, s3_server: str, s3_client: Any, bucket: str, at: str
+) -> None:
+    successor, theirs = S3Objects(s3_server), LARGE[::-1]
+    freeze(proxy, at, lambda: successor.put_bytes(f"{bucket}/a", theirs))
+    with pytest.raises(ObjectError, match=r"by a later one to the same name|of another upload"):
+        store.put_bytes(f"{bucket}/a", LARGE)
+    assert successor.get_bytes(f"{bucket}/a") == theirs
+    assert uploads(s3_client, bucket) == []
+
+
+@pytest.mark.parametrize("how", ["put_bytes", "put_new"])
+@pytest.mark.parametrize("at", ["the look at it", "its deletion"])
+def test_who_is_frozen_after_a_small_upload_does_so_too(
+    store: S3Objects, proxy: FaultyS3, s3_server: str, bucket: str, at: str, how: str
+) -> None:
+    """It deletes what arrived cut only while that is what is there."""
+    if at == "its deletion":
+        proxy.fail(Fault.CUT_UPLOAD, "PUT")
+    successor = S3Objects(s3_server)
+    freeze(proxy, at, lambda: successor.put_bytes(f"{bucket}/a", b"theirs"))
+    with pytest.raises(ObjectError, match=r"did not arrive whole|of another upload"):
+        getattr(store, how)(f"{bucket}/a", b"mine")
+    assert successor.get_bytes(f"{bucket}/a") == b"theirs"
+
+
+def test_who_is_frozen_after_its_upload_leaves_the_next_one_s_parts(
+    store: S3Objects, proxy: FaultyS3, s3_client: Any, bucket: str
+) -> None:
+    name = bucket.removeprefix("s3://")
+
+    def meanwhile() -> None:
+        s3_client.put_object(Bucket=name, Key="a", Body=b"theirs")
+        s3_client.create_multipart_upload(Bucket=name, Key="a")
+
+    freeze(proxy, "whatever it reads", meanwhile)
+    with pytest.raises(ObjectError, match="of another upload"):
+        store.put_bytes(f"{bucket}/a", LARGE)
+    assert [upload["Key"] for upload in uploads(s3_client, bucket)] == ["a"]
+
+
+# --- a store that knows no conditions ------------------------------------------------------------
+def test_without_conditional_writes_a_marker_is_written_once_looked_for(
+    store: S3Objects, proxy: FaultyS3, bucket: str
+) -> None:
+    proxy.fail(Fault.NOT_IMPLEMENTED, "PUT")
+    assert store.put_new(f"{bucket}/m", b"mine")
+    assert [call.method for call in proxy.calls] == ["PUT", "HEAD", "PUT", "HEAD"]
+
+
+def test_without_conditional_deletion_what_arrived_cut_goes_too(
+    store: S3Objects, proxy: FaultyS3, bucket: str
+) -> None:
+    proxy.fail(Fault.CUT_UPLOAD, "PUT")
+    proxy.fail(Fault.NOT_IMPLEMENTED, "DELETE")
+    with pytest.raises(ObjectError, match="did not arrive whole"):
+        store.put_bytes(f"{bucket}/a", b"hello")
+    assert store.head(f"{bucket}/a") is None
 
 
 # --- outputs ------------------------------------------------------------------------------------

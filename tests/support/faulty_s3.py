@@ -38,6 +38,8 @@ class Fault(StrEnum):
     SHORT_ANSWER = "short answer"  # the body ends half way, and its length says so
     CUT_UPLOAD = "cut upload"  # the server is given the first half, without checksums, and is glad
     DENIED = "denied"  # 403 AccessDenied
+    NO_SUCH_UPLOAD = "no such upload"  # 404, for which the server of the tests has a 500
+    NOT_IMPLEMENTED = "not implemented"  # 501, as by a store that does not know a header
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +172,10 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer_error(503, "SlowDown")
             case Fault.DENIED:
                 self._answer_error(403, "AccessDenied")
+            case Fault.NO_SUCH_UPLOAD:
+                self._answer_error(404, "NoSuchUpload")
+            case Fault.NOT_IMPLEMENTED:
+                self._answer_error(501, "NotImplemented")
             case Fault.DROP:
                 self._hang_up()
             case Fault.HANG:
