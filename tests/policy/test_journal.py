@@ -168,6 +168,25 @@ def test_after_a_rest_it_is_judged_anew_and_not_on_what_was_before() -> None:
     assert journal.allows("a", "block", 500 + 2 * FIRST_REST_STEPS)
 
 
+def test_after_a_rest_all_grades_together_are_next_to_nothing() -> None:
+    journal = new_journal()
+    for grade in range(1, 7):
+        track = journal.track("history", grade, "a", None)
+        for _ in range(100):
+            track.observe(1, 0)
+    journal.tracks.settle()
+    for step in range(STRIKES):
+        journal.track("history", 1, "a", None).observe(1, 0)
+        journal.tracks.settle()
+        judge(journal, "a", "history", step, pays=False)
+    wakes = STRIKES - 1 + FIRST_REST_STEPS
+    assert not journal.allows("a", "history", wakes - 1)
+    assert journal.allows("a", "history", wakes)
+    for look in range(STRIKES):
+        judge(journal, "a", "history", wakes + look * SAME_TESTS_STEPS, pays=False)
+    assert journal.allows("a", "history", wakes + STRIKES * SAME_TESTS_STEPS)
+
+
 def test_it_is_taken_in_where_new_tests_show_that_it_pays() -> None:
     journal = new_journal()
     learn(journal, "a", "block", 0, 300)
