@@ -310,6 +310,51 @@ def test_jobs_are_bounded_the_oldest_goes_first() -> None:
     assert journal.tracks.rate_of("block", f"{MOST_JOBS}")[1] > 0
 
 
+@pytest.mark.parametrize("use", ["prime", "judge", "turned", "lessons"])
+def test_a_job_that_is_still_used_outlives_those_that_are_not(use: str) -> None:
+    journal = new_journal()
+    learn(journal, "a", "block", 0, 300)
+    take_out(journal, "a", "block", 0)
+    for i in range(MOST_JOBS - 1):
+        journal.prime(f"{i}", [])
+    match use:
+        case "prime":
+            journal.prime("a", [])
+        case "judge":
+            judge(journal, "a", "never tested", 0, pays=False)
+        case "turned":
+            journal.turned("a", False, lambda: "why", 1)
+        case "lessons":
+            journal.lessons("a")
+    journal.prime("one more", [])
+    assert not journal.allows("a", "block", 1)
+
+
+def test_what_was_off_in_a_job_that_goes_is_told_to_be_off_no_more() -> None:
+    told: list[tuple[str, str, bool]] = []
+    journal = Journal({}, Ticking(), on_turn=lambda *turn: told.append(turn))
+    for proposer in ("block", "awake", "fine"):
+        learn(journal, "a", proposer, 0, 300)
+    take_out(journal, "a", "awake", 0)
+    assert journal.allows("a", "awake", FIRST_REST_STEPS)
+    take_out(journal, "a", "block", FIRST_REST_STEPS)
+    judge(journal, "a", "fine", FIRST_REST_STEPS, pays=True)
+    journal.turned("a", False, lambda: "why", 1)
+    told.clear()
+    for i in range(MOST_JOBS):
+        journal.prime(f"{i}", [])
+    assert told == [("a", "block", False), ("a", ALL_PROPOSERS, False)]
+
+
+def test_a_failing_proposer_leaves_it_as_it_was_who_goes_first() -> None:
+    journal = new_journal()
+    for i in range(MOST_JOBS):
+        journal.prime(f"{i}", [AcceptanceCount("block", None, 0.0, 100.0)])
+    journal.rests("block", "it broke")
+    journal.prime("one more", [])
+    assert [journal.tracks.rate_of("block", i)[1] > 0 for i in ("0", "1")] == [False, True]
+
+
 def test_a_forgotten_job_begins_anew() -> None:
     journal = new_journal()
     learn(journal, "a", "block", 0, 300)
