@@ -6,7 +6,7 @@ missed when its turn comes. That is counted against it, and keeps sequences wher
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from functools import partial
@@ -16,7 +16,7 @@ from specbatch.pipeline.engine.sequence import Route, Sequence
 from specbatch.pipeline.engine.wants import Want, candidates, model_of
 from specbatch.pipeline.policy.controller import Controller
 from specbatch.pipeline.policy.journal import JUDGED_TESTS, Journal
-from specbatch.pipeline.policy.routing import Price, hopeful, pace, slowed, teams
+from specbatch.pipeline.policy.routing import Price, fade, hopeful, pace, slowed, teams
 from specbatch.pipeline.policy.tracks import Track
 
 HORIZON_TOKENS = 128  # a sequence is thought to stay with a model for so many, or to its end
@@ -30,6 +30,7 @@ TRIED_SEQUENCES = 8
 ALLOWANCE = 0.005  # of all steps may go into trials of models that are not asked …
 FIRST_ALLOWANCE = 16.0  # … and so many at the beginning
 MOST_ALLOWANCE = 64.0
+MOST_ASKED = 4096  # routes and models of which it is known when they were asked
 
 TrackOf = Callable[[Proposer, Sequence], Track]
 
@@ -52,7 +53,7 @@ class Router:
         self._last: dict[Sequence, str] = {}  # the model that drafted last, trials apart
         self._held: dict[Sequence, set[str]] = {}  # models that hold KV of it
         self._routed: dict[Route, str] = {}  # the model that most rows of a tag go to
-        self._tried_at: dict[tuple[Route, str], int] = {}  # step
+        self._asked_at: OrderedDict[tuple[Route, str], int] = OrderedDict()  # step of the last look
         self._allowance = FIRST_ALLOWANCE
         self._weighed_at = 0  # step
 
@@ -87,7 +88,7 @@ class Router:
                 found[team] = (self._promise(wants), wants)
         self._team = self._next_team({team: promise for team, (promise, _) in found.items()}, step)
         wants = found[self._team][1]
-        self._note_routes(wants)
+        self._note_routes(wants, step)
         return wants
 
     def _next_team(self, promises: dict[tuple[str, ...], float], step: int) -> tuple[str, ...]:
@@ -248,8 +249,7 @@ class Router:
         return self._paces[key]
 
     def _hope(self, want: Want, step: int) -> float:
-        key = (want.sequence.request.route, want.proposer.name)
-        idle = step - self._tried_at.get(key, step)
+        idle = self._idle(want.sequence.request.route, want.proposer.name, step)
         return hopeful(self._track_of(want.proposer, want.sequence), idle)
 
     def _afforded(self, members: list[Want], route: Route, name: str, step: int) -> list[Want]:
@@ -261,18 +261,36 @@ class Router:
         if cost > self._allowance:
             return []
         self._allowance -= cost
-        self._tried_at[route, name] = step
+        idle = self._idle(route, name, step)
+        for track in {self._track_of(want.proposer, want.sequence) for want in members}:
+            fade(track, idle)  # else a trial changes nothing beside all that was found long ago
+        self._note_asked(route, name, step)
         return tried
 
     def _behind(self, want: Want) -> int:
         return tokens_behind(want.proposer, want.sequence)
 
-    def _note_routes(self, wants: Seq[Want]) -> None:
+    def _idle(self, route: Route, name: str, step: int) -> int:
+        """Steps since the model was asked for the route, or since somebody first thought of it."""
+        if (route, name) not in self._asked_at:
+            self._note_asked(route, name, step)
+        return step - self._asked_at[route, name]
+
+    def _note_asked(self, route: Route, name: str, step: int) -> None:
+        self._asked_at[route, name] = step
+        self._asked_at.move_to_end((route, name))
+        while len(self._asked_at) > MOST_ASKED:
+            self._asked_at.popitem(last=False)
+
+    def _note_routes(self, wants: Seq[Want], step: int) -> None:
         counts: dict[Route, Counter[str]] = {}
         for want in wants:
             if want.model is not None:
                 counts.setdefault(want.sequence.request.route, Counter())[want.model] += 1
         self._routed = {route: of.most_common(1)[0][0] for route, of in counts.items()}
+        for route, of in counts.items():
+            for name in of:
+                self._note_asked(route, name, step)
 
 
 def _members(options: Seq[Seq[Want]], route: Route, name: str) -> list[Want]:

@@ -270,13 +270,16 @@ class Speculator:
         self.journal.tracks.settle()
         view = self._view(deciding)
         options, wants = self._wants(view, len(deciding))
-        chosen = self._controller.look(candidates(wants), len(deciding) - len(wants))
-        if len(view) < len(deciding) and not (chosen.rests or chosen.trial):
-            options, wants = self._wants(deciding, len(deciding))  # a glance found it may pay
+        is_full = len(view) == len(deciding)
+        chosen = self._controller.look(candidates(wants), len(deciding) - len(wants), is_full)
+        if not (is_full or chosen.rests or chosen.trial):
+            is_full = True  # a glance found that it may pay
+            options, wants = self._wants(deciding, len(deciding))
             chosen = self._controller.look(candidates(wants), len(deciding) - len(wants))
         self._take(chosen, wants, len(deciding))
         if chosen.weighed and wants:
-            judge(self.journal, self._controller, chosen, wants, self.steps, len(deciding))
+            if is_full:  # a few cannot pay for a draft model's call
+                judge(self.journal, self._controller, chosen, wants, self.steps, len(deciding))
             if not chosen.rests:
                 self._router.tell(self.journal, options)
             self._try(self._router.trial(options, wants, chosen.rests, self.steps))

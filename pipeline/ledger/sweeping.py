@@ -54,8 +54,8 @@ def due(conn: Connection, now: Now, limit: int, job_id: str | None) -> list[Bell
 
 
 def _oldest_of_each_kind(
-    units: Select[Any], age: Sequence[Any], kind: Sequence[Any], limit: int
-) -> Select[Any]:
+    units: Select[*tuple[Any, ...]], age: Sequence[Any], kind: Sequence[Any], limit: int
+) -> Select[*tuple[Any, ...]]:
     """Else what waits for a model that nobody serves would hide all that came after it."""
     place = func.row_number().over(partition_by=kind, order_by=age).label("place")
     total = func.row_number().over(order_by=age).label("age")

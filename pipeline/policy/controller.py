@@ -82,8 +82,13 @@ class Controller:
         if self.knowledge.step_time.observations < WELL_KNOWN:
             self._put_aside = FIRST_ALLOWANCE_SEC
 
-    def look(self, candidates: Sequence[Candidate], others: int = 0) -> Course:
-        """A course for the candidates; `others` take part in every step whatever is chosen."""
+    def look(
+        self, candidates: Sequence[Candidate], others: int = 0, explores: bool = True
+    ) -> Course:
+        """A course for the candidates; `others` take part in every step whatever is chosen.
+
+        Without `explores` no size is tried that nobody has seen, and nothing is spent on it.
+        """
         self.looks += 1
         if not candidates:
             return Course((), STAND_STEPS)
@@ -93,7 +98,7 @@ class Controller:
         decision, off = self._decide(candidates, others, optimism=0.0)
         stand = self._stand(decision.expected_sec)
         self._put_aside += ALLOWANCE * stand * decision.expected_sec
-        if self.looks % EXPLORE_EVERY_LOOKS == 0:
+        if explores and self.looks % EXPLORE_EVERY_LOOKS == 0:
             hopeful = self._hopeful(candidates, others, sum(decision.depths))
             best = max(decision.tokens_per_sec, off)
             if self._may_be_tried(hopeful, best, len(candidates) + others):

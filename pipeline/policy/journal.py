@@ -60,7 +60,7 @@ class Journal:
     # Hears job, proposer (or `ALL_PROPOSERS`), and whether it is off from now on.
     on_turn: Callable[[str, str, bool], None] = lambda *_: None
     tracks: Tracks = field(init=False)
-    _jobs: dict[str, _Job] = field(default_factory=dict)
+    _jobs: dict[str, _Job] = field(default_factory=dict)  # the one used last comes last
 
     def __post_init__(self) -> None:
         self.tracks = Tracks(self.known)
@@ -70,10 +70,9 @@ class Journal:
 
     def prime(self, job: str, counts: Iterable[AcceptanceCount]) -> None:
         """What earlier nights of the job found."""
-        if job in self._jobs:
-            return
+        is_known = job in self._jobs
         self._job(job)
-        for count in counts:
+        for count in () if is_known else counts:
             self.tracks.prime(job, count.proposer, count.tag, count.agreed, count.tested)
 
     # --- may a proposer be asked? ---------------------------------------------------------------
@@ -112,10 +111,10 @@ class Journal:
         what is known of the sequences that are there. Neither hopes nor a handful of tests decide
         anything, and looks at the same tests count as one for a while.
         """
+        of = self._job(job)
         rate, tested = self.tracks.rate_of(proposer, job)
         if tested < JUDGED_TESTS:
             return
-        of = self._job(job)
         figures, at = of.judged.get(proposer, (None, 0))
         if not pays and figures == (rate, tested) and step < at + SAME_TESTS_STEPS:
             return
@@ -138,7 +137,7 @@ class Journal:
 
     def rests(self, proposer: str, reason: str) -> None:
         """The proposer failed too often and is not asked by anybody for a while."""
-        for job in self._jobs:
+        for job in tuple(self._jobs):
             self._note(job, DecisionAction.TAKEN_OUT, proposer, reason)
 
     def turned(self, job: str, drafting: bool, reason: Callable[[], str], sequences: int) -> None:
@@ -173,7 +172,7 @@ class Journal:
         """All that is new about a job."""
         if job not in self._jobs:
             return Lessons()
-        of = self._jobs[job]
+        of = self._job(job)
         decisions, of.decisions = tuple(of.decisions), []
         counts = self.tracks.counts(job)
         return Lessons(
@@ -184,15 +183,24 @@ class Journal:
         )
 
     def forget(self, job: str) -> None:
-        self._jobs.pop(job, None)
+        """Drop all that is known of a job; what was off in it is told to be off no more."""
+        of = self._jobs.pop(job, None) or _Job()
         self.tracks.forget(job)
+        for proposer, breaker in of.breakers.items():
+            if breaker.out_until is not None:
+                self.on_turn(job, proposer, False)
+        if of.drafting is False:
+            self.on_turn(job, ALL_PROPOSERS, False)
 
     def _job(self, job: str) -> _Job:
-        if job not in self._jobs:
+        """Whoever asks for a job uses it: the one that was not used for longest makes room."""
+        of = self._jobs.pop(job, None)
+        if of is None:
+            of = _Job()
             if len(self._jobs) >= MOST_JOBS:
                 self.forget(next(iter(self._jobs)))
-            self._jobs[job] = _Job()
-        return self._jobs[job]
+        self._jobs[job] = of
+        return of
 
     def _note(
         self,

@@ -47,8 +47,19 @@ def slowed(pace: float, behind: int, price: Price, sequences: int, horizon: int)
 
 def hopeful(track: Track, idle_steps: int = 0) -> float:
     """The acceptance that a model may well have, for all that is known of it."""
-    rate, sure = track.rate, track.sure * 0.5 ** (idle_steps / FADE_STEPS)
+    rate, sure = track.rate, track.sure * _left(idle_steps)
     return min(0.99, rate + HOPE * math.sqrt(max(rate * (1.0 - rate), 0.02) / (sure + 1.0)))
+
+
+def fade(track: Track, idle_steps: int) -> None:
+    """Forget what the hope rests on no more, so that a trial tells as much as it was hoped to."""
+    level = track.levels[-1]  # those above are other routes' as well
+    level.agreed *= _left(idle_steps)
+    level.tested *= _left(idle_steps)
+
+
+def _left(idle_steps: int) -> float:
+    return float(0.5 ** (idle_steps / FADE_STEPS))
 
 
 def teams(models: Sequence[str]) -> list[tuple[str, ...]]:

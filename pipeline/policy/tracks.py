@@ -15,7 +15,7 @@ LEVEL_DECAY = 0.995  # over all sequences: about the last two hundred tests coun
 LEVEL_WEIGHT = 12.0  # tests that the level above counts for
 FRESH_TESTS = 16  # on a job, before what happened on others may speak against a source
 FRESH_RATE = 0.6
-_SOFT_TESTS = 4.0
+_SOFT_TESTS = 4.0  # that all grades of a proposer count for after its rest
 _PRIMED_TESTS = 200.0  # what an earlier night may count for
 
 
@@ -153,13 +153,17 @@ class Tracks:
         return [t for (label, _, _), t in self._tracks.items() if proposer_of(label) == proposer]
 
     def soften(self, proposer: str, job: str) -> None:
-        """Trust what was found on the job and its tags no more than a few tests: it may be
-        another now."""
-        levels = [*self._jobs.items(), *self._tags.items()]
-        for (label, of, *_), level in levels:
-            if of == job and proposer_of(label) == proposer and level.tested > _SOFT_TESTS:
-                level.agreed *= _SOFT_TESTS / level.tested
-                level.tested = _SOFT_TESTS
+        """Trust what was found on the job, and on each tag of it, no more than a few tests, all
+        grades together: it may be another now."""
+        by_tag: dict[tuple[str, ...], list[Acceptance]] = {}  # of the job itself: by nothing
+        for (label, of, *tag), level in (*self._jobs.items(), *self._tags.items()):
+            if of == job and proposer_of(label) == proposer:
+                by_tag.setdefault(tuple(tag), []).append(level)
+        for levels in by_tag.values():
+            share = _SOFT_TESTS / max(_SOFT_TESTS, sum(level.tested for level in levels))
+            for level in levels:
+                level.agreed *= share
+                level.tested *= share
 
     def counts(self, job: str) -> list[tuple[str, str | None, int, int]]:
         """(label, tag, agreed, tested) since this was last asked."""

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 import pytest
 from engine.decoding import Bench, assert_same, baseline_of, bench, runner_of
 from engine.decoding import prompts as make_prompts
+from engine.replaying import PLAIN
 from engine.routed import FakeModel, Simulation
 
+from specbatch.pipeline.engine import router
 from specbatch.pipeline.engine.draft_model import DraftModelProposer
 from specbatch.pipeline.engine.engine import Engine
 from specbatch.pipeline.engine.host import EngineHost
 from specbatch.pipeline.engine.model_folder import inspect_model
-from specbatch.pipeline.engine.sequence import Request, Route
+from specbatch.pipeline.engine.router import Router
+from specbatch.pipeline.engine.sequence import Request, Route, Sequence
+from specbatch.pipeline.engine.wants import Want
+from specbatch.pipeline.policy.controller import Controller
+from specbatch.pipeline.policy.knowledge import Knowledge
+from specbatch.pipeline.policy.tracks import Tracks
 from specbatch.schemas.records import SamplingParams
 from specbatch.schemas.spec import EngineSpec
 from specbatch.schemas.speculation import DecisionAction
@@ -125,6 +133,75 @@ def test_a_model_whose_drafts_grow_bad_hands_its_rows_over() -> None:
     models[0].rates = {"en": 0.3}
     simulation.steps(300)
     assert simulation.steps(500).share("en", B) >= 0.9
+
+
+def test_a_model_that_was_left_when_it_grew_bad_is_tried_again_and_gets_its_rows_back() -> None:
+    models = [FakeModel(A, {"en": 0.9}, CHEAP), FakeModel(B, {"en": 0.8}, CHEAP)]
+    simulation = Simulation(models, ("en",), count=4)
+    simulation.steps(500)
+    assert simulation.steps(250).share("en", A) >= 0.9
+    models[0].rates = {"en": 0.4}
+    simulation.steps(500)
+    assert simulation.steps(250).share("en", B) >= 0.9
+    models[0].rates = {"en": 0.97}
+    simulation.steps(20_000)
+    assert simulation.steps(500).share("en", A) >= 0.95
+
+
+class Looks:
+    """A router alone, of which two models are one as dear as the other, and what is known of A."""
+
+    def __init__(self) -> None:
+        knowledge = Knowledge()
+        for size in [*range(8, 8 * 9)] * 10:
+            knowledge.step_time.observe(size, 8, 0.1 + 1e-3 * size)
+        self._models = [FakeModel(name, {}, CHEAP) for name in (A, B)]
+        for model in self._models:
+            cost = knowledge.draft_time_of(model.name)
+            for depth in range(1, 9):
+                cost.observe((1.0, depth, 8.0 * depth), 1e-3 + CHEAP * depth)
+        self.known = Tracks({}).track(A, "job", None)
+        self._router = Router(self._models, Controller(knowledge), lambda *_: self.known)
+
+    def wants(self, rates: Seq[float], routes: Seq[Route]) -> list[list[Want]]:
+        sequences = [Sequence(replace(PLAIN, route=r), frozenset(), 400) for r in routes]
+        return [
+            [Want(s, m, 8, rate, rate) for m, rate in zip(self._models, rates, strict=True)]
+            for s in sequences
+        ]
+
+    def look(self, step: int, *rates: float, routes: Seq[Route] = ()) -> tuple[str, list[str]]:
+        """Whom the first row goes to, where the models have these rates, and who is tried."""
+        options = self.wants(rates, routes or [Route("job")] * 8)
+        self._router.begin(8)
+        wants = self._router.pick(options, step)
+        tried = self._router.trial(options, wants, False, step)
+        return wants[0].proposer.name, [want.proposer.name for want in tried]
+
+    @property
+    def remembered(self) -> int:
+        return len(self._router._asked_at)
+
+
+def test_hope_fades_from_when_a_model_was_asked_last_not_from_its_last_trial() -> None:
+    looks = Looks()
+    assert looks.look(100, 0.5, 0.6) == (B, [A] * 8), "nothing is known of it yet"
+    looks.known.observe(200, 100)
+    looks.known.settle()
+    looks.known.levels[-1].agreed, looks.known.levels[-1].tested = 90.0, 200.0
+    assert looks.look(20_000, 0.95, 0.6)[0] == A
+    assert looks.look(20_064, 0.45, 0.6) == (B, []), "it has just been left"
+    assert looks.look(60_000, 0.45, 0.6) == (B, [A] * 8)
+
+
+def test_when_models_were_asked_is_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router, "MOST_ASKED", 1000)
+    looks, tried = Looks(), 0
+    for i in range(10_000 // 8):
+        routes = [Route(f"{i} {k}") for k in range(8)]
+        tried += bool(looks.look(1000 * i, 0.5, 0.6, routes=routes)[1])
+    assert tried > 1000
+    assert looks.remembered == 1000
 
 
 @pytest.mark.parametrize("pinned", [A, B])

@@ -9,6 +9,7 @@ import pytest
 from engine.simulating import ENDLESS, Clock, ModelSource, Simulation, Source, clock, route
 from policy.machines import linear, saturating
 
+from specbatch.pipeline.engine import speculator
 from specbatch.pipeline.engine.sequence import Sequence
 from specbatch.pipeline.engine.speculator import CONTROL_EVERY_STEPS, MAX_DEPTH
 from specbatch.pipeline.policy.journal import Journal
@@ -476,3 +477,16 @@ def test_a_fixed_depth_goes_on_with_a_source_that_was_taken_out_of_the_job(clock
     made.run(20)
     assert not journal.allows("night", "a", made.speculator.steps)
     assert source.asked == [[(fixed, 2)]] * 20
+
+
+def test_only_a_look_at_all_sequences_judges(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One in eight cannot pay for the call of a draft model that all would share."""
+    judged: list[tuple[int, int]] = []
+
+    def keep(_j: object, _c: object, _of: object, wants: Seq[object], _at: int, count: int) -> None:
+        judged.append((len(wants), count))
+
+    monkeypatch.setattr(speculator, "judge", keep)
+    simulation(clock, Source("poor", 0.05), count=32)
+    assert judged
+    assert all(of == count for of, count in judged), judged

@@ -284,3 +284,13 @@ def test_break_even_knows_the_machine_the_crowd_and_the_model() -> None:
     free, cheap, dear = (controller.break_even(8, name) for name in (None, "cheap", "dear"))
     assert free < cheap < 0.3
     assert dear > 1.0
+
+
+def test_a_look_at_a_few_spends_nothing_on_trials() -> None:
+    controller, candidates = Controller(), [Candidate(MOST, 0.9)] * 4
+    controller.knowledge.acceptance_of("drafts").tested = 1000.0
+    for depth in (0, 0, 1, 1, 1):
+        tokens = 4 * (1 + depth)
+        controller.knowledge.step_time.observe(tokens, 4, linear(tokens, 4))
+    assert all(controller.look(candidates, explores=False).weighed for _ in range(12))
+    assert not all(controller.look(candidates).weighed for _ in range(3)), "it was put aside"

@@ -168,6 +168,25 @@ def test_after_a_rest_it_is_judged_anew_and_not_on_what_was_before() -> None:
     assert journal.allows("a", "block", 500 + 2 * FIRST_REST_STEPS)
 
 
+def test_after_a_rest_all_grades_together_are_next_to_nothing() -> None:
+    journal = new_journal()
+    for grade in range(1, 7):
+        track = journal.track("history", grade, "a", None)
+        for _ in range(100):
+            track.observe(1, 0)
+    journal.tracks.settle()
+    for step in range(STRIKES):
+        journal.track("history", 1, "a", None).observe(1, 0)
+        journal.tracks.settle()
+        judge(journal, "a", "history", step, pays=False)
+    wakes = STRIKES - 1 + FIRST_REST_STEPS
+    assert not journal.allows("a", "history", wakes - 1)
+    assert journal.allows("a", "history", wakes)
+    for look in range(STRIKES):
+        judge(journal, "a", "history", wakes + look * SAME_TESTS_STEPS, pays=False)
+    assert journal.allows("a", "history", wakes + STRIKES * SAME_TESTS_STEPS)
+
+
 def test_it_is_taken_in_where_new_tests_show_that_it_pays() -> None:
     journal = new_journal()
     learn(journal, "a", "block", 0, 300)
@@ -289,6 +308,51 @@ def test_jobs_are_bounded_the_oldest_goes_first() -> None:
     assert journal.tracks.rate_of("block", "0")[1] == 0
     assert journal.tracks.rate_of("block", "1")[1] > 0
     assert journal.tracks.rate_of("block", f"{MOST_JOBS}")[1] > 0
+
+
+@pytest.mark.parametrize("use", ["prime", "judge", "turned", "lessons"])
+def test_a_job_that_is_still_used_outlives_those_that_are_not(use: str) -> None:
+    journal = new_journal()
+    learn(journal, "a", "block", 0, 300)
+    take_out(journal, "a", "block", 0)
+    for i in range(MOST_JOBS - 1):
+        journal.prime(f"{i}", [])
+    match use:
+        case "prime":
+            journal.prime("a", [])
+        case "judge":
+            judge(journal, "a", "never tested", 0, pays=False)
+        case "turned":
+            journal.turned("a", False, lambda: "why", 1)
+        case "lessons":
+            journal.lessons("a")
+    journal.prime("one more", [])
+    assert not journal.allows("a", "block", 1)
+
+
+def test_what_was_off_in_a_job_that_goes_is_told_to_be_off_no_more() -> None:
+    told: list[tuple[str, str, bool]] = []
+    journal = Journal({}, Ticking(), on_turn=lambda *turn: told.append(turn))
+    for proposer in ("block", "awake", "fine"):
+        learn(journal, "a", proposer, 0, 300)
+    take_out(journal, "a", "awake", 0)
+    assert journal.allows("a", "awake", FIRST_REST_STEPS)
+    take_out(journal, "a", "block", FIRST_REST_STEPS)
+    judge(journal, "a", "fine", FIRST_REST_STEPS, pays=True)
+    journal.turned("a", False, lambda: "why", 1)
+    told.clear()
+    for i in range(MOST_JOBS):
+        journal.prime(f"{i}", [])
+    assert told == [("a", "block", False), ("a", ALL_PROPOSERS, False)]
+
+
+def test_a_failing_proposer_leaves_it_as_it_was_who_goes_first() -> None:
+    journal = new_journal()
+    for i in range(MOST_JOBS):
+        journal.prime(f"{i}", [AcceptanceCount("block", None, 0.0, 100.0)])
+    journal.rests("block", "it broke")
+    journal.prime("one more", [])
+    assert [journal.tracks.rate_of("block", i)[1] > 0 for i in ("0", "1")] == [False, True]
 
 
 def test_a_forgotten_job_begins_anew() -> None:

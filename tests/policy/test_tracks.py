@@ -214,6 +214,20 @@ def test_softened_it_believes_new_tests_soon_whatever_the_tag() -> None:
         assert tracks.track("block", "a", tag).rate > 0.6
 
 
+def test_softened_all_grades_together_count_for_a_few_tests_and_keep_their_rates() -> None:
+    tracks = Tracks({})
+    for grade in range(1, 7):
+        for tag in (None, "x"):
+            tracks.prime("a", label_of("history", grade), tag, 10.0 * grade, 100.0)
+    tracks.soften("history", "a")
+    assert tracks.rate_of("history", "a") == (pytest.approx(0.35), pytest.approx(4.0))
+    found = [tracks.track(label_of("history", grade), "a", "x") for grade in range(1, 7)]
+    assert sum(track.judged for track in found) == pytest.approx(4.0), "of the tag as of the job"
+    for grade, track in enumerate(found, 1):
+        for level in track.levels[1:]:
+            assert level.agreed / level.tested == pytest.approx(grade / 10)
+
+
 def test_softening_adds_nothing_to_what_is_hardly_known() -> None:
     tracks = Tracks({})
     tracks.prime("a", "block", None, 1.0, 2.0)
