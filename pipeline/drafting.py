@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 
 HISTORY = "history"  # of a job's report: the artefact
 MOST_AHEAD = 512  # tokens of a pre-generated continuation
+READS_OF_DRAFTS = 3  # attempts of a group, of which the last one does without
 _PRICED_TOKENS = 1000  # of a job, before its price per token is believed
 _JOBS_KEPT = 4  # histories in memory at a time
 
@@ -137,12 +138,17 @@ class Drafting:
             return None
 
     def blocks(self, job: JobRow, work: GroupWork) -> dict[tuple[int, int], DraftBlock]:
-        """What was written ahead for the group, by row and sample."""
+        """What was written ahead for the group, by row and sample.
+
+        Raises `ObjectError` in a group's first attempts; later ones go on without what is lost.
+        """
         if work.drafts is None:
             return {}
         try:
             blocks = read_drafts(read_own(self._objects, job, work.drafts))
         except ObjectError as error:
+            if work.lease.attempt < READS_OF_DRAFTS:
+                raise  # it may be the storage, and over by the next attempt
             told = "job %s group %s goes on without its drafts: %s"
             log.warning(told, job.job_id, work.lease.group_index, _told(error))
             return {}

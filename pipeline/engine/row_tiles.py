@@ -25,6 +25,7 @@ LADDER = (8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 # Passes a nightly run consists of: few rows at its ends, hundreds in its middle.
 _TYPICAL_ROWS = (1, 4, 16, 48, 64, 96, 128, 200, 256, 512, 1024)
 _PROBED = (3, 64, 130)  # of what pads itself: a part of a tile, a tile, more than two
+_CANCELLING = 256  # inputs at most, of a row whose products cancel out
 _CALL_ROWS = 24  # what a call costs beside its rows, in rows
 
 
@@ -88,12 +89,16 @@ class TiledLinear(nn.Module):
 
 
 def calibrate(linears: Iterable[nn.Linear]) -> RowTiles:
-    """Probe every distinct layer shape; the cheapest set of row counts on which all agree.
+    """Probe two layers of every shape; the cheapest set of row counts on which all agree.
 
     Cheapest by a nominal cost, not by a clock: workers of one kind must choose alike.
     """
-    shapes = {(m.in_features, m.out_features, m.bias is not None): m for m in linears}
-    partitions = {_agreeing(_probe(m, m.in_features, m.weight)) for m in shapes.values()}
+    shapes: dict[tuple[int, int, bool], list[nn.Linear]] = {}
+    for linear in linears:
+        shape = (linear.in_features, linear.out_features, linear.bias is not None)
+        shapes.setdefault(shape, []).append(linear)
+    probed = [m for alike in shapes.values() for m in (alike[0], *alike[1:][-1:])]
+    partitions = {_agreeing(_passes(_product(m), _telling(m), LADDER)) for m in probed}
     candidates = {
         frozenset(LADDER).intersection(*choice) for choice in itertools.product(*partitions)
     }
@@ -125,6 +130,46 @@ def _probe(
     """Outputs of the same rows, in passes of every size."""
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(sizes[-1], width, generator=generator).to(like.device, like.dtype)
+    return _passes(by_rows, rows, sizes)
+
+
+def _product(linear: nn.Linear) -> Callable[[Tensor], Tensor]:
+    """Its kernel, but for the bias's value: that would round away what the sums differ in."""
+    bias = None if linear.bias is None else torch.zeros_like(linear.bias)
+    return lambda rows: F.linear(rows, linear.weight, bias)
+
+
+def _telling(linear: nn.Linear) -> Tensor:
+    """As many rows as the largest tile has; of two in three the products cancel out.
+
+    Sums of random products differ by order in bits that a half-precision result rounds away, so
+    that sizes may seem alike on every row that is tried. Where x[a] = w[b] and x[b] = -w[a], what
+    is left of a sum is nothing but the rounding on its way. Weights of eight bits may be
+    scaled before their sum or after it: for one half of these rows they are taken as they are kept.
+    """
+    generator = torch.Generator().manual_seed(0)
+    count, width = LADDER[-1], linear.in_features
+    like, by_rows = linear.weight, _product(linear)
+    rows = torch.randn(count, width, generator=generator)
+    places = torch.randperm(width, generator=generator)[: min(width, _CANCELLING) // 2 * 2]
+    units = torch.zeros(len(places), width)
+    units[torch.arange(len(places)), places] = 1.0
+    weights = by_rows(units.to(like.device, like.dtype)).float().cpu()  # (places, outputs)
+    kept = getattr(like, "qdata", like)[:, places.to(like.device)].float().cpu().T
+    for first, exact in ((1, weights), (2, kept)):
+        chosen = rows[first::3]
+        of = torch.randint(linear.out_features, (len(chosen),), generator=generator)
+        pairs = (len(chosen), len(places) // 2)
+        scale = torch.exp2(torch.randint(-12, 13, pairs, generator=generator))
+        chosen[:] = 0.0
+        chosen[:, places[0::2]] = exact[1::2, of].T * scale
+        chosen[:, places[1::2]] = -exact[0::2, of].T * scale
+    return rows.to(like.device, like.dtype)
+
+
+def _passes(
+    by_rows: Callable[[Tensor], Tensor], rows: Tensor, sizes: Sequence[int]
+) -> dict[int, Tensor]:
     return {
         size: torch.cat([by_rows(rows[i : i + size]) for i in range(0, sizes[-1] - size + 1, size)])
         for size in sizes

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from specbatch.pipeline.engine import row_tiles
 from specbatch.pipeline.engine.row_tiles import LADDER, RowTiles, TiledLinear, calibrate
 
 SIZES = [(8,), (512,), (8, 64), (8, 16, 48), (32, 128, 512), (16, 96, 384), LADDER]
@@ -107,3 +108,21 @@ def test_calibration_depends_on_shapes_alone(dtype: torch.dtype) -> None:
 
 def test_a_model_without_linear_layers_gets_some_tile() -> None:
     assert calibrate([]).padded(1) >= 1
+
+
+def test_rows_whose_products_cancel_tell_orders_of_addition_apart() -> None:
+    """Two kernels that add in opposite orders look alike on random rows, in half precision."""
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(32, 16, bias=False).to(torch.bfloat16)
+    rows = row_tiles._telling(linear)
+
+    def differing(some: torch.Tensor) -> float:
+        products = (some.float().unsqueeze(1) * linear.weight.float()).detach()
+        ends = [torch.zeros(len(some), 16), torch.zeros(len(some), 16)]
+        for i in range(32):
+            ends = [ends[0] + products[..., i], ends[1] + products[..., 31 - i]]
+        first, last = (end.to(torch.bfloat16) for end in ends)
+        return float((first != last).any(-1).float().mean())
+
+    assert differing(rows[0::3]) < 0.1
+    assert differing(rows[1::3]) > 0.9
