@@ -156,7 +156,9 @@ def _telling(linear: nn.Linear) -> Tensor:
     units[torch.arange(len(places)), places] = 1.0
     weights = by_rows(units.to(like.device, like.dtype)).float().cpu()  # (places, outputs)
     kept = getattr(like, "qdata", like)[:, places.to(like.device)].float().cpu().T
-    for first, exact in ((1, weights), (2, kept)):
+    for first, given in ((1, weights), (2, kept)):
+        # By a power of two, which changes no bit of them: no number may be too large for the dtype.
+        exact = given * torch.exp2(-given.abs().max().clamp_min(1e-30).log2().ceil())
         chosen = rows[first::3]
         of = torch.randint(linear.out_features, (len(chosen),), generator=generator)
         pairs = (len(chosen), len(places) // 2)
