@@ -175,8 +175,8 @@ def measure(
 def beside_best(auto: list[float], others: dict[str, list[float]]) -> list[float]:
     """By run: `auto` over the mode that was the fastest, beside "off", in all the other runs.
 
-    The fastest of several alike was lucky in the runs that chose it: of five that are the same,
-    each within 2 % of it, it looks 2 % faster than it is. In a run that had no say it is itself.
+    The fastest of several alike was lucky in the runs that chose it, and looks faster than it is.
+    In a run that had no say it is itself.
     """
     ratios = []
     for run, speed in enumerate(auto):

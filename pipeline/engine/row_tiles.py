@@ -117,20 +117,11 @@ def _typical_cost(tiles: RowTiles) -> float:
 
 
 def probe_agrees(by_rows: Callable[[Tensor], Tensor], width: int, like: Tensor) -> bool:
-    """Whether rows of this width keep their bits at every size that is probed."""
-    return len(_agreeing(_probe(by_rows, width, like, _PROBED))) == 1
-
-
-def _probe(
-    by_rows: Callable[[Tensor], Tensor],
-    width: int,
-    like: Tensor,  # of the rows' device and dtype
-    sizes: Sequence[int] = LADDER,
-) -> dict[int, Tensor]:
-    """Outputs of the same rows, in passes of every size."""
+    """Whether rows of this width, of the device and dtype of `like`, keep their bits at every size
+    that is probed."""
     generator = torch.Generator().manual_seed(0)
-    rows = torch.randn(sizes[-1], width, generator=generator).to(like.device, like.dtype)
-    return _passes(by_rows, rows, sizes)
+    rows = torch.randn(_PROBED[-1], width, generator=generator).to(like.device, like.dtype)
+    return len(_agreeing(_passes(by_rows, rows, _PROBED))) == 1
 
 
 def _product(linear: nn.Linear) -> Callable[[Tensor], Tensor]:
@@ -172,6 +163,7 @@ def _telling(linear: nn.Linear) -> Tensor:
 def _passes(
     by_rows: Callable[[Tensor], Tensor], rows: Tensor, sizes: Sequence[int]
 ) -> dict[int, Tensor]:
+    """Outputs of the same rows, in passes of every size."""
     return {
         size: torch.cat([by_rows(rows[i : i + size]) for i in range(0, sizes[-1] - size + 1, size)])
         for size in sizes
