@@ -262,6 +262,7 @@ def make_worker(
         tenant_depths=settings.tenant_depths,
         refills=refills,
         max_open_groups=settings.max_open_groups,
+        max_attempts=settings.max_attempts,
         timing=timekeeper,
         privacy=privacy,
         tracing=tracing,

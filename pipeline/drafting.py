@@ -68,8 +68,16 @@ class Drafting:
     None of it decides an output: whatever fails here is logged, and the job goes on.
     """
 
-    def __init__(self, store: Store, objects: Objects, drafts_beside: bool = False) -> None:
-        """`drafts_beside`: this process's own verifier is known to have a draft model beside it."""
+    def __init__(
+        self,
+        store: Store,
+        objects: Objects,
+        drafts_beside: bool = False,
+        max_attempts: int = READS_OF_DRAFTS,
+    ) -> None:
+        """`drafts_beside`: this process's own verifier is known to have a draft model beside it.
+        `max_attempts`: that a group has."""
+        self._reads_of_drafts = min(READS_OF_DRAFTS, max_attempts)
         self._drafts_beside = drafts_beside
         self._store = store
         self._objects = objects
@@ -147,7 +155,7 @@ class Drafting:
         try:
             blocks = read_drafts(read_own(self._objects, job, work.drafts))
         except ObjectError as error:
-            if work.lease.attempt < READS_OF_DRAFTS:
+            if work.lease.attempt < self._reads_of_drafts:
                 raise  # it may be the storage, and over by the next attempt
             told = "job %s group %s goes on without its drafts: %s"
             log.warning(told, job.job_id, work.lease.group_index, _told(error))

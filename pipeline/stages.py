@@ -17,7 +17,7 @@ from itertools import chain
 
 from specbatch.pipeline import telling
 from specbatch.pipeline.client import Ring
-from specbatch.pipeline.drafting import Drafting, check_drafts_here, uses_history
+from specbatch.pipeline.drafting import READS_OF_DRAFTS, Drafting, check_drafts_here, uses_history
 from specbatch.pipeline.engine.model_folder import ModelFolder, inspect_model
 from specbatch.pipeline.engine.sequence import Completion
 from specbatch.pipeline.engines import Engines, Submitted
@@ -106,6 +106,7 @@ class Stages(Guarding):
         tenant_depths: Mapping[str, int] | None = None,
         refills: Refills | None = None,
         max_open_groups: int = MOST_OPEN_GROUPS,
+        max_attempts: int = READS_OF_DRAFTS,
         timing: Timing | None = None,
         privacy: Privacy = NOBODY_PRIVATE,
         tracing: Tracing = UNTRACED,
@@ -124,7 +125,7 @@ class Stages(Guarding):
         self._models = models
         self._tenant_depths = tenant_depths or {}
         beside = verifying is not None and verifying.proposer is not None
-        self._drafting = Drafting(store, objects, drafts_beside=beside)
+        self._drafting = Drafting(store, objects, beside, max_attempts)
         self._refills = refills
         self._timing = timing or Untimed()
         self._publisher = Publisher(store, objects, self._decode, self._checker)

@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 from faults.in_process import PLAIN, shop
+from ledger.builders import JOB, new_group, new_job
 
-from specbatch.pipeline.ingest.objects import local_path
-from specbatch.schemas.records import Stage
+from specbatch.pipeline.drafting import Drafting
+from specbatch.pipeline.ingest.objects import Objects, local_path
+from specbatch.pipeline.ledger.memory_store import MemoryStore
+from specbatch.schemas.errors import ObjectError
+from specbatch.schemas.records import Artefact, GroupWork, Lease, Stage
 
 
 def lose(file: Path) -> None:
@@ -33,3 +37,22 @@ def test_without_its_drafts_a_group_goes_on(tmp_path: Path, harm: Callable[[Path
         # The same rows with the same outputs; what the drafts cost was lost with them.
         (cost,) = here.report(job_id).violations
         assert cost.startswith("of drafts time, attempts had")
+
+
+@pytest.mark.parametrize(("max_attempts", "failing"), [(1, 0), (2, 1), (3, 2), (9, 2)])
+def test_the_last_attempt_or_the_third_goes_without(
+    tmp_path: Path, max_attempts: int, failing: int
+) -> None:
+    lost = Artefact(f"file://{tmp_path}/jobs/{JOB}/drafts.arrow", "d" * 64, 10)
+    store = MemoryStore()
+    store.create_job(new_job(workspace_uri=f"file://{tmp_path}/jobs/{JOB}"))
+    drafting = Drafting(store, Objects(), max_attempts=max_attempts)
+    job, group = store.get_job(JOB), new_group(0)
+    for attempt in range(1, max_attempts + 1):
+        lease = Lease(JOB, 0, Stage.VERIFY, attempt, "w", attempt)
+        work = GroupWork(lease, group.rows, group.prompts, lost, None)
+        if attempt <= failing:
+            with pytest.raises(ObjectError, match="no such file"):
+                drafting.blocks(job, work)
+        else:
+            assert drafting.blocks(job, work) == {}
