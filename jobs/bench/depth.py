@@ -1,20 +1,21 @@
 """`make bench-depth`: what `auto` makes of drafts, beside depth 0 and every fixed depth.
 
-For each number of prompts and each acceptance: tokens per second of depth off, auto and fixed, in
-turns within one run. Drafts are replayed from the known output, each token right with the wanted
-probability; `--real` drafts with the demo's own draft model instead, `--history` from the outputs
-of the run before. What was learned of a machine and of a source of drafts is kept from run to run;
-the first run of each is not counted.
+For each number of prompts and each acceptance: tokens per second of depth off, auto and fixed, all
+at work at once, in short turns. Drafts are replayed from the known output, each
+token right with the wanted probability; `--real` drafts with the demo's own draft model instead,
+`--history` from the outputs of the run before. What was learned of a machine and of a source of
+drafts is kept from run to run; the first run of each is not counted.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import tempfile
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,25 @@ Source = float | str  # an acceptance, or the name of a proposer
 Mode = tuple[str, int | None]
 MODES: tuple[Mode, ...] = (("auto", None), *((str(k), k) for k in FIXED))
 OFF: Mode = ("off", 0)
+TURN_SEC = 0.025  # the least: each begins with caches that are full of another mode's sequences
+KV_CACHE_BYTES = 2 << 30  # for all modes at once
+
+
+@dataclass(slots=True)
+class Entrant:
+    """A mode's engine, and what its steps have taken so far."""
+
+    engine: Engine
+    seconds: float = 0.0
+    done: dict[str, list[int]] = field(default_factory=dict)
+
+    def go(self, at_least_sec: float) -> None:
+        until = self.seconds + at_least_sec
+        while self.seconds < until and not self.engine.idle:
+            begun = time.perf_counter()
+            completions = self.engine.step()
+            self.seconds += time.perf_counter() - begun
+            self.done.update({c.request_id: list(c.token_ids) for c in completions})
 
 
 class Bed:
@@ -66,7 +86,7 @@ class Bed:
     @staticmethod
     def _load(folder: Path, dtype: str) -> ModelRunner:
         loaded = load_model(inspect_model(str(folder)), dtype)
-        return ModelRunner(loaded, kv_cache_bytes=1 << 30, share_prefixes=False)
+        return ModelRunner(loaded, kv_cache_bytes=KV_CACHE_BYTES, share_prefixes=False)
 
     def proposer(self, source: Source) -> Proposer:
         if source == DRAFT_MODEL:
@@ -78,36 +98,55 @@ class Bed:
             return HistoryProposer(self.vocab_size)
         return ReplayProposer(self.known, float(source), self.vocab_size)
 
-    def run(
-        self, prompts: list[list[int]], at_once: int, depth: int | None, source: Source
-    ) -> tuple[float, Engine]:
-        """(tokens per second, the engine) with `at_once` sequences running."""
-        proposers = () if depth == 0 else (self.proposer(source),)
-        engine = Engine(
-            self.runner, proposers, at_once, max_batch_tokens=4096, knowledge=self.learned
-        )
+    def look_up(self, prompts: list[list[int]], at_once: int) -> None:
+        """The outputs, of depth 0: what drafts are made of, and what every mode must write."""
+        entrant = Entrant(self._engine(prompts, at_once, 0, 0.0, Knowledge()))
+        entrant.go(math.inf)
+        self.known |= entrant.done
+
+    def race(
+        self, prompts: list[list[int]], at_once: int, source: Source, teaching: bool
+    ) -> tuple[dict[str, float], EngineStats]:
+        """Tokens per second of every mode with `at_once` sequences running, and auto's counts.
+
+        All modes are at work at once and take short turns, the one that is the furthest behind
+        first: a slow moment of the machine is a slow moment of all of them.
+        `auto` learns from its own steps; while `teaching` from the others' too.
+        """
         job = f"drafts of {source}"
-        engine.prime(job, self.priors.get(source, ()))
+        entrants = {}
+        for name, depth in (OFF, *MODES):
+            knowledge = self.learned if teaching or depth is None else Knowledge()
+            entrants[name] = Entrant(self._engine(prompts, at_once, depth, source, knowledge))
+        auto = entrants["auto"].engine
+        auto.prime(job, self.priors.get(source, ()))
+        while waiting := [e for e in entrants.values() if not e.engine.idle]:
+            min(waiting, key=lambda e: (e.engine.stats.generated_tokens, e.seconds)).go(TURN_SEC)
+        self.priors[source] = _added(self.priors.get(source, ()), auto.lessons(job).counts)
+        for name, entrant in entrants.items():
+            wanted = {key: self.known[key] for key in entrant.done}
+            assert entrant.done == wanted, f"depth {name} changed an output"
+        tokens = len(prompts) * self.new_tokens
+        return {name: tokens / e.seconds for name, e in entrants.items()}, auto.stats
+
+    def _engine(
+        self,
+        prompts: list[list[int]],
+        at_once: int,
+        depth: int | None,
+        source: Source,
+        knowledge: Knowledge,
+    ) -> Engine:
+        proposers = () if depth == 0 else (self.proposer(source),)
+        engine = Engine(self.runner, proposers, at_once, max_batch_tokens=4096, knowledge=knowledge)
         params = SamplingParams(max_tokens=self.new_tokens, ignore_eos=True)
+        route = Route(f"drafts of {source}")
         for i, prompt in enumerate(prompts):
             past = tuple(self.known.get(str(i), ())) if source == HISTORY else ()
             engine.add(
-                Request(
-                    str(i), tuple(prompt), params, i, depth=depth, route=Route(job), past_ids=past
-                )
+                Request(str(i), tuple(prompt), params, i, depth=depth, route=route, past_ids=past)
             )
-        done: dict[str, list[int]] = {}
-        begun = time.perf_counter()
-        while not engine.idle:
-            done.update({c.request_id: list(c.token_ids) for c in engine.step()})
-        elapsed = time.perf_counter() - begun
-        if depth == 0:
-            self.known |= done
-        else:
-            assert all(done[k] == self.known[k] for k in done), "depth changed an output"
-        if depth is None:
-            self.priors[source] = _added(self.priors.get(source, ()), engine.lessons(job).counts)
-        return len(prompts) * self.new_tokens / elapsed, engine
+        return engine
 
 
 def _added(
@@ -126,19 +165,18 @@ def measure(
     bed: Bed, prompts: list[list[int]], at_once: int, sources: list[Source], runs: int
 ) -> list[dict[str, Any]]:
     """One row per source; the first round warms up and teaches."""
+    bed.look_up(prompts, at_once)
     speeds: dict[tuple[Source, str], list[float]] = {}
     stats: dict[Source, EngineStats] = {}
     for turn in range(runs + 1):
         for source in sources:
-            for name, depth in (OFF, *MODES):
-                speed, engine = bed.run(prompts, at_once, depth, source)
-                if turn:
+            found, stats[source] = bed.race(prompts, at_once, source, teaching=turn == 0)
+            if turn:
+                for name, speed in found.items():
                     speeds.setdefault((source, name), []).append(speed)
-                if name == "auto":
-                    stats[source] = engine.stats
     rows = []
     for source in sources:
-        # Medians of ratios between neighbours in time: the machine's mood cancels out.
+        # Medians of ratios within a run: the machine's mood cancels out.
         ratios = {
             name: statistics.median(
                 speed / off

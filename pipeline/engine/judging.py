@@ -23,7 +23,7 @@ def judge(
     paid: dict[str, dict[str, int]] = {}  # draft tokens by job and proposer
     rates: dict[tuple[str, str], list[float]] = {}
     models: dict[str, str | None] = {}
-    for want, depth in zip(wants, chosen.worth, strict=True):
+    for want, depth in zip(wants, chosen.depths, strict=True):
         of_job = paid.setdefault(want.sequence.request.route.job, {})
         name = want.proposer.name
         of_job[name] = of_job.get(name, 0) + depth

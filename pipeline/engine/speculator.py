@@ -19,7 +19,14 @@ from specbatch.pipeline.engine.router import TRIAL_DEPTH, TRIAL_STEPS, Router
 from specbatch.pipeline.engine.sequence import Route, Sequence
 from specbatch.pipeline.engine.shadow import DEPTH as SHADOW_DEPTH
 from specbatch.pipeline.engine.shadow import Shadow
-from specbatch.pipeline.engine.wants import Want, candidates, depth_worth
+from specbatch.pipeline.engine.wants import (
+    Choice,
+    Want,
+    candidates,
+    choices,
+    depth_worth,
+    usual,
+)
 from specbatch.pipeline.policy.controller import Controller, Course
 from specbatch.pipeline.policy.journal import JUDGED_TESTS, Journal
 from specbatch.pipeline.policy.knowledge import Knowledge
@@ -27,14 +34,11 @@ from specbatch.pipeline.policy.spread import Own
 from specbatch.pipeline.policy.tracks import Track
 from specbatch.schemas.records import Verification
 
-CONTROL_EVERY_STEPS = 192  # one step in so many goes at depth 0, to know what that really costs
-_FIRST_CONTROLS = 16  # the same while it is not known at all
+_FIRST_CONTROLS = 16  # one step in so many goes at depth 0 while its price is not known at all
 MAX_DEPTH = 16
 GLANCE_SHARE = 8  # while nothing is drafted, most looks take in one sequence in so many
 FULL_EVERY_LOOKS = 4
 _CLEARLY = 0.05  # better than what is chosen, for something else to take its place
-
-Choice = tuple[Proposer, int]
 
 
 @dataclass(slots=True)
@@ -44,6 +48,8 @@ class _Course:
     until: int  # step
     sequences: int
     rests: bool = True
+    opening_until: int = 0  # step; other choices are tried until then
+    opening: dict[Sequence, Choice] = field(default_factory=dict)
     choices: dict[Sequence, Choice] = field(default_factory=dict)
     newcomers: dict[Route, Choice] = field(default_factory=dict)  # for those who were not there
     newcomer: Choice | None = None  # of a route that was not there either
@@ -75,6 +81,7 @@ class Speculator:
         self._router = Router(self.proposers, self._controller, self._track)
         self._course = _Course(0, 0)
         self._shadow = Shadow()
+        self._opens = False  # this step: something is tried
         self._pauses = True  # this step: nothing is drafted but at fixed depths
         self._shadowing = False  # some sequences were to be drafted for in shadow at the last look
         self._own: dict[Sequence, dict[str, Own]] = {}  # by proposer
@@ -101,7 +108,8 @@ class Speculator:
             self._controller.looked(time.perf_counter() - begun)
         if self._shadowing:
             self._draft_in_shadow(deciding)
-        self._pauses = self._course.rests or self.in_control_step
+        self._opens = self.steps < self._course.opening_until
+        self._pauses = not self._opens and (self._course.rests or self.in_control_step)
         if self._pauses and not any(sequence.request.depth for sequence in deciding):
             return drafts, makers
         asked: dict[str, list[tuple[int, int]]] = {}
@@ -139,6 +147,7 @@ class Speculator:
         self._shadow.forget(sequence)
         self._own.pop(sequence, None)
         self._tracks.pop(sequence, None)
+        self._course.opening.pop(sequence, None)
         self._course.choices.pop(sequence, None)
         self._course.tried.discard(sequence)
         self._router.forget(sequence)
@@ -158,7 +167,8 @@ class Speculator:
         if self._pauses:
             return None
         course = self._course
-        choice = course.choices.get(sequence) or self._of_newcomer(sequence)
+        chosen = course.opening if self._opens else course.choices
+        choice = chosen.get(sequence) or self._of_newcomer(sequence)
         if choice is None:
             return None
         for proposer in course.watched:
@@ -266,17 +276,17 @@ class Speculator:
         self._looks += 1
         self._shadowing = any(s.request.shadow for s in deciding)
         known = self.knowledge.step_time.plain(len(deciding)) is not None
-        self._control_every = CONTROL_EVERY_STEPS if known else _FIRST_CONTROLS
         self.journal.tracks.settle()
         view = self._view(deciding)
         options, wants = self._wants(view, len(deciding))
         is_full = len(view) == len(deciding)
         chosen = self._controller.look(candidates(wants), len(deciding) - len(wants), is_full)
-        if not (is_full or chosen.rests or chosen.trial):
+        if not (is_full or chosen.rests):
             is_full = True  # a glance found that it may pay
             options, wants = self._wants(deciding, len(deciding))
             chosen = self._controller.look(candidates(wants), len(deciding) - len(wants))
         self._take(chosen, wants, len(deciding))
+        self._control_every = chosen.control_every if known else _FIRST_CONTROLS
         if chosen.weighed and wants:
             if is_full:  # a few cannot pay for a draft model's call
                 judge(self.journal, self._controller, chosen, wants, self.steps, len(deciding))
@@ -300,20 +310,18 @@ class Speculator:
 
     def _take(self, chosen: Course, wants: Seq[Want], count: int) -> None:
         self._course = course = _Course(self.steps + chosen.steps, count, chosen.rests)
+        if chosen.opening is not None:
+            course.opening_until = self.steps + chosen.opening_steps
+            course.opening = choices(wants, chosen.opening)
         if chosen.rests:
             return
         course.least_worth = chosen.least_worth
-        course.choices = {
-            want.sequence: (want.proposer, depth)
-            for want, depth in zip(wants, chosen.depths, strict=True)
-        }
-        if chosen.trial:
-            return
+        course.choices = choices(wants, chosen.depths)
         by_route: dict[Route, list[tuple[Want, int]]] = {}
         for want, depth in zip(wants, chosen.depths, strict=True):
             by_route.setdefault(want.sequence.request.route, []).append((want, depth))
-        course.newcomers = {route: _usual(of) for route, of in by_route.items()}
-        course.newcomer = _usual(list(zip(wants, chosen.depths, strict=True)))
+        course.newcomers = {route: usual(of) for route, of in by_route.items()}
+        course.newcomer = usual(list(zip(wants, chosen.depths, strict=True)))
         course.beats = sum(w.rate for w in wants) / len(wants) + _CLEARLY
         free = [p for p in self.proposers if p.pass_time is None]
         course.watched = tuple(p for p in free if self._is_worth_watching(p, course.beats))
@@ -325,6 +333,7 @@ class Speculator:
         course = self._course
         course.rests = False
         course.until = min(course.until, self.steps + TRIAL_STEPS)
+        course.opening_until = 0
         course.tried = {want.sequence for want in tried}
         for want in tried:
             course.choices[want.sequence] = (want.proposer, min(want.limit, TRIAL_DEPTH))
@@ -354,6 +363,8 @@ class Speculator:
             rate = self._rate(proposer, sequence)
             score = rate - self._router.burden(proposer)
             found.append(Want(sequence, proposer, limit, rate, score))
+        for want in found if len(found) > 1 else ():
+            want.score += self._track(want.proposer, sequence).doubt
         return found
 
     def _may(self, proposer: Proposer, sequence: Sequence) -> bool:
@@ -383,10 +394,3 @@ class Speculator:
         if own is None or proposer.name not in own:
             return overall
         return own[proposer.name].rate(overall, self.knowledge.spread_of(proposer.name))
-
-
-def _usual(chosen: Seq[tuple[Want, int]]) -> Choice:
-    """The best source of some sequences, and how deep it is followed on average."""
-    leader = max(chosen, key=lambda c: c[0].rate)[0].proposer
-    depths = [depth for want, depth in chosen if want.proposer is leader]
-    return leader, round(sum(depths) / len(depths))

@@ -12,6 +12,8 @@ from specbatch.pipeline.policy.depth import Candidate
 
 _SURE = 0.999
 
+Choice = tuple[Proposer, int]  # who drafts, and how many tokens
+
 
 @dataclass(slots=True, eq=False)  # not frozen: thousands are made a second
 class Want:
@@ -42,3 +44,15 @@ def depth_worth(rate: float, least_worth: float, most: int) -> int:
     if rate >= _SURE:
         return most
     return max(1, min(most, int(math.log(least_worth) / math.log(rate))))
+
+
+def choices(wants: Seq[Want], depths: Seq[int]) -> dict[Sequence, Choice]:
+    pairs = zip(wants, depths, strict=True)
+    return {want.sequence: (want.proposer, depth) for want, depth in pairs}
+
+
+def usual(chosen: Seq[tuple[Want, int]]) -> Choice:
+    """The best source of some sequences, and how deep it is followed on average."""
+    leader = max(chosen, key=lambda c: c[0].rate)[0].proposer
+    depths = [depth for want, depth in chosen if want.proposer is leader]
+    return leader, round(sum(depths) / len(depths))

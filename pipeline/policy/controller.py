@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,15 +27,17 @@ from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.pipeline.policy.routing import Price
 
 STAND_STEPS = 16  # how long a choice stands at least, once drafts have been judged
-LONGEST_STAND_STEPS = 192
-LOOK_SHARE = 0.004  # of the time may go into looks
+LONGEST_STAND_STEPS = 384
+LOOK_SHARE = 0.002  # of the time may go into looks
 EXPLORE_EVERY_LOOKS = 3
 EXPLORE_STEPS = 3
 ALLOWANCE = 0.008  # of all time may be lost in trials …
 FIRST_ALLOWANCE_SEC = 0.05  # … and so much at the beginning, when everything is unknown
 WELL_KNOWN = 1000  # passes, after which it is not
-TRY_EVERY_STEPS = 64  # while nothing is drafted
+TRY_EVERY_STEPS = 64  # those who are not drafted for are tried …
 TRIED_SHARE = 8  # … one token each, for one sequence in so many
+CONTROL_SHARE = 0.001  # of the time may be lost by going at depth 0 while drafting pays
+CONTROL_EVERY_STEPS = (16, 192)  # … which is done to know its price
 HYSTERESIS = 1.015  # drafting must promise so much more before it is taken up
 JUDGED = 40  # draft tokens, before a choice stands for long
 _UNJUDGED_STEPS = 2
@@ -44,24 +46,39 @@ _FIRST_DEPTHS = (0, 0, 3, 1, 3)  # steps of a new engine: they tell what a token
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """Draft tokens per candidate, for so many steps."""
+    """Draft tokens per candidate, for so many steps; the first few of them may try other depths."""
 
     depths: tuple[int, ...]
     steps: int
-    trial: bool = False  # of a few sequences only: it says nothing about the others
     least_worth: float = 1.0  # what a draft token must be worth to be verified, in tokens
     weighed: bool = False  # all that is known was weighed: it tells whether drafts pay
     gain: float = 1.0  # tokens per second expected, over depth 0's
-    paying: tuple[int, ...] | None = None  # `depths` without trials, where there are some in them
-
-    @property
-    def worth(self) -> tuple[int, ...]:
-        """The depths that pay, by what is known."""
-        return self.depths if self.paying is None else self.paying
+    opening: tuple[int, ...] | None = None  # depths of the first steps, where some are tried
+    opening_steps: int = 0
 
     @property
     def rests(self) -> bool:
+        """Whether nothing is drafted, but for what is tried."""
         return not any(self.depths)
+
+    @property
+    def control_every(self) -> int:
+        """One step in so many goes at depth 0: the more often, the less there is to lose by it."""
+        least, most = CONTROL_EVERY_STEPS
+        if not self.weighed:
+            return most
+        return int(min(max((self.gain - 1.0) / CONTROL_SHARE, least), most))
+
+    def opened(self, depths: tuple[int, ...], steps: int) -> Course:
+        """The same course behind so many steps of other depths."""
+        steps_in_all = max(self.steps, steps)
+        return replace(self, steps=steps_in_all, opening=depths, opening_steps=steps)
+
+    def at(self, step: int) -> tuple[int, ...]:
+        """The depths of a step of it, which count from 0."""
+        if self.opening is not None and step < self.opening_steps:
+            return self.opening
+        return self.depths
 
 
 @dataclass(slots=True)
@@ -74,8 +91,7 @@ class Controller:
     look_sec: float = 0.0  # what a look takes, on average; told by whoever measures it
     _drafting: bool = False
     _put_aside: float = 0.0  # seconds that trials may lose
-    _rested: int = 0  # steps since anything was drafted
-    _left_out: int = 0  # the same for those who are not drafted for while others are
+    _untried: int = 0  # steps since those who are not drafted for were tried
     _turn: int = 0
 
     def __post_init__(self) -> None:
@@ -98,22 +114,13 @@ class Controller:
         decision, off = self._decide(candidates, others, optimism=0.0)
         stand = self._stand(decision.expected_sec)
         self._put_aside += ALLOWANCE * stand * decision.expected_sec
+        course = self._settled(decision, off, stand)
         if explores and self.looks % EXPLORE_EVERY_LOOKS == 0:
             hopeful = self._hopeful(candidates, others, sum(decision.depths))
             best = max(decision.tokens_per_sec, off)
             if self._may_be_tried(hopeful, best, len(candidates) + others):
-                return Course(hopeful.depths, EXPLORE_STEPS, False, max(hopeful.least_worth, 0.05))
-        self._drafting = decision.tokens_per_sec > off * (1.0 if self._drafting else HYSTERESIS)
-        if self._drafting:
-            self._rested = 0
-            steps = stand if self._judged() else _UNJUDGED_STEPS
-            gain = decision.tokens_per_sec / off
-            paid = decision.depths
-            depths = self._with_trials(paid, steps)
-            if depths != paid:
-                steps = min(steps, EXPLORE_STEPS)
-            return Course(depths, steps, False, decision.least_worth, True, gain, paid)
-        return self._rest(len(candidates), stand)
+                return course.opened(hopeful.depths, EXPLORE_STEPS)
+        return course
 
     def looked(self, seconds: float) -> None:
         """What the last look took, with all that was asked for it."""
@@ -150,29 +157,32 @@ class Controller:
         """The best that is known to be had of candidates; nothing is decided by it."""
         return self._decide(candidates, others, optimism=0.0)[0]
 
-    def _rest(self, count: int, stand: int) -> Course:
-        if self._rested < TRY_EVERY_STEPS:
-            self._rested += stand
-            return Course((0,) * count, stand, weighed=True)
-        self._rested = 0
-        self._turn += 1
-        share = min(TRIED_SHARE, count)
-        tried = tuple(int((i + self._turn) % share == 0) for i in range(count))
-        return Course(tried, 1, trial=True)
+    def _settled(self, decision: DepthDecision, off: float, stand: int) -> Course:
+        """What is known to be best, and now and then a draft for those who are not drafted for."""
+        gain = decision.tokens_per_sec / off
+        self._drafting = gain > (1.0 if self._drafting else HYSTERESIS)
+        if not self._drafting:
+            rest = Course((0,) * len(decision.depths), stand, weighed=True)
+            return self._tried_now_and_then(rest, TRY_EVERY_STEPS)
+        steps = stand if self._judged() else _UNJUDGED_STEPS
+        course = Course(decision.depths, steps, decision.least_worth, True, gain)
+        return self._tried_now_and_then(course, max(TRY_EVERY_STEPS, 2 * steps))
 
-    def _with_trials(self, depths: tuple[int, ...], steps: int) -> tuple[int, ...]:
-        """While others are drafted for, a few of those who are not are tried now and then."""
-        left_out = [i for i, depth in enumerate(depths) if not depth]
+    def _tried_now_and_then(self, course: Course, every: int) -> Course:
+        """Of those at depth 0, one in so many is tried in a step in so many."""
+        left_out = [i for i, depth in enumerate(course.depths) if not depth]
         if not left_out:
-            return depths
-        self._left_out += steps
-        if self._left_out < TRY_EVERY_STEPS:
-            return depths
-        self._left_out = 0
+            return course
+        if self._untried < every:
+            self._untried += course.steps
+            return course
+        self._untried = course.steps
         self._turn += 1
         share = min(TRIED_SHARE, len(left_out))
-        tried = {i for k, i in enumerate(left_out) if (k + self._turn) % share == 0}
-        return tuple(1 if i in tried else depth for i, depth in enumerate(depths))
+        depths = list(course.depths)
+        for i in left_out[-self._turn % share :: share]:
+            depths[i] = 1
+        return course.opened(tuple(depths), 1)
 
     def _stand(self, step_sec: float) -> int:
         wanted = self.look_sec / (LOOK_SHARE * step_sec)

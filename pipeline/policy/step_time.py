@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_MEMORY = 128  # observations a cell's mean reaches back
+_MEMORY = 256  # observations a cell's mean reaches back
+_NOISE_MEMORY = 128
 _SURE = 3  # observations after which a cell's mean stands for itself
 _KNOWN = 48  # observations after which a cell needs no more trying …
 _STALE = 8000  # … until so many passes of other sizes have gone by: it may have been a bad hour
-_CHANGED = 4
-_CLIP = 1.5  # above so many times the mean a pass counts as that: the system slept in it
+_FAR = 1.5  # so many times the mean, or the mean so many times it: …
+_CHANGED = 64  # … so many behind one another are another machine, fewer a bad moment
+_CLIP = 1.12  # above so many times the mean a pass counts as that: somebody else was at work
 _DRAFTED_ENOUGH = 3  # passes with more tokens than sequences, before a token's price is known
 _GUESS = (2e-3, 5e-5, 1e-6)  # seconds: of a pass, a token, a sequence
 _RIDGE = 1e-3
@@ -48,11 +50,12 @@ class _Cell:
             self.seen = min(self.seen, 1)  # as good as learned anew
         self.at = now
         if self.seen >= _SURE:
-            far = not self.seconds / _CLIP < seconds < self.seconds * _CLIP
+            far = not self.seconds / _FAR < seconds < self.seconds * _FAR
             self.far = self.far + 1 if far else 0
-            if self.far >= _CHANGED:  # not one slow pass but another machine: learn it anew
-                self.seen, self.far = _SURE, 0
-            seconds = min(seconds, _CLIP * self.seconds)
+            if self.far >= _CHANGED:
+                self.seen = self.far = 0
+            else:  # a machine is now and then slower than it can be, but never faster
+                seconds = min(seconds, _CLIP * self.seconds)
         self.seen += 1
         share = 1.0 / min(self.seen, _MEMORY)
         self.tokens += share * (tokens - self.tokens)
@@ -103,7 +106,7 @@ class StepTime:
         cell = cells.setdefault(_place(tokens), _Cell())
         if cell.seen >= _SURE:
             away = min(abs(seconds / cell.seconds - 1.0), 1.0)
-            self.noise += (away - self.noise) / _MEMORY
+            self.noise += (away - self.noise) / _NOISE_MEMORY
         self.observations += 1
         cell.observe(tokens, sequences, seconds, self.observations)
         self.drafted += tokens > sequences
@@ -160,7 +163,7 @@ class StepTime:
             seen = np.array([cell.seconds for cell in known])
             # Few observations may have been unlucky ones, and what is stale a bad hour's.
             stale = np.array([_HOPE_STALE * c.is_stale(self.observations) for c in known])
-            unlucky = np.maximum(self.noise / np.sqrt([c.seen for c in known]), stale)
+            unlucky = np.maximum(2.0 * self.noise / np.sqrt([c.seen for c in known]), stale)
             seen = seen * (1.0 - optimism * unlucky)
             # Where prices fall, whatever is fresh is right.
             weights = [

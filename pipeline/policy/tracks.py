@@ -15,6 +15,7 @@ LEVEL_DECAY = 0.995  # over all sequences: about the last two hundred tests coun
 LEVEL_WEIGHT = 12.0  # tests that the level above counts for
 FRESH_TESTS = 16  # on a job, before what happened on others may speak against a source
 FRESH_RATE = 0.6
+_TRIED_ENOUGH = 64  # tests on a job
 _SOFT_TESTS = 4.0  # that all grades of a proposer count for after its rest
 _PRIMED_TESTS = 200.0  # what an earlier night may count for
 
@@ -60,6 +61,15 @@ class Track:
         for level in self.levels[1:]:
             sure = min(level.weight, sure) + level.tested
         return sure + self.tested
+
+    @property
+    def doubt(self) -> float:
+        """How much better than its rate it may well be: nothing, once it was tried often enough.
+
+        A source whose first drafts were unlucky would never be asked again otherwise.
+        """
+        tested = self.levels[1].seen + self.tested
+        return 0.0 if tested >= _TRIED_ENOUGH else 0.5 / (1.0 + tested) ** 0.5
 
     @property
     def judged(self) -> float:

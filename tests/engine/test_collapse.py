@@ -111,7 +111,8 @@ def test_bad_drafts_that_become_good_cost_little_and_are_taken_in(
     again = [*first.told(DecisionAction.TRIED_AGAIN), *second.told(DecisionAction.TRIED_AGAIN)][-1]
     (taken,), (on,) = second.told(DecisionAction.TAKEN_IN), second.told(DecisionAction.ON)
     assert not second.told(DecisionAction.OFF)
-    assert not second.told(DecisionAction.TAKEN_OUT)
+    outs = second.told(DecisionAction.TAKEN_OUT)  # for what was found before they became good
+    assert all(out.at < taken.at and (out.acceptance or 0.0) < 0.2 for out in outs)
     assert again.proposer == taken.proposer == job.source.name
     assert again.acceptance is not None
     assert again.acceptance < 0.2, "what it was taken out with"
@@ -141,7 +142,7 @@ def test_where_tokens_are_nearly_free_a_collapse_costs_nothing(
 ) -> None:
     job = Job(machine, count, "free", clock)
     job.half(GOOD)
-    assert job.needed < 2 * BAD, "the machine is not what this test is about"
+    assert job.needed < 3 * BAD, "the machine is not what this test is about"
     assert job.half(BAD).loss < 0.03
 
 

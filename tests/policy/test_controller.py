@@ -59,10 +59,11 @@ def reached(
     for step in range(steps[1]):
         if step >= until:
             course = controller.look(candidates)
-            until = step + course.steps
-            took = machine(count + sum(course.depths), count)
-            brought = took * tokens_per_sec(machine, rates, list(course.depths))
-        size = count + sum(course.depths)
+            begun, until = step, step + course.steps
+        depths = list(course.at(step - begun)) if step % course.control_every else [0] * count
+        size = count + sum(depths)
+        took = machine(size, count)
+        brought = took * tokens_per_sec(machine, rates, depths)
         observed = took * generator.lognormvariate(0.0, noise) * slow(step, size)
         controller.knowledge.step_time.observe(size, count, observed)
         if step >= steps[0]:
@@ -92,11 +93,12 @@ def test_trials_cost_no_more_than_what_was_put_aside() -> None:
     step = 0
     while step < 300:
         course = controller.look(candidates)
-        for _ in range(course.steps):
-            took = 1e-3 * (count + sum(course.depths))
-            controller.knowledge.step_time.observe(count + sum(course.depths), count, took)
+        for k in range(course.steps):
+            depths = course.at(k)
+            took = 1e-3 * (count + sum(depths))
+            controller.knowledge.step_time.observe(count + sum(depths), count, took)
             seconds, step = seconds + took, step + 1
-            done += count + sum(0.3 * (depth > 0) for depth in course.depths)
+            done += count + sum(0.3 * (depth > 0) for depth in depths)
     assert done / seconds >= 0.97 * count / (1e-3 * count)
 
 
@@ -160,15 +162,14 @@ def test_while_nothing_pays_a_few_are_tried_by_one_token_now_and_then_and_all_in
         course = controller.look([Candidate(MOST, 0.01)] * count)
         steps += course.steps
         assert steps < 40 * TRY_EVERY_STEPS, "some have no turn"
-        if course.rests:
-            assert not course.trial
+        assert course.rests
+        if course.opening is None:
             continue
         trials += 1
-        assert course.trial
-        assert not course.weighed, "a trial says nothing of whether drafts pay"
-        assert course.steps == 1
-        assert set(course.depths) == {0, 1}
-        chosen = {i for i, depth in enumerate(course.depths) if depth}
+        assert course.opening_steps == 1
+        assert course.steps >= STAND_STEPS, "no look is spent on what came of it"
+        assert set(course.opening) == {0, 1}
+        chosen = {i for i, depth in enumerate(course.opening) if depth}
         assert len(chosen) == count // TRIED_SHARE
         assert not chosen & tried
         tried |= chosen
@@ -178,8 +179,33 @@ def test_while_nothing_pays_a_few_are_tried_by_one_token_now_and_then_and_all_in
 
 def test_one_sequence_alone_is_tried_too() -> None:
     controller = taught(saturating, 1)
-    depths = [controller.look([Candidate(MOST, 0.0)]).depths for _ in range(20)]
-    assert (1,) in depths
+    openings = [controller.look([Candidate(MOST, 0.0)]).opening for _ in range(20)]
+    assert (1,) in openings
+
+
+@pytest.mark.parametrize("look_sec", [1e-6, 1e-3], ids=["short", "long"])
+def test_those_left_out_while_others_are_drafted_for_are_tried_now_and_then(
+    look_sec: float,
+) -> None:
+    """However long a choice stands, a trial is one step in many."""
+    controller = taught(stepped, 32)
+    controller.looked(look_sec)
+    candidates = [Candidate(MOST, 0.3)] * 32  # sixteen tokens are free, more are not
+    steps = trials = looks = 0
+    tried = set[int]()
+    while len(tried) < 32:
+        course = controller.look(candidates)
+        assert steps < 600 * TRY_EVERY_STEPS, "some have no turn"
+        steps, looks = steps + course.steps, looks + 1
+        if course.opening is not None and course.opening_steps == 1:
+            assert {i for i, depth in enumerate(course.depths) if depth} < {
+                i for i, depth in enumerate(course.opening) if depth
+            }
+            tried |= {i for i, depth in enumerate(course.opening) if depth}
+            trials += 1
+    assert sum(course.depths) == 16
+    assert trials <= steps / TRY_EVERY_STEPS
+    assert looks <= steps / STAND_STEPS
 
 
 def test_what_pays_is_taken_up_at_once_after_a_rest() -> None:
@@ -292,5 +318,6 @@ def test_a_look_at_a_few_spends_nothing_on_trials() -> None:
     for depth in (0, 0, 1, 1, 1):
         tokens = 4 * (1 + depth)
         controller.knowledge.step_time.observe(tokens, 4, linear(tokens, 4))
-    assert all(controller.look(candidates, explores=False).weighed for _ in range(12))
-    assert not all(controller.look(candidates).weighed for _ in range(3)), "it was put aside"
+    courses = [controller.look(candidates, explores=False) for _ in range(12)]
+    assert not any(course.opening for course in courses)
+    assert any(controller.look(candidates).opening for _ in range(3)), "it was put aside"
