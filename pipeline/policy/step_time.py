@@ -1,5 +1,8 @@
 """What a verifier pass costs, by its tokens and sequences: learned while it runs.
 
+All prices are of a common pace, which is followed apart from them: a machine that others use is
+slower now and faster then, and a size met in one hour must be compared with one met in another.
+
 Machines do not work in single tokens: tiles, cache sizes and captured graphs make steps, and the
 best place is usually the right end of one. So nothing is assumed but that more tokens do not cost
 less. Passes of about the same size share a cell, which remembers its mean. Between the cells of a
@@ -15,13 +18,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_MEMORY = 256  # observations a cell's mean reaches back
+_MEMORY = 512  # observations a cell's mean reaches back
+_PACE_MEMORY = 32  # … and of how far passes lag behind the pace: that may change within a second
+_LEAST_LAG = 0.03  # from which on the pace is another: beyond what noise alone …
+_NOISE_LAG = 0.5  # … makes of that memory, which is so many times as much, …
+_MOST_LAG = 0.075  # … but no more than this: another pace looks like noise at first
+_PACED = 64  # observations of a cell, before the pace is read off it
 _NOISE_MEMORY = 128
 _SURE = 3  # observations after which a cell's mean stands for itself
 _KNOWN = 48  # observations after which a cell needs no more trying …
 _STALE = 8000  # … until so many passes of other sizes have gone by: it may have been a bad hour
-_FAR = 1.5  # so many times the mean, or the mean so many times it: …
-_CHANGED = 64  # … so many behind one another are another machine, fewer a bad moment
 _CLIP = 1.12  # above so many times the mean a pass counts as that: somebody else was at work
 _DRAFTED_ENOUGH = 3  # passes with more tokens than sequences, before a token's price is known
 _GUESS = (2e-3, 5e-5, 1e-6)  # seconds: of a pass, a token, a sequence
@@ -39,7 +45,6 @@ class _Cell:
     sequences: float = 0.0
     seconds: float = 0.0
     seen: int = 0
-    far: int = 0  # observations behind one another that were far from the mean
     at: int = 0  # the last one, by number
 
     def is_stale(self, now: int) -> bool:
@@ -50,12 +55,7 @@ class _Cell:
             self.seen = min(self.seen, 1)  # as good as learned anew
         self.at = now
         if self.seen >= _SURE:
-            far = not self.seconds / _FAR < seconds < self.seconds * _FAR
-            self.far = self.far + 1 if far else 0
-            if self.far >= _CHANGED:
-                self.seen = self.far = 0
-            else:  # a machine is now and then slower than it can be, but never faster
-                seconds = min(seconds, _CLIP * self.seconds)
+            seconds = min(seconds, _CLIP * self.seconds)
         self.seen += 1
         share = 1.0 / min(self.seen, _MEMORY)
         self.tokens += share * (tokens - self.tokens)
@@ -90,6 +90,8 @@ class StepTime:
     observations: int = 0
     drafted: int = 0  # observations that tell a token's price from a sequence's
     noise: float = 0.1  # mean distance of an observation from its cell's mean, relative
+    pace: float = 1.0  # of the machine now, by which its prices are multiplied
+    _lag: float = 1.0  # what passes took of late beside what they should
     _cells: dict[int, dict[int, _Cell]] = field(default_factory=dict)  # by crowd, by place
     _drawn_at: int = -_FRESH  # observation, of the curves below
     _lined_at: int = -_LINE_FRESH
@@ -104,12 +106,23 @@ class StepTime:
     def observe(self, tokens: int, sequences: int, seconds: float) -> None:
         cells = self._cells.setdefault(_crowd(sequences), {})
         cell = cells.setdefault(_place(tokens), _Cell())
+        seconds /= self.pace
+        if cell.seen >= _PACED:
+            self._follow(min(seconds / cell.seconds, _CLIP))
         if cell.seen >= _SURE:
             away = min(abs(seconds / cell.seconds - 1.0), 1.0)
             self.noise += (away - self.noise) / _NOISE_MEMORY
         self.observations += 1
         cell.observe(tokens, sequences, seconds, self.observations)
         self.drafted += tokens > sequences
+
+    def _follow(self, ratio: float) -> None:
+        """A well-known size took `ratio` times its price, clipped as for its mean: else one of the
+        two would drift away from the other."""
+        self._lag += (ratio - self._lag) / _PACE_MEMORY
+        if abs(self._lag - 1.0) > min(max(_LEAST_LAG, _NOISE_LAG * self.noise), _MOST_LAG):
+            self.pace *= self._lag
+            self._lag = 1.0
 
     def knows(self, tokens: int, sequences: int) -> bool:
         """Whether passes of about this size were seen often enough."""
@@ -121,7 +134,7 @@ class StepTime:
     def plain(self, sequences: int) -> float | None:
         """Seconds of a pass at depth 0, where such passes were measured."""
         cell = self._cells.get(_crowd(sequences), {}).get(_place(sequences))
-        return None if cell is None or cell.seen < _SURE else cell.seconds
+        return None if cell is None or cell.seen < _SURE else cell.seconds * self.pace
 
     def predict(self, tokens: int, sequences: int) -> float:
         return float(self.curve(tokens, sequences, tokens)[0])
@@ -172,7 +185,7 @@ class StepTime:
             ]
             price = _never_falling(sure * seen + (1.0 - sure) * expected, weights)
             line = _between(tokens, at, price, line, expected, optimism)
-        return np.maximum.accumulate(np.maximum(line, 1e-9))
+        return self.pace * np.maximum.accumulate(np.maximum(line, 1e-9))
 
     def _line(self) -> tuple[float, float, float]:
         """Seconds of a pass, a token and a sequence, by least squares over the cells."""
@@ -205,6 +218,7 @@ class StepTime:
             "observations": self.observations,
             "drafted": self.drafted,
             "noise": self.noise,
+            "pace": self.pace,
             "cells": [
                 [crowd, place, cell.tokens, cell.sequences, cell.seconds, cell.seen, cell.at]
                 for crowd, cells in sorted(self._cells.items())
@@ -218,6 +232,9 @@ class StepTime:
         step_time = cls(drafted=int(state["drafted"]), noise=float(state["noise"]))
         if not 0.0 <= step_time.noise <= 1.0:
             raise ValueError(f"no noise is {step_time.noise}")
+        step_time.pace = float(state.get("pace", 1.0))  # older ones have none
+        if not 0.0 < step_time.pace < np.inf:
+            raise ValueError(f"no machine has a pace of {step_time.pace}")
         rows = state["cells"]
         total = sum(int(seen) for row in rows for seen in row[5:6])
         step_time.observations = total = int(state.get("observations", total))

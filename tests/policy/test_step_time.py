@@ -73,6 +73,49 @@ def test_a_machine_that_changes_is_followed() -> None:
     assert step_time.predict(16, 8) == pytest.approx(3 * linear(16, 8), rel=0.1)
 
 
+def test_a_slower_hour_makes_no_size_dearer_than_another() -> None:
+    """What was met in a fast hour and what is met in a slow one stay comparable."""
+    step_time, generator = observed(linear, 8, [0, 1, 2]), random.Random(4)
+    for _ in range(600):  # one size alone, by turns with a few passes of depth 0
+        for tokens in (24, 24, 24, 8):
+            seconds = 1.8 * linear(tokens, 8) * generator.lognormvariate(0.0, 0.05)
+            step_time.observe(tokens, 8, seconds)
+    for tokens, error in ((8, 0.1), (16, 0.12), (24, 0.1)):  # 16 was never met again
+        assert step_time.predict(tokens, 8) == pytest.approx(1.8 * linear(tokens, 8), rel=error)
+    assert step_time.plain(8) == pytest.approx(1.8 * linear(8, 8), rel=0.1)
+    again = StepTime.restored(json.loads(json.dumps(step_time.state())))
+    assert again.predict(16, 8) == pytest.approx(step_time.predict(16, 8))
+
+
+def test_noise_alone_is_no_other_pace() -> None:
+    step_time, generator = observed(linear, 8, [0, 1, 2]), random.Random(6)
+    for _ in range(3000):
+        tokens = generator.choice([8, 16, 24])
+        step_time.observe(tokens, 8, linear(tokens, 8) * generator.lognormvariate(0.0, 0.1))
+    assert step_time.pace == pytest.approx(1.0, abs=0.08)
+    assert step_time.predict(16, 8) == pytest.approx(linear(16, 8), rel=0.04)
+
+
+def test_a_busy_moment_is_soon_forgotten() -> None:
+    step_time = observed(linear, 8, [0, 1, 2])
+    for _ in range(200):
+        step_time.observe(16, 8, linear(16, 8))
+    before = step_time.predict(16, 8) / step_time.predict(24, 8)
+    for _ in range(40):
+        step_time.observe(16, 8, 2.5 * linear(16, 8))
+    for _ in range(60):
+        step_time.observe(16, 8, linear(16, 8))
+    assert step_time.predict(16, 8) / step_time.predict(24, 8) == pytest.approx(before, rel=0.03)
+    assert step_time.predict(16, 8) == pytest.approx(linear(16, 8), rel=0.06)
+
+
+@pytest.mark.parametrize("pace", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_pace_that_none_is_is_refused(pace: float) -> None:
+    state = observed(linear, 8, [0, 1, 2]).state() | {"pace": pace}
+    with pytest.raises(ValueError, match="no machine has a pace"):
+        StepTime.restored(state)
+
+
 def test_a_tokens_price_is_unknown_until_drafts_were_verified() -> None:
     step_time = StepTime()
     for _ in range(20):
