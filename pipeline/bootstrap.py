@@ -183,6 +183,7 @@ def make_worker(
     from specbatch.pipeline.refill import Refiller, Refills
     from specbatch.pipeline.remembering import StoredKnowledge
     from specbatch.pipeline.stages import Economy, Stages
+    from specbatch.pipeline.step_watch import StepWatch
     from specbatch.pipeline.timekeeping import Timekeeper
 
     sweepers_ring = patient(ring if meter is None else counted(ring, meter.rung))
@@ -243,6 +244,7 @@ def make_worker(
     timekeeper = Timekeeper(store, owner, device_here, engines) if engines else None
     keeper = LeaseKeeper(store, settings.lease_sec)
     if timekeeper is not None:
+        keeper.at_heartbeats(StepWatch(engines, settings.step_deadline_sec).look)
         keeper.at_heartbeats(timekeeper.beat)
     helper = None
     if verifier is not None and verifying is not None:

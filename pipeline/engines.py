@@ -13,6 +13,7 @@ from specbatch.pipeline.engine.sequence import Completion, Request
 from specbatch.pipeline.engine.stats import EngineStats
 from specbatch.pipeline.engine.ticket import Units
 from specbatch.pipeline.policy.journal import Lessons
+from specbatch.schemas.errors import DeviceLostError
 from specbatch.schemas.provenance import Ticks
 from specbatch.schemas.spec import EngineSpec
 from specbatch.schemas.speculation import AcceptanceCount
@@ -123,6 +124,10 @@ class Engines(Protocol):
 
     def hint(self, request_id: str, position: int, token_ids: tuple[int, ...]) -> None:
         """What may follow the first `position` output tokens of a request."""
+        ...
+
+    def give_up(self, error: DeviceLostError) -> None:
+        """A step here will not end: tickets fail with the error, and `close` waits for nothing."""
         ...
 
     def stop(self) -> None:

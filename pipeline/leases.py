@@ -62,7 +62,7 @@ class LeaseKeeper:
     """
 
     def __init__(self, store: Store, lease_sec: float, look_sec: float = LOOK_SEC) -> None:
-        self._beside: Callable[[], None] = lambda: None
+        self._beside: list[Callable[[], None]] = []
         self._store = store
         self._lease_sec = lease_sec
         self._look_sec = look_sec
@@ -95,7 +95,7 @@ class LeaseKeeper:
 
     def at_heartbeats(self, beside: Callable[[], None]) -> None:
         """Have this called at every heartbeat, whether there are leases or not."""
-        self._beside = beside
+        self._beside.append(beside)
 
     def holds(self, stage: Stage) -> bool:
         """Whether some group is held at this stage."""
@@ -164,7 +164,8 @@ class LeaseKeeper:
                 if time.monotonic() >= beat_at:
                     beat_at = time.monotonic() + self._lease_sec / 3
                     self.beat()
-                    self._beside()
+                    for beside in self._beside:
+                        beside()
                 self.look()
             except Exception:  # the next one may do; without any, all leases would run out
                 log.exception("heartbeat failed, leases may run out")

@@ -130,5 +130,15 @@ class DeviceLostError(EngineError):
         self.blameless = blameless
 
 
+class StepHungError(DeviceLostError):
+    """A step does not end, and with it neither does its thread: the process must not wait for it.
+
+    Its input may have caused it, so the attempt counts.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, blameless=False)
+
+
 class RequestCancelledError(EngineError):
     """The request was cancelled, or the engine was closed while it ran."""

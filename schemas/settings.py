@@ -53,6 +53,13 @@ class Settings(BaseSettings):
     )
     s3_endpoint_url: str | None = Field(default=None, description="S3 endpoint other than AWS")
     lease_sec: float = Field(default=60.0, gt=0, description="a lease without heartbeat ends then")
+    step_deadline_sec: float = Field(
+        default=1800.0,
+        gt=0,
+        # Far longer than any step: kernels may be compiled in one, and a large model on a processor
+        # takes minutes for a pass.
+        description="an engine whose step takes longer is given up, and its worker ends",
+    )
     sweep_interval_sec: float = Field(default=5.0, gt=0, description="how often bells are re-rung")
     bell_patience_sec: float = Field(
         default=30.0,

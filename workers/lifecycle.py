@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import NoReturn
 from weakref import WeakKeyDictionary
 
 from celery import Celery, _state
@@ -25,7 +27,7 @@ from specbatch.pipeline.bootstrap import (
 )
 from specbatch.pipeline.client import Ring
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.schemas.errors import DeviceLostError, UsageError
+from specbatch.schemas.errors import DeviceLostError, StepHungError, UsageError
 from specbatch.schemas.records import PRIORITIES, Stage
 from specbatch.schemas.routing import queue_for
 from specbatch.schemas.settings import Settings
@@ -194,8 +196,20 @@ def run_worker(
             measured.close()  # first: it reads the store
             line.close()
             worker.close()
+    if isinstance(lost.error, StepHungError):
+        end_at_once(lost.error)
     if lost.error is not None:
         raise lost.error
+
+
+def end_at_once(error: StepHungError) -> NoReturn:
+    """End the process with its error's code: a usual end would wait for the native threads of the
+    step that hangs."""
+    log.critical("%s", error)
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(error.exit_code)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from specbatch.pipeline.engine.stats import EngineStats
 from specbatch.pipeline.engine.time_book import Rows, TimeBook, now
 from specbatch.pipeline.policy.journal import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge
+from specbatch.schemas.errors import DeviceLostError
 from specbatch.schemas.records import FinishReason
 from specbatch.schemas.spec import EngineSpec
 from specbatch.schemas.speculation import AcceptanceCount
@@ -259,6 +260,9 @@ class StandInHost:
     @property
     def stepping_since(self) -> int | None:
         return self._service.stepping_since
+
+    def give_up(self, error: DeviceLostError) -> None:
+        self._service.give_up(error)
 
     def stop(self) -> None:
         self._pause.set()

@@ -30,7 +30,7 @@ from specbatch.pipeline.engine.service import EngineService
 from specbatch.pipeline.engine.stats import EngineStats
 from specbatch.pipeline.engine.torch_decoder import TorchDecoder
 from specbatch.pipeline.policy.knowledge import Knowledge
-from specbatch.schemas.errors import RequestCancelledError
+from specbatch.schemas.errors import DeviceLostError, RequestCancelledError
 from specbatch.schemas.spec import EngineSpec, Weights
 from specbatch.schemas.speculation_spec import SpeculationSpec
 
@@ -138,6 +138,13 @@ class EngineHost:
     def stepping_since(self) -> int | None:
         begun = [s for service in self._all() if (s := service.stepping_since) is not None]
         return min(begun, default=None)
+
+    def give_up(self, error: DeviceLostError) -> None:
+        """A step here will not end: all engines' tickets fail, and none is waited for."""
+        with self._lock:
+            self._stopped = True
+        for service in self._all():
+            service.give_up(error)
 
     def stop(self) -> None:
         """As `close` does, without waiting."""

@@ -61,6 +61,7 @@ class EngineService:
         self._changed = threading.Condition()
         self._closing = False
         self._lost: DeviceLostError | None = None
+        self._is_given_up = False
         self._past = EngineStats()
         self._stepping_since: int | None = None
         self._engine: SteppingEngine | None = None
@@ -119,9 +120,21 @@ class EngineService:
                 for ticket in [*self._inbox, *self._arrived, *list(self._tickets.values())]:
                     ticket.fail(RequestCancelledError(CLOSED))
 
+    def give_up(self, error: DeviceLostError) -> None:
+        """The current step will not end. All tickets fail, no more are taken, and `close` does not
+        wait; should it end after all, nothing comes of it."""
+        with self._changed:
+            self._lost = error
+            self._is_given_up = True
+            self._changed.notify()
+            for ticket in [*self._inbox, *self._arrived, *list(self._tickets.values())]:
+                ticket.fail(error)
+
     def close(self) -> None:
         """Stop after the current step; open tickets fail with `RequestCancelledError`."""
         self.stop()
+        if self._is_given_up:
+            return
         self._thread.join()
         self._past, self._engine = self.stats, None  # its memory must not wait for ours
 
@@ -142,6 +155,7 @@ class EngineService:
                     or self._cancelled
                     or self._asked_back
                     or self._closing
+                    or self._is_given_up
                     or self._tickets
                 ):
                     self._changed.wait()
@@ -149,7 +163,7 @@ class EngineService:
                 self._inbox.clear()
                 cancelled, self._cancelled = self._cancelled, set()
                 asked_back, self._asked_back = self._asked_back, {}
-                closing = self._closing
+                closing = self._closing or self._is_given_up
             if closing:
                 self._learn(at_end=True)
                 self._fail_all(arrived, RequestCancelledError(CLOSED))

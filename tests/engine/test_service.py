@@ -15,9 +15,15 @@ from specbatch.pipeline.engine.engine import Engine
 from specbatch.pipeline.engine.sequence import Completion, Request
 from specbatch.pipeline.engine.service import EngineService
 from specbatch.pipeline.engine.ticket import Ticket
-from specbatch.schemas.errors import DeviceLostError, EngineError, RequestCancelledError
+from specbatch.schemas.errors import (
+    DeviceLostError,
+    EngineError,
+    RequestCancelledError,
+    StepHungError,
+)
 from specbatch.schemas.records import SamplingParams
 from support.models import TinyPair
+from support.workers import wait_until
 
 PARAMS = SamplingParams(max_tokens=12, temperature=0.8)
 ENDLESS = SamplingParams(max_tokens=1900, ignore_eos=True)
@@ -180,6 +186,26 @@ def test_a_lost_device_fails_all_tickets_and_no_engine_is_made_again(
         bed.service.check()
     with pytest.raises(DeviceLostError):
         bed.service.submit("c", requests("c"))
+    assert bed.made == 1
+
+
+def test_a_step_that_does_not_end_is_given_up_and_waited_for_by_nobody(bed: Bed) -> None:
+    bed.may_step.clear()
+    tickets = [bed.service.submit(job, requests(job)) for job in ("a", "b")]
+    wait_until("a step", lambda: bed.service.stepping_since is not None)
+    bed.service.give_up(StepHungError("it hangs"))
+    for ticket in tickets:
+        with pytest.raises(StepHungError, match="it hangs"):
+            ticket.wait(PATIENCE_SEC)
+    with pytest.raises(StepHungError):
+        bed.service.check()
+    with pytest.raises(StepHungError):
+        bed.service.submit("c", requests("c"))
+    bed.service.close()  # at once: its thread still hangs
+    assert bed.service.stepping_since is not None
+    bed.may_step.set()
+    bed.service._thread.join(PATIENCE_SEC)
+    assert not bed.service._thread.is_alive(), "nothing comes of a step that ends after all"
     assert bed.made == 1
 
 
