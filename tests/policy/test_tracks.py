@@ -39,6 +39,22 @@ def test_without_evidence_a_track_is_its_proposers_prior() -> None:
     assert set(known) == {"block", "other"}, "what is learned in general is kept by the owner"
 
 
+def test_a_source_is_doubted_to_be_better_until_it_was_tried_enough_on_the_job() -> None:
+    tracks = Tracks({})
+    doubts = []
+    for _ in range(8):
+        doubts.append(tracks.track("block", "a", None).doubt)
+        blocks(tracks, "block", "a", None, 0.3, 8)
+    assert doubts == sorted(doubts, reverse=True)
+    assert doubts[0] == 0.5, "nothing is known"
+    assert 0.05 < doubts[-1] < 0.1
+    assert tracks.track("block", "a", None).doubt == 0.0
+    assert tracks.track("block", "a", "x").doubt == 0.0, "the job's drafts count, whatever the tag"
+    assert tracks.track("block", "b", None).doubt == 0.5
+    tracks.prime("b", "block", None, 30.0, 100.0)
+    assert tracks.track("block", "b", None).doubt == 0.0, "other nights tried it"
+
+
 def test_the_particular_outweighs_the_general_as_it_is_tested() -> None:
     tracks = Tracks({"block": Acceptance(agreed=900.0, tested=1000.0, decay=1.0)})
     track = tracks.track("block", "a", None)
