@@ -26,6 +26,7 @@ _MOST_LAG = 0.075  # … but no more than this: another pace looks like noise at
 _PACED = 64  # observations of a cell, before the pace is read off it
 _NOISE_MEMORY = 128
 _SURE = 3  # observations after which a cell's mean stands for itself
+_NEAR = 3  # numbers of sequences, up and down, whose sizes tell of each other
 _KNOWN = 48  # observations after which a cell needs no more trying …
 _STALE = 8000  # … until so many passes of other sizes have gone by: it may have been a bad hour
 _CLIP = 1.12  # above so many times the mean a pass counts as that: somebody else was at work
@@ -167,7 +168,8 @@ class StepTime:
         tokens = np.arange(first, last + 1)
         base, row, sequence = self._weights
         line = np.asarray(base + sequence * sequences + row * tokens, dtype=np.float64)
-        known = sorted(self._cells.get(_crowd(sequences), {}).values(), key=lambda c: c.tokens)
+        cells = [*self._cells.get(_crowd(sequences), {}).values(), *self._borrowed(sequences)]
+        known = sorted(cells, key=lambda c: c.tokens)
         if known:
             at = np.array([cell.tokens for cell in known])
             # A cell of few observations is taken for the line's price as far as they are missing.
@@ -186,6 +188,24 @@ class StepTime:
             price = _never_falling(sure * seen + (1.0 - sure) * expected, weights)
             line = _between(tokens, at, price, line, expected, optimism)
         return self.pace * np.maximum.accumulate(np.maximum(line, 1e-9))
+
+    def _borrowed(self, sequences: int) -> list[_Cell]:
+        """Sizes that were met with nearly as many sequences, and never with so many: tokens are
+        what a pass costs most, whosever they are. Each counts as few observations."""
+        base, row, sequence = self._weights
+        crowd = _crowd(sequences)
+        met = {place for place, cell in self._cells.get(crowd, {}).items() if cell.seen >= _SURE}
+        found: dict[int, _Cell] = {}
+        for near in (crowd + away * side for away in range(1, _NEAR + 1) for side in (1, -1)):
+            for place, cell in self._cells.get(near, {}).items():
+                if place in met or place in found or cell.seen < _SURE or cell.tokens < sequences:
+                    continue
+                rest = base + row * cell.tokens
+                scale = (rest + sequence * sequences) / (rest + sequence * cell.sequences)
+                found[place] = _Cell(
+                    cell.tokens, sequences, scale * cell.seconds, _SURE, self.observations
+                )
+        return list(found.values())
 
     def _line(self) -> tuple[float, float, float]:
         """Seconds of a pass, a token and a sequence, by least squares over the cells."""
