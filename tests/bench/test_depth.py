@@ -7,7 +7,8 @@ import statistics
 
 import pytest
 
-from specbatch.jobs.bench.depth import beside_best
+from specbatch.jobs.bench.depth import Bed, beside_best
+from specbatch.jobs.bench.models import demo_model
 
 
 def test_the_best_is_the_one_of_the_other_runs() -> None:
@@ -35,3 +36,19 @@ def test_where_all_are_the_same_none_looks_better_for_being_chosen() -> None:
         apart.append(statistics.median(beside_best(auto, named)))
     assert statistics.mean(raw) < 0.985
     assert statistics.mean(apart) == pytest.approx(1.0, abs=0.004)
+
+
+def test_all_modes_are_at_work_at_once_and_write_what_depth_0_writes() -> None:
+    model = demo_model()
+    bed, prompts = Bed(model, "float32", new_tokens=12), model.prompts(3)
+    bed.look_up(prompts, at_once=2)
+    assert {len(output) for output in bed.known.values()} == {12}
+    speeds, counts = bed.race(prompts, 2, 0.7, teaching=True)  # asserts equal outputs
+    assert set(speeds) == {"off", "auto", "2", "4", "8"}
+    assert min(speeds.values()) > 0.0
+    assert counts.generated_tokens == 36
+    taught = bed.learned.step_time.observations
+    _, counts = bed.race(prompts, 2, 0.7, teaching=False)
+    learned = bed.learned.step_time.observations - taught
+    assert 0 < learned <= counts.steps, "auto alone teaches itself"
+    assert sum(count.tested for count in bed.priors[0.7]) > 0
