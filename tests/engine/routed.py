@@ -128,6 +128,7 @@ class Simulation:
 
     def _step(self) -> None:
         before = sum(model.seconds for model in self.models.values())
+        self.speculator._controller.look_sec = 0.0  # what this machine takes is no part of it
         drafts, makers = self.speculator.propose(self.running, lambda _, wanted: wanted)
         drafting = sum(model.seconds for model in self.models.values()) - before
         count, drafted = len(self.running), sum(map(len, drafts))
