@@ -6,15 +6,12 @@ that a job was cancelled. Threads cannot be ended from outside: the process must
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from specbatch.pipeline.engine.time_book import now
 from specbatch.schemas.errors import DeviceLostError, StepHungError
 from specbatch.schemas.provenance import TICKS_PER_SEC
-
-log = logging.getLogger(__name__)
 
 
 class Stepping(Protocol):

@@ -98,6 +98,7 @@ class StepTime:
     _lined_at: int = -_LINE_FRESH
     _weights: tuple[float, float, float] = _GUESS
     _curves: dict[tuple[int, int, int, float], NDArray[np.float64]] = field(default_factory=dict)
+    _lent: dict[int, list[_Cell]] = field(default_factory=dict)  # by sequences; as fresh as those
 
     @property
     def has_slope(self) -> bool:
@@ -151,6 +152,7 @@ class StepTime:
         if self._is_stale(self._drawn_at, _FRESH):
             self._drawn_at = self.observations
             self._curves.clear()
+            self._lent.clear()
             if self._is_stale(self._lined_at, _LINE_FRESH):
                 self._lined_at, self._weights = self.observations, self._line()
         key = (first, sequences, last, optimism)
@@ -168,7 +170,9 @@ class StepTime:
         tokens = np.arange(first, last + 1)
         base, row, sequence = self._weights
         line = np.asarray(base + sequence * sequences + row * tokens, dtype=np.float64)
-        cells = [*self._cells.get(_crowd(sequences), {}).values(), *self._borrowed(sequences)]
+        if sequences not in self._lent:
+            self._lent[sequences] = self._borrowed(sequences)
+        cells = [*self._cells.get(_crowd(sequences), {}).values(), *self._lent[sequences]]
         known = sorted(cells, key=lambda c: c.tokens)
         if known:
             at = np.array([cell.tokens for cell in known])

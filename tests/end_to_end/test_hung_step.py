@@ -74,7 +74,10 @@ def test_a_step_that_never_ends_ends_its_worker_and_costs_no_row(
 
     with (tmp_path / "hung.log").open("wb") as log:
         hung = _start(model, "hangs", tmp_path, log)
-        code = hung.wait(PATIENCE_SEC)
+        try:
+            code = hung.wait(PATIENCE_SEC)
+        finally:
+            hung.kill()
     told = (tmp_path / "hung.log").read_text()
     assert code == DeviceLostError.exit_code, told
     assert "a step of the engine has not ended for 0.5 s (SPECBATCH_STEP_DEADLINE_SEC)" in told
