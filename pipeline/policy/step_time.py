@@ -23,6 +23,7 @@ _PACE_MEMORY = 32  # … and of how far passes lag behind the pace: that may cha
 _LEAST_LAG = 0.03  # from which on the pace is another: beyond what noise alone …
 _NOISE_LAG = 0.5  # … makes of that memory, which is so many times as much, …
 _MOST_LAG = 0.075  # … but no more than this: another pace looks like noise at first
+_DRIFT_MEMORY = 256  # of a pace that creeps: it must not become the price of the one size met
 _PACED = 64  # observations of a cell, before the pace is read off it
 _NOISE_MEMORY = 128
 _SURE = 3  # observations after which a cell's mean stands for itself
@@ -92,7 +93,8 @@ class StepTime:
     drafted: int = 0  # observations that tell a token's price from a sequence's
     noise: float = 0.1  # mean distance of an observation from its cell's mean, relative
     pace: float = 1.0  # of the machine now, by which its prices are multiplied
-    _lag: float = 1.0  # what passes took of late beside what they should
+    _lag: float = 1.0  # what passes took of late beside what they should …
+    _drift: float = 1.0  # … and over a longer while: that part is no size's own
     _cells: dict[int, dict[int, _Cell]] = field(default_factory=dict)  # by crowd, by place
     _drawn_at: int = -_FRESH  # observation, of the curves below
     _lined_at: int = -_LINE_FRESH
@@ -111,6 +113,7 @@ class StepTime:
         seconds /= self.pace
         if cell.seen >= _PACED:
             self._follow(min(seconds / cell.seconds, _CLIP))
+        seconds /= self._drift
         if cell.seen >= _SURE:
             away = min(abs(seconds / cell.seconds - 1.0), 1.0)
             self.noise += (away - self.noise) / _NOISE_MEMORY
@@ -122,9 +125,10 @@ class StepTime:
         """A well-known size took `ratio` times its price, clipped as for its mean: else one of the
         two would drift away from the other."""
         self._lag += (ratio - self._lag) / _PACE_MEMORY
+        self._drift += (ratio - self._drift) / _DRIFT_MEMORY
         if abs(self._lag - 1.0) > min(max(_LEAST_LAG, _NOISE_LAG * self.noise), _MOST_LAG):
             self.pace *= self._lag
-            self._lag = 1.0
+            self._lag = self._drift = 1.0
 
     def knows(self, tokens: int, sequences: int) -> bool:
         """Whether passes of about this size were seen often enough."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import statistics
 from collections.abc import Callable
 
 import pytest
@@ -85,6 +86,20 @@ def test_a_slower_hour_makes_no_size_dearer_than_another() -> None:
     assert step_time.plain(8) == pytest.approx(1.8 * linear(8, 8), rel=0.1)
     again = StepTime.restored(json.loads(json.dumps(step_time.state())))
     assert again.predict(16, 8) == pytest.approx(step_time.predict(16, 8))
+
+
+def test_a_pace_that_creeps_does_not_become_the_price_of_the_only_size_met() -> None:
+    """Deviations of 6 % over 3,000 passes: the other size must not look cheaper or dearer for it."""
+    errors = []
+    for seed in range(10):
+        generator, step_time, slow = random.Random(seed), StepTime(), 0.0
+        for step in range(6000):
+            slow = (1 - 1 / 3000) * slow + generator.gauss(0.0, 0.06 * (2 / 3000) ** 0.5)
+            tokens = 24 if step < 600 and step % 2 else 8
+            step_time.observe(tokens, 8, tokens * 1e-4 * generator.lognormvariate(slow, 0.05))
+        ratio = step_time.predict(24, 8) / step_time.predict(8, 8)
+        errors.append(abs(ratio / 3.0 - 1.0))
+    assert statistics.mean(errors) < 0.013
 
 
 def test_noise_alone_is_no_other_pace() -> None:
