@@ -89,7 +89,7 @@ def test_a_slower_hour_makes_no_size_dearer_than_another() -> None:
 
 
 def test_a_pace_that_creeps_does_not_become_the_price_of_the_only_size_met() -> None:
-    """Deviations of 6 % over 3,000 passes: the other size must not look cheaper or dearer for it."""
+    """Deviations of 6 % over 3,000 passes: the other must not look cheaper or dearer."""
     errors = []
     for seed in range(10):
         generator, step_time, slow = random.Random(seed), StepTime(), 0.0
