@@ -47,7 +47,7 @@ Source = float | str  # an acceptance, or the name of a proposer
 Mode = tuple[str, int | None]
 MODES: tuple[Mode, ...] = (("auto", None), *((str(k), k) for k in FIXED))
 OFF: Mode = ("off", 0)
-TURN_SEC = 0.025  # the least: each begins with caches that are full of another mode's sequences
+TURN_SEC = 0.1  # the first steps of each meet caches that are full of another mode's sequences
 KV_CACHE_BYTES = 2 << 30  # for all modes at once
 
 
