@@ -15,6 +15,7 @@ import math
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -46,19 +47,27 @@ Source = float | str  # an acceptance, or the name of a proposer
 Mode = tuple[str, int | None]
 MODES: tuple[Mode, ...] = (("auto", None), *((str(k), k) for k in FIXED))
 OFF: Mode = ("off", 0)
-TURN_SEC = 0.025  # the least: each begins with caches that are full of another mode's sequences
+TURN_SEC = 0.1  # the first steps of each meet caches that are full of another mode's sequences
 KV_CACHE_BYTES = 2 << 30  # for all modes at once
 
 
 @dataclass(slots=True)
 class Entrant:
-    """A mode's engine, and what its steps have taken so far."""
+    """A mode's engine, the set of requests it is given again and again, and what it has taken."""
 
     engine: Engine
+    requests: Seq[Request]
     seconds: float = 0.0
-    done: dict[str, list[int]] = field(default_factory=dict)
+    sets: int = 0
+    done: dict[str, list[int]] = field(default_factory=dict)  # of the last set
 
     def go(self, at_least_sec: float) -> None:
+        """Some steps, but not beyond the end of a set."""
+        if self.engine.idle:
+            self.done.clear()
+            self.sets += 1
+            for request in self.requests:
+                self.engine.add(request)
         until = self.seconds + at_least_sec
         while self.seconds < until and not self.engine.idle:
             begun = time.perf_counter()
@@ -100,53 +109,65 @@ class Bed:
 
     def look_up(self, prompts: list[list[int]], at_once: int) -> None:
         """The outputs, of depth 0: what drafts are made of, and what every mode must write."""
-        entrant = Entrant(self._engine(prompts, at_once, 0, 0.0, Knowledge()))
+        entrant = self.entrant(prompts, at_once, 0, 0.0, Knowledge())
         entrant.go(math.inf)
         self.known |= entrant.done
 
     def race(
-        self, prompts: list[list[int]], at_once: int, source: Source, teaching: bool
+        self,
+        prompts: list[list[int]],
+        at_once: int,
+        source: Source,
+        seconds: float = 0.0,
+        teaching: bool = False,
     ) -> tuple[dict[str, float], EngineStats]:
         """Tokens per second of every mode with `at_once` sequences running, and auto's counts.
 
-        All modes are at work at once and take short turns, the one that is the furthest behind
-        first: a slow moment of the machine is a slow moment of all of them.
+        All modes are at work at once and take short turns, the one that had least time first: a
+        slow moment of the machine is a slow moment of all of them. Each writes the prompts' outputs
+        as often as it takes to be at work for so many seconds, and never stops within a set.
         `auto` learns from its own steps; while `teaching` from the others' too.
         """
         job = f"drafts of {source}"
         entrants = {}
         for name, depth in (OFF, *MODES):
             knowledge = self.learned if teaching or depth is None else Knowledge()
-            entrants[name] = Entrant(self._engine(prompts, at_once, depth, source, knowledge))
+            entrants[name] = self.entrant(prompts, at_once, depth, source, knowledge)
         auto = entrants["auto"].engine
         auto.prime(job, self.priors.get(source, ()))
-        while waiting := [e for e in entrants.values() if not e.engine.idle]:
-            min(waiting, key=lambda e: (e.engine.stats.generated_tokens, e.seconds)).go(TURN_SEC)
-        self.priors[source] = _added(self.priors.get(source, ()), auto.lessons(job).counts)
-        for name, entrant in entrants.items():
+        waiting = dict(entrants)
+        while waiting:
+            name, entrant = min(waiting.items(), key=lambda item: item[1].seconds)
+            entrant.go(TURN_SEC)
+            if not entrant.engine.idle:
+                continue
             wanted = {key: self.known[key] for key in entrant.done}
             assert entrant.done == wanted, f"depth {name} changed an output"
+            if entrant.seconds >= seconds:
+                del waiting[name]
+        self.priors[source] = _added(self.priors.get(source, ()), auto.lessons(job).counts)
         tokens = len(prompts) * self.new_tokens
-        return {name: tokens / e.seconds for name, e in entrants.items()}, auto.stats
+        return {name: e.sets * tokens / e.seconds for name, e in entrants.items()}, auto.stats
 
-    def _engine(
+    def entrant(
         self,
         prompts: list[list[int]],
         at_once: int,
         depth: int | None,
         source: Source,
         knowledge: Knowledge,
-    ) -> Engine:
+    ) -> Entrant:
         proposers = () if depth == 0 else (self.proposer(source),)
         engine = Engine(self.runner, proposers, at_once, max_batch_tokens=4096, knowledge=knowledge)
         params = SamplingParams(max_tokens=self.new_tokens, ignore_eos=True)
         route = Route(f"drafts of {source}")
+        requests = []
         for i, prompt in enumerate(prompts):
             past = tuple(self.known.get(str(i), ())) if source == HISTORY else ()
-            engine.add(
+            requests.append(
                 Request(str(i), tuple(prompt), params, i, depth=depth, route=route, past_ids=past)
             )
-        return engine
+        return Entrant(engine, requests)
 
 
 def _added(
@@ -162,7 +183,12 @@ def _added(
 
 
 def measure(
-    bed: Bed, prompts: list[list[int]], at_once: int, sources: list[Source], runs: int
+    bed: Bed,
+    prompts: list[list[int]],
+    at_once: int,
+    sources: list[Source],
+    runs: int,
+    seconds: float = 0.0,
 ) -> list[dict[str, Any]]:
     """One row per source; the first round warms up and teaches."""
     bed.look_up(prompts, at_once)
@@ -170,7 +196,7 @@ def measure(
     stats: dict[Source, EngineStats] = {}
     for turn in range(runs + 1):
         for source in sources:
-            found, stats[source] = bed.race(prompts, at_once, source, teaching=turn == 0)
+            found, stats[source] = bed.race(prompts, at_once, source, seconds, turn == 0)
             if turn:
                 for name, speed in found.items():
                     speeds.setdefault((source, name), []).append(speed)
@@ -257,6 +283,7 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each mode in a run")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--work", type=Path, help="where the random model is kept")
     parser.add_argument("--results", type=Path, default=RESULTS)
@@ -279,9 +306,9 @@ def main() -> None:
         rows: list[dict[str, Any]] = []
         for n in arguments.n:
             chosen = (prompts * -(-n * arguments.waves // len(prompts)))[: n * arguments.waves]
-            for row in measure(bed, chosen, n, sources, arguments.runs):
+            for row in measure(bed, chosen, n, sources, arguments.runs, arguments.seconds):
                 size = {"new_tokens": arguments.new_tokens, "waves": arguments.waves}
-                rows.append(row | size | {"runs": arguments.runs})
+                rows.append(row | size | {"runs": arguments.runs, "seconds": arguments.seconds})
                 print(json.dumps(rows[-1]), flush=True)
             keep(path, rows)
     for name in ("auto_over_best", "auto_over_best_chosen_apart"):

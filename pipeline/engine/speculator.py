@@ -248,9 +248,8 @@ class Speculator:
         self._shadow.compare()
         wants: dict[str, list[Want]] = {}
         for sequence in deciding:
-            if self._shadow.wants(sequence) and (
-                want := self._want(sequence, min(SHADOW_DEPTH, self._cap(sequence)))
-            ):
+            most = min(SHADOW_DEPTH, self._cap(sequence), sequence.remaining - 1)
+            if self._shadow.wants(sequence) and (want := self._want(sequence, most)):
                 wants.setdefault(want.proposer.name, []).append(want)
         for proposer in self.proposers:
             of = wants.get(proposer.name)
@@ -352,14 +351,16 @@ class Speculator:
         return self._router.best(options) if options else None
 
     def _options(self, sequence: Sequence, most: int) -> list[Want]:
-        cap = min(most, sequence.remaining - 1)
+        """All sources of a sequence, whose own end is no limit of them: a choice stands for longer
+        than what is about to end, and is that of the ones that follow."""
         found: list[Want] = []
-        for proposer in self.proposers if cap > 0 else ():
+        for proposer in self.proposers if most > 0 else ():
             if not self._may(proposer, sequence):
                 continue
-            limit = min(cap, proposer.available(sequence))
-            if limit <= 0:
+            there = proposer.available(sequence)
+            if there <= 0:
                 continue
+            limit = most if there >= sequence.remaining - 1 else min(most, there)
             rate = self._rate(proposer, sequence)
             score = rate - self._router.burden(proposer)
             found.append(Want(sequence, proposer, limit, rate, score))

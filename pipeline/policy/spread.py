@@ -2,8 +2,10 @@
 
 A record of thirty tests says little: at an acceptance of 0.9 it errs by 0.05, which is the
 difference between eight draft tokens and sixteen. Where sequences are alike the rate of all is the
-better guess for each; where they differ, their own is. The between-sequence variance is estimated
-by moments (DerSimonian and Laird, Controlled Clinical Trials 7, 1986).
+better guess for each; where they differ, their own is. How far they do is estimated by moments of a
+beta-binomial law (Williams, Biometrics 31, 1975), as a share of the variance of a single test: the
+jobs and grades of one proposer have acceptances far apart, and records of a job of 0.5 must not
+make the sequences of one of 0.9 look unlike each other.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ LEAST_WEIGHT = 2.0
 MOST_WEIGHT = 400.0
 WINDOW_TESTS = 32  # of one sequence, that make a record
 _FEWEST_TESTS = 8
+_LEAST_VARIANCE = 1e-3  # of a test: no draft is sure
 _RECORDS = 96
 _EVERY = 8  # records between two estimates
 _RECORDS_NEEDED = 12
@@ -28,6 +31,7 @@ class Spread:
     """Of one proposer's drafts. `weight` is the prior's, in tests."""
 
     weight: float = FIRST_WEIGHT
+    # Squared distance from what was expected, over what chance alone makes of it; and its tests.
     _records: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_RECORDS))
     _new: int = 0
 
@@ -42,19 +46,19 @@ class Spread:
         """A sequence's record: `agreed` of `tested` draft tokens, where all have `expected`."""
         if tested < _FEWEST_TESTS:
             return
-        self._records.append((agreed - expected * tested, tested))
+        away = agreed - expected * tested
+        chance = tested * max(expected * (1.0 - expected), _LEAST_VARIANCE)
+        self._records.append((away * away / chance, tested))
         self._new += 1
         if self._new >= _EVERY and len(self._records) >= _RECORDS_NEEDED:
             self._new = 0
-            self._estimate(expected)
+            self._estimate()
 
-    def _estimate(self, expected: float) -> None:
-        within = max(expected * (1.0 - expected), 1e-3)
-        total = sum(tested for _, tested in self._records)
-        squares = sum(tested * tested for _, tested in self._records)
-        excess = sum(away * away / tested for away, tested in self._records)
-        between = (excess - len(self._records) * within) / (total - squares / total)
-        wanted = MOST_WEIGHT if between <= 0 else within / between
+    def _estimate(self) -> None:
+        # A record's squared distance is expected to be 1 + (tested - 1) times that share.
+        excess = sum(away - 1.0 for away, _ in self._records)
+        share = excess / sum(tested - 1.0 for _, tested in self._records)
+        wanted = MOST_WEIGHT if share <= 0 else 1.0 / share - 1.0
         self.weight = min(max(wanted, LEAST_WEIGHT), MOST_WEIGHT)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 
@@ -9,6 +10,7 @@ import pytest
 
 from specbatch.jobs.bench.depth import Bed, beside_best
 from specbatch.jobs.bench.models import demo_model
+from specbatch.pipeline.policy.knowledge import Knowledge
 
 
 def test_the_best_is_the_one_of_the_other_runs() -> None:
@@ -46,9 +48,15 @@ def test_all_modes_are_at_work_at_once_and_write_what_depth_0_writes() -> None:
     speeds, counts = bed.race(prompts, 2, 0.7, teaching=True)  # asserts equal outputs
     assert set(speeds) == {"off", "auto", "2", "4", "8"}
     assert min(speeds.values()) > 0.0
-    assert counts.generated_tokens == 36
+    assert counts.generated_tokens == 36, "one set, where no time is asked for"
     taught = bed.learned.step_time.observations
-    _, counts = bed.race(prompts, 2, 0.7, teaching=False)
+    _, counts = bed.race(prompts, 2, 0.7)
     learned = bed.learned.step_time.observations - taught
     assert 0 < learned <= counts.steps, "auto alone teaches itself"
+    entrant = bed.entrant(prompts, 2, 0, 0.0, Knowledge())
+    for _ in range(2):
+        entrant.go(math.inf)
+        assert entrant.engine.idle
+    assert entrant.sets == 2
+    assert entrant.engine.stats.generated_tokens == 72
     assert sum(count.tested for count in bed.priors[0.7]) > 0

@@ -3,11 +3,13 @@ beside depth 0, and what is said about it."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from engine.simulating import Clock, ModelSource, Simulation, Source, clock, route
 from policy.machines import Machine, linear, saturating, stepped
 
-from specbatch.pipeline.engine.speculator import Speculator
+from specbatch.pipeline.policy.controller import HYSTERESIS
+from specbatch.pipeline.policy.depth import StepCost, break_even
 from specbatch.schemas.speculation import ALL_PROPOSERS, Decision, DecisionAction
 
 __all__ = ["clock"]
@@ -54,12 +56,6 @@ class Job:
     def half(self, rate: float) -> Half:
         self.rate = rate
         return Half(self.simulation, self.machine)
-
-    @property
-    def needed(self) -> float:
-        speculator: Speculator = self.simulation.speculator
-        model = None if self.source.pass_time is None else self.source.name
-        return speculator._controller.break_even(len(self.simulation.sequences), model)
 
 
 @pytest.mark.parametrize("kind", ["free", "model"])
@@ -141,8 +137,10 @@ def test_where_tokens_are_nearly_free_a_collapse_costs_nothing(
     machine: Machine, count: int, clock: Clock
 ) -> None:
     job = Job(machine, count, "free", clock)
+    prices = StepCost(np.array([machine(tokens, count) for tokens in range(count, 9 * count + 1)]))
+    needed = break_even(prices, count, of_model=False, margin=HYSTERESIS)
+    assert needed < 2 * BAD, "the machine is not what this test is about"
     job.half(GOOD)
-    assert job.needed < 3 * BAD, "the machine is not what this test is about"
     assert job.half(BAD).loss < 0.03
 
 

@@ -138,7 +138,7 @@ def test_a_model_whose_drafts_grow_bad_hands_its_rows_over() -> None:
 def test_a_model_that_was_left_when_it_grew_bad_is_tried_again_and_gets_its_rows_back() -> None:
     models = [FakeModel(A, {"en": 0.9}, CHEAP), FakeModel(B, {"en": 0.8}, CHEAP)]
     simulation = Simulation(models, ("en",), count=4)
-    simulation.steps(750)
+    simulation.steps(500)
     assert simulation.steps(250).share("en", A) >= 0.9
     models[0].rates = {"en": 0.4}
     simulation.steps(500)

@@ -130,6 +130,25 @@ def test_drafts_are_never_deeper_than_what_there_is_or_there_is_room_for(clock: 
     assert source.asked == []
 
 
+@pytest.mark.parametrize("left", [1, 2, 3])
+def test_a_choice_made_as_a_sequence_ends_is_no_shorter_for_the_next(
+    clock: Clock, left: int
+) -> None:
+    source = Source("a", 0.95)
+    made = simulation(clock, source, count=1)
+    (ending,) = made.sequences
+    ending.max_length = len(ending.tokens) + left
+    made.speculator._course.until = 0  # now there is a look
+    made.step()
+    looks = made.speculator._looks
+    made.speculator.forget(ending)
+    made.sequences = [made.of(replace(ENDLESS, request_id="next", route=route("night")))]
+    source.take_asked()
+    made.run(5)
+    assert made.speculator._looks == looks, "the choice still stands"
+    assert max(depths_of(source).values()) >= 8
+
+
 # --- what requests say --------------------------------------------------------------------------
 
 

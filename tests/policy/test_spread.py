@@ -32,6 +32,17 @@ def test_where_sequences_are_alike_all_of_them_are_believed(rate: float, seed: i
     assert taught([rate], windows=96, seed=seed).weight > 60
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_jobs_of_other_acceptances_do_not_make_sequences_look_unlike(seed: int) -> None:
+    generator = random.Random(seed)
+    spread = Spread()
+    for rate in (0.3, 0.5, 0.7, 0.9):  # the last job's records are a third of all
+        for _ in range(20 if rate < 0.9 else 32):
+            agreed = sum(generator.random() < rate for _ in range(WINDOW_TESTS))
+            spread.add(agreed, WINDOW_TESTS, rate)
+    assert spread.weight > 60
+
+
 def test_where_they_differ_their_own_record_is() -> None:
     assert LEAST_WEIGHT <= taught([0.1, 0.5, 0.9]).weight < 4
 

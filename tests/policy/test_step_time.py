@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import statistics
 from collections.abc import Callable
 
 import pytest
@@ -85,6 +86,44 @@ def test_a_slower_hour_makes_no_size_dearer_than_another() -> None:
     assert step_time.plain(8) == pytest.approx(1.8 * linear(8, 8), rel=0.1)
     again = StepTime.restored(json.loads(json.dumps(step_time.state())))
     assert again.predict(16, 8) == pytest.approx(step_time.predict(16, 8))
+
+
+def test_a_pace_that_creeps_does_not_become_the_price_of_the_only_size_met() -> None:
+    """Deviations of 6 % over 3,000 passes: the other must not look cheaper or dearer."""
+    errors = []
+    for seed in range(10):
+        generator, step_time, slow = random.Random(seed), StepTime(), 0.0
+        for step in range(6000):
+            slow = (1 - 1 / 3000) * slow + generator.gauss(0.0, 0.06 * (2 / 3000) ** 0.5)
+            tokens = 24 if step < 600 and step % 2 else 8
+            step_time.observe(tokens, 8, tokens * 1e-4 * generator.lognormvariate(slow, 0.05))
+        ratio = step_time.predict(24, 8) / step_time.predict(8, 8)
+        errors.append(abs(ratio / 3.0 - 1.0))
+    assert statistics.mean(errors) < 0.013
+
+
+def test_a_pace_that_leaps_down_and_climbs_back_leaves_prices_alone() -> None:
+    """As a shared machine does it, with passes now and then that take much longer."""
+    generator, step_time = random.Random(2), StepTime()
+    for step in range(10_000):
+        pace = 0.7 + 0.5 * (step % 1200) / 1200
+        tokens = 12 if step < 1200 and step % 2 else 4
+        slow = generator.expovariate(2.0) if generator.random() < 0.08 else 0.0
+        seconds = pace * generator.lognormvariate(0.0, 0.07) * (1.0 + slow)
+        step_time.observe(tokens, 4, seconds * (1.8e-3 if tokens == 12 else 1.2e-3))
+    ratio = step_time.predict(12, 4) / step_time.predict(4, 4)
+    assert ratio == pytest.approx(1.5, rel=0.04)
+
+
+@pytest.mark.parametrize("slower", [1.02, 1.04, 1.2])
+def test_a_pace_that_stays_another_is_told_however_little_it_is(slower: float) -> None:
+    step_time, generator = observed(linear, 8, [0, 1, 2]), random.Random(9)
+    for _ in range(2000):
+        step_time.observe(8, 8, slower * linear(8, 8) * generator.lognormvariate(0.0, 0.03))
+    assert step_time.plain(8) == pytest.approx(slower * linear(8, 8), rel=0.01)
+    assert step_time.predict(16, 8) == pytest.approx(slower * linear(16, 8), rel=0.03)
+    again = StepTime.restored(json.loads(json.dumps(step_time.state())))
+    assert again.plain(8) == pytest.approx(step_time.plain(8))
 
 
 def test_noise_alone_is_no_other_pace() -> None:
