@@ -53,6 +53,7 @@ class _Course:
     choices: dict[Sequence, Choice] = field(default_factory=dict)
     newcomers: dict[Route, Choice] = field(default_factory=dict)  # for those who were not there
     newcomer: Choice | None = None  # of a route that was not there either
+    left: dict[Route, list[Choice]] = field(default_factory=dict)  # of those that ended meanwhile
     watched: tuple[Proposer, ...] = ()  # free sources that may turn up with something better …
     beats: float = 1.0  # … than this acceptance
     least_worth: float = 1.0  # of a draft token that is verified
@@ -148,7 +149,9 @@ class Speculator:
         self._own.pop(sequence, None)
         self._tracks.pop(sequence, None)
         self._course.opening.pop(sequence, None)
-        self._course.choices.pop(sequence, None)
+        course = self._course
+        if (choice := course.choices.pop(sequence, None)) and sequence not in course.tried:
+            course.left.setdefault(sequence.request.route, []).append(choice)
         self._course.tried.discard(sequence)
         self._router.forget(sequence)
         for proposer in self.proposers:
@@ -200,9 +203,10 @@ class Speculator:
         return None if want is None else (want.proposer, want.limit)
 
     def _of_newcomer(self, sequence: Sequence) -> Choice | None:
-        """For one that was not there at the look: as the others of its route have it on average."""
-        course = self._course
-        found = course.newcomers.get(sequence.request.route, course.newcomer)
+        """What one of its route had that has ended, or as they have it on average, rounded."""
+        course, route = self._course, sequence.request.route
+        left = course.left.get(route)
+        found = left.pop() if left else course.newcomers.get(route, course.newcomer)
         if found is None:
             return None
         proposer, depth = self._router.instead(found[0], sequence), found[1]

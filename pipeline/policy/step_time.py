@@ -23,7 +23,6 @@ _PACE_MEMORY = 32  # … and of how far passes lag behind the pace: that may cha
 _LEAST_LAG = 0.03  # from which on the pace is another: beyond what noise alone …
 _NOISE_LAG = 0.5  # … makes of that memory, which is so many times as much, …
 _MOST_LAG = 0.075  # … but no more than this: another pace looks like noise at first
-_DRIFT_MEMORY = 256  # of a pace that creeps: it must not become the price of the one size met
 _PACED = 64  # observations of a cell, before the pace is read off it
 _NOISE_MEMORY = 128
 _SURE = 3  # observations after which a cell's mean stands for itself
@@ -93,8 +92,7 @@ class StepTime:
     drafted: int = 0  # observations that tell a token's price from a sequence's
     noise: float = 0.1  # mean distance of an observation from its cell's mean, relative
     pace: float = 1.0  # of the machine now, by which its prices are multiplied
-    _lag: float = 1.0  # what passes took of late beside what they should …
-    _drift: float = 1.0  # … and over a longer while: that part is no size's own
+    _lag: float = 1.0  # what passes took of late beside what they should
     _cells: dict[int, dict[int, _Cell]] = field(default_factory=dict)  # by crowd, by place
     _drawn_at: int = -_FRESH  # observation, of the curves below
     _lined_at: int = -_LINE_FRESH
@@ -103,9 +101,9 @@ class StepTime:
     _lent: dict[int, list[_Cell]] = field(default_factory=dict)  # by sequences; as fresh as those
 
     @property
-    def _now(self) -> float:
-        """What prices are multiplied by: the pace, and what it has not been told yet."""
-        return self.pace * self._drift
+    def _band(self) -> float:
+        """How far passes may lag behind the pace before it is another."""
+        return min(max(_LEAST_LAG, _NOISE_LAG * self.noise), _MOST_LAG)
 
     @property
     def has_slope(self) -> bool:
@@ -116,31 +114,27 @@ class StepTime:
         cells = self._cells.setdefault(_crowd(sequences), {})
         cell = cells.setdefault(_place(tokens), _Cell())
         seconds /= self.pace
+        if cell.seen >= _PACED:
+            self._follow(min(seconds / cell.seconds, _CLIP))
         if cell.seen >= _SURE:
             away = min(abs(seconds / cell.seconds - 1.0), 1.0)
             self.noise += (away - self.noise) / _NOISE_MEMORY
-        if cell.seen >= _PACED and not cell.is_stale(self.observations):
-            seconds = cell.seconds * (1.0 + self._follow(min(seconds / cell.seconds, _CLIP)))
-        else:
-            seconds /= self._drift
         self.observations += 1
-        cell.observe(tokens, sequences, seconds, self.observations)
+        known = cell.seen >= _MEMORY and not cell.is_stale(self.observations)
+        if known and abs(self._lag - 1.0) > 0.5 * self._band:
+            # The pace is about to be another: what all sizes have in common is not this one's.
+            cell.seen, cell.at = cell.seen + 1, self.observations
+        else:
+            cell.observe(tokens, sequences, seconds, self.observations)
         self.drafted += tokens > sequences
 
-    def _follow(self, ratio: float) -> float:
+    def _follow(self, ratio: float) -> None:
         """A well-known size took `ratio` times its price, clipped as for its mean: else one of the
-        two would drift away from the other.
-
-        Returns what is left of it beside the passes before it, whatever size they had: that alone
-        is its own. A pace that leaps down and climbs back would raise its price each time.
-        """
+        two would drift away from the other."""
         self._lag += (ratio - self._lag) / _PACE_MEMORY
-        self._drift += (ratio - self._drift) / _DRIFT_MEMORY
-        apart = ratio - self._lag
-        if abs(self._lag - 1.0) > min(max(_LEAST_LAG, _NOISE_LAG * self.noise), _MOST_LAG):
+        if abs(self._lag - 1.0) > self._band:
             self.pace *= self._lag
-            self._lag = self._drift = 1.0
-        return apart
+            self._lag = 1.0
 
     def knows(self, tokens: int, sequences: int) -> bool:
         """Whether passes of about this size were seen often enough."""
@@ -152,7 +146,7 @@ class StepTime:
     def plain(self, sequences: int) -> float | None:
         """Seconds of a pass at depth 0, where such passes were measured."""
         cell = self._cells.get(_crowd(sequences), {}).get(_place(sequences))
-        return None if cell is None or cell.seen < _SURE else cell.seconds * self._now
+        return None if cell is None or cell.seen < _SURE else cell.seconds * self.pace
 
     def predict(self, tokens: int, sequences: int) -> float:
         return float(self.curve(tokens, sequences, tokens)[0])
@@ -207,7 +201,7 @@ class StepTime:
             ]
             price = _never_falling(sure * seen + (1.0 - sure) * expected, weights)
             line = _between(tokens, at, price, line, expected, optimism)
-        return self._now * np.maximum.accumulate(np.maximum(line, 1e-9))
+        return self.pace * np.maximum.accumulate(np.maximum(line, 1e-9))
 
     def _borrowed(self, sequences: int) -> list[_Cell]:
         """Sizes that were met with nearly as many sequences, and never with so many: tokens are
@@ -258,7 +252,7 @@ class StepTime:
             "observations": self.observations,
             "drafted": self.drafted,
             "noise": self.noise,
-            "pace": self._now,
+            "pace": self.pace,
             "cells": [
                 [crowd, place, cell.tokens, cell.sequences, cell.seconds, cell.seen, cell.at]
                 for crowd, cells in sorted(self._cells.items())
