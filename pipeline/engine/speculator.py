@@ -148,11 +148,11 @@ class Speculator:
         self._shadow.forget(sequence)
         self._own.pop(sequence, None)
         self._tracks.pop(sequence, None)
-        self._course.opening.pop(sequence, None)
         course = self._course
+        course.opening.pop(sequence, None)
         if (choice := course.choices.pop(sequence, None)) and sequence not in course.tried:
             course.left.setdefault(sequence.request.route, []).append(choice)
-        self._course.tried.discard(sequence)
+        course.tried.discard(sequence)
         self._router.forget(sequence)
         for proposer in self.proposers:
             proposer.forget(sequence)
@@ -355,8 +355,7 @@ class Speculator:
         return self._router.best(options) if options else None
 
     def _options(self, sequence: Sequence, most: int) -> list[Want]:
-        """All sources of a sequence, whose own end is no limit of them: a choice stands for longer
-        than what is about to end, and is that of the ones that follow."""
+        """All sources of a sequence. Its end is no limit: a choice is for those that follow too."""
         found: list[Want] = []
         for proposer in self.proposers if most > 0 else ():
             if not self._may(proposer, sequence):
