@@ -307,7 +307,11 @@ def main() -> None:
         for n in arguments.n:
             chosen = (prompts * -(-n * arguments.waves // len(prompts)))[: n * arguments.waves]
             for row in measure(bed, chosen, n, sources, arguments.runs, arguments.seconds):
-                size = {"new_tokens": arguments.new_tokens, "waves": arguments.waves}
+                size: dict[str, float] = {
+                    "new_tokens": arguments.new_tokens,
+                    "waves": arguments.waves,
+                }
+                size["turn_sec"] = TURN_SEC
                 rows.append(row | size | {"runs": arguments.runs, "seconds": arguments.seconds})
                 print(json.dumps(rows[-1]), flush=True)
             keep(path, rows)

@@ -123,7 +123,7 @@ class StepTime:
         known = cell.seen >= _MEMORY and not cell.is_stale(self.observations)
         if known and abs(self._lag - 1.0) > 0.5 * self._band:
             # The pace is about to be another: what all sizes have in common is not this one's.
-            cell.seen, cell.at = cell.seen + 1, self.observations
+            cell.at = self.observations
         else:
             cell.observe(tokens, sequences, seconds, self.observations)
         self.drafted += tokens > sequences
