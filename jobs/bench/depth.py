@@ -22,8 +22,10 @@ from typing import Any
 
 import torch
 
+from specbatch.jobs.bench.beside import beside_others
 from specbatch.jobs.bench.engine import RESULTS, machine
 from specbatch.jobs.bench.models import BenchModel, demo_model, random_model
+from specbatch.jobs.bench.pass_prices import Spent, TimedRunner, common_prices, priced_sec
 from specbatch.jobs.bench.replay import ReplayProposer
 from specbatch.pipeline.engine.draft_model import DraftModelProposer
 from specbatch.pipeline.engine.draft_names import DRAFT_MODEL
@@ -56,8 +58,10 @@ class Entrant:
     """A mode's engine, the set of requests it is given again and again, and what it has taken."""
 
     engine: Engine
+    runner: TimedRunner
     requests: Seq[Request]
     seconds: float = 0.0
+    spent: Spent = field(default_factory=Spent)
     sets: int = 0
     done: dict[str, list[int]] = field(default_factory=dict)  # of the last set
 
@@ -72,8 +76,20 @@ class Entrant:
         while self.seconds < until and not self.engine.idle:
             begun = time.perf_counter()
             completions = self.engine.step()
-            self.seconds += time.perf_counter() - begun
+            seconds = time.perf_counter() - begun
+            self.seconds += seconds
+            self.spent.add(seconds, self.runner.take_passes())
             self.done.update({c.request_id: list(c.token_ids) for c in completions})
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """Tokens per second of every mode, and the counts of `auto`."""
+
+    speeds: dict[str, float]
+    level: dict[str, float]  # where passes of a size cost all modes the same
+    luck: dict[str, float]  # seconds of a mode's passes, over what they cost all modes
+    stats: EngineStats
 
 
 class Bed:
@@ -93,9 +109,9 @@ class Bed:
         self.known: dict[str, list[int]] = {}
 
     @staticmethod
-    def _load(folder: Path, dtype: str) -> ModelRunner:
+    def _load(folder: Path, dtype: str) -> TimedRunner:
         loaded = load_model(inspect_model(str(folder)), dtype)
-        return ModelRunner(loaded, kv_cache_bytes=KV_CACHE_BYTES, share_prefixes=False)
+        return TimedRunner(loaded, kv_cache_bytes=KV_CACHE_BYTES, share_prefixes=False)
 
     def proposer(self, source: Source) -> Proposer:
         if source == DRAFT_MODEL:
@@ -120,8 +136,8 @@ class Bed:
         source: Source,
         seconds: float = 0.0,
         teaching: bool = False,
-    ) -> tuple[dict[str, float], EngineStats]:
-        """Tokens per second of every mode with `at_once` sequences running, and auto's counts.
+    ) -> Race:
+        """Every mode with `at_once` sequences running.
 
         All modes are at work at once and take short turns, the one that had least time first: a
         slow moment of the machine is a slow moment of all of them. Each writes the prompts' outputs
@@ -147,7 +163,15 @@ class Bed:
                 del waiting[name]
         self.priors[source] = _added(self.priors.get(source, ()), auto.lessons(job).counts)
         tokens = len(prompts) * self.new_tokens
-        return {name: e.sets * tokens / e.seconds for name, e in entrants.items()}, auto.stats
+        prices = common_prices({name: e.spent for name, e in entrants.items()})
+        level = {name: priced_sec(e.spent, prices) for name, e in entrants.items()}
+        spent = {name: e.spent for name, e in entrants.items()}
+        return Race(
+            {name: e.sets * tokens / e.seconds for name, e in entrants.items()},
+            {name: e.sets * tokens / level[name] for name, e in entrants.items()},
+            {name: s.pass_sec / (level[name] - s.rest_sec) for name, s in spent.items()},
+            auto.stats,
+        )
 
     def entrant(
         self,
@@ -167,7 +191,7 @@ class Bed:
             requests.append(
                 Request(str(i), tuple(prompt), params, i, depth=depth, route=route, past_ids=past)
             )
-        return Entrant(engine, requests)
+        return Entrant(engine, self.runner, requests)
 
 
 def _added(
@@ -192,66 +216,30 @@ def measure(
 ) -> list[dict[str, Any]]:
     """One row per source; the first round warms up and teaches."""
     bed.look_up(prompts, at_once)
-    speeds: dict[tuple[Source, str], list[float]] = {}
-    stats: dict[Source, EngineStats] = {}
+    races: dict[Source, list[Race]] = {source: [] for source in sources}
     for turn in range(runs + 1):
         for source in sources:
-            found, stats[source] = bed.race(prompts, at_once, source, seconds, turn == 0)
+            race = bed.race(prompts, at_once, source, seconds, turn == 0)
             if turn:
-                for name, speed in found.items():
-                    speeds.setdefault((source, name), []).append(speed)
+                races[source].append(race)
     rows = []
-    for source in sources:
-        # Medians of ratios within a run: the machine's mood cancels out.
-        ratios = {
-            name: statistics.median(
-                speed / off
-                for speed, off in zip(speeds[source, name], speeds[source, "off"], strict=True)
-            )
-            for name, _ in MODES
-        }
-        ratios_but_auto = {"off": 1.0} | {k: r for k, r in ratios.items() if k != "auto"}
-        best = max(ratios_but_auto, key=lambda k: ratios_but_auto[k])
-        beside = [
-            auto / other
-            for auto, other in zip(speeds[source, "auto"], speeds[source, best], strict=True)
-        ]
-        others = {name: speeds[source, name] for name, _ in (OFF, *MODES) if name != "auto"}
-        apart = beside_best(speeds[source, "auto"], others)
-        passes = max(stats[source].verifier_passes, 1)
+    for source, run in races.items():
+        stats, speeds = run[-1].stats, [race.speeds for race in run]
+        passes = max(stats.verifier_passes, 1)
+        luck = {name: statistics.median(race.luck[name] for race in run) for name in speeds[0]}
         rows.append(
             {
                 "n": at_once,
                 "acceptance": source,
-                "off_tokens_per_sec": round(statistics.median(speeds[source, "off"]), 1),
-                "over_off": {name: round(ratio, 3) for name, ratio in ratios.items()},
-                "best": best,
-                "auto_over_best": round(ratios["auto"] / ratios_but_auto[best], 3),
-                "auto_over_best_by_run": [round(ratio, 3) for ratio in beside],
-                "auto_over_best_chosen_apart": round(statistics.median(apart), 3),
-                "auto_mean_depth": round(stats[source].proposed / passes, 2),
-                "auto_mean_accepted": round(stats[source].accepted / passes, 2),
+                "off_tokens_per_sec": round(statistics.median(s["off"] for s in speeds), 1),
+                **beside_others(speeds),
+                "at_common_prices": beside_others([race.level for race in run]),
+                "pass_sec_over_common": {name: round(ratio, 3) for name, ratio in luck.items()},
+                "auto_mean_depth": round(stats.proposed / passes, 2),
+                "auto_mean_accepted": round(stats.accepted / passes, 2),
             }
         )
     return rows
-
-
-def beside_best(auto: list[float], others: dict[str, list[float]]) -> list[float]:
-    """By run: `auto` over the mode that was the fastest, beside "off", in all the other runs.
-
-    The fastest of several alike was lucky in the runs that chose it, and looks faster than it is.
-    In a run that had no say it is itself.
-    """
-    ratios = []
-    for run, speed in enumerate(auto):
-        elsewhere = [i for i in range(len(auto)) if i != run] or [run]
-        gains = {
-            name: statistics.median(speeds[i] / others["off"][i] for i in elsewhere)
-            for name, speeds in others.items()
-        }
-        best = max(gains, key=lambda name: gains[name])
-        ratios.append(speed / others[best][run])
-    return ratios
 
 
 def keep(path: Path, rows: list[dict[str, Any]]) -> None:
