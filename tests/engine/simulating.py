@@ -11,7 +11,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
 import pytest
-from policy.machines import Machine
+from policy.machines import Machine, linear
 
 from specbatch.pipeline.engine.proposer import Proposer
 from specbatch.pipeline.engine.sequence import Request, Route, Sequence
@@ -21,6 +21,7 @@ from specbatch.schemas.records import SamplingParams
 
 GLANCE_SEC = 2e-5  # what lies between two glances at the clock
 AMPLE = 1_000_000
+WARM = 600  # steps after which machine and sources are known
 
 ENDLESS = Request("r", (1, 2, 3), SamplingParams(max_tokens=AMPLE), seed=1)
 
@@ -182,6 +183,27 @@ class Simulation:
 
 def route(job: str = "", tag: str | None = None) -> Route:
     return Route(job, tag)
+
+
+def simulation(
+    clock: Clock, *sources: Source, count: int = 8, warm: int = WARM, **request: object
+) -> Simulation:
+    """`count` sequences of one job, on a machine that is known."""
+    made = Simulation(linear, sources, clock)
+    made.add(count, **{"route": route("night"), **request})
+    made.run(warm)
+    for source in sources:
+        source.take_asked()
+    return made
+
+
+def depths_of(source: Source) -> dict[Sequence, int]:
+    """The deepest each sequence was drafted for by a source."""
+    deepest: dict[Sequence, int] = {}
+    for call in source.asked:
+        for sequence, depth in call:
+            deepest[sequence] = max(depth, deepest.get(sequence, 0))
+    return deepest
 
 
 @pytest.fixture

@@ -6,45 +6,32 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 import pytest
-from engine.simulating import ENDLESS, Clock, ModelSource, Simulation, Source, clock, route
+from engine.simulating import (
+    ENDLESS,
+    WARM,
+    Clock,
+    ModelSource,
+    Simulation,
+    Source,
+    clock,
+    depths_of,
+    route,
+    simulation,
+)
 from policy.machines import linear, saturating
 
-from specbatch.pipeline.engine import speculator
 from specbatch.pipeline.engine.sequence import Sequence
 from specbatch.pipeline.engine.speculator import MAX_DEPTH
-from specbatch.pipeline.policy.controller import CONTROL_EVERY_STEPS
 from specbatch.pipeline.policy.journal import Journal
 from specbatch.schemas.records import Verification
 from specbatch.schemas.speculation import AcceptanceCount
 
 __all__ = ["clock"]
-WARM = 600  # steps after which machine and sources are known
-
-
-def simulation(
-    clock: Clock, *sources: Source, count: int = 8, warm: int = WARM, **request: object
-) -> Simulation:
-    """`count` sequences of one job, on a machine that is known."""
-    made = Simulation(linear, sources, clock)
-    made.add(count, **{"route": route("night"), **request})
-    made.run(warm)
-    for source in sources:
-        source.take_asked()
-    return made
 
 
 def share(source: Source, among: Seq[Source]) -> float:
     """Of the draft tokens asked for."""
     return source.drafted / max(sum(other.drafted for other in among), 1)
-
-
-def depths_of(source: Source) -> dict[Sequence, int]:
-    """The deepest each sequence was drafted for by a source."""
-    deepest: dict[Sequence, int] = {}
-    for call in source.asked:
-        for sequence, depth in call:
-            deepest[sequence] = max(depth, deepest.get(sequence, 0))
-    return deepest
 
 
 # --- the better source --------------------------------------------------------------------------
@@ -318,101 +305,6 @@ def test_what_earlier_nights_found_chooses_from_the_first_look_on(clock: Clock) 
     assert (a.drafted, b.drafted > 0) == (0, True)
 
 
-# --- between looks ------------------------------------------------------------------------------
-
-
-def test_a_better_free_source_takes_the_place_of_what_was_chosen(clock: Clock) -> None:
-    """It has a draft now and then, in a step that no look falls on."""
-    rare, model = Source("rare", 0.95), ModelSource("model", 0.6, clock, prices=(1e-5, 1e-5, 1e-7))
-    made = simulation(clock, rare, model, warm=1000)
-    rare.limit = lambda _: 0
-    made.run(300)
-    assert model.drafted > 0
-    course = made.speculator._course
-    assert [proposer.name for proposer in course.watched] == ["rare"]
-    for source in (rare, model):
-        source.take_asked()
-    lucky = made.sequences[3]
-    rare.limit = lambda s: 16 if s is lucky else 0
-    while made.speculator.steps + 1 >= made.speculator._course.until:
-        made.step()
-    rare.take_asked()
-    looks = made.speculator._looks
-    made.step()
-    assert made.speculator._looks == looks
-    if not made.speculator.in_control_step:
-        assert set(depths_of(rare)) == {lucky}
-        assert made.makers[3] is rare
-        assert model in made.makers
-
-
-def test_a_worse_free_source_is_not_watched(clock: Clock) -> None:
-    poor, model = Source("poor", 0.3), ModelSource("model", 0.8, clock, prices=(1e-5, 1e-5, 1e-7))
-    made = simulation(clock, poor, model, warm=1500)
-    made.run(200)
-    assert model.drafted > 0
-    assert poor not in made.speculator._course.watched
-
-
-def test_control_steps_measure_depth_0(clock: Clock) -> None:
-    source = Source("a", 0.9)
-    made = simulation(clock, source)
-    speculator = made.speculator
-    plain = 0
-    every = CONTROL_EVERY_STEPS[1]  # there is much to lose
-    for _ in range(3 * every):
-        made.step()
-        if speculator.steps % every == 0 and not speculator._opens:
-            assert made.drafted == 0
-            plain += 1
-        else:
-            assert made.drafted > 0
-    assert plain == 3
-    assert speculator.knowledge.step_time.plain(8) == pytest.approx(linear(8, 8), rel=0.01)
-
-
-def test_depth_0_is_measured_early_where_it_is_not_known(clock: Clock) -> None:
-    """Engines begin with a few steps of it, for the number of sequences that they begin with."""
-    source = Source("a", 0.9)
-    made = simulation(clock, source)
-    assert made.speculator.knowledge.step_time.plain(40) is None
-    made.add(32, route=route("night"))
-    made.run(100)
-    assert made.speculator.knowledge.step_time.plain(40) == pytest.approx(linear(40, 40), rel=0.01)
-
-
-def test_a_course_ends_early_when_acceptance_is_far_below_what_was_expected(clock: Clock) -> None:
-    rate = 0.9
-    source = Source("a", lambda _: rate)
-    made = simulation(clock, source, count=16)
-    made.speculator._controller.look_sec = 1.0  # looks are dear: a choice stands for long
-    while made.speculator.steps + 100 >= made.speculator._course.until:
-        made.step()
-    until, looks = made.speculator._course.until, made.speculator._looks
-    made.run(20)
-    assert made.speculator._looks == looks, "nothing has changed"
-    rate = 0.0
-    made.run(5)
-    assert made.speculator._looks > looks
-    assert made.speculator.steps < until
-
-
-@pytest.mark.parametrize(("change", "looked"), [(-2, False), (1, False), (-3, True), (3, True)])
-def test_a_course_ends_when_another_number_of_sequences_takes_part(
-    clock: Clock, change: int, looked: bool
-) -> None:
-    made = simulation(clock, Source("a", 0.9))
-    while made.speculator.steps + 8 >= made.speculator._course.until:
-        made.step()
-    looks = made.speculator._looks
-    if change > 0:
-        made.add(change, route=route("night"))
-    else:
-        del made.sequences[change:]
-    made.step()
-    assert (made.speculator._looks > looks) is looked
-
-
 # --- books --------------------------------------------------------------------------------------
 
 
@@ -498,16 +390,3 @@ def test_a_fixed_depth_goes_on_with_a_source_that_was_taken_out_of_the_job(clock
     made.run(20)
     assert not journal.allows("night", "a", made.speculator.steps)
     assert source.asked == [[(fixed, 2)]] * 20
-
-
-def test_only_a_look_at_all_sequences_judges(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One in eight cannot pay for the call of a draft model that all would share."""
-    judged: list[tuple[int, int]] = []
-
-    def keep(_j: object, _c: object, _of: object, wants: Seq[object], _at: int, count: int) -> None:
-        judged.append((len(wants), count))
-
-    monkeypatch.setattr(speculator, "judge", keep)
-    simulation(clock, Source("poor", 0.05), count=32)
-    assert judged
-    assert all(of == count for of, count in judged), judged

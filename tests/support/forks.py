@@ -162,9 +162,17 @@ class _Forge:
         return Forked(_STATUS.unpack(answer)[0], ours)
 
 
-@cache
+_BEGINNING = threading.Lock()  # two that begin at once would make one each, and drop one of them
+
+
 def _forge() -> _Forge:
     """Begun when it is first needed; it ends with this process."""
+    with _BEGINNING:
+        return _only_forge()
+
+
+@cache
+def _only_forge() -> _Forge:
     return _Forge()
 
 
