@@ -73,6 +73,8 @@ class Exporter:
             )
         writer = ExportWriter(self.objects, order.to, order.kind, order.overwrite)
         writer.check(self.first_look)
+        if order.kind is not ExportKind.TIME:
+            next(self.store.completions(job.job_id, batch=1), None)  # who may not read stops here
         # First: nothing leaves that was not told of.
         said = {"what": order.kind.value, "to": masked(order.to)}
         self.store.note_action(job.job_id, EntryKind.EXPORTED, said)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
+from pydantic_settings import SettingsError
 
 from specbatch.jobs.cli.console import log_as, remark
 from specbatch.pipeline.bootstrap import make_client, make_store
@@ -36,15 +37,20 @@ def load_settings(**values: Any) -> Settings:
     Raises `UsageError` naming the variable that is wrong.
     """
     path = os.environ.get("SPECBATCH_SETTINGS")
-    if path and not Path(path).is_file():
-        raise UsageError(f"SPECBATCH_SETTINGS names {path}, which is not a file")
     try:
+        if path and not Path(path).is_file():
+            raise UsageError(f"SPECBATCH_SETTINGS names {path}, which is not a file")
         found = Settings(**values)
     except ValidationError as error:
         problem = error.errors()[0]
         name = "SPECBATCH_" + "_".join(str(part) for part in problem["loc"]).upper()
         given = "" if name == SECRET_SETTING else f" (got {problem['input']!r})"
         raise UsageError(f"setting {name}: {problem['msg']}{given}") from None
+    except OSError as error:
+        why = (error.strerror or "error").lower()
+        raise UsageError(f"the settings file {path} cannot be read: {why}") from None
+    except SettingsError as error:  # of a variable that holds an object or a list
+        raise UsageError(f"a SPECBATCH_ variable is not the JSON it must be: {error}") from None
     except ValueError as error:  # of the TOML reader
         raise UsageError(f"the settings file {path} cannot be read: {error}") from None
     log_as(found.log_format)

@@ -18,6 +18,7 @@ import orjson
 import typer
 from rich.console import Console
 from rich.logging import RichHandler
+from rich.table import Table
 from rich.text import Text
 
 from specbatch.pipeline.observe.logs import JsonFormatter
@@ -27,12 +28,19 @@ from specbatch.schemas.masking import masked, masked_log
 out = Console()
 err = Console(stderr=True)
 
+_ANY_WIDTH = 10_000
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 _CRASHED = 1
 _formatter = logging.Formatter()
 _text_handler: logging.Handler = logging.NullHandler()  # of this program, once it logs
 
 log = logging.getLogger("specbatch.cli")
+
+
+def show_whole(table: Table) -> None:
+    """On stdout, wider than it if need be: rich would cut ids and figures without a sign."""
+    needed = out.measure(table, options=out.options.update(max_width=_ANY_WIDTH)).maximum
+    Console(width=max(needed, out.width)).print(table)
 
 
 def new_app(help_text: str) -> typer.Typer:

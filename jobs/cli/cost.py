@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from specbatch.jobs.cli.connect import load_settings
-from specbatch.jobs.cli.console import out, say, say_json
+from specbatch.jobs.cli.console import say, say_json, show_whole
 from specbatch.jobs.cli.cost_tables import (
     balance_table,
     figures,
@@ -52,11 +52,11 @@ def cost(
     if not paid.ticks and not costs:
         say("nothing was paid for yet")
         return
-    out.print(balance_table(sheet, paid, "what the job had" if job else "what was leased"))
+    show_whole(balance_table(sheet, paid, "what the job had" if job else "what was leased"))
     for line in figures(line_of(costs)):
         say(line)
     if by is not None:
-        out.print(lines_table(by, lines_by(by, costs)))
+        show_whole(lines_table(by, lines_by(by, costs)))
 
 
 def cost_of(store: Store, job: JobRow) -> JobCost:

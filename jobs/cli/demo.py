@@ -17,7 +17,7 @@ from specbatch.jobs.cli.connect import load_settings, silent
 from specbatch.jobs.cli.console import out, remark, say
 from specbatch.jobs.cli.outcome import leave, print_summary
 from specbatch.jobs.cli.spec_input import build_spec
-from specbatch.schemas.errors import MissingExtraError, UsageError
+from specbatch.schemas.errors import MissingExtraError, OutputError, UsageError
 from specbatch.schemas.privacy import NOT_KEPT
 from specbatch.schemas.records import CompletionRecord
 from specbatch.schemas.settings import Settings
@@ -65,7 +65,18 @@ def demo(
 
 
 def prepare(folder: Path, keep: bool) -> None:
-    """An empty demo folder, or the one there is. Never removes what the demo did not make."""
+    """An empty demo folder, or the one there is. Never removes what the demo did not make.
+
+    Raises `UsageError` for a folder of somebody else, `OutputError` for one out of reach.
+    """
+    try:
+        _prepare(folder, keep)
+    except OSError as error:
+        why = (error.strerror or "error").lower()
+        raise OutputError(f"the demo cannot use {folder}: {why}; name another --folder") from None
+
+
+def _prepare(folder: Path, keep: bool) -> None:
     if folder.exists() and not (folder / MARKER).is_file():
         if not folder.is_dir() or any(folder.iterdir()):
             raise UsageError(

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from specbatch.jobs.cli.connect import client, load_settings
-from specbatch.jobs.cli.console import out, say, say_json
+from specbatch.jobs.cli.console import say, say_json, show_whole
 from specbatch.jobs.cli.outcome import as_json
 from specbatch.schemas.records import JobState
 
@@ -32,10 +32,10 @@ def jobs(
         return
     table = Table(box=None, padding=(0, 2, 0, 0))
     for heading in ("job", "name", "state", "rows", "failed", "tokens", "created"):
-        table.add_column(heading, no_wrap=heading != "name", overflow="fold")
+        table.add_column(heading, no_wrap=True)
     for job, progress in found:
         created = datetime.fromtimestamp(job.created_at).strftime("%m-%d %H:%M")
         rows = f"{progress.rows_done:,}/{progress.rows_total:,}"
         counts = [f"{progress.rows_failed:,}", f"{progress.completion_tokens:,}"]
         table.add_row(job.job_id, job.name, str(job.state), rows, *counts, created)
-    out.print(table)
+    show_whole(table)

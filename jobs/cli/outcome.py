@@ -32,15 +32,16 @@ def as_json(job: JobRow, progress: JobProgress) -> dict[str, object]:
     }
 
 
-def finish(client: Client, job_id: str, json: bool) -> NoReturn:
-    """Print how the job stands and leave with the exit code of its state."""
+def finish(client: Client, job_id: str, json: bool, otherwise: int = 0) -> NoReturn:
+    """Print how the job stands and leave with the exit code of its state; `otherwise`, if that
+    is 0."""
     job = client.job(job_id)
     if json:
         say_json(as_json(job, client.progress(job_id)))
     else:
         print_summary(client, job_id)
         say(f"output: {job.output_uri}")
-    leave(job)
+    leave(job, otherwise)
 
 
 def print_summary(client: Client, job_id: str) -> None:
@@ -48,7 +49,7 @@ def print_summary(client: Client, job_id: str) -> None:
     out.print(summary_table(summarize(client.job(job_id), client.progress(job_id))))
 
 
-def leave(job: JobRow) -> NoReturn:
+def leave(job: JobRow, otherwise: int = 0) -> NoReturn:
     """End the command with the exit code of the job's state, after a word about what went wrong."""
     if job.state is JobState.FAILED:
         complain(f"job {job.job_id} failed: {job.error or 'see `specbatch show`'}")
@@ -62,4 +63,4 @@ def leave(job: JobRow) -> NoReturn:
         )
         if job.error:
             complain(job.error)
-    raise typer.Exit(EXIT_CODES.get(job.state, 0))
+    raise typer.Exit(EXIT_CODES.get(job.state, otherwise))

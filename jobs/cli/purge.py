@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from specbatch.jobs.cli.connect import load_settings
 from specbatch.jobs.cli.console import err, remark, say
 from specbatch.pipeline.bootstrap import make_store
+from specbatch.pipeline.ledger.rules import check_purge
 from specbatch.pipeline.purging import Due, Purger
 from specbatch.schemas.errors import UsageError
 
@@ -79,7 +80,9 @@ def _due(purger: Purger, tenant: str | None, older_than: str | None, job: str | 
         return purger.due(tenant, None if older_than is None else seconds_of(older_than))
     if tenant is not None or older_than is not None:
         raise UsageError("--job names one job: leave --tenant and --older-than out")
-    return [Due(purger.store.get_job(job), "asked for")]
+    row = purger.store.get_job(job)
+    check_purge(row)
+    return [Due(row, "asked for")]
 
 
 def _purge(purger: Purger, due: Due, output: bool) -> int:

@@ -10,6 +10,7 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
+from specbatch.pipeline.ingest.folders import is_hidden, wanted_suffixes
 from specbatch.schemas.errors import InputError
 from specbatch.schemas.spec import InputSpec
 
@@ -20,7 +21,7 @@ def check_input_here(spec: InputSpec) -> None:
     """Raise `InputError` for a local input that is missing or damaged or lacks the column."""
     if "://" in spec.uri:
         return
-    files = _files(spec.uri)
+    files = _files(spec)
     if not files:
         raise InputError(
             f"no file matches input {spec.uri}"
@@ -32,12 +33,15 @@ def check_input_here(spec: InputSpec) -> None:
             _check_parquet(file, spec)
 
 
-def _files(uri: str) -> list[Path]:
-    path = Path(uri)
+def _files(spec: InputSpec) -> list[Path]:
+    """Those that workers will read."""
+    uri, path = spec.uri, Path(spec.uri)
     if path.is_file():
         return [path]
     if path.is_dir():
-        return sorted(p for p in path.rglob("*") if p.suffix in (".parquet", ".jsonl"))
+        wanted = wanted_suffixes(spec.format)
+        found = (p for p in path.rglob("*") if p.name.endswith(wanted) and p.is_file())
+        return sorted(p for p in found if not is_hidden(p.relative_to(path).as_posix()))
     if not _is_glob(uri):
         return []
     root = Path(re.split(r"[*?\[]", uri, maxsplit=1)[0].rpartition("/")[0] + "/")

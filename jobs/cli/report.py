@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -43,6 +43,8 @@ def report(
     try:
         row = store.get_job(job)
         path = output or Path(f"report-{row.job_id}.html")
+        if not path.name or path.is_dir():
+            raise OutputError(f"--output {path} is a folder: name a file in it")
         with _progress() as told:
             made = make_report(store, settings, row.job_id, samples, time.time(), texts, told)
     finally:
@@ -62,7 +64,8 @@ def _write(path: Path, text: str) -> int:
         beside.write_bytes(data)
         beside.replace(path)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):
+            beside.unlink()
         raise OutputError(f"the report cannot be written to {path}: {error.strerror}") from None
     return len(data)
 

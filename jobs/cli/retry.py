@@ -8,7 +8,9 @@ import typer
 
 from specbatch.jobs.cli import options as o
 from specbatch.jobs.cli.connect import client, load_settings
-from specbatch.jobs.cli.console import remark, say
+from specbatch.jobs.cli.console import remark, say, say_json
+from specbatch.schemas.errors import UsageError
+from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import spec_of
 
 
@@ -28,20 +30,18 @@ def retry(
 
     With --local, go on with it here.
     """
+    if timeout is not None and not local:
+        raise UsageError("--timeout needs --local: without it nothing is waited for")
     settings = load_settings()
     with client(settings) as c:
         row = c.job(job)
-        going_on = local and not row.state.is_final
+        going_on = local and not quarantined and not row.state.is_final
         count = 0 if going_on else c.retry(row.job_id, quarantined)
-        if not going_on:
-            found = (
-                f"{count} unit{'s' if count != 1 else ''} back to work"
-                if count
-                else "nothing to retry"
-            )
-            (remark if local else say)(f"job {row.job_id}: {found}")
         if not local:
+            _tell(settings, row.job_id, count, json)
             return
+        if not going_on:
+            remark(_found(row.job_id, count))
         from specbatch.jobs.cli.local import run_here
         from specbatch.jobs.cli.outcome import finish
 
@@ -49,3 +49,21 @@ def retry(
         if not row.state.is_final:
             run_here(settings, spec_of(row), row, timeout)
         finish(c, row.job_id, json)
+
+
+def _tell(settings: Settings, job_id: str, count: int, json: bool) -> None:
+    """What was sent back to work elsewhere."""
+    if json:
+        say_json({"job": job_id, "units": count})
+    else:
+        say(_found(job_id, count))
+    if count and settings.broker_url.startswith("memory://"):
+        remark(
+            "the broker is memory://, on which no other process hears of it: "
+            f"`specbatch retry {job_id} --local` does the work here"
+        )
+
+
+def _found(job_id: str, count: int) -> str:
+    units = f"{count} unit{'s' if count != 1 else ''} back to work" if count else "nothing to retry"
+    return f"job {job_id}: {units}"

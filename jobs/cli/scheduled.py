@@ -53,7 +53,8 @@ def submit_scheduled(
             if wait and submitted:
                 job = c.job(submitted[-1])
                 follow(c, job, JobSpec.model_validate(job.spec), timeout_sec)
-                finish(c, job.job_id, json)
+                missed = any(run.state is RunState.FAILED for run in runs)
+                finish(c, job.job_id, json, NOT_SUBMITTED if missed else 0)
     finally:
         store.close()
     if json:

@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 
 import orjson
 
+from specbatch.pipeline.ingest.folders import is_hidden, wanted_suffixes
 from specbatch.pipeline.ingest.objects import ObjectInfo, Objects, tidy
 from specbatch.schemas.errors import InputError, ObjectError
 from specbatch.schemas.records import SourcePosition
@@ -24,7 +25,6 @@ Format = Literal["parquet", "jsonl", "openai"]
 
 ROWS_PER_BATCH = 4096
 BYTES_PER_BATCH = 8 << 20  # of input, roughly
-_SUFFIXES = {"parquet": (".parquet",), "jsonl": (".jsonl",), "openai": (".jsonl",)}
 
 
 @dataclass(slots=True)
@@ -139,8 +139,8 @@ def _find(spec: InputSpec, objects: Objects) -> list[ObjectInfo]:
 def _find_folder(uri: str, spec: InputSpec, objects: Objects) -> list[ObjectInfo]:
     root = "" if uri == "." else uri.rstrip("/") + "/"
     listed = objects.list(root or ".")
-    found = [info for info in listed if not _hidden(info.uri.removeprefix(root))]
-    wanted = _SUFFIXES.get(spec.format, (".parquet", ".jsonl"))
+    found = [info for info in listed if not is_hidden(info.uri.removeprefix(root))]
+    wanted = wanted_suffixes(spec.format)
     files = [info for info in found if info.uri.endswith(wanted)]
     if not found:
         raise InputError(f"input {spec.uri} does not exist or is empty")
@@ -181,11 +181,6 @@ def _glob_pattern(glob: str) -> re.Pattern[str]:
             for part in parts
         )
     )
-
-
-def _hidden(name: str) -> bool:
-    """Spark's `_SUCCESS`, temporary and dot files, at any depth."""
-    return any(part.startswith(("_", ".")) for part in name.split("/"))
 
 
 # --- naming the format --------------------------------------------------------------------------

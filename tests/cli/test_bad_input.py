@@ -220,3 +220,32 @@ def test_a_wrong_broker_is_named_before_a_job_is_stored(
     assert "secret" not in refused.err
     monkeypatch.delenv("SPECBATCH_BROKER_URL")
     assert cli("jobs", "--json").json == []
+
+
+def test_a_setting_that_is_no_json_does_not_blame_the_settings_file(
+    cli: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "settings.toml").write_text("lease_sec = 60.0\n")
+    monkeypatch.setenv("SPECBATCH_SETTINGS", "settings.toml")
+    monkeypatch.setenv("SPECBATCH_TENANT_WEIGHTS", "search=2")
+    refused = cli("jobs")
+    assert refused.code == 2
+    assert "tenant_weights" in refused.complaint
+    assert "is not the JSON" in refused.complaint
+    assert "settings.toml" not in refused.complaint
+
+
+def test_a_settings_file_that_may_not_be_read_is_named(
+    cli: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may read everything, so the system is spoken for."""
+    (folder / "settings.toml").write_text("lease_sec = 60.0\n")
+    monkeypatch.setenv("SPECBATCH_SETTINGS", "settings.toml")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("specbatch.jobs.cli.connect.Settings", refuse)
+    refused = cli("jobs")
+    assert refused.code == 2
+    assert "settings file settings.toml cannot be read: permission denied" in refused.complaint

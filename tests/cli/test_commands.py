@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.table import Table
 
+from specbatch.jobs.cli.console import show_whole
 from specbatch.jobs.cli.demo import demo_settings, demo_spec, prepare
 from specbatch.jobs.cli.show import decision_lines, quarantine_lines
 from specbatch.jobs.cli.worker import Kind, kinds_of
 from specbatch.pipeline.bootstrap import make_store
-from specbatch.schemas.errors import UsageError
+from specbatch.schemas.errors import OutputError, UsageError
 from specbatch.schemas.records import RejectedRow
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.speculation import ALL_PROPOSERS, Decision, DecisionAction
@@ -154,3 +156,36 @@ def test_the_demo_shows_everything_it_promises(cli: Any, folder: Path) -> None:
     shown = done.out.replace("\n", "")
     assert str(folder / "demo-run" / "output" / "part-00000.parquet") in shown
     assert str(folder / "demo-run" / "specbatch.db") in shown
+
+
+def test_no_figure_is_cut_short_on_a_narrow_stdout(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    table = Table(box=None)
+    cells = ["8c1d3a5e7f90b2c4d6e8a", "a nightly job with a name", "1,000,000/1,000,000"]
+    for cell in cells:
+        table.add_column(cell[:3], no_wrap=True)
+    table.add_row(*cells)
+    show_whole(table)
+    shown = capsys.readouterr().out.splitlines()[-1]
+    assert all(cell in shown for cell in cells)
+
+
+def test_retry_says_what_it_did_in_json_and_waits_for_nobody(cli: Any, job: Any) -> None:
+    stopped = cli("submit-job", *job, "--local", "--json", "--deadline-sec", 0.001)
+    job_id = stopped.json["job"]
+    assert "--timeout needs --local" in cli("retry", job_id, "--timeout", 5).complaint
+    sent = cli("retry", job_id, "--json")
+    assert sent.code == 0
+    assert sent.json["job"] == job_id
+    assert sent.json["units"] > 0
+    assert f"`specbatch retry {job_id} --local` does the work here" in sent.err.replace("\n", " ")
+    refused = cli("retry", job_id, "--local", "--quarantined")
+    assert "is still" in refused.complaint
+
+
+def test_a_folder_that_the_demo_cannot_make_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(OutputError, match="name another --folder"):
+        prepare(tmp_path / "file" / "demo", keep=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cli.conftest import Cli
 from contracts.shorthand import commit, finish, ingest, verified
-from ledger.builders import JOB, Clock
+from ledger.builders import JOB, Clock, new_job
 
 from specbatch.pipeline.ledger.migrate import open_store
 from specbatch.schemas.records import JobState
@@ -88,3 +88,13 @@ def test_what_cannot_be_meant_is_refused(
     assert called.code == 2
     assert said in called.complaint
     assert texts(done) == {"a b"}
+
+
+def test_a_dry_run_refuses_what_purging_would_refuse(cli: Cli, done: Path) -> None:
+    store = open_store(f"sqlite:///{done}/work/specbatch.db", clock=Clock())
+    store.create_job(new_job("running"))
+    store.close()
+    for flags in (["--dry-run"], []):
+        refused = cli("purge", "--job", "running", *flags)
+        assert (refused.code, refused.out) == (2, "")
+        assert "cancel it first, or wait for its end" in refused.complaint

@@ -210,6 +210,12 @@ def test_a_place_that_cannot_be_written_is_named(
     monkeypatch.setenv("SPECBATCH_DATABASE_URL", f"sqlite:///{tmp_path / 'big.db'}")
     refused = cli("report", job, "--output", tmp_path / "nowhere" / "report.html")
     assert "the report cannot be written to" in refused.complaint
+    (tmp_path / "file").write_text("x")
+    refused = cli("report", job, "--output", tmp_path / "file" / "report.html")
+    assert "the report cannot be written to" in refused.complaint
+    for folder in (".", "/", tmp_path):
+        refused = cli("report", job, "--output", folder)
+        assert "is a folder: name a file in it" in refused.complaint
     assert "no job 'nobody'" in cli("report", "nobody").complaint
     told = cli("report", job, "--no-texts")
     assert f"report-{job}.html" in told.out

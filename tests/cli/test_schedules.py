@@ -14,6 +14,7 @@ import pytest
 import yaml
 from cli.conftest import Cli
 
+from specbatch.jobs.cli import scheduled
 from specbatch.jobs.cli.scheduled import time_of
 from specbatch.jobs.schedules.definition import load_schedule
 from specbatch.pipeline.ledger.migrate import open_store
@@ -176,6 +177,24 @@ def test_who_waits_follows_the_job(cli: Cli, place: Path, store: SqlStore) -> No
     (job,) = store.list_jobs()
     assert called.code == 6  # there is no worker
     assert f"job {job.job_id} is still queued" in called.err
+
+
+def test_who_waits_hears_of_a_night_that_was_not_submitted(
+    cli: Cli, place: Path, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though a later one was, and ended well."""
+    job = {"input": {"uri": "../../{{ date }}.parquet"}, "output": {"uri": "out/{{ date }}"}}
+    job["verifier"] = "../../models/verifier"
+    file = write(place, cron="0 0 * * *", catch_up="all", job=job)
+    seen(store, file, days=2.0)
+    (place / f"{TODAY:%Y-%m-%d}.parquet").write_bytes((place / "prompts.parquet").read_bytes())
+    left: list[int] = []
+    monkeypatch.setattr(scheduled, "follow", lambda *_: None)
+    monkeypatch.setattr(scheduled, "finish", lambda *how: left.append(how[-1]))
+    cli("submit-job", "--schedule", file, "--wait")
+    states = {run.state for run in store.schedule_runs("nightly")}
+    assert states >= {RunState.FAILED, RunState.SUBMITTED}
+    assert left == [scheduled.NOT_SUBMITTED]
 
 
 @pytest.mark.parametrize(

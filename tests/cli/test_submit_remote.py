@@ -76,3 +76,23 @@ def test_what_can_be_seen_here_is_checked_before_submitting(
 @pytest.mark.parametrize("uri", ["*.parquet", ".", "s3://bucket/far.parquet"])
 def test_inputs_of_every_kind_pass(shared: Any, job: Any, uri: str) -> None:
     assert shared("submit-job", *job, "--input", uri).code == 0
+
+
+def test_a_folder_is_looked_at_as_workers_read_it(shared: Any, job: Any, folder: Path) -> None:
+    """Not at what other programs leave beside their parts."""
+    parts = folder / "parts"
+    (parts / "_temporary").mkdir(parents=True)
+    (parts / "part-0.parquet").write_bytes((folder / "prompts.parquet").read_bytes())
+    (parts / "_temporary" / "cut.parquet").write_bytes(b"PAR1")
+    (parts / "._part-0.parquet").write_bytes(b"of another system")
+    assert shared("submit-job", *job, "--input", "parts").code == 0
+    (parts / "notes.jsonl").write_text("no prompts")
+    (parts / "empty.parquet").mkdir()
+    spec = folder / "job.yaml"
+    spec.write_text("input: {uri: parts, format: parquet}\n")
+    rest = job[2:]  # without --input
+    assert shared("submit-job", spec, *rest).code == 0
+    for file in parts.glob("part-*"):
+        file.unlink()
+    refused = shared("submit-job", spec, *rest)
+    assert "does not exist or is empty" in refused.complaint

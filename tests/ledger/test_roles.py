@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -13,10 +14,13 @@ from ledger.audited import told
 from ledger.builders import JOB, LEASE_SEC, NO_TIME, completion, new_group, new_job, position
 from sqlalchemy import make_url
 
+from specbatch.pipeline.exporting import Exporter
+from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ledger import migrate
 from specbatch.pipeline.ledger.sql_store import SqlStore
-from specbatch.schemas.audit import AuditRecord
+from specbatch.schemas.audit import AuditRecord, EntryKind
 from specbatch.schemas.errors import StoreError
+from specbatch.schemas.exports import ExportKind, ExportOrder
 from specbatch.schemas.provenance import Ticks
 from specbatch.schemas.records import JobState, RejectedRow, Stage
 from specbatch.schemas.speculation import AcceptanceCount, Decision, DecisionAction
@@ -293,3 +297,18 @@ def test_a_migration_that_may_not_create_roles_says_what_to_run_and_goes_on(
     assert scalar(admin, "SELECT has_table_privilege('specbatch_worker', 'completions', 'INSERT')")
     migrate.downgrade(url)  # the roles are another's: they stay, without rights here
     assert roles(admin) == len(ROLES)
+
+
+def test_an_export_that_may_not_read_the_texts_is_not_in_the_log(
+    login: Login, tmp_path: Path
+) -> None:
+    with store_of(login(OPERATOR)) as operator:
+        operator.create_job(new_job())
+        order = ExportOrder(ExportKind.COMPLETIONS, str(tmp_path / "all.parquet"), so_far=True)
+        known = [entry.kind for entry in operator.log(JOB)]
+        with pytest.raises(StoreError, match="permission denied"):
+            Exporter(operator, Objects(), Objects()).export(JOB, order)
+        assert [entry.kind for entry in operator.log(JOB)] == known
+        time_alone = ExportOrder(ExportKind.TIME, str(tmp_path / "time.parquet"), so_far=True)
+        assert Exporter(operator, Objects(), Objects()).export(JOB, time_alone).rows == 0
+        assert [entry.kind for entry in operator.log(JOB)] == [*known, EntryKind.EXPORTED]
