@@ -5,11 +5,22 @@ So where a page cannot be read, its rows are read one by one, and which of them 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, func, insert, select, tuple_
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    Text,
+    func,
+    insert,
+    select,
+    tuple_,
+    type_coerce,
+)
 
 from specbatch.pipeline.ledger import rules
 from specbatch.pipeline.ledger.reading import fetch
@@ -26,9 +37,11 @@ from specbatch.schemas.audit import (
     LogEntry,
 )
 from specbatch.schemas.audit_tables import Audit, AuditFinding, AuditLog
-from specbatch.schemas.errors import JobNotFoundError, StoreError
+from specbatch.schemas.errors import JobNotFoundError, StoreError, UnknownKeyError
 from specbatch.schemas.records import CompletionRecord, Prompts
+from specbatch.schemas.sealing import is_sealed_text, no_key
 from specbatch.schemas.tables import Completion, Group, Job
+from specbatch.schemas.text_columns import SHOWN_WITHOUT_KEY
 
 T = TypeVar("T")
 
@@ -85,7 +98,9 @@ def job_facts(database: Transactions, job_id: str) -> Mapping[str, Any] | None:
     of_job = Job.job_id == job_id
     whole = _if_readable(database, partial(fetch, select(*Job.__table__.c).where(of_job)))
     if whole is not None:
-        return dict(whole[0]._mapping) if whole else None
+        facts = dict(whole[0]._mapping) if whole else None
+        _check_key(database, of_job, facts or {})
+        return facts
     facts: dict[str, Any] = {}
     for column in Job.__table__.c:
         query = select(column).where(of_job)
@@ -93,6 +108,20 @@ def job_facts(database: Transactions, job_id: str) -> Mapping[str, Any] | None:
         if found:
             facts[column.name] = found[0][0]
     return facts
+
+
+def _check_key(
+    database: Transactions, of_job: ColumnElement[bool], facts: Mapping[str, Any]
+) -> None:
+    """What is shown in the place of a text is not what was written, and no change of it either.
+
+    Raises `UsageError` where a text is sealed and its key is not here.
+    """
+    for column in (Job.stop_reason, Job.error):
+        if facts.get(column.name) == SHOWN_WITHOUT_KEY:
+            query = select(type_coerce(column, Text)).where(of_job)
+            if is_sealed_text(database.read(partial(fetch, query))[0][0]):
+                raise no_key(f"jobs.{column.name}")
 
 
 def kept(database: Transactions, job_id: str, batch: int) -> Iterator[KeptCompletion]:
@@ -113,16 +142,33 @@ def kept(database: Transactions, job_id: str, batch: int) -> Iterator[KeptComple
             return
         last = (rows[-1].row_index, rows[-1].sample_index)
         page = _if_readable(database, partial(fetch, whole.where(key > after, key <= last)))
-        records = {(r.row_index, r.sample_index): _record(r) for r in page or ()}
+        if page is None:
+            places = [(row.row_index, row.sample_index) for row in rows]
+            page = _one_by_one(database, [whole.where(key == at) for at in places])
+        records = {(r.row_index, r.sample_index): _record(r) for r in page}
         for row in rows:
             at = (row.row_index, row.sample_index)
-            if page is None:
-                one = _if_readable(database, partial(fetch, whole.where(key == at)))
-                records[at] = _record(one[0]) if one else None
             yield KeptCompletion(*at, row.group_index, row.digest, records.get(at), row.month)
         if len(rows) < batch:
             return
         after = last
+
+
+def _one_by_one(database: Transactions, queries: Sequence[Select[Any]]) -> list[Row[Any]]:
+    """The rows of a page that can be read.
+
+    Raises `UnknownKeyError` where all are sealed with a key that is not here: one might be forged.
+    """
+    found: list[Row[Any]] = []
+    strange = 0
+    for query in queries:
+        try:
+            found += _if_readable(database, partial(fetch, query), UnknownKeyError) or ()
+        except UnknownKeyError:
+            strange += 1
+            if strange == len(queries):
+                raise
+    return found
 
 
 def _whole() -> Select[Any]:
@@ -139,12 +185,14 @@ def _record(row: Row[Any]) -> CompletionRecord | None:
         return None
 
 
-def _if_readable(database: Transactions, work: Callable[[Connection], T]) -> T | None:
+def _if_readable(
+    database: Transactions, work: Callable[[Connection], T], unless: type[StoreError] | None = None
+) -> T | None:
     """What is read; None where values are such that they cannot be."""
     try:
         return database.read(work)
     except StoreError as error:
-        if is_transient(error.__cause__ or error):
+        if is_transient(error.__cause__ or error) or (unless and isinstance(error, unless)):
             raise
         return None
     except _SPOILT:

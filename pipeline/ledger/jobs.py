@@ -45,6 +45,7 @@ from specbatch.schemas.records import (
     Stage,
 )
 from specbatch.schemas.tables import Group, Job, Rejected, group_is_open
+from specbatch.schemas.text_columns import SHOWN_WITHOUT_KEY
 
 FREE: dict[str, Any] = {"lease_owner": None, "lease_until": 0.0}  # nobody holds the unit
 _CLOSED = (Stage.FAILED.value, Stage.CANCELLED.value)
@@ -253,9 +254,10 @@ def request_cancel(
     stops = conn.scalar(select(Job.job_id).where(Job.job_id == row.job_id, unread))
     if stops:
         move(conn, now, row.job_id, Stage.RUN)
-    stop_reason = row.stop_reason or reason
+    # The first reason stays, and is not even written again: who has no key reads other words.
+    known = {} if row.stop_reason else {"stop_reason": reason}
     head = chain.link(conn, now, row, kind, {"reason": reason})
-    settle(conn, now, row.job_id, cancel_requested=True, stop_reason=stop_reason, **head)
+    settle(conn, now, row.job_id, cancel_requested=True, **known, **head)
     return mapper.job_row(find(conn, row.job_id))
 
 
@@ -276,27 +278,27 @@ def retry(conn: Connection, now: Now, job_id: str, quarantined: bool) -> int:
     )
     returns = groups + bool(not row.ingest_done or (unpublished and not groups))
     if returns:
-        values: dict[str, Any] = {
-            "cancel_requested": False,
-            "error": None,
-            "finished_at": None,
-        }
-        limits = _without_reached_limits(row, chain.clock(conn, now, row))
+        values: dict[str, Any] = {"cancel_requested": False, "error": None, "finished_at": None}
+        limits = _without_reached_limits(conn, row, chain.clock(conn, now, row))
         said = entries.retried(quarantined, returns, **limits)
-        values |= {"stop_reason": None, **limits}
-        values |= chain.link(conn, now, row, EntryKind.RETRIED, said)
+        head = chain.link(conn, now, row, EntryKind.RETRIED, said)
+        values |= {"stop_reason": None, **limits, **head}
         to = Stage.RUN if row.ingest_done else Stage.INGEST
         move(conn, now, row.job_id, to, state=JobState.RUNNING.value, **values)
         settle(conn, now, row.job_id)
     return returns
 
 
-def _without_reached_limits(job: Any, now: float) -> dict[str, Any]:
+def _without_reached_limits(conn: Connection, job: Any, now: float) -> dict[str, Any]:
     """Who asks for the rest wants it done: a limit that is reached would stop it at once."""
     is_late = job.deadline_at is not None and job.deadline_at <= now
+    is_spent = turns.budget_was_spent(job.stop_reason)
+    if job.stop_reason == SHOWN_WITHOUT_KEY and job.budget_usd is not None:
+        spent = select(func.sum(Group.device_usd)).where(Group.job_id == job.job_id)
+        is_spent = (conn.scalar(spent) or 0.0) >= job.budget_usd
     return {
         "deadline_at": None if is_late else job.deadline_at,
-        "budget_usd": None if turns.budget_was_spent(job.stop_reason) else job.budget_usd,
+        "budget_usd": None if is_spent else job.budget_usd,
     }
 
 

@@ -104,6 +104,7 @@ def taking(now: Now, owner: str, lease_sec: float, *which: ColumnElement[bool]) 
         .values(
             waited_sec=now - _later(Group.ready_at, Group.lease_until),
             cut_wanted=False,
+            in_flight_usd=0.0,
             **_claimed(Group, owner, now, lease_sec),
         )
         .returning(*Group.__table__.c)

@@ -63,7 +63,7 @@ def _with(known: RowTime, c: CompletionRecord) -> RowTime:
         documents=known.documents + first,
         completions=known.completions + 1,
         prompt_tokens=known.prompt_tokens + first * c.prompt_tokens,
-        completion_tokens=known.completion_tokens + len(c.token_ids),
+        completion_tokens=known.completion_tokens + len(c.token_ids or c.origins),
         accepted=known.accepted + c.accepted,
     )
 

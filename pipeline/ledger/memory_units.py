@@ -80,6 +80,10 @@ class Group(Unit):
     row_stop: int | None = None  # None: it was not cut
     cut_wanted: bool = False
 
+    def claim(self, owner: str, now: float, lease_sec: float) -> None:
+        Unit.claim(self, owner, now, lease_sec)
+        self.in_flight_usd = 0.0
+
     @property
     def prompts(self) -> Prompts:
         return Prompts(self.new.prompts, self.row_start, self.new.rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, case, func, literal_column, select
+from sqlalchemy import ColumnElement, Connection, case, func, literal_column, select
 
 from specbatch.pipeline.ledger.time_ledger import IN_FLIGHT, with_groups
 from specbatch.schemas import time_mapper
@@ -40,8 +40,6 @@ def row_times(conn: Connection, job_id: str | None) -> list[RowTime]:
         Completion.price_microusd,
         Completion.ahead_price_microusd,
     )
-    on_postgres = conn.dialect.name == "postgresql"
-    length = func.cardinality if on_postgres else func.json_array_length
     first = Completion.sample_index == 0
     query = select(
         *of,
@@ -50,7 +48,7 @@ def row_times(conn: Connection, job_id: str | None) -> list[RowTime]:
         func.sum(case((first, 1), else_=0)).label("documents"),
         func.count().label("completions"),
         func.sum(case((first, Completion.prompt_tokens), else_=0)).label("prompt_tokens"),
-        func.sum(length(Completion.logprobs)).label("completion_tokens"),
+        func.sum(_tokens(conn)).label("completion_tokens"),
         func.sum(Completion.accepted).label("accepted"),
     ).group_by(*of)
     if job_id is not None:
@@ -58,6 +56,16 @@ def row_times(conn: Connection, job_id: str | None) -> list[RowTime]:
     found = [time_mapper.row_time(row) for row in conn.execute(query)]
     return sorted(
         found, key=lambda t: (t.job_id, t.tag or "", t.price_microusd, t.ahead_price_microusd)
+    )
+
+
+def _tokens(conn: Connection) -> ColumnElement[int]:
+    """Of a completion; where its texts were purged, by the origins that stay."""
+    if conn.dialect.name != "postgresql":
+        return func.json_array_length(Completion.origins)
+    kept = func.cardinality(Completion.logprobs)  # quicker than to unpack
+    return case(
+        (kept > 0, kept), else_=func.cardinality(func.specbatch_origins(Completion.origins))
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,6 +73,9 @@ class MetricsEndpoint:
         """What a scrape gets: the protocol of Prometheus' collectors."""
         snapshot = self._metrics.read()
         if self._folder is not None:
+            # What was told once must not be less for who serves next, were this process killed now.
+            with suppress(OSError):
+                self._folder.write(snapshot)
             snapshot = merged([snapshot, *self._folder.others()])
         yield from families(snapshot)
         for source in list(self._sources):

@@ -65,7 +65,7 @@ def keys(text: str) -> Iterator[Place]:
     """Tokens of well-known services, private keys, and what stands behind `password=`."""
     if any(hint in text for hint in _KEY_HINTS):
         yield from (match.span() for match in _KEYS.finditer(text))
-    lower = text.lower()
+    lower = text.replace("İ", "i").lower()  # the only character that is two in lower case
     for hint in _NAMED_HINTS:
         place = lower.find(hint)
         while place >= 0:

@@ -46,6 +46,8 @@ def ended(store: Store, job_id: str = JOB, **values: object) -> None:
 def test_a_purge_empties_texts_and_leaves_figures(store: Store) -> None:
     ended(store)
     before, progress = list(store.completions(JOB)), store.progress(JOB)
+    times = store.row_times(JOB)
+    assert [time.completion_tokens for time in times] == [12]
     assert list(store.purge(JOB, "asked for", batch_rows=2)) == [0, 2, 4, 5]
     after = list(store.completions(JOB))
     assert [facts_digest(record) for record in after] == [facts_digest(r) for r in before]
@@ -55,6 +57,7 @@ def test_a_purge_empties_texts_and_leaves_figures(store: Store) -> None:
         assert record.provenance == replace(DRAFTED, rejected=())
     assert list(store.rejected(JOB)) == [RejectedRow(4, None, "bad_id", "")]
     assert store.progress(JOB) == progress
+    assert store.row_times(JOB) == times, "money is told by the token as before"
     assert store.get_job(JOB).purged_at is not None
     assert [entry.kind for entry in store.log(JOB)][-1] == EntryKind.PURGED
 

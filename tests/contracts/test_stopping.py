@@ -105,6 +105,8 @@ def test_what_was_in_flight_counts_no_more_once_it_is_not_held(store: Store) -> 
     assert store.look({first: 0.7, second: 0.2}) == set()
     store.advance(first, Stage.RECORD, RESULTS, StageTiming(0.0, 1.0, 0.75))
     assert store.stop_overdue() == set(), "0.75 and 0.2, and not 0.7 once more"
+    claim(store, 0, Stage.RECORD)
+    assert store.stop_overdue() == set(), "nor while it is recorded"
     store.release(second, "stopped", forgiven=True)
     assert store.stop_overdue() == set()
     assert store.look({claim(store, 1).lease: 0.25}) == {JOB}

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contracts.shorthand import claim, claim_job, finish, ingest, verified
+from contracts.shorthand import RESULTS, claim, claim_job, finish, ingest, verified
 from ledger.builders import JOB, LEASE_SEC, NO_TIME, completion, new_group, new_job, position
 from sqlalchemy import text
 
 from specbatch.pipeline.ledger import migrate
 from specbatch.pipeline.ledger.engine_factory import make_engine
 from specbatch.pipeline.ledger.sql_store import SqlStore
-from specbatch.schemas.errors import StoreError, UsageError
+from specbatch.schemas.errors import StoreError, UnknownKeyError, UsageError
 from specbatch.schemas.privacy import PrivacyMode
-from specbatch.schemas.records import CompletionRecord, JobState, RejectedRow, Stage
+from specbatch.schemas.records import CompletionRecord, JobState, RejectedRow, Stage, StageTiming
 from specbatch.schemas.sealing import Sealer
 from specbatch.schemas.tables import Base
 from specbatch.schemas.text_columns import SHOWN_WITHOUT_KEY, SealedText
@@ -204,3 +204,46 @@ def test_the_log_is_a_chain_over_sealed_texts_and_after_a_purge(opened: Open) ->
     found = audit_chain(store, Objects(), JOB)
     assert found.intact
     assert found.counts.purged == 8
+
+
+def test_who_has_no_key_neither_replaces_the_reason_of_a_stop_nor_is_held_by_it(
+    opened: Open,
+) -> None:
+    store, keyless = opened(OLD), opened(None)
+    ingest(store, budget_usd=1.0)
+    lease = claim(store, 0).lease
+    assert store.look({lease: 1.5}) == {JOB}
+    reason = store.get_job(JOB).stop_reason
+    keyless.request_cancel(JOB, "cancelled by an operator")
+    assert store.get_job(JOB).stop_reason == reason
+    store.advance(lease, Stage.RECORD, RESULTS, StageTiming(0.0, 1.0, 1.5))
+    store.cancel_group(claim(store, 0, Stage.RECORD).lease)
+    finish(store, JobState.CANCELLED)
+    assert keyless.retry_job(JOB) > 0
+    assert store.get_job(JOB).budget_usd is None
+
+
+def test_without_its_key_an_audit_says_so_and_calls_nothing_changed(opened: Open) -> None:
+    from specbatch.pipeline.auditing import audit_chain
+    from specbatch.pipeline.ingest.objects import Objects
+
+    store = opened(OLD)
+    ingest(store)
+    for index in range(2):
+        record(store, index)
+    finish(store, JobState.DONE)
+    other = opened(Sealer([b"x" * 32]))
+    with pytest.raises(UnknownKeyError, match="add it behind the others"):
+        audit_chain(other, Objects(), JOB)
+
+
+def test_an_error_that_cannot_be_read_without_its_key_is_not_called_changed(opened: Open) -> None:
+    from specbatch.pipeline.auditing import audit_chain
+    from specbatch.pipeline.ingest.objects import Objects
+
+    store = opened(OLD)
+    store.create_job(new_job())
+    store.fail_job(claim_job(store, Stage.INGEST).lease, SECRET)
+    assert audit_chain(store, Objects(), JOB).intact
+    with pytest.raises(UsageError, match=r"jobs\.error is encrypted"):
+        audit_chain(opened(None), Objects(), JOB)

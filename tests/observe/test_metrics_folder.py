@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from specbatch.pipeline.observe import metric_names as names
-from specbatch.pipeline.observe.metrics import Metrics, Snapshot
+from specbatch.pipeline.observe.metrics import Metrics, Snapshot, merged
+from specbatch.pipeline.observe.metrics_endpoint import MetricsEndpoint
 from specbatch.pipeline.observe.metrics_folder import PAST, MetricsFolder
 from specbatch.schemas.errors import UsageError
 from support.scraping import scrape
@@ -285,3 +286,17 @@ def test_a_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"SPECBATCH_METRICS_DIR .*/file/in cannot be written"):
         MetricsFolder(tmp_path / "file" / "in")
+
+
+def test_what_was_told_is_known_to_whoever_serves_next(tmp_path: Path) -> None:
+    """However suddenly this process is killed: a counter that falls is taken for a new one."""
+    metrics = Metrics()
+    endpoint = MetricsEndpoint(free_port(), "127.0.0.1", metrics, tmp_path)
+    try:
+        metrics.count(names.SWEEPS, by=5)
+        list(endpoint.collect())
+        other = MetricsFolder(tmp_path)
+        assert sum(merged(other.others())[names.SWEEPS.name].values()) == 5
+        other.close({})
+    finally:
+        endpoint.close()

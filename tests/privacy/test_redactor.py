@@ -36,6 +36,7 @@ PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow/+=\n-----END RSA PRIVATE KEY-----
             "PASSWORD = hunter2hunter2; Bearer abcdefghij0123456789",
             "PASSWORD = [KEY]; Bearer [KEY]",
         ),
+        ("İzmir İİ: password=hunter2hunter2", "İzmir İİ: password=[KEY]"),
         (f"a {PEM} b", "a [KEY] b"),
         ("-----BEGIN PRIVATE KEY-----\ncut off", "[KEY]"),
     ],
