@@ -6,9 +6,19 @@ from specbatch.pipeline.engine.adjusting import problem_of
 from specbatch.pipeline.engine.sequence import Sequence
 
 
-def refusal(sequence: Sequence, limit: int, vocab_size: int) -> str | None:
-    """Why a sequence cannot be run in a context of `limit` tokens; None: it can."""
+def refusal(
+    sequence: Sequence, limit: int, vocab_size: int, is_of_cache: bool = False
+) -> str | None:
+    """Why a sequence cannot be run in a context of `limit` tokens; None: it can.
+
+    `is_of_cache`: the model's own context is longer, but the KV cache has no room for it.
+    """
     request = sequence.request
+    if is_of_cache and len(request.prompt_ids) >= limit:
+        return (
+            f"prompt of {len(request.prompt_ids)} tokens does not fit this worker's KV cache of "
+            f"{limit}: set SPECBATCH_KV_CACHE_MIB higher"
+        )
     if len(request.prompt_ids) >= limit or not request.prompt_ids:
         return f"prompt of {len(request.prompt_ids)} tokens does not fit the context of {limit}"
     if sequence.remaining <= 0:

@@ -93,7 +93,7 @@ class Engine:
             stop_ids=stop_ids_of(request, self._runner.eos_ids, vocab_size),
             max_length=min(limit, len(request.prompt_ids) + request.params.max_tokens),
         )
-        sequence.error = refusal(sequence, limit, vocab_size)
+        sequence.error = refusal(sequence, limit, vocab_size, self._runner.is_short_of_context)
         if sequence.error is not None:
             sequence.finish_reason = FinishReason.ERROR
             self._rejected.append(sequence.completion())
@@ -191,15 +191,16 @@ class Engine:
         except Exception as error:
             work.whole = False
             self.stats.raised_passes += 1
-            match fault_of(error):
-                case Fault.MEMORY:
-                    return self._decide_less(work, error)
-                case Fault.OTHER:
-                    return self._decide_apart(work, error)
-                case _:
-                    raise
-        self._budget.passed()
-        return [(work, verdict)]
+            failed, fault = error, fault_of(error)
+            if fault not in (Fault.MEMORY, Fault.OTHER):
+                raise
+        else:
+            self._budget.passed()
+            return [(work, verdict)]
+        if fault is Fault.OTHER:
+            return self._decide_apart(work, failed)
+        # Its frames hold what the pass had made, which is to be had again.
+        return self._decide_less(work, failed.with_traceback(None))
 
     def _decide_less(self, work: Work, error: Exception) -> list[tuple[Work, Verdict | None]]:
         """Memory ran out: fewer tokens, and no drafts. The rest has its turn in later steps."""

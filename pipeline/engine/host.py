@@ -18,7 +18,12 @@ from specbatch.pipeline.engine.drift import EVERY_STEPS
 from specbatch.pipeline.engine.engine import Engine
 from specbatch.pipeline.engine.history_proposer import HistoryProposer
 from specbatch.pipeline.engine.loader import LoadedModel, load_model
-from specbatch.pipeline.engine.memory import MemoryBudget, budget_of, cache_bytes
+from specbatch.pipeline.engine.memory import (
+    MemoryBudget,
+    budget_of,
+    cache_bytes,
+    free_for_another,
+)
 from specbatch.pipeline.engine.model_folder import ModelFolder
 from specbatch.pipeline.engine.ngram_proposer import NgramProposer
 from specbatch.pipeline.engine.observing import Observer
@@ -166,6 +171,7 @@ class EngineHost:
     def make_engine(self, spec: EngineSpec) -> Engine:
         """A new engine, its memory announced; for the caller alone, in whose thread it runs."""
         self._device.enter()
+        free_for_another(on_gpu=self._device.is_gpu)  # one that failed lies in a cycle
         knowledge = (self._memory_of and self._memory_of.load(self._about(spec))) or Knowledge()
         verifier = self._load_verifier(spec)
         vocab_size = self.verifier.vocab_size

@@ -84,6 +84,15 @@ def give_back_freed() -> None:
         trim(0)
 
 
+def free_for_another(on_gpu: bool) -> None:
+    """Have the memory of an engine that is no more, before another one is made in its place."""
+    give_back_freed()
+    if on_gpu:
+        import torch
+
+        torch.cuda.empty_cache()  # what the allocator keeps does not count as free
+
+
 def cache_bytes(wanted: int, models: int, meminfo: Path = _MEMINFO) -> int:
     """What is wanted for each of `models` caches, or their share of 80 % of what is available."""
     available = available_bytes(meminfo)

@@ -22,11 +22,12 @@ from torch import Tensor
 
 from specbatch.kernels.decoder.contract import DecoderBatch
 from specbatch.kernels.paged_attention.contract import RaggedBatch
+from specbatch.pipeline.engine.faults import first_line
 from specbatch.pipeline.engine.loader import LoadedModel, load_model
 from specbatch.pipeline.engine.model_folder import inspect_model
 from specbatch.pipeline.engine.sharding import check_shareable
 from specbatch.pipeline.engine.torch_decoder import TorchDecoder
-from specbatch.schemas.errors import UsageError
+from specbatch.schemas.errors import DeviceLostError, UsageError
 from specbatch.schemas.spec import Weights
 
 log = logging.getLogger(__name__)
@@ -135,9 +136,18 @@ class ParallelDecoder:
         return self._decoder.workspace_bytes(tokens, rows, context)
 
     def forward(self, batch: DecoderBatch) -> Tensor:
-        """As `TorchDecoder.forward`."""
-        _say(Feed(self._name, _moved(batch, torch.device("cpu"))))
-        return self._decoder.forward(batch)
+        """As `TorchDecoder.forward`.
+
+        Raises `DeviceLostError` where a pass raises here: the others are still in it, and what they
+        exchange next would be taken for parts of this one.
+        """
+        try:
+            _say(Feed(self._name, _moved(batch, torch.device("cpu"))))
+            return self._decoder.forward(batch)
+        except Exception as error:
+            raise DeviceLostError(
+                f"the ranks are out of step: {first_line(error)}", blameless=False
+            ) from error
 
 
 def follow(device: str) -> None:

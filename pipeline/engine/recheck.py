@@ -25,7 +25,7 @@ from specbatch.pipeline.engine.runner import ModelRunner
 from specbatch.pipeline.engine.sampler import choose_sampler
 from specbatch.pipeline.engine.sampling import sampling_rows
 from specbatch.pipeline.engine.sequence import Request, Sequence
-from specbatch.schemas.records import Recheck
+from specbatch.schemas.records import Recheck, Verification
 
 ONE_IN = 64
 _PIECE_TOKENS = 256  # rows of logits held at a time
@@ -58,7 +58,12 @@ class Rechecker:
         return int.from_bytes(digest[:8], "big") % self._one_in == 0
 
     def check(self, done: Sequence) -> Recheck | None:
-        """Compare the tokens of a finished sequence; None when there are no blocks for it now."""
+        """Compare the tokens of a finished sequence; None when there are no blocks for it now.
+
+        None of a ratio test either: it never promised the coupled sample.
+        """
+        if done.verification is not Verification.COUPLED:
+            return None
         found = self.differences(done)
         if found is None:
             return None

@@ -78,6 +78,14 @@ class ModelRunner:
         self.steady = model.native is not None or model.exactness == "bitwise"
         self.vocab_size = model.folder.vocab_size
         self._context_tokens = min(model.folder.context_tokens, self.blocks.capacity_tokens)
+        self.is_short_of_context = self._context_tokens < model.folder.context_tokens
+        if self.is_short_of_context:
+            log.warning(
+                "the KV cache has room for %d tokens, the model's context is %d: longer prompts "
+                "are refused, and longer outputs end there",
+                self._context_tokens,
+                model.folder.context_tokens,
+            )
         self._padded: Callable[[int], int] = _unpadded
         self._padded_rows: Callable[[int], int] = _unpadded
         self._decoder: Decoder

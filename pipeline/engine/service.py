@@ -17,7 +17,12 @@ from specbatch.pipeline.engine.ticket import Ticket, Units, last_unstarted
 from specbatch.pipeline.engine.time_book import now
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.crash_points import CrashPoint, reach
-from specbatch.schemas.errors import DeviceLostError, EngineError, RequestCancelledError
+from specbatch.schemas.errors import (
+    DeviceLostError,
+    RequestCancelledError,
+    SpecbatchError,
+    UsageError,
+)
 from specbatch.schemas.speculation import AcceptanceCount
 
 log = logging.getLogger(__name__)
@@ -202,10 +207,17 @@ class EngineService:
         self, arrived: list[Ticket], cancelled: set[str], asked_back: dict[Ticket, Units]
     ) -> None:
         if self._engine is None:
+            if not arrived:
+                return  # what was to be cancelled or given back is gone with the engine
             # Loading sets torch's default dtype for every thread: no other engine may step then.
             with self._gate:
                 if not self._closing:
-                    self._engine = self._make_engine()
+                    try:
+                        self._engine = self._make_engine()
+                    except UsageError as error:  # no retry will help, and no row is at fault
+                        log.error("no engine can be made: %s", error)
+                        self._fail_all(arrived, error)
+                        return
                     self._kept_at = self._engine.knowledge.step_time.observations  # earlier
         if self._closing or self._engine is None:  # meanwhile; nobody waits for a step any more
             self._fail_all(arrived, RequestCancelledError(CLOSED))
@@ -279,7 +291,7 @@ class EngineService:
                 ticket.lessons = self._engine.lessons(ticket.job_id)
             ticket.put(completion)
 
-    def _fail_all(self, arrived: list[Ticket], error: EngineError) -> None:
+    def _fail_all(self, arrived: list[Ticket], error: SpecbatchError) -> None:
         for ticket in {*self._tickets.values(), *arrived}:
             ticket.fail(error)
         self._tickets.clear()

@@ -10,7 +10,7 @@ from specbatch.pipeline.engine.sequence import Completion, Request
 from specbatch.pipeline.engine.sequence import Sequence as Sequence_
 from specbatch.pipeline.policy.journal import Lessons
 from specbatch.schemas.crash_points import CrashPoint, reach
-from specbatch.schemas.errors import EngineError, RequestCancelledError
+from specbatch.schemas.errors import EngineError, RequestCancelledError, SpecbatchError
 from specbatch.schemas.provenance import Ticks
 from specbatch.schemas.records import FinishReason
 from specbatch.schemas.speculation import AcceptanceCount
@@ -41,7 +41,7 @@ class Ticket:
         # What the engine counts for each of its sequences; they outlive those, whatever the end.
         self._times: Sequence[Sequence[int]] = ()
         self._done = threading.Event()
-        self._error: EngineError | None = None
+        self._error: SpecbatchError | None = None
         self._given_back: list[Request] = []
         self._news = threading.Condition()
         if not requests:
@@ -50,7 +50,8 @@ class Ticket:
     def wait(self, timeout_sec: float | None = None) -> list[Completion]:
         """Completions in the order of the requests, without those that were given back.
 
-        Raises `RequestCancelledError`, or `EngineError` when the engine failed or the time is over.
+        Raises `RequestCancelledError`, `EngineError` when the engine failed or the time is over,
+        or the `UsageError` for which no engine can be made.
         """
         if not self._done.wait(timeout_sec):
             raise EngineError(f"the engine did not finish within {timeout_sec:.0f} s")
@@ -120,7 +121,7 @@ class Ticket:
         """Whether the next completion is the last."""
         return len(self.completions) + 1 == len(self.requests)
 
-    def fail(self, error: EngineError) -> None:
+    def fail(self, error: SpecbatchError) -> None:
         """From any thread. Where all is done already, it stays so."""
         with self._news:
             if not self._done.is_set():

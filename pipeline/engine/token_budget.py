@@ -27,7 +27,8 @@ class TokenBudget:
         """After a pass of `used` tokens ran out of memory. False: there is no smaller pass."""
         if used <= 1:
             return False
-        self.now, self._passes = used // 2, 0
+        # Draft tokens may come on top of the most: half of those would be more than that.
+        self.now, self._passes = max(1, min(used, self.most) // 2), 0
         return True
 
     def passed(self) -> None:

@@ -106,7 +106,10 @@ def test_a_request_that_cannot_run_is_answered_and_stops_no_other(tiny_pair: Tin
     assert_same(got["3"], baseline_of(tiny_pair.verifier)(good))
     reasons = {name: c.error for name, c in got.items() if c.error}
     assert reasons == {
-        "long": f"prompt of {limit} tokens does not fit the context of {limit}",
+        "long": (
+            f"prompt of {limit} tokens does not fit this worker's KV cache of {limit}: "
+            "set SPECBATCH_KV_CACHE_MIB higher"
+        ),
         "empty": f"prompt of 0 tokens does not fit the context of {limit}",
         "beyond": f"prompt has a token outside the vocabulary of {VOCAB}",
         "negative": f"prompt has a token outside the vocabulary of {VOCAB}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from engine.decoding import Bench, assert_same, baseline_of, bench, prompts
-from engine.faulty import FaultyProposer, real_tokens, spoil
+from engine.faulty import FaultyDecoder, FaultyProposer, real_tokens, spoil
 
 from specbatch.kernels.decoder.contract import DecoderBatch
 from specbatch.pipeline.engine.draft_model import DraftModelProposer
@@ -176,6 +177,29 @@ def test_where_memory_runs_out_passes_become_smaller_and_bits_stay(
     assert_the_others_are_unharmed(asked, got, tiny_pair.verifier)
     assert one.engine.stats.raised_passes >= 1
     one.assert_all_blocks_are_free()
+
+
+def test_what_a_failed_pass_had_made_is_gone_when_a_smaller_one_is_tried(
+    tiny_pair: TinyPair,
+) -> None:
+    one = bench(tiny_pair.verifier).add(*requests(8))
+    made: list[weakref.ref[torch.Tensor]] = []
+    alive: list[bool] = []
+
+    class Full(FaultyDecoder):
+        def forward(self, batch: DecoderBatch) -> torch.Tensor:
+            alive.extend(ref() is not None for ref in made)
+            logits = super().forward(batch)
+            if len(made) < 3:
+                made.append(weakref.ref(logits))
+                raise MemoryError("none left")
+            return logits
+
+    one.runners[0]._decoder = Full(one.runners[0]._decoder, lambda _: None)  # type: ignore[assignment]  # forwards the rest
+    one.step()
+    assert len(made) == 3
+    assert alive
+    assert not any(alive)
 
 
 def test_memory_for_nothing_at_all_is_the_engine_s_failure(tiny_pair: TinyPair) -> None:

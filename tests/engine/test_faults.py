@@ -108,3 +108,10 @@ def test_a_token_budget_shrinks_to_one_and_grows_back() -> None:
             budget.passed()
         seen.append(budget.now)
     assert seen == [1, 2, 4, 8, 16, 32, 64, 100]
+
+
+def test_a_token_budget_is_never_more_than_was_set() -> None:
+    """Drafts come on top of it."""
+    budget = TokenBudget(512)
+    assert budget.halve(1088)
+    assert (budget.now, budget.strained) == (256, True)

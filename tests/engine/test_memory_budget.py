@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from specbatch.jobs.bench.memory import TOLERANCE, measure_apart
 from specbatch.pipeline.engine.host import EngineHost
+from specbatch.pipeline.engine.loader import load_model
 from specbatch.pipeline.engine.memory import (
     ModelMemory,
     budget_of,
@@ -84,3 +88,28 @@ def test_a_consumed_model_decodes_to_the_same_bits(tiny_pair: TinyPair) -> None:
     consumed = complete(host.make_engine(EngineSpec(dtype="float32")), prompts, params)
     kept = complete(make_engine(tiny_pair.verifier), prompts, params)
     assert decided(consumed) == decided(kept)
+
+
+def test_an_engine_that_is_no_more_makes_room_for_the_next(
+    tiny_pair: TinyPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its parts know each other, so it would stay until somebody collects."""
+    draft = inspect_model(str(tiny_pair.draft))
+    host = EngineHost(inspect_model(str(tiny_pair.verifier)), draft, 4, 64, kv_cache_bytes=8 << 20)
+    first = host.make_engine(EngineSpec(dtype="float32"))
+    gone = weakref.ref(first)
+    seen: list[object] = []
+
+    def load(*how: Any, **named: Any) -> Any:
+        seen.append(gone())
+        return load_model(*how, **named)
+
+    monkeypatch.setattr("specbatch.pipeline.engine.host.load_model", load)
+    gc.disable()
+    try:
+        del first
+        host.make_engine(EngineSpec(dtype="float32"))
+    finally:
+        gc.enable()
+    assert seen
+    assert not any(seen)

@@ -17,7 +17,7 @@ from specbatch.pipeline.engine.model_folder import inspect_model
 from specbatch.pipeline.engine.parallel import join_ranks
 from specbatch.pipeline.engine.runner import ModelRunner
 from specbatch.pipeline.engine.torch_decoder import TorchDecoder
-from specbatch.schemas.errors import MissingExtraError, ModelError, UsageError
+from specbatch.schemas.errors import DeviceLostError, MissingExtraError, ModelError, UsageError
 from specbatch.schemas.records import SamplingParams
 from support import forks
 from support.architectures import tiny_model
@@ -150,3 +150,21 @@ def test_without_accelerate_the_message_names_the_extra(
     folder = inspect_model(str(tiny_model("llama", tmp_path)))
     with pytest.raises(MissingExtraError, match=r"pip install 'specbatch\[parallel\]'"):
         load_model(folder, "float32", "fast", tensor_parallel=2)
+
+
+def test_a_pass_that_raises_on_one_rank_is_not_repeated_with_the_others_in_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[object] = []
+    monkeypatch.setattr(parallel, "_say", said.append)
+    monkeypatch.setattr(parallel, "_moved", lambda batch, _device: batch)
+
+    class Full:
+        def forward(self, _batch: object) -> None:
+            raise MemoryError("none left")
+
+    decoder = parallel.ParallelDecoder("model", Full())  # type: ignore[arg-type]  # all that is asked of it
+    with pytest.raises(DeviceLostError, match="out of step: MemoryError: none left") as caught:
+        decoder.forward(None)  # type: ignore[arg-type]  # nobody looks at it
+    assert not caught.value.blameless
+    assert len(said) == 1

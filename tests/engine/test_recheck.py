@@ -12,13 +12,14 @@ from engine.faulty import FaultyDecoder
 from specbatch.kernels.counters.reference import gumbel
 from specbatch.pipeline.engine.batch import Chunk
 from specbatch.pipeline.engine.blocks import KvState
+from specbatch.pipeline.engine.draft_model import DraftModelProposer
 from specbatch.pipeline.engine.engine import Engine
 from specbatch.pipeline.engine.host import EngineHost
 from specbatch.pipeline.engine.model_folder import inspect_model
 from specbatch.pipeline.engine.recheck import ONE_IN, Rechecker
 from specbatch.pipeline.engine.runner import ModelRunner
 from specbatch.pipeline.engine.sequence import Completion, Request, Sequence
-from specbatch.schemas.records import Recheck, SamplingParams
+from specbatch.schemas.records import Recheck, SamplingParams, Verification
 from specbatch.schemas.spec import EngineSpec
 from support.architectures import tiny_model
 from support.engines import loaded
@@ -171,3 +172,18 @@ def test_what_top_k_dropped_by_a_hair_is_a_near_thing(runner: ModelRunner) -> No
     (difference,) = found
     assert (difference.position, difference.written) == (0, third)
     assert difference.margin == pytest.approx(0.5 * float(logits[second] - logits[third]))
+
+
+def test_a_ratio_test_is_not_held_to_the_coupled_sample(tiny_pair: TinyPair) -> None:
+    drafting = runner_of(loaded(tiny_pair.draft, "float32"), 256)
+    deciding = runner_of(loaded(tiny_pair.verifier, "float32"), 256)
+    engine = Engine(deciding, (DraftModelProposer(drafting),), rechecker=Rechecker(deciding, 1))
+    params = SamplingParams(max_tokens=20, temperature=0.9)
+    for i, prompt in enumerate(prompts(4)):
+        how = Verification.REJECTION if i % 2 else Verification.COUPLED
+        engine.add(Request(str(i), prompt, params, seed=i, depth=3, verification=how))
+    done = {}
+    while not engine.idle:
+        done |= {c.request_id: c for c in engine.step()}
+    assert [bool(done[str(i)].recheck.tokens) for i in range(4)] == [True, False, True, False]
+    assert engine.stats.differing_tokens == 0

@@ -18,6 +18,7 @@ from specbatch.pipeline.engine.ticket import Ticket
 from specbatch.schemas.errors import (
     DeviceLostError,
     EngineError,
+    ModelError,
     RequestCancelledError,
     StepHungError,
 )
@@ -277,3 +278,26 @@ def test_steps_run_under_the_gate(tiny_pair: TinyPair) -> None:
     service.close()
     assert held[:4] == ["in", "out", "in", "out"]
     assert len(held) % 2 == 0
+
+
+def test_a_model_that_cannot_be_served_is_the_caller_s_to_mend() -> None:
+    """And not its rows': they are not tried apart."""
+
+    def refuse() -> Engine:
+        raise ModelError("it cannot be shared")
+
+    service = EngineService(refuse)
+    with pytest.raises(ModelError, match="cannot be shared"):
+        service.submit("a", requests("a")).wait(PATIENCE_SEC)
+    service.close()
+
+
+def test_cancelling_makes_no_engine_for_nobody(bed: Bed) -> None:
+    bed.broken.set()
+    with pytest.raises(EngineError):
+        bed.service.submit("a", requests("a")).wait(PATIENCE_SEC)
+    bed.broken.clear()
+    bed.service.cancel("another")
+    wait_until("it was heard of", lambda: not bed.service._cancelled)
+    bed.service.close()
+    assert bed.made == 1
