@@ -16,11 +16,12 @@ from typing import Protocol
 
 import orjson
 
-from specbatch.pipeline.ingest.objects import Objects
+from specbatch.pipeline.ingest.objects import Objects, join
 from specbatch.pipeline.ledger.checking import Checker, Counts
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.log_facts import LogFacts
 from specbatch.schemas.audit import (
+    MANIFEST_NAME,
     AuditRecord,
     Correctness,
     Finding,
@@ -247,11 +248,23 @@ def _read(what: str, findings: Iterator[Finding]) -> Iterator[Finding]:
         yield Finding(FindingKind.JOB, f"{what} of the job cannot be read: {error}")
 
 
+def _anew(what: str) -> Finding:
+    """What no publication leaves behind: else a log written anew would need no manifest."""
+    return Finding(FindingKind.ENTRY, f"{what}: the log was written anew")
+
+
 def _manifest(objects: Objects, facts: LogFacts, remarks: list[str]) -> Iterator[Finding]:
     """The manifest holds a part of the log down from outside the store."""
+    if not facts.published:
+        return
     if facts.manifest is None:
+        yield _anew("its log says that it was published, and names no manifest")
         return
     uri, sha256 = facts.manifest["uri"], facts.manifest["sha256"]
+    place = facts.expected.get("output_uri")
+    if place is not None and uri != join(place, MANIFEST_NAME):
+        yield _anew(f"its log names a manifest {uri}, but its output is {place}")
+        return
     try:
         data = objects.get_bytes(uri)
     except ObjectError as error:

@@ -34,6 +34,7 @@ class LogFacts:
     adopted: bool = False  # the job is older than its log, which pins what came after
     expected: dict[str, Any] = field(default_factory=dict)
     models: dict[str, Any] = field(default_factory=dict)  # of the job's report
+    published: bool = False  # and not sent back to work since
     manifest: Mapping[str, str] | None = None  # of the publication that stands
     anchors: dict[int, bytes] = field(default_factory=dict)  # number → hash, of all entries
     # (first row and sample, number) of entries with completions; numbers of those with rejected.
@@ -122,8 +123,11 @@ class LogFacts:
             self.expected |= {name: said[name] for name in ("deadline_at", "budget_usd")}
             self.expected |= {"cancel_requested": False, "stop_reason": None}
             self.expected |= {"state": None, "error_sha256": None}
-            self.manifest = None
+            self.published, self.manifest = False, None
         elif kind in _ENDS:
+            self.published = kind is EntryKind.PUBLISHED
+            if not self.published and said["state"] != JobState.FAILED:
+                raise ValueError(f"a job that failed is not {said['state']}")
             self.expected |= {name: said[name] for name in ("state", "error_sha256")}
             self.manifest = said["manifest"]
         elif kind is EntryKind.PURGED:

@@ -19,9 +19,11 @@ from ledger.builders import (
 )
 
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.schemas.audit import PublishedManifest
 from specbatch.schemas.records import GroupWork, JobState, JobWork, Lease, Stage
 
 T = TypeVar("T")
+MANIFEST = PublishedManifest("file:///out/manifest.json", "e" * 64)  # no such file
 
 
 def found(work: T | None) -> T:
@@ -65,8 +67,12 @@ def commit(store: Store, lease: Lease, **report: float) -> None:
     store.commit_group(lease, [completion(row) for row in rows], NO_TIME, report)
 
 
-def finish(store: Store, state: JobState = JobState.DONE) -> None:
-    store.finish_job(claim_job(store, Stage.PUBLISH).lease, state)
+def finish(
+    store: Store,
+    state: JobState = JobState.DONE,
+    manifest: PublishedManifest | None = MANIFEST,
+) -> None:
+    store.finish_job(claim_job(store, Stage.PUBLISH).lease, state, None, manifest)
 
 
 def stage_of(store: Store) -> Stage:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from contracts.shorthand import claim, claim_job, exhaust, verified
+from contracts.shorthand import MANIFEST, claim, claim_job, exhaust, verified
 from ledger.builders import JOB, NO_TIME, completion, new_group, new_job, position
 
 from specbatch.pipeline.auditing import ChainAudit, audit_chain
 from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.schemas.audit import EntryKind, PublishedManifest
+from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.provenance import Provenance, Ticks
 from specbatch.schemas.records import CompletionRecord, FinishReason, JobState, RejectedRow, Stage
 
 OTHER = "job00000000000002"
 ROWS = 4  # of a group
-NOWHERE = "/nowhere/manifest.json"
 
 
 def record(row: int, sample: int = 0) -> CompletionRecord:
@@ -64,7 +63,7 @@ def commit(store: Store, index: int) -> None:
 def end(store: Store, state: JobState) -> None:
     lease = claim_job(store, Stage.PUBLISH).lease
     error = "three rows" if state is JobState.PARTIAL else None
-    store.finish_job(lease, state, error, PublishedManifest(NOWHERE, "e" * 64))
+    store.finish_job(lease, state, error, MANIFEST)
 
 
 def audited(store: Store, job_id: str = JOB) -> ChainAudit:
