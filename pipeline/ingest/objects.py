@@ -25,6 +25,7 @@ from specbatch.schemas.sealing import Sealer
 from specbatch.schemas.settings import Settings
 
 CHUNK_BYTES = 4 << 20
+FIRST_LOOK_SEC = 10.0  # failures of S3 may take, where a person waits to hear of it
 
 # What to do about a disk that refuses; whoever reads the error may not be who runs the worker.
 _REMEDIES = {
@@ -113,10 +114,10 @@ class Objects:
         self._lock = threading.Lock()
 
     @classmethod
-    def of_settings(cls, settings: Settings) -> Objects:
+    def of_settings(cls, settings: Settings, s3_retry_sec: float = 120.0) -> Objects:
         """Of an installation, its jobs' own files encrypted where there is a key."""
         sealer = Sealer.of_setting(settings.encryption_key)
-        return cls(settings.s3_endpoint_url, sealer=sealer)
+        return cls(settings.s3_endpoint_url, sealer=sealer, s3_retry_sec=s3_retry_sec)
 
     def put_bytes(self, uri: str, data: bytes) -> Artefact:
         return self._store(uri).put_bytes(uri, data)
