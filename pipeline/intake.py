@@ -76,7 +76,8 @@ class Intake:
         """Read on until the input ends, the job is stopped, or enough groups are open.
 
         In the last case the lease is given back; when the job is stopped too, at the last group
-        that is stored, so that what is left can be told. Raises `UsageError` and `FencedError`.
+        that is stored, so that what is left can be told. Raises `UsageError`, `FencedError`,
+        and `ObjectError` where a store is out of reach.
         """
         place = (work.cursor, work.next_row, work.next_group)
         reading = self._going_on(job.job_id, place) or self._begin(work, job, spec)

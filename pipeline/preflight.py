@@ -31,7 +31,7 @@ class Checked:
     context_tokens: int
 
     def groups(self) -> Iterator[PlannedGroup]:
-        """The groups it would have, one at a time. Raises `InputError`."""
+        """The groups it would have, one at a time. Raises `InputError` and `ObjectError`."""
         return plan(self.source, self.checker, self.spec.group_size)
 
 

@@ -74,7 +74,10 @@ class Source(Protocol):
     has_ids: bool  # rows carry ids of their own, which may repeat
 
     def check(self) -> None:
-        """Preflight without reading rows: raise `InputError` for what is missing or unreadable."""
+        """Preflight without reading rows: raise `InputError` for what is missing or unreadable.
+
+        Here and below a store that is out of reach for a while raises `ObjectError` instead.
+        """
         ...
 
     def read(self, start: SourcePosition | None = None) -> Iterator[RawBatch]:
@@ -90,7 +93,10 @@ class Source(Protocol):
 
 
 def open_source(spec: InputSpec, objects: Objects) -> Source:
-    """Find the input's files and choose the reader. Raises `InputError` when there are none."""
+    """Find the input's files and choose the reader.
+
+    Raises `InputError` when there are none, and `ObjectError` where the store may answer later.
+    """
     from specbatch.pipeline.ingest.jsonl_source import JsonlSource
     from specbatch.pipeline.ingest.parquet_source import ParquetSource
 
@@ -118,9 +124,10 @@ def files_from(files: list[ObjectInfo], start: SourcePosition | None) -> list[Ob
     )
 
 
-def as_input_error(error: ObjectError) -> InputError:
-    """An input that cannot be read is the user's to mend."""
-    return InputError(str(error))
+def as_input_error(error: ObjectError) -> InputError | ObjectError:
+    """An input that cannot be read is the user's to mend, unless that passes: then whoever reads it
+    does so again later."""
+    return ObjectError(str(error), passing=True) if error.passing else InputError(str(error))
 
 
 # --- finding files ------------------------------------------------------------------------------

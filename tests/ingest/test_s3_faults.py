@@ -125,6 +125,16 @@ def test_a_store_out_of_reach_is_out_of_reach_for_a_while(error: Exception, pass
     assert is_transient(error) is passes
 
 
+@pytest.mark.parametrize(("fault", "passes"), [(Fault.UNAVAILABLE, True), (Fault.DENIED, False)])
+def test_a_failure_says_whether_it_passes(
+    proxy: FaultyS3, bucket: str, fault: Fault, passes: bool
+) -> None:
+    proxy.fail(fault, times=99)
+    with pytest.raises(ObjectError) as caught:
+        S3Objects(proxy.url, retry_sec=0.0).get_bytes(f"{bucket}/a")
+    assert caught.value.passing is passes
+
+
 def test_an_answer_that_is_short_and_says_so_is_noticed(
     store: S3Objects, proxy: FaultyS3, bucket: str
 ) -> None:

@@ -14,11 +14,13 @@ import pytest
 
 from specbatch.jobs.chaos import stand_in_model
 from specbatch.pipeline import intake
+from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ingest.outputs import read_output
 from specbatch.pipeline.ingest.parquet_source import ParquetSource
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.memory_store import MemoryStore
 from specbatch.pipeline.ledger.migrate import open_store
+from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.records import JobState, Stage
 from support.databases import migrated
 from support.one_thread import OneThread, one_thread
@@ -129,6 +131,38 @@ def test_of_many_readings_that_pause_the_oldest_are_forgotten(
         assert list(bed.stages._intake._paused) == jobs[2:]
         bed.run()
         assert {bed.client.job(job_id).state for job_id in jobs} == {JobState.DONE}
+
+
+@pytest.mark.parametrize("method", ["open", "head"])
+def test_an_input_out_of_reach_for_a_while_costs_an_attempt_and_not_the_job(
+    store: Store, uri: Path, tmp_path: Path, method: str
+) -> None:
+    away = [True]
+
+    class Flaky(Objects):
+        """Once it does not answer."""
+
+        def open(self, uri: str, version: str | None = None) -> Any:
+            return self._answer("open", super().open, uri, version)
+
+        def head(self, uri: str) -> Any:
+            return self._answer("head", super().head, uri)
+
+        def _answer(self, name: str, ask: Any, uri: str, *more: Any) -> Any:
+            if name == method and uri.endswith("in.parquet") and away:
+                away.clear()
+                raise ObjectError(f"cannot read {uri}: no answer", passing=True)
+            return ask(uri, *more)
+
+    with one_thread(store, tmp_path, objects=Flaky()) as bed:
+        job_id = bed.submit(uri, tmp_path / "out").job_id
+        bed.run()
+        assert not away
+        assert bed.client.job(job_id).state is JobState.RUNNING
+        assert [bell.stage for bell in store.due()] == [Stage.INGEST], "the sweeper rings for it"
+        bed.stages.ingest(job_id)
+        bed.run()
+        assert bed.client.job(job_id).state is JobState.DONE
 
 
 # --- memory ---------------------------------------------------------------------------------
