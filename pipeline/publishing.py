@@ -73,7 +73,7 @@ class Publisher:
             manifest = OutputWriter(self.objects, spec.output.uri, job.job_id).write(
                 rows,
                 rejected,
-                openai=job.report.get("input_format") == "openai",
+                openai=(job.report.get("input_format") or spec.input.format) == "openai",
                 created=int(job.created_at),
                 decode=self.decode(spec),
                 info=_info(job, spec, self.store.log_head(job.job_id)),
