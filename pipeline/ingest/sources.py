@@ -114,13 +114,17 @@ def files_from(files: list[ObjectInfo], start: SourcePosition | None) -> list[Ob
     for index, info in enumerate(files):
         if info.uri == start.uri:
             if info.version != start.version:
-                raise InputError(
-                    f"{info.uri} changed since this job began reading it; put the original back, "
-                    "or submit a new job"
-                )
+                raise changed_since(info.uri)
             return files[index:]
     raise InputError(
         f"{start.uri} is gone since this job began reading it; put it back, or submit a new job"
+    )
+
+
+def changed_since(uri: str) -> InputError:
+    """The error for an input that is not what the rows before were read from."""
+    return InputError(
+        f"{uri} changed since this job began reading it; put the original back, or submit a new job"
     )
 
 

@@ -200,6 +200,30 @@ def test_a_file_that_changes_after_it_was_found_is_noticed(tmp_path: Path) -> No
         prompts(source)
 
 
+@pytest.mark.parametrize("rows", [0, 5, 40], ids=["emptied", "shorter", "longer"])
+def test_a_jsonl_that_is_written_anew_while_it_is_read_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    monkeypatch.setattr("specbatch.pipeline.ingest.jsonl_source.ROWS_PER_BATCH", 10)
+    path = write_lines(tmp_path / "a.jsonl", [{"prompt": f"{i}" * 9999} for i in range(30)])
+    batches = opened(path).read()
+    assert len(next(batches).rows) == 10
+    write_lines(path, [{"prompt": "another"}] * rows)
+    with pytest.raises(InputError, match=rf"{path} changed since this job began reading it"):
+        list(batches)
+
+
+def test_a_jsonl_whose_name_another_took_is_read_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specbatch.pipeline.ingest.jsonl_source.ROWS_PER_BATCH", 10)
+    path = write_lines(tmp_path / "a.jsonl", [{"prompt": f"{i}" * 9999} for i in range(30)])
+    batches = opened(path).read()
+    rows = len(next(batches).rows)
+    write_lines(tmp_path / "new", [{"prompt": "another"}]).replace(path)
+    assert rows + sum(len(batch.rows) for batch in batches) == 30
+
+
 # --- reading ------------------------------------------------------------------------------------
 def test_resuming_does_not_open_earlier_files(tmp_path: Path) -> None:
     for name in "abc":
