@@ -12,6 +12,7 @@ import orjson
 from specbatch.pipeline.ingest.objects import ObjectInfo, Objects, is_unchanged
 from specbatch.pipeline.ingest.sources import (
     BYTES_PER_BATCH,
+    NO_ID,
     ROWS_PER_BATCH,
     Format,
     PromptKind,
@@ -67,7 +68,8 @@ class JsonlSource:
                     for offset, line in zip(offsets, lines, strict=False)
                     if not here or offset < position.row_offset
                 ]
-                yield [self._row(line).id for line in keep]
+                rows = map(self._row, keep)
+                yield [NO_ID if row.is_nameless else row.id for row in rows]
                 if here and offsets[-1] >= position.row_offset:
                     return
             if here:

@@ -38,7 +38,7 @@ from specbatch.pipeline.ingest.overrides import (
     read_column,
     read_seed,
 )
-from specbatch.pipeline.ingest.sources import RawBatch, RawRow
+from specbatch.pipeline.ingest.sources import NO_ID, RawBatch, RawRow
 from specbatch.schemas.records import PromptRow, RejectedRow
 from specbatch.schemas.seeds import derive_seed
 from specbatch.schemas.spec import JobSpec
@@ -101,7 +101,7 @@ class RowChecker:
     # 1) everything that can be said before tokenising
     def _draft(self, raw: RawRow, batch: RawBatch, row_index: int) -> _Draft:
         draft = _Draft(None, n=self._spec.sampling.n)
-        if raw.problem and raw.id is None:
+        if raw.is_nameless:
             draft.problem = raw.problem
             return draft
         draft.row_id = _row_id(raw.id, row_index)
@@ -161,7 +161,10 @@ class RowChecker:
 
     # 2) ids must be new, whatever else is wrong with the row
     def _mark_duplicates(self, drafts: list[_Draft], batch: RawBatch, first_row: int) -> None:
-        ids = [_row_id(raw.id, first_row + i) for i, raw in enumerate(batch.rows)]
+        ids = [
+            NO_ID if raw.is_nameless else _row_id(raw.id, first_row + i)
+            for i, raw in enumerate(batch.rows)
+        ]
         for draft, row_id, seen in zip(drafts, ids, self._ids.add(ids), strict=True):
             if seen and draft.problem is None:
                 draft.problem = ("duplicate_id", f"an earlier row has the id {row_id!r:.100}")

@@ -25,6 +25,7 @@ Format = Literal["parquet", "jsonl", "openai"]
 
 ROWS_PER_BATCH = 4096
 BYTES_PER_BATCH = 8 << 20  # of input, roughly
+NO_ID = "\0"  # stands for the id of a row that could not be read: no good row may have it
 
 
 @dataclass(slots=True)
@@ -41,6 +42,11 @@ class RawRow:
     body: dict[str, Any] | None = None
     problem: tuple[str, str] | None = None
     sampling: Any = None  # its own sampling values: an object, or JSON text
+
+    @property
+    def is_nameless(self) -> bool:
+        """Whether it ends without an id, and so without the row number that would be one."""
+        return self.problem is not None and (self.id is None or self.id == "")
 
 
 @dataclass(slots=True)
@@ -88,7 +94,8 @@ class Source(Protocol):
         ...
 
     def ids_until(self, position: SourcePosition) -> Iterator[list[Any]]:
-        """The ids of all rows before `position`; reads nothing else where the format allows."""
+        """The ids of all rows before `position`, `NO_ID` for those without even a number; reads
+        nothing else where the format allows."""
         ...
 
 
