@@ -14,7 +14,13 @@ from typing import Any, Literal, Protocol
 
 import orjson
 
-from specbatch.pipeline.ingest.folders import is_hidden, wanted_suffixes
+from specbatch.pipeline.ingest.folders import (
+    is_glob,
+    is_hidden,
+    local_matches,
+    split_glob,
+    wanted_suffixes,
+)
 from specbatch.pipeline.ingest.objects import ObjectInfo, Objects, tidy
 from specbatch.schemas.errors import InputError, ObjectError
 from specbatch.schemas.records import SourcePosition
@@ -144,11 +150,13 @@ def as_input_error(error: ObjectError) -> InputError | ObjectError:
 # --- finding files ------------------------------------------------------------------------------
 def _find(spec: InputSpec, objects: Objects) -> list[ObjectInfo]:
     uri = tidy(spec.uri)
+    if uri.startswith("s3://") and "/" not in uri.removeprefix("s3://"):
+        uri += "/"  # a whole bucket
     try:
-        if _is_glob(uri):
-            return _find_glob(uri, objects)
         if not uri.endswith("/") and (info := objects.head(uri)):
             return [info]
+        if is_glob(uri) and ("://" in uri or not Path(uri).is_dir()):
+            return _find_glob(uri, objects)
         return _find_folder(uri, spec, objects)
     except ObjectError as error:
         raise as_input_error(error) from error
@@ -173,20 +181,15 @@ def _find_folder(uri: str, spec: InputSpec, objects: Objects) -> list[ObjectInfo
 
 
 def _find_glob(uri: str, objects: Objects) -> list[ObjectInfo]:
-    root, slash, _ = re.split(r"[*?\[]", uri, maxsplit=1)[0].rpartition("/")
     if uri.startswith("s3://"):
-        pattern = _glob_pattern(uri)
-        files = [info for info in objects.list(root + "/") if pattern.fullmatch(info.uri)]
+        (root, pattern), whole = split_glob(uri), _glob_pattern(uri)
+        found = [info for info in objects.list(root) if whole.fullmatch(info.uri)]
+        files = [info for info in found if not is_hidden(info.uri.removeprefix(root), pattern)]
     else:
-        found = Path(root + slash).glob(uri[len(root + slash) :])
-        files = [info for path in sorted(found, key=str) if (info := objects.head(str(path)))]
+        files = [info for path in local_matches(uri) if (info := objects.head(str(path)))]
     if not files:
         raise InputError(f"no file matches input {uri}")
     return files
-
-
-def _is_glob(uri: str) -> bool:
-    return any(sign in uri for sign in "*?[")
 
 
 def _glob_pattern(glob: str) -> re.Pattern[str]:
