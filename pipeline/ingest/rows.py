@@ -11,7 +11,7 @@
     no_chat_template       messages, but the model's tokenizer has no template
     bad_token_id           a token id outside the vocabulary
     too_long               does not leave room for one token, or above max_prompt_tokens
-    bad_id                 an id longer than 512 characters or with a NUL character
+    bad_id                 an id above 512 characters, with a NUL, or too large a number to be exact
     duplicate_id           an earlier row has the id; the first one counts
     bad_seed               not an integer in [0, 2**63)
     bad_parameter          a request value out of range
@@ -45,6 +45,7 @@ from specbatch.schemas.spec import JobSpec
 
 ROLES = ("system", "user", "assistant", "tool", "developer")
 _MAX_ID_CHARS = 512
+_EXACT_BELOW = 2.0**53  # numbers that were read as floats: those of larger ids run together
 
 
 class _RowError(Exception):
@@ -220,6 +221,8 @@ def _checked_id(draft: _Draft, raw_id: Any) -> str:
     row_id = draft.row_id or ""
     if isinstance(raw_id, bytes):
         raise _RowError("invalid_utf8", "the id is not valid UTF-8")
+    if isinstance(raw_id, float) and abs(raw_id) >= _EXACT_BELOW:
+        raise _RowError("bad_id", f"the id {raw_id!r} is not exact: an id this large must be text")
     if len(row_id) > _MAX_ID_CHARS or "\0" in row_id:
         # Databases refuse such text: the quarantined row must be storable too.
         draft.row_id = row_id[:_MAX_ID_CHARS].replace("\0", "\N{REPLACEMENT CHARACTER}")

@@ -71,3 +71,14 @@ def test_the_number_of_a_row_without_an_id_is_its_own(
     assert verdicts(spec, make_checker(spec)) == [
         ("0", "good"), ("0", "duplicate_id"), ("2", "empty_prompt"), ("2", "duplicate_id"),
     ]  # fmt: skip
+
+
+def test_ids_that_no_number_holds_must_be_text(tmp_path: Path, make_checker: MakeChecker) -> None:
+    """Of larger numbers than 64 bits many are read as one: no row is refused for another's id."""
+    numbers = [2**64 - 1, 2**64, 2**64 + 1, -(2**63) - 1]
+    lines = [f'{{"id": {number}, "prompt": "a"}}'.encode() for number in numbers]
+    spec = spec_of(tmp_path / "in.jsonl", [*lines, {"id": str(2**64), "prompt": "a"}, {"id": 0.5}])
+    found = verdicts(spec, make_checker(spec))
+    assert found[0] == (f"{2**64 - 1}", "good")
+    assert [verdict for _, verdict in found[1:4]] == ["bad_id"] * 3
+    assert found[4:] == [(f"{2**64}", "good"), ("0.5", "null_prompt")]
