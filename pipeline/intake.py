@@ -76,16 +76,20 @@ class Intake:
         """Read on until the input ends, the job is stopped, or enough groups are open.
 
         In the last case the lease is given back; when the job is stopped too, at the last group
-        that is stored, so that what is left can be told. Raises `UsageError` and `FencedError`.
+        that is stored, so that what is left can be told. Raises `UsageError`, `FencedError`,
+        and `ObjectError` where a store is out of reach.
         """
         place = (work.cursor, work.next_row, work.next_group)
-        reading = self._going_on(job.job_id, place) or self._begin(work, job, spec)
+        reading = self._going_on(job.job_id, place)
+        if reading is None:
+            reading = self._begin(work, job, spec)
+            # At once: a job may be stopped while its reading pauses, and is published all the same.
+            self._store.note_report(work.lease, reading.identity)
         rows, room = work.next_row, 1
         with ThreadPoolExecutor(WRITERS, "prompts") as writers:
             for batch in reading.batches:
                 held.check()
                 if held.cancelled.is_set():
-                    self._store.note_report(work.lease, reading.identity)
                     self._store.release(work.lease, "its job was stopped", forgiven=True)
                     return
                 begun_ns = time.time_ns()

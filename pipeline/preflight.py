@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from specbatch.pipeline.engine.model_folder import check_pair, inspect_model
 from specbatch.pipeline.engine.quantised import check_weights
 from specbatch.pipeline.ingest.codec import TextCodec
-from specbatch.pipeline.ingest.objects import Objects
+from specbatch.pipeline.ingest.objects import FIRST_LOOK_SEC, Objects
 from specbatch.pipeline.ingest.outputs import OutputWriter
 from specbatch.pipeline.ingest.planner import PlannedGroup, plan
 from specbatch.pipeline.ingest.rows import RowChecker
@@ -31,7 +31,7 @@ class Checked:
     context_tokens: int
 
     def groups(self) -> Iterator[PlannedGroup]:
-        """The groups it would have, one at a time. Raises `InputError`."""
+        """The groups it would have, one at a time. Raises `InputError` and `ObjectError`."""
         return plan(self.source, self.checker, self.spec.group_size)
 
 
@@ -45,7 +45,7 @@ def check_job(
     An output that belongs to a job is refused unless `is_mine` says so of that job's id.
     Writes nothing.
     """
-    objects = Objects(s3_endpoint_url)
+    objects = Objects(s3_endpoint_url, s3_retry_sec=FIRST_LOOK_SEC)
     verifier = inspect_model(spec.verifier)
     check_weights(spec.engine.verifier_weights)
     if spec.proposer:

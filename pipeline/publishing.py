@@ -45,6 +45,7 @@ class Publisher:
     objects: Objects
     decode: Callable[[JobSpec], Decode]
     checker: Callable[[JobSpec], RowChecker]
+    attempts: int  # that a job has
 
     def publish(
         self, work: JobWork, job: JobRow, spec: JobSpec, still_mine: Callable[[], None]
@@ -72,7 +73,7 @@ class Publisher:
             manifest = OutputWriter(self.objects, spec.output.uri, job.job_id).write(
                 rows,
                 rejected,
-                openai=job.report.get("input_format") == "openai",
+                openai=(job.report.get("input_format") or spec.input.format) == "openai",
                 created=int(job.created_at),
                 decode=self.decode(spec),
                 info=_info(job, spec, self.store.log_head(job.job_id)),
@@ -92,7 +93,8 @@ class Publisher:
         unread: Iterable[PlannedGroup] = ()
         if not progress.ingest_done:
             unread = self._unread(work, spec)
-        return write_remainder(folder, job, spec, unfinished, unread)
+        tries_again = work.lease.attempt < self.attempts
+        return write_remainder(folder, job, spec, unfinished, unread, tries_again)
 
     def _unread(self, work: JobWork, spec: JobSpec) -> Iterator[PlannedGroup]:
         """The input from where its reading ended. Raises `UsageError` and `ObjectError`."""

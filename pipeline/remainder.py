@@ -25,7 +25,7 @@ import yaml
 
 from specbatch.pipeline.ingest.objects import join
 from specbatch.pipeline.ingest.planner import PlannedGroup
-from specbatch.schemas.errors import SpecbatchError
+from specbatch.schemas.errors import ObjectError, SpecbatchError
 from specbatch.schemas.records import JobRow, PromptRow, RejectedRow
 from specbatch.schemas.spec import JobSpec
 
@@ -76,11 +76,13 @@ def write_remainder(
     spec: JobSpec,
     unfinished: Iterable[PromptRow],
     unread: Iterable[PlannedGroup],
+    tries_again: bool = False,
 ) -> Remainder:
     """Write it all, a few rows in memory at a time.
 
     `unfinished` rows were in groups, `unread` follow them in the input. Raises what reading the
-    former raises; where the latter cannot be read, what is there is told as the `problem`.
+    former raises; where the latter cannot be read, what is there is told as the `problem`. Who
+    `tries_again` gets the `ObjectError` of a store that is out of reach for a while.
     """
     name = f"remainder-{job.job_id}"
     prompts, quarantined = folder / f"{name}.parquet", folder / "quarantined.jsonl"
@@ -99,6 +101,8 @@ def write_remainder(
                 for row in group.rows:
                     writer.add(row)
         except SpecbatchError as error:
+            if tries_again and isinstance(error, ObjectError) and error.passing:
+                raise
             problem = f"the rest of the input is not in the remainder: {error}"
     spec_file = folder / f"{name}.yaml"
     spec_file.write_text(_spec_text(job, spec, prompts.name), encoding="utf-8")

@@ -28,6 +28,8 @@ from specbatch.schemas.mapper import as_float32
 from specbatch.schemas.records import CompletionRecord, JobRow, PromptRow, Verification
 from specbatch.schemas.spec import JobSpec
 
+_OUT_OF_REACH = "its prompt is out of reach"
+
 
 @dataclass(frozen=True, slots=True)
 class Twice:
@@ -71,6 +73,7 @@ class Replays:
 
     def look(self, keys: Iterable[tuple[int, int]]) -> Iterator[Replayed]:
         """Each of these completions, teacher-forced."""
+        out_of_reach = False
         for row, sample in keys:
             if self._is_private:
                 yield Replayed(skipped="of a tenant whose texts are not kept")
@@ -79,10 +82,14 @@ class Replays:
             if kept is None or kept.record is None:
                 yield Replayed(skipped="it cannot be read")
                 continue
+            if out_of_reach:  # as all others will be, each after a while
+                yield Replayed(skipped=_OUT_OF_REACH)
+                continue
             try:
                 yield self._look(kept, kept.record)
-            except ObjectError:
-                yield Replayed(skipped="its prompt is gone")
+            except ObjectError as error:
+                out_of_reach = error.passing
+                yield Replayed(skipped=_OUT_OF_REACH if out_of_reach else "its prompt is gone")
 
     def _look(self, kept: KeptCompletion, record: CompletionRecord) -> Replayed:
         if any(token < 0 for token in record.token_ids):

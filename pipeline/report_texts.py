@@ -17,7 +17,7 @@ from typing import Any
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.observe.report_facts import Outlier, ShownOutput, ShownToken
 from specbatch.pipeline.privacy.tenants import Privacy
-from specbatch.schemas.errors import SpecbatchError
+from specbatch.schemas.errors import ObjectError, SpecbatchError
 from specbatch.schemas.job_figures import RowFigures
 from specbatch.schemas.privacy import NOT_KEPT, PrivacyMode
 from specbatch.schemas.provenance import TICKS_PER_SEC
@@ -130,6 +130,7 @@ class Texts:
     words: bool  # whether tags and reasons may be told
     pieces: Pieces | None
     budget: int = MOST_TOKENS_OF_ALL
+    out_of_reach: bool = False  # where the prompts are: none of the others is waited for
 
     @classmethod
     def of(cls, store: Store, settings: Settings, job: JobRow, wanted: bool) -> Texts:
@@ -219,7 +220,7 @@ class Texts:
 
     def _prompt(self, row: RowFigures) -> str | None:
         """In words, where its file can be read here and the tenant keeps nothing to itself."""
-        if not self.job.privacy.is_full or self.pieces is None:
+        if not self.job.privacy.is_full or self.pieces is None or self.out_of_reach:
             return None
         found = self._prompt_row(row)
         return None if found is None else "".join(self.pieces(found.prompt_ids[-MOST_TOKENS:]))
@@ -234,6 +235,7 @@ class Texts:
             return prompt_row(self.settings, self.job, where, row.row_index)
         except SpecbatchError as error:
             log.info("a prompt is out of reach: %s", error)
+            self.out_of_reach = isinstance(error, ObjectError) and error.passing
             return None
 
 

@@ -128,7 +128,7 @@ class Stages(Guarding):
         self._drafting = Drafting(store, objects, beside, max_attempts)
         self._refills = refills
         self._timing = timing or Untimed()
-        self._publisher = Publisher(store, objects, self._decode, self._checker)
+        self._publisher = Publisher(store, objects, self._decode, self._checker, max_attempts)
         self._intake = Intake(
             store, objects, ring, self._drafting, codec, models, max_open_groups, privacy
         )

@@ -23,8 +23,6 @@ if TYPE_CHECKING:  # the light install has no torch and no pyarrow
 
 log = logging.getLogger(__name__)
 
-_FIRST_LOOK_SEC = 10.0  # failures of S3 may take, where a person waits to hear of it
-
 
 def make_auditor(settings: Settings, store: Store) -> Auditor:
     """What audits jobs; it needs the engine extra for replays alone."""
@@ -113,12 +111,11 @@ def make_exporter(settings: Settings, store: Store) -> Exporter:
     from specbatch.pipeline.exporting import Exporter
     from specbatch.pipeline.ingest.objects import Objects
 
-    endpoint = settings.s3_endpoint_url
-    first_look = Objects(endpoint, s3_retry_sec=_FIRST_LOOK_SEC)
-    return Exporter(store, _objects(settings), first_look)
+    return Exporter(store, Objects.of_settings(settings), _objects(settings))
 
 
 def _objects(settings: Settings) -> Objects:
-    from specbatch.pipeline.ingest.objects import Objects
+    """For what a person waits for: where S3 is out of reach, it is told in seconds."""
+    from specbatch.pipeline.ingest.objects import FIRST_LOOK_SEC, Objects
 
-    return Objects.of_settings(settings)
+    return Objects.of_settings(settings, FIRST_LOOK_SEC)

@@ -93,7 +93,14 @@ class UnknownKeyError(StoreError):
 
 
 class ObjectError(SpecbatchError):
-    """An object store refused an operation or returned bytes of the wrong size or checksum."""
+    """An object store refused an operation or returned bytes of the wrong size or checksum.
+
+    `passing`: the store was out of reach, or overloaded; the same may succeed later.
+    """
+
+    def __init__(self, message: str, *, passing: bool = False) -> None:
+        super().__init__(message)
+        self.passing = passing
 
 
 class FencedError(SpecbatchError):

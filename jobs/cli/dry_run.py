@@ -73,7 +73,7 @@ def show_plan(settings: Settings, spec: JobSpec, tokens_per_sec: float | None, j
 
 
 def make_plan(checked: Checked, spec: JobSpec) -> Plan:
-    """Plan every group and count it, a group at a time. Raises `InputError`."""
+    """Plan every group and count it, a group at a time. Raises `InputError` and `ObjectError`."""
     total = Plan()
     with err.status("reading the input ...") as status:
         for group in checked.groups():

@@ -6,11 +6,10 @@ input on S3 is left to the workers, who may be the only ones to have its keys.
 
 from __future__ import annotations
 
-import re
 from importlib.util import find_spec
 from pathlib import Path
 
-from specbatch.pipeline.ingest.folders import is_hidden, wanted_suffixes
+from specbatch.pipeline.ingest.folders import is_glob, is_hidden, local_matches, wanted_suffixes
 from specbatch.schemas.errors import InputError
 from specbatch.schemas.spec import InputSpec
 
@@ -25,7 +24,7 @@ def check_input_here(spec: InputSpec) -> None:
     if not files:
         raise InputError(
             f"no file matches input {spec.uri}"
-            if _is_glob(spec.uri)
+            if is_glob(spec.uri)
             else f"input {spec.uri} does not exist or is empty"
         )
     for file in files:
@@ -35,21 +34,16 @@ def check_input_here(spec: InputSpec) -> None:
 
 def _files(spec: InputSpec) -> list[Path]:
     """Those that workers will read."""
-    uri, path = spec.uri, Path(spec.uri)
+    path = Path(spec.uri)
     if path.is_file():
         return [path]
     if path.is_dir():
         wanted = wanted_suffixes(spec.format)
         found = (p for p in path.rglob("*") if p.name.endswith(wanted) and p.is_file())
         return sorted(p for p in found if not is_hidden(p.relative_to(path).as_posix()))
-    if not _is_glob(uri):
+    if not is_glob(str(path)):
         return []
-    root = Path(re.split(r"[*?\[]", uri, maxsplit=1)[0].rpartition("/")[0] + "/")
-    return sorted(p for p in root.glob(str(path.relative_to(root))) if p.is_file())
-
-
-def _is_glob(uri: str) -> bool:
-    return any(sign in uri for sign in "*?[")
+    return [p for p in local_matches(str(path)) if p.is_file()]
 
 
 def _check_parquet(file: Path, spec: InputSpec) -> None:

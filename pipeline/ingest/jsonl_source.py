@@ -9,15 +9,17 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from specbatch.pipeline.ingest.objects import ObjectInfo, Objects
+from specbatch.pipeline.ingest.objects import ObjectInfo, Objects, is_unchanged
 from specbatch.pipeline.ingest.sources import (
     BYTES_PER_BATCH,
+    NO_ID,
     ROWS_PER_BATCH,
     Format,
     PromptKind,
     RawBatch,
     RawRow,
     as_input_error,
+    changed_since,
     files_from,
 )
 from specbatch.schemas.errors import InputError, ObjectError
@@ -66,7 +68,8 @@ class JsonlSource:
                     for offset, line in zip(offsets, lines, strict=False)
                     if not here or offset < position.row_offset
                 ]
-                yield [self._row(line).id for line in keep]
+                rows = map(self._row, keep)
+                yield [NO_ID if row.is_nameless else row.id for row in rows]
                 if here and offsets[-1] >= position.row_offset:
                     return
             if here:
@@ -96,7 +99,11 @@ class JsonlSource:
                 )
 
     def _chunks(self, info: ObjectInfo, begin: int) -> Iterator[tuple[list[int], list[bytes]]]:
-        """(offset of every line and of what follows, lines) in bounded pieces."""
+        """(offset of every line and of what follows, lines) in bounded pieces.
+
+        Raises `InputError` where the file was written to meanwhile: offsets would be those of other
+        lines, and rows be lost or halved.
+        """
         offsets: list[int] = []
         lines: list[bytes] = []
         size, end = 0, begin
@@ -107,8 +114,10 @@ class JsonlSource:
                     lines.append(line)
                     size += len(line)
                     if len(lines) >= ROWS_PER_BATCH or size >= BYTES_PER_BATCH:
+                        _check_unchanged(file, info)
                         yield [*offsets, end], lines
                         offsets, lines, size = [], [], 0
+                _check_unchanged(file, info)
         except ObjectError as error:
             raise as_input_error(error) from error
         except OSError as error:
@@ -148,6 +157,11 @@ class JsonlSource:
             return self._objects.open(info.uri, info.version)
         except ObjectError as error:
             raise as_input_error(error) from error
+
+
+def _check_unchanged(file: BinaryIO, info: ObjectInfo) -> None:
+    if not is_unchanged(file, info):
+        raise changed_since(info.uri)
 
 
 def _lines(file: BinaryIO, begin: int) -> Iterator[tuple[int, int, bytes]]:

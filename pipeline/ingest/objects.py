@@ -25,6 +25,7 @@ from specbatch.schemas.sealing import Sealer
 from specbatch.schemas.settings import Settings
 
 CHUNK_BYTES = 4 << 20
+FIRST_LOOK_SEC = 10.0  # failures of S3 may take, where a person waits to hear of it
 
 # What to do about a disk that refuses; whoever reads the error may not be who runs the worker.
 _REMEDIES = {
@@ -113,10 +114,10 @@ class Objects:
         self._lock = threading.Lock()
 
     @classmethod
-    def of_settings(cls, settings: Settings) -> Objects:
+    def of_settings(cls, settings: Settings, s3_retry_sec: float = 120.0) -> Objects:
         """Of an installation, its jobs' own files encrypted where there is a key."""
         sealer = Sealer.of_setting(settings.encryption_key)
-        return cls(settings.s3_endpoint_url, sealer=sealer)
+        return cls(settings.s3_endpoint_url, sealer=sealer, s3_retry_sec=s3_retry_sec)
 
     def put_bytes(self, uri: str, data: bytes) -> Artefact:
         return self._store(uri).put_bytes(uri, data)
@@ -293,6 +294,12 @@ def verified(uri: str, data: bytes, expect: Artefact | None) -> bytes:
 def changed(uri: str) -> ObjectError:
     """The error for a file that is no longer the version asked for."""
     return ObjectError(f"{uri} changed while it was being read; it must stay as it is")
+
+
+def is_unchanged(file: BinaryIO, info: ObjectInfo) -> bool:
+    """Whether an open file is what it was. On S3 every read asks for the version by itself; a local
+    file that another one took the place of stays whole for those who have it open."""
+    return "://" in info.uri or _version(os.fstat(file.fileno())) == info.version
 
 
 def sync_folder(folder: Path) -> None:

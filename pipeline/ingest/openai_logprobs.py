@@ -1,8 +1,9 @@
 """Log-probabilities as OpenAI's chat completions tell them: each token as text and as bytes.
 
-A token may be part of a character: its text then has a replacement character, and its bytes are
-null. Special tokens have no text. What is no finite number (a token that cannot come) is -9999, as
-OpenAI has it for what is very unlikely.
+A token reads what it adds to a text: also the space before a word, which many tokenizers leave out
+where a text begins. It may be part of a character: its text then has a replacement character, and
+its bytes are null. Special tokens have no text. What is no finite number (a token that cannot come)
+is -9999, as OpenAI has it for what is very unlikely.
 """
 
 from __future__ import annotations
@@ -28,10 +29,18 @@ class TokenTexts:
 
     def of(self, token: int) -> dict[str, Any]:
         if token not in self._known:
-            text = self._decode([token]) if self._decode else ""
+            text = self._text(self._decode, token) if self._decode else ""
             whole = bool(text) and _PARTIAL not in text
             self._known[token] = {"token": text, "bytes": list(text.encode()) if whole else None}
         return self._known[token]
+
+    @staticmethod
+    def _text(decode: Decode, token: int) -> str:
+        once = decode([token])
+        if _PARTIAL in once:  # what it adds depends on the bytes before
+            return once
+        twice = decode([token, token])
+        return twice[len(once) :] if twice.startswith(once) else once
 
 
 def openai_logprobs(record: CompletionRecord, texts: TokenTexts) -> dict[str, Any] | None:

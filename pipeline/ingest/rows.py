@@ -11,7 +11,7 @@
     no_chat_template       messages, but the model's tokenizer has no template
     bad_token_id           a token id outside the vocabulary
     too_long               does not leave room for one token, or above max_prompt_tokens
-    bad_id                 an id longer than 512 characters or with a NUL character
+    bad_id                 an id above 512 characters, with a NUL, or too large a number to be exact
     duplicate_id           an earlier row has the id; the first one counts
     bad_seed               not an integer in [0, 2**63)
     bad_parameter          a request value out of range
@@ -38,13 +38,14 @@ from specbatch.pipeline.ingest.overrides import (
     read_column,
     read_seed,
 )
-from specbatch.pipeline.ingest.sources import RawBatch, RawRow
+from specbatch.pipeline.ingest.sources import NO_ID, RawBatch, RawRow
 from specbatch.schemas.records import PromptRow, RejectedRow
 from specbatch.schemas.seeds import derive_seed
 from specbatch.schemas.spec import JobSpec
 
 ROLES = ("system", "user", "assistant", "tool", "developer")
 _MAX_ID_CHARS = 512
+_EXACT_BELOW = 2.0**53  # numbers that were read as floats: those of larger ids run together
 
 
 class _RowError(Exception):
@@ -101,7 +102,7 @@ class RowChecker:
     # 1) everything that can be said before tokenising
     def _draft(self, raw: RawRow, batch: RawBatch, row_index: int) -> _Draft:
         draft = _Draft(None, n=self._spec.sampling.n)
-        if raw.problem and raw.id is None:
+        if raw.is_nameless:
             draft.problem = raw.problem
             return draft
         draft.row_id = _row_id(raw.id, row_index)
@@ -161,7 +162,10 @@ class RowChecker:
 
     # 2) ids must be new, whatever else is wrong with the row
     def _mark_duplicates(self, drafts: list[_Draft], batch: RawBatch, first_row: int) -> None:
-        ids = [_row_id(raw.id, first_row + i) for i, raw in enumerate(batch.rows)]
+        ids = [
+            NO_ID if raw.is_nameless else _row_id(raw.id, first_row + i)
+            for i, raw in enumerate(batch.rows)
+        ]
         for draft, row_id, seen in zip(drafts, ids, self._ids.add(ids), strict=True):
             if seen and draft.problem is None:
                 draft.problem = ("duplicate_id", f"an earlier row has the id {row_id!r:.100}")
@@ -217,6 +221,8 @@ def _checked_id(draft: _Draft, raw_id: Any) -> str:
     row_id = draft.row_id or ""
     if isinstance(raw_id, bytes):
         raise _RowError("invalid_utf8", "the id is not valid UTF-8")
+    if isinstance(raw_id, float) and abs(raw_id) >= _EXACT_BELOW:
+        raise _RowError("bad_id", f"the id {raw_id!r} is not exact: an id this large must be text")
     if len(row_id) > _MAX_ID_CHARS or "\0" in row_id:
         # Databases refuse such text: the quarantined row must be storable too.
         draft.row_id = row_id[:_MAX_ID_CHARS].replace("\0", "\N{REPLACEMENT CHARACTER}")

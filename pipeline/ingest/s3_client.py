@@ -80,9 +80,13 @@ def is_transient(error: BaseException) -> bool:
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         again = status >= 500 and status != 501  # which is that it cannot, now or later
         return again or status == 429 or code(error) in _TRANSIENT_CODES
-    return isinstance(
-        error, exceptions.HTTPClientError | exceptions.IncompleteReadError
-    ) and not isinstance(error, exceptions.SSLError | exceptions.ProxyConnectionError)
+    passing = (
+        exceptions.HTTPClientError
+        | exceptions.ConnectionError  # also refused, timed out, or of a name that is not resolved
+        | exceptions.IncompleteReadError
+    )
+    lasting = exceptions.SSLError | exceptions.ProxyConnectionError
+    return isinstance(error, passing) and not isinstance(error, lasting)
 
 
 def code(error: BaseException | None) -> str:

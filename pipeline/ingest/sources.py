@@ -14,7 +14,13 @@ from typing import Any, Literal, Protocol
 
 import orjson
 
-from specbatch.pipeline.ingest.folders import is_hidden, wanted_suffixes
+from specbatch.pipeline.ingest.folders import (
+    is_glob,
+    is_hidden,
+    local_matches,
+    split_glob,
+    wanted_suffixes,
+)
 from specbatch.pipeline.ingest.objects import ObjectInfo, Objects, tidy
 from specbatch.schemas.errors import InputError, ObjectError
 from specbatch.schemas.records import SourcePosition
@@ -25,6 +31,7 @@ Format = Literal["parquet", "jsonl", "openai"]
 
 ROWS_PER_BATCH = 4096
 BYTES_PER_BATCH = 8 << 20  # of input, roughly
+NO_ID = "\0"  # stands for the id of a row that could not be read: no good row may have it
 
 
 @dataclass(slots=True)
@@ -41,6 +48,11 @@ class RawRow:
     body: dict[str, Any] | None = None
     problem: tuple[str, str] | None = None
     sampling: Any = None  # its own sampling values: an object, or JSON text
+
+    @property
+    def is_nameless(self) -> bool:
+        """Whether it ends without an id, and so without the row number that would be one."""
+        return self.problem is not None and (self.id is None or self.id == "")
 
 
 @dataclass(slots=True)
@@ -74,7 +86,10 @@ class Source(Protocol):
     has_ids: bool  # rows carry ids of their own, which may repeat
 
     def check(self) -> None:
-        """Preflight without reading rows: raise `InputError` for what is missing or unreadable."""
+        """Preflight without reading rows: raise `InputError` for what is missing or unreadable.
+
+        Here and below a store that is out of reach for a while raises `ObjectError` instead.
+        """
         ...
 
     def read(self, start: SourcePosition | None = None) -> Iterator[RawBatch]:
@@ -85,12 +100,16 @@ class Source(Protocol):
         ...
 
     def ids_until(self, position: SourcePosition) -> Iterator[list[Any]]:
-        """The ids of all rows before `position`; reads nothing else where the format allows."""
+        """The ids of all rows before `position`, `NO_ID` for those without even a number; reads
+        nothing else where the format allows."""
         ...
 
 
 def open_source(spec: InputSpec, objects: Objects) -> Source:
-    """Find the input's files and choose the reader. Raises `InputError` when there are none."""
+    """Find the input's files and choose the reader.
+
+    Raises `InputError` when there are none, and `ObjectError` where the store may answer later.
+    """
     from specbatch.pipeline.ingest.jsonl_source import JsonlSource
     from specbatch.pipeline.ingest.parquet_source import ParquetSource
 
@@ -108,29 +127,36 @@ def files_from(files: list[ObjectInfo], start: SourcePosition | None) -> list[Ob
     for index, info in enumerate(files):
         if info.uri == start.uri:
             if info.version != start.version:
-                raise InputError(
-                    f"{info.uri} changed since this job began reading it; put the original back, "
-                    "or submit a new job"
-                )
+                raise changed_since(info.uri)
             return files[index:]
     raise InputError(
         f"{start.uri} is gone since this job began reading it; put it back, or submit a new job"
     )
 
 
-def as_input_error(error: ObjectError) -> InputError:
-    """An input that cannot be read is the user's to mend."""
-    return InputError(str(error))
+def changed_since(uri: str) -> InputError:
+    """The error for an input that is not what the rows before were read from."""
+    return InputError(
+        f"{uri} changed since this job began reading it; put the original back, or submit a new job"
+    )
+
+
+def as_input_error(error: ObjectError) -> InputError | ObjectError:
+    """An input that cannot be read is the user's to mend, unless that passes: then whoever reads it
+    does so again later."""
+    return ObjectError(str(error), passing=True) if error.passing else InputError(str(error))
 
 
 # --- finding files ------------------------------------------------------------------------------
 def _find(spec: InputSpec, objects: Objects) -> list[ObjectInfo]:
     uri = tidy(spec.uri)
+    if uri.startswith("s3://") and "/" not in uri.removeprefix("s3://"):
+        uri += "/"  # a whole bucket
     try:
-        if _is_glob(uri):
-            return _find_glob(uri, objects)
         if not uri.endswith("/") and (info := objects.head(uri)):
             return [info]
+        if is_glob(uri) and ("://" in uri or not Path(uri).is_dir()):
+            return _find_glob(uri, objects)
         return _find_folder(uri, spec, objects)
     except ObjectError as error:
         raise as_input_error(error) from error
@@ -155,20 +181,15 @@ def _find_folder(uri: str, spec: InputSpec, objects: Objects) -> list[ObjectInfo
 
 
 def _find_glob(uri: str, objects: Objects) -> list[ObjectInfo]:
-    root, slash, _ = re.split(r"[*?\[]", uri, maxsplit=1)[0].rpartition("/")
     if uri.startswith("s3://"):
-        pattern = _glob_pattern(uri)
-        files = [info for info in objects.list(root + "/") if pattern.fullmatch(info.uri)]
+        (root, pattern), whole = split_glob(uri), _glob_pattern(uri)
+        found = [info for info in objects.list(root) if whole.fullmatch(info.uri)]
+        files = [info for info in found if not is_hidden(info.uri.removeprefix(root), pattern)]
     else:
-        found = Path(root + slash).glob(uri[len(root + slash) :])
-        files = [info for path in sorted(found, key=str) if (info := objects.head(str(path)))]
+        files = [info for path in local_matches(uri) if (info := objects.head(str(path)))]
     if not files:
         raise InputError(f"no file matches input {uri}")
     return files
-
-
-def _is_glob(uri: str) -> bool:
-    return any(sign in uri for sign in "*?[")
 
 
 def _glob_pattern(glob: str) -> re.Pattern[str]:

@@ -18,12 +18,14 @@ from sqlalchemy import text, update
 
 from specbatch.jobs.cli.main import main
 from specbatch.pipeline.bootstrap import make_store
+from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ledger import entries
 from specbatch.pipeline.ledger.digests import KEPT_BYTES, chained, completion_digest
 from specbatch.pipeline.ledger.engine_factory import make_engine
 from specbatch.pipeline.ledger.sql_store import SqlStore
 from specbatch.schemas.audit import EMPTY, EntryKind
 from specbatch.schemas.audit_tables import AuditLog
+from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.tables import Completion, Job
 from support import demo
@@ -248,6 +250,26 @@ def test_without_prompts_the_log_alone_is_checked(cli: Cli, done: str, folder: P
     assert "12 completions: intact" in called.out
     assert "not replayed: 12, for each its prompt is gone" in called.out
     assert cli("replay", f"{done}/1").code == 4
+
+
+def test_prompts_out_of_reach_are_waited_for_once(
+    cli: Cli, done: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    get_bytes = Objects.get_bytes
+
+    def out_of_reach(objects: Objects, uri: str, expect: Any = None) -> bytes:
+        if "/prompts-" not in uri:
+            return get_bytes(objects, uri, expect)
+        asked.append(uri)
+        raise ObjectError(f"cannot read {uri}: no answer", passing=True)
+
+    monkeypatch.setattr(Objects, "get_bytes", out_of_reach)
+    called = cli("audit", done, "--sample", "100%")
+    assert "not replayed: 12, for each its prompt is out of reach" in called.out
+    assert len(asked) == 1
+    assert cli("report", done, "--output", "report.html").code == 0
+    assert len(asked) == 2
 
 
 @pytest.mark.long

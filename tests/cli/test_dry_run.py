@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from specbatch.pipeline import preflight
+
 
 def test_a_plan_counts_rows_tokens_groups_and_bad_rows(
     cli: Any, job: Any, bad_rows: Path, folder: Path
@@ -50,3 +52,17 @@ def test_a_plan_of_wrong_input_is_refused(cli: Any, job: Any) -> None:
     refused = cli("submit-job", *job, "--dry-run", "--input", "nope.parquet")
     assert refused.code == 2
     assert "does not exist" in refused.complaint
+
+
+def test_an_s3_out_of_reach_is_told_in_seconds(
+    cli: Any, job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert preflight.FIRST_LOOK_SEC <= 10
+    monkeypatch.setattr(preflight, "FIRST_LOOK_SEC", 0.5)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "very-secret")
+    monkeypatch.setenv("SPECBATCH_S3_ENDPOINT_URL", "http://127.0.0.1:9")
+    refused = cli("submit-job", *job, "--dry-run", "--input", "s3://bucket/in.parquet")
+    assert refused.code == 2
+    assert "cannot look at s3://bucket/in.parquet" in refused.complaint
+    assert "127.0.0.1:9" in refused.complaint

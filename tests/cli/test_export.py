@@ -12,8 +12,8 @@ import pytest
 from conftest import S3
 from ledger.builders import JOB
 
-from specbatch.pipeline import tools
 from specbatch.pipeline.bootstrap import make_store
+from specbatch.pipeline.ingest import objects
 from specbatch.schemas.exports import ExportKind
 from specbatch.schemas.settings import Settings
 from support.exported import exported_job
@@ -149,8 +149,8 @@ def test_an_export_to_s3(cli: Any, ended: str, s3: S3, monkeypatch: pytest.Monke
 def test_an_s3_out_of_reach_is_told_in_seconds(
     cli: Any, ended: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert tools._FIRST_LOOK_SEC <= 10
-    monkeypatch.setattr(tools, "_FIRST_LOOK_SEC", 0.5)
+    assert objects.FIRST_LOOK_SEC <= 10
+    monkeypatch.setattr(objects, "FIRST_LOOK_SEC", 0.5)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "very-secret")
     monkeypatch.setenv("SPECBATCH_S3_ENDPOINT_URL", "http://127.0.0.1:9")

@@ -93,7 +93,7 @@ def test_openai_files_tell_log_probabilities_as_openai_does(tmp_path: Path) -> N
     texts = {0: "", 3: "c", 5: " é", 6: "\ufffd", 8: "a", 9: "\n"}
     asked = [completion(0, top_logprobs=TOPS), completion(0, 1, top_logprobs=(((), ()),) * 3)]
     OutputWriter(Objects(), str(tmp_path), "job-a").write(
-        [*asked, completion(3)], [], openai=True, decode=lambda ids: texts[ids[0]]
+        [*asked, completion(3)], [], openai=True, decode=lambda ids: "".join(texts[i] for i in ids)
     )
     first, second = lines(Objects(), f"{tmp_path}/output.jsonl")
     both, own = first["response"]["body"]["choices"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,12 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from botocore import exceptions
 from ledger.builders import completion
 
 from specbatch.pipeline.ingest import s3_objects
 from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ingest.outputs import OutputWriter, read_output
-from specbatch.pipeline.ingest.s3_client import Patience
+from specbatch.pipeline.ingest.s3_client import Patience, is_transient
 from specbatch.pipeline.ingest.s3_objects import S3Objects
 from specbatch.schemas.errors import ObjectError
 from support.faulty_s3 import Call, Fault, FaultyS3
@@ -75,6 +77,62 @@ def test_a_read_that_hangs_is_given_up_and_tried_again(proxy: FaultyS3, bucket: 
     proxy.fail(Fault.HANG, "GET")
     assert store.get_bytes(f"{bucket}/a") == b"hello"
     assert [fault for _, fault in proxy.faults] == [Fault.HANG]
+
+
+def test_a_store_that_is_not_up_yet_is_asked_again(
+    s3_server: str, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection that is refused passes, as one that is closed does."""
+    from moto.server import ThreadedMotoServer
+
+    artefact = S3Objects(s3_server).put_bytes(f"{bucket}/a", b"hello")
+    with socket.socket() as taken:  # a port at which nobody listens
+        taken.bind(("127.0.0.1", 0))
+        host, port = taken.getsockname()
+        server = ThreadedMotoServer(host, port, verbose=False)
+        note, refused = Patience.note, 0
+
+        def comes_up(patience: Patience, state: Any) -> None:
+            nonlocal refused
+            note(patience, state)
+            refused += 1
+            if refused == 2:
+                taken.close()
+                server.start()
+
+        monkeypatch.setattr(Patience, "note", comes_up)
+        store = S3Objects(f"http://{host}:{port}", retry_sec=20.0)
+        try:
+            assert store.get_bytes(f"{bucket}/a", artefact) == b"hello"
+        finally:
+            server.stop()
+    assert refused == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (exceptions.EndpointConnectionError(endpoint_url="x"), True),
+        (exceptions.ConnectTimeoutError(endpoint_url="x"), True),
+        (exceptions.ReadTimeoutError(endpoint_url="x"), True),
+        (exceptions.SSLError(endpoint_url="x", error="not trusted"), False),
+        (exceptions.ProxyConnectionError(proxy_url="x"), False),
+        (exceptions.NoCredentialsError(), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_store_out_of_reach_is_out_of_reach_for_a_while(error: Exception, passes: bool) -> None:
+    assert is_transient(error) is passes
+
+
+@pytest.mark.parametrize(("fault", "passes"), [(Fault.UNAVAILABLE, True), (Fault.DENIED, False)])
+def test_a_failure_says_whether_it_passes(
+    proxy: FaultyS3, bucket: str, fault: Fault, passes: bool
+) -> None:
+    proxy.fail(fault, times=99)
+    with pytest.raises(ObjectError) as caught:
+        S3Objects(proxy.url, retry_sec=0.0).get_bytes(f"{bucket}/a")
+    assert caught.value.passing is passes
 
 
 def test_an_answer_that_is_short_and_says_so_is_noticed(

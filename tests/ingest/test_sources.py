@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from ingest.making import make_spec, write_parquet
 
+from specbatch.jobs.cli.reach import _files as check_files
 from specbatch.pipeline.ingest import sources
 from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ingest.sources import RawBatch, RawRow, Source, open_source
@@ -60,6 +61,38 @@ def test_globs_choose_files(tmp_path: Path) -> None:
     assert prompts(opened(tmp_path / "?1.parquet")) == ["a1", "b1"]
     assert prompts(opened(tmp_path / "[!a]*.parquet")) == ["b1"]
     assert prompts(opened(tmp_path / "**" / "a*.parquet")) == ["a1", "a2", "sub/a3"]
+
+
+def test_what_is_called_like_a_glob_is_found(tmp_path: Path) -> None:
+    for name in ("a[1]", "a1", "b?", "in[1]/c"):
+        write_parquet(tmp_path / f"{name}.parquet", {"prompt": [name]})
+    assert prompts(opened(tmp_path / "a[1].parquet")) == ["a[1]"]
+    assert prompts(opened(tmp_path / "b?.parquet")) == ["b?"]
+    assert prompts(opened(tmp_path / "in[1]")) == ["in[1]/c"]
+    (tmp_path / "a[1].parquet").unlink()
+    assert prompts(opened(tmp_path / "a[1].parquet")) == ["a1"]
+
+
+# Of the files below: what a glob finds.
+GLOBS = {
+    "*.parquet": ["a"],
+    "**/*.parquet": ["a", "sub/b"],
+    "*/*.parquet": ["sub/b"],
+    "_*.parquet": ["_tmp"],
+    "**/_tmp/*.parquet": ["_tmp/c", "sub/_tmp/e"],
+    ".ipynb_checkpoints/*": [".ipynb_checkpoints/a"],
+}
+FILES = ("a", "_tmp", "sub/b", "_tmp/c", "_tmp/.d", "sub/_tmp/e", ".ipynb_checkpoints/a")
+
+
+@pytest.mark.parametrize("glob", GLOBS)
+def test_a_glob_finds_what_is_hidden_only_by_its_name(tmp_path: Path, glob: str) -> None:
+    for name in FILES:
+        write_parquet(tmp_path / "_in" / f"{name}.parquet", {"prompt": [name]})
+    assert sorted(prompts(opened(tmp_path / "_in" / glob))) == GLOBS[glob]
+    found = check_files(make_spec(tmp_path / "_in" / glob).input)
+    submitted = [str(path.relative_to(tmp_path / "_in").with_suffix("")) for path in found]
+    assert sorted(submitted) == GLOBS[glob], "whoever submits looks at the same ones"
 
 
 def test_local_uris_need_not_be_tidy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,6 +233,30 @@ def test_a_file_that_changes_after_it_was_found_is_noticed(tmp_path: Path) -> No
         prompts(source)
 
 
+@pytest.mark.parametrize("rows", [0, 5, 40], ids=["emptied", "shorter", "longer"])
+def test_a_jsonl_that_is_written_anew_while_it_is_read_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    monkeypatch.setattr("specbatch.pipeline.ingest.jsonl_source.ROWS_PER_BATCH", 10)
+    path = write_lines(tmp_path / "a.jsonl", [{"prompt": f"{i}" * 9999} for i in range(30)])
+    batches = opened(path).read()
+    assert len(next(batches).rows) == 10
+    write_lines(path, [{"prompt": "another"}] * rows)
+    with pytest.raises(InputError, match=rf"{path} changed since this job began reading it"):
+        list(batches)
+
+
+def test_a_jsonl_whose_name_another_took_is_read_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specbatch.pipeline.ingest.jsonl_source.ROWS_PER_BATCH", 10)
+    path = write_lines(tmp_path / "a.jsonl", [{"prompt": f"{i}" * 9999} for i in range(30)])
+    batches = opened(path).read()
+    rows = len(next(batches).rows)
+    write_lines(tmp_path / "new", [{"prompt": "another"}]).replace(path)
+    assert rows + sum(len(batch.rows) for batch in batches) == 30
+
+
 # --- reading ------------------------------------------------------------------------------------
 def test_resuming_does_not_open_earlier_files(tmp_path: Path) -> None:
     for name in "abc":
@@ -281,6 +338,26 @@ def test_s3_prefixes_keys_and_globs_are_read(s3: Objects, bucket: str, tmp_path:
     assert prompts(opened(f"{bucket}/*/b.parquet", s3)) == ["in/b"] * 3
     cursor = list(folder.read())[1].position(0)
     assert prompts(folder, cursor) == ["in/a"] + ["in/b"] * 3
+
+
+@pytest.mark.parametrize("glob", GLOBS)
+def test_an_s3_glob_finds_what_is_hidden_only_by_its_name(
+    s3: Objects, bucket: str, tmp_path: Path, glob: str
+) -> None:
+    for name in FILES:
+        file = write_parquet(tmp_path / "x.parquet", {"prompt": [name]})
+        s3.put_file(f"{bucket}/_in/{name}.parquet", file)
+    assert sorted(prompts(opened(f"{bucket}/_in/{glob}", s3))) == GLOBS[glob]
+
+
+def test_a_bucket_is_a_folder_and_a_key_may_look_like_a_glob(
+    s3: Objects, bucket: str, tmp_path: Path
+) -> None:
+    for name in ("a[1]", "b"):
+        file = write_parquet(tmp_path / "x.parquet", {"prompt": [name]})
+        s3.put_file(f"{bucket}/{name}.parquet", file)
+    assert prompts(opened(bucket, s3)) == ["a[1]", "b"]
+    assert prompts(opened(f"{bucket}/a[1].parquet", s3)) == ["a[1]"]
 
 
 def test_a_replaced_s3_object_is_noticed(s3: Objects, bucket: str) -> None:

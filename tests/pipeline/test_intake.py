@@ -8,17 +8,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from specbatch.jobs.chaos import stand_in_model
 from specbatch.pipeline import intake
-from specbatch.pipeline.ingest.outputs import read_output
+from specbatch.pipeline.ingest.codec import TextCodec
+from specbatch.pipeline.ingest.objects import Objects
+from specbatch.pipeline.ingest.outputs import read_manifest, read_output
 from specbatch.pipeline.ingest.parquet_source import ParquetSource
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.memory_store import MemoryStore
 from specbatch.pipeline.ledger.migrate import open_store
+from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.records import JobState, Stage
 from support.databases import migrated
 from support.one_thread import OneThread, one_thread
@@ -129,6 +133,80 @@ def test_of_many_readings_that_pause_the_oldest_are_forgotten(
         assert list(bed.stages._intake._paused) == jobs[2:]
         bed.run()
         assert {bed.client.job(job_id).state for job_id in jobs} == {JobState.DONE}
+
+
+def test_a_batch_file_stopped_while_its_reading_pauses_has_its_files(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TextCodec, "render", lambda _, messages: messages[0]["content"])
+    path = tmp_path / "batch.jsonl"
+    bodies = [{"messages": [{"role": "user", "content": f"hello {i}"}]} for i in range(20)]
+    lines = [{"custom_id": f"{i}", "body": body} for i, body in enumerate(bodies)]
+    path.write_bytes(b"\n".join(map(orjson.dumps, lines)))
+
+    def rows() -> list[int]:
+        return [file.rows for file in read_manifest(str(tmp_path / "out")).openai_files]
+
+    with one_thread(store, tmp_path, max_open_groups=2) as bed:
+        job_id = bed.submit(path, tmp_path / "out").job_id
+        bed.run(most=3)  # reading, and one group verified and recorded
+        assert bed.client.job(job_id).paused
+        bed.client.cancel(job_id)
+        bed.run()
+        job = bed.client.job(job_id)
+        assert (job.state, job.report["input_format"]) == (JobState.CANCELLED, "openai")
+        assert job.report["verifier_sha256"], "so that what is finished can be replayed"
+        done, others = rows()
+        assert done > 0
+        assert done + others == 20
+        bed.client.retry(job_id)
+        bed.run()
+        assert rows() == [20, 0]
+
+
+def test_a_batch_file_stopped_before_it_is_read_has_its_files(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "batch.jsonl"
+    path.write_bytes(orjson.dumps({"custom_id": "a", "body": {"messages": []}}))
+    with one_thread(store, tmp_path) as bed:
+        inputs = {"uri": str(path), "format": "openai"}
+        job_id = bed.submit(path, tmp_path / "out", input=inputs).job_id
+        bed.client.cancel(job_id)
+        bed.run()
+        assert bed.client.job(job_id).state is JobState.CANCELLED
+    manifest = read_manifest(str(tmp_path / "out"))
+    assert [file.name for file in manifest.openai_files] == ["output.jsonl", "errors.jsonl"]
+
+
+@pytest.mark.parametrize("method", ["open", "head"])
+def test_an_input_out_of_reach_for_a_while_costs_an_attempt_and_not_the_job(
+    store: Store, uri: Path, tmp_path: Path, method: str
+) -> None:
+    away = [True]
+
+    class Flaky(Objects):
+        """Once it does not answer."""
+
+        def open(self, uri: str, version: str | None = None) -> Any:
+            return self._answer("open", super().open, uri, version)
+
+        def head(self, uri: str) -> Any:
+            return self._answer("head", super().head, uri)
+
+        def _answer(self, name: str, ask: Any, uri: str, *more: Any) -> Any:
+            if name == method and uri.endswith("in.parquet") and away:
+                away.clear()
+                raise ObjectError(f"cannot read {uri}: no answer", passing=True)
+            return ask(uri, *more)
+
+    with one_thread(store, tmp_path, objects=Flaky()) as bed:
+        job_id = bed.submit(uri, tmp_path / "out").job_id
+        bed.run()
+        assert not away
+        assert bed.client.job(job_id).state is JobState.RUNNING
+        assert [bell.stage for bell in store.due()] == [Stage.INGEST], "the sweeper rings for it"
+        bed.stages.ingest(job_id)
+        bed.run()
+        assert bed.client.job(job_id).state is JobState.DONE
 
 
 # --- memory ---------------------------------------------------------------------------------

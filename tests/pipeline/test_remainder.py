@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,12 +19,14 @@ from ledger.builders import Clock
 
 from specbatch.jobs.chaos.stand_in import StandInEngine
 from specbatch.jobs.cli.spec_input import build_spec
+from specbatch.pipeline import publishing
 from specbatch.pipeline.engine.time_book import OVERHEAD
 from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ingest.outputs import read_manifest, read_output
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.memory_store import MemoryStore
 from specbatch.pipeline.ledger.migrate import open_store
+from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import Bell, JobRow, JobState, Stage
 from support.databases import migrated
@@ -278,6 +281,33 @@ def test_an_input_that_went_away_costs_the_remainder_and_not_the_output(
         manifest = read_manifest(str(tmp_path / "out"))
         assert manifest.completions > 0
         assert manifest.remainder[0].rows > 0, "the groups that were read are in it"
+
+
+def test_an_input_out_of_reach_for_a_while_is_waited_for(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for the last attempt: then what is there is published."""
+    uri = write_input(tmp_path / "in.parquet")
+    away = ObjectError(f"cannot read {uri}: no answer", passing=True)
+    with one_thread(store, tmp_path, max_open_groups=2) as bed:
+        jobs = [submit(bed, uri, tmp_path / name) for name in ("soon", "never")]
+        bed.run(most=2)
+        for job in jobs:
+            bed.client.cancel(job.job_id)
+        bed.bells.clear()
+        for job, attempts in zip(jobs, (1, 2), strict=True):
+            with monkeypatch.context() as patch:
+                patch.setattr(publishing, "open_source", Mock(side_effect=away))
+                for _ in range(attempts):
+                    bed.stages.publish(job.job_id)
+                    assert not bed.client.job(job.job_id).state.is_final
+                if job is jobs[0]:
+                    patch.undo()
+                bed.stages.publish(job.job_id)
+        soon, never = (bed.client.job(job.job_id) for job in jobs)
+        assert (soon.state, soon.error) == (JobState.CANCELLED, None)
+        assert never.state is JobState.CANCELLED
+        assert "is not in the remainder: cannot read" in (never.error or "")
 
 
 def test_a_deadline_stops_the_work_on_a_group_and_says_so(
