@@ -26,6 +26,7 @@ DIRECTIONS = {
         "pipeline.auditing",
         "pipeline.bootstrap",
         "pipeline.client",
+        "pipeline.ingest.folders",
         "pipeline.ledger.contract",
         "pipeline.observe",
         "pipeline.policy",
