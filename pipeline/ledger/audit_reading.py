@@ -98,9 +98,10 @@ def job_facts(database: Transactions, job_id: str) -> Mapping[str, Any] | None:
     of_job = Job.job_id == job_id
     whole = _if_readable(database, partial(fetch, select(*Job.__table__.c).where(of_job)))
     if whole is not None:
-        facts = dict(whole[0]._mapping) if whole else None
-        _check_key(database, of_job, facts or {})
-        return facts
+        if not whole:
+            return None
+        _check_key(database, of_job, whole[0]._mapping)
+        return dict(whole[0]._mapping)
     facts: dict[str, Any] = {}
     for column in Job.__table__.c:
         query = select(column).where(of_job)
@@ -111,7 +112,7 @@ def job_facts(database: Transactions, job_id: str) -> Mapping[str, Any] | None:
 
 
 def _check_key(
-    database: Transactions, of_job: ColumnElement[bool], facts: Mapping[str, Any]
+    database: Transactions, of_job: ColumnElement[bool], facts: Mapping[Any, Any]
 ) -> None:
     """What is shown in the place of a text is not what was written, and no change of it either.
 
