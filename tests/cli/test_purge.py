@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 from cli.conftest import Cli
-from contracts.shorthand import commit, finish, ingest, verified
+from contracts.shorthand import commit, ended, finish, ingest, verified
 from ledger.builders import JOB, Clock, new_job
 
 from specbatch.pipeline.ledger.migrate import open_store
+from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.records import JobState
 
 
@@ -35,10 +36,10 @@ def done(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def texts(folder: Path) -> set[str]:
+def texts(folder: Path, job_id: str = JOB) -> set[str]:
     store = open_store(f"sqlite:///{folder}/work/specbatch.db")
     try:
-        return {record.text for record in store.completions(JOB)}
+        return {record.text for record in store.completions(job_id)}
     finally:
         store.close()
 
@@ -71,6 +72,61 @@ def test_a_job_is_purged_by_name_with_what_its_manifest_lists(cli: Cli, done: Pa
     assert "was purged" in cli("retry", JOB).complaint
     shown = cli("show", JOB)
     assert JobState.DONE in shown.out
+
+
+def test_jobs_whose_files_cannot_go_keep_nobody_waiting(cli: Cli, done: Path) -> None:
+    """An output whose manifest is none, a workspace that is another's, and a job in order."""
+    clock = Clock()
+    clock.advance(10.0)
+    store = open_store(f"sqlite:///{done}/work/specbatch.db", clock=clock)
+    for job_id, workspace in (("b-lost", "elsewhere"), ("c-fine", "c-fine")):
+        (done / "work" / "jobs" / workspace).mkdir()
+        ended(
+            store,
+            job_id,
+            tenant="clinic",
+            workspace_uri=str(done / "work" / "jobs" / workspace),
+            output_uri=str(done / job_id),
+        )
+    store.close()
+    manifest = done / "out" / "manifest.json"
+    whole = manifest.read_text()
+    for wrong in ("{}", "[]"):
+        manifest.write_text(wrong)
+        called = cli("purge", "--older-than", "30d", "--output")
+        assert called.code == 4
+        complaints = [line for line in called.err.splitlines() if line.startswith("error: ")]
+        assert [line.split()[2] for line in complaints] == [JOB, "b-lost"]
+        assert f"{manifest} is not a manifest" in complaints[0]
+        assert called.out.startswith(f"{int(wrong == '{}')} job")
+    for job_id in (JOB, "b-lost", "c-fine"):
+        assert texts(done, job_id) == {""}
+    assert not list((done / "work" / "jobs" / JOB).iterdir())
+    manifest.write_text(whole)
+    again = cli("purge", "--older-than", "30d", "--output")
+    assert (again.code, again.out) == (4, "1 job purged, 0 rows\n"), "they were emptied before"
+    assert "job b-lost keeps files" in again.complaint
+    assert [path.name for path in (done / "out").iterdir()] == ["mine.txt"]
+
+
+def test_files_that_are_left_and_cannot_be_listed_keep_nobody_waiting(
+    cli: Cli, done: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(f"sqlite:///{done}/work/specbatch.db", clock=Clock())
+    work = done / "work" / "jobs"
+    for job_id, uri in (("a-far", "gopher://x/a-far"), ("b-left", str(work / "b-left"))):
+        ended(store, job_id, privacy=PrivacyMode.HASH_ONLY, workspace_uri=uri)
+    store.close()
+    (work / "b-left").mkdir()
+    (work / "b-left" / "prompts.arrow").write_bytes(b"x")
+    monkeypatch.setenv("SPECBATCH_RETENTION_DAYS", '{"clinic": 30}')
+    for flags in (["--dry-run"], []):
+        called = cli("purge", *flags)
+        assert called.code == 4
+        assert "job a-far keeps files" in called.complaint
+    assert "of 1 jobs" in called.err
+    assert texts(done) == {""}
+    assert not list((work / "b-left").iterdir())
 
 
 @pytest.mark.parametrize(
