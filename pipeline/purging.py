@@ -7,11 +7,13 @@ Imports no pyarrow: it deletes files and reads none.
 from __future__ import annotations
 
 import heapq
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import orjson
 
+from specbatch.pipeline.histories import delete_histories
 from specbatch.pipeline.ingest.confined import delete_own
 from specbatch.pipeline.ingest.objects import Objects, join
 from specbatch.pipeline.ledger.contract import Store
@@ -130,6 +132,27 @@ class Purger:
         yield from rows
         if problem is not None:
             raise problem
+
+    def forget_past(self, tenant: str, failed: Callable[[JobRow, ObjectError], None]) -> None:
+        """Delete what the tenant's other jobs draft from: outputs of those that were purged are in
+        there. Who is at work goes on without. `failed` is told of jobs where that does not work.
+
+        For after the purge: what is marked gets into no new one.
+        """
+        for job in self._others(tenant):
+            try:
+                delete_histories(self.objects, job)
+            except ObjectError as error:
+                failed(job, error)
+
+    def _others(self, tenant: str) -> Iterator[JobRow]:
+        """Live jobs first: who ends meanwhile is found among the others too."""
+        for state in JobState:
+            if not state.is_final:
+                for job in self.store.list_jobs(sys.maxsize, state):
+                    if job.tenant == tenant:
+                        yield job
+        yield from self._ended(0.0, MOST_JOBS, tenant)
 
     def _delete_files(self, job: JobRow, with_output: bool) -> ObjectError | None:
         """All that can be deleted; the first error of what cannot."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -61,8 +63,8 @@ def purge(
             for row in [] if job else purger.left_behind(failed=failures.note):
                 say(f"would delete the files of job {row.job_id}, whose texts are not kept")
         else:
-            purged, rows = _purge_all(purger, due, output, failures)
-            say(f"{purged:,} job{'s' if purged != 1 else ''} purged, {rows:,} rows")
+            done = _purge_all(purger, due, output, failures)
+            say(f"{done.jobs:,} job{'s' if done.jobs != 1 else ''} purged, {done.rows:,} rows")
             cleared = 0 if job else _clear_all(purger, failures)
             if cleared:
                 remark(f"files of {cleared:,} jobs whose texts are not kept were left, and deleted")
@@ -92,6 +94,15 @@ def _due(
     return [Due(row, "asked for")]
 
 
+@dataclass(slots=True)
+class _Done:
+    """What a run did."""
+
+    jobs: int = 0
+    rows: int = 0
+    one_of: dict[str, str] = field(default_factory=dict)  # a job by tenant
+
+
 class _Failures:
     """Jobs whose files cannot be reached, each told of once: the others need not wait for them."""
 
@@ -103,20 +114,27 @@ class _Failures:
             complain(f"job {job.job_id} keeps files, which the next purge tries again: {error}")
             self.job_ids.add(job.job_id)
 
+    def note_past(self, job: JobRow, error: ObjectError, purged: str) -> None:
+        complain(
+            f"job {job.job_id} keeps a file of outputs to draft from, some of which are purged: "
+            f"{error}; `specbatch purge --job {purged}` tries it again"
+        )
+        self.job_ids.add(job.job_id)
 
-def _purge_all(
-    purger: Purger, due: Iterable[Due], output: bool, failures: _Failures
-) -> tuple[int, int]:
-    """(jobs, rows)."""
-    purged = rows = 0
+
+def _purge_all(purger: Purger, due: Iterable[Due], output: bool, failures: _Failures) -> _Done:
+    """All jobs, and then what their tenants' others have of them."""
+    done = _Done()
     for one in due:
-        done, error = _purge(purger, one, output)
-        rows += done
-        if error is None:
-            purged += 1
-        else:
+        rows, error = _purge(purger, one, output)
+        done.rows += rows
+        done.jobs += error is None
+        done.one_of[one.job.tenant] = one.job.job_id
+        if error is not None:
             failures.note(one.job, error)
-    return purged, rows
+    for tenant, job_id in done.one_of.items():
+        purger.forget_past(tenant, partial(failures.note_past, purged=job_id))
+    return done
 
 
 def _clear_all(purger: Purger, failures: _Failures) -> int:

@@ -109,6 +109,26 @@ def test_jobs_whose_files_cannot_go_keep_nobody_waiting(cli: Cli, done: Path) ->
     assert [path.name for path in (done / "out").iterdir()] == ["mine.txt"]
 
 
+def test_what_others_draft_from_goes_with_a_job(cli: Cli, done: Path) -> None:
+    store = open_store(f"sqlite:///{done}/work/specbatch.db", clock=Clock())
+    files = []
+    for job_id in ("b-runs", "c-lost"):
+        folder = done / "work" / "jobs" / ("elsewhere" if job_id == "c-lost" else job_id)
+        folder.mkdir()
+        files.append(folder / "history-1.bin")
+        files[-1].write_bytes(b"x")
+        store.create_job(new_job(job_id, tenant="clinic", workspace_uri=str(folder)))
+    store.close()
+    assert cli("purge", "--older-than", "30d", "--dry-run").code == 0
+    assert all(file.exists() for file in files)
+    called = cli("purge", "--older-than", "30d")
+    assert (called.code, called.out) == (4, "1 job purged, 8 rows\n")
+    assert "job c-lost keeps a file of outputs" in called.complaint
+    assert f"`specbatch purge --job {JOB}` tries it again" in called.complaint
+    assert [file.exists() for file in files] == [False, True]
+    assert cli("purge", "--job", JOB).code == 4
+
+
 def test_files_that_are_left_and_cannot_be_listed_keep_nobody_waiting(
     cli: Cli, done: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
