@@ -15,7 +15,9 @@ import orjson
 
 from specbatch.pipeline.histories import delete_histories
 from specbatch.pipeline.ingest.confined import delete_own
-from specbatch.pipeline.ingest.objects import Objects, join
+from specbatch.pipeline.ingest.objects import Objects, join, tidy
+from specbatch.pipeline.ingest.output_names import MANIFEST, begin_with, is_written, owner_of
+from specbatch.pipeline.ledger import rules
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.privacy_contract import MOST_JOBS
 from specbatch.schemas.errors import ObjectError, UsageError
@@ -23,7 +25,6 @@ from specbatch.schemas.records import JobRow, JobState
 from specbatch.schemas.settings import Settings
 
 DAY_SEC = 86_400.0
-MANIFEST = "manifest.json"
 _LISTED = ("parts", "openai_files", "remainder")  # of a manifest
 
 
@@ -71,6 +72,13 @@ class Purger:
             )
         found = [self._kept_over(name, limit, page) for name, limit in days.items()]
         return heapq.merge(*found, key=lambda one: (one.job.finished_at or 0.0, one.job.job_id))
+
+    def asked_for(self, job_id: str) -> Due:
+        """One job, whatever its age. Raises `JobNotFoundError`, and `UsageError` for a job that has
+        not ended."""
+        job = self.store.get_job(job_id)
+        rules.check_purge(job)
+        return Due(job, "asked for")
 
     def _kept_over(self, tenant: str, days: float, page: int) -> Iterator[Due]:
         for job in self._ended(days * DAY_SEC, page, tenant):
@@ -166,10 +174,22 @@ class Purger:
         return problem
 
     def _delete_output(self, job: JobRow) -> None:
-        """What the job's manifest lists, then the manifest; another job's is let alone."""
-        uri = join(job.output_uri, MANIFEST)
+        """What the job's manifest lists, then the manifest, then what a publication left that was
+        never finished. Another job's is let alone."""
+        folder = tidy(job.output_uri)
+        if self._delete_listed(job, folder) and owner_of(self.objects, folder) == job.job_id:
+            for begin in begin_with(job.job_id):
+                self.objects.abort_uploads(join(folder, begin))
+            root = f"{folder.rstrip('/')}/"
+            for file in self.objects.list(root):
+                if is_written(file.uri.removeprefix(root), job.job_id):
+                    self.objects.delete(file.uri)
+
+    def _delete_listed(self, job: JobRow, folder: str) -> bool:
+        """Whether no other job's manifest is there."""
+        uri = join(folder, MANIFEST)
         if self.objects.head(uri) is None:
-            return
+            return True
         try:
             manifest = orjson.loads(self.objects.get_bytes(uri))
             names = [str(file["name"]) for listed in _LISTED for file in manifest.get(listed, ())]
@@ -177,12 +197,13 @@ class Purger:
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ObjectError(f"{uri} is not a manifest; nothing was deleted there") from error
         if owner != job.job_id:
-            return
+            return False
         for name in names:
             if "/" in name or "\\" in name:
                 raise ObjectError(f"{uri} lists {name}, which is not beside it")
-            self.objects.delete(join(job.output_uri, name))
+            self.objects.delete(join(folder, name))
         self.objects.delete(uri)
+        return True
 
 
 def clear(store: Store, objects: Objects, job_id: str) -> int:

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from specbatch.pipeline.ingest.objects import join
+from specbatch.pipeline.ingest.output_names import remainder_name
 from specbatch.pipeline.ingest.planner import PlannedGroup
 from specbatch.schemas.errors import SpecbatchError
 from specbatch.schemas.records import JobRow, PromptRow, RejectedRow
@@ -82,7 +83,7 @@ def write_remainder(
     `unfinished` rows were in groups, `unread` follow them in the input. Raises what reading the
     former raises; where the latter cannot be read, what is there is told as the `problem`.
     """
-    name = f"remainder-{job.job_id}"
+    name = remainder_name(job.job_id)
     prompts, quarantined = folder / f"{name}.parquet", folder / "quarantined.jsonl"
     problem = None
     with ExitStack() as stack:

@@ -14,7 +14,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from specbatch.jobs.cli.connect import load_settings
 from specbatch.jobs.cli.console import complain, err, remark, say
 from specbatch.pipeline.bootstrap import make_store
-from specbatch.pipeline.ledger.rules import check_purge
 from specbatch.pipeline.purging import Due, Purger
 from specbatch.schemas.errors import ObjectError, UsageError
 from specbatch.schemas.records import JobRow
@@ -89,9 +88,7 @@ def _due(
         return purger.due(tenant, None if older_than is None else seconds_of(older_than))
     if tenant is not None or older_than is not None:
         raise UsageError("--job names one job: leave --tenant and --older-than out")
-    row = purger.store.get_job(job)
-    check_purge(row)
-    return [Due(row, "asked for")]
+    return [purger.asked_for(job)]
 
 
 @dataclass(slots=True)

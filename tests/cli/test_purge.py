@@ -149,6 +149,31 @@ def test_files_that_are_left_and_cannot_be_listed_keep_nobody_waiting(
     assert not list((work / "b-left").iterdir())
 
 
+@pytest.mark.parametrize("owner", [JOB, "another"])
+def test_a_publication_that_was_never_finished_goes_with_the_output(
+    cli: Cli, done: Path, owner: str
+) -> None:
+    out, hexadecimal = done / "out", "0f" * 16
+    (out / "manifest.json").unlink()
+    (out / "_specbatch_job.json").write_text(json.dumps({"job_id": owner}))
+    of_job = [
+        *("part-00001.parquet", "output.jsonl", "errors.jsonl"),
+        *(f"remainder-{JOB}.parquet", f"remainder-{JOB}.yaml"),
+        *(f".part-00002.parquet.{hexadecimal}.tmp", f".output.jsonl.{hexadecimal}.tmp"),
+    ]
+    foreign = [
+        *("mine.txt", "party.parquet", "part-00000.csv", "remainder-another.parquet"),
+        *(f".mine.txt.{hexadecimal}.tmp", ".part-00000.parquet.swp", "sub/part-00000.parquet"),
+    ]
+    (out / "sub").mkdir()
+    for name in (*of_job, *foreign):
+        (out / name).write_bytes(b"x")
+    assert cli("purge", "--job", JOB, "--output").code == 0
+    left = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+    others = {*of_job, "part-00000.parquet"} if owner == "another" else set()
+    assert left == {*foreign, "_specbatch_job.json"} | others
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
