@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 
 from specbatch.pipeline.engine.draft_names import DRAFT_MODEL
 from specbatch.pipeline.engine.history import History
+from specbatch.pipeline.histories import HISTORY, delete_reported, name_of
 from specbatch.pipeline.ingest.artefacts import DraftBlock, read_drafts
 from specbatch.pipeline.ingest.confined import put_own, read_own
 from specbatch.pipeline.ingest.objects import Objects
@@ -46,7 +47,6 @@ from specbatch.schemas.speculation import (
 
 log = logging.getLogger(__name__)
 
-HISTORY = "history"  # of a job's report: the artefact
 MOST_AHEAD = 512  # tokens of a pre-generated continuation
 READS_OF_DRAFTS = 3  # attempts of a group, of which the last one does without
 _PRICED_TOKENS = 1000  # of a job, before its price per token is believed
@@ -119,8 +119,7 @@ class Drafting:
         if not len(history):
             return None
         log.info("job %s: the past of %d prompts is known", job.job_id, len(history))
-        name = f"history-{lease.generation}.bin"
-        return put_own(self._objects, job, name, history.to_bytes())
+        return put_own(self._objects, job, name_of(lease.generation), history.to_bytes())
 
     # --- while it runs --------------------------------------------------------------------------
     def history(self, job: JobRow) -> History | None:
@@ -144,6 +143,18 @@ class Drafting:
         except (SpecbatchError, TypeError, ValueError, MemoryError) as error:
             log.warning("job %s goes on without its history: %s", job.job_id, _told(error))
             return None
+
+    def forget(self, job: JobRow) -> None:
+        """Delete what earlier jobs gave: this one has ended, and those may be purged at any time.
+
+        Should rows of it be done again, that goes on without.
+        """
+        with self._lock:
+            self._histories.pop(job.job_id, None)
+        try:
+            delete_reported(self._objects, job)
+        except (SpecbatchError, TypeError) as error:
+            log.warning("job %s keeps its history for now: %s", job.job_id, _told(error))
 
     def blocks(self, job: JobRow, work: GroupWork) -> dict[tuple[int, int], DraftBlock]:
         """What was written ahead for the group, by row and sample.

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from specbatch.pipeline.ingest.objects import Objects, join
-from specbatch.pipeline.ingest.outputs import MANIFEST, OutputWriter
+from specbatch.pipeline.ingest.output_names import MANIFEST
+from specbatch.pipeline.ingest.outputs import OutputWriter
 from specbatch.pipeline.ingest.planner import PlannedGroup, plan
 from specbatch.pipeline.ingest.rows import RowChecker
 from specbatch.pipeline.ingest.sources import open_source

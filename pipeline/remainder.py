@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from specbatch.pipeline.ingest.objects import join
+from specbatch.pipeline.ingest.output_names import remainder_name
 from specbatch.pipeline.ingest.planner import PlannedGroup
 from specbatch.schemas.errors import ObjectError, SpecbatchError
 from specbatch.schemas.records import JobRow, PromptRow, RejectedRow
@@ -84,7 +85,7 @@ def write_remainder(
     former raises; where the latter cannot be read, what is there is told as the `problem`. Who
     `tries_again` gets the `ObjectError` of a store that is out of reach for a while.
     """
-    name = f"remainder-{job.job_id}"
+    name = remainder_name(job.job_id)
     prompts, quarantined = folder / f"{name}.parquet", folder / "quarantined.jsonl"
     problem = None
     with ExitStack() as stack:

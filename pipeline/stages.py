@@ -353,6 +353,7 @@ class Stages(Guarding):
             state, error, manifest = self._publisher.publish(work, job, spec, confirm)
             words = error and self._privacy.words(job, error)
             self._store.finish_job(work.lease, state, words, manifest)
+            self._drafting.forget(job)
             if not job.privacy.is_full:
                 clear(self._store, self._objects, job.job_id)
 

@@ -14,6 +14,7 @@
     ├── ObjectError              an object store refused, or gave back bad bytes
     ├── FencedError              a lease was lost: somebody else owns the work now
     ├── SessionEndedError        a worker's time is accounted for without it
+    ├── WorkerEndedError         a worker ended by itself                     exit 7
     └── EngineError              the engine cannot go on
         ├── ShapeError           arguments of a kernel do not fit together
         ├── OutOfBlocksError     a sequence cannot fit the KV cache
@@ -109,6 +110,12 @@ class FencedError(SpecbatchError):
 
 class SessionEndedError(SpecbatchError):
     """A worker was not heard of for long, so its session was ended; it begins another one."""
+
+
+class WorkerEndedError(SpecbatchError):
+    """A worker ended by itself: nobody asked it to, and no device was lost. Its log says why."""
+
+    exit_code = 7
 
 
 class EngineError(SpecbatchError):

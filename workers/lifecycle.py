@@ -27,7 +27,12 @@ from specbatch.pipeline.bootstrap import (
 )
 from specbatch.pipeline.client import Ring
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.schemas.errors import DeviceLostError, StepHungError, UsageError
+from specbatch.schemas.errors import (
+    DeviceLostError,
+    StepHungError,
+    UsageError,
+    WorkerEndedError,
+)
 from specbatch.schemas.records import PRIORITIES, Stage
 from specbatch.schemas.routing import queue_for
 from specbatch.schemas.settings import Settings
@@ -80,13 +85,14 @@ class Farewell:
 
     Celery waits for its tasks for as long as they take, which may be longer than an orchestrator
     does. A task whose engine stops gives its group back; no engine is waited for here, as one may
-    be loading its model.
+    be loading its model. Who asks twice, or for a cold end, has no more patience.
     """
 
     def __init__(self, worker: Worker, patience_sec: float) -> None:
         self._worker = worker
         self._patience_sec = patience_sec
-        self._is_over = threading.Event()
+        self._is_over = False
+        self._waited = threading.Event()  # enough, or the worker has ended
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Farewell:
@@ -95,17 +101,21 @@ class Farewell:
 
     def __exit__(self, *_: object) -> None:
         worker_shutting_down.disconnect(self._begin)
-        self._is_over.set()
+        self._is_over = True
+        self._waited.set()
         if self._thread is not None:
             self._thread.join()
 
-    def _begin(self, **_: object) -> None:
+    def _begin(self, how: str = "Warm", **_: object) -> None:
+        if how == "Cold":
+            self._waited.set()
         if self._thread is None:
             self._thread = threading.Thread(target=self._wait, name="farewell", daemon=True)
             self._thread.start()
 
     def _wait(self) -> None:
-        if not self._is_over.wait(self._patience_sec):
+        self._waited.wait(self._patience_sec)
+        if not self._is_over:
             log.info("groups in hand are given back")
             for host in self._worker.engines:
                 host.stop()
@@ -144,8 +154,9 @@ def run_worker(
     `instead` takes the place of real models; bells go `through` something on their way out.
     Of processes that share a model, the first one works; a signal is its to answer.
 
-    Raises `DeviceLostError` when the device is gone and all groups are given back. Its exit code
-    tells a supervisor to start the worker anew.
+    Raises `DeviceLostError` when the device is gone and all groups are given back, and
+    `WorkerEndedError` when nobody asked for the end. Their exit code tells a supervisor to start
+    the worker anew.
     """
     if settings.tensor_parallel > 1 and os.environ.get("RANK", "0") != "0":
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -182,16 +193,7 @@ def run_worker(
             line.start(worker.hint)
         try:
             with Farewell(worker, app.conf.worker_soft_shutdown_timeout):
-                app.Worker(
-                    pool="threads",  # one process, one engine, many waiting groups
-                    concurrency=concurrency,
-                    queues=queue_names(kinds, verifier, proposer),
-                    without_gossip=True,
-                    without_mingle=True,
-                    without_heartbeat=True,
-                    loglevel="WARNING",
-                    quiet=True,  # no banner: it shows settings that are not ours
-                ).start()
+                consume(app, queue_names(kinds, verifier, proposer), concurrency)
         finally:
             measured.close()  # first: it reads the store
             line.close()
@@ -200,6 +202,29 @@ def run_worker(
         end_at_once(lost.error)
     if lost.error is not None:
         raise lost.error
+
+
+def consume(app: Celery, queues: list[str], concurrency: int) -> None:
+    """Take messages until a signal, or `LastWord`, ends it.
+
+    Raises `WorkerEndedError` if neither did: Celery logs whatever its consumer dies of, and returns
+    as if all were well.
+    """
+    app.Worker(
+        pool="specbatch.workers.pool:Threads",
+        concurrency=concurrency,
+        queues=queues,
+        without_gossip=True,
+        without_mingle=True,
+        without_heartbeat=True,
+        loglevel="WARNING",
+        quiet=True,  # no banner: it shows settings that are not ours
+    ).start()
+    asked = (state.should_stop, state.should_terminate)
+    if all(code is None or code is False for code in asked):  # 0 is SIGTERM's
+        raise WorkerEndedError(
+            "the worker ended though nobody asked it to: its log says why; start it anew"
+        )
 
 
 def end_at_once(error: StepHungError) -> NoReturn:

@@ -14,7 +14,8 @@ from specbatch.jobs.chaos import balance
 from specbatch.pipeline.ingest.artefacts import read_prompts
 from specbatch.pipeline.ingest.confined import read_own
 from specbatch.pipeline.ingest.objects import Objects, join
-from specbatch.pipeline.ingest.outputs import MANIFEST, MARKER, read_manifest, read_output
+from specbatch.pipeline.ingest.output_names import MANIFEST, MARKER
+from specbatch.pipeline.ingest.outputs import read_manifest, read_output
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.publishing import with_unfinished_rows
 from specbatch.schemas.errors import SpecbatchError

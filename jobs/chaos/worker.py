@@ -31,7 +31,7 @@ from specbatch.pipeline.bootstrap import Models
 from specbatch.pipeline.client import Ring
 from specbatch.pipeline.engine.model_folder import ModelFolder
 from specbatch.schemas import crash_points
-from specbatch.schemas.errors import DeviceLostError
+from specbatch.schemas.errors import DeviceLostError, WorkerEndedError
 from specbatch.schemas.settings import Settings
 from specbatch.workers.lifecycle import run_worker
 
@@ -108,7 +108,7 @@ def work(order: Order, connection: Connection) -> int:
             instead=models_of(order) if order.engine == "stand-in" else None,
             through=bells.through,
         )
-    except DeviceLostError as error:
+    except (DeviceLostError, WorkerEndedError) as error:
         return error.exit_code
     return 0
 

@@ -86,7 +86,7 @@ def local_words(at: datetime) -> str:
 
 def standing(schedule: Schedule, store: Store, now: float) -> Standing:
     """How a schedule stands at `now`."""
-    rows = store.schedule_runs(schedule.name, _LOOKED_BACK)
+    rows = store.schedule_runs(schedule.name, _LOOKED_BACK, upto=now)
     last = rows[0] if rows else None
     lost = 0
     for row in rows:
@@ -117,7 +117,7 @@ def _overdue_since(
     schedule: Schedule, store: Store, last: ScheduleRun | None, now: float
 ) -> float | None:
     """The first time after what the store knows, if that is longer ago than the grace."""
-    seen = store.schedule_runs(schedule.name, 1, {RunState.SEEN})
+    seen = store.schedule_runs(schedule.name, 1, {RunState.SEEN}, upto=now)
     if schedule.fields.paused or not seen or seen[0].reason != schedule.timing:
         return None
     known = max([seen[0].logical_at, *([last.logical_at] if last else [])])

@@ -77,10 +77,10 @@ class Ticker:
         A schedule that was never looked at begins now, or at `since`.
         """
         now = self.clock()
-        look = self._look(schedule, now if since is None else since)
+        look = self._look(schedule, now if since is None else since, now)
         if schedule.fields.paused:
             return []
-        newest = self.store.schedule_runs(schedule.name, limit=1)
+        newest = self.store.schedule_runs(schedule.name, limit=1, upto=now)
         after = max([look.upto, *(run.logical_at for run in newest)])
         due = policy.due(schedule.times.after(after), now)
         decided = list(self._decide(schedule, due, now))
@@ -115,13 +115,16 @@ class Ticker:
         return None if schedule.fields.paused else next(schedule.times.after(self.clock()), None)
 
     # --- since when -------------------------------------------------------------------------
-    def _look(self, schedule: Schedule, now: float) -> _Look:
-        """Up to when the schedule has been seen to with its present timing, noted if it is new.
+    def _look(self, schedule: Schedule, since: float, now: float) -> _Look:
+        """Up to when the schedule has been seen to with its present timing; one that is new is
+        noted, and is looked after from `since` on.
 
         So a changed expression, or one that was paused, is not held to times it did not have.
         """
-        begin = self._seen_since(schedule)
+        begin = self._seen_since(schedule, now)
         look = self._looks.get(schedule.name)
+        if look is not None and look.upto > now:
+            look = None  # a clock that was ahead: the store says more
         if look is not None and look.timing == schedule.timing:
             # The file here is as it was. If the newest row says otherwise, it is another one's.
             if begin is not None:
@@ -137,17 +140,18 @@ class Ticker:
             return look
         if begin is None:
             # Between two seconds, where no time of a schedule can be.
-            at = math.floor(now) + 0.5
+            at = math.floor(since) + 0.5
             seen = ScheduleRun(schedule.name, at, RunState.SEEN, reason=schedule.timing)
             self.store.note_schedule_run(seen)
-            begin = self._seen_since(schedule)
-        look = _Look(schedule.timing, now if begin is None else begin)
+            begin = self._seen_since(schedule, now)
+        look = _Look(schedule.timing, since if begin is None else begin)
         self._looks[schedule.name] = look
         return look
 
-    def _seen_since(self, schedule: Schedule) -> float | None:
-        since = None
-        for row in self.store.schedule_runs(schedule.name, states={RunState.SEEN}):
+    def _seen_since(self, schedule: Schedule, now: float) -> float | None:
+        """Of what was noted by a clock that was ahead nothing counts before its time has come."""
+        since, seen = None, {RunState.SEEN}
+        for row in self.store.schedule_runs(schedule.name, states=seen, upto=math.floor(now) + 0.5):
             if row.reason != schedule.timing:
                 break
             since = row.logical_at

@@ -25,7 +25,7 @@ EXIT_CODES = {
     4: "failed, or the store or broker is out of reach",
     5: "cancelled, or stopped by its deadline or budget",
     6: "gave up waiting; the job goes on",
-    7: "of a worker: its device is gone, its groups are given back; start it anew",
+    7: "of a worker: its device is gone, or it ended by itself; start it anew, its groups go on",
     130: "interrupted",
 }
 

@@ -10,6 +10,8 @@ one again writes the same bytes. Outputs are not: they belong to who asked for t
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from specbatch.pipeline.ingest.objects import Objects, join, local_path, tidy
 from specbatch.schemas.errors import ObjectError, StoreError, UsageError
 from specbatch.schemas.records import Artefact, JobRow
@@ -42,14 +44,17 @@ def read_own_named(objects: Objects, job: JobRow, uri: str) -> bytes:
     return _opened(objects, job, uri, data)
 
 
-def delete_own(objects: Objects, job: JobRow) -> int:
-    """Delete all of the job's files, finished or not; how many were. Raises `ObjectError` for a row
-    in the store whose workspace is not the job's own."""
+def delete_own(objects: Objects, job: JobRow, chosen: Callable[[str], bool] | None = None) -> int:
+    """Delete all of the job's files, finished or not, or those whose names are `chosen`; how many
+    were. Raises `ObjectError` for a row in the store whose workspace is not the job's own."""
     if job.workspace_uri.rstrip("/").rpartition("/")[2] != job.job_id:
         raise ObjectError(f"{job.workspace_uri} is not the workspace of job {job.job_id}")
     folder = f"{tidy(job.workspace_uri).rstrip('/')}/"
-    objects.abort_uploads(folder)  # first: none of them becomes a file behind the list
+    if chosen is None:
+        objects.abort_uploads(folder)  # first: none of them becomes a file behind the list
     found = [file for file in objects.list(job.workspace_uri) if file.uri.startswith(folder)]
+    if chosen is not None:
+        found = [file for file in found if chosen(file.uri.removeprefix(folder))]
     for file in found:
         objects.delete(file.uri)
     return len(found)

@@ -15,10 +15,9 @@ from typing import Any
 import orjson
 
 from specbatch.pipeline.ingest.openai_logprobs import Decode, TokenTexts, openai_logprobs
+from specbatch.pipeline.ingest.output_names import OPENAI
 from specbatch.schemas.records import CompletionRecord, FinishReason, RejectedRow
 
-OUTPUT = "output.jsonl"
-ERRORS = "errors.jsonl"
 _UNFINISHED = (FinishReason.ERROR, FinishReason.CANCELLED)
 
 
@@ -30,7 +29,7 @@ class OpenAIFiles:
     ) -> None:
         self._job_id = job_id
         self._created = created
-        self._paths = (folder / OUTPUT, folder / ERRORS)
+        self._paths = (folder / OPENAI[0], folder / OPENAI[1])
         self._counts = [0, 0]
         self._tokens = TokenTexts(decode)
 

@@ -43,14 +43,20 @@ import pyarrow.parquet as pq
 
 from specbatch.pipeline.ingest.objects import Objects, explained, join, tidy
 from specbatch.pipeline.ingest.openai_output import OpenAIFiles
+from specbatch.pipeline.ingest.output_names import (
+    MANIFEST,
+    MARKER,
+    OPENAI,
+    is_part,
+    owner_of,
+    part_name,
+    remainder_names,
+)
 from specbatch.schemas import arrow
-from specbatch.schemas.audit import MANIFEST_NAME
 from specbatch.schemas.crash_points import CrashPoint, reach
 from specbatch.schemas.errors import ObjectError, OutputError
 from specbatch.schemas.records import Artefact, CompletionRecord, FinishReason, RejectedRow
 
-MARKER = "_specbatch_job.json"
-MANIFEST = MANIFEST_NAME
 _ROWS_PER_ROW_GROUP = 4096
 
 OutputRow = CompletionRecord | RejectedRow
@@ -125,7 +131,7 @@ class OutputWriter:
         if owner is None:
             marker = orjson.dumps({"job_id": self._job_id, "schema_version": arrow.SCHEMA_VERSION})
             self._objects.put_new(join(self._uri, MARKER), marker)
-            owner = self._owner()
+            owner = owner_of(self._objects, self._uri)
         if owner != self._job_id:
             raise self._taken(owner)
 
@@ -133,7 +139,7 @@ class OutputWriter:
         """The job that holds the location; None when it is free."""
         if not self._uri.startswith("s3://") and self._objects.exists(self._uri):
             raise OutputError(f"output {self._uri} is a file; name a folder")
-        owner = self._owner()
+        owner = owner_of(self._objects, self._uri)
         if owner is None:
             self._refuse_foreign_files()
         return owner
@@ -206,7 +212,7 @@ class OutputWriter:
         number, first = 0, next(rows, None)
         while first is not None or number == 0:
             rest = islice(rows, self._rows_per_part - 1)
-            path = folder / f"part-{number:05d}.parquet"
+            path = folder / part_name(number)
             count = _write_part(path, chain([first], rest) if first is not None else iter(()))
             yield self._publish(path, path.name, count)
             number, first = number + 1, next(rows, None)
@@ -220,25 +226,13 @@ class OutputWriter:
 
     def _delete_leftovers(self, keep: set[str]) -> None:
         """Parts of an earlier attempt of this job that had more of them, and what it left."""
-        left = {f"remainder-{self._job_id}.{kind}" for kind in ("parquet", "yaml")}
-        for name in (self._part_names() | left) - keep:
+        for name in (self._part_names() | remainder_names(self._job_id)) - keep:
             self._objects.delete(join(self._uri, name))
-
-    def _owner(self) -> str | None:
-        uri = join(self._uri, MARKER)
-        if not self._objects.exists(uri):
-            return None
-        try:
-            return str(orjson.loads(self._objects.get_bytes(uri))["job_id"])
-        except (orjson.JSONDecodeError, KeyError, TypeError):
-            raise ObjectError(f"{uri} is not a specbatch marker") from None
 
     def _refuse_foreign_files(self) -> None:
         names = self._part_names()
         names |= {
-            name
-            for name in (MANIFEST, "output.jsonl", "errors.jsonl")
-            if self._objects.exists(join(self._uri, name))
+            name for name in (MANIFEST, *OPENAI) if self._objects.exists(join(self._uri, name))
         }
         if names:
             raise OutputError(
@@ -249,7 +243,7 @@ class OutputWriter:
     def _part_names(self) -> set[str]:
         root = self._uri.rstrip("/") + "/"
         names = (info.uri.removeprefix(root) for info in self._objects.list(root))
-        return {n for n in names if n.startswith("part-") and n.endswith(".parquet")}
+        return {name for name in names if is_part(name)}
 
 
 def _unasked() -> None:

@@ -48,7 +48,9 @@ class PrivacyInMemory(ChainInMemory):
                 ended = [row for row in ended if _place(row) > _place(after)]
             return sorted(ended, key=_place)[:limit]
 
-    def purge(self, job_id: str, why: str, batch_rows: int = 1000) -> Iterator[int]:
+    def purge(
+        self, job_id: str, why: str, batch_rows: int = 1000, unfinished: bool = False
+    ) -> Iterator[int]:
         with self._lock:
             job = self._job(job_id)
             rules.check_purge(job.row)
@@ -69,8 +71,11 @@ class PrivacyInMemory(ChainInMemory):
                 for index, row in job.rejected.items():
                     if begin <= index < after:
                         job.rejected[index] = replace(row, row_id=None, reason="")
-                job.purged_to = after if after < job.next_row else None
+                is_last = after >= job.next_row
+                job.purged_to = after if not is_last else job.next_row if unfinished else None
             yield min(after, job.next_row)
+            if is_last:
+                return
 
 
 def _place(job: JobRow) -> tuple[float, str]:

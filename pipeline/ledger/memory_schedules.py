@@ -52,6 +52,7 @@ class SchedulesInMemory(ChainInMemory):
         states: Collection[RunState] = RUNS,
         logical_at: float | None = None,
         by_noted: bool = False,
+        upto: float | None = None,
     ) -> list[ScheduleRun]:
         with self._lock:
             found = [
@@ -59,6 +60,7 @@ class SchedulesInMemory(ChainInMemory):
                 for run in self._schedule_runs.values()
                 if run.state in states
                 if name in (None, run.schedule) and logical_at in (None, run.logical_at)
+                if upto is None or run.logical_at <= upto
             ]
             found.sort(key=lambda run: (-run.logical_at, run.schedule))
             if by_noted:

@@ -35,7 +35,9 @@ class PrivacyStore(Protocol):
         """
         ...
 
-    def purge(self, job_id: str, why: str, batch_rows: int = 1000) -> Iterator[int]:
+    def purge(
+        self, job_id: str, why: str, batch_rows: int = 1000, unfinished: bool = False
+    ) -> Iterator[int]:
         """Empty what is kept of an ended job's texts; how many rows are done: first when the job is
         marked, then after each batch. A job that was wholly purged before gives nothing.
 
@@ -43,7 +45,8 @@ class PrivacyStore(Protocol):
         error; of quarantined rows the id and the reason; of the job its sealed spec; errors of
         units. Tags, counts, origins, times, costs, digests and the audit log stay, which says first
         that it was done, and `why`. From then on the job cannot be retried. Each batch is a
-        transaction: who is interrupted goes on where it was.
+        transaction: who is interrupted goes on where it was. `unfinished`: all rows are emptied,
+        and the job stays among those that are due, as something else of it is still there.
 
         Raises `UsageError` for a job that has not ended.
         """

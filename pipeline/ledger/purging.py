@@ -62,15 +62,17 @@ class PrivacyInSql:
             query = query.where(tuple_(Job.finished_at, Job.job_id) > tuple_(*last))
         return self._db.read(lambda conn: [mapper.job_row(row) for row in conn.execute(query)])
 
-    def purge(self, job_id: str, why: str, batch_rows: int = 1000) -> Iterator[int]:
+    def purge(
+        self, job_id: str, why: str, batch_rows: int = 1000, unfinished: bool = False
+    ) -> Iterator[int]:
         db = self._db
         found, at, rows = db.write(lambda conn: _begin(conn, db.now(), job_id, why))
         if at is not None:
             yield at
         while at is not None:
             after = at + batch_rows if at + batch_rows < rows else None
-            begin = at
-            db.write(lambda conn: _empty_rows(conn, found, begin, after))  # noqa: B023 - called at once
+            begin, upto = at, rows if unfinished and after is None else after
+            db.write(lambda conn: _empty_rows(conn, found, begin, upto))  # noqa: B023 - called at once
             yield rows if after is None else after
             at = after
 

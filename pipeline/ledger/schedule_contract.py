@@ -35,9 +35,11 @@ class ScheduleStore(Protocol):
         states: Collection[RunState] = RUNS,
         logical_at: float | None = None,
         by_noted: bool = False,
+        upto: float | None = None,
     ) -> list[ScheduleRun]:
         """The newest times of a schedule, or of all; of the same time by the schedule's name.
 
-        With `logical_at` only that time. With `by_noted` those that were noted last instead.
+        With `logical_at` only that time, with `upto` none after it. With `by_noted` those that were
+        noted last instead.
         """
         ...

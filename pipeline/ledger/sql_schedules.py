@@ -34,8 +34,11 @@ class SchedulesInSql:
         states: Collection[RunState] = RUNS,
         logical_at: float | None = None,
         by_noted: bool = False,
+        upto: float | None = None,
     ) -> list[ScheduleRun]:
-        return self._db.read(lambda conn: _newest(conn, name, limit, states, logical_at, by_noted))
+        return self._db.read(
+            lambda conn: _newest(conn, name, limit, states, logical_at, by_noted, upto)
+        )
 
 
 def _note(conn: Connection, now: Now, run: ScheduleRun, replaces: Collection[RunState]) -> bool:
@@ -74,12 +77,15 @@ def _newest(
     states: Collection[RunState],
     logical_at: float | None,
     by_noted: bool,
+    upto: float | None,
 ) -> list[ScheduleRun]:
     query = select(*Table.__table__.c).where(Table.state.in_([state.value for state in states]))
     if name is not None:
         query = query.where(Table.schedule == name)
     if logical_at is not None:
         query = query.where(Table.logical_at == logical_at)
+    if upto is not None:
+        query = query.where(Table.logical_at <= upto)
     if by_noted:
         query = query.order_by(Table.noted_at.desc())
     query = query.order_by(Table.logical_at.desc(), Table.schedule).limit(limit)

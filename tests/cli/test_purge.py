@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 from cli.conftest import Cli
-from contracts.shorthand import commit, finish, ingest, verified
+from contracts.shorthand import commit, ended, finish, ingest, verified
 from ledger.builders import JOB, Clock, new_job
 
 from specbatch.pipeline.ledger.migrate import open_store
+from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.records import JobState
 
 
@@ -35,10 +36,10 @@ def done(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def texts(folder: Path) -> set[str]:
+def texts(folder: Path, job_id: str = JOB) -> set[str]:
     store = open_store(f"sqlite:///{folder}/work/specbatch.db")
     try:
-        return {record.text for record in store.completions(JOB)}
+        return {record.text for record in store.completions(job_id)}
     finally:
         store.close()
 
@@ -71,6 +72,106 @@ def test_a_job_is_purged_by_name_with_what_its_manifest_lists(cli: Cli, done: Pa
     assert "was purged" in cli("retry", JOB).complaint
     shown = cli("show", JOB)
     assert JobState.DONE in shown.out
+
+
+def test_jobs_whose_files_cannot_go_keep_nobody_waiting(cli: Cli, done: Path) -> None:
+    """An output whose manifest is none, a workspace that is another's, and a job in order."""
+    clock = Clock()
+    clock.advance(10.0)
+    store = open_store(f"sqlite:///{done}/work/specbatch.db", clock=clock)
+    for job_id, workspace in (("b-lost", "elsewhere"), ("c-fine", "c-fine")):
+        (done / "work" / "jobs" / workspace).mkdir()
+        ended(
+            store,
+            job_id,
+            tenant="clinic",
+            workspace_uri=str(done / "work" / "jobs" / workspace),
+            output_uri=str(done / job_id),
+        )
+    store.close()
+    manifest = done / "out" / "manifest.json"
+    whole = manifest.read_text()
+    for wrong in ("{}", "[]"):
+        manifest.write_text(wrong)
+        called = cli("purge", "--older-than", "30d", "--output")
+        assert called.code == 4
+        complaints = [line for line in called.err.splitlines() if line.startswith("error: ")]
+        assert [line.split()[2] for line in complaints] == [JOB, "b-lost"]
+        assert f"{manifest} is not a manifest" in complaints[0]
+        assert called.out.startswith(f"{int(wrong == '{}')} job")
+    for job_id in (JOB, "b-lost", "c-fine"):
+        assert texts(done, job_id) == {""}
+    assert not list((done / "work" / "jobs" / JOB).iterdir())
+    manifest.write_text(whole)
+    again = cli("purge", "--older-than", "30d", "--output")
+    assert (again.code, again.out) == (4, "1 job purged, 0 rows\n"), "they were emptied before"
+    assert "job b-lost keeps files" in again.complaint
+    assert [path.name for path in (done / "out").iterdir()] == ["mine.txt"]
+
+
+def test_what_others_draft_from_goes_with_a_job(cli: Cli, done: Path) -> None:
+    store = open_store(f"sqlite:///{done}/work/specbatch.db", clock=Clock())
+    files = []
+    for job_id in ("b-runs", "c-lost"):
+        folder = done / "work" / "jobs" / ("elsewhere" if job_id == "c-lost" else job_id)
+        folder.mkdir()
+        files.append(folder / "history-1.bin")
+        files[-1].write_bytes(b"x")
+        store.create_job(new_job(job_id, tenant="clinic", workspace_uri=str(folder)))
+    store.close()
+    assert cli("purge", "--older-than", "30d", "--dry-run").code == 0
+    assert all(file.exists() for file in files)
+    called = cli("purge", "--older-than", "30d")
+    assert (called.code, called.out) == (4, "1 job purged, 8 rows\n")
+    assert "job c-lost keeps a file of outputs" in called.complaint
+    assert f"`specbatch purge --job {JOB}` tries it again" in called.complaint
+    assert [file.exists() for file in files] == [False, True]
+    assert cli("purge", "--job", JOB).code == 4
+
+
+def test_files_that_are_left_and_cannot_be_listed_keep_nobody_waiting(
+    cli: Cli, done: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(f"sqlite:///{done}/work/specbatch.db", clock=Clock())
+    work = done / "work" / "jobs"
+    for job_id, uri in (("a-far", "gopher://x/a-far"), ("b-left", str(work / "b-left"))):
+        ended(store, job_id, privacy=PrivacyMode.HASH_ONLY, workspace_uri=uri)
+    store.close()
+    (work / "b-left").mkdir()
+    (work / "b-left" / "prompts.arrow").write_bytes(b"x")
+    monkeypatch.setenv("SPECBATCH_RETENTION_DAYS", '{"clinic": 30}')
+    for flags in (["--dry-run"], []):
+        called = cli("purge", *flags)
+        assert called.code == 4
+        assert "job a-far keeps files" in called.complaint
+    assert "of 1 jobs" in called.err
+    assert texts(done) == {""}
+    assert not list((work / "b-left").iterdir())
+
+
+@pytest.mark.parametrize("owner", [JOB, "another"])
+def test_a_publication_that_was_never_finished_goes_with_the_output(
+    cli: Cli, done: Path, owner: str
+) -> None:
+    out, hexadecimal = done / "out", "0f" * 16
+    (out / "manifest.json").unlink()
+    (out / "_specbatch_job.json").write_text(json.dumps({"job_id": owner}))
+    of_job = [
+        *("part-00001.parquet", "output.jsonl", "errors.jsonl"),
+        *(f"remainder-{JOB}.parquet", f"remainder-{JOB}.yaml"),
+        *(f".part-00002.parquet.{hexadecimal}.tmp", f".output.jsonl.{hexadecimal}.tmp"),
+    ]
+    foreign = [
+        *("mine.txt", "party.parquet", "part-00000.csv", "remainder-another.parquet"),
+        *(f".mine.txt.{hexadecimal}.tmp", ".part-00000.parquet.swp", "sub/part-00000.parquet"),
+    ]
+    (out / "sub").mkdir()
+    for name in (*of_job, *foreign):
+        (out / name).write_bytes(b"x")
+    assert cli("purge", "--job", JOB, "--output").code == 0
+    left = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+    others = {*of_job, "part-00000.parquet"} if owner == "another" else set()
+    assert left == {*foreign, "_specbatch_job.json"} | others
 
 
 @pytest.mark.parametrize(

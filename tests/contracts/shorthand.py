@@ -20,10 +20,20 @@ from ledger.builders import (
 
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.audit import PublishedManifest
-from specbatch.schemas.records import GroupWork, JobState, JobWork, Lease, Stage
+from specbatch.schemas.provenance import Provenance
+from specbatch.schemas.records import (
+    GroupWork,
+    JobState,
+    JobWork,
+    Lease,
+    RejectedRow,
+    Stage,
+)
+from specbatch.schemas.speculation import VOCABULARY
 
 T = TypeVar("T")
 MANIFEST = PublishedManifest("file:///out/manifest.json", "e" * 64)  # no such file
+DRAFTED = Provenance((3,), (5,), ("ngram",), (0,), (2,), (8,))
 
 
 def found(work: T | None) -> T:
@@ -77,6 +87,26 @@ def finish(
 
 def stage_of(store: Store) -> Stage:
     return store.get_job(JOB).stage
+
+
+def ended(store: Store, job_id: str = JOB, **values: object) -> None:
+    """A job of one group that is done, with a row that was rejected."""
+    store.create_job(new_job(job_id, sealed_spec='{"name": "whole"}', **values))
+    work = store.claim_job(job_id, Stage.INGEST, "w", 60.0)
+    assert work is not None
+    bad = RejectedRow(4, "anna", "bad_id", "an id 'anna'")
+    store.add_groups(work.lease, [new_group(0)], [bad], 5, position(5))
+    store.finish_ingest(work.lease, 5, {VOCABULARY: "v"})
+    group = store.claim_group(job_id, 0, Stage.VERIFY, "w", 60.0)
+    assert group is not None
+    store.advance(group.lease, Stage.RECORD, group.prompts, NO_TIME)
+    group = store.claim_group(job_id, 0, Stage.RECORD, "w", 60.0)
+    assert group is not None
+    records = [completion(row, provenance=DRAFTED, error="an error") for row in range(4)]
+    store.commit_group(group.lease, records, NO_TIME, {})
+    last = store.claim_job(job_id, Stage.PUBLISH, "w", 60.0)
+    assert last is not None
+    store.finish_job(last.lease, JobState.DONE)
 
 
 def exhaust(store: Store, index: int, stage: Stage = Stage.VERIFY) -> None:

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from contracts.shorthand import commit, finish, ingest, verified
-from ledger.builders import JOB, NO_TIME, Clock, completion, new_group, new_job, position
+from contracts.shorthand import DRAFTED, commit, ended, finish, ingest, verified
+from ledger.builders import JOB, NO_TIME, Clock, completion, new_job
 
 from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ledger.contract import Store
@@ -16,31 +16,8 @@ from specbatch.pipeline.purging import Purger
 from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.privacy import NOT_KEPT, PrivacyMode
-from specbatch.schemas.provenance import Provenance
-from specbatch.schemas.records import JobState, RejectedRow, Stage
+from specbatch.schemas.records import RejectedRow, Stage
 from specbatch.schemas.speculation import VOCABULARY
-
-DRAFTED = Provenance((3,), (5,), ("ngram",), (0,), (2,), (8,))
-
-
-def ended(store: Store, job_id: str = JOB, **values: object) -> None:
-    """A job of one group that is done, with a row that was rejected."""
-    store.create_job(new_job(job_id, sealed_spec='{"name": "whole"}', **values))
-    work = store.claim_job(job_id, Stage.INGEST, "w", 60.0)
-    assert work is not None
-    bad = RejectedRow(4, "anna", "bad_id", "an id 'anna'")
-    store.add_groups(work.lease, [new_group(0)], [bad], 5, position(5))
-    store.finish_ingest(work.lease, 5, {VOCABULARY: "v"})
-    group = store.claim_group(job_id, 0, Stage.VERIFY, "w", 60.0)
-    assert group is not None
-    store.advance(group.lease, Stage.RECORD, group.prompts, NO_TIME)
-    group = store.claim_group(job_id, 0, Stage.RECORD, "w", 60.0)
-    assert group is not None
-    records = [completion(row, provenance=DRAFTED, error="an error") for row in range(4)]
-    store.commit_group(group.lease, records, NO_TIME, {})
-    last = store.claim_job(job_id, Stage.PUBLISH, "w", 60.0)
-    assert last is not None
-    store.finish_job(last.lease, JobState.DONE)
 
 
 def test_a_purge_empties_texts_and_leaves_figures(store: Store) -> None:
@@ -73,6 +50,33 @@ def test_a_purge_is_done_once_and_goes_on_where_it_was(store: Store) -> None:
     assert list(store.purge(JOB, "and again")) == []
     kinds = [entry.kind for entry in store.log(JOB)]
     assert kinds.count(EntryKind.PURGED) == 1
+
+
+def test_a_job_that_keeps_something_else_is_emptied_and_stays_due(store: Store) -> None:
+    ended(store)
+    assert list(store.purge(JOB, "asked for", batch_rows=2, unfinished=True)) == [0, 2, 4, 5]
+    assert {record.text for record in store.completions(JOB)} == {""}
+    assert list(store.rejected(JOB)) == [RejectedRow(4, None, "bad_id", "")]
+    assert list(store.purge(JOB, "once more", unfinished=True)) == [5, 5]
+    assert [job.job_id for job in store.ended_jobs(0.0)] == [JOB]
+    assert list(store.purge(JOB, "and again")) == [5, 5]
+    assert store.ended_jobs(0.0) == []
+    assert [entry.kind for entry in store.log(JOB)].count(EntryKind.PURGED) == 1
+
+
+def test_jobs_are_due_however_many_there_are(store: Store, clock: Clock) -> None:
+    for n, tenant in enumerate(["one", "two", "one", "two", "one"]):
+        ended(store, f"job-of-{tenant}-{n}", tenant=tenant)
+        clock.advance(10.0)
+    purger = Purger(store, Objects(), {"one": 0.0, "two": 0.0, "none": 0.0})
+    for page in (1, 2, 3, 10):
+        for age in (None, 0.0):
+            found = [one.job.job_id[-1] for one in purger.due(None, age, page)]
+            assert found == ["0", "1", "2", "3", "4"]
+            assert [one.job.job_id[-1] for one in purger.due("two", age, page)] == ["1", "3"]
+    for done in purger.due(None, 0.0, page=1):  # what is purged meanwhile hides no other
+        list(purger.store.purge(done.job.job_id, done.why))
+    assert store.ended_jobs(0.0) == []
 
 
 def test_a_job_that_goes_on_is_not_purged_nor_a_purged_one_retried(store: Store) -> None:

@@ -82,6 +82,14 @@ def test_those_that_were_noted_last_come_first_if_asked_for_so(store: Store, clo
     assert [r.schedule for r in of_one_moment] == ["hourly", "nightly"]
 
 
+def test_runs_are_asked_for_up_to_a_time(store: Store) -> None:
+    for night in range(4):
+        store.note_schedule_run(run(START + night * NIGHT))
+    for upto, newest in ((START - 1, []), (START, [0]), (START + 2.5 * NIGHT, [2])):
+        found = store.schedule_runs("nightly", limit=1, upto=upto)
+        assert [(r.logical_at - START) / NIGHT for r in found] == newest
+
+
 def test_runs_are_asked_for_by_state(store: Store) -> None:
     for number, state in enumerate(RunState):
         store.note_schedule_run(run(START + number, state))

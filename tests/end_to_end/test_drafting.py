@@ -172,6 +172,9 @@ def test_a_second_run_is_drafted_for_from_the_first_and_never_from_another_tenan
 
         again = night.run(**history)
         assert again.job.report["history"]["size_bytes"] > 0
+        written = Path(again.job.report["history"]["uri"].removeprefix("file://"))
+        assert written.parent.is_dir()
+        assert not written.exists(), "it ends with its job"
         assert again.mean_accepted_length >= 6
         assert again.outputs == first.outputs
 

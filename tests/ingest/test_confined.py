@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from contracts.shorthand import ended
 from hypothesis import given
 from hypothesis import strategies as st
 from ledger.builders import JOB, new_job
 
 from specbatch.pipeline.ingest.confined import check_own, delete_own, read_own
 from specbatch.pipeline.ingest.objects import Objects, join
+from specbatch.pipeline.ingest.outputs import OutputWriter
 from specbatch.pipeline.ledger.memory_store import MemoryStore
+from specbatch.pipeline.purging import Due, Purger
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.records import Artefact, JobRow
 from support.faulty_s3 import Fault, FaultyS3
@@ -106,6 +109,19 @@ def test_unfinished_uploads_go_with_the_job_s_files_and_no_others(
     assert delete_own(s3, job) == 1, "files"
     assert sorted(unfinished(s3_client, bucket)) == sorted(others)
     assert s3.list(job.workspace_uri) == []
+
+
+def test_uploads_of_an_unfinished_publication_go_with_a_purge_of_the_output(
+    s3: Objects, s3_client: Any, bucket: str
+) -> None:
+    store = MemoryStore()
+    ended(store, JOB, output_uri=f"{bucket}/out", workspace_uri=f"{bucket}/jobs/{JOB}")
+    OutputWriter(s3, f"{bucket}/out", JOB).claim()
+    others = ["out/mine.bin", "out/remainder-another.parquet", "out/sub/part-00000.parquet"]
+    mine = ["out/part-00000.parquet", "out/output.jsonl", f"out/remainder-{JOB}.parquet"]
+    begin(s3_client, bucket, *others, *mine)
+    list(Purger(store, s3, {}).purge(Due(store.get_job(JOB), "asked for"), with_output=True))
+    assert sorted(unfinished(s3_client, bucket)) == sorted(others)
 
 
 @pytest.mark.parametrize("fault", [Fault.DENIED, Fault.NOT_IMPLEMENTED])

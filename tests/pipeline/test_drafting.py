@@ -20,8 +20,9 @@ from ledger.builders import (
     position,
 )
 
-from specbatch.pipeline.drafting import HISTORY, Drafting, cap_of, uses_history
+from specbatch.pipeline.drafting import Drafting, cap_of, uses_history
 from specbatch.pipeline.engine.history import History
+from specbatch.pipeline.histories import HISTORY
 from specbatch.pipeline.ingest.objects import Objects, local_path
 from specbatch.pipeline.ledger.memory_store import MemoryStore
 from specbatch.pipeline.policy.journal import Lessons

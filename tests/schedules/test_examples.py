@@ -8,17 +8,19 @@ import shlex
 import shutil
 import subprocess
 from datetime import datetime
+from itertools import count, islice
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
 import typer
-from schedules.conftest import at
+from schedules.conftest import Site, at
 
 from specbatch.jobs.cli.main import app
 from specbatch.jobs.cli.submit_job import app as submit_job_app
 from specbatch.jobs.schedules.definition import ScheduleFields, load_folder, load_schedule
 from specbatch.jobs.schedules.template import built_in
+from specbatch.schemas.schedules import RunState
 from specbatch.schemas.settings import Settings
 from support.tree import ROOT
 
@@ -100,12 +102,48 @@ def test_units_are_what_systemd_reads(unit: Path) -> None:
         assert (EXAMPLES / f"{unit.stem}.service").is_file()
 
 
-def test_the_timer_comes_when_its_schedule_is_due() -> None:
+SOON_SEC = 600.0
+
+
+def timer_sec() -> float:
+    """How often the timer comes, from each full hour on."""
     timer = (EXAMPLES / "specbatch-nightly.timer").read_text()
+    (minutes,) = re.findall(r"^OnCalendar=\*:0/(\d+)$", timer, re.MULTILINE)
+    assert 60 % int(minutes) == 0
+    return 60.0 * int(minutes)
+
+
+def test_the_timer_comes_at_each_time_of_its_schedule_and_often_between() -> None:
     schedule = load_schedule(EXAMPLES / "nightly-summaries.yaml")
-    minute, hour, *_ = schedule.fields.cron.split()
-    when = f"OnCalendar=*-*-* {int(hour):02}:{int(minute):02}:00 {schedule.fields.time_zone}"
-    assert when in timer.splitlines()
+    for night in islice(schedule.times.after(at("2026-01-01T00:00Z")), 366):
+        assert night % timer_sec() == 0
+    assert timer_sec() <= SOON_SEC
+
+
+def test_after_a_night_that_is_too_long_the_timer_catches_up(site: Site) -> None:
+    """The first night takes thirty hours; each look is a process of its own."""
+    schedule = load_schedule(EXAMPLES / "nightly-summaries.yaml")
+    begin = at("2026-01-01T00:00Z")
+    nights = list(islice(schedule.times.after(begin), 5))
+    ends: dict[str, float] = {}
+    submitted: dict[float, float] = {}
+    for look in count(begin, timer_sec()):
+        if look > nights[-1] + 86_400.0:
+            break
+        for job_id, end in list(ends.items()):
+            if end <= look:
+                site.end(job_id)
+                del ends[job_id]
+        site.tick(schedule, look)
+        for night, state in site.states(schedule).items():
+            if state is RunState.SUBMITTED and night not in submitted:
+                submitted[night] = look
+                hours = 30.0 if night == nights[0] else 1.0
+                ends[site.job_of(schedule, night)] = look + hours * 3600.0
+    late = [submitted[night] - night for night in nights]
+    long = submitted[nights[0]] + 30.0 * 3600.0 - nights[1]  # into the second night
+    assert late[1] <= long + SOON_SEC
+    assert max(late[0], *late[2:]) <= SOON_SEC
 
 
 def test_systemd_verifies_the_units(tmp_path: Path) -> None:

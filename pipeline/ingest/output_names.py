@@ -1,0 +1,62 @@
+"""How the files of a job's output are called, and whose a location is.
+
+Imports no pyarrow: a purge deletes by these names what a publication left that was never finished.
+"""
+
+from __future__ import annotations
+
+import re
+
+import orjson
+
+from specbatch.pipeline.ingest.objects import Objects, join
+from specbatch.schemas.audit import MANIFEST_NAME
+from specbatch.schemas.errors import ObjectError
+
+MARKER = "_specbatch_job.json"
+MANIFEST = MANIFEST_NAME
+OPENAI = ("output.jsonl", "errors.jsonl")
+_PART = "part-"
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{32}\.tmp")  # as `LocalObjects` writes beside a file
+
+
+def part_name(number: int) -> str:
+    return f"{_PART}{number:05d}.parquet"
+
+
+def is_part(name: str) -> bool:
+    return name.startswith(_PART) and name.endswith(".parquet") and "/" not in name
+
+
+def remainder_name(job_id: str) -> str:
+    """Without the ending."""
+    return f"remainder-{job_id}"
+
+
+def remainder_names(job_id: str) -> set[str]:
+    """What is left of a stopped job, and the spec for it."""
+    return {f"{remainder_name(job_id)}.{kind}" for kind in ("parquet", "yaml")}
+
+
+def is_written(name: str, job_id: str) -> bool:
+    """Whether the job writes a file of that name beside its manifest, finished or not."""
+    if unfinished := _TEMPORARY.fullmatch(name):
+        name = unfinished[1]
+    return is_part(name) or name in OPENAI or name in remainder_names(job_id)
+
+
+def begin_with(job_id: str) -> tuple[str, ...]:
+    """How the names begin of what the job writes: of uploads that are in no list."""
+    return (_PART, *OPENAI, f"{remainder_name(job_id)}.")
+
+
+def owner_of(objects: Objects, uri: str) -> str | None:
+    """The id of the job whose location it is; None where none has claimed it. Raises
+    `ObjectError`."""
+    marker = join(uri, MARKER)
+    if not objects.exists(marker):
+        return None
+    try:
+        return str(orjson.loads(objects.get_bytes(marker))["job_id"])
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        raise ObjectError(f"{marker} is not a specbatch marker") from None
