@@ -15,6 +15,7 @@ from specbatch.pipeline.engine.loader import load_model
 from specbatch.pipeline.engine.memory import (
     ModelMemory,
     budget_of,
+    free_for_another,
     give_back_freed,
     peak_bytes,
     resident_bytes,
@@ -90,26 +91,38 @@ def test_a_consumed_model_decodes_to_the_same_bits(tiny_pair: TinyPair) -> None:
     assert decided(consumed) == decided(kept)
 
 
-def test_an_engine_that_is_no_more_makes_room_for_the_next(
+def test_what_is_no_more_makes_room_before_anything_is_loaded(
     tiny_pair: TinyPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its parts know each other, so it would stay until somebody collects."""
-    draft = inspect_model(str(tiny_pair.draft))
-    host = EngineHost(inspect_model(str(tiny_pair.verifier)), draft, 4, 64, kv_cache_bytes=8 << 20)
-    first = host.make_engine(EngineSpec(dtype="float32"))
-    gone = weakref.ref(first)
-    seen: list[object] = []
+    """The parts of an engine know each other, so it would stay until somebody collects."""
+    host = EngineHost(inspect_model(str(tiny_pair.verifier)), None, 4, 64, kv_cache_bytes=8 << 20)
+    order: list[str] = []
+
+    def free(on_gpu: bool) -> None:
+        order.append("freed")
+        free_for_another(on_gpu)
 
     def load(*how: Any, **named: Any) -> Any:
-        seen.append(gone())
+        order.append("loads")
         return load_model(*how, **named)
 
+    monkeypatch.setattr("specbatch.pipeline.engine.host.free_for_another", free)
     monkeypatch.setattr("specbatch.pipeline.engine.host.load_model", load)
+    host.make_engine(EngineSpec(dtype="float32"))
+    assert order == ["freed", "loads"]
+
+
+def test_what_lies_in_a_cycle_is_freed() -> None:
+    class Part:
+        whole: object
+
+    part = Part()
+    part.whole = part
+    gone = weakref.ref(part)
     gc.disable()
     try:
-        del first
-        host.make_engine(EngineSpec(dtype="float32"))
+        del part
+        free_for_another(on_gpu=False)
+        assert gone() is None
     finally:
         gc.enable()
-    assert seen
-    assert not any(seen)
