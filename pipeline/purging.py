@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import orjson
@@ -123,35 +123,48 @@ class Purger:
     def purge(self, due: Due, with_output: bool = False) -> Iterator[int]:
         """Empty what is kept of the job; rows that are done so far.
 
-        Files go once the job is marked, so that nobody retries it, and before its rows: who is
-        interrupted does it again. Where files cannot go, the rows are emptied all the same, and the
-        job stays due: the next purge tries its files again.
+        Files go once the job is marked, so that nobody retries it, and before its rows. Where files
+        cannot go, the rows are emptied all the same. The job stays due until `finish`: who is
+        interrupted does it again.
 
         Raises `UsageError` for a job that has not ended, and at the end `ObjectError` for files
         that are still there.
         """
-        rows = self.store.purge(due.job.job_id, due.why)
+        rows = self.store.purge(due.job.job_id, due.why, unfinished=True)
         marked = next(rows, None)
         problem = self._delete_files(due.job, with_output)
-        if problem is not None:
-            rows = self.store.purge(due.job.job_id, due.why, unfinished=True)
-        elif marked is not None:
+        if marked is not None:
             yield marked
         yield from rows
         if problem is not None:
             raise problem
 
-    def forget_past(self, tenant: str, failed: Callable[[JobRow, ObjectError], None]) -> None:
-        """Delete what the tenant's other jobs draft from: outputs of those that were purged are in
-        there. Who is at work goes on without. `failed` is told of jobs where that does not work.
+    def finish(self, due: Due) -> None:
+        """Nothing of the job is left, here or in what others have of it: it is due no more."""
+        for _ in self.store.purge(due.job.job_id, due.why):
+            pass
 
-        For after the purge: what is marked gets into no new one.
+    def forget_past(
+        self,
+        tenant: str,
+        besides: Collection[str],
+        failed: Callable[[JobRow, ObjectError], None],
+    ) -> bool:
+        """Delete what the tenant's jobs `besides` those that are purged draft from: outputs of
+        these are in there. Who is at work goes on without. Whether all is gone: `failed` is told of
+        jobs where that does not work.
+
+        For after `purge`, as what is marked gets into no new one, and before `finish`.
         """
+        is_gone = True
         for job in self._others(tenant):
-            try:
-                delete_histories(self.objects, job)
-            except ObjectError as error:
-                failed(job, error)
+            if job.job_id not in besides:
+                try:
+                    delete_histories(self.objects, job)
+                except ObjectError as error:
+                    failed(job, error)
+                    is_gone = False
+        return is_gone
 
     def _others(self, tenant: str) -> Iterator[JobRow]:
         """Live jobs first: who ends meanwhile is found among the others too."""

@@ -79,6 +79,7 @@ class KeptCompletion:
     digest: bytes | None  # of its content; None: it was recorded before there was a log
     record: CompletionRecord | None  # None: its row cannot be read
     month: int | None = None  # by which it is stored; None: by none
+    lacks_key: bool = False  # it cannot be read with the keys that are here
 
 
 class FindingKind(StrEnum):

@@ -57,7 +57,7 @@ def make_app(settings: Settings) -> Celery:
         broker_channel_error_retry=True,
         broker_connection_max_retries=None,  # for ever: a worker outlives its broker's maintenance
         # --- when the worker goes
-        worker_soft_shutdown_timeout=10.0,  # shorter than an orchestrator's grace period
+        worker_soft_shutdown_timeout=0.0,  # a cold end would wait for it; `Farewell` has patience
         # --- what is not used, and would cost messages or give away control
         worker_enable_remote_control=False,  # the store is the control plane
         worker_send_task_events=False,

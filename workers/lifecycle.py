@@ -53,6 +53,8 @@ _STAGE_OF_KIND = {
 _ORDER = ("ingest", "record", "propose", "verify")
 
 
+PATIENCE_SEC = 10.0  # for tasks once a signal came: shorter than an orchestrator's grace period
+
 _embedded_threads: WeakKeyDictionary[Celery, threading.Thread] = WeakKeyDictionary()
 
 
@@ -147,8 +149,8 @@ def run_worker(
     instead: Models | None = None,
     through: Callable[[Ring], Ring] = lambda ring: ring,
 ) -> None:
-    """Work in the foreground until a signal ends it: tasks have `worker_soft_shutdown_timeout` to
-    end, then their groups are given back.
+    """Work in the foreground until a signal ends it: tasks have `PATIENCE_SEC` to end, then their
+    groups are given back.
 
     The first of the proposers is the main one, and the one that a propose worker serves.
     `instead` takes the place of real models; bells go `through` something on their way out.
@@ -192,7 +194,7 @@ def run_worker(
         if worker.refills is not None:
             line.start(worker.hint)
         try:
-            with Farewell(worker, app.conf.worker_soft_shutdown_timeout):
+            with Farewell(worker, PATIENCE_SEC):
                 consume(app, queue_names(kinds, verifier, proposer), concurrency)
         finally:
             measured.close()  # first: it reads the store

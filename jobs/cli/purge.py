@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Annotated
 
 import typer
@@ -47,22 +46,22 @@ def purge(
     """Empty what is kept of ended jobs' texts; counts, costs and the audit log stay.
 
     Interrupted, it goes on where it was when it is run again. Where a job's files cannot be
-    reached, its texts are emptied all the same, and the next purge tries the files again; the exit
-    code is 4.
+    reached, its texts are emptied all the same, and the next purge (of outputs: the next one with
+    --output) tries the files again; the exit code is 4.
     """
     settings = load_settings()
     store = make_store(settings)
     try:
         purger = Purger.of_settings(settings, store)
         due = _due(purger, tenant, older_than, job)
-        failures = _Failures()
+        failures = _Failures(output)
         if dry_run:
             for one in due:
                 say(f"would purge job {one.job.job_id} ({one.job.name}; {one.why})")
             for row in [] if job else purger.left_behind(failed=failures.note):
                 say(f"would delete the files of job {row.job_id}, whose texts are not kept")
         else:
-            done = _purge_all(purger, due, output, failures)
+            done = _purge_all(purger, due, output, failures, is_listed=job is None)
             say(f"{done.jobs:,} job{'s' if done.jobs != 1 else ''} purged, {done.rows:,} rows")
             cleared = 0 if job else _clear_all(purger, failures)
             if cleared:
@@ -97,40 +96,59 @@ class _Done:
 
     jobs: int = 0
     rows: int = 0
-    one_of: dict[str, str] = field(default_factory=dict)  # a job by tenant
+    seen: set[str] = field(default_factory=set)
+    to_finish: dict[str, list[Due]] = field(default_factory=dict)  # by tenant
 
 
 class _Failures:
     """Jobs whose files cannot be reached, each told of once: the others need not wait for them."""
 
-    def __init__(self) -> None:
+    def __init__(self, output: bool = False) -> None:
         self.job_ids: set[str] = set()
+        self._output = output
 
     def note(self, job: JobRow, error: ObjectError) -> None:
         if job.job_id not in self.job_ids:
-            complain(f"job {job.job_id} keeps files, which the next purge tries again: {error}")
+            next_one = "the next purge with --output" if self._output else "the next purge"
+            complain(f"job {job.job_id} keeps files, which {next_one} tries again: {error}")
             self.job_ids.add(job.job_id)
 
-    def note_past(self, job: JobRow, error: ObjectError, purged: str) -> None:
+    def note_past(self, job: JobRow, error: ObjectError) -> None:
         complain(
-            f"job {job.job_id} keeps a file of outputs to draft from, some of which are purged: "
-            f"{error}; `specbatch purge --job {purged}` tries it again"
+            f"job {job.job_id} keeps a file of outputs to draft from, some of which are purged; "
+            f"the next purge tries it again: {error}"
         )
         self.job_ids.add(job.job_id)
 
 
-def _purge_all(purger: Purger, due: Iterable[Due], output: bool, failures: _Failures) -> _Done:
-    """All jobs, and then what their tenants' others have of them."""
+def _purge_all(
+    purger: Purger, due: Iterable[Due], output: bool, failures: _Failures, is_listed: bool
+) -> _Done:
+    """All jobs, then what their tenants' others have of them; only then they are due no more.
+
+    A job of a list may have been sent back to work since.
+    """
     done = _Done()
     for one in due:
-        rows, error = _purge(purger, one, output)
+        try:
+            rows, error = _purge(purger, one, output)
+        except UsageError as refused:
+            if not is_listed:
+                raise
+            remark(f"job {one.job.job_id} is left as it is: {refused}")
+            continue
         done.rows += rows
-        done.jobs += error is None
-        done.one_of[one.job.tenant] = one.job.job_id
-        if error is not None:
+        done.seen.add(one.job.job_id)
+        of_tenant = done.to_finish.setdefault(one.job.tenant, [])
+        if error is None:
+            of_tenant.append(one)
+        else:
             failures.note(one.job, error)
-    for tenant, job_id in done.one_of.items():
-        purger.forget_past(tenant, partial(failures.note_past, purged=job_id))
+    for tenant, to_finish in done.to_finish.items():
+        if purger.forget_past(tenant, done.seen, failures.note_past):
+            for one in to_finish:
+                purger.finish(one)
+            done.jobs += len(to_finish)
     return done
 
 

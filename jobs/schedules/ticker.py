@@ -259,9 +259,9 @@ class Ticker:
 
     # --- what the store has -----------------------------------------------------------------
     def _queued(self, schedule: Schedule) -> list[ScheduleRun]:
-        """The oldest first."""
-        most = policy.MOST_HELD
-        return self.store.schedule_runs(schedule.name, most, _QUEUED)[::-1]
+        """The oldest first; not what a clock that was ahead noted, whose time is still to come."""
+        now = self.clock()
+        return self.store.schedule_runs(schedule.name, policy.MOST_HELD, _QUEUED, upto=now)[::-1]
 
     def _open(self, schedule: Schedule) -> list[_Open]:
         """Runs whose jobs are at work; not those that have been asked to stop.

@@ -17,6 +17,9 @@ MARKER = "_specbatch_job.json"
 MANIFEST = MANIFEST_NAME
 OPENAI = ("output.jsonl", "errors.jsonl")
 _PART = "part-"
+_PART_NAME = re.compile(
+    rf"{_PART}[0-9]{{5,}}\.parquet"
+)  # others write `part-00000-….snappy.parquet`
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{32}\.tmp")  # as `LocalObjects` writes beside a file
 
 
@@ -25,7 +28,7 @@ def part_name(number: int) -> str:
 
 
 def is_part(name: str) -> bool:
-    return name.startswith(_PART) and name.endswith(".parquet") and "/" not in name
+    return _PART_NAME.fullmatch(name) is not None
 
 
 def remainder_name(job_id: str) -> str:

@@ -5,7 +5,7 @@ So where a page cannot be read, its rows are read one by one, and which of them 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -108,6 +108,7 @@ def job_facts(database: Transactions, job_id: str) -> Mapping[str, Any] | None:
         found = _if_readable(database, partial(fetch, query))
         if found:
             facts[column.name] = found[0][0]
+    _check_key(database, of_job, facts)
     return facts
 
 
@@ -143,33 +144,37 @@ def kept(database: Transactions, job_id: str, batch: int) -> Iterator[KeptComple
             return
         last = (rows[-1].row_index, rows[-1].sample_index)
         page = _if_readable(database, partial(fetch, whole.where(key > after, key <= last)))
+        keyless: set[tuple[int, int]] = set()
         if page is None:
             places = [(row.row_index, row.sample_index) for row in rows]
-            page = _one_by_one(database, [whole.where(key == at) for at in places])
+            page, keyless = _one_by_one(database, {at: whole.where(key == at) for at in places})
         records = {(r.row_index, r.sample_index): _record(r) for r in page}
         for row in rows:
             at = (row.row_index, row.sample_index)
-            yield KeptCompletion(*at, row.group_index, row.digest, records.get(at), row.month)
+            of_row = (row.group_index, row.digest, records.get(at), row.month)
+            yield KeptCompletion(*at, *of_row, lacks_key=at in keyless)
         if len(rows) < batch:
             return
         after = last
 
 
-def _one_by_one(database: Transactions, queries: Sequence[Select[Any]]) -> list[Row[Any]]:
-    """The rows of a page that can be read.
+def _one_by_one(
+    database: Transactions, queries: Mapping[tuple[int, int], Select[Any]]
+) -> tuple[list[Row[Any]], set[tuple[int, int]]]:
+    """The rows of a page that can be read, and the places of those whose key is not here.
 
-    Raises `UnknownKeyError` where all are sealed with a key that is not here: one might be forged.
+    Raises `UnknownKeyError` where that is so of all: one might be forged.
     """
     found: list[Row[Any]] = []
-    strange = 0
-    for query in queries:
+    keyless = set[tuple[int, int]]()
+    for at, query in queries.items():
         try:
             found += _if_readable(database, partial(fetch, query), UnknownKeyError) or ()
         except UnknownKeyError:
-            strange += 1
-            if strange == len(queries):
+            keyless.add(at)
+            if len(keyless) == len(queries):
                 raise
-    return found
+    return found, keyless
 
 
 def _whole() -> Select[Any]:

@@ -27,11 +27,13 @@ from specbatch.pipeline.ledger.log_facts import Key, LogFacts, believed, is_fina
 from specbatch.schemas.audit import Finding, FindingKind, KeptCompletion, LogEntry
 from specbatch.schemas.months import month_of
 from specbatch.schemas.records import CompletionRecord, Prompts, RejectedRow
+from specbatch.schemas.sealing import SETTING
 
 EntryAt = Callable[[int], LogEntry | None]
 Placed = tuple[Key, int, str, int]  # (row, sample), entry, digest, group
 
 _SPOILT = (ValueError, TypeError, OverflowError, AttributeError, struct_error)
+_KEYLESS = f"was written with a key that is not among those of {SETTING}, or changed: add the key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +191,7 @@ class Checker:
     def _wrong(self, one: KeptCompletion, pinned: Pinned) -> str | None:
         """What is wrong with a completion that the log knows."""
         if one.record is None:
-            return "was changed: it cannot be read"
+            return _KEYLESS if one.lacks_key else "was changed: it cannot be read"
         content, facts = _of(content_digest, one.record), _of(facts_digest, one.record)
         if not _fits(pinned, one.digest, facts):
             if _fits(pinned, content, facts):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli.conftest import Cli
@@ -11,8 +14,9 @@ from contracts.shorthand import commit, ended, finish, ingest, verified
 from ledger.builders import JOB, Clock, new_job
 
 from specbatch.pipeline.ledger.migrate import open_store
+from specbatch.pipeline.purging import Due, Purger
 from specbatch.schemas.privacy import PrivacyMode
-from specbatch.schemas.records import JobState
+from specbatch.schemas.records import JobRow, JobState
 
 
 @pytest.fixture
@@ -105,7 +109,7 @@ def test_jobs_whose_files_cannot_go_keep_nobody_waiting(cli: Cli, done: Path) ->
     manifest.write_text(whole)
     again = cli("purge", "--older-than", "30d", "--output")
     assert (again.code, again.out) == (4, "1 job purged, 0 rows\n"), "they were emptied before"
-    assert "job b-lost keeps files" in again.complaint
+    assert "job b-lost keeps files, which the next purge with --output" in again.complaint
     assert [path.name for path in (done / "out").iterdir()] == ["mine.txt"]
 
 
@@ -122,11 +126,59 @@ def test_what_others_draft_from_goes_with_a_job(cli: Cli, done: Path) -> None:
     assert cli("purge", "--older-than", "30d", "--dry-run").code == 0
     assert all(file.exists() for file in files)
     called = cli("purge", "--older-than", "30d")
-    assert (called.code, called.out) == (4, "1 job purged, 8 rows\n")
+    assert (called.code, called.out) == (4, "0 jobs purged, 8 rows\n")
     assert "job c-lost keeps a file of outputs" in called.complaint
-    assert f"`specbatch purge --job {JOB}` tries it again" in called.complaint
+    assert "the next purge tries it again" in called.complaint
     assert [file.exists() for file in files] == [False, True]
-    assert cli("purge", "--job", JOB).code == 4
+    again = cli("purge", "--older-than", "30d")
+    assert (again.code, again.out) == (4, "0 jobs purged, 0 rows\n")
+
+
+@pytest.mark.parametrize("when", ["in the next job", "among the others' files"])
+def test_an_interrupted_purge_goes_on_with_what_others_draft_from(
+    cli: Cli, done: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    clock = Clock()
+    store = open_store(f"sqlite:///{done}/work/specbatch.db", clock=clock)
+    folder = done / "work" / "jobs" / "b-runs"
+    folder.mkdir()
+    (folder / "history-1.bin").write_bytes(b"x")
+    store.create_job(new_job("b-runs", tenant="clinic", workspace_uri=str(folder)))
+    clock.advance(10.0)
+    ended(store, "c-next", tenant="other", workspace_uri=str(done / "work" / "jobs" / "c-next"))
+    store.close()
+
+    def interrupted(_: object, job: JobRow, *__: object) -> int:
+        if when == "in the next job" and job.job_id == JOB:
+            return 0
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as during:
+        name = "delete_own" if when == "in the next job" else "delete_histories"
+        during.setattr(f"specbatch.pipeline.purging.{name}", interrupted)
+        assert cli("purge", "--older-than", "30d").code == 130
+    assert texts(done) == {""}
+    assert list(folder.iterdir())
+    assert cli("purge", "--older-than", "30d").out.startswith("2 jobs purged")
+    assert not list(folder.iterdir())
+    assert cli("purge", "--older-than", "30d").out == "0 jobs purged, 0 rows\n"
+
+
+def test_a_listed_job_that_is_at_work_again_is_left(
+    cli: Cli, done: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(f"sqlite:///{done}/work/specbatch.db", clock=Clock())
+    again = store.create_job(new_job("a-again", tenant="clinic"))
+    store.close()
+    listed = Purger.due
+
+    def first(*given: Any) -> Iterator[Due]:
+        return chain([Due(again, "as it was then")], listed(*given))
+
+    monkeypatch.setattr(Purger, "due", first)
+    called = cli("purge", "--older-than", "30d")
+    assert (called.code, called.out) == (0, "1 job purged, 8 rows\n")
+    assert "job a-again is left as it is" in called.err
 
 
 def test_files_that_are_left_and_cannot_be_listed_keep_nobody_waiting(
@@ -162,6 +214,7 @@ def test_a_publication_that_was_never_finished_goes_with_the_output(
         *(f".part-00002.parquet.{hexadecimal}.tmp", f".output.jsonl.{hexadecimal}.tmp"),
     ]
     foreign = [
+        *("part-00000-1f0e-c000.snappy.parquet", "part-clean.parquet", "part-1.parquet"),
         *("mine.txt", "party.parquet", "part-00000.csv", "remainder-another.parquet"),
         *(f".mine.txt.{hexadecimal}.tmp", ".part-00000.parquet.swp", "sub/part-00000.parquet"),
     ]

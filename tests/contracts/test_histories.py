@@ -69,7 +69,7 @@ def test_what_was_purged_is_in_no_other_jobs_workspace(
             (tmp_path / job.job_id / name).write_bytes(b"x")
     purger = Purger(store, Objects(), {})
     list(purger.purge(Due(first, "asked for")))
-    purger.forget_past("clinic", unexpected)
+    assert purger.forget_past("clinic", {"a-first"}, unexpected)
     assert files(tmp_path, "b-done") == files(tmp_path, "c-runs") == ["prompts-0.arrow"]
     assert len(files(tmp_path, "z-runs")) == 4, "of another tenant"
     assert Drafting(store, Objects()).history(store.get_job("c-runs")) is None
@@ -86,7 +86,7 @@ def test_who_cannot_be_reached_is_told_of(store: Store, make: Make, tmp_path: Pa
     store.create_job(new_job("d-lost", tenant="clinic", workspace_uri=str(tmp_path / "elsewhere")))
     told: list[str] = []
     purger = Purger(store, Objects(), {})
-    purger.forget_past("clinic", lambda job, _: told.append(job.job_id))
+    assert not purger.forget_past("clinic", (), lambda job, _: told.append(job.job_id))
     assert told == ["d-lost"], "the other one never drafted"
     assert files(tmp_path, "b-runs") == []
 

@@ -21,7 +21,7 @@ from specbatch.pipeline.ledger.sql_store import SqlStore
 from specbatch.schemas.records import Stage
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.sql_roles import TABLES
-from specbatch.workers.app import make_app
+from specbatch.workers.lifecycle import PATIENCE_SEC
 from support.servers import PrivatePostgres
 
 FOLDER = DEPLOY / "kubernetes"
@@ -152,8 +152,7 @@ def test_a_worker_has_probes_a_budget_and_the_time_to_end(kind: str) -> None:
     assert "startupProbe" in only
     budget = of_kind("PodDisruptionBudget")[kind]["spec"]
     assert budget["selector"] == of_kind("Deployment")[kind]["spec"]["selector"]
-    soft = make_app(Settings(broker_url="memory://", workspace="unused")).conf
-    assert PODS[kind]["terminationGracePeriodSeconds"] >= soft.worker_soft_shutdown_timeout + 45
+    assert PODS[kind]["terminationGracePeriodSeconds"] >= PATIENCE_SEC + 45
 
 
 def test_selectors_find_the_pods_and_the_scaler_has_the_say_of_how_many() -> None:

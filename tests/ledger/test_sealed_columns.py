@@ -237,13 +237,32 @@ def test_without_its_key_an_audit_says_so_and_calls_nothing_changed(opened: Open
         audit_chain(other, Objects(), JOB)
 
 
+def test_of_a_job_with_two_keys_an_audit_tells_which_rows_it_cannot_read(
+    url: str, opened: Open
+) -> None:
+    from specbatch.pipeline.auditing import audit_chain
+    from specbatch.pipeline.ingest.objects import Objects
+
+    ingest(opened(OLD))
+    record(opened(OLD), 0)
+    record(opened(NEW), 1)
+    finish(opened(NEW), JobState.DONE)
+    newest = opened(Sealer([bytes(range(32))]))
+    assert audit_chain(opened(NEW), Objects(), JOB).intact
+    found = audit_chain(newest, Objects(), JOB).findings
+    assert [one.row for one in found] == [0, 1, 2, 3]
+    assert all("was written with a key that is not among those" in one.what for one in found)
+
+
 def test_an_error_that_cannot_be_read_without_its_key_is_not_called_changed(opened: Open) -> None:
     from specbatch.pipeline.auditing import audit_chain
     from specbatch.pipeline.ingest.objects import Objects
 
     store = opened(OLD)
-    store.create_job(new_job())
+    store.create_job(new_job(privacy=PrivacyMode.REDACTED, sealed_spec='{"stop": "Anna"}'))
     store.fail_job(claim_job(store, Stage.INGEST).lease, SECRET)
     assert audit_chain(store, Objects(), JOB).intact
     with pytest.raises(UsageError, match=r"jobs\.error is encrypted"):
         audit_chain(opened(None), Objects(), JOB)
+    with pytest.raises(UsageError, match=r"jobs\.error is encrypted"):
+        audit_chain(opened(Sealer([b"x" * 32])), Objects(), JOB)

@@ -6,7 +6,7 @@ import pytest
 from schedules.conftest import Site, at
 
 from specbatch.jobs.schedules.listing import standing
-from specbatch.schemas.schedules import RunState
+from specbatch.schemas.schedules import RunState, ScheduleRun
 
 SUBMITTED = RunState.SUBMITTED
 
@@ -49,3 +49,22 @@ def test_a_schedule_first_seen_in_the_future_begins_now(site: Site) -> None:
     for when in ("2036-01-01T00:00Z", "2026-01-01T00:00Z", "2026-01-01T02:30Z"):
         site.tick(schedule, when)
     assert site.states(schedule) == {at("2026-01-01T02:30Z"): SUBMITTED}
+
+
+@pytest.mark.parametrize("overlap", ["queue", "skip", "cancel-old"])
+def test_a_night_from_the_future_is_not_run_before_its_time(any_site: Site, overlap: str) -> None:
+    schedule = any_site.schedule("30 2 * * *", overlap=overlap)
+    nights = [at(f"2026-01-0{day}T02:30Z") for day in (1, 2, 3)]
+    any_site.tick(schedule, "2026-01-01T00:00Z")
+    any_site.tick(schedule, nights[0])
+    any_site.store.note_schedule_run(ScheduleRun(schedule.name, nights[2], RunState.QUEUED))
+    any_site.tick(schedule, "2026-01-01T10:00Z")
+    first = any_site.job_of(schedule, nights[0])
+    assert not any_site.store.get_job(first).cancel_requested
+    any_site.end(first)
+    any_site.tick(schedule, "2026-01-01T10:10Z")
+    assert any_site.states(schedule)[nights[2]] is RunState.QUEUED
+    any_site.tick(schedule, nights[1])
+    any_site.end(any_site.job_of(schedule, nights[1]))
+    any_site.tick(schedule, nights[2])
+    assert any_site.states(schedule)[nights[2]] is SUBMITTED

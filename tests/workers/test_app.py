@@ -32,7 +32,7 @@ def test_nothing_is_lost_with_a_worker_and_nothing_but_json_is_read(url: str) ->
     assert not conf.worker_cancel_long_running_tasks_on_connection_loss
     assert conf.broker_channel_error_retry
     assert not conf.worker_enable_remote_control
-    assert 0 < conf.worker_soft_shutdown_timeout < 30
+    assert conf.worker_soft_shutdown_timeout == 0.0
 
 
 @pytest.mark.parametrize("url", ["amqp://h", "amqps://h/v", "pyamqp://h"])

@@ -42,7 +42,6 @@ def as_before() -> Iterator[None]:
 @pytest.fixture
 def app() -> Celery:
     app = make_app(Settings(broker_url="memory://", workspace="unused"))
-    app.conf.worker_soft_shutdown_timeout = 0.0
     app.conf.worker_consumer = CheckedConsumer
     return app
 

@@ -12,8 +12,7 @@ import psycopg
 import pytest
 from celery.signals import worker_shutting_down
 
-from specbatch.schemas.settings import Settings
-from specbatch.workers.app import make_app
+from specbatch.workers.lifecycle import PATIENCE_SEC
 from specbatch.workers.lifecycle import Farewell
 from support import demo
 from support.workers import command, wait_until, worker
@@ -82,12 +81,8 @@ def test_a_worker_in_the_middle_of_long_groups_ends_within_an_orchestrator_s_gra
     ) as one:
         wait_until("groups are held", lambda: count("groups WHERE lease_until > 0") > 3, [one])
         one.process.send_signal(signal.SIGTERM)
-        assert one.process.wait(soft_sec() + 45) == 0
+        assert one.process.wait(PATIENCE_SEC + 45) == 0
         assert "groups in hand are given back" in one.text()
     assert count("groups WHERE lease_until > 0") == 0
     assert count("groups WHERE stage = 'verify'") > 0
     assert count("worker_sessions WHERE ended_at IS NULL") == 0
-
-
-def soft_sec() -> float:
-    return float(make_app(Settings(workspace="unused")).conf.worker_soft_shutdown_timeout)
