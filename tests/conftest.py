@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import random
 import shutil
 import sys
@@ -36,6 +37,10 @@ def pytest_configure(config: pytest.Config) -> None:
     # Before anything imports triton, as parts of torch do: its kernels then run on a processor.
     if not _has_gpu():
         os.environ["TRITON_INTERPRET"] = "1"
+        # Its products are numpy's. OpenBLAS' kernels for AVX2 add a row's parts in another order
+        # by the row's place in a tile, which no tensor core does; those for AVX do not.
+        if platform.machine().lower() in ("x86_64", "amd64"):
+            os.environ["OPENBLAS_CORETYPE"] = "Sandybridge"
     # Before anything imports torch. Where tests run in several processes each has its share of the
     # cores: threads of one that wait for each other are a hundred times slower on cores that
     # another one's keep busy.

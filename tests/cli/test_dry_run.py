@@ -54,6 +54,7 @@ def test_a_plan_of_wrong_input_is_refused(cli: Any, job: Any) -> None:
     assert "does not exist" in refused.complaint
 
 
+@pytest.mark.timeout(60)  # what a worker waits for is twice that
 def test_an_s3_out_of_reach_is_told_in_seconds(
     cli: Any, job: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -146,6 +146,7 @@ def test_an_export_to_s3(cli: Any, ended: str, s3: S3, monkeypatch: pytest.Monke
     assert orjson.loads(listed["Body"].read())["files"] == [file]
 
 
+@pytest.mark.timeout(60)  # what a worker waits for is twice that
 def test_an_s3_out_of_reach_is_told_in_seconds(
     cli: Any, ended: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -168,7 +168,7 @@ def test_a_listed_job_that_is_at_work_again_is_left(
     cli: Cli, done: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store(f"sqlite:///{done}/work/specbatch.db", clock=Clock())
-    again = store.create_job(new_job("a-again", tenant="clinic"))
+    again, _ = store.create_job(new_job("a-again", workspace_uri=str(done / "a-again")))
     store.close()
     listed = Purger.due
 

@@ -19,7 +19,6 @@ from ledger.builders import JOB, new_group, new_job, position
 from specbatch.pipeline.ledger import migrate
 from specbatch.pipeline.ledger.sql_store import SqlStore
 from specbatch.schemas.records import Stage
-from specbatch.schemas.settings import Settings
 from specbatch.schemas.sql_roles import TABLES
 from specbatch.workers.lifecycle import PATIENCE_SEC
 from support.servers import PrivatePostgres

@@ -237,9 +237,7 @@ def test_without_its_key_an_audit_says_so_and_calls_nothing_changed(opened: Open
         audit_chain(other, Objects(), JOB)
 
 
-def test_of_a_job_with_two_keys_an_audit_tells_which_rows_it_cannot_read(
-    url: str, opened: Open
-) -> None:
+def test_of_a_job_with_two_keys_an_audit_tells_which_rows_it_cannot_read(opened: Open) -> None:
     from specbatch.pipeline.auditing import audit_chain
     from specbatch.pipeline.ingest.objects import Objects
 

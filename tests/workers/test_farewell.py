@@ -12,8 +12,7 @@ import psycopg
 import pytest
 from celery.signals import worker_shutting_down
 
-from specbatch.workers.lifecycle import PATIENCE_SEC
-from specbatch.workers.lifecycle import Farewell
+from specbatch.workers.lifecycle import PATIENCE_SEC, Farewell
 from support import demo
 from support.workers import command, wait_until, worker
 
