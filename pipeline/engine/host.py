@@ -146,6 +146,8 @@ class EngineHost:
 
     def give_up(self, error: DeviceLostError) -> None:
         """A step here will not end: all engines' tickets fail, and none is waited for."""
+        if self._leader is not None:
+            self._leader.give_up(error)  # the other ranks may be in that step
         with self._lock:
             self._stopped = True
         for service in self._all():
