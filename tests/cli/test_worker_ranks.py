@@ -68,6 +68,26 @@ def test_ranks_out_of_step_end_instead_of_waiting_for_each_other(
     assert "Traceback" not in errors[0].partition("engine step failed; ")[0]
 
 
+def test_a_worker_whose_other_process_is_gone_ends_when_it_is_asked_to(
+    cli: Any, job: Any, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECBATCH_BROKER_URL", redis_url)
+    ranks = start(WORKER, job)
+    try:
+        done = cli("submit-job", *job, "--exactness", "fast", "--wait", "--timeout", 300, "--json")
+        ranks[1].kill()
+        ranks[1].communicate(timeout=60)
+        ranks[0].send_signal(signal.SIGTERM)
+        error = ranks[0].communicate(timeout=240)[1]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert done.json["state"] == "done", error
+    assert ranks[0].returncode == DeviceLostError.exit_code, error
+    assert "the ranks are out of step" in error
+    assert "Traceback" not in error
+
+
 def start(code: str, job: list[object]) -> list[subprocess.Popen[str]]:
     """The two processes of a worker for the job's models."""
     models = [str(value) for name in ("--verifier", "--proposer") for value in of(job, name)]
