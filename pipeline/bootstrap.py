@@ -24,7 +24,7 @@ from specbatch.pipeline.observe.meter import Meter
 from specbatch.pipeline.observe.tracing import UNTRACED, TraceOptions, Tracing, open_tracing
 from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.pipeline.sweeper import Queued, Sweeper, unknown
-from specbatch.schemas.errors import MissingExtraError, UsageError
+from specbatch.schemas.errors import DeviceLostError, MissingExtraError, UsageError
 from specbatch.schemas.masking import hide_in_logs
 from specbatch.schemas.messages import HintMessage
 from specbatch.schemas.records import Bell
@@ -143,13 +143,18 @@ class Worker:
             host.close()
         if self.knowledge is not None:
             self.knowledge.close()
-        if self.leader is not None:
-            self.leader.close()
         self.keeper.close()
         if self.timekeeper is not None:
             self.timekeeper.close()
         self.store.close()
         self.tracing.close()
+        if self.leader is not None:
+            self.leader.close()  # last: it waits for processes that may be gone
+
+    @property
+    def out_of_step(self) -> DeviceLostError | None:
+        """Why the other ranks that share its verifier cannot be parted from, if they cannot."""
+        return None if self.leader is None else self.leader.lost
 
 
 def make_worker(

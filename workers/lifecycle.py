@@ -200,8 +200,9 @@ def run_worker(
             measured.close()  # first: it reads the store
             line.close()
             worker.close()
-    if isinstance(lost.error, StepHungError):
-        end_at_once(lost.error)
+    given_up = lost.error if isinstance(lost.error, StepHungError) else worker.out_of_step
+    if given_up is not None:
+        end_at_once(given_up)
     if lost.error is not None:
         raise lost.error
 
@@ -229,9 +230,9 @@ def consume(app: Celery, queues: list[str], concurrency: int) -> None:
         )
 
 
-def end_at_once(error: StepHungError) -> NoReturn:
+def end_at_once(error: DeviceLostError) -> NoReturn:
     """End the process with its error's code: a usual end would wait for the native threads of the
-    step that hangs."""
+    step that hangs, or for ranks that are out of step."""
     log.critical("%s", error)
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):

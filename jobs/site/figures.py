@@ -236,13 +236,30 @@ def _memory() -> str:
 
 
 def _made(data: Mapping[str, Any], command: str) -> str:
-    machine = data["machine"]
-    cores = machine.get("threads") or machine.get("cores")
     noted = f" Note: {data['note']}." if data.get("note") else ""
-    return (
-        f"<small>{machine['date']}, {cores} threads of {machine['cpu']}; made by `{command}`."
-        f"{noted}</small>"
+    return f"<small>{machines(data)}; made by `{command}`.{noted}</small>"
+
+
+def machines(data: Mapping[str, Any]) -> str:
+    """What a result was measured on, and when; which numbers of sequences, where machines differ.
+
+    Rows that are kept from an earlier run on another machine carry their own.
+    """
+    own = [row for row in data.get("rows", ()) if "machine" in row]
+    if not own:
+        return _machine(data["machine"])
+    counts: dict[str, set[int]] = {}
+    for row in data["rows"]:
+        counts.setdefault(_machine(row.get("machine", data["machine"])), set()).add(row["n"])
+    by_least = sorted(counts.items(), key=lambda item: sorted(item[1]))
+    return "; ".join(
+        f"at {', '.join(map(str, sorted(of)))} sequences: {name}" for name, of in by_least
     )
+
+
+def _machine(facts: Mapping[str, Any]) -> str:
+    cores = facts.get("threads") or facts.get("cores")
+    return f"{facts['date']}, {cores} threads of {facts['cpu']}"
 
 
 def _share(value: float | None) -> str:

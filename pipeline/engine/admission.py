@@ -7,17 +7,17 @@ from specbatch.pipeline.engine.sequence import Sequence
 
 
 def refusal(
-    sequence: Sequence, limit: int, vocab_size: int, is_of_cache: bool = False
+    sequence: Sequence, limit: int, vocab_size: int, shortage: str | None = None
 ) -> str | None:
     """Why a sequence cannot be run in a context of `limit` tokens; None: it can.
 
-    `is_of_cache`: the model's own context is longer, but the KV cache has no room for it.
+    `shortage`: why the KV cache has no room for the model's own context, which is longer.
     """
     request = sequence.request
-    if is_of_cache and len(request.prompt_ids) >= limit:
+    if shortage is not None and len(request.prompt_ids) >= limit:
         return (
             f"prompt of {len(request.prompt_ids)} tokens does not fit this worker's KV cache of "
-            f"{limit}: set SPECBATCH_KV_CACHE_MIB higher"
+            f"{limit}: {shortage}"
         )
     if len(request.prompt_ids) >= limit or not request.prompt_ids:
         return f"prompt of {len(request.prompt_ids)} tokens does not fit the context of {limit}"

@@ -93,7 +93,7 @@ class Engine:
             stop_ids=stop_ids_of(request, self._runner.eos_ids, vocab_size),
             max_length=min(limit, len(request.prompt_ids) + request.params.max_tokens),
         )
-        sequence.error = refusal(sequence, limit, vocab_size, self._runner.is_short_of_context)
+        sequence.error = refusal(sequence, limit, vocab_size, self._runner.shortage)
         if sequence.error is not None:
             sequence.finish_reason = FinishReason.ERROR
             self._rejected.append(sequence.completion())

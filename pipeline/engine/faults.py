@@ -9,6 +9,7 @@ until a new process is started.
 from __future__ import annotations
 
 import errno
+import re
 import sys
 from dataclasses import dataclass
 from enum import StrEnum
@@ -61,6 +62,9 @@ _OUT_OF_MEMORY = (
 )
 _ACCELERATORS = ("cuda", "hip error", "accelerator", "cublas", "cudnn", "nccl", "triton error")
 _OFF_THE_BUS = "fallen off the bus"
+# What the system says of a file that will not be there, or readable, the next time either.
+_LASTING = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR)
+_NUMBER_IN_WORDS = re.compile(r"\(os error (\d+)\)")  # of errors that come out of Rust
 
 
 def fault_of(error: BaseException) -> Fault:
@@ -81,6 +85,20 @@ def fault_of(error: BaseException) -> Fault:
     on_device = _is_torch(error, "AcceleratorError") or any(n in text for n in _ACCELERATORS)
     known = (s.fault for s in _STICKY if s.code == code or (on_device and s.words in text))
     return next(known, Fault.OTHER)
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether loading a model failed for its surroundings' sake, so that it may be loaded later.
+
+    transformers says with an `OSError` too what is wrong with a model; those have no number.
+    """
+    if fault_of(error) is not Fault.OTHER:
+        return True
+    if not isinstance(error, OSError):
+        return False
+    in_words = _NUMBER_IN_WORDS.search(str(error))
+    number = int(in_words[1]) if in_words else error.errno
+    return number is not None and number not in _LASTING
 
 
 def _is_torch(error: BaseException, name: str) -> bool:

@@ -146,6 +146,8 @@ class EngineHost:
 
     def give_up(self, error: DeviceLostError) -> None:
         """A step here will not end: all engines' tickets fail, and none is waited for."""
+        if self._leader is not None:
+            self._leader.give_up(error)  # the other ranks may be in that step
         with self._lock:
             self._stopped = True
         for service in self._all():
@@ -184,6 +186,15 @@ class EngineHost:
             proposers.append(DraftModelProposer(drafting, pass_time=pass_time, name=name))
             models.append(drafting.memory(MAX_PASS_TOKENS, self._max_sequences))
         verifying = self._runner(verifier, self._spread(spec))
+        if verifying.shortage is not None:  # that of a draft model costs drafts only
+            log.warning(
+                "the KV cache of model %s has room for %d tokens, its context is %d: "
+                "longer prompts are refused, and longer outputs end there; %s",
+                self.verifier.ref,
+                verifying.context_tokens,
+                self.verifier.context_tokens,
+                verifying.shortage,
+            )
         engine = Engine(
             verifying,
             tuple(proposers),
@@ -251,10 +262,17 @@ class EngineHost:
     ) -> ModelRunner:
         """Made after all models are loaded: what they leave is what caches can have."""
         models = 1 + len(self._draft_models)
-        size = self._kv_cache_bytes
+        wanted = self._kv_cache_bytes
         if self._device.is_gpu:
-            size = gpu_cache_bytes(size, models, model.device)
+            size = gpu_cache_bytes(wanted, models, model.device)
         else:
-            size = cache_bytes(size, models)
+            size = cache_bytes(wanted, models)
         capture = None if spread else capture_for(model, self._device)
-        return ModelRunner(model, size, consume=True, capture=capture, spread=spread)
+        return ModelRunner(
+            model,
+            size,
+            consume=True,
+            capture=capture,
+            spread=spread,
+            is_capped=size < wanted,
+        )

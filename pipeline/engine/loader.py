@@ -15,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from specbatch.kernels.decoder.contract import DecoderShape, DecoderWeights
 from specbatch.kernels.paged_attention.contract import RaggedBatch
+from specbatch.pipeline.engine.faults import engine_error, may_pass
 from specbatch.pipeline.engine.kernel_choice import Attention, Kernels, choose_kernels
 from specbatch.pipeline.engine.model_folder import ModelFolder
 from specbatch.pipeline.engine.native_model import NotNativeError, lower
@@ -72,7 +73,8 @@ def load_model(
     The choice and its reason are logged. `compiled` is for `fast` models with Triton's kernels, and
     passes the others by. So many ranks as `tensor_parallel` call this together and share the model.
     Raises `ModelError` when transformers cannot load it or it cannot be had as asked,
-    `MissingExtraError` when a package lacks.
+    `MissingExtraError` when a package lacks, and `EngineError` when it may be loaded later: memory,
+    the storage or the device failed.
     """
     if tensor_parallel > 1:
         check_shareable(folder, tensor_parallel, exactness, weights)
@@ -97,7 +99,9 @@ def load_model(
                 trust_remote_code=False,
                 **shared_among(tensor_parallel),
             )
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, MemoryError) as error:
+        if may_pass(error):
+            raise engine_error(error, f"loading model `{folder.ref}`") from error
         raise ModelError(f"model `{folder.ref}` cannot be loaded: {error}") from error
     module = module.to(device).eval().requires_grad_(False)
     quantise(module, weights)

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -22,7 +24,7 @@ from torch import Tensor
 
 from specbatch.kernels.decoder.contract import DecoderBatch
 from specbatch.kernels.paged_attention.contract import RaggedBatch
-from specbatch.pipeline.engine.faults import first_line
+from specbatch.pipeline.engine.faults import Fault, fault_of, first_line
 from specbatch.pipeline.engine.loader import LoadedModel, load_model
 from specbatch.pipeline.engine.model_folder import inspect_model
 from specbatch.pipeline.engine.sharding import check_shareable
@@ -91,37 +93,80 @@ def leave_ranks() -> None:
 
 
 class Leader:
-    """Rank 0's side. Not thread-safe: engines of one process take turns."""
+    """Rank 0's side. Not thread-safe: engines of one process take turns.
+
+    `lost` is set once the ranks may be out of step: what one of them exchanges next would be taken
+    for parts of something else, or never be met. Nothing is said any more then, and the process
+    must be ended at once; whoever started the ranks ends the others.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self.lost: DeviceLostError | None = None
 
     def load(
         self, name: str, ref: str, device: str, dtype: str, exactness: str, weights: Weights
     ) -> LoadedModel:
-        """As `load_model`, on all ranks. What cannot be shared is refused before they are asked."""
+        """As `load_model`, on all ranks. What cannot be shared is refused before they are asked.
+
+        Raises `DeviceLostError` when the ranks are out of step, or come to be. A model that cannot
+        be loaded is a `ModelError` first: its groups fail, and whatever comes next ends the worker.
+        """
         folder = inspect_model(ref)
         check_shareable(folder, self.size, exactness, weights)
         how = {"dtype": dtype, "exactness": exactness, "tensor_parallel": self.size}
-        _say(Load(name, ref, how))
-        return load_model(folder, device=device, **how)  # type: ignore[arg-type] # by their names
+        with self.in_step():
+            _say(Load(name, ref, how))
+            return load_model(folder, device=device, **how)  # type: ignore[arg-type] # by their names
 
     def decoder(self, name: str, decoder: TorchDecoder, num_blocks: int) -> ParallelDecoder:
-        """The decoder of a loaded model, with its like on the other ranks."""
-        _say(MakeCache(name, num_blocks))
-        return ParallelDecoder(name, decoder)
+        """The decoder of a loaded model, with its like on the other ranks.
+
+        Raises `DeviceLostError` when they cannot be told.
+        """
+        with self.in_step():
+            _say(MakeCache(name, num_blocks))
+        return ParallelDecoder(name, decoder, self)
+
+    @contextmanager
+    def in_step(self) -> Iterator[None]:
+        """For what all ranks do together. What raises here leaves the others in the middle of it.
+
+        Raises `DeviceLostError`; `UsageError` as it is.
+        """
+        if self.lost is not None:
+            raise DeviceLostError(str(self.lost))  # whoever comes now has not caused it
+        try:
+            yield
+        except Exception as error:
+            lost = DeviceLostError(
+                f"the ranks are out of step: {first_line(error)}",
+                blameless=fault_of(error) is Fault.DEVICE,
+            )
+            self.give_up(lost)
+            if isinstance(error, UsageError):
+                raise
+            raise lost from error
+
+    def give_up(self, error: DeviceLostError) -> None:
+        """Say nothing more: the others are, or may be, in the middle of something."""
+        self.lost = self.lost or error
 
     def close(self) -> None:
-        """Let the others end, and part from them."""
-        _say(Stop())
-        leave_ranks()
+        """Let the others end, and part from them, unless they are out of step. Raises nothing."""
+        try:
+            with self.in_step():
+                _say(Stop())
+                leave_ranks()
+        except DeviceLostError as error:
+            log.warning("the other ranks are not told of the end: %s", error)
 
 
 class ParallelDecoder:
     """A decoder whose passes run on all ranks at once."""
 
-    def __init__(self, name: str, decoder: TorchDecoder) -> None:
-        self._name, self._decoder = name, decoder
+    def __init__(self, name: str, decoder: TorchDecoder, leader: Leader) -> None:
+        self._name, self._decoder, self._leader = name, decoder, leader
 
     @property
     def weight_bytes(self) -> int:
@@ -141,13 +186,9 @@ class ParallelDecoder:
         Raises `DeviceLostError` where a pass raises here: the others are still in it, and what they
         exchange next would be taken for parts of this one.
         """
-        try:
+        with self._leader.in_step():
             _say(Feed(self._name, _moved(batch, torch.device("cpu"))))
             return self._decoder.forward(batch)
-        except Exception as error:
-            raise DeviceLostError(
-                f"the ranks are out of step: {first_line(error)}", blameless=False
-            ) from error
 
 
 def follow(device: str) -> None:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:  # it needs Triton, which only a GPU does
 
 log = logging.getLogger(__name__)
 
+SMALL_CACHE = "set SPECBATCH_KV_CACHE_MIB higher"
+SHORT_OF_MEMORY = "no more memory was available for it"
+
 
 class Decoder(Protocol):
     """Weights and KV cache of one model."""
@@ -59,10 +62,12 @@ class ModelRunner:
         consume: bool = False,
         capture: Capture | None = None,
         spread: Callable[[TorchDecoder, int], Decoder] | None = None,
+        is_capped: bool = False,
     ) -> None:
         """`capture` records passes of the torch path, where it is given.
 
-        `spread` makes of its decoder, of so many blocks, one that other ranks share.
+        `spread` makes of its decoder, of so many blocks, one that other ranks share. `is_capped`:
+        more bytes were wanted for the cache than there are.
 
         Raises `ModelError` if a bitwise model does not keep its bits on this device.
         """
@@ -78,14 +83,10 @@ class ModelRunner:
         self.steady = model.native is not None or model.exactness == "bitwise"
         self.vocab_size = model.folder.vocab_size
         self._context_tokens = min(model.folder.context_tokens, self.blocks.capacity_tokens)
-        self.is_short_of_context = self._context_tokens < model.folder.context_tokens
-        if self.is_short_of_context:
-            log.warning(
-                "the KV cache has room for %d tokens, the model's context is %d: longer prompts "
-                "are refused, and longer outputs end there",
-                self._context_tokens,
-                model.folder.context_tokens,
-            )
+        # Why the cache has no room for the model's whole context; None: it has.
+        self.shortage: str | None = None
+        if self._context_tokens < model.folder.context_tokens:
+            self.shortage = SHORT_OF_MEMORY if is_capped else SMALL_CACHE
         self._padded: Callable[[int], int] = _unpadded
         self._padded_rows: Callable[[int], int] = _unpadded
         self._decoder: Decoder

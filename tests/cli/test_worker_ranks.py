@@ -10,29 +10,34 @@ from typing import Any
 
 import pytest
 
+from specbatch.schemas.errors import DeviceLostError
 from support.servers import free_port
 
 WORKER = "from specbatch.jobs.cli.main import main; main()"
+# The same, where rank 0's memory is gone in its tenth pass: the other one is in that pass.
+LOSING = """
+import os
+from specbatch.jobs.cli.main import main
+from specbatch.pipeline.engine.torch_decoder import TorchDecoder
+
+forward, passes = TorchDecoder.forward, []
+
+def lose(self, batch):
+    passes.append(1)
+    if len(passes) == 10 and os.environ["RANK"] == "0":
+        raise MemoryError("none left")
+    return forward(self, batch)
+
+TorchDecoder.forward = lose
+main()
+"""
 
 
 def test_two_processes_do_a_job_and_end_on_sigterm(
     cli: Any, job: Any, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPECBATCH_BROKER_URL", redis_url)
-    models = [str(value) for name in ("--verifier", "--proposer") for value in of(job, name)]
-    port = free_port()
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, "worker", "all", *models],
-            env=os.environ
-            | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-            | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            | {"SPECBATCH_TENSOR_PARALLEL": "2", "OMP_NUM_THREADS": "1"},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+    ranks = start(WORKER, job)
     try:
         done = cli("submit-job", *job, "--exactness", "fast", "--wait", "--timeout", 300, "--json")
         for rank in ranks:
@@ -44,6 +49,61 @@ def test_two_processes_do_a_job_and_end_on_sigterm(
     assert done.json["state"] == "done", errors
     assert done.json["rows_failed"] == 0
     assert [rank.returncode for rank in ranks] == [0, 0], errors
+
+
+def test_ranks_out_of_step_end_instead_of_waiting_for_each_other(
+    cli: Any, job: Any, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECBATCH_BROKER_URL", redis_url)
+    assert cli("submit-job", *job, "--exactness", "fast").code == 0
+    ranks = start(LOSING, job)
+    try:
+        errors = [rank.communicate(timeout=240)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert ranks[0].returncode == DeviceLostError.exit_code, errors
+    assert ranks[1].returncode != 0, errors
+    assert "the ranks are out of step: MemoryError: none left" in errors[0]
+    assert "Traceback" not in errors[0].partition("engine step failed; ")[0]
+
+
+def test_a_worker_whose_other_process_is_gone_ends_when_it_is_asked_to(
+    cli: Any, job: Any, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECBATCH_BROKER_URL", redis_url)
+    ranks = start(WORKER, job)
+    try:
+        done = cli("submit-job", *job, "--exactness", "fast", "--wait", "--timeout", 300, "--json")
+        ranks[1].kill()
+        ranks[1].communicate(timeout=60)
+        ranks[0].send_signal(signal.SIGTERM)
+        error = ranks[0].communicate(timeout=240)[1]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert done.json["state"] == "done", error
+    assert ranks[0].returncode == DeviceLostError.exit_code, error
+    assert "the ranks are out of step" in error
+    assert "Traceback" not in error
+
+
+def start(code: str, job: list[object]) -> list[subprocess.Popen[str]]:
+    """The two processes of a worker for the job's models."""
+    models = [str(value) for name in ("--verifier", "--proposer") for value in of(job, name)]
+    port = free_port()
+    return [
+        subprocess.Popen(
+            [sys.executable, "-c", code, "worker", "all", *models],
+            env=os.environ
+            | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+            | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            | {"SPECBATCH_TENSOR_PARALLEL": "2", "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
 
 
 def of(job: list[object], flag: str) -> list[object]:

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from specbatch.jobs.site.cli_page import cli_page, commands
 from specbatch.jobs.site.errors_page import EXIT_CODES, errors_page, quarantine_codes
 from specbatch.jobs.site.exports_page import exports_page
-from specbatch.jobs.site.figures import few
+from specbatch.jobs.site.figures import few, machines
 from specbatch.jobs.site.metrics_page import metrics_page
 from specbatch.jobs.site.plots import Panel, charts
 from specbatch.jobs.site.spec_page import settings_page, spec_page
@@ -146,3 +146,16 @@ def test_charts_are_drawn_to_one_scale() -> None:
 )
 def test_charts_show_what_was_measured(counts: list[int], shown: list[int]) -> None:
     assert few(counts) == shown
+
+
+def test_a_figure_names_each_machine_that_its_rows_are_of() -> None:
+    """A run goes on where an earlier one ended, maybe elsewhere: kept rows have their own."""
+    here = {"cpu": "b", "threads": 2, "date": "2026-01-02"}
+    before = {"cpu": "a", "cores": 4, "date": "2026-01-01"}
+    rows = [{"n": 8}, {"n": 32, "machine": before}, {"n": 64, "machine": before}, {"n": 1}]
+    assert machines({"machine": here, "rows": rows}) == (
+        "at 1, 8 sequences: 2026-01-02, 2 threads of b; "
+        "at 32, 64 sequences: 2026-01-01, 4 threads of a"
+    )
+    for alone in ({}, {"rows": [{"model": "m"}]}):
+        assert machines({"machine": here, **alone}) == "2026-01-02, 2 threads of b"

@@ -8,9 +8,18 @@ from typing import Any
 import pytest
 import torch
 
-from specbatch.pipeline.engine.faults import Fault, engine_error, fault_of, first_line
+from specbatch.pipeline.engine.faults import (
+    Fault,
+    engine_error,
+    fault_of,
+    first_line,
+    may_pass,
+)
+from specbatch.pipeline.engine.loader import load_model
+from specbatch.pipeline.engine.model_folder import inspect_model
 from specbatch.pipeline.engine.token_budget import RECOVER_AFTER_PASSES, TokenBudget
-from specbatch.schemas.errors import DeviceLostError, EngineError
+from specbatch.schemas.errors import DeviceLostError, EngineError, ModelError
+from support.models import TinyPair
 
 ADVICE = (
     "\nCUDA kernel errors might be asynchronously reported at some other API call, so the "
@@ -115,3 +124,44 @@ def test_a_token_budget_is_never_more_than_was_set() -> None:
     budget = TokenBudget(512)
     assert budget.halve(1088)
     assert (budget.now, budget.strained) == (256, True)
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (too_much_for_the_processor(), True),
+        (MemoryError("Cannot allocate memory (os error 12)"), True),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
+        (OSError(errno.ESTALE, "Stale file handle"), True),
+        (OSError(errno.EIO, "Input/output error"), True),
+        (OSError("Stale file handle (os error 116)"), True),
+        (accelerator("uncorrectable ECC error encountered", 214), True),
+        (FileNotFoundError(errno.ENOENT, "No such file or directory"), False),
+        (PermissionError(errno.EACCES, "Permission denied"), False),
+        (NotADirectoryError(errno.ENOTDIR, "Not a directory"), False),
+        (OSError("Permission denied (os error 13)"), False),
+        (OSError("Error no file named model.safetensors found in directory"), False),
+        (ValueError("Unrecognized model"), False),
+        (KeyError("architecture"), False),
+        (RuntimeError("size mismatch for lm_head.weight"), False),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_its_surroundings_did_is_not_taken_for_a_model_that_cannot_be_served(
+    tiny_pair: TinyPair, monkeypatch: pytest.MonkeyPatch, error: Exception, passes: bool
+) -> None:
+    """A model error fails groups whole at once; others are tried again after a while."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(
+        "specbatch.pipeline.engine.loader.AutoModelForCausalLM.from_pretrained", fail
+    )
+    assert may_pass(error) is passes
+    folder = inspect_model(str(tiny_pair.verifier))
+    with pytest.raises(EngineError if passes else ModelError) as raised:
+        load_model(folder, "float32")
+    words = f"loading model `{folder.ref}` failed: " if passes else "cannot be loaded: "
+    assert words in str(raised.value)
+    assert "\n" not in str(raised.value)

@@ -9,6 +9,8 @@ import pytest
 from specbatch.pipeline.engine.host import EngineHost
 from specbatch.pipeline.engine.memory import available_bytes, cache_bytes
 from specbatch.pipeline.engine.model_folder import inspect_model
+from specbatch.pipeline.engine.sequence import Request
+from specbatch.schemas.records import SamplingParams
 from specbatch.schemas.spec import EngineSpec
 from support.models import TinyPair
 
@@ -68,3 +70,42 @@ def test_a_worker_s_engines_ask(
         blocks.append(host._runner(model).blocks.num_blocks)
     assert asked == [models]
     assert blocks[1] == blocks[0] // 2
+
+
+@pytest.mark.parametrize(
+    ("share", "why"),
+    [(1, "set SPECBATCH_KV_CACHE_MIB higher"), (2, "no more memory was available for it")],
+    ids=["set-too-small", "capped"],
+)
+def test_a_cache_that_is_shorter_than_the_context_is_told_of_once_and_why(
+    tiny_pair: TinyPair,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    share: int,
+    why: str,
+) -> None:
+    """Of the verifier's: where a draft model's is too short, prompts only go without its drafts."""
+    monkeypatch.setattr(
+        "specbatch.pipeline.engine.host.cache_bytes", lambda wanted, _: wanted // share
+    )
+    folders = [inspect_model(str(folder)) for folder in (tiny_pair.verifier, tiny_pair.draft)]
+    host = EngineHost(*folders, 4, 64, kv_cache_bytes=128 << 10)
+    engine = host.make_engine(EngineSpec(dtype="float32"))
+    limit = engine.runner.context_tokens
+    assert [record.getMessage() for record in caplog.records if "context" in record.msg] == [
+        f"the KV cache of model {tiny_pair.verifier} has room for {limit} tokens, its context is "
+        f"2048: longer prompts are refused, and longer outputs end there; {why}"
+    ]
+    engine.add(Request("r", (1,) * limit, SamplingParams(max_tokens=1), seed=1))
+    (refused,) = engine.step()
+    assert refused.error == (
+        f"prompt of {limit} tokens does not fit this worker's KV cache of {limit}: {why}"
+    )
+
+
+def test_a_cache_that_holds_the_whole_context_is_not_told_of(
+    tiny_pair: TinyPair, caplog: pytest.LogCaptureFixture
+) -> None:
+    host = EngineHost(inspect_model(str(tiny_pair.verifier)), None, 4, 64, kv_cache_bytes=8 << 20)
+    assert host.make_engine(EngineSpec(dtype="float32")).runner.shortage is None
+    assert "context" not in caplog.text

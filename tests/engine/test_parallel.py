@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,16 +13,24 @@ import torch
 
 from specbatch.pipeline.engine import parallel
 from specbatch.pipeline.engine.engine import Engine
+from specbatch.pipeline.engine.host import EngineHost
 from specbatch.pipeline.engine.loader import load_model
 from specbatch.pipeline.engine.model_folder import inspect_model
-from specbatch.pipeline.engine.parallel import join_ranks
+from specbatch.pipeline.engine.parallel import Leader, join_ranks
 from specbatch.pipeline.engine.runner import ModelRunner
 from specbatch.pipeline.engine.torch_decoder import TorchDecoder
-from specbatch.schemas.errors import DeviceLostError, MissingExtraError, ModelError, UsageError
+from specbatch.schemas.errors import (
+    DeviceLostError,
+    MissingExtraError,
+    ModelError,
+    StepHungError,
+    UsageError,
+)
 from specbatch.schemas.records import SamplingParams
 from support import forks
 from support.architectures import tiny_model
 from support.engines import complete
+from support.models import TinyPair
 from support.servers import free_port
 
 PROMPTS = [tuple(range(2, 2 + n)) for n in (1, 9, 33, 60)]
@@ -152,19 +161,110 @@ def test_without_accelerate_the_message_names_the_extra(
         load_model(folder, "float32", "fast", tensor_parallel=2)
 
 
-def test_a_pass_that_raises_on_one_rank_is_not_repeated_with_the_others_in_it(
+class Raising:
+    """A decoder, as far as a pass asks for one."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def forward(self, _batch: object) -> None:
+        raise self.error
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What the other ranks hear, there being none; and `"left"` when they are parted from."""
+    heard: list[object] = []
+    monkeypatch.setattr(parallel, "_say", heard.append)
+    monkeypatch.setattr(parallel, "_moved", lambda batch, _device: batch)
+    monkeypatch.setattr(parallel, "leave_ranks", lambda: heard.append("left"))
+    return heard
+
+
+@pytest.mark.parametrize(
+    ("error", "blameless"),
+    [
+        (MemoryError("none left"), False),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+        (RuntimeError("CUDA error: uncorrectable ECC error encountered"), True),
+    ],
+    ids=["memory", "kernel", "device"],
+)
+def test_a_pass_that_raises_on_one_rank_is_the_last_that_the_others_hear_of(
+    said: list[object], error: Exception, blameless: bool
+) -> None:
+    leader = Leader(2)
+    decoder = leader.decoder("model", Raising(error), 4)  # type: ignore[arg-type]  # all that is asked of it
+    with pytest.raises(DeviceLostError, match="out of step: ") as caught:
+        decoder.forward(None)  # type: ignore[arg-type]  # nobody looks at it
+    assert str(error) in str(caught.value)
+    assert caught.value.blameless is blameless
+    assert leader.lost is caught.value
+    heard = [type(message) for message in said]
+    assert heard == [parallel.MakeCache, parallel.Feed]
+    with pytest.raises(DeviceLostError) as later:
+        decoder.forward(None)  # type: ignore[arg-type]  # nobody looks at it
+    assert later.value.blameless, "what comes later has not caused it"
+    leader.close()
+    assert [type(message) for message in said] == heard
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"), [(ModelError("bad"), ModelError), (OSError("bad"), DeviceLostError)]
+)
+def test_a_load_that_raises_leaves_the_ranks_out_of_step(
+    tiny_pair: TinyPair,
+    said: list[object],
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    raised: type[Exception],
+) -> None:
+    """A model that cannot be served fails its groups first, so that they are not tried for ever."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(parallel, "load_model", fail)
+    leader = Leader(2)
+    load = partial(leader.load, "name", str(tiny_pair.verifier), "cpu", "float32", "fast", "as-is")
+    for kind in (raised, DeviceLostError):
+        with pytest.raises(kind, match="bad"):
+            load()
+    leader.close()
+    assert [type(message) for message in said] == [parallel.Load]
+
+
+def test_ranks_that_are_gone_do_not_keep_a_worker_from_ending(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    said: list[object] = []
-    monkeypatch.setattr(parallel, "_say", said.append)
-    monkeypatch.setattr(parallel, "_moved", lambda batch, _device: batch)
+    def say(_message: object) -> None:
+        raise RuntimeError("Connection closed by peer")
 
-    class Full:
-        def forward(self, _batch: object) -> None:
-            raise MemoryError("none left")
+    monkeypatch.setattr(parallel, "_say", say)
+    leader = Leader(2)
+    with pytest.raises(DeviceLostError, match="Connection closed"):
+        leader.decoder("model", Raising(ValueError()), 4)  # type: ignore[arg-type]  # it is not asked
+    ended = Leader(2)
+    ended.close()
+    assert "Connection closed" in str(ended.lost)
 
-    decoder = parallel.ParallelDecoder("model", Full())  # type: ignore[arg-type]  # all that is asked of it
-    with pytest.raises(DeviceLostError, match="out of step: MemoryError: none left") as caught:
-        decoder.forward(None)  # type: ignore[arg-type]  # nobody looks at it
-    assert not caught.value.blameless
-    assert len(said) == 1
+
+def test_nothing_is_said_to_ranks_that_may_be_in_a_step_that_hangs(
+    tiny_pair: TinyPair, said: list[object]
+) -> None:
+    leader = Leader(2)
+    verifier = inspect_model(str(tiny_pair.verifier))
+    host = EngineHost(verifier, None, 8, 64, kv_cache_bytes=4 << 20, leader=leader)
+    hung = StepHungError("hangs")
+    host.give_up(hung)
+    host.close()
+    leader.close()
+    assert leader.lost is hung
+    assert said == []
+
+
+def test_ranks_in_step_are_told_of_the_end(said: list[object]) -> None:
+    leader = Leader(2)
+    leader.close()
+    assert said == [parallel.Stop(), "left"]
+    assert leader.lost is None
