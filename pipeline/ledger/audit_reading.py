@@ -151,8 +151,8 @@ def kept(database: Transactions, job_id: str, batch: int) -> Iterator[KeptComple
         records = {(r.row_index, r.sample_index): _record(r) for r in page}
         for row in rows:
             at = (row.row_index, row.sample_index)
-            of_row = (row.group_index, row.digest, records.get(at), row.month)
-            yield KeptCompletion(*at, *of_row, lacks_key=at in keyless)
+            record, lacks_key = records.get(at), at in keyless
+            yield KeptCompletion(*at, row.group_index, row.digest, record, row.month, lacks_key)
         if len(rows) < batch:
             return
         after = last
