@@ -17,6 +17,7 @@ import orjson
 from specbatch.pipeline.ingest.folders import (
     is_glob,
     is_hidden,
+    local_files,
     local_matches,
     split_glob,
     wanted_suffixes,
@@ -163,9 +164,11 @@ def _find(spec: InputSpec, objects: Objects) -> list[ObjectInfo]:
 
 
 def _find_folder(uri: str, spec: InputSpec, objects: Objects) -> list[ObjectInfo]:
-    root = "" if uri == "." else uri.rstrip("/") + "/"
-    listed = objects.list(root or ".")
-    found = [info for info in listed if not is_hidden(info.uri.removeprefix(root))]
+    if "://" in uri:
+        root = uri.rstrip("/") + "/"
+        found = [i for i in objects.list(root) if not is_hidden(i.uri.removeprefix(root))]
+    else:
+        found = [info for path in local_files(Path(uri)) if (info := objects.head(str(path)))]
     wanted = wanted_suffixes(spec.format)
     files = [info for info in found if info.uri.endswith(wanted)]
     if not found:
