@@ -436,6 +436,33 @@ def test_a_bucket_is_a_folder_and_a_key_may_look_like_a_glob(
     assert prompts(opened(f"{bucket}/a[1].parquet", s3)) == ["a[1]"]
 
 
+def test_an_s3_glob_lists_once_and_looks_at_no_key(
+    s3: Objects, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is called like it comes first: a key, then a folder."""
+    for name in ("in[1]/a", "in1/b", "in1/c", "x[1]", "x1"):
+        file = write_parquet(tmp_path / "x.parquet", {"prompt": [name]})
+        s3.put_file(f"{bucket}/{name}.parquet", file)
+    asked: list[str] = []
+    listing = Objects.list
+    monkeypatch.setattr(Objects, "list", lambda *a: asked.append("list") or listing(*a))
+    monkeypatch.setattr(Objects, "head", lambda *_: asked.append("head"))
+    found = {
+        "in[1]": ["in[1]/a"], "in[1]/": ["in[1]/a"], "in[1]/*.parquet": ["in1/b", "in1/c"],
+        "x[1].parquet": ["x[1]"], "x?.parquet": ["x1"],
+    }  # fmt: skip
+    for glob, names in found.items():
+        asked.clear()
+        files = opened(f"{bucket}/{glob}", s3).files
+        assert [info.uri for info in files] == [f"{bucket}/{name}.parquet" for name in names]
+        assert asked == ["list"]
+
+
+def test_an_s3_glob_with_a_wrong_class_is_named(s3: Objects, bucket: str) -> None:
+    with pytest.raises(InputError, match=r"input s3://.*/\[z-a\]\*\.jsonl is not a glob: bad char"):
+        opened(f"{bucket}/[z-a]*.jsonl", s3)
+
+
 def test_a_replaced_s3_object_is_noticed(s3: Objects, bucket: str) -> None:
     s3.put_bytes(f"{bucket}/a.jsonl", b'{"prompt": "a"}\n{"prompt": "b"}\n')
     source = opened(f"{bucket}/a.jsonl", s3)
