@@ -66,15 +66,20 @@ class Publisher:
         rows: Iterator[CompletionRecord]
         rows = with_unfinished_rows(self.store, self.objects, job, done)
         with self.objects.temp_folder() as folder:
-            left = self._left(folder, work, job, spec, progress) if job.cancel_requested else None
+            unread_input = _Unread(self, work, spec)
+            left = None
+            if job.cancel_requested:
+                unread = () if progress.ingest_done else unread_input
+                left = self._left(folder, work, job, spec, unread)
             if left is not None:
-                unread = left.unread_rows(spec.sampling.n)
-                rows = chain(rows, (r for row in unread for r in _cancelled(job, row)))
+                never_read = left.unread_rows(spec.sampling.n)
+                rows = chain(rows, (r for row in never_read for r in _cancelled(job, row)))
                 rejected = chain(rejected, left.newly_quarantined())
+            input_format = job.report.get("input_format") or unread_input.format
             manifest = OutputWriter(self.objects, spec.output.uri, job.job_id).write(
                 rows,
                 rejected,
-                openai=(job.report.get("input_format") or spec.input.format) == "openai",
+                openai=(input_format or spec.input.format) == "openai",
                 created=int(job.created_at),
                 decode=self.decode(spec),
                 info=_info(job, spec, self.store.log_head(job.job_id)),
@@ -87,21 +92,34 @@ class Publisher:
         return state, error, PublishedManifest(uri, sha256.hexdigest())
 
     def _left(
-        self, folder: Path, work: JobWork, job: JobRow, spec: JobSpec, progress: JobProgress
+        self,
+        folder: Path,
+        work: JobWork,
+        job: JobRow,
+        spec: JobSpec,
+        unread: Iterable[PlannedGroup],
     ) -> Remainder:
         found = unfinished_rows(self.store, self.objects, job)
         unfinished = (row for row, word, _ in found if word == Stage.CANCELLED)
-        unread: Iterable[PlannedGroup] = ()
-        if not progress.ingest_done:
-            unread = self._unread(work, spec)
         tries_again = work.lease.attempt < self.attempts
         return write_remainder(folder, job, spec, unfinished, unread, tries_again)
 
-    def _unread(self, work: JobWork, spec: JobSpec) -> Iterator[PlannedGroup]:
-        """The input from where its reading ended. Raises `UsageError` and `ObjectError`."""
-        source = open_source(spec.input, self.objects)
-        checker = self.checker(spec)
-        yield from plan(source, checker, spec.group_size, work.cursor, work.next_row)
+
+@dataclass(slots=True)
+class _Unread:
+    """The input from where its reading ended; its `format` once it was opened, which no report has
+    of a job that was stopped before. Iterating raises `UsageError` and `ObjectError`."""
+
+    publisher: Publisher
+    work: JobWork
+    spec: JobSpec
+    format: str | None = None
+
+    def __iter__(self) -> Iterator[PlannedGroup]:
+        source = open_source(self.spec.input, self.publisher.objects)
+        self.format = source.format
+        checker = self.publisher.checker(self.spec)
+        yield from plan(source, checker, self.spec.group_size, self.work.cursor, self.work.next_row)
 
 
 def with_unfinished_rows(

@@ -15,7 +15,7 @@ import orjson
 
 from specbatch.pipeline.histories import delete_histories
 from specbatch.pipeline.ingest.confined import delete_own
-from specbatch.pipeline.ingest.objects import Objects, join, tidy
+from specbatch.pipeline.ingest.objects import FIRST_LOOK_SEC, Objects, join, tidy
 from specbatch.pipeline.ingest.output_names import MANIFEST, begin_with, is_written, owner_of
 from specbatch.pipeline.ledger import rules
 from specbatch.pipeline.ledger.contract import Store
@@ -47,7 +47,7 @@ class Purger:
     @classmethod
     def of_settings(cls, settings: Settings, store: Store) -> Purger:
         """Needs no key: it reads nothing."""
-        return cls(store, Objects.of_settings(settings), settings.retention_days)
+        return cls(store, Objects.of_settings(settings, FIRST_LOOK_SEC), settings.retention_days)
 
     def due(
         self,

@@ -9,8 +9,8 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-from specbatch.pipeline.ingest.folders import is_glob, is_hidden, local_matches, wanted_suffixes
-from specbatch.schemas.errors import InputError
+from specbatch.pipeline.ingest.folders import is_glob, local_files, local_matches, wanted_suffixes
+from specbatch.schemas.errors import InputError, ObjectError
 from specbatch.schemas.spec import InputSpec
 
 _MAGIC = b"PAR1"
@@ -20,7 +20,10 @@ def check_input_here(spec: InputSpec) -> None:
     """Raise `InputError` for a local input that is missing or damaged or lacks the column."""
     if "://" in spec.uri:
         return
-    files = _files(spec)
+    try:
+        files = _files(spec)
+    except ObjectError as error:
+        raise InputError(str(error)) from None
     if not files:
         raise InputError(
             f"no file matches input {spec.uri}"
@@ -39,8 +42,7 @@ def _files(spec: InputSpec) -> list[Path]:
         return [path]
     if path.is_dir():
         wanted = wanted_suffixes(spec.format)
-        found = (p for p in path.rglob("*") if p.name.endswith(wanted) and p.is_file())
-        return sorted(p for p in found if not is_hidden(p.relative_to(path).as_posix()))
+        return [p for p in local_files(path) if p.name.endswith(wanted)]
     if not is_glob(str(path)):
         return []
     return [p for p in local_matches(str(path)) if p.is_file()]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
+
+from specbatch.pipeline.ingest.objects import explained, files_below
 
 _SUFFIXES = {"parquet": (".parquet",), "jsonl": (".jsonl",), "openai": (".jsonl",)}
 _ALL = (".parquet", ".jsonl")
@@ -38,9 +42,41 @@ def split_glob(uri: str) -> tuple[str, str]:
     return root, uri[len(root) :]
 
 
+def local_files(folder: Path) -> list[Path]:
+    """What an input folder holds here, in order of name. Raises `ObjectError` for a subfolder that
+    may not be read, unless it is hidden."""
+    found = files_below(folder, lambda name: not is_hidden(name))
+    return sorted((path for path in found if not is_hidden(path.name)), key=str)
+
+
 def local_matches(glob: str) -> list[Path]:
-    """What a glob finds here, in order of name."""
+    """What a glob finds here, in order of name. Raises `ObjectError` for a folder on its way that
+    may not be read, unless it is hidden."""
     root, pattern = split_glob(glob)
+    _check_readable(Path(root), pattern)
     found = Path(root).glob(pattern)
     visible = (p for p in found if not is_hidden(p.relative_to(root).as_posix(), pattern))
     return sorted(visible, key=str)
+
+
+def _check_readable(root: Path, pattern: str) -> None:
+    """`Path.glob` leaves out folders that may not be read, and says nothing."""
+    parts = pattern.split("/")
+    for depth, part in enumerate(parts):
+        for folder in _passed(root, parts[:depth], pattern):
+            with explained("list", str(folder)):
+                if not folder.is_dir():
+                    continue
+                if is_glob(part):
+                    os.scandir(folder).close()
+                else:
+                    (folder / part).exists()
+
+
+def _passed(root: Path, parts: list[str], pattern: str) -> Iterator[Path]:
+    if not parts:
+        yield root
+        return
+    for path in root.glob("/".join(parts)):
+        if path == root or not is_hidden(path.relative_to(root).as_posix(), pattern):
+            yield path

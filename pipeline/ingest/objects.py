@@ -13,7 +13,7 @@ import os
 import tempfile
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -222,7 +222,7 @@ class LocalObjects:
         with explained("list", prefix):
             if root.is_file():
                 return [_info(root)]
-            return [_info(p) for p in sorted(root.rglob("*"), key=str) if p.is_file()]
+            return [_info(p) for p in sorted(files_below(root), key=str)]
 
     def head(self, uri: str) -> ObjectInfo | None:
         path = local_path(uri)
@@ -265,6 +265,24 @@ class LocalObjects:
 def local_path(uri: str) -> Path:
     """The path of a local uri (`file://` is optional)."""
     return Path(uri.removeprefix("file://"))
+
+
+def files_below(folder: Path, is_entered: Callable[[str], bool] = lambda _: True) -> Iterator[Path]:
+    """Files of a local folder at any depth, in no order; none where it is missing. Linked
+    subfolders are not entered, nor those whose names are not to be.
+
+    Raises `ObjectError` for a subfolder that may not be read.
+    """
+    if not folder.is_dir():
+        return
+    for path, subfolders, names in os.walk(folder, onerror=_cannot_list):
+        subfolders[:] = filter(is_entered, subfolders)
+        yield from (file for name in names if (file := Path(path, name)).is_file())
+
+
+def _cannot_list(error: OSError) -> None:
+    with explained("list", str(error.filename)):
+        raise error
 
 
 def tidy(uri: str) -> str:

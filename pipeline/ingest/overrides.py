@@ -24,6 +24,7 @@ from specbatch.schemas.spec import (
 
 MAX_SEED = 2**63 - 1
 MAX_ID = 2**31 - 1
+_MAX_DIGITS = 64  # of a token id as text, zeros in front included
 
 _HARMLESS = {
     "messages", "model", "user", "metadata", "store", "service_tier", "safety_identifier",
@@ -226,10 +227,16 @@ def _logit_bias(name: str, value: Any) -> tuple[tuple[int, float], ...]:
     for key, bias in value.items():
         if bias is None:
             continue
-        token = int(key) if isinstance(key, str) and key.isascii() and key.isdigit() else key
-        read[_integer(0, MAX_ID)(name, token)] = _bias(name, bias)
+        read[_integer(0, MAX_ID)(name, _token_id(key))] = _bias(name, bias)
     _check_count(MAX_TOKENS_NAMED, name, read)
     return tuple(sorted(read.items()))
+
+
+def _token_id(key: Any) -> Any:
+    """The number that a key writes out; the key itself where it is none, or far too long a one:
+    `int` raises for thousands of digits."""
+    is_number = isinstance(key, str) and key.isascii() and key.isdigit()
+    return int(key) if is_number and len(key) <= _MAX_DIGITS else key
 
 
 def _check_count(most: int, name: str, value: Sized) -> None:

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from specbatch.pipeline.ingest.rows import RowChecker
-from specbatch.pipeline.ingest.sources import RawBatch, Source
+from specbatch.pipeline.ingest.sources import RawBatch, Source, files_from
+from specbatch.schemas.errors import InputError
 from specbatch.schemas.records import PromptRow, RejectedRow, SourcePosition
 
 MAX_GROUP_TOKENS = 1 << 18  # prompt tokens of one group
@@ -77,10 +78,11 @@ def plan(
     """Groups of at most `group_size` rows and `max_group_tokens` prompt tokens (or one row).
 
     To resume, pass the last `cursor` with its `next_row` and the next group index: the ids before
-    the cursor are read again, so that duplicates are still known. Raises `InputError`.
+    the cursor are read again, so that duplicates are still known. Raises `InputError`, also where
+    these are no longer as many.
     """
     if start is not None and source.has_ids:
-        checker.remember(source.ids_until(start))
+        _remember(source, checker, start, next_row)
     filling, index, row_index, cursor = _Open(), next_group, next_row, start
     for batch in _parts(source.read(start)):
         for i, row in enumerate(checker.check(batch, row_index, source.has_ids)):
@@ -99,6 +101,16 @@ def plan(
         cursor = batch.position(len(batch.rows))
     if cursor is not None and (filling.rows or filling.rejected):
         yield filling.close(index, cursor, row_index)
+
+
+def _remember(source: Source, checker: RowChecker, start: SourcePosition, next_row: int) -> None:
+    files_from(source.files, start)  # says it better where `start`'s own file is another
+    if checker.remember(source.ids_until(start)) != next_row:
+        # The ids of rows without one would be numbers of rows still to come.
+        raise InputError(
+            f"files before {start.uri} were added, removed or changed since this job began reading "
+            "its input; make them as they were, or submit a new job"
+        )
 
 
 def _parts(batches: Iterable[RawBatch]) -> Iterator[RawBatch]:

@@ -81,12 +81,13 @@ class RowChecker:
         self._ids = IdSet()
         check_vocabulary(spec.sampling, vocab_size)
 
-    def remember(self, earlier_ids: Iterable[list[Any]]) -> None:
-        """Learn the ids of rows read before a resume, from row 0 on."""
+    def remember(self, earlier_ids: Iterable[list[Any]]) -> int:
+        """Learn the ids of rows read before a resume, from row 0 on; how many rows these are."""
         row = 0
         for batch in earlier_ids:
             self._ids.add([_row_id(value, row + i) for i, value in enumerate(batch)])
             row += len(batch)
+        return row
 
     def check(
         self, batch: RawBatch, first_row: int, has_ids: bool = True

@@ -10,6 +10,10 @@ from specbatch.schemas.errors import MissingExtraError
 from specbatch.schemas.masking import mask_url
 
 REFUSALS = ("AccessDenied", "NotImplemented", "MethodNotAllowed")
+_NO_ANSWER = (
+    *("EndpointConnectionError", "ConnectionClosedError", "ProxyConnectionError"),
+    *("ConnectTimeoutError", "ReadTimeoutError"),
+)
 _TRANSIENT_CODES = {"SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "503"}
 
 
@@ -108,6 +112,8 @@ def reason(error: BaseException, endpoint_url: str | None) -> str:
             f"the certificate of the S3 store at {where} is not trusted; AWS_CA_BUNDLE names a "
             "file with those that are"
         )
+    if name in _NO_ANSWER:
+        return f"the S3 store at {where} cannot be reached ({name})"
     if name in ("NoSuchBucket", "NoSuchKey", "404"):
         return "no such bucket" if name == "NoSuchBucket" else "no such object"
     if name == "NoSuchUpload":

@@ -17,6 +17,7 @@ import orjson
 from specbatch.pipeline.ingest.folders import (
     is_glob,
     is_hidden,
+    local_files,
     local_matches,
     split_glob,
     wanted_suffixes,
@@ -153,18 +154,47 @@ def _find(spec: InputSpec, objects: Objects) -> list[ObjectInfo]:
     if uri.startswith("s3://") and "/" not in uri.removeprefix("s3://"):
         uri += "/"  # a whole bucket
     try:
+        if uri.startswith("s3://") and is_glob(uri):
+            return _find_s3_glob(uri, spec, objects)
         if not uri.endswith("/") and (info := objects.head(uri)):
             return [info]
-        if is_glob(uri) and ("://" in uri or not Path(uri).is_dir()):
-            return _find_glob(uri, objects)
-        return _find_folder(uri, spec, objects)
+        if "://" in uri:
+            return _folder(uri, spec, objects.list(uri.rstrip("/") + "/"))
+        if is_glob(uri) and not Path(uri).is_dir():
+            return _matched(uri, _infos(local_matches(uri), objects))
+        return _folder(uri, spec, _infos(local_files(Path(uri)), objects))
     except ObjectError as error:
         raise as_input_error(error) from error
 
 
-def _find_folder(uri: str, spec: InputSpec, objects: Objects) -> list[ObjectInfo]:
+def _find_s3_glob(uri: str, spec: InputSpec, objects: Objects) -> list[ObjectInfo]:
+    """By one list and no look at a key: where only listing by prefix is granted, S3 refuses to say
+    that there is no such key."""
+    root, pattern = split_glob(uri)
+    listed = objects.list(root)
+    folder = uri.rstrip("/") + "/"
+    if exact := [info for info in listed if info.uri == uri]:
+        return exact
+    if below := [info for info in listed if info.uri.startswith(folder)]:
+        return _folder(uri, spec, below)
+    whole = _glob_pattern(uri)
+    found = [info for info in listed if whole.fullmatch(info.uri)]
+    return _matched(uri, [i for i in found if not is_hidden(i.uri.removeprefix(root), pattern)])
+
+
+def _infos(paths: list[Path], objects: Objects) -> list[ObjectInfo]:
+    return [info for path in paths if (info := objects.head(str(path)))]
+
+
+def _matched(uri: str, files: list[ObjectInfo]) -> list[ObjectInfo]:
+    if not files:
+        raise InputError(f"no file matches input {uri}")
+    return files
+
+
+def _folder(uri: str, spec: InputSpec, listed: list[ObjectInfo]) -> list[ObjectInfo]:
+    """What is meant of a folder's files."""
     root = "" if uri == "." else uri.rstrip("/") + "/"
-    listed = objects.list(root or ".")
     found = [info for info in listed if not is_hidden(info.uri.removeprefix(root))]
     wanted = wanted_suffixes(spec.format)
     files = [info for info in found if info.uri.endswith(wanted)]
@@ -180,28 +210,18 @@ def _find_folder(uri: str, spec: InputSpec, objects: Objects) -> list[ObjectInfo
     return files
 
 
-def _find_glob(uri: str, objects: Objects) -> list[ObjectInfo]:
-    if uri.startswith("s3://"):
-        (root, pattern), whole = split_glob(uri), _glob_pattern(uri)
-        found = [info for info in objects.list(root) if whole.fullmatch(info.uri)]
-        files = [info for info in found if not is_hidden(info.uri.removeprefix(root), pattern)]
-    else:
-        files = [info for path in local_matches(uri) if (info := objects.head(str(path)))]
-    if not files:
-        raise InputError(f"no file matches input {uri}")
-    return files
-
-
 def _glob_pattern(glob: str) -> re.Pattern[str]:
-    """`*` stays within a folder, `**` does not."""
+    """`*` stays within a folder, `**` does not. Raises `InputError`."""
     parts = re.split(r"(\*\*/?|\*|\?|\[[^\]]+\])", glob)
     meaning = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    return re.compile(
-        "".join(
-            meaning.get(part) or (part.replace("[!", "[^") if part[:1] == "[" else re.escape(part))
-            for part in parts
-        )
+    written = "".join(
+        meaning.get(part) or (part.replace("[!", "[^") if part[:1] == "[" else re.escape(part))
+        for part in parts
     )
+    try:
+        return re.compile(written)
+    except re.error as error:
+        raise InputError(f"input {glob} is not a glob: {error.msg}") from None
 
 
 # --- naming the format --------------------------------------------------------------------------

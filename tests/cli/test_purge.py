@@ -13,6 +13,7 @@ from cli.conftest import Cli
 from contracts.shorthand import commit, ended, finish, ingest, verified
 from ledger.builders import JOB, Clock, new_job
 
+from specbatch.pipeline import purging
 from specbatch.pipeline.ledger.migrate import open_store
 from specbatch.pipeline.purging import Due, Purger
 from specbatch.schemas.privacy import PrivacyMode
@@ -199,6 +200,23 @@ def test_files_that_are_left_and_cannot_be_listed_keep_nobody_waiting(
     assert "of 1 jobs" in called.err
     assert texts(done) == {""}
     assert not list((work / "b-left").iterdir())
+
+
+def test_an_s3_out_of_reach_is_told_in_seconds(
+    cli: Cli, done: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert purging.FIRST_LOOK_SEC <= 10
+    monkeypatch.setattr(purging, "FIRST_LOOK_SEC", 0.5)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "very-secret")
+    monkeypatch.setenv("SPECBATCH_S3_ENDPOINT_URL", "http://127.0.0.1:9")
+    store = open_store(f"sqlite:///{done}/work/specbatch.db", clock=Clock())
+    ended(store, "far", workspace_uri="s3://bucket/far")
+    store.close()
+    called = cli("purge", "--job", "far")
+    assert called.code == 4
+    assert "the S3 store at http://127.0.0.1:9 cannot be reached" in called.complaint
+    assert "answered" not in called.complaint
 
 
 @pytest.mark.parametrize("owner", [JOB, "another"])

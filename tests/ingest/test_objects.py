@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -137,6 +138,26 @@ def test_a_failed_local_write_leaves_the_old_file_and_no_temporary(tmp_path: Pat
         objects.put_file(str(tmp_path / "a"), tmp_path)  # a folder cannot be read
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     assert (tmp_path / "a").read_bytes() == b"old"
+
+
+def test_a_list_lacks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither what is hidden nor, in silence, what may not be read. Linked folders are others'."""
+    for name in ("a/.b/c", "a/d", "a.x", "else/e"):
+        Objects().put_bytes(str(tmp_path / name), b"x")
+    (tmp_path / "a" / "link").symlink_to(tmp_path / "else")
+    found = [info.uri for info in Objects().list(str(tmp_path / "a"))]
+    assert found == [f"{tmp_path}/a/.b/c", f"{tmp_path}/a/d"]
+    assert Objects().list(str(tmp_path))[0].uri == f"{tmp_path}/a.x"
+    scandir = os.scandir
+
+    def refuse(path: Any) -> Any:
+        if str(path).endswith(".b"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(ObjectError, match=r"cannot list .*/a/\.b: permission denied"):
+        Objects().list(str(tmp_path))
 
 
 def test_put_new_does_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ingest.making import make_spec, write_parquet
@@ -16,6 +17,7 @@ from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ingest.planner import PlannedGroup, estimate, plan
 from specbatch.pipeline.ingest.rows import RowChecker
 from specbatch.pipeline.ingest.sources import open_source
+from specbatch.schemas.errors import InputError
 from specbatch.schemas.spec import JobSpec
 
 MakeChecker = Callable[..., RowChecker]
@@ -159,3 +161,50 @@ def write_input(
         else:
             lines.append(orjson.dumps({"prompt": prompt, "id": row_id}))
     (folder / f"{number}.jsonl").write_bytes(b"\n\n".join(lines))
+
+
+# --- an input that is another meanwhile ---------------------------------------------------------
+def write_unnamed(path: Path, rows: int, form: str) -> None:
+    """Good rows without ids."""
+    if form == "parquet":
+        import pyarrow as pa
+
+        table = pa.table({"prompt": ["p"] * rows, "id": pa.nulls(rows, pa.string())})
+        write_parquet(path.with_suffix(".parquet"), table, 3)
+    else:
+        path.with_suffix(".jsonl").write_bytes(b'{"prompt": "p"}\n' * rows)
+
+
+@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+@pytest.mark.parametrize("change", ["added", "grown", "removed"])
+def test_rows_before_the_cursor_must_stay_as_many(
+    tmp_path: Path, make_checker: MakeChecker, form: str, change: str
+) -> None:
+    """Numbers of rows that are counted anew would be taken for ids of rows still to come."""
+    write_unnamed(tmp_path / "b", 2, form)
+    write_unnamed(tmp_path / "c", 8, form)
+    spec = make_spec(tmp_path, group_size=4)
+    first = plan_all(spec, make_checker(spec))[0]
+    start = {"start": first.cursor, "next_row": first.next_row, "next_group": 1}
+    assert [len(group.rows) for group in plan_all(spec, make_checker(spec), **start)] == [4, 2]
+    match change:
+        case "added":
+            write_unnamed(tmp_path / "a", 6, form)
+        case "grown":
+            write_unnamed(tmp_path / "b", 3, form)
+        case _:
+            (tmp_path / f"b.{form}").unlink()
+    with pytest.raises(InputError, match=rf"files before {first.cursor.uri} were added, removed"):
+        plan_all(spec, make_checker(spec), **start)
+
+
+def test_a_file_that_reading_cannot_go_on_in_is_named_first(
+    tmp_path: Path, make_checker: MakeChecker
+) -> None:
+    for name in "bc":
+        write_unnamed(tmp_path / name, 4, "jsonl")
+    spec = make_spec(tmp_path, group_size=6)
+    first = plan_all(spec, make_checker(spec))[0]
+    (tmp_path / "c.jsonl").unlink()
+    with pytest.raises(InputError, match=rf"{first.cursor.uri} is gone since this job began"):
+        plan_all(spec, make_checker(spec), start=first.cursor, next_row=6, next_group=1)

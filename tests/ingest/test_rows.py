@@ -562,6 +562,14 @@ def test_body_values_out_of_range_are_refused(
     assert bad(check_body(**field))[0] == "bad_parameter"
 
 
+def test_a_token_id_of_any_length_ends_its_row_only(check_lines: Callable[..., list[Row]]) -> None:
+    lines = [{"prompt": "a", "own": {"logit_bias": {key: 1}}} for key in ("9" * 5000, "007")]
+    rows = check_lines(lines, input={"sampling_column": "own"})
+    assert bad(rows[0])[0] == "bad_parameter"
+    assert len(bad(rows[0])[1]) < 200
+    assert good(rows[1]).overrides == {"logit_bias": ((7, 1.0),)}
+
+
 @pytest.mark.parametrize("seed", [-1, 2**63, 1.0, "5", True])
 def test_bad_body_seeds_are_refused(check_body: Callable[..., Row], seed: object) -> None:
     assert bad(check_body(seed=seed))[0] == "bad_seed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from ingest.making import make_spec, write_parquet
 
 from specbatch.jobs.cli.reach import _files as check_files
+from specbatch.jobs.cli.reach import check_input_here
 from specbatch.pipeline.ingest import sources
 from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ingest.sources import RawBatch, RawRow, Source, open_source
@@ -93,6 +95,80 @@ def test_a_glob_finds_what_is_hidden_only_by_its_name(tmp_path: Path, glob: str)
     found = check_files(make_spec(tmp_path / "_in" / glob).input)
     submitted = [str(path.relative_to(tmp_path / "_in").with_suffix("")) for path in found]
     assert sorted(submitted) == GLOBS[glob], "whoever submits looks at the same ones"
+
+
+def close(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Nobody may read a folder any more. Root may read everything, so the system is spoken for."""
+    scandir = os.scandir
+
+    def refuse(path: Any = ".") -> Any:
+        if Path(path) == folder:
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+
+
+@pytest.mark.parametrize("glob", ["", "*/*.parquet", "**/*.parquet", "**/b*.parquet", "s*/b.*"])
+def test_a_subfolder_that_may_not_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, glob: str
+) -> None:
+    """Rather than to leave its rows out; whoever submits says so too."""
+    for name in ("a", "in/a", "in/sub/b"):
+        write_parquet(tmp_path / f"{name}.parquet", {"prompt": [name]})
+    uri = tmp_path / "in" / glob
+    assert "in/sub/b" in prompts(opened(uri))
+    close(monkeypatch, tmp_path / "in" / "sub")
+    said = f"cannot list {tmp_path}/in/sub: permission denied"
+    assert refusal(uri) == said
+    with pytest.raises(InputError, match=said):
+        check_input_here(make_spec(uri).input)
+
+
+@pytest.mark.parametrize("glob", ["in", "in/*.parquet", "in/**/*.parquet", "in/*/*.parquet"])
+def test_folders_that_are_not_meant_need_not_be_readable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, glob: str
+) -> None:
+    """One that is hidden, and one that a glob does not look into."""
+    sub = "in/a" if glob == "in/*.parquet" else "in/.a"
+    for name in ("in/c", "in/b/c", f"{sub}/c"):
+        write_parquet(tmp_path / f"{name}.parquet", {"prompt": [name]})
+    expected = prompts(opened(tmp_path / glob))
+    assert len(expected) == 2 - ("**" not in glob and glob != "in")
+    close(monkeypatch, tmp_path / sub)
+    assert prompts(opened(tmp_path / glob)) == expected
+    check_input_here(make_spec(tmp_path / glob).input)
+
+
+def test_a_folder_that_names_may_not_be_looked_up_in_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its names may be listed all the same; a glob asks for one of them."""
+    write_parquet(tmp_path / "in" / "sub" / "a.parquet", {"prompt": ["a"]})
+    exists = Path.exists
+
+    def refuse(path: Path) -> bool:
+        if path.parent == tmp_path / "in" / "sub":
+            raise PermissionError(13, "Permission denied", str(path))
+        return exists(path)
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    assert refusal(tmp_path / "in" / "*" / "a.parquet").startswith(
+        f"cannot list {tmp_path}/in/sub: permission denied"
+    )
+
+
+def test_linked_files_are_read_and_linked_folders_are_not_entered(tmp_path: Path) -> None:
+    for name in ("in/a", "else/b", "else/c"):
+        write_parquet(tmp_path / f"{name}.parquet", {"prompt": [name]})
+    (tmp_path / "in" / "b.parquet").symlink_to(tmp_path / "else" / "b.parquet")
+    (tmp_path / "in" / "gone.parquet").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "in" / "sub").symlink_to(tmp_path / "else")
+    (tmp_path / "whole").symlink_to(tmp_path / "in")
+    for name in ("in", "whole"):
+        assert prompts(opened(tmp_path / name)) == ["in/a", "else/b"]
+        found = [file.name for file in check_files(make_spec(tmp_path / name).input)]
+        assert found == ["a.parquet", "b.parquet"]
 
 
 def test_local_uris_need_not_be_tidy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,6 +434,33 @@ def test_a_bucket_is_a_folder_and_a_key_may_look_like_a_glob(
         s3.put_file(f"{bucket}/{name}.parquet", file)
     assert prompts(opened(bucket, s3)) == ["a[1]", "b"]
     assert prompts(opened(f"{bucket}/a[1].parquet", s3)) == ["a[1]"]
+
+
+def test_an_s3_glob_lists_once_and_looks_at_no_key(
+    s3: Objects, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is called like it comes first: a key, then a folder."""
+    for name in ("in[1]/a", "in1/b", "in1/c", "x[1]", "x1"):
+        file = write_parquet(tmp_path / "x.parquet", {"prompt": [name]})
+        s3.put_file(f"{bucket}/{name}.parquet", file)
+    asked: list[str] = []
+    listing = Objects.list
+    monkeypatch.setattr(Objects, "list", lambda *a: asked.append("list") or listing(*a))
+    monkeypatch.setattr(Objects, "head", lambda *_: asked.append("head"))
+    found = {
+        "in[1]": ["in[1]/a"], "in[1]/": ["in[1]/a"], "in[1]/*.parquet": ["in1/b", "in1/c"],
+        "x[1].parquet": ["x[1]"], "x?.parquet": ["x1"],
+    }  # fmt: skip
+    for glob, names in found.items():
+        asked.clear()
+        files = opened(f"{bucket}/{glob}", s3).files
+        assert [info.uri for info in files] == [f"{bucket}/{name}.parquet" for name in names]
+        assert asked == ["list"]
+
+
+def test_an_s3_glob_with_a_wrong_class_is_named(s3: Objects, bucket: str) -> None:
+    with pytest.raises(InputError, match=r"input s3://.*/\[z-a\]\*\.jsonl is not a glob: bad char"):
+        opened(f"{bucket}/[z-a]*.jsonl", s3)
 
 
 def test_a_replaced_s3_object_is_noticed(s3: Objects, bucket: str) -> None:

@@ -164,11 +164,14 @@ def test_a_batch_file_stopped_while_its_reading_pauses_has_its_files(
         assert rows() == [20, 0]
 
 
-def test_a_batch_file_stopped_before_it_is_read_has_its_files(store: Store, tmp_path: Path) -> None:
+@pytest.mark.parametrize("wanted", ["openai", "auto"])
+def test_a_batch_file_stopped_before_it_is_read_has_its_files(
+    store: Store, tmp_path: Path, wanted: str
+) -> None:
     path = tmp_path / "batch.jsonl"
     path.write_bytes(orjson.dumps({"custom_id": "a", "body": {"messages": []}}))
     with one_thread(store, tmp_path) as bed:
-        inputs = {"uri": str(path), "format": "openai"}
+        inputs = {"uri": str(path), "format": wanted}
         job_id = bed.submit(path, tmp_path / "out", input=inputs).job_id
         bed.client.cancel(job_id)
         bed.run()
