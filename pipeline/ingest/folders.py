@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from specbatch.pipeline.ingest.objects import explained, files_below
+from specbatch.schemas.errors import InputError
 
 _SUFFIXES = {"parquet": (".parquet",), "jsonl": (".jsonl",), "openai": (".jsonl",)}
 _ALL = (".parquet", ".jsonl")
@@ -54,9 +55,16 @@ def local_matches(glob: str) -> list[Path]:
     may not be read, unless it is hidden."""
     root, pattern = split_glob(glob)
     _check_readable(Path(root), pattern)
-    found = Path(root).glob(pattern)
+    found = _found(Path(root), pattern)
     visible = (p for p in found if not is_hidden(p.relative_to(root).as_posix(), pattern))
     return sorted(visible, key=str)
+
+
+def _found(root: Path, pattern: str) -> Iterator[Path]:
+    try:
+        yield from root.glob(pattern)
+    except ValueError as error:  # of Python 3.11 and 3.12: `**` beside other signs
+        raise InputError(f"input {root / pattern} is not a glob: {error}") from None
 
 
 def _check_readable(root: Path, pattern: str) -> None:
@@ -77,6 +85,6 @@ def _passed(root: Path, parts: list[str], pattern: str) -> Iterator[Path]:
     if not parts:
         yield root
         return
-    for path in root.glob("/".join(parts)):
+    for path in _found(root, "/".join(parts)):
         if path == root or not is_hidden(path.relative_to(root).as_posix(), pattern):
             yield path

@@ -121,6 +121,9 @@ class RowChecker:
         except (_RowError, ParameterError, ChatError) as error:
             draft.problem = (error.code, str(error))
             draft.text = draft.ids = None
+        except RecursionError:
+            draft.problem = ("wrong_type", "a value of the row is nested too deeply")
+            draft.text = draft.ids = None
         return draft
 
     @staticmethod
@@ -241,7 +244,10 @@ def _tag(value: Any) -> str | None:
 
 def _plain_text(value: Any) -> str:
     if isinstance(value, dict | list):
-        return orjson.dumps(value, default=str).decode()
+        try:
+            return orjson.dumps(value, default=str).decode()
+        except TypeError:  # deeper than it writes, though not than it reads
+            return "(nested too deeply)"
     return str(value)
 
 

@@ -562,6 +562,18 @@ def test_body_values_out_of_range_are_refused(
     assert bad(check_body(**field))[0] == "bad_parameter"
 
 
+@pytest.mark.parametrize("depth", [300, 1000])
+@pytest.mark.parametrize("name", ["id", "tag", "prompt", "seed", "own"])
+def test_values_of_any_depth_end_at_most_their_row(
+    check_lines: Callable[..., list[Row]], name: str, depth: int
+) -> None:
+    deep = b"[" * depth + b"]" * depth
+    line = b'{"prompt": "a", "%s": %s}' % (name.encode(), deep)
+    lines = [line, {"id": "b", "prompt": "a", "own": {}}]
+    _, last = check_lines(lines, input={"sampling_column": "own"})
+    assert good(last).row_id == "b"
+
+
 def test_a_token_id_of_any_length_ends_its_row_only(check_lines: Callable[..., list[Row]]) -> None:
     lines = [{"prompt": "a", "own": {"logit_bias": {key: 1}}} for key in ("9" * 5000, "007")]
     rows = check_lines(lines, input={"sampling_column": "own"})

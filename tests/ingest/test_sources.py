@@ -463,6 +463,11 @@ def test_an_s3_glob_with_a_wrong_class_is_named(s3: Objects, bucket: str) -> Non
         opened(f"{bucket}/[z-a]*.jsonl", s3)
 
 
+def test_a_local_glob_that_python_does_not_take_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"input .*a\*\*\.parquet"):
+        opened(f"{tmp_path}/a**.parquet")
+
+
 def test_a_replaced_s3_object_is_noticed(s3: Objects, bucket: str) -> None:
     s3.put_bytes(f"{bucket}/a.jsonl", b'{"prompt": "a"}\n{"prompt": "b"}\n')
     source = opened(f"{bucket}/a.jsonl", s3)
