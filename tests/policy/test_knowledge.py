@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from specbatch.pipeline.policy.knowledge import Knowledge
-from specbatch.pipeline.policy.spread import FIRST_WEIGHT, MOST_WEIGHT
+from specbatch.pipeline.policy.spread import FIRST_WEIGHT, MOST_WEIGHT, Record
 
 
 def test_state_survives_json() -> None:
@@ -25,8 +25,9 @@ def test_state_survives_json() -> None:
 
 def test_how_alike_sequences_are_is_known_to_the_next_engine() -> None:
     knowledge = Knowledge()
-    for agreed in (18, 19, 20, 21) * 8:  # nearer each other than chance alone would have them
-        knowledge.spread_of("ngram").add(agreed, 28, 0.7)
+    for agreed in (18, 19, 20, 21) * 8:  # who was above the others once is below them then
+        earlier, later = Record.of(agreed, 28, 0.7), Record.of(39 - agreed, 28, 0.7)
+        knowledge.spread_of("ngram").add(earlier, later)
     assert knowledge.spread_of("ngram").weight == MOST_WEIGHT
     state = json.loads(json.dumps(knowledge.state()))
     assert Knowledge.restored(state).spread_of("ngram").weight == MOST_WEIGHT

@@ -11,25 +11,50 @@ from specbatch.pipeline.policy.spread import (
     LEAST_WEIGHT,
     WINDOW_TESTS,
     Own,
+    Record,
     Spread,
 )
 
 
-def taught(rates: list[float], windows: int = 40, seed: int = 3) -> Spread:
-    """A spread after so many windows of sequences of these rates, each as often as the others."""
+def record(rate: float, expected: float, generator: random.Random) -> Record:
+    agreed = sum(generator.random() < rate for _ in range(WINDOW_TESTS))
+    return Record.of(agreed, WINDOW_TESTS, expected)
+
+
+def taught(rates: list[float], sequences: int = 40, seed: int = 3) -> Spread:
+    """A spread after so many sequences of these rates, each as often as the others."""
     generator = random.Random(seed)
     spread, mean = Spread(), sum(rates) / len(rates)
-    for window in range(windows):
-        rate = rates[window % len(rates)]
-        agreed = sum(generator.random() < rate for _ in range(WINDOW_TESTS))
-        spread.add(agreed, WINDOW_TESTS, mean)
+    for sequence in range(sequences):
+        rate = rates[sequence % len(rates)]
+        spread.add(record(rate, mean, generator), record(rate, mean, generator))
     return spread
 
 
 @pytest.mark.parametrize("rate", [0.3, 0.6, 0.9])
 @pytest.mark.parametrize("seed", range(5))
 def test_where_sequences_are_alike_all_of_them_are_believed(rate: float, seed: int) -> None:
-    assert taught([rate], windows=96, seed=seed).weight > 60
+    assert taught([rate], sequences=96, seed=seed).weight > 60
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_passages_that_take_turns_within_a_text_tell_nothing_of_what_comes(seed: int) -> None:
+    """Records differ by far more than chance makes them, and none follows its last one."""
+    generator = random.Random(seed)
+    spread = Spread()
+    for _ in range(96):
+        one, two = (record(generator.choice([0.5, 0.9]), 0.7, generator) for _ in range(2))
+        spread.add(one, two)
+    assert spread.weight > 60
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_all_have_in_common_is_no_difference_among_them(seed: int) -> None:
+    generator = random.Random(seed)
+    spread = Spread()
+    for _ in range(96):  # the rate of all lags behind
+        spread.add(record(0.8, 0.6, generator), record(0.8, 0.6, generator))
+    assert spread.weight > 60
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -38,8 +63,7 @@ def test_jobs_of_other_acceptances_do_not_make_sequences_look_unlike(seed: int) 
     spread = Spread()
     for rate in (0.3, 0.5, 0.7, 0.9):  # the last job's records are a third of all
         for _ in range(20 if rate < 0.9 else 32):
-            agreed = sum(generator.random() < rate for _ in range(WINDOW_TESTS))
-            spread.add(agreed, WINDOW_TESTS, rate)
+            spread.add(record(rate, rate, generator), record(rate, rate, generator))
     assert spread.weight > 60
 
 
@@ -48,16 +72,16 @@ def test_where_they_differ_their_own_record_is() -> None:
 
 
 def test_the_more_they_differ_the_less_the_others_count() -> None:
-    weights = [taught([0.6 - d, 0.6 + d], windows=96).weight for d in (0.05, 0.15, 0.3)]
+    weights = [taught([0.6 - d, 0.6 + d], sequences=96).weight for d in (0.05, 0.15, 0.3)]
     assert weights == sorted(weights, reverse=True)
     assert weights[0] > 3 * weights[-1]
 
 
 def test_little_evidence_changes_nothing() -> None:
-    assert taught([0.1, 0.9], windows=8).weight == FIRST_WEIGHT
-    spread = Spread()
+    assert taught([0.1, 0.9], sequences=8).weight == FIRST_WEIGHT
+    spread, short = Spread(), Record.of(3, 3, 0.5)
     for _ in range(100):
-        spread.add(3, 3, 0.5)  # too short to say anything
+        spread.add(short, short)  # too short to say anything
     assert spread.weight == FIRST_WEIGHT
 
 
