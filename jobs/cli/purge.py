@@ -54,7 +54,7 @@ def purge(
     try:
         purger = Purger.of_settings(settings, store)
         due = _due(purger, tenant, older_than, job)
-        failures = _Failures(output)
+        failures = _Failures(_again(job, output))
         if dry_run:
             for one in due:
                 say(f"would purge job {one.job.job_id} ({one.job.name}; {one.why})")
@@ -103,22 +103,28 @@ class _Done:
 class _Failures:
     """Jobs whose files cannot be reached, each told of once: the others need not wait for them."""
 
-    def __init__(self, output: bool = False) -> None:
+    def __init__(self, again: str) -> None:
         self.job_ids: set[str] = set()
-        self._output = output
+        self._again = again  # who tries again
 
     def note(self, job: JobRow, error: ObjectError) -> None:
         if job.job_id not in self.job_ids:
-            next_one = "the next purge with --output" if self._output else "the next purge"
-            complain(f"job {job.job_id} keeps files, which {next_one} tries again: {error}")
+            complain(f"job {job.job_id} keeps files, which {self._again} tries again: {error}")
             self.job_ids.add(job.job_id)
 
     def note_past(self, job: JobRow, error: ObjectError) -> None:
         complain(
             f"job {job.job_id} keeps a file of outputs to draft from, some of which are purged; "
-            f"the next purge tries it again: {error}"
+            f"{self._again} tries it again: {error}"
         )
         self.job_ids.add(job.job_id)
+
+
+def _again(job: str | None, output: bool) -> str:
+    """What tries again what could not be deleted: a job that was named may not be due yet."""
+    if job is not None:
+        return f"`specbatch purge --job {job}{' --output' if output else ''}`"
+    return "the next purge with --output" if output else "the next purge"
 
 
 def _purge_all(

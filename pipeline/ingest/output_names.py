@@ -17,9 +17,8 @@ MARKER = "_specbatch_job.json"
 MANIFEST = MANIFEST_NAME
 OPENAI = ("output.jsonl", "errors.jsonl")
 _PART = "part-"
-_PART_NAME = re.compile(
-    rf"{_PART}[0-9]{{5,}}\.parquet"
-)  # others write `part-00000-….snappy.parquet`
+# Only these: others write `part-00000-….snappy.parquet` into the same folder.
+_PART_NAME = re.compile(rf"{_PART}[0-9]{{5,}}\.parquet")
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{32}\.tmp")  # as `LocalObjects` writes beside a file
 
 

@@ -133,6 +133,8 @@ def test_what_others_draft_from_goes_with_a_job(cli: Cli, done: Path) -> None:
     assert [file.exists() for file in files] == [False, True]
     again = cli("purge", "--older-than", "30d")
     assert (again.code, again.out) == (4, "0 jobs purged, 0 rows\n")
+    named = cli("purge", "--job", JOB)
+    assert f"`specbatch purge --job {JOB}` tries it again" in named.complaint
 
 
 @pytest.mark.parametrize("when", ["in the next job", "among the others' files"])
