@@ -91,3 +91,11 @@ def write(path: Path, prompts: list[Any], ids: list[str] | None = None) -> Path:
     numbers = list(range(len(prompts)))
     pq.write_table(pa.table({"id": ids, "prompt": prompts, "number": numbers}), path)
     return path
+
+
+@pytest.fixture
+def s3_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody answers where the S3 store should be."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "very-secret")
+    monkeypatch.setenv("SPECBATCH_S3_ENDPOINT_URL", "http://127.0.0.1:9")

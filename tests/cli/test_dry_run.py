@@ -54,15 +54,13 @@ def test_a_plan_of_wrong_input_is_refused(cli: Any, job: Any) -> None:
     assert "does not exist" in refused.complaint
 
 
+@pytest.mark.usefixtures("s3_out_of_reach")
 @pytest.mark.timeout(60)  # what a worker waits for is twice that
 def test_an_s3_out_of_reach_is_told_in_seconds(
     cli: Any, job: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert preflight.FIRST_LOOK_SEC <= 10
     monkeypatch.setattr(preflight, "FIRST_LOOK_SEC", 0.5)
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "very-secret")
-    monkeypatch.setenv("SPECBATCH_S3_ENDPOINT_URL", "http://127.0.0.1:9")
     refused = cli("submit-job", *job, "--dry-run", "--input", "s3://bucket/in.parquet")
     assert refused.code == 2
     assert "cannot look at s3://bucket/in.parquet" in refused.complaint

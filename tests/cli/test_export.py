@@ -146,15 +146,13 @@ def test_an_export_to_s3(cli: Any, ended: str, s3: S3, monkeypatch: pytest.Monke
     assert orjson.loads(listed["Body"].read())["files"] == [file]
 
 
+@pytest.mark.usefixtures("s3_out_of_reach")
 @pytest.mark.timeout(60)  # what a worker waits for is twice that
 def test_an_s3_out_of_reach_is_told_in_seconds(
     cli: Any, ended: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert objects.FIRST_LOOK_SEC <= 10
     monkeypatch.setattr(objects, "FIRST_LOOK_SEC", 0.5)
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "very-secret")
-    monkeypatch.setenv("SPECBATCH_S3_ENDPOINT_URL", "http://127.0.0.1:9")
     done = cli("export", ended, "--what", "costs", "--to", "s3://bucket/x.parquet")
     assert done.code == 2
     assert "export s3://bucket/x.parquet cannot be used" in done.complaint

@@ -204,14 +204,13 @@ def test_files_that_are_left_and_cannot_be_listed_keep_nobody_waiting(
     assert not list((work / "b-left").iterdir())
 
 
+@pytest.mark.usefixtures("s3_out_of_reach")
+@pytest.mark.timeout(60)  # what a worker waits for is twice that
 def test_an_s3_out_of_reach_is_told_in_seconds(
     cli: Cli, done: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert purging.FIRST_LOOK_SEC <= 10
     monkeypatch.setattr(purging, "FIRST_LOOK_SEC", 0.5)
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "very-secret")
-    monkeypatch.setenv("SPECBATCH_S3_ENDPOINT_URL", "http://127.0.0.1:9")
     store = open_store(f"sqlite:///{done}/work/specbatch.db", clock=Clock())
     ended(store, "far", workspace_uri="s3://bucket/far")
     store.close()
