@@ -4,6 +4,7 @@ PYTHON ?= python3
 ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
+KERNELS := $(wildcard kernels/csrc/*)
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check --no-input
 
 export PIP_ROOT_USER_ACTION := ignore
@@ -12,7 +13,7 @@ export PIP_ROOT_USER_ACTION := ignore
 .DELETE_ON_ERROR:
 .PHONY: help demo docs docs-serve test test-long lint types format
 .PHONY: bench-overhead bench-scale bench-drain bench-ledger bench-report
-.PHONY: bench-collapse bench-depth bench-engine bench-memory bench-gpu bench-exactness bench-acceptance clean distclean
+.PHONY: bench-collapse bench-depth bench-engine bench-memory bench-gpu bench-exactness bench-acceptance clean distclean wheel
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -81,6 +82,10 @@ bench-report: $(VENV)/.dev ## the report of a job of 100,000 rows: seconds to ma
 bench-gpu: $(VENV)/.dev ## on a GPU: its tests, rooflines of the kernels, tokens/s; JSON in jobs/bench/results
 	@$(BIN)/python -m specbatch.jobs.bench.gpu
 
+wheel: $(BIN)/python ## a wheel with the C kernels inside, into ./dist; installing it needs no compiler
+	@$(PIP) wheel --no-deps --wheel-dir dist .
+	@ls dist/*.whl
+
 docs: $(VENV)/.docs ## the documentation site, into ./site, which needs no server to be read
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "open site/index.html"
@@ -98,7 +103,7 @@ distclean: clean ## also remove .venv and those beside it
 $(BIN)/python:
 	@jobs/setup/make-venv "$(PYTHON)" $(VENV)
 
-$(VENV)/.engine: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.engine: pyproject.toml constraints.txt $(KERNELS) | $(BIN)/python
 	@echo "installing specbatch and its engine into $(VENV) (some minutes the first time)"
 	@$(PIP) install -c constraints.txt -e '.[engine]'
 	@touch $@
@@ -108,7 +113,7 @@ $(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python
 	@$(PIP) install -c constraints.txt -e '.[docs]'
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.dev: pyproject.toml constraints.txt $(KERNELS) | $(BIN)/python
 	@echo "installing specbatch, its engine and the test tools into $(VENV) (some minutes the first time)"
 	@$(PIP) install -c constraints.txt -e '.[engine,s3,postgres,dev]'
 	@touch $(VENV)/.engine $@

@@ -1,114 +1,132 @@
-"""Builds the C sources with the machine's compiler, once, and loads them.
+"""Loads the C kernels and chooses the instruction set that this processor runs them with.
 
-The library is kept in the user's cache, named by a hash of the sources, the compiler and the
-processor. Without a compiler the caller takes the torch path; the reason is in the exception.
+One library holds the kernels once per level: the same sources, compiled for it. In float32 all
+levels give the same bits, in bfloat16 all but `amx`.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
+import importlib.util
 import logging
 import os
 import platform
-import shutil
-import subprocess
-import tempfile
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 log = logging.getLogger(__name__)
 
-_SOURCES = Path(__file__).parent / "csrc"
-_FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-pthread")
-# Noise must round like its definition, product by product; the decoder may fuse.
-_UNITS = {"decoder.c": (), "sampling.c": ("-ffp-contract=off",), "drafting.c": ()}
-_BUILD_SEC = 120
+# From the least to the best; a processor runs those its architecture has up to some level.
+LEVELS = ("portable", "neon", "x86-64-v3", "avx512", "avx512-bf16", "amx")
+FORCED_BY = "SPECBATCH_NATIVE_ISA"
+_MODULE = "specbatch.kernels._native"
+_FUNCTIONS = ("decode", "draft", "sample", "gumbel", "pack", "panel", "product", "acts")
+_SYMBOLS = {
+    "x86-64-v3": "v3",
+    "avx512-bf16": "avx512_bf16",
+}  # of levels whose name is no identifier
 
 
 class NativeUnavailableError(Exception):
-    """The C kernels cannot be used here; the message says why."""
+    """The C kernels cannot be used here; the message says why. The caller takes the torch path."""
 
 
-def library() -> ctypes.CDLL:
-    """The loaded library. Raises `NativeUnavailableError`.
+class InstructionSetError(ValueError):
+    """The instruction set that was asked for is unknown, or this processor does not have it."""
 
-    What came of the first call is remembered in this process, failures too: a compiler that fails
-    takes its time. The switch is looked at each time.
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """The functions of one level, with the C names of csrc/kernels.c, and why it was chosen."""
+
+    level: str
+    reason: str
+    decode: Any
+    draft: Any
+    sample: Any
+    gumbel: Any
+    pack: Any
+    panel: Any
+    product: Any
+    acts: Any
+    rotary: Any
+
+
+def library() -> Kernels:
+    """The kernels at the level of this process.
+
+    Raises `NativeUnavailableError` where there are none, and `InstructionSetError` for a level
+    that cannot be had. Both variables are looked at each time.
     """
     if os.environ.get("SPECBATCH_NATIVE", "1") == "0":
         raise NativeUnavailableError("switched off by SPECBATCH_NATIVE=0")
-    found = outcome()
-    if isinstance(found, str):
-        raise NativeUnavailableError(found)
-    return found
+    return at_level(os.environ.get(FORCED_BY) or None)
+
+
+def arithmetic(dtype: str) -> str:
+    """What decides the bits of a native pass in this dtype: `f32`, `bf16/dot` or `bf16/amx`."""
+    if dtype == "float32":
+        return "f32"
+    level = library().level
+    return "bf16/amx" if level == "amx" else "bf16/neon" if level == "neon" else "bf16/dot"
+
+
+@lru_cache(maxsize=8)
+def at_level(forced: str | None) -> Kernels:
+    """The kernels of one level; of the best that this processor has, if none is named."""
+    loaded = _loaded()
+    if isinstance(loaded, str):
+        raise NativeUnavailableError(loaded)
+    level, reason = _chosen(loaded, forced)
+    symbol = _SYMBOLS.get(level, level)
+    try:
+        functions = {name: getattr(loaded, f"specbatch_{name}_{symbol}") for name in _FUNCTIONS}
+    except AttributeError as error:
+        raise NativeUnavailableError(f"the library lacks a kernel: {error}") from error
+    log.info("native kernels at level %s: %s", level, reason)
+    return Kernels(level, reason, **functions, rotary=loaded.specbatch_rotary)
+
+
+def available() -> list[str]:
+    """The levels that this processor runs, the best first; none without the library."""
+    loaded = _loaded()
+    if isinstance(loaded, str):
+        return []
+    return [name for name in reversed(LEVELS) if _supports(loaded, name) == 1]
+
+
+def _chosen(loaded: ctypes.CDLL, forced: str | None) -> tuple[str, str]:
+    have = available()
+    if forced is None:
+        return have[0], "the best that this processor has"
+    if forced not in LEVELS:
+        raise InstructionSetError(
+            f"{FORCED_BY}={forced} is no instruction set: use one of {', '.join(have)}"
+        )
+    if forced not in have:
+        why = "this processor" if _supports(loaded, forced) == 0 else "this build"
+        raise InstructionSetError(
+            f"{FORCED_BY}={forced} is not in {why}: use one of {', '.join(have)}"
+        )
+    return forced, f"forced by {FORCED_BY}"
+
+
+def _supports(loaded: ctypes.CDLL, level: str) -> int:
+    return int(loaded.specbatch_supports(level.encode()))
 
 
 @lru_cache(maxsize=1)
-def outcome() -> ctypes.CDLL | str:
-    """The library, built if it must be, or why it cannot be had."""
+def _loaded() -> ctypes.CDLL | str:
+    """The library, or why it cannot be had."""
+    found = importlib.util.find_spec(_MODULE)
+    if found is None or found.origin is None:
+        return "this installation was made without a C compiler: install one and install again"
     try:
-        return _load()
-    except NativeUnavailableError as error:
-        return str(error)
-
-
-def _load() -> ctypes.CDLL:
-    if platform.system() != "Linux":
-        raise NativeUnavailableError(f"not built on {platform.system()}")
-    compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
-    if compiler is None:
-        raise NativeUnavailableError("no C compiler was found")
-    try:
-        target = _cache_folder() / f"native-{_fingerprint(compiler)}.so"
-        if not target.exists():
-            _build(compiler, target)
-    except (OSError, RuntimeError) as error:  # no home, or a cache that cannot be written
-        raise NativeUnavailableError(f"the user's cache cannot be used: {error}") from error
-    try:
-        loaded = ctypes.CDLL(str(target))
+        return ctypes.CDLL(found.origin)
     except OSError as error:
-        raise NativeUnavailableError(f"{target.name} cannot be loaded: {error}") from error
-    log.info("native kernels from %s", target)
-    return loaded
-
-
-def _build(compiler: str, target: Path) -> None:
-    """Compile into a temporary file, then rename: processes may race, all win."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        objects = []
-        for unit, flags in _UNITS.items():
-            objects.append(str(Path(folder) / unit) + ".o")
-            _run([compiler, *_FLAGS, *flags, "-c", str(_SOURCES / unit), "-o", objects[-1]])
-        linked = Path(folder) / target.name
-        _run([compiler, "-shared", "-pthread", "-o", str(linked), *objects, "-lm"])
-        linked.replace(target)
-
-
-def _run(command: list[str]) -> None:
-    try:
-        subprocess.run(command, check=True, capture_output=True, timeout=_BUILD_SEC)
-    except subprocess.CalledProcessError as error:
-        reason = error.stderr.decode(errors="replace").strip().splitlines()[:3]
-        raise NativeUnavailableError(f"the C compiler failed: {' / '.join(reason)}") from error
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise NativeUnavailableError(f"the C compiler failed: {error}") from error
-
-
-def _cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "specbatch"
-
-
-def _fingerprint(compiler: str) -> str:
-    digest = hashlib.sha256()
-    for source in sorted(_SOURCES.iterdir()):
-        digest.update(source.read_bytes())
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
-    digest.update(version + repr((_FLAGS, _UNITS)).encode())
-    digest.update(_processor().encode())
-    return digest.hexdigest()[:16]
+        return f"{Path(found.origin).name} cannot be loaded: {error}"
 
 
 def processor_name() -> str:
@@ -118,12 +136,4 @@ def processor_name() -> str:
     for line in lines:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
-    return platform.machine()
-
-
-def _processor() -> str:
-    """Model and features: -march=native means something else elsewhere."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith(("flags", "Features")):
-            return platform.machine() + line
     return platform.machine()

@@ -15,10 +15,10 @@ def gumbel(
     vocab_size: int,
     stream: int = 0,
 ) -> Tensor:
-    """As `reference.gumbel`. Raises `NativeUnavailableError` where C cannot be built."""
+    """As `reference.gumbel`. Raises `NativeUnavailableError` where there is none."""
     counters = counters.contiguous()
     out = torch.empty(counters.shape[0], vocab_size, dtype=torch.float32)
-    library().specbatch_gumbel(
+    library().gumbel(
         c_void_p(counters.data_ptr()),
         c_int64(counters.shape[0]),
         c_int64(vocab_size),

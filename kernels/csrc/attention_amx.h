@@ -8,14 +8,14 @@
 #pragma once
 #include "attention.h"
 
-#ifdef HAVE_AMX
+#if HAVE_AMX
 
-#define TILE_ROWS 16
+#define AMX_ROWS 16
 #define MAX_HEAD_DIM 256
 
 INLINE int all_finite(const float *x, int n) {
-    v16 sum = splat(0);
-    for (int i = 0; i < n; i += 16) sum += load(x + i) * 0.0f;
+    lanes16 sum = all16(0);
+    for (int i = 0; i < n; i += 16) sum.part[0] += load(x + i) * 0.0f;
     return sum16(sum) == 0.0f;
 }
 
@@ -25,7 +25,7 @@ static void place_amx(bf16 *keys, bf16 *values, const float *k, const float *v, 
     bf16 key[16], value[16];
     int finite = all_finite(v, d);
     for (int i = 0; i < d; i += 16) {
-        v16 dims = load(v + i);
+        vf dims = load(v + i);
         store_bf16(key, finite ? load(k + i) : splat(NAN));
         store_bf16(value, finite ? dims : splat(0));
         bf16 *to_key = keys + ((at / 16 * (d / 32) + i / 32) * 16 + i % 32 / 2) * 32 + at % 16 * 2;
@@ -56,13 +56,16 @@ INLINE float soften_amx(float *scores, float scaling, int first, int from, int l
                         bf16 *weights) {
     for (int j = first; j < from; j++) scores[j] = -INFINITY;
     for (int j = last + 1; j < end; j++) scores[j] = -INFINITY;
-    v16 peak = splat(-INFINITY), sum = splat(0);
-    for (int j = first; j < end; j += 16) peak = vmax(peak, load(scores + j));
-    v16 top = splat(max16(peak) * scaling);
+    lanes16 peak = all16(-INFINITY), sum = all16(0);
     for (int j = first; j < end; j += 16) {
-        v16 weight = vexp(load(scores + j) * scaling - top);
+        vf score = load(scores + j);
+        peak.part[0] = pick(score > peak.part[0], score, peak.part[0]);
+    }
+    vf top = splat(max16(peak) * scaling);
+    for (int j = first; j < end; j += 16) {
+        vf weight = vexp(load(scores + j) * scaling - top);
         store_bf16(weights + (j - first) / BLOCK * 512 + j % BLOCK, weight);
-        sum += weight;
+        sum.part[0] += weight;
     }
     return sum16(sum);
 }
@@ -102,14 +105,14 @@ static void attend_amx(const Model *m, const Layer *l, const Batch *b, int item,
     const int32_t *table = b->tables + (int64_t)b->item_seq[item] * b->table_width;
     Values s = {l->values, table, (int64_t)h * d * BLOCK, (int64_t)m->kv_heads * d * BLOCK, BF16, d};
     int64_t width = (int64_t)(m->heads + 2 * m->kv_heads) * d;
-    bf16 *weights = (bf16 *)(scores + TILE_ROWS * ld);
-    bf16 q[TILE_ROWS * MAX_HEAD_DIM] __attribute__((aligned(64)));
-    float out[TILE_ROWS * MAX_HEAD_DIM] __attribute__((aligned(64)));
-    for (int done = 0; done < all; done += TILE_ROWS) {
-        int R = all - done < TILE_ROWS ? all - done : TILE_ROWS;
-        int tokens[TILE_ROWS], columns[TILE_ROWS], from[TILE_ROWS], last[TILE_ROWS];
+    bf16 *weights = (bf16 *)(scores + AMX_ROWS * ld);
+    bf16 q[AMX_ROWS * MAX_HEAD_DIM] __attribute__((aligned(64)));
+    float out[AMX_ROWS * MAX_HEAD_DIM] __attribute__((aligned(64)));
+    for (int done = 0; done < all; done += AMX_ROWS) {
+        int R = all - done < AMX_ROWS ? all - done : AMX_ROWS;
+        int tokens[AMX_ROWS], columns[AMX_ROWS], from[AMX_ROWS], last[AMX_ROWS];
         int first = INT32_MAX, end = 0;
-        if (R < TILE_ROWS) memset(q, 0, sizeof(bf16) * TILE_ROWS * d);
+        if (R < AMX_ROWS) memset(q, 0, sizeof(bf16) * AMX_ROWS * d);
         for (int r = 0; r < R; r++) {
             tokens[r] = b->item_token[item] + (done + r) / group;
             columns[r] = (h * group + (done + r) % group) * d;
@@ -124,8 +127,8 @@ static void attend_amx(const Model *m, const Layer *l, const Batch *b, int item,
         first /= BLOCK, end = (end + BLOCK - 1) / BLOCK;
         for (int j = first; j < end; j++)
             score_amx(q, (const bf16 *)l->keys + table[j] * s.stride + s.head, d, scores, ld, j * BLOCK);
-        float total[TILE_ROWS];
-        for (int r = 0; r < TILE_ROWS; r++) {
+        float total[AMX_ROWS];
+        for (int r = 0; r < AMX_ROWS; r++) {
             float *row = scores + r * ld;
             if (r >= R) {
                 for (int j = first; j < end; j++) memset(weights + ((j - first) * 16 + r) * 32, 0, 64);
@@ -139,8 +142,15 @@ static void attend_amx(const Model *m, const Layer *l, const Batch *b, int item,
             else mix_amx(2, weights, &s, first, end, i, out);
         for (int r = 0; r < R; r++)
             for (int i = 0; i < d; i += 16)
-                put(BF16, b->act, act_at(1, tokens[r], columns[r] + i, (int64_t)m->heads * d),
-                    load(out + r * d + i) / total[r]);
+                put_act(BF16, b->act, act_at(BF16, tokens[r], columns[r] + i, (int64_t)m->heads * d),
+                        load(out + r * d + i) / total[r]);
     }
+}
+#else
+INLINE void place_amx(void *keys, void *values, const float *k, const float *v, int d, int at) {
+    (void)keys, (void)values, (void)k, (void)v, (void)d, (void)at;
+}
+INLINE void attend_amx(const Model *m, const Layer *l, const Batch *b, int item, int h, float *scores, int64_t ld) {
+    (void)m, (void)l, (void)b, (void)item, (void)h, (void)scores, (void)ld;
 }
 #endif

@@ -1,17 +1,17 @@
-// y = x Wᵀ with packed weights. Every output element adds its products in the order of k, whatever
-// the number of rows: one row alone and the same row among five hundred have the same bits.
+// y = x Wᵀ with packed weights. Every output adds its products one by one in the order of k, each
+// product and sum rounded once, whatever the number of rows, the tile or the width of the vectors.
 //
-// Packed weights, for blocks of 32 outputs (two vectors of 16, zero-padded):
-//   float32   [N/16][K][16]
-//   bfloat16  [N/16][K/2][16][2]     pairs of k, as the dot-product instructions take them
+// Weights are packed in panels of PANEL outputs, zero-padded:
+//   float32   [N/PANEL][K][PANEL]
+//   bfloat16  [N/PANEL][K/2][PANEL][2]     pairs of k, as the dot-product instructions take them
+//
+// In bfloat16 the odd product of a pair is added before the even one and denormals are flushed: that is
+// what VDPBF16PS does, so levels without it have the same bits. AMX adds in another order (amx.h).
 #pragma once
 #include <stdlib.h>
 
+#include "level.h"
 #include "team.h"
-#include "vec.h"
-#if defined(__AMX_BF16__) || defined(__AVX512BF16__)
-#include <immintrin.h>
-#endif
 
 enum { F32 = 0, BF16 = 1 };
 enum { STORE = 0, ADD = 1, SWIGLU = 2 };
@@ -22,129 +22,177 @@ typedef struct {
     int32_t n, k;
 } Linear;
 
-// What becomes of the finished 16 × 32 (or smaller) block of outputs.
+// What becomes of finished outputs.
 typedef struct {
-    int mode;   // STORE and ADD: float32 out; SWIGLU: silu(first 16) * last 16, in `dtype`
+    int mode;   // STORE and ADD: float32 out; SWIGLU: silu(first half of a panel) * second half, activations
     void *out;  // [rows, ld]
     int64_t ld;
     int dtype;
-    int tiled;  // SWIGLU: the layout of what comes out
 } Epilogue;
 
-#define ROWS 8    // rows in registers at a time
+#define MOST_PANELS 4  // of a tile
 #define SPAN 128  // rows of one item of work
+#define PREFETCH 2048  // bytes ahead, where weights come from memory
 
-// Where an activation stands: rows behind one another, or tiles of 16 rows × 32 columns for AMX.
-INLINE int64_t act_at(int tiled, int64_t row, int64_t column, int64_t k) {
-    if (!tiled) return row * k + column;
+// Activations between layers: bfloat16 where an instruction takes pairs of them, else float32 (rounded
+// to bfloat16 if that is the model's dtype). For AMX they lie in tiles of 16 rows × 32 columns.
+#define IS_TILED(dtype) (HAVE_AMX && (dtype) == BF16)
+
+INLINE int64_t act_at(int dtype, int64_t row, int64_t column, int64_t k) {
+    if (!IS_TILED(dtype)) return row * k + column;
     return ((row / 16 * (k / 32) + column / 32) * 16 + row % 16) * 32 + column % 32;
 }
 
-INLINE void finish(const Linear *w, const Epilogue *e, int row, int block, v16 a, v16 b) {
-    int column = block * 32;
+INLINE void put_act(int dtype, void *out, int64_t at, vf x) {
+    if (dtype == F32) store((float *)out + at, x);
+    else if (HAVE_DOT) store_bf16((bf16 *)out + at, x);
+    else store((float *)out + at, (vf)round_bf16(x));
+}
+
+INLINE void finish(const Linear *w, const Epilogue *e, int64_t row, int panel, vf *y) {
+    int column = panel * PANEL, whole = column + PANEL <= w->n;
     if (w->bias) {
-        if (column + 32 <= w->n) {
-            a += load(w->bias + column), b += load(w->bias + column + 16);
-        } else {
-            for (int i = 0; i < 16; i++) {
-                if (column + i < w->n) a[i] += w->bias[column + i];
-                if (column + 16 + i < w->n) b[i] += w->bias[column + 16 + i];
-            }
-        }
+        float bias[PANEL] = {0};
+        for (int i = 0; i < PANEL && column + i < w->n; i++) bias[i] = w->bias[column + i];
+        for (int v = 0; v < VECTORS; v++) y[v] += load(bias + v * W);
     }
     if (e->mode == SWIGLU) {
-        v16 gated = a / (1.0f + vexp(-a)) * b;
-        int64_t at = act_at(e->tiled, row, column / 2, e->ld);
-        if (e->dtype == BF16) store_bf16((bf16 *)e->out + at, gated);
-        else store((float *)e->out + at, gated);
+        for (int v = 0; v < VECTORS / 2; v++) {
+            vf gated = y[v] / (1.0f + vexp(-y[v])) * y[VECTORS / 2 + v];
+            put_act(e->dtype, e->out, act_at(e->dtype, row, column / 2 + v * W, e->ld), gated);
+        }
         return;
     }
-    float *out = (float *)e->out + row * e->ld + column;
-    if (column + 32 <= w->n) {
-        if (e->mode == ADD) a += load(out), b += load(out + 16);
-        store(out, a), store(out + 16, b);
-    } else {
-        for (int i = 0; i < 32 && column + i < w->n; i++) {
-            float y = i < 16 ? a[i] : b[i - 16];
-            out[i] = e->mode == ADD ? out[i] + y : y;
+    float *out = (float *)e->out + row * e->ld + column, rest[PANEL];
+    if (whole) {
+        for (int v = 0; v < VECTORS; v++) {
+            if (e->mode == ADD) y[v] += load(out + v * W);
+            store(out + v * W, y[v]);
         }
+        return;
     }
+    for (int v = 0; v < VECTORS; v++) store(rest + v * W, y[v]);
+    for (int i = 0; column + i < w->n; i++) out[i] = e->mode == ADD ? rest[i] + out[i] : rest[i];
 }
 
-// R rows times 32 outputs, float32.
-INLINE void block_f32(int R, const float *x, const Linear *w, const Epilogue *e, int row, int block) {
-    const float *p = (const float *)w->packed + (int64_t)block * 2 * w->k * 16;
-    const float *q = p + (int64_t)w->k * 16;
-    v16 a[ROWS], b[ROWS];
-    for (int r = 0; r < R; r++) a[r] = b[r] = splat(0);
-    for (int k = 0; k < w->k; k++) {
-        v16 wa = load(p + k * 16), wb = load(q + k * 16);
+// R rows times G panels of sums y[R][G][VECTORS] are finished. The copy leaves the sums in registers.
+INLINE void finish_tile(int R, int G, const Linear *w, const Epilogue *e, int64_t row, int panel, const vf *y) {
+    for (int r = 0; r < R; r++)
+        for (int g = 0; g < G; g++) {
+            vf sums[VECTORS];
+            for (int v = 0; v < VECTORS; v++) sums[v] = y[(r * G + g) * VECTORS + v];
+            finish(w, e, row + r, panel + g, sums);
+        }
+}
+
+// Weights come from memory at its full speed only if they are asked for in time.
+INLINE void prefetch(const void *weights) {
+    for (int b = 0; b < PANEL * 4; b += 64) __builtin_prefetch((const char *)weights + b + PREFETCH);
+}
+
+INLINE void tile_f32(int R, int G, const void *acts, const Linear *w, const Epilogue *e, int64_t row, int panel) {
+    int64_t K = w->k;
+    const float *p = (const float *)w->packed + panel * K * PANEL, *x = (const float *)acts + row * K;
+    vf y[TILE_VECTORS];
+    for (int c = 0; c < R * G * VECTORS; c++) y[c] = splat(0);
+    for (int64_t k = 0; k < K; k++) {
+        vf weights[MOST_PANELS * VECTORS];
+        for (int g = 0; g < G; g++) {
+            const float *at = p + (g * K + k) * PANEL;
+            prefetch(at);
+            for (int v = 0; v < VECTORS; v++) weights[g * VECTORS + v] = load(at + v * W);
+        }
         for (int r = 0; r < R; r++) {
-            v16 v = splat(x[(int64_t)(row + r) * w->k + k]);
-            a[r] += v * wa, b[r] += v * wb;
+            vf one = splat(x[r * K + k]);
+            for (int c = 0; c < G * VECTORS; c++)
+                y[r * G * VECTORS + c] = vfma(one, weights[c], y[r * G * VECTORS + c]);
         }
     }
-    for (int r = 0; r < R; r++) finish(w, e, row + r, block, a[r], b[r]);
+    finish_tile(R, G, w, e, row, panel, y);
 }
 
-// One pair of products per lane: acc + x0·w0 + x1·w1.
-INLINE v16 dot_pair(v16 acc, uint32_t pair, const bf16 *w) {
-#if defined(__AVX512BF16__)
-    return (v16)_mm512_dpbf16_ps((__m512)acc, (__m512bh)_mm512_set1_epi32((int)pair),
-                                 (__m512bh)_mm512_loadu_si512(w));
+// y += odd products, then even products, of a pair of activations with pairs of weights.
+INLINE void add_pair(int n, const void *acts, int64_t at, const vu *pairs, vf *y) {
+#if HAVE_DOT
+    uint32_t pair;
+    memcpy(&pair, (const bf16 *)acts + at, 4);
+    __m512bh both = (__m512bh)_mm512_set1_epi32((int)pair);
+    for (int c = 0; c < n; c++) y[c] = (vf)_mm512_dpbf16_ps((__m512)y[c], both, (__m512bh)pairs[c]);
 #else
-    u16v both;
-    memcpy(&both, w, 64);
-    union { uint32_t u; float f; } lo = {pair << 16}, hi = {pair & 0xFFFF0000u};
-    acc += (v16)(both << 16) * lo.f;
-    return acc + (v16)(both & 0xFFFF0000u) * hi.f;
+    vf even = splat(((const float *)acts)[at]), odd = splat(((const float *)acts)[at + 1]);
+    for (int c = 0; c < n; c++) {
+        y[c] = vfma(odd, (vf)(pairs[c] & 0xFFFF0000u), y[c]);
+        y[c] = vfma(even, (vf)(pairs[c] << 16), y[c]);
+    }
 #endif
 }
 
-INLINE void block_bf16(int R, const bf16 *x, const Linear *w, const Epilogue *e, int row, int block) {
-    const bf16 *p = (const bf16 *)w->packed + (int64_t)block * 2 * w->k * 16;
-    const bf16 *q = p + (int64_t)w->k * 16;
-    v16 a[ROWS], b[ROWS];
-    for (int r = 0; r < R; r++) a[r] = b[r] = splat(0);
-    for (int k = 0; k < w->k; k += 2) {
-        for (int r = 0; r < R; r++) {
-            uint32_t pair;
-            memcpy(&pair, x + (int64_t)(row + r) * w->k + k, 4);
-            a[r] = dot_pair(a[r], pair, p + k * 16), b[r] = dot_pair(b[r], pair, q + k * 16);
+INLINE void tile_bf16(int R, int G, const void *acts, const Linear *w, const Epilogue *e, int64_t row, int panel) {
+    int64_t K = w->k;
+    const uint32_t *p = (const uint32_t *)w->packed + panel * K / 2 * PANEL;
+    vf y[TILE_VECTORS];
+    for (int c = 0; c < R * G * VECTORS; c++) y[c] = splat(0);
+    for (int64_t k = 0; k < K; k += 2) {
+        vu pairs[MOST_PANELS * VECTORS];
+        for (int g = 0; g < G; g++) {
+            const uint32_t *at = p + (g * K + k) / 2 * PANEL;
+            prefetch(at);
+            for (int v = 0; v < VECTORS; v++) pairs[g * VECTORS + v] = *(const vu_at *)(at + v * W);
         }
+        for (int r = 0; r < R; r++) add_pair(G * VECTORS, acts, (row + r) * K + k, pairs, y + r * G * VECTORS);
     }
-    for (int r = 0; r < R; r++) finish(w, e, row + r, block, a[r], b[r]);
+    finish_tile(R, G, w, e, row, panel, y);
 }
 
 #include "amx.h"
 
-// All rows of one block of 32 outputs, from row `first` up to `last`.
-static void gemm_block(int dtype, int amx, const void *x, const Linear *w, const Epilogue *e, int first,
-                       int last, int block) {
-    int row = first;
-#ifdef HAVE_AMX
-    if (amx) {
-        block_amx(x, w, e, first, last, block);
-        return;
+// How many panels go together: with few rows, more of them, to have enough sums under way.
+INLINE int panels_at_once(int rows) {
+    return rows * 4 * VECTORS <= TILE_VECTORS ? 4 : rows * 2 * VECTORS <= TILE_VECTORS ? 2 : 1;
+}
+
+#define TILE(R, G)                                                                                        \
+    case (R) * 8 + (G):                                                                                   \
+        if ((R) * (G) * VECTORS <= TILE_VECTORS) {                                                        \
+            if (dtype == BF16) tile_bf16((R), (G), x, w, e, row, panel);                                  \
+            else tile_f32((R), (G), x, w, e, row, panel);                                                 \
+        }                                                                                                 \
+        break;
+
+static void tile(int dtype, int height, int count, const void *x, const Linear *w, const Epilogue *e,
+                 int64_t row, int panel) {
+    switch (height * 8 + count) {
+        TILE(1, 4) TILE(2, 4) TILE(3, 4)
+        TILE(1, 2) TILE(2, 2) TILE(3, 2) TILE(4, 2) TILE(5, 2) TILE(6, 2)
+        TILE(1, 1) TILE(2, 1) TILE(3, 1) TILE(4, 1) TILE(5, 1) TILE(6, 1)
+        TILE(7, 1) TILE(8, 1) TILE(9, 1) TILE(10, 1) TILE(11, 1) TILE(12, 1)
     }
-#endif
-    (void)amx;
-    if (dtype == BF16) {
-        for (; row + 8 <= last; row += 8) block_bf16(8, x, w, e, row, block);
-        if (row + 4 <= last) block_bf16(4, x, w, e, row, block), row += 4;
-        for (; row < last; row++) block_bf16(1, x, w, e, row, block);
-    } else {
-        for (; row + 8 <= last; row += 8) block_f32(8, x, w, e, row, block);
-        if (row + 4 <= last) block_f32(4, x, w, e, row, block), row += 4;
-        for (; row < last; row++) block_f32(1, x, w, e, row, block);
+}
+
+// Rows `first` to `last` of `count` panels, cut into tiles of nearly equal height.
+static void product(int dtype, const void *x, const Linear *w, const Epilogue *e, int first, int last, int panel,
+                    int count) {
+    int together = panels_at_once(last - first) == count ? count : 1;
+    for (int end = panel + count; panel < end; panel += together) {
+        int tiles = (last - first + TILE_ROWS - 1) / TILE_ROWS;
+        for (int row = first; row < last; tiles--) {
+            int height = (last - row + tiles - 1) / tiles;
+            tile(dtype, height, together, x, w, e, row, panel);
+            row += height;
+        }
     }
 }
 
 // Called by every thread of a team.
-static void gemm(Team *team, int dtype, int amx, const void *x, int rows, const Linear *w, Epilogue e) {
-    int blocks = (w->n + 31) / 32, parts = (rows + SPAN - 1) / SPAN;
-    SHARE(team, blocks * parts, item) {
+static void gemm(Team *team, int dtype, const void *x, int rows, const Linear *w, Epilogue e) {
+    int panels = (w->n + PANEL - 1) / PANEL, parts = (rows + SPAN - 1) / SPAN;
+    int at_once = IS_TILED(dtype) ? 1 : panels_at_once(rows);
+    while (at_once > 1 && panels < 2 * at_once * team->threads) at_once /= 2;  // work for every thread
+    int items = (panels + at_once - 1) / at_once;
+    SHARE(team, items * parts, item) {
         int first = item % parts * SPAN, last = first + SPAN < rows ? first + SPAN : rows;
-        gemm_block(dtype, amx, x, w, &e, first, last, item / parts);
+        int panel = item / parts * at_once, count = panel + at_once < panels ? at_once : panels - panel;
+        if (IS_TILED(dtype)) tile_amx(x, w, &e, first, last, panel);
+        else product(dtype, x, w, &e, first, last, panel, count);
     }
 }

@@ -15,7 +15,7 @@ typedef struct {
 } Layer;
 
 typedef struct {
-    int32_t layers, hidden, heads, kv_heads, head_dim, inter, vocab, window, dtype, amx;
+    int32_t layers, hidden, heads, kv_heads, head_dim, inter, vocab, window, dtype;
     float eps, scaling;
     const void *embedding;  // [vocab, H]
     const float *cos, *sin;  // [positions, D]
@@ -34,18 +34,20 @@ typedef struct {
     int32_t longest;  // context, for the score buffers
     // Workspace, rows rounded up to 32.
     float *x;      // [T, H]
-    void *act;     // [T, max(H, heads·D)], laid out as `act_at` says
+    void *act;     // [T, max(H, heads·D)] of 4 bytes, laid out as `act_at` says
     float *qkv;    // [T, (heads + 2·kv_heads)·D]
-    void *hidden;  // [T, inter]
+    void *hidden;  // [T, inter], likewise
     float *scores; // [threads, SCORE_ROWS, longest rounded up to 32]
+    double *seconds;  // [KERNELS] to add each kernel's time to, or NULL
 } Batch;
 
-INLINE void put(int dtype, void *out, int64_t at, v16 x) {
+// Keys and values, in the model's dtype.
+INLINE void put(int dtype, void *out, int64_t at, vf x) {
     if (dtype == BF16) store_bf16((bf16 *)out + at, x);
     else store((float *)out + at, x);
 }
 
-INLINE v16 get(int dtype, const void *in, int64_t at) {
+INLINE vf get(int dtype, const void *in, int64_t at) {
     return dtype == BF16 ? load_bf16((const bf16 *)in + at) : load((const float *)in + at);
 }
 

@@ -48,7 +48,7 @@ class _Layer(Structure):
 class _Model(Structure):
     _fields_ = (
         *((name, c_int32) for name in ("layers", "hidden", "heads", "kv_heads", "head_dim")),
-        *((name, c_int32) for name in ("inter", "vocab", "window", "dtype", "amx")),
+        *((name, c_int32) for name in ("inter", "vocab", "window", "dtype")),
         ("eps", c_float),
         ("scaling", c_float),
         ("embedding", c_void_p),
@@ -68,7 +68,7 @@ class _Batch(Structure):
         ("logit_rows", c_void_p),
         ("logits", c_void_p),
         ("longest", c_int32),
-        *((name, c_void_p) for name in ("x", "act", "qkv", "hidden", "scores")),
+        *((name, c_void_p) for name in ("x", "act", "qkv", "hidden", "scores", "seconds")),
     )
 
 
@@ -115,8 +115,10 @@ class Decoder:
         num_blocks: int,
         consume: bool = False,
     ) -> None:
-        self._library = library()
+        self._kernels = library()
+        self._panel = int(self._kernels.panel())
         self._consume = consume
+        self.seconds: np.ndarray | None = None  # [KERNELS] float64, where passes are to be timed
         self._shape = shape
         self.vocab_size = shape.vocab
         self._dtype = weights.embedding.dtype
@@ -128,7 +130,6 @@ class Decoder:
         self.model = _Model(
             *(getattr(shape, n) for n in ("layers", "hidden", "heads", "kv_heads", "head_dim")),
             *(shape.inter, shape.vocab, shape.window, _DTYPES[self._dtype]),
-            self._library.specbatch_amx() if self._dtype is torch.bfloat16 else 0,
             shape.eps,
             shape.scaling,
             self._keep(weights.embedding.clone()),  # it may be a view into the model's whole file
@@ -146,7 +147,7 @@ class Decoder:
         logits = torch.empty(batch.logit_rows.shape[0], self._shape.vocab, dtype=torch.float32)
         threads = torch.get_num_threads()
         arguments, _held = self.arguments(batch, logits, max(batch.ragged.context_lens))
-        if self._library.specbatch_decode(byref(self.model), byref(arguments), c_int32(threads)):
+        if self._kernels.decode(byref(self.model), byref(arguments), c_int32(threads)):
             raise MemoryError(f"no memory for a pass of {batch.ids.shape[0]} tokens")
         return logits
 
@@ -168,6 +169,7 @@ class Decoder:
                 self._space(name, size, dtype)
                 for name, (size, dtype) in self._sizes(max(tokens, rows), longest).items()
             ),
+            self.seconds.ctypes.data if self.seconds is not None else None,
         )
         return arguments, (*items, tables)
 
@@ -193,16 +195,17 @@ class Decoder:
         scores = torch.get_num_threads() * _SCORE_ROWS * (longest + BLOCK_SIZE)
         return {
             "x": (wide * s.hidden, torch.float32),
-            "act": (wide * max(s.hidden, s.heads * s.head_dim), self._dtype),
+            "act": (wide * max(s.hidden, s.heads * s.head_dim), torch.float32),
             "qkv": (wide * (s.heads + 2 * s.kv_heads) * s.head_dim, torch.float32),
-            "hidden": (wide * s.inter, self._dtype),
+            "hidden": (wide * s.inter, torch.float32),
             "scores": (scores, torch.float32),
         }
 
     def _layer(self, w: LayerWeights, num_blocks: int) -> _Layer:
         s = self._shape
-        # Gate and up rows in turns of 16, so that one block of outputs holds both.
-        gate_up = torch.stack((w.gate.unflatten(0, (-1, 16)), w.up.unflatten(0, (-1, 16))), 1)
+        # Gate and up rows in turns of half a panel, so that one panel of outputs holds both.
+        half = self._panel // 2
+        gate_up = torch.stack((w.gate.unflatten(0, (-1, half)), w.up.unflatten(0, (-1, half))), 1)
         size = num_blocks * s.kv_heads * s.head_dim * BLOCK_SIZE
         made = _Layer(
             self._keep(w.norm1.float()),
@@ -221,9 +224,9 @@ class Decoder:
 
     def _linear(self, weight: Tensor, bias: Tensor | None) -> _Linear:
         n, k = weight.shape
-        packed = torch.empty(-(-n // 32) * 32 * k, dtype=self._dtype)
+        packed = torch.empty(-(-n // self._panel) * self._panel * k, dtype=self._dtype)
         weight = weight.to(self._dtype).contiguous()
-        self._library.specbatch_pack(
+        self._kernels.pack(
             c_int32(_DTYPES[self._dtype]),
             c_void_p(weight.data_ptr()),
             c_int32(n),

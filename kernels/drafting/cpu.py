@@ -38,7 +38,7 @@ def draft(
     of_rows, held_by_rows = verify.arguments_of(logits, own_counters, sampling, threads, tokens)
     following = np.zeros((_WORDS_PER_SEQUENCE, count), dtype=np.int64)
     following[4] = batch.ragged.context_lens
-    failed = library().specbatch_draft(
+    failed = library().draft(
         byref(model.model),
         byref(of_pass),
         byref(of_rows),

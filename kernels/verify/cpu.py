@@ -71,7 +71,7 @@ def _sample(
     tokens = torch.empty(rows, dtype=torch.int64)
     threads = min(torch.get_num_threads(), max(rows, 1))
     arguments, _held = arguments_of(logits, counters, sampling, threads, tokens, logprobs, top)
-    if library().specbatch_sample(byref(arguments), c_int32(threads)):
+    if library().sample(byref(arguments), c_int32(threads)):
         raise MemoryError(f"no memory for the scores of {vocab_size} tokens")
     return tokens
 

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from specbatch.kernels.native import processor_name
+from specbatch.kernels.native import (
+    InstructionSetError,
+    NativeUnavailableError,
+    library,
+    processor_name,
+)
 from specbatch.pipeline.engine.memory import within
 from specbatch.schemas.errors import UsageError
 
@@ -32,8 +37,9 @@ class DeviceOptions:
         return self.name != "cpu"
 
     def check(self) -> None:
-        """Raise `UsageError` when the device is not here."""
+        """Raise `UsageError` when the device, or the instruction set asked for, is not here."""
         if not self.is_gpu:
+            native_level()
             return
         index = torch.device(self.name).index or 0
         if not torch.cuda.is_available() or index >= torch.cuda.device_count():
@@ -47,13 +53,23 @@ class DeviceOptions:
         """The kind of device, and what decides its speed: equal ones take equal times."""
         if self.is_gpu:
             return torch.cuda.get_device_name(torch.device(self.name))
-        return f"{processor_name()}, {torch.get_num_threads()} threads"
+        return f"{processor_name()}, {native_level()}, {torch.get_num_threads()} threads"
 
     def enter(self) -> None:
         """Make it this thread's: Triton launches on the thread's device, whatever its tensors'."""
         device = torch.device(self.name)
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)
+
+
+def native_level() -> str:
+    """The instruction set of the C kernels here; `torch` where there are none."""
+    try:
+        return library().level
+    except NativeUnavailableError:
+        return "torch"
+    except InstructionSetError as error:
+        raise UsageError(str(error)) from error
 
 
 def capture_for(model: LoadedModel, options: DeviceOptions) -> Capture | None:

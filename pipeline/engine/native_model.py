@@ -5,14 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from specbatch.kernels.decoder import cpu
 from specbatch.kernels.decoder.contract import DecoderShape, DecoderWeights, LayerWeights
+from specbatch.pipeline.engine import rotary
 from specbatch.pipeline.engine.model_folder import NATIVE_MODEL_TYPES
-
-# Rotary tables that do not change with the length of the sequence.
-_STATIC_ROPE = ("default", "linear", "llama3", "yarn")
 
 
 class NotNativeError(Exception):
@@ -27,8 +24,10 @@ def lower(module: Any, context_tokens: int) -> tuple[DecoderShape, DecoderWeight
     if config.hidden_act != "silu" or getattr(config, "mlp_bias", False):
         raise NotNativeError("its feed-forward layers are not plain SwiGLU")
     rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type", "default") not in _STATIC_ROPE:
+    if rope.get("rope_type", "default") not in rotary.ROPE_TYPES:
         raise NotNativeError(f"rope type {rope.get('rope_type')} depends on the length")
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise NotNativeError("only a part of each head is rotated")
     first = module.model.layers[0].self_attn
     shape = DecoderShape(
         layers=config.num_hidden_layers,
@@ -45,7 +44,7 @@ def lower(module: Any, context_tokens: int) -> tuple[DecoderShape, DecoderWeight
     reason = cpu.why_not(shape, module.dtype)
     if reason is not None:
         raise NotNativeError(reason)
-    cos, sin = _rotary(module, context_tokens)
+    cos, sin = rotary.tables(rope, shape.head_dim, config.max_position_embeddings, context_tokens)
     return shape, DecoderWeights(
         embedding=module.model.embed_tokens.weight,
         head=module.lm_head.weight,
@@ -85,11 +84,3 @@ def _window(config: Any) -> int:
     if len(kinds) > 1:
         raise NotNativeError("its layers differ in their attention windows")
     return int(window)
-
-
-@torch.inference_mode()
-def _rotary(module: Any, positions: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of all positions, float32 [positions, head_dim]."""
-    at = torch.arange(positions)[None]
-    cos, sin = module.model.rotary_emb(torch.zeros(1, dtype=torch.float32), position_ids=at)
-    return cos[0], sin[0]

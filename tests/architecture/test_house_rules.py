@@ -25,11 +25,9 @@ def comments(path: Path) -> Iterator[tuple[int, str]]:
             yield token.start[0], token.string
 
 
-def test_pyproject_lists_every_package_and_no_other() -> None:
-    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    folders = {module.path.parent.relative_to(ROOT) for module in modules()}
-    folders |= {Path(room) for room in ROOMS}
-    assert sorted(listed) == sorted("specbatch." + ".".join(folder.parts) for folder in folders)
+def test_pyproject_lists_every_room_and_no_other() -> None:
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["scikit-build"]
+    assert tool["wheel"]["packages"] == {f"specbatch/{room}": room for room in ROOMS}
 
 
 def test_every_package_but_kernels_has_an_init() -> None:

@@ -30,7 +30,7 @@ APPS: dict[str, Any] = {
     "submit-job": typer.main.get_command(submit_job.app),
 }
 # Read by ours beside the settings.
-OTHER_VARIABLES = {"SPECBATCH_SETTINGS", "SPECBATCH_NATIVE"}
+OTHER_VARIABLES = {"SPECBATCH_SETTINGS", "SPECBATCH_NATIVE", "SPECBATCH_NATIVE_ISA"}
 SETTINGS = {f"SPECBATCH_{name.upper()}" for name in Settings.model_fields} | OTHER_VARIABLES
 
 

@@ -1,9 +1,10 @@
-"""The C kernels are really there: otherwise every test of them would test something else."""
+"""The C kernels are really there, at the level that was asked for."""
 
 from __future__ import annotations
 
-import shutil
+import importlib.util
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -14,14 +15,18 @@ from specbatch.kernels import native
 @pytest.fixture
 def afresh() -> Iterator[None]:
     """Nothing is remembered, before and after."""
-    native.outcome.cache_clear()
+    for clear in (native.at_level.cache_clear, native._loaded.cache_clear):
+        clear()
     yield
-    native.outcome.cache_clear()
+    for clear in (native.at_level.cache_clear, native._loaded.cache_clear):
+        clear()
 
 
-def test_the_c_kernels_build_and_load_with_this_machines_compiler() -> None:
-    assert shutil.which("cc") or shutil.which("gcc"), "install a C compiler (Debian: gcc)"
-    assert native.library().specbatch_decode is not None
+def test_the_c_kernels_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(native.FORCED_BY, raising=False)
+    kernels = native.library()
+    assert kernels.level == native.available()[0], "the best level is chosen"
+    assert "best" in kernels.reason
 
 
 def test_the_environment_can_switch_them_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,39 +36,59 @@ def test_the_environment_can_switch_them_off(monkeypatch: pytest.MonkeyPatch) ->
         native.library()
 
 
-@pytest.mark.usefixtures("afresh")
-def test_without_a_compiler_the_reason_is_given(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("level", native.available())
+def test_a_level_that_the_processor_has_can_be_forced(
+    level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(native.NativeUnavailableError, match="no C compiler"):
+    monkeypatch.setenv(native.FORCED_BY, level)
+    assert native.library().level == level
+    assert native.FORCED_BY in native.library().reason
+
+
+def test_an_unknown_level_is_named_with_those_that_can_be_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(native.FORCED_BY, "sse9")
+    with pytest.raises(native.InstructionSetError, match=r"sse9 is no instruction set.*portable"):
+        native.library()
+
+
+def test_a_level_of_another_processor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = next(name for name in native.LEVELS if name not in native.available())
+    monkeypatch.setenv(native.FORCED_BY, missing)
+    with pytest.raises(native.InstructionSetError, match=f"{missing} is not in this"):
         native.library()
 
 
 @pytest.mark.usefixtures("afresh")
-def test_a_cache_that_cannot_be_written_is_a_reason_not_a_crash(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_an_installation_without_the_library_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(native.NativeUnavailableError, match="cache"):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(native.NativeUnavailableError, match="without a C compiler"):
         native.library()
+    assert native.available() == []
 
 
 @pytest.mark.usefixtures("afresh")
-def test_a_compiler_that_fails_is_asked_once(
+def test_a_library_that_cannot_be_loaded_is_a_reason_not_a_crash(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    calls = tmp_path / "calls"
-    compiler = tmp_path / "failing-cc"
-    compiler.write_text(
-        f'#!/bin/sh\n[ "$1" = --version ] && exec echo 1.0\necho x >>{calls}\n'
-        "echo 'no such instruction' >&2\nexit 1\n"
-    )
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CC", str(compiler))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for _ in range(3):
-        with pytest.raises(native.NativeUnavailableError, match="failed: no such instruction"):
-            native.library()
-    assert calls.read_text() == "x\n"
+    damaged = tmp_path / "_native.so"
+    damaged.write_bytes(b"not a library")
+    spec = ModuleSpec("specbatch.kernels._native", None, origin=str(damaged))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: spec)
+    with pytest.raises(native.NativeUnavailableError, match=r"_native\.so cannot be loaded"):
+        native.library()
+
+
+@pytest.mark.parametrize(
+    ("level", "kind"),
+    [("portable", "bf16/dot"), ("x86-64-v3", "bf16/dot"), ("amx", "bf16/amx")],
+)
+def test_the_arithmetic_of_a_level(level: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if level not in native.available():
+        level, kind = "portable", "bf16/dot"
+    monkeypatch.setenv(native.FORCED_BY, level)
+    assert native.arithmetic("bfloat16") == kind
+    assert native.arithmetic("float32") == "f32"
