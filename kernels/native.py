@@ -52,6 +52,7 @@ class Kernels:
     product: Any
     acts: Any
     rotary: Any
+    settle: Any
 
 
 def library() -> Kernels:
@@ -86,7 +87,8 @@ def at_level(forced: str | None) -> Kernels:
     except AttributeError as error:
         raise NativeUnavailableError(f"the library lacks a kernel: {error}") from error
     log.info("native kernels at level %s: %s", level, reason)
-    return Kernels(level, reason, **functions, rotary=loaded.specbatch_rotary)
+    shared = {"rotary": loaded.specbatch_rotary, "settle": loaded.specbatch_settle}
+    return Kernels(level, reason, **functions, **shared)
 
 
 def available() -> list[str]:

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-// What is to be done, with its own copy of the arguments: a helper that comes late finds every phase
-// done and touches nothing else.
+// What is to be done, with its own copy of the arguments. A helper that comes late finds every phase
+// done; all that it touches beside this is what the arguments' pointers to layers lead to.
 typedef struct {
     void (*run)(Team *team, const void *arguments);
     void *arguments;
@@ -21,9 +21,12 @@ static struct {
     pthread_mutex_t lock;
     pthread_cond_t work;
     Pass *pass;
-    atomic_uint posted;
+    atomic_uint posted;  // passes so far, never 0 after the first
     int helpers;
 } pool_ = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, NULL, 0, 0};
+
+// Which pass each helper is in, by its number; 0 between passes.
+static atomic_uint inside_[MAX_THREADS];
 
 static void leave(Pass *pass) {
     if (atomic_fetch_sub(&pass->users, 1) == 1) {
@@ -40,20 +43,30 @@ static void *help(void *number) {
         while (atomic_load(&pool_.posted) == seen) pthread_cond_wait(&pool_.work, &pool_.lock);
         seen = atomic_load(&pool_.posted);
         Pass *pass = pool_.pass && thread < pool_.pass->threads ? pool_.pass : NULL;
-        if (pass) atomic_fetch_add(&pass->users, 1);
+        if (pass) atomic_fetch_add(&pass->users, 1), atomic_store(&inside_[thread], seen);
         pthread_mutex_unlock(&pool_.lock);
         if (pass) {
             pass->run(&(Team){pass->phases, 0, thread, pass->threads}, pass->arguments);
             leave(pass);
+            atomic_store(&inside_[thread], 0);
         }
     }
     return NULL;
+}
+
+// Wait for helpers that came late to a pass that has ended: they may still read the model's layers.
+__attribute__((visibility("default"))) void specbatch_settle(void) {
+    for (int thread = 1; thread < MAX_THREADS; thread++) {
+        unsigned pass = atomic_load(&inside_[thread]);
+        while (pass && atomic_load(&inside_[thread]) == pass) sched_yield();
+    }
 }
 
 static void forget_helpers(void) {  // in the child of a fork, where they do not exist
     pthread_mutex_init(&pool_.lock, NULL);
     pthread_cond_init(&pool_.work, NULL);
     pool_.pass = NULL, pool_.helpers = 0;
+    for (int thread = 0; thread < MAX_THREADS; thread++) atomic_store(&inside_[thread], 0);
 }
 
 static void start_helpers(int wanted) {  // under the lock

@@ -142,6 +142,11 @@ class Decoder:
         self._spend(weights.embedding, weights.head)
         self._work: dict[str, Tensor] = {}
 
+    def __del__(self) -> None:
+        """A helper thread may be about to look at a layer, long after the pass."""
+        if hasattr(self, "model"):
+            self._kernels.settle()
+
     def forward(self, batch: DecoderBatch) -> Tensor:
         """Feed the batch; float32 logits [num_rows, vocab] of the wanted rows."""
         logits = torch.empty(batch.logit_rows.shape[0], self._shape.vocab, dtype=torch.float32)

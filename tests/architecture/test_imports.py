@@ -23,6 +23,7 @@ DIRECTIONS = {
         "schemas",
     ),
     "jobs": (
+        "kernels.native",  # `settings` says at which instruction set they run
         "pipeline.auditing",
         "pipeline.bootstrap",
         "pipeline.client",
