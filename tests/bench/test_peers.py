@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from specbatch.jobs.bench.models import BenchModel
@@ -200,6 +201,51 @@ def test_llama_cpp_speculates_without_changing_what_it_writes(
         assert 0 < accepted < proposed
 
 
+def vllm_file() -> dict[str, Any]:
+    """`vllm.py`, which needs vLLM only to load a model."""
+    import specbatch.jobs.bench.peers as package
+
+    return runpy.run_path(str(Path(package.__file__).with_name("vllm.py")))
+
+
+def test_vllm_is_given_the_drafts_of_each_text_as_deep_as_asked() -> None:
+    """Rows of the batch are in any order, and one is in mid-prompt."""
+    proposer = vllm_file()["Replaying"]()
+    prompts = [[1, 2], [1, 2, 3], [7, 8, 9]]
+    drafts = [[10, 11, 12, 13, 14], [20, 21, 22, 23, 24], [30, 31, 32, 33, 34]]
+    proposer.learn(prompts, drafts)
+    proposer.begin(3)
+    texts = [[7, 8, 9, 30], [1, 2, 3, 5, 21, 22], [1, 2], [1, 2, 10, 11, 12], [6, 6, 6, 6]]
+    tokens = np.zeros((5, 8), dtype=np.int32)
+    for row, text in zip(tokens, texts, strict=True):
+        row[: len(text)] = text
+    sampled = [[30], [5, 21, 22], [], [12], [6]]
+    offered = proposer.propose(sampled, [len(text) for text in texts], tokens, slot_mappings=None)
+    # The last token is never offered; an unknown text gets nothing.
+    assert offered == [[31, 32, 33], [23], [], [13], []]
+    assert proposer.counts == {"proposed": 5, "accepted": 2}
+    proposer.begin(0)
+    assert proposer.propose(sampled, [len(text) for text in texts], tokens) == [[]] * 5
+    assert proposer.counts["proposed"] == 0
+
+
+def test_vllm_is_told_who_drafts_in_its_own_words() -> None:
+    speculative = vllm_file()["speculative"]
+    assert speculative({}) == {}
+    assert speculative({"lookup": 4})["method"] == "ngram"
+    replaying = speculative({"replay": 8})
+    assert (replaying["method"], replaying["num_speculative_tokens"]) == ("custom_class", 8)
+    assert replaying["model"] == "specbatch_replaying.Replaying"
+    assert speculative({"draft": "d", "drafted": 4}) == {"model": "d", "num_speculative_tokens": 4}
+
+
+def test_vllm_keeps_what_it_compiles_apart_by_level(tmp_path: Path) -> None:
+    environment = vllm_file()["environment"]
+    caches = {environment(level, tmp_path)["VLLM_CACHE_ROOT"] for level in ("", "x86-64-v3")}
+    assert len(caches) == 2
+    assert environment("", tmp_path)["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+
+
 def test_failed_prompts_say_the_reason_and_leave_the_process_alive(peer: Peer) -> None:
     peer.start()
     process = peer.process
@@ -251,12 +297,14 @@ def test_missing_interpreter_is_the_reason(spec: PeerSpec) -> None:
 def test_only_engines_with_an_interpreter_take_part(tmp_path: Path) -> None:
     model = BenchModel("m", tmp_path, tmp_path, 111)
     roster = Roster({}, model, "float32", 1, tmp_path)
-    assert roster.not_installed == ["openvino_genai", "llama_cpp"]
+    assert roster.not_installed == ["openvino_genai", "vllm", "llama_cpp"]
     assert roster.contenders == []
     there = {known.variable: "/no/python" for known in KNOWN}
     with Roster(there, model, "float32", 1, tmp_path, skipped=["openvino lookup"]) as roster:
         assert roster.not_installed == []
-        assert [c.name for c in roster.contenders] == ["openvino", "llama.cpp"]
+        names = ["openvino", "vllm", "vllm lookup", "llama.cpp"]
+        assert [c.name for c in roster.contenders] == names
+        assert roster.processes() == {}
 
 
 def test_every_known_peer_has_its_engine_file() -> None:
