@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specbatch.schemas.errors import UsageError
-
 FORCED = "SPECBATCH_NATIVE_ISA"
 HIGHEST = "amx"
 MACHINE = "the machine's"  # what a row has instead of a level, where none is forced
@@ -68,26 +66,16 @@ NUMPY = "AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX512_SPR
 
 
 def forced_level(environment: Mapping[str, str]) -> str | None:
-    """The level that a run is held to; None where that is the machine's own.
-
-    Raises `UsageError` for a level to which no other engine can be held.
-    """
+    """The level that a run is held to; None where that is the machine's own."""
     level = environment.get(FORCED) or None
-    if level in (None, HIGHEST):
-        return None
-    if level not in LIMITS:
-        raise UsageError(
-            f"no other engine can be held to {FORCED}={level}: take one of "
-            f"{', '.join([*LIMITS, HIGHEST])}, unset it, or measure this engine alone"
-        )
-    return level
+    return None if level == HIGHEST else level
 
 
 def limits(level: str | None) -> dict[str, str]:
     """The variables that hold libraries to a level; they must be there before these load."""
-    if level is None:
+    limit = LIMITS.get(level or "")
+    if limit is None:
         return {}
-    limit = LIMITS[level]
     found = {
         "ONEDNN_MAX_CPU_ISA": limit.onednn,  # torch's, OpenVINO's and vLLM's own copies
         "OV_CPU_MAX_ISA": limit.onednn,  # OpenVINO's kernels beside oneDNN
@@ -116,7 +104,7 @@ def restart_held(level: str | None) -> None:
 def denying(level: str | None, work: Path) -> dict[str, str]:
     """The variables that preload `cpuid.c` for a level, compiled into `work`; none without `cc`."""
     compiler = shutil.which("cc")
-    if level is None or compiler is None:
+    if level not in LIMITS or compiler is None:
         return {}
     library = work / "cpuid.so"
     if not library.exists():
@@ -149,6 +137,8 @@ def _either(one: bool | None, other: bool | None) -> bool | None:
 
 def verdict(level: str, seen: Seen) -> tuple[bool, str]:
     """(whether the limit was surely kept, why)."""
+    if level not in LIMITS:
+        return False, "other engines cannot be held to it"
     if seen.avx512 is None or seen.amx is None:
         return False, "this kernel does not tell which registers were used"
     if seen.amx:

@@ -19,7 +19,6 @@ from specbatch.jobs.bench.idling import Idling, cpu_seconds
 from specbatch.jobs.bench.isa import Seen, denying, facts, forced_level, limits, verdict
 from specbatch.jobs.bench.peers.client import PeerSpec, environment_of
 from specbatch.jobs.bench.peers.serve import seen_since
-from specbatch.schemas.errors import UsageError
 
 V3 = "x86-64-v3"
 
@@ -64,10 +63,14 @@ def test_the_highest_level_holds_nobody(forced: str | None, level: str | None) -
     assert forced_level({} if forced is None else {isa.FORCED: forced}) == level
 
 
-@pytest.mark.parametrize("level", ["portable", "neon", "sse9"])
-def test_a_level_to_which_nobody_can_be_held_is_refused(level: str) -> None:
-    with pytest.raises(UsageError, match=rf"held to {isa.FORCED}={level}: take one of x86-64-v3"):
-        forced_level({isa.FORCED: level})
+@pytest.mark.parametrize("level", ["portable", "neon"])
+def test_a_level_to_which_nobody_can_be_held_is_never_verified(level: str, tmp_path: Path) -> None:
+    assert forced_level({isa.FORCED: level}) == level
+    assert limits(level) == denying(level, tmp_path) == {}
+    assert verdict(level, Seen(avx512=False, amx=False)) == (
+        False,
+        "other engines cannot be held to it",
+    )
 
 
 @pytest.mark.parametrize(
