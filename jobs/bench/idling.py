@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-SETTLE_SEC = 0.25  # before a run: libraries let their threads spin for up to 0.2 s after work
-
 
 class Idling:
     """The processes of a run: this one, and those of its peers by name."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from specbatch.jobs.bench.contenders import NEW_TOKENS, OURS, Completed, Contender, Prompts
-from specbatch.jobs.bench.idling import SETTLE_SEC, Idling
+from specbatch.jobs.bench.idling import Idling
 from specbatch.jobs.bench.peers.client import PeerError
 
 DEFINITION = "generate"  # whose outputs the others' are compared with
@@ -37,7 +36,6 @@ def measure(
             name = contender.name
             if name in failed:
                 continue
-            time.sleep(SETTLE_SEC)
             try:
                 with idling.during(name, name):
                     last[name] = contender.complete(prompts)

@@ -7,6 +7,7 @@ import runpy
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,20 @@ def test_a_peer_gets_the_variables_of_its_level_and_as_many_threads(tmp_path: Pa
     found = environment_of(held)
     assert limits(V3).items() <= found.items()
     assert found["OMP_NUM_THREADS"] == "3"
+
+
+def test_an_environment_with_intel_s_openmp_gets_it_preloaded(tmp_path: Path) -> None:
+    spec = PeerSpec(
+        "p", str(tmp_path / "bin" / "python"), tmp_path, tmp_path, "float32", 1, tmp_path
+    )
+    assert "LD_PRELOAD" not in environment_of(spec)
+    library = tmp_path / "lib" / "libiomp5.so"
+    library.parent.mkdir()
+    library.touch()
+    assert environment_of(spec)["LD_PRELOAD"] == str(library)
+    held = environment_of(replace(spec, isa=V3))["LD_PRELOAD"].split(":")
+    assert held[-1] == str(library)
+    assert held[:-1] == list(filter(None, [denying(V3, tmp_path).get("LD_PRELOAD")]))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import runpy
+import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -95,6 +97,39 @@ def test_tokens_go_over_the_pipe_whatever_the_engine_prints(peer: Peer) -> None:
     assert seconds > 0
     assert peer.versions == {"counting": "1.2"}
     assert "a library writes" in peer.log.read_text()
+
+
+def wait_for(state: str, pid: int) -> None:
+    """Until the kernel says this of a process, or that it is gone."""
+    stat, begun = Path(f"/proc/{pid}/stat"), time.monotonic()
+    while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != state:
+        assert time.monotonic() - begun < 30
+        time.sleep(0.02)
+
+
+def test_a_peer_stands_still_until_it_is_asked_again(peer: Peer) -> None:
+    for _ in range(2):
+        assert peer.complete([[5]], 2)[1] == [[6, 7]]
+        assert peer.process is not None
+        wait_for("T", peer.process.pid)
+
+
+def test_a_peer_ends_with_the_run_that_asked_it(spec: PeerSpec, tmp_path: Path) -> None:
+    """Also while it is stopped, and where the run had no time to end it."""
+    text = f"""
+import os
+from pathlib import Path
+from specbatch.jobs.bench.peers.client import Peer, PeerSpec
+paths = [Path(p) for p in {[str(spec.engine), str(spec.model), str(spec.work)]}]
+peer = Peer(PeerSpec("p", {spec.python!r}, paths[0], paths[1], "float32", 1, paths[2]))
+peer.complete([[5]], 2)
+print(peer.process.pid, flush=True)
+os._exit(0)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", text], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    wait_for("Z", int(done.stdout))
 
 
 def test_model_is_converted_once_for_each_dtype_and_weights(spec: PeerSpec) -> None:

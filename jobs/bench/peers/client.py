@@ -43,7 +43,8 @@ class PeerSpec:
 
 
 class Peer:
-    """A process that is started on the first use, and again if it died since.
+    """A process that is started on the first use, and again if it died since. Between two uses it
+    is stopped (SIGSTOP): nothing of it runs while others are timed.
 
     A peer that could not be started stays out: every further use raises the same PeerError.
     """
@@ -152,6 +153,7 @@ class Peer:
         assert process.stdout is not None
         timer = Timer(self.limit_sec, process.kill)
         timer.start()
+        process.send_signal(signal.SIGCONT)
         try:
             process.stdin.write(json.dumps(line) + "\n")
             process.stdin.flush()
@@ -167,6 +169,7 @@ class Peer:
             self.stop()
             late_words = f"no answer within {self.limit_sec:g} s"
             raise PeerError(late_words if late else self._last_words(code))
+        process.send_signal(signal.SIGSTOP)
         reply: dict[str, Any] = json.loads(answer)
         if "error" in reply:
             raise PeerError(reply["error"])
@@ -180,11 +183,15 @@ class Peer:
 
 def environment_of(spec: PeerSpec) -> dict[str, str]:
     """What a peer's process finds beside the run's own variables."""
+    held = limits(spec.isa) | denying(spec.isa, spec.work)
+    # Where an environment has Intel's OpenMP, as vLLM's does, it is meant to be preloaded.
+    openmp = Path(spec.python).parent.parent / "lib" / "libiomp5.so"
+    preloaded = [*filter(None, [held.get("LD_PRELOAD")]), *([str(openmp)] * openmp.exists())]
     return {
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": str(spec.threads),
-        **limits(spec.isa),
-        **denying(spec.isa, spec.work),
+        **held,
+        **({"LD_PRELOAD": ":".join(preloaded)} if preloaded else {}),
     }
 
 
