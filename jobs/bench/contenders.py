@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from specbatch.jobs.bench.isa import Seen
+from specbatch.jobs.bench.isa import facts as isa_facts
 from specbatch.jobs.bench.models import BenchModel
+from specbatch.jobs.bench.peers.serve import seen_since
 from specbatch.jobs.bench.replay import ReplayProposer
 from specbatch.pipeline.engine.device import DeviceOptions, capture_for
 from specbatch.pipeline.engine.draft_model import DraftModelProposer
@@ -62,6 +67,23 @@ def timed(complete: Callable[[Prompts], Outputs]) -> Callable[[Prompts], Complet
         begun = time.perf_counter()
         outputs = complete(prompts)
         return Completed(time.perf_counter() - begun, outputs)
+
+    return run
+
+
+def looked_at(
+    complete: Callable[[Prompts], Completed], level: str | None
+) -> Callable[[Prompts], Completed]:
+    """For a contender of this process: its facts also say which instruction set level it kept."""
+    seen = Seen()
+
+    def run(prompts: Prompts) -> Completed:
+        nonlocal seen
+        begun = time.perf_counter()
+        completed = complete(prompts)
+        seen = seen.with_later(Seen(**seen_since(begun)))
+        words = f"torch dispatches for {torch.backends.cpu.get_cpu_capability()}"
+        return replace(completed, facts={**completed.facts, **isa_facts(level, seen, words)})
 
     return run
 

@@ -2,8 +2,8 @@
 
 For each number of prompts every contender runs once to warm up and three times for the median, in
 turns. The result is one JSON file in `jobs/bench/results/`, written after each N, and a table.
-OpenVINO GenAI and llama.cpp take part where SPECBATCH_BENCH_OPENVINO_PYTHON and
-SPECBATCH_BENCH_LLAMA_PYTHON name an interpreter that has them.
+OpenVINO GenAI, vLLM and llama.cpp take part where SPECBATCH_BENCH_OPENVINO_PYTHON,
+SPECBATCH_BENCH_VLLM_PYTHON and SPECBATCH_BENCH_LLAMA_PYTHON name an interpreter that has them.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ import datetime
 import os
 import platform
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from specbatch.jobs.bench.contenders import Ours
+from specbatch.jobs.bench.contenders import Ours, looked_at
 from specbatch.jobs.bench.huggingface import transformers_contenders
+from specbatch.jobs.bench.idling import Idling
+from specbatch.jobs.bench.isa import forced_level, restart_held
 from specbatch.jobs.bench.measuring import measure
 from specbatch.jobs.bench.models import demo_model, random_model
 from specbatch.jobs.bench.peers.roster import Roster
@@ -41,6 +44,8 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="keep made and converted models in this folder")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON file")
     arguments = parser.parse_args()
+    if not arguments.ours_only:
+        restart_held(forced_level(os.environ))
     torch.set_num_threads(arguments.threads)
     with tempfile.TemporaryDirectory() as folder:
         work = arguments.work or Path(folder)
@@ -55,21 +60,28 @@ def run(work: Path, arguments: argparse.Namespace) -> Results:
     dtype, runs = arguments.dtype, arguments.runs
     theirs = [] if arguments.ours_only else transformers_contenders(model, getattr(torch, dtype))
     environment = {} if arguments.ours_only else os.environ
-    with Roster(environment, model, dtype, arguments.threads, work, arguments.skip) as roster:
+    isa = None if arguments.ours_only else forced_level(os.environ)
+    with Roster(environment, model, dtype, arguments.threads, work, arguments.skip, isa) as roster:
         roster.start()
         ours = Ours(model, dtype)
         contenders = [*theirs, *roster.contenders, *ours.contenders()]
+        if not arguments.ours_only:
+            contenders = [
+                c if c in roster.contenders else replace(c, complete=looked_at(c.complete, isa))
+                for c in contenders
+            ]
+        idling = Idling(roster.processes)
         header = {"machine": machine(), "runs": runs, "peers": roster.versions}
         if not arguments.ours_only:
             header["not_installed"] = roster.not_installed
-        suffix = "-ours" if arguments.ours_only else ""
+        suffix = "-ours" if arguments.ours_only else f"-{isa}" if isa else ""
         path = arguments.results / f"engine-{model.name}-{dtype}{suffix}.json"
         results = Results(path, header)
         for n in arguments.n:
             present = [
                 c for c in contenders if c.only_n in (None, n) and c.name not in arguments.skip
             ]
-            results.add(measure(present, model.name, model.prompts(n), runs))
+            results.add(measure(present, model.name, model.prompts(n), runs, idling))
     return results
 
 

@@ -7,13 +7,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from specbatch.jobs.bench.contenders import NEW_TOKENS, OURS, Completed, Contender, Prompts
+from specbatch.jobs.bench.idling import Idling
 from specbatch.jobs.bench.peers.client import PeerError
 
 DEFINITION = "generate"  # whose outputs the others' are compared with
 Row = dict[str, Any]
 
 
-def measure(contenders: Sequence[Contender], model: str, prompts: Prompts, runs: int) -> list[Row]:
+def measure(
+    contenders: Sequence[Contender],
+    model: str,
+    prompts: Prompts,
+    runs: int,
+    idling: Idling | None = None,
+) -> list[Row]:
     """One row per contender: once to warm up, then the median of `runs`.
 
     Contenders take turns, so that a machine that slows down slows all of them. A peer that fails
@@ -23,13 +30,15 @@ def measure(contenders: Sequence[Contender], model: str, prompts: Prompts, runs:
     seconds: dict[str, list[float]] = {c.name: [] for c in contenders}
     last: dict[str, Completed] = {}
     failed: dict[str, str] = {}
+    idling = idling or Idling(dict)
     for turn in range(runs + 1):
         for contender in contenders:
             name = contender.name
             if name in failed:
                 continue
             try:
-                last[name] = contender.complete(prompts)
+                with idling.during(name, name):
+                    last[name] = contender.complete(prompts)
             except PeerError as error:
                 failed[name] = str(error)
                 print(f"n={n} {name} failed: {error}", flush=True)
@@ -50,6 +59,7 @@ def measure(contenders: Sequence[Contender], model: str, prompts: Prompts, runs:
             row["seconds"] = [round(s, 4) for s in seconds[name]]
             if DEFINITION in last:
                 row["same_as_generate"] = same(last[name], last[DEFINITION])
+            row["others_cores"] = idling.cores(name)
             row |= last[name].facts
         rows.append(row)
     return with_ratios(rows)

@@ -17,6 +17,7 @@ ENGINES: Mapping[str, str | None] = {
     OURS_KEY: None,
     "transformers": None,
     "openvino": "SPECBATCH_BENCH_OPENVINO_PYTHON",
+    "vllm": "SPECBATCH_BENCH_VLLM_PYTHON",
     "llama.cpp": "SPECBATCH_BENCH_LLAMA_PYTHON",
 }
 DEMO = "demo"

@@ -15,20 +15,22 @@ import os
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from specbatch.jobs.bench.contenders import OURS, Completed, Ours, Prompts
+from specbatch.jobs.bench.contenders import OURS, Completed, Ours, Prompts, looked_at
 from specbatch.jobs.bench.engine import machine
 from specbatch.jobs.bench.huggingface import ENGINE, Transformers
+from specbatch.jobs.bench.idling import Idling
+from specbatch.jobs.bench.isa import forced_level
 from specbatch.jobs.bench.models import BenchModel
 from specbatch.jobs.bench.peers.client import PeerError
 from specbatch.jobs.bench.peers.ways import HOW as PEERS_HOW
 from specbatch.jobs.bench.peers.ways import PeerWays
-from specbatch.jobs.bench.plan import Plan
+from specbatch.jobs.bench.plan import OURS_KEY, Plan
 from specbatch.jobs.bench.prompt_set import PromptSet, read_prompts
 from specbatch.jobs.bench.ways import (
     AUTO,
@@ -44,6 +46,7 @@ from specbatch.jobs.bench.ways import (
     transformers_ways,
 )
 
+ISA_FACTS = ("isa", "isa_verified", "isa_by")
 Row = dict[str, Any]
 Key = tuple[str, str, float | None]
 DEPTH_OFF: Key = (OURS, OFF, None)
@@ -59,6 +62,7 @@ class Turns:
     ratios: dict[Key, list[float]] = field(default_factory=dict)  # over depth off's last rate
     last: dict[Key, Completed] = field(default_factory=dict)
     failed: dict[Key, str] = field(default_factory=dict)
+    idling: Idling = field(default_factory=lambda: Idling(dict))
 
     def rows(self, ways: Sequence[Way]) -> list[Row]:
         """One row per way that was measured, or that failed."""
@@ -86,9 +90,10 @@ class Turns:
                 row["same_as_off"] = same(completed.outputs, self.last[DEPTH_OFF].outputs)
                 row |= {
                     key: facts[key]
-                    for key in ("proposed", "accepted", "as_replayed")
+                    for key in ("proposed", "accepted", "as_replayed", *ISA_FACTS)
                     if key in facts
                 }
+                row["others_cores"] = self.idling.cores(str(way.key))
                 if "accepted" in facts:
                     tokens = sum(map(len, completed.outputs))
                     row["tokens_per_pass"] = round(tokens / (tokens - facts["accepted"]), 3)
@@ -130,7 +135,7 @@ def run(plan: Plan, path: Path, work: Path, tell: Tell) -> Report:
         report = Report(header)
         total = len(plan.counts) * (plan.runs + 1) * len(ways)
         for i, n in enumerate(plan.counts):
-            turns = Turns(n)
+            turns = Turns(n, idling=Idling(peers.processes))
             first = i * total // len(plan.counts)
             try:
                 _take_turns(turns, ways, prompts.ids[:n], plan, (first, total), tell)
@@ -149,13 +154,16 @@ def _taking_part(
     plan: Plan, model: BenchModel, draft: Path | None, work: Path
 ) -> Iterator[tuple[list[Way], PeerWays]]:
     """All ways in their order; ours come first, since the others replay what depth off wrote."""
+    isa = None if plan.engines == (OURS_KEY,) else forced_level(os.environ)
     ours = Ours(model, plan.dtype, new_tokens=plan.new_tokens, draft=draft)
     ways = our_ways(plan, ours)
     if ENGINE in plan.engines:
         dtype: torch.dtype = getattr(torch, plan.dtype)
         theirs = Transformers(model.folder, dtype, new_tokens=plan.new_tokens, draft=draft)
         ways += transformers_ways(plan, ours, theirs)
-    with PeerWays(plan, os.environ, model, draft, ours, work) as peers:
+    if plan.engines != (OURS_KEY,):
+        ways = [replace(way, complete=looked_at(way.complete, isa)) for way in ways]
+    with PeerWays(plan, os.environ, model, draft, ours, work, isa) as peers:
         yield [*ways, *peers.ways], peers
 
 
@@ -180,7 +188,8 @@ def _take_turns(
             try:
                 if way.engine != before:
                     way.complete(part)
-                completed = way.complete(part)
+                with turns.idling.during(way.process, str(way.key)):
+                    completed = way.complete(part)
             except PeerError as error:
                 turns.failed[way.key] = str(error)
                 continue

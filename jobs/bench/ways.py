@@ -43,6 +43,7 @@ class Way:
     drafts: str = NONE  # or REPLAYED, DRAFT_MODEL, LOOKUP
     acceptance: float | None = None  # of replayed drafts
     one_by_one: bool = False  # its rate does not depend on N: `ONE_BY_ONE` prompts are timed
+    process: str = ""  # the peer that completes; none: this process
 
     @property
     def key(self) -> tuple[str, str, float | None]:

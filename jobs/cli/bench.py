@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -51,7 +52,7 @@ def bench(
         bool, typer.Option("--real", help="draft with the draft model as well")
     ] = False,
     engines: Annotated[
-        list[str], typer.Option(help="of ours, transformers, openvino, llama.cpp; a list")
+        list[str], typer.Option(help="of ours, transformers, openvino, vllm, llama.cpp; a list")
     ] = ["ours,transformers"],  # noqa: B006 - as above
     new_tokens: Annotated[int, typer.Option(help="tokens per completion")] = 32,
     runs: Annotated[int, typer.Option(help="counted runs, after one that warms up")] = 2,
@@ -73,7 +74,8 @@ def bench(
     import torch
     from transformers.utils import logging
 
-    from specbatch.jobs.bench.plan import Plan
+    from specbatch.jobs.bench.isa import forced_level, restart_held
+    from specbatch.jobs.bench.plan import OURS_KEY, Plan
     from specbatch.jobs.bench.side_by_side import run
 
     plan = Plan(
@@ -90,6 +92,8 @@ def bench(
         runs=runs,
         dtype=str(dtype),
     )
+    if plan.engines != (OURS_KEY,):
+        restart_held(forced_level(os.environ))
     logging.disable_progress_bar()  # other libraries' bars beside ours
     path = folder_for(output) / "bench.json"
     torch.set_num_threads(threads or torch.get_num_threads())

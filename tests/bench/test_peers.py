@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import runpy
+import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from specbatch.jobs.bench.models import BenchModel
@@ -94,6 +97,39 @@ def test_tokens_go_over_the_pipe_whatever_the_engine_prints(peer: Peer) -> None:
     assert seconds > 0
     assert peer.versions == {"counting": "1.2"}
     assert "a library writes" in peer.log.read_text()
+
+
+def wait_for(state: str, pid: int) -> None:
+    """Until the kernel says this of a process, or that it is gone."""
+    stat, begun = Path(f"/proc/{pid}/stat"), time.monotonic()
+    while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != state:
+        assert time.monotonic() - begun < 30
+        time.sleep(0.02)
+
+
+def test_a_peer_stands_still_until_it_is_asked_again(peer: Peer) -> None:
+    for _ in range(2):
+        assert peer.complete([[5]], 2)[1] == [[6, 7]]
+        assert peer.process is not None
+        wait_for("T", peer.process.pid)
+
+
+def test_a_peer_ends_with_the_run_that_asked_it(spec: PeerSpec, tmp_path: Path) -> None:
+    """Also while it is stopped, and where the run had no time to end it."""
+    text = f"""
+import os
+from pathlib import Path
+from specbatch.jobs.bench.peers.client import Peer, PeerSpec
+paths = [Path(p) for p in {[str(spec.engine), str(spec.model), str(spec.work)]}]
+peer = Peer(PeerSpec("p", {spec.python!r}, paths[0], paths[1], "float32", 1, paths[2]))
+peer.complete([[5]], 2)
+print(peer.process.pid, flush=True)
+os._exit(0)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", text], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    wait_for("Z", int(done.stdout))
 
 
 def test_model_is_converted_once_for_each_dtype_and_weights(spec: PeerSpec) -> None:
@@ -200,6 +236,51 @@ def test_llama_cpp_speculates_without_changing_what_it_writes(
         assert 0 < accepted < proposed
 
 
+def vllm_file() -> dict[str, Any]:
+    """`vllm.py`, which needs vLLM only to load a model."""
+    import specbatch.jobs.bench.peers as package
+
+    return runpy.run_path(str(Path(package.__file__).with_name("vllm.py")))
+
+
+def test_vllm_is_given_the_drafts_of_each_text_as_deep_as_asked() -> None:
+    """Rows of the batch are in any order, and one is in mid-prompt."""
+    proposer = vllm_file()["Replaying"]()
+    prompts = [[1, 2], [1, 2, 3], [7, 8, 9]]
+    drafts = [[10, 11, 12, 13, 14], [20, 21, 22, 23, 24], [30, 31, 32, 33, 34]]
+    proposer.learn(prompts, drafts)
+    proposer.begin(3)
+    texts = [[7, 8, 9, 30], [1, 2, 3, 5, 21, 22], [1, 2], [1, 2, 10, 11, 12], [6, 6, 6, 6]]
+    tokens = np.zeros((5, 8), dtype=np.int32)
+    for row, text in zip(tokens, texts, strict=True):
+        row[: len(text)] = text
+    sampled = [[30], [5, 21, 22], [], [12], [6]]
+    offered = proposer.propose(sampled, [len(text) for text in texts], tokens, slot_mappings=None)
+    # The last token is never offered; an unknown text gets nothing.
+    assert offered == [[31, 32, 33], [23], [], [13], []]
+    assert proposer.counts == {"proposed": 5, "accepted": 2}
+    proposer.begin(0)
+    assert proposer.propose(sampled, [len(text) for text in texts], tokens) == [[]] * 5
+    assert proposer.counts["proposed"] == 0
+
+
+def test_vllm_is_told_who_drafts_in_its_own_words() -> None:
+    speculative = vllm_file()["speculative"]
+    assert speculative({}) == {}
+    assert speculative({"lookup": 4})["method"] == "ngram"
+    replaying = speculative({"replay": 8})
+    assert (replaying["method"], replaying["num_speculative_tokens"]) == ("custom_class", 8)
+    assert replaying["model"] == "specbatch_replaying.Replaying"
+    assert speculative({"draft": "d", "drafted": 4}) == {"model": "d", "num_speculative_tokens": 4}
+
+
+def test_vllm_keeps_what_it_compiles_apart_by_level(tmp_path: Path) -> None:
+    environment = vllm_file()["environment"]
+    caches = {environment(level, tmp_path)["VLLM_CACHE_ROOT"] for level in ("", "x86-64-v3")}
+    assert len(caches) == 2
+    assert environment("", tmp_path)["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+
+
 def test_failed_prompts_say_the_reason_and_leave_the_process_alive(peer: Peer) -> None:
     peer.start()
     process = peer.process
@@ -251,12 +332,14 @@ def test_missing_interpreter_is_the_reason(spec: PeerSpec) -> None:
 def test_only_engines_with_an_interpreter_take_part(tmp_path: Path) -> None:
     model = BenchModel("m", tmp_path, tmp_path, 111)
     roster = Roster({}, model, "float32", 1, tmp_path)
-    assert roster.not_installed == ["openvino_genai", "llama_cpp"]
+    assert roster.not_installed == ["openvino_genai", "vllm", "llama_cpp"]
     assert roster.contenders == []
     there = {known.variable: "/no/python" for known in KNOWN}
     with Roster(there, model, "float32", 1, tmp_path, skipped=["openvino lookup"]) as roster:
         assert roster.not_installed == []
-        assert [c.name for c in roster.contenders] == ["openvino", "llama.cpp"]
+        names = ["openvino", "vllm", "vllm lookup", "llama.cpp"]
+        assert [c.name for c in roster.contenders] == names
+        assert roster.processes() == {}
 
 
 def test_every_known_peer_has_its_engine_file() -> None:

@@ -200,7 +200,7 @@ def test_auto_is_compared_with_drafts_of_its_own_acceptance() -> None:
 def test_engines_that_cannot_run_have_rows_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engines = ("openvino", "llama.cpp")
+    engines = ("openvino", "vllm", "llama.cpp")
     for engine in engines:
         monkeypatch.setenv(str(ENGINES[engine]), "/no/python")
     plan = replace(SMALL, engines=("ours", *engines), counts=(1,), acceptances=(1.0,))
@@ -266,9 +266,13 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no drafts": ({"acceptances": ()}, "nothing drafts"),
     "new tokens": ({"new_tokens": 1}, "--new-tokens is 1: give 2 or more"),
     "runs": ({"runs": 0}, "--runs is 0"),
-    "engine": ({"engines": ("ours", "vllm")}, "no `vllm`: choose of ours, transformers,"),
+    "engine": ({"engines": ("ours", "sglang")}, "no `sglang`: choose of ours, transformers,"),
     "not ours": ({"engines": ("transformers",)}, "must name ours"),
     "peer": ({"engines": ("ours", "openvino")}, "SPECBATCH_BENCH_OPENVINO_PYTHON"),
+    "vllm": (
+        {"engines": ("ours", "vllm")},
+        "needs a Python that has it: name one in .*_VLLM_PYTHON",
+    ),
     "random": ({"model": "llama-230m", "real": True}, "llama-230m is random"),
     "no folder": ({"model": "./nowhere"}, "does not exist"),
     "too long": ({"prompt_tokens": 1000, "new_tokens": 100}, "exceed the 1024 tokens"),

@@ -15,6 +15,8 @@ from pathlib import Path
 from threading import Timer
 from typing import Any
 
+from specbatch.jobs.bench.isa import Seen, denying, facts, limits
+
 SERVE = Path(__file__).with_name("serve.py")
 LIMIT_SEC = 1800.0  # for one answer, a conversion included
 LOG_LINES = 3  # of a failed process, for the reason
@@ -37,10 +39,12 @@ class PeerSpec:
     work: Path  # converted models and logs are kept here
     options: Mapping[str, Any] = field(default_factory=dict)
     draft: Path | None = None  # a Hugging Face folder, converted likewise: the option `draft`
+    isa: str | None = None  # the level that it is held to
 
 
 class Peer:
-    """A process that is started on the first use, and again if it died since.
+    """A process that is started on the first use, and again if it died since. Between two uses it
+    is stopped (SIGSTOP): nothing of it runs while others are timed.
 
     A peer that could not be started stays out: every further use raises the same PeerError.
     """
@@ -50,6 +54,8 @@ class Peer:
         self.limit_sec = limit_sec
         self.versions: dict[str, str] = {}
         self.counts: dict[str, int] = {}  # of the last prompts: what the engine told of its drafts
+        self.built_for = ""  # what the engine says of its instruction set
+        self.seen = Seen()  # of all prompts so far
         self.refused = ""
         self.process: subprocess.Popen[str] | None = None
         self.log = spec.work / f"{spec.name.replace(' ', '-')}.log"
@@ -66,6 +72,7 @@ class Peer:
         answer = self._ask({"prompts": prompts, "new_tokens": new_tokens, **drafting})
         outputs = answer["outputs"]
         self.counts = answer.get("counts", {})
+        self.seen = self.seen.with_later(Seen(**answer["seen"]))
         if [len(row) for row in outputs] != [new_tokens] * len(prompts):
             raise PeerError(f"not {new_tokens} tokens for each of {len(prompts)} prompts")
         return float(answer["seconds"]), outputs
@@ -83,11 +90,17 @@ class Peer:
                 options["draft"] = str(self._converted(spec.draft))
             self.process = self._launch()
             loading = {"model": str(model), "dtype": spec.dtype, "threads": spec.threads}
-            self.versions = self._ask(loading | {"options": options})["versions"]
+            told = self._ask(loading | {"options": options})
+            self.versions, self.built_for = told["versions"], told["isa"]
         except PeerError as error:
             self.refused = str(error)
             self.stop()
             raise
+
+    @property
+    def isa_facts(self) -> dict[str, Any]:
+        """The level, and whether it was kept, for rows of results."""
+        return facts(self.spec.isa, self.seen, self.built_for)
 
     def stop(self) -> None:
         """End the process, if there is one."""
@@ -125,7 +138,7 @@ class Peer:
                     stdout=subprocess.PIPE,
                     stderr=log,
                     text=True,
-                    env={**os.environ, "HF_HUB_OFFLINE": "1"},
+                    env={**os.environ, **environment_of(self.spec)},
                 )
             except OSError as error:
                 raise PeerError(
@@ -140,6 +153,7 @@ class Peer:
         assert process.stdout is not None
         timer = Timer(self.limit_sec, process.kill)
         timer.start()
+        process.send_signal(signal.SIGCONT)
         try:
             process.stdin.write(json.dumps(line) + "\n")
             process.stdin.flush()
@@ -155,6 +169,7 @@ class Peer:
             self.stop()
             late_words = f"no answer within {self.limit_sec:g} s"
             raise PeerError(late_words if late else self._last_words(code))
+        process.send_signal(signal.SIGSTOP)
         reply: dict[str, Any] = json.loads(answer)
         if "error" in reply:
             raise PeerError(reply["error"])
@@ -164,6 +179,20 @@ class Peer:
         how = signal.Signals(-code).name if code < 0 else f"exit status {code}"
         lines = self.log.read_text(errors="replace").strip().splitlines()[-LOG_LINES:]
         return " / ".join([f"its process ended with {how}", *(line.strip() for line in lines)])
+
+
+def environment_of(spec: PeerSpec) -> dict[str, str]:
+    """What a peer's process finds beside the run's own variables."""
+    held = limits(spec.isa) | denying(spec.isa, spec.work)
+    # Where an environment has Intel's OpenMP, as vLLM's does, it is meant to be preloaded.
+    openmp = Path(spec.python).parent.parent / "lib" / "libiomp5.so"
+    preloaded = [*filter(None, [held.get("LD_PRELOAD")]), *([str(openmp)] * openmp.exists())]
+    return {
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": str(spec.threads),
+        **held,
+        **({"LD_PRELOAD": ":".join(preloaded)} if preloaded else {}),
+    }
 
 
 def checksum(folder: Path) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import json
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,6 +23,12 @@ import numpy as np
 
 BATCH_TOKENS = 512  # most tokens of one llama_decode
 FILE = "model.gguf"
+# By level that a run is forced to, how the features begin that a build for it must not have.
+ABOVE = {
+    "x86-64-v3": ("AVX512", "AMX"),
+    "avx512": ("AVX512_BF16", "AMX"),
+    "avx512-bf16": ("AMX",),
+}
 ROOM = 16  # tokens of drafts behind the last wanted one
 GGML_F32, GGML_F16 = 0, 1
 LOG_ERROR = 4
@@ -219,6 +226,21 @@ class Context:
         return view(ctypes.cast(logits, ctypes.POINTER(ctypes.c_float)), shape).argmax(axis=1)
 
 
+def features(lib: Any) -> list[str]:
+    """What the build was made for, such as AVX2; it does not ask the processor again."""
+    words = lib.llama_print_system_info().decode().replace("CPU :", "").split("|")
+    return [name.strip() for name, _, on in (w.partition("=") for w in words) if on.strip() == "1"]
+
+
+def check_build(level: str, built_for: list[str]) -> None:
+    """Raises `ValueError` for a build that was made for more than the level."""
+    if above := [name for name in built_for if name.startswith(ABOVE.get(level, ("-",)))]:
+        raise ValueError(
+            f"this build of llama.cpp has {', '.join(above)}, and {level} is forced: let "
+            "SPECBATCH_BENCH_LLAMA_PYTHON name a build for that level, as CONTRIBUTING.md says"
+        )
+
+
 class Engine:
     """A verifier, and perhaps a draft model, each with its context."""
 
@@ -229,6 +251,8 @@ class Engine:
         draft = options.pop("draft", None)
         if options:
             raise ValueError(f"no such options: {sorted(options)}")
+        check_build(os.environ.get("SPECBATCH_NATIVE_ISA", ""), features(lib))
+        self.built_for = features(lib)
         self.log = lib.llama_log_callback(log_errors)  # C code holds on to it
         lib.llama_log_set(self.log, ctypes.c_void_p(0))
         lib.llama_backend_init()
@@ -239,6 +263,9 @@ class Engine:
 
     def versions(self) -> dict[str, str]:
         return {"llama-cpp-python": importlib.metadata.version("llama-cpp-python")}
+
+    def isa(self) -> str:
+        return f"built for {' '.join(self.built_for)}"
 
     def prepare(self, sequences: int, tokens: int) -> None:
         for context in filter(None, (self.verifier, self.drafting)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ KNOWN = (
         "SPECBATCH_BENCH_OPENVINO_PYTHON",
         {"openvino": {}, "openvino lookup": {"lookup": 4}},
     ),
+    Known("vllm", "SPECBATCH_BENCH_VLLM_PYTHON", {"vllm": {}, "vllm lookup": {"lookup": 4}}),
     Known("llama_cpp", "SPECBATCH_BENCH_LLAMA_PYTHON", {"llama.cpp": {}}),
 )
 
@@ -41,6 +43,7 @@ class Roster:
         threads: int,
         work: Path,
         skipped: Iterable[str] = (),
+        isa: str | None = None,
     ) -> None:
         self.not_installed = [k.engine for k in KNOWN if not environment.get(k.variable)]
         self.contenders: list[Contender] = []
@@ -52,7 +55,7 @@ class Roster:
                 engine = Path(__file__).with_name(f"{known.engine}.py")
                 python = environment[known.variable]
                 spec = PeerSpec(name, python, engine, model.folder, dtype, threads, work, options)
-                peer = Peer(spec)
+                peer = Peer(replace(spec, isa=isa))
                 self._peers.setdefault(known.engine, []).append(peer)
                 self.contenders.append(Contender(name, known.engine, partial(_complete, peer)))
 
@@ -64,6 +67,11 @@ class Roster:
                     peer.start()
                 except PeerError as error:
                     print(f"{peer.spec.name}: {error}", flush=True)
+
+    def processes(self) -> dict[str, int]:
+        """By contender."""
+        every = [peer for peers in self._peers.values() for peer in peers]
+        return {peer.spec.name: peer.process.pid for peer in every if peer.process is not None}
 
     @property
     def versions(self) -> dict[str, dict[str, str]]:
@@ -84,4 +92,4 @@ class Roster:
 
 def _complete(peer: Peer, prompts: Prompts) -> Completed:
     seconds, outputs = peer.complete(prompts, NEW_TOKENS)
-    return Completed(seconds, outputs, {"versions": peer.versions})
+    return Completed(seconds, outputs, {"versions": peer.versions, **peer.isa_facts})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ from specbatch.jobs.bench.peers.client import Peer, PeerError, PeerSpec
 from specbatch.jobs.bench.plan import ENGINES, Plan
 from specbatch.jobs.bench.ways import FIXED, LOOKUP, NONE, REPLAYED, Way, learning
 
-OPENVINO, LLAMA_CPP = "openvino", "llama.cpp"
-FILES = {OPENVINO: "openvino_genai.py", LLAMA_CPP: "llama_cpp.py"}
+OPENVINO, VLLM, LLAMA_CPP = "openvino", "vllm", "llama.cpp"
+FILES = {OPENVINO: "openvino_genai.py", VLLM: "vllm.py", LLAMA_CPP: "llama_cpp.py"}
 HOW = {
     (OPENVINO, NONE): "continuous batching, all prompts at once",
     (OPENVINO, LOOKUP): "its continuous batching with its prompt lookup, all prompts at once",
@@ -26,6 +27,13 @@ HOW = {
         "its continuous batching with a draft model, all prompts at once; the draft model is one "
         "small layer that finds where it is in this way's own last output, and says what comes "
         "next there, spoilt; it may draft fewer tokens a step than the depth"
+    ),
+    (VLLM, NONE): "its continuous batching, all prompts at once, all greedy, prefix caching off",
+    (VLLM, LOOKUP): "the same with its n-gram proposer",
+    (VLLM, DRAFT_MODEL): "the same with the draft model",
+    (VLLM, REPLAYED): (
+        "the same with a proposer of the kind `custom_class`, which drafts this way's own last "
+        f"output, spoilt; made for {max(FIXED)} tokens a step, it drafts as many as the depth"
     ),
     (LLAMA_CPP, NONE): "all prompts in one context, one llama_decode a step",
     (LLAMA_CPP, REPLAYED): (
@@ -50,10 +58,12 @@ class PeerWays:
         draft: Path | None,
         ours: Ours,
         work: Path,
+        isa: str | None = None,
     ) -> None:
         self.ways: list[Way] = []
         self._peers: list[tuple[str, Peer]] = []  # with the engine's name
         self._plan, self._model, self._ours, self._work = plan, model, ours, work
+        self._isa = isa
         for engine in plan.engines:
             variable = ENGINES[engine]
             if variable:
@@ -63,20 +73,26 @@ class PeerWays:
         plain = self._peer(engine, python, "plain")
         self._way(engine, "plain", NONE, plain)
         replaying = plain
-        if engine == OPENVINO:
+        if engine in (OPENVINO, VLLM):
             looking = self._peer(engine, python, "lookup", options={"lookup": DRAFTED})
             self._way(engine, f"lookup {DRAFTED}", LOOKUP, looking)
+        if engine == OPENVINO:
             body = smallest_llama(self._work, self._model)
             replaying = self._peer(engine, python, "replay", draft=body)
+        elif engine == VLLM:
+            replaying = self._peer(engine, python, "replay", options={"replay": max(FIXED)})
         for acceptance in self._plan.acceptances:
             for depth in FIXED:
                 replay = partial(self._complete, replaying, depth)
                 complete = learning(replay, self._ours, acceptance)
-                self.ways.append(Way(engine, f"depth {depth}", complete, REPLAYED, acceptance))
+                way = Way(engine, f"depth {depth}", complete, REPLAYED, acceptance)
+                self.ways.append(replace(way, process=replaying.spec.name))
         if draft is not None:
-            drafting = self._peer(engine, python, "draft", draft=draft)
+            options = {"drafted": DRAFTED} if engine == VLLM else {}
+            drafting = self._peer(engine, python, "draft", draft=draft, options=options)
             complete = partial(self._complete, drafting, DRAFTED)
-            self.ways.append(Way(engine, f"draft {DRAFTED}", complete, DRAFT_MODEL))
+            way = Way(engine, f"draft {DRAFTED}", complete, DRAFT_MODEL)
+            self.ways.append(replace(way, process=drafting.spec.name))
 
     def _peer(self, engine: str, python: str, kind: str, **more: Any) -> Peer:
         spec = PeerSpec(
@@ -87,6 +103,7 @@ class PeerWays:
             self._plan.dtype,
             torch.get_num_threads(),
             self._work,
+            isa=self._isa,
             **more,
         )
         peer = Peer(spec)
@@ -94,7 +111,8 @@ class PeerWays:
         return peer
 
     def _way(self, engine: str, mode: str, drafts: str, peer: Peer) -> None:
-        self.ways.append(Way(engine, mode, partial(self._complete, peer, None), drafts))
+        way = Way(engine, mode, partial(self._complete, peer, None), drafts)
+        self.ways.append(replace(way, process=peer.spec.name))
 
     def _complete(
         self,
@@ -108,7 +126,12 @@ class PeerWays:
         if drafts is not None:
             drafting |= {"known": known, "drafts": drafts}
         seconds, outputs = peer.complete(prompts, self._plan.new_tokens, **drafting)
-        return Completed(seconds, outputs, dict(peer.counts))
+        return Completed(seconds, outputs, {**peer.counts, **peer.isa_facts})
+
+    def processes(self) -> dict[str, int]:
+        """By the peer's name."""
+        peers = [peer for _, peer in self._peers]
+        return {peer.spec.name: peer.process.pid for peer in peers if peer.process is not None}
 
     @property
     def versions(self) -> dict[str, dict[str, str]]:

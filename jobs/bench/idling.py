@@ -1,0 +1,47 @@
+"""Whether those that are not timed keep still: their processor time during the others' runs."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+class Idling:
+    """The processes of a run: this one, and those of its peers by name."""
+
+    def __init__(self, peers: Callable[[], Mapping[str, int]]) -> None:
+        self.peers = peers
+        self._elapsed: dict[str, float] = defaultdict(float)
+        self._burned: dict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def during(self, name: str, label: str) -> Iterator[None]:
+        """A run in the process of that peer, or in this one; `label` is whose run it is."""
+        peers = self.peers()
+        others = {pid for peer, pid in peers.items() if peer != name}
+        if name in peers:
+            others.add(os.getpid())
+        begun, before = time.perf_counter(), sum(map(cpu_seconds, others))
+        yield
+        self._burned[label] += max(sum(map(cpu_seconds, others)) - before, 0.0)
+        self._elapsed[label] += time.perf_counter() - begun
+
+    def cores(self, label: str) -> float | None:
+        """Cores that all others kept busy during these runs, on average; None: no such run."""
+        if not self._elapsed[label]:
+            return None
+        return round(self._burned[label] / self._elapsed[label], 4)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process's threads, to the nanosecond."""
+    found = 0
+    with suppress(OSError):  # the process ended
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):
+                found += int((thread / "schedstat").read_text().split()[0])
+    return found / 1e9
