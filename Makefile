@@ -13,7 +13,7 @@ export PIP_ROOT_USER_ACTION := ignore
 .DELETE_ON_ERROR:
 .PHONY: help demo docs docs-serve test test-long lint types format
 .PHONY: bench-overhead bench-scale bench-drain bench-ledger bench-report
-.PHONY: bench-collapse bench-depth bench-engine bench-memory bench-gpu bench-exactness bench-acceptance clean distclean wheel
+.PHONY: bench-collapse bench-depth bench-engine bench-kernels bench-memory bench-gpu bench-exactness bench-acceptance clean distclean wheel
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ format: $(VENV)/.dev ## sort imports, apply safe fixes, format
 bench-engine: $(VENV)/.engine ## tokens/s beside other engines, on an idle machine; JSON in jobs/bench/results; takes ARGS
 	@$(BIN)/python -m specbatch.jobs.bench.engine --model demo $(ARGS)
 	@$(BIN)/python -m specbatch.jobs.bench.engine --model llama-230m $(ARGS)
+
+bench-kernels: $(VENV)/.engine ## every C kernel beside what the processor can do, at every level it has; takes ARGS
+	@$(BIN)/python -m specbatch.jobs.bench.native_kernels $(ARGS)
 
 bench-memory: $(VENV)/.engine ## what an engine announces beside what it takes; JSON in jobs/bench/results
 	@$(BIN)/python -m specbatch.jobs.bench.memory

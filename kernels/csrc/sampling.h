@@ -19,7 +19,7 @@ typedef struct {
     const int32_t *allowed;   // [rows, (vocab + 31) / 32], a bit per token, or NULL
     int64_t *tokens;          // [rows]
     float *logprobs;          // [rows] or NULL
-    float *space;             // [threads, 4, vocab]
+    float *space;             // [threads, 6, vocab]
     int64_t top_count;
     const int64_t *top_at;    // [rows], where a row's most likely tokens go or -1; or NULL
     int64_t *top_tokens;      // [wanted, top_count]
@@ -121,10 +121,35 @@ typedef struct {
     int32_t token;
 } Candidate;
 
-static int by_score(const void *a, const void *b) {
-    const Candidate *x = a, *y = b;
-    if (x->score != y->score) return x->score > y->score ? -1 : 1;
-    return x->token < y->token ? -1 : 1;
+// Unsigned numbers that rise as scores fall; -0 is 0.
+INLINE uint32_t falling_key(float score) {
+    uint32_t bits;
+    score += 0.0f;
+    memcpy(&bits, &score, 4);
+    return bits >> 31 ? bits : ~bits & 0x7FFFFFFFu;
+}
+
+// Candidates by falling score, of equal scores the lower token id first: few by insertion, many by a
+// radix sort of three digits; both keep the order of equals. `list` is in the order of token ids; `spare` has room for as many.
+static void sort_candidates(Candidate *list, Candidate *spare, int64_t n) {
+    enum { FEW = 64, BITS = 11, DIGITS = 1 << BITS };
+    for (int64_t i = 1; n <= FEW && i < n; i++) {
+        Candidate moved = list[i];
+        int64_t at = i;
+        for (; at > 0 && list[at - 1].score < moved.score; at--) list[at] = list[at - 1];
+        list[at] = moved;
+    }
+    if (n <= FEW) return;
+    for (int shift = 0; shift < 32; shift += BITS) {
+        int64_t starts[DIGITS + 1] = {0};
+        for (int64_t i = 0; i < n; i++) starts[(falling_key(list[i].score) >> shift & (DIGITS - 1)) + 1]++;
+        for (int d = 0; d < DIGITS; d++) starts[d + 1] += starts[d];
+        for (int64_t i = 0; i < n; i++)
+            spare[starts[falling_key(list[i].score) >> shift & (DIGITS - 1)]++] = list[i];
+        Candidate *other = list;
+        list = spare, spare = other;
+    }
+    memcpy(spare, list, n * sizeof(Candidate));  // three passes end in the other one
 }
 
 // The k-th largest score (k >= 1), by quickselect on a copy.
@@ -165,6 +190,7 @@ static float sum_exp(const float *x, int64_t n, float top) {
 
 // The lowest score inside the nucleus of mass top_p; `last` is the highest token id kept at it.
 static float nucleus(const float *scores, int64_t n, float top, float top_p, Candidate *list, int64_t *last) {
+    Candidate *spare = list + n;
     float sum = sum_exp(scores, n, top);
     // All tokens below this share of the mass cannot be in it together.
     float least = (1.0f - top_p) / (float)n * sum;
@@ -178,7 +204,7 @@ static float nucleus(const float *scores, int64_t n, float top, float top_p, Can
                 list[count++] = (Candidate){scores[i + j], (int32_t)(i + j)};
         }
     }
-    qsort(list, count, sizeof(Candidate), by_score);
+    sort_candidates(list, spare, count);
     float before = 0;
     int64_t kept = 0;
     while (kept < count && (kept == 0 || before < top_p)) before += exp1(list[kept++].score - top) / sum;
@@ -314,7 +340,7 @@ static void sample_row(const Sampling *s, int64_t r, float *scores, float *copy,
 
 static void sample(Team *team, const void *arguments) {
     const Sampling *s = arguments;
-    float *scores = s->space + team->thread * 4 * s->vocab, *copy = scores + s->vocab;
+    float *scores = s->space + team->thread * 6 * s->vocab, *copy = scores + s->vocab;
     uint32_t before = set_arithmetic(0);
     SHARE(team, (int)s->rows, r) sample_row(s, r, scores, copy, (Candidate *)(copy + s->vocab));
     reset_arithmetic(before);

@@ -87,7 +87,7 @@ def arguments_of(
 ) -> tuple[SamplingArguments, list[Tensor | None]]:
     """The C side's view of rows to be sampled, and the tensors it points into."""
     rows, vocab_size = logits.shape
-    space = torch.empty(threads * 4 * vocab_size, dtype=torch.float32)
+    space = torch.empty(threads * 6 * vocab_size, dtype=torch.float32)
     order = sampling.forbidden_rows.argsort(stable=True)
     held: list[Tensor | None] = [
         t.contiguous()

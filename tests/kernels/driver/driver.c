@@ -133,7 +133,7 @@ static void sampling(void) {
     float min_p[ROWS] = {0, 0, 0, 0, 0, 0.1f, 0.01f, 0}, logprobs[ROWS], noise[ROWS * WORDS];
     for (int r = 0; r < ROWS; r++) counters[r][0] = (int64_t)next_word() << 32 | next_word(), counters[r][1] = r * 77;
     Sampling s = {ROWS, WORDS, logits, counters[0], temperature, top_p, min_p, top_k, starts, NULL, starts, NULL,
-                  NULL, NULL, NULL, tokens, logprobs, zeros(2 * 4 * WORDS * 4), 0, NULL, NULL, NULL};
+                  NULL, NULL, NULL, tokens, logprobs, zeros(2 * 6 * WORDS * 4), 0, NULL, NULL, NULL};
     if (NAME(sample)(&s, 2)) exit(3);
     NAME(gumbel)(counters[0], ROWS, WORDS, 1, noise);
     tell("tokens", tokens, sizeof tokens);
