@@ -24,6 +24,7 @@ _FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fPIC", "-pthread")
 # Noise must round like its definition, product by product; the decoder may fuse.
 _UNITS = {"decoder.c": (), "sampling.c": ("-ffp-contract=off",), "drafting.c": ()}
 _BUILD_SEC = 120
+ARITHMETIC_VERSION = "1"  # raised when the kernels' bits change
 
 
 class NativeUnavailableError(Exception):
@@ -51,6 +52,16 @@ def outcome() -> ctypes.CDLL | str:
         return _load()
     except NativeUnavailableError as error:
         return str(error)
+
+
+def arithmetic(dtype: str) -> str:
+    """How the kernels compute in a dtype on this processor: `f32`, `bf16/dot` or `bf16/amx`.
+
+    Raises `NativeUnavailableError`.
+    """
+    if dtype == "float32":
+        return "f32"
+    return "bf16/amx" if library().specbatch_amx() else "bf16/dot"
 
 
 def _load() -> ctypes.CDLL:

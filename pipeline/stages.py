@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import chain
 
@@ -61,6 +61,7 @@ from specbatch.pipeline.sharing import completed
 from specbatch.pipeline.text_stop import Decode
 from specbatch.pipeline.timekeeping import Timing, Untimed
 from specbatch.schemas.errors import RequestCancelledError
+from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import (
     Artefact,
@@ -212,11 +213,11 @@ class Stages(Guarding):
     def verify(self, job_id: str, index: int) -> None:
         """Join the fused batch with this group's prompts and wait until all are complete."""
         host = self._engines(self._verifying, "verify")
-        work = self._claim_next(Stage.VERIFY, host.verifier.ref, job_id, index)
+        work = self._claim_next(Stage.VERIFY, host.verifier.ref, job_id, index, host.serves())
         if work is None:
             return
         with self._engaged(work.lease, host) as (held, begun):
-            job, spec = self._jobs.of_group(work.lease.job_id)
+            job, spec = self._to_verify(host, work)
             self._begin(held, job, work)
             check_drafts_here(host.proposer is not None, spec)
             rows = rows_left(self._store, self._objects, job, work)
@@ -244,12 +245,21 @@ class Stages(Guarding):
         if work.suspect:
             self._ring_suspects(work.lease.job_id)
 
-    def _claim_next(self, stage: Stage, model: str, job_id: str, index: int) -> GroupWork | None:
+    def _to_verify(self, host: Engines, work: GroupWork) -> tuple[JobRow, JobSpec]:
+        """The job with the class in which this worker verifies it, and its spec in that dtype."""
+        job, spec = self._jobs.of_group(work.lease.job_id)
+        engine = spec.engine.resolved(work.numeric_class)
+        here = host.serves().class_of(engine.key)
+        return replace(job, numeric_class=here), spec.model_copy(update={"engine": engine})
+
+    def _claim_next(
+        self, stage: Stage, model: str, job_id: str, index: int, serves: Serves | None = None
+    ) -> GroupWork | None:
         """The group whose turn it is. Where there is none, the bell's own: its job may name the
         model otherwise, or it is to be closed."""
         who = (self._owner, self._lease_sec)
-        work = self._store.claim_next(stage, model, *who)
-        return work or self._store.claim_group(job_id, index, stage, *who)
+        work = self._store.claim_next(stage, model, *who, serves)
+        return work or self._store.claim_group(job_id, index, stage, *who, serves)
 
     def _keep_finished(
         self,

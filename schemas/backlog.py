@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import JobState, Stage
 from specbatch.schemas.timekeeping import Device
@@ -38,6 +39,7 @@ class WorkerNow:
     idle: int  # of these: it held no work
     overhead: int  # of these: it held some, and no step of an engine ran
     leases: int = 0  # groups that its process holds
+    serves: Serves | None = None  # what it verifies with; None: it verifies nothing
 
     @property
     def busy_share(self) -> float | None:

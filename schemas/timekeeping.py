@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.provenance import TICKS_PER_SEC, Ticks
 from specbatch.schemas.records import Lease, Stage
 
@@ -40,6 +41,7 @@ class NewSession:
     owner: str
     device: Device
     age_ticks: int  # how long ago that moment was
+    serves: Serves | None = None  # what it verifies with; None: it verifies nothing
 
 
 class SessionTime(NamedTuple):
@@ -88,6 +90,7 @@ class SessionRow:
     overhead: int
     lost: int  # before its end, and told by nobody
     spent: int  # by attempts
+    serves: Serves | None = None
 
     @property
     def accounted(self) -> int:

@@ -121,4 +121,5 @@ def _worker(session: Session, leases: int, now: float) -> WorkerNow:
         row.idle,
         row.overhead,
         leases,
+        row.serves,
     )
