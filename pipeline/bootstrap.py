@@ -19,7 +19,6 @@ from specbatch.pipeline.helping import Helper
 from specbatch.pipeline.leases import LeaseKeeper
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.migrate import grant_roles, open_store
-from specbatch.pipeline.ledger.serving import LEASES_OF_SILENCE
 from specbatch.pipeline.metering import Exposure, counted, kv_blocks, metered
 from specbatch.pipeline.observe.meter import Meter
 from specbatch.pipeline.observe.tracing import UNTRACED, TraceOptions, Tracing, open_tracing
@@ -31,6 +30,7 @@ from specbatch.schemas.messages import HintMessage
 from specbatch.schemas.records import Bell
 from specbatch.schemas.sealing import Sealer
 from specbatch.schemas.settings import Settings
+from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
 
 if TYPE_CHECKING:  # the light install has no torch and no pyarrow
     from specbatch.pipeline.engine.device import DeviceOptions

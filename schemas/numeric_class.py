@@ -46,14 +46,24 @@ def all_keys() -> Iterator[str]:
         yield engine_key(dtype, exactness, weights)
 
 
-def key_of_spec(spec: Mapping[str, Any]) -> str:
-    """The engine key of a stored job spec, which may be older than some of its fields."""
+def key_of_spec(spec: Mapping[str, Any], numeric_class: str | None = None) -> str:
+    """The engine key of a stored job spec, which may be older than some of its fields.
+
+    `numeric_class`: in the dtype of that class.
+    """
     engine = spec.get("engine") or {}
     return engine_key(
-        engine.get("dtype", "auto"),
+        engine.get("dtype", "auto") if numeric_class is None else dtype_of(numeric_class),
         engine.get("exactness", "bitwise"),
         engine.get("verifier_weights", "as-is"),
     )
+
+
+def differs(kept: str | None, here: str | None) -> str | None:
+    """In words, that tokens were decided in another class than the one here; None: not known so."""
+    if kept is None or here is None or kept == here:
+        return None
+    return f"written in numeric class {kept}, looked at again in {here}: bits may differ"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ from specbatch.schemas.records import Lease, Stage
 
 HINTS = 0  # the generation of time that no claim of a group had: a claim's is 1 or more
 
+LEASES_OF_SILENCE = 3  # after which a worker is held for dead, and its device no longer counted
+
 # Ticks × a price in millionths of a dollar per hour, in a dollar.
 UNITS_PER_USD = 1_000_000 * 3600 * TICKS_PER_SEC
 

@@ -12,7 +12,6 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
 
 import torch
 
@@ -123,15 +122,3 @@ def _of_device(device: DeviceOptions, exactness: str) -> dict[str, str]:
         "instruction set": torch.backends.cpu.get_cpu_capability(),
         "threads": str(torch.get_num_threads()),
     }
-
-
-def differs(kept: str | None, here: NumericClass) -> str | None:
-    """In a sentence, that a completion was written in another class than the one here."""
-    if kept is None or kept == here.name:
-        return None
-    return f"it was written in numeric class {kept}, and this process is of class {here.name}"
-
-
-def as_words(facts: Mapping[str, Any]) -> str:
-    """What a class stands for, on one line."""
-    return ", ".join(f"{name} {value}" for name, value in facts.items())

@@ -5,10 +5,10 @@ from __future__ import annotations
 from specbatch.pipeline.ledger import entries, rules
 from specbatch.pipeline.ledger.memory_time import TimeInMemory
 from specbatch.pipeline.ledger.memory_units import Job
-from specbatch.pipeline.ledger.serving import LEASES_OF_SILENCE
 from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.numeric_class import UNKNOWN, Serves, key_of_spec, preferred
 from specbatch.schemas.records import Stage
+from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
 
 
 class ServingInMemory(TimeInMemory):

@@ -17,8 +17,7 @@ from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.numeric_class import UNKNOWN, Serves, key_of_spec, preferred
 from specbatch.schemas.tables import Job
 from specbatch.schemas.time_tables import WorkerSession
-
-LEASES_OF_SILENCE = 3  # after which a worker is held for dead
+from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
 
 _PINNED = select(Job.numeric_class).where(Job.job_id == bindparam("of_job"))
 
