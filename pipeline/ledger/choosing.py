@@ -6,7 +6,7 @@ The order is `turns`'. Groups that another claimer is about to take are passed b
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -39,13 +39,6 @@ _MOST_TOKENS = Job.spec[("sampling", "max_tokens")].as_integer()
 _SAMPLES = Job.spec[("sampling", "n")].as_integer()
 
 
-@dataclass(frozen=True, slots=True)
-class Unpinned:
-    """The job whose turn it is has no numeric class yet. It must pin one before it is claimed."""
-
-    job_id: str
-
-
 def claim_next(
     conn: Connection,
     now: Now,
@@ -56,8 +49,11 @@ def claim_next(
     max_attempts: int,
     weights: Mapping[str, float],
     serves: Serves | None = None,
-) -> GroupWork | Unpinned | None:
-    """The longest group of the job whose turn it is; None when nothing can be claimed."""
+) -> GroupWork | None:
+    """The longest group of the job whose turn it is; None when nothing can be claimed.
+
+    Raises `UnpinnedError` and `MovedError`.
+    """
     if stage not in rules.CANCELLABLE:
         return None
     for _ in range(_ROUNDS):
@@ -67,14 +63,17 @@ def claim_next(
             return None
         for job in due[:_JOBS_TRIED]:
             if serves is not None and job.numeric_class is None:
-                return Unpinned(job.job_id)
+                raise serving.UnpinnedError(job.job_id)
             work = _claim_longest(
                 conn, now, job.job_id, stage, owner, lease_sec, max_attempts, serves
             )
             if work is not None:
                 weight = weights.get(job.tenant, turns.DEFAULT_WEIGHT)
-                _charge(conn, job, work, turns.floor_of(job, waiting), weight)
-                return work
+                pinned = _charge(conn, job, work, turns.floor_of(job, waiting), weight)
+                if serves is None:
+                    return work
+                serving.check(serves, job.job_id, pinned)
+                return replace(work, numeric_class=pinned)
     return None
 
 
@@ -147,7 +146,7 @@ def _claim_longest(
 ) -> GroupWork | None:
     """The job's longest group that nobody has; one statement, so exactly one claimer wins it."""
     claim = _longest_claim(now, stage, owner, lease_sec, max_attempts, serves)
-    return leases.taken(conn, claim, max_attempts, {"of_job": job_id}, serves)
+    return leases.taken(conn, claim, max_attempts, {"of_job": job_id})
 
 
 @lru_cache(maxsize=16)
@@ -188,17 +187,24 @@ def _claimable(now: Now, stage: Stage, owner: str, max_attempts: int) -> list[Co
     return free
 
 
-def _charge(conn: Connection, job: Waiting, work: GroupWork, floor: float, weight: float) -> None:
-    """Move the tenant's virtual time on. The row counts, not what was read of it before."""
+def _charge(
+    conn: Connection, job: Waiting, work: GroupWork, floor: float, weight: float
+) -> str | None:
+    """Move the tenant's virtual time on. The row counts, not what was read of it before.
+
+    Returns the job's numeric class: asked for here, it costs no statement.
+    """
     cost = turns.cost_of(work.rows, work.prompt_tokens, job.tokens_per_row, weight)
     parameters = {
+        "of_job": job.job_id,
         "of_tenant": job.tenant,
         "new_weight": weight,
         "floor": floor,
         "cost": cost,
         "first": floor + cost,
     }
-    conn.execute(_charging(conn.dialect.name), parameters)
+    pinned: str | None = conn.scalar(_charging(conn.dialect.name), parameters)
+    return pinned
 
 
 @lru_cache(maxsize=2)
@@ -221,6 +227,7 @@ def _charging(dialect: str) -> Executable:
         upsert(Tenant)
         .values(**values)
         .on_conflict_do_update(index_elements=[Tenant.tenant], set_=known)
+        .returning(serving.PINNED.scalar_subquery())
     )
     return made
 

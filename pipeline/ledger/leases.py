@@ -72,15 +72,18 @@ def claim_group(
     max_attempts: int,
     serves: Serves | None = None,
 ) -> GroupWork | None:
-    """`serves`: what the worker verifies with; None: its groups are not told apart by that."""
+    """`serves`: what the worker verifies with; None: its groups are not told apart by that.
+
+    Raises `UnpinnedError` and `MovedError`.
+    """
     if stage not in rules.OPEN:
         return None
     claim = _claim(now, stage, owner, lease_sec, max_attempts, serves)
-    work = taken(conn, claim, max_attempts, {"of_job": job_id, "of_index": index}, serves)
+    work = taken(conn, claim, max_attempts, {"of_job": job_id, "of_index": index})
     if work is None and _close_group(conn, now, job_id, index, stage, max_attempts):
         # The first half has an attempt left. Its second half is due: the sweeper rings for it.
         return claim_group(conn, now, job_id, index, stage, owner, lease_sec, max_attempts, serves)
-    return work
+    return work if work is None or serves is None else _of_class(conn, work, serves)
 
 
 @lru_cache(maxsize=16)
@@ -126,7 +129,6 @@ def taken(
     claim: Executable,
     max_attempts: int,
     parameters: Mapping[str, Any],
-    serves: Serves | None = None,
 ) -> GroupWork | None:
     """Claim a group; None when there is none to be had."""
     row = conn.execute(claim, parameters).first()
@@ -135,20 +137,14 @@ def taken(
     # Told here and not by RETURNING, where SQLite 3.40 takes `IS NOT NULL` to be true.
     failed_part = row.row_stop is not None and row.last_error is not None
     suspect = cut_rules.is_suspect(row.attempts - 1, row.rows, failed_part, max_attempts)
-    work = replace(mapper.group_work(row), suspect=suspect)
-    return work if serves is None else _of_class(conn, work, serves)
+    return replace(mapper.group_work(row), suspect=suspect)
 
 
-def _of_class(conn: Connection, work: GroupWork, serves: Serves) -> GroupWork | None:
-    """The claimed group with its job's class; None where the job was moved meanwhile, and the group
-    is given back."""
+def _of_class(conn: Connection, work: GroupWork, serves: Serves) -> GroupWork:
+    """The claimed group with its job's class. Raises `UnpinnedError` and `MovedError`."""
     pinned = serving.pinned_class(conn, work.lease.job_id)
-    if serves.takes(pinned):
-        return replace(work, numeric_class=pinned)
-    conn.execute(
-        update(Group).where(*is_held(work.lease)).values(attempts=Group.attempts - 1, **FREE)
-    )
-    return None
+    serving.check(serves, work.lease.job_id, pinned)
+    return replace(work, numeric_class=pinned)
 
 
 def close_group(

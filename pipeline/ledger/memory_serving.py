@@ -37,7 +37,7 @@ class ServingInMemory(TimeInMemory):
         job.update(numeric_class=numeric_class)
         now = self._now()
         for group in job.groups.values():
-            if group.stage is Stage.VERIFY and group.owner is not None:
+            if group.stage is Stage.VERIFY:
                 group.generation += 1
                 ready_at = now if group.lease_until > now else group.ready_at
                 group.move(Stage.VERIFY, ready_at)

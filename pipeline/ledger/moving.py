@@ -28,10 +28,10 @@ def move(conn: Connection, now: Now, job_id: str, numeric_class: str) -> int:
     conn.execute(
         update(Job).where(Job.job_id == job.job_id).values(numeric_class=numeric_class, **head)
     )
-    at_verify = (Group.job_id == job.job_id, Group.stage == Stage.VERIFY.value)
+    # All of them, the free ones too: who is just claiming one holds its row, and is waited for.
     conn.execute(
         update(Group)
-        .where(*at_verify, Group.lease_owner.is_not(None))
+        .where(Group.job_id == job.job_id, Group.stage == Stage.VERIFY.value)
         .values(
             generation=Group.generation + 1,  # a late holder is fenced
             attempts=0,

@@ -19,7 +19,28 @@ from specbatch.schemas.tables import Job
 from specbatch.schemas.time_tables import WorkerSession
 from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
 
-_PINNED = select(Job.numeric_class).where(Job.job_id == bindparam("of_job"))
+PINNED = select(Job.numeric_class).where(Job.job_id == bindparam("of_job"))
+
+
+class UnpinnedError(Exception):
+    """A job that has no numeric class yet was about to be claimed: it must pin one before."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(job_id)
+        self.job_id = job_id
+
+
+class MovedError(Exception):
+    """A job was moved to another class while a group of it was being claimed."""
+
+
+def check(serves: Serves, job_id: str, pinned: str | None) -> None:
+    """Behind a claim's statement, with the job's class as it stands then. What it raises takes the
+    claim back, with its transaction: `UnpinnedError`, `MovedError`."""
+    if pinned is None:
+        raise UnpinnedError(job_id)
+    if not serves.takes(pinned):
+        raise MovedError(job_id)
 
 
 def served(serves: Serves | None, table: Any = Job) -> list[ColumnElement[bool]]:
@@ -39,7 +60,7 @@ def job_is_served(job_id: Any, serves: Serves | None) -> list[ColumnElement[bool
 
 def pinned_class(conn: Connection, job_id: str) -> str | None:
     """The class of a job as it stands now; None: it has none yet, or there is no such job."""
-    return conn.scalar(_PINNED, {"of_job": job_id})
+    return conn.scalar(PINNED, {"of_job": job_id})
 
 
 def pin(

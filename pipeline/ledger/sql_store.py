@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from specbatch.pipeline.ledger import (
@@ -151,13 +152,26 @@ class SqlStore(AuditInSql, FiguresInSql, PrivacyInSql, ReportingInSql, Schedules
         lease_sec: float,
         serves: Serves | None = None,
     ) -> GroupWork | None:
-        if serves is not None and not self._is_pinned(job_id):
-            self._write(serving.pin, job_id, serves, owner, lease_sec)
         who = (owner, lease_sec, self._max_attempts)
-        return self._write(leasing.claim_group, job_id, index, stage, *who, serves)
+        claim = partial(self._write, leasing.claim_group, job_id, index, stage, *who, serves)
+        return self._pinning(claim, serves, owner, lease_sec)
 
-    def _is_pinned(self, job_id: str) -> bool:
-        return self._db.read(lambda conn: serving.pinned_class(conn, job_id)) is not None
+    def _pinning(
+        self,
+        claim: Callable[[], GroupWork | None],
+        serves: Serves | None,
+        owner: str,
+        lease_sec: float,
+    ) -> GroupWork | None:
+        """What comes of a claim, once its job has a class that is served."""
+        while True:
+            try:
+                return claim()
+            except serving.MovedError:
+                continue  # its next look sees where to
+            except serving.UnpinnedError as error:
+                assert serves is not None, "else no class is looked at"
+                self._write(serving.pin, error.job_id, serves, owner, lease_sec)
 
     def claim_next(
         self,
@@ -168,12 +182,8 @@ class SqlStore(AuditInSql, FiguresInSql, PrivacyInSql, ReportingInSql, Schedules
         serves: Serves | None = None,
     ) -> GroupWork | None:
         limits = (lease_sec, self._max_attempts, self._weights)
-        while True:
-            found = self._write(choosing.claim_next, stage, model, owner, *limits, serves)
-            if not isinstance(found, choosing.Unpinned):
-                return found
-            assert serves is not None, "else no class is looked at"
-            self._write(serving.pin, found.job_id, serves, owner, lease_sec)
+        claim = partial(self._write, choosing.claim_next, stage, model, owner, *limits, serves)
+        return self._pinning(claim, serves, owner, lease_sec)
 
     def close_over(self, limit: int = 1000) -> int:
         now = self._db.now()

@@ -6,23 +6,30 @@ from collections.abc import Sequence
 from functools import partial
 
 import pytest
-from contracts.shorthand import claim, commit, finish, found, ingest, successes, together, verified
+from contracts.shorthand import (
+    F32,
+    TORCH,
+    claim,
+    commit,
+    finish,
+    found,
+    ingest,
+    serving,
+    successes,
+    together,
+    verified,
+)
 from ledger.builders import JOB, LEASE_SEC, NO_TIME, RESULTS, Clock, new_job
 
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.errors import FencedError, UsageError
-from specbatch.schemas.numeric_class import UNKNOWN, Serves, all_keys, engine_key
+from specbatch.schemas.numeric_class import UNKNOWN, Serves, engine_key
 from specbatch.schemas.records import GroupWork, JobState, Stage
 from specbatch.schemas.timekeeping import Device, NewSession, SessionTime
 
-F32, BF16, TORCH = "exact/f32/1", "exact/bf16/dot/1", "torch/f32/0badcafe"
+BF16 = "exact/bf16/dot/1"
 DEVICE = Device("cpu", "here", "owned", 1)
-
-
-def serving(name: str, model: str = "big") -> Serves:
-    """A worker that runs every job in one class."""
-    return Serves.of(model, dict.fromkeys(all_keys(), name))
 
 
 def announce(store: Store, owner: str, serves: Serves | None) -> None:
