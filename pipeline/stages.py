@@ -39,6 +39,7 @@ from specbatch.pipeline.leases import Held, LeaseKeeper
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.observe.context import Work, work_on
 from specbatch.pipeline.observe.tracing import UNTRACED, Tracing
+from specbatch.pipeline.passing import PassingOn
 from specbatch.pipeline.policy.journal import Lessons
 from specbatch.pipeline.policy.pricing import cost_units, usd_of
 from specbatch.pipeline.privacy.keeping import kept_records
@@ -74,7 +75,7 @@ from specbatch.schemas.records import (
     StageTiming,
 )
 from specbatch.schemas.spec import JobSpec
-from specbatch.schemas.timekeeping import Attempt
+from specbatch.schemas.timekeeping import LEASES_OF_SILENCE, Attempt
 
 log = logging.getLogger(__name__)
 
@@ -116,6 +117,7 @@ class Stages(Guarding):
         are used for, `tracing` how it went."""
         super().__init__(store, ring, keeper, privacy, tracing)
         self._jobs = KnownJobs(store)
+        self._passing = PassingOn(store, ring, LEASES_OF_SILENCE * lease_sec)
         self._objects = objects
         self._owner = owner
         self._lease_sec = lease_sec
@@ -215,6 +217,7 @@ class Stages(Guarding):
         host = self._engines(self._verifying, "verify")
         work = self._claim_next(Stage.VERIFY, host.verifier.ref, job_id, index, host.serves())
         if work is None:
+            self._passing.pass_on(job_id, host.serves())
             return
         with self._engaged(work.lease, host) as (held, begun):
             job, spec = self._to_verify(host, work)
