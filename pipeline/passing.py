@@ -46,7 +46,7 @@ class PassingOn:
         self._read_at = -FRESH_SEC
 
     def pass_on(self, job_id: str, serves: Serves) -> None:
-        """A message for a group of the job was taken by a worker that serves this, and claimed nothing."""
+        """A worker that serves this took a message for a group of the job, and claimed nothing."""
         try:
             job = self._store.get_job(job_id)
         except JobNotFoundError:
