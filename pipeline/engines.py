@@ -107,10 +107,7 @@ class Engines(Protocol):
         ...
 
     def serves(self) -> Serves:
-        """The numeric classes in which its verifier can run here, without loading it.
-
-        Raises `MissingExtraError`.
-        """
+        """The numeric classes in which its verifier can run here; it is not loaded for that."""
         ...
 
     def service(self, spec: EngineSpec) -> Service:

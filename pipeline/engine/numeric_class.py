@@ -17,7 +17,6 @@ import torch
 
 from specbatch.kernels import native
 from specbatch.pipeline.engine.device import DeviceOptions
-from specbatch.pipeline.engine.kernel_choice import choose_kernels
 from specbatch.pipeline.engine.loader import choose_dtype
 from specbatch.pipeline.engine.model_folder import ModelFolder
 from specbatch.pipeline.engine.native_model import why_not_native
@@ -35,10 +34,6 @@ class NumericClass:
 
     name: str
     facts: Mapping[str, str]
-
-    @property
-    def is_native(self) -> bool:
-        return self.facts["engine"] == "exact"
 
 
 def native_class(dtype: str) -> NumericClass:
@@ -60,10 +55,7 @@ def torch_class(dtype: str, facts: Mapping[str, str]) -> NumericClass:
 def class_of(
     folder: ModelFolder, key: str, device: DeviceOptions, tensor_parallel: int = 1
 ) -> NumericClass:
-    """The class in which a process with these settings runs a model, asked for by an engine key.
-
-    Raises `MissingExtraError` where the device's kernels are not installed.
-    """
+    """The class in which a process with these settings runs a model, asked for by an engine key."""
     dtype, exactness, weights = key.split("/")
     where = torch.device(device.name)
     chosen = choose_dtype(dtype, where)
@@ -105,7 +97,7 @@ def _of_device(device: DeviceOptions, exactness: str) -> dict[str, str]:
     facts = {
         "torch": torch.__version__,
         "transformers": version("transformers"),
-        "kernels": choose_kernels("auto", torch.device(device.name)),
+        "kernels": "triton" if device.is_gpu else "torch",  # as `choose_kernels` has it
     }
     if device.is_gpu:
         compiled = device.compile and exactness == "fast"
