@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 # From the least to the best; a processor runs those its architecture has up to some level.
 LEVELS = ("portable", "neon", "x86-64-v3", "avx512", "avx512-bf16", "amx")
 FORCED_BY = "SPECBATCH_NATIVE_ISA"
+ARITHMETIC_VERSION = "1"  # raised when the kernels' bits change
 _MODULE = "specbatch.kernels._native"
 _FUNCTIONS = ("decode", "draft", "sample", "gumbel", "pack", "panel", "product", "acts")
 _SYMBOLS = {

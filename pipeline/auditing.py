@@ -52,6 +52,7 @@ class Replayed:
     tokens: int = 0
     findings: Sequence[Finding] = ()
     skipped: str | None = None
+    note: str | None = None  # what is to be known of how it was looked at
 
 
 class LooksAgain(Protocol):
@@ -114,6 +115,7 @@ class ReplayAudit:
     is_fast: bool = False  # the job promised no bits
     findings: list[Finding] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
+    notes: Counter[str] = field(default_factory=Counter)
     problem: SpecbatchError | None = None  # why nothing could be replayed
 
     @property
@@ -123,6 +125,8 @@ class ReplayAudit:
     def add(self, one: Replayed) -> None:
         if one.skipped is not None:
             self.skipped[one.skipped] += 1
+        if one.note is not None:
+            self.notes[one.note] += 1
         if one.skipped is None or one.findings:
             self.sampled += 1
             self.differing += bool(one.findings)
@@ -188,7 +192,8 @@ class Auditor:
 
 def record_of(chain: ChainAudit, replayed: ReplayAudit) -> AuditRecord:
     """An audit as it is kept."""
-    notes = [*chain.remarks, *(f"{count} {why}" for why, count in replayed.skipped.items())]
+    counts = {**replayed.skipped, **replayed.notes}
+    notes = [*chain.remarks, *(f"{count} {why}" for why, count in counts.items())]
     if replayed.problem is not None:
         notes.append(f"nothing was replayed: {replayed.problem}")
     return AuditRecord(

@@ -30,6 +30,7 @@ from specbatch.schemas.messages import HintMessage
 from specbatch.schemas.records import Bell
 from specbatch.schemas.sealing import Sealer
 from specbatch.schemas.settings import Settings
+from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
 
 if TYPE_CHECKING:  # the light install has no torch and no pyarrow
     from specbatch.pipeline.engine.device import DeviceOptions
@@ -44,8 +45,6 @@ if TYPE_CHECKING:  # the light install has no torch and no pyarrow
     from specbatch.schemas.timekeeping import Device
 
 log = logging.getLogger(__name__)
-
-LEASES_OF_SILENCE = 3  # after which a worker is held for dead, and its device no longer counted
 
 KINDS = ("ingest", "propose", "verify", "record")
 
@@ -118,7 +117,9 @@ class Worker:
     tracing: Tracing = UNTRACED
 
     def start(self) -> None:
-        """Begin what is done beside the tasks: sweeping, and asking for work."""
+        """Begin what is done beside the tasks: announcing itself, sweeping, asking for work."""
+        if self.timekeeper is not None:
+            self.timekeeper.beat()
         self.sweeper.start()
         if self.helper is not None:
             self.helper.start()
@@ -246,14 +247,16 @@ def make_worker(
     if meter is not None and verifying is not None:
         meter.ask_blocks(partial(kv_blocks, verifying))
     device_here = priced_device(settings)
-    timekeeper = Timekeeper(store, owner, device_here, engines) if engines else None
+    serves = None if verifying is None else verifying.serves
+    timekeeper = Timekeeper(store, owner, device_here, engines, serves) if engines else None
     keeper = LeaseKeeper(store, settings.lease_sec)
     if timekeeper is not None:
         keeper.at_heartbeats(StepWatch(engines, settings.step_deadline_sec).look)
         keeper.at_heartbeats(timekeeper.beat)
     helper = None
     if verifier is not None and verifying is not None:
-        helper = Helper(store, keeper, verifier, owner, settings.lease_sec / 3)  # as hearts beat
+        beats = settings.lease_sec / 3  # as hearts beat
+        helper = Helper(store, keeper, verifier, owner, beats, verifying.serves)
     stages = Stages(
         store=store,
         objects=objects,

@@ -84,6 +84,7 @@ class Client:
                 priority=PRIORITIES.index(spec.priority),
                 deadline_sec=spec.deadline_sec,
                 budget_usd=spec.budget_usd,
+                numeric_class=spec.engine.numeric_class,
             )
         )
         return self._store.create_job(order)
@@ -119,17 +120,20 @@ class Client:
         self._ring_due(job.job_id)
         return job
 
-    def retry(self, job_id: str, quarantined: bool = False) -> int:
+    def retry(
+        self, job_id: str, quarantined: bool = False, numeric_class: str | None = None
+    ) -> int:
         """Send what failed or was cancelled back to work; how many units that is.
 
-        `quarantined`: only rows that failed by themselves, one unit each.
+        `quarantined`: only rows that failed by themselves, one unit each. `numeric_class`: in that
+        one; a job that goes on is moved to it.
         """
         job = self._store.get_job(job_id)
-        if not job.state.is_final:
+        if not job.state.is_final and numeric_class is None:
             raise UsageError(
                 f"job {job.job_id} is still {job.state}: wait for it or cancel it first"
             )
-        count = self._store.retry_job(job.job_id, quarantined)
+        count = self._store.retry_job(job.job_id, quarantined, numeric_class)
         self._ring_due(job.job_id)
         return count
 

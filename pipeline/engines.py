@@ -14,6 +14,7 @@ from specbatch.pipeline.engine.stats import EngineStats
 from specbatch.pipeline.engine.ticket import Units
 from specbatch.pipeline.policy.journal import Lessons
 from specbatch.schemas.errors import DeviceLostError
+from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.provenance import Ticks
 from specbatch.schemas.spec import EngineSpec
 from specbatch.schemas.speculation import AcceptanceCount
@@ -103,6 +104,10 @@ class Engines(Protocol):
     @property
     def stepping_since(self) -> int | None:
         """When the earliest step that runs now began, by `time_book.now`; None: none does."""
+        ...
+
+    def serves(self) -> Serves:
+        """The numeric classes in which its verifier can run here; it is not loaded for that."""
         ...
 
     def service(self, spec: EngineSpec) -> Service:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 
 from specbatch.pipeline.leases import LeaseKeeper
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.errors import StoreError
+from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.records import Stage
 
 log = logging.getLogger(__name__)
@@ -20,13 +22,21 @@ class Helper:
     """
 
     def __init__(
-        self, store: Store, keeper: LeaseKeeper, model: str, owner: str, interval_sec: float
+        self,
+        store: Store,
+        keeper: LeaseKeeper,
+        model: str,
+        owner: str,
+        interval_sec: float,
+        serves: Callable[[], Serves] | None = None,
     ) -> None:
+        """`serves` tells what this process verifies with; None: it may verify any job."""
         self._store = store
         self._keeper = keeper
         self._model = model
         self._owner = owner
         self._interval_sec = interval_sec
+        self._serves = serves
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="helper", daemon=True)
 
@@ -42,7 +52,8 @@ class Helper:
         """Whether somebody was asked now."""
         if self._keeper.holds(Stage.VERIFY):
             return False
-        asked = self._store.want_cut(self._model, self._owner)
+        serves = None if self._serves is None else self._serves()
+        asked = self._store.want_cut(self._model, self._owner, serves)
         if asked is not None:
             log.info(
                 "nothing to verify: half of group %d of job %s is asked for", asked[1], asked[0]

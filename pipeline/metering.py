@@ -19,6 +19,7 @@ from specbatch.pipeline.observe.metrics import Metrics
 from specbatch.pipeline.observe.metrics_endpoint import MetricsEndpoint
 from specbatch.pipeline.observe.store_metrics import StoreMetrics
 from specbatch.schemas.audit import PublishedManifest
+from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.records import (
     Artefact,
     Beat,
@@ -127,14 +128,26 @@ class MeteredStore:
         return work
 
     def claim_group(
-        self, job_id: str, index: int, stage: Stage, owner: str, lease_sec: float
+        self,
+        job_id: str,
+        index: int,
+        stage: Stage,
+        owner: str,
+        lease_sec: float,
+        serves: Serves | None = None,
     ) -> GroupWork | None:
-        return self._claimed(self._store.claim_group(job_id, index, stage, owner, lease_sec))
+        work = self._store.claim_group(job_id, index, stage, owner, lease_sec, serves)
+        return self._claimed(work)
 
     def claim_next(
-        self, stage: Stage, model: str, owner: str, lease_sec: float
+        self,
+        stage: Stage,
+        model: str,
+        owner: str,
+        lease_sec: float,
+        serves: Serves | None = None,
     ) -> GroupWork | None:
-        return self._claimed(self._store.claim_next(stage, model, owner, lease_sec))
+        return self._claimed(self._store.claim_next(stage, model, owner, lease_sec, serves))
 
     def _claimed(self, work: GroupWork | None) -> GroupWork | None:
         if work is not None:

@@ -172,6 +172,7 @@ def records_of(
                 price_microusd=price_microusd,
                 ahead_ticks=ahead_ticks,
                 ahead_price_microusd=ahead_price,
+                numeric_class=job.numeric_class,
             )
         )
     return records

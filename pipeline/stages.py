@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import chain
 
@@ -39,6 +39,7 @@ from specbatch.pipeline.leases import Held, LeaseKeeper
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.observe.context import Work, work_on
 from specbatch.pipeline.observe.tracing import UNTRACED, Tracing
+from specbatch.pipeline.passing import PassingOn
 from specbatch.pipeline.policy.journal import Lessons
 from specbatch.pipeline.policy.pricing import cost_units, usd_of
 from specbatch.pipeline.privacy.keeping import kept_records
@@ -61,6 +62,7 @@ from specbatch.pipeline.sharing import completed
 from specbatch.pipeline.text_stop import Decode
 from specbatch.pipeline.timekeeping import Timing, Untimed
 from specbatch.schemas.errors import RequestCancelledError
+from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import (
     Artefact,
@@ -73,7 +75,7 @@ from specbatch.schemas.records import (
     StageTiming,
 )
 from specbatch.schemas.spec import JobSpec
-from specbatch.schemas.timekeeping import Attempt
+from specbatch.schemas.timekeeping import LEASES_OF_SILENCE, Attempt
 
 log = logging.getLogger(__name__)
 
@@ -115,6 +117,7 @@ class Stages(Guarding):
         are used for, `tracing` how it went."""
         super().__init__(store, ring, keeper, privacy, tracing)
         self._jobs = KnownJobs(store)
+        self._passing = PassingOn(store, ring, LEASES_OF_SILENCE * lease_sec)
         self._objects = objects
         self._owner = owner
         self._lease_sec = lease_sec
@@ -212,11 +215,12 @@ class Stages(Guarding):
     def verify(self, job_id: str, index: int) -> None:
         """Join the fused batch with this group's prompts and wait until all are complete."""
         host = self._engines(self._verifying, "verify")
-        work = self._claim_next(Stage.VERIFY, host.verifier.ref, job_id, index)
+        work = self._claim_next(Stage.VERIFY, host.verifier.ref, job_id, index, host.serves())
         if work is None:
+            self._passing.pass_on(job_id, host.serves())
             return
         with self._engaged(work.lease, host) as (held, begun):
-            job, spec = self._jobs.of_group(work.lease.job_id)
+            job, spec = self._to_verify(host, work)
             self._begin(held, job, work)
             check_drafts_here(host.proposer is not None, spec)
             rows = rows_left(self._store, self._objects, job, work)
@@ -244,12 +248,21 @@ class Stages(Guarding):
         if work.suspect:
             self._ring_suspects(work.lease.job_id)
 
-    def _claim_next(self, stage: Stage, model: str, job_id: str, index: int) -> GroupWork | None:
+    def _to_verify(self, host: Engines, work: GroupWork) -> tuple[JobRow, JobSpec]:
+        """The job with the class in which this worker verifies it, and its spec in that dtype."""
+        job, spec = self._jobs.of_group(work.lease.job_id)
+        engine = spec.engine.resolved(work.numeric_class)
+        here = host.serves().class_of(engine.key)
+        return replace(job, numeric_class=here), spec.model_copy(update={"engine": engine})
+
+    def _claim_next(
+        self, stage: Stage, model: str, job_id: str, index: int, serves: Serves | None = None
+    ) -> GroupWork | None:
         """The group whose turn it is. Where there is none, the bell's own: its job may name the
         model otherwise, or it is to be closed."""
         who = (self._owner, self._lease_sec)
-        work = self._store.claim_next(stage, model, *who)
-        return work or self._store.claim_group(job_id, index, stage, *who)
+        work = self._store.claim_next(stage, model, *who, serves)
+        return work or self._store.claim_group(job_id, index, stage, *who, serves)
 
     def _keep_finished(
         self,

@@ -21,6 +21,7 @@ from specbatch.pipeline.engine.time_book import now
 from specbatch.pipeline.engines import Engines, Submitted
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.errors import SessionEndedError, StoreError
+from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.provenance import NO_TICKS, Ticks
 from specbatch.schemas.records import Lease
 from specbatch.schemas.timekeeping import (
@@ -113,13 +114,16 @@ class Timekeeper:
         owner: str,
         device: Device,
         hosts: Sequence[Engines],
+        serves: Callable[[], Serves] | None = None,
         clock: Callable[[], int] = now,
     ) -> None:
-        """`clock`: in ticks, the one that engines count with."""
+        """`serves` tells what this process verifies with; None: it verifies nothing. `clock`: in
+        ticks, the one that engines count with."""
         self._store = store
         self._owner = owner
         self._device = device
         self._hosts = hosts
+        self._serves = serves
         self._clock = clock
         self._lock = threading.Lock()  # of all that follows; never held while the store is asked
         self._changing = threading.Lock()  # held to begin a session
@@ -214,9 +218,10 @@ class Timekeeper:
         """Have the store know the session. Raises `StoreError`."""
         with self._changing:
             if not self._is_known:
+                serves = None if self._serves is None else self._serves()
                 age = self._clock() - self._origin
                 self._store.begin_session(
-                    NewSession(self._session_id, self._owner, self._device, age)
+                    NewSession(self._session_id, self._owner, self._device, age, serves)
                 )
                 self._is_known = True
 

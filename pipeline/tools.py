@@ -53,7 +53,11 @@ def make_replays(
     device = DeviceOptions(settings.device, settings.cuda_graphs, settings.torch_compile)
     device.check()
     replayer = Replayer(
-        folder, spec.engine, device, settings.kv_cache_mib << 20, settings.max_batch_tokens
+        folder,
+        spec.engine.resolved(job.numeric_class),
+        device,
+        settings.kv_cache_mib << 20,
+        settings.max_batch_tokens,
     )
     codec = TextCodec.load(str(folder.path))
     return Replays(store, _objects(settings), job, spec, codec, replayer)

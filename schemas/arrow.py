@@ -99,7 +99,11 @@ RESULTS = _schema(
     _required("price_microusd", pa.int64()),
     _required("ahead_ticks", pa.int64()),
     _required("ahead_price_microusd", pa.int64()),
+    pa.field("numeric_class", pa.string()),
 )
+
+# Columns of `RESULTS` that files of earlier versions lack.
+LATER_RESULTS = ("numeric_class",)
 
 OUTPUT = _schema(
     pa.field("id", pa.string()),
@@ -118,4 +122,5 @@ OUTPUT = _schema(
     pa.field("error", pa.string()),
     pa.field("logprobs", _list_of(pa.float32())),
     pa.field("top_logprobs", _list_of(_list_of(_TOP_TOKEN))),
+    pa.field("numeric_class", pa.string()),
 )

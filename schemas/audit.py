@@ -17,12 +17,13 @@ class EntryKind(StrEnum):
     ADOPTED = "adopted"  # the same, of a job that is older than its log
     PLANNED = "planned"  # groups: [index, rows, sha256 of prompts]; rejected: [row, code, digest]
     READ = "read"  # the input was read to its end: rows_total, models
+    PINNED = "pinned"  # numeric_class: that its groups are verified in from then on
     GROUP = "group"  # a group is done: index, generation, completions: [row, sample, digest]
     KEPT = "kept"  # the same, of what was finished of a group whose job was stopped
     LOST = "lost"  # a group whose attempts are used up: index, rows, error
     CANCELLED = "cancelled"  # by somebody: reason
     STOPPED = "stopped"  # by its deadline or budget: reason
-    RETRIED = "retried"  # quarantined, units, and the limits that it has then
+    RETRIED = "retried"  # quarantined, units, the limits that it has then, its class if that moved
     FAILED = "failed"  # the job ended without an output: error
     PUBLISHED = "published"  # the job ended: state, error, manifest (uri, sha256)
     PURGED = "purged"  # what was emptied: rows, null for all that were there; and why

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import JobState, Stage
 from specbatch.schemas.timekeeping import Device
@@ -38,6 +40,7 @@ class WorkerNow:
     idle: int  # of these: it held no work
     overhead: int  # of these: it held some, and no step of an engine ran
     leases: int = 0  # groups that its process holds
+    serves: Serves | None = None  # what it verifies with; None: it verifies nothing
 
     @property
     def busy_share(self) -> float | None:
@@ -55,6 +58,29 @@ class WorkerNow:
 
 
 @dataclass(frozen=True, slots=True)
+class PinnedJob:
+    """A live job with groups to verify, and the numeric class that it has pinned."""
+
+    job_id: str
+    model: str
+    numeric_class: str
+    key: str  # how it asks for its engine, in the class's dtype
+
+    def served_by(self, workers: Iterable[WorkerNow]) -> list[str]:
+        """The classes in which these workers would run it, sorted."""
+        told = [one.serves for one in workers if one.serves and one.serves.model == self.model]
+        return sorted({name for serves in told if (name := serves.class_of(self.key))})
+
+    def waits(self, workers: Iterable[WorkerNow]) -> str | None:
+        """In words, that none of these workers may verify it; None: one may."""
+        alive = self.served_by(workers)
+        if self.numeric_class in alive:
+            return None
+        there = ", ".join(alive) or "none"
+        return f"waits for a worker of numeric class {self.numeric_class}; alive: {there}"
+
+
+@dataclass(frozen=True, slots=True)
 class Backlog:
     """One look at the store."""
 
@@ -63,6 +89,16 @@ class Backlog:
     jobs: Mapping[JobState, int]  # those that are not over: QUEUED and RUNNING, zeros too
     rows_failed: int  # of these jobs: quarantined, or finished with an error
     workers: tuple[WorkerNow, ...]  # by owner
+    pinned: tuple[PinnedJob, ...] = ()  # by id
+
+    def waiting(self, silence_sec: float = math.inf) -> dict[str, str]:
+        """What jobs wait for, in words, by id: those whose class no live worker has.
+
+        Workers that were not heard of for longer than `silence_sec` are held for dead.
+        """
+        alive = [worker for worker in self.workers if worker.silent_sec <= silence_sec]
+        found = {job.job_id: job.waits(alive) for job in self.pinned}
+        return {job_id: words for job_id, words in found.items() if words is not None}
 
     def at_stage(self, stage: Stage) -> StageBacklog:
         return next((s for s in self.stages if s.stage is stage), StageBacklog(stage))

@@ -58,6 +58,7 @@ def completion_values(lease: Lease, record: CompletionRecord) -> dict[str, Any]:
         "price_microusd": record.price_microusd,
         "ahead_ticks": record.ahead_ticks,
         "ahead_price_microusd": record.ahead_price_microusd,
+        "numeric_class": record.numeric_class,
     }
 
 
@@ -128,6 +129,7 @@ def completion_record(row: Any) -> CompletionRecord:
         price_microusd=row.price_microusd,
         ahead_ticks=row.ahead_ticks,
         ahead_price_microusd=row.ahead_price_microusd,
+        numeric_class=row.numeric_class,
     )
 
 

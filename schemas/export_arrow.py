@@ -115,6 +115,7 @@ COMPLETIONS = pa.schema(
         _col("draft_sec", _DOUBLE, "its share of the time that drafting ahead took"),
         _col("decode_sec", _DOUBLE, "of `compute_sec`, in steps whose price at depth 0 is known"),
         _col("baseline_sec", _DOUBLE, "what these steps would have taken at depth 0"),
+        _maybe("numeric_class", _STRING, "in which its tokens were decided; null: not known"),
     ]
 )
 

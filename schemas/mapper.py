@@ -94,6 +94,7 @@ def job_values(job: NewJob, now: Any) -> dict[str, Any]:
         "ready_at": now,
         "privacy": job.privacy.value,
         "sealed_spec": job.sealed_spec,
+        "numeric_class": job.numeric_class,
     }
 
 
@@ -181,6 +182,7 @@ def job_row(row: Any) -> JobRow:
         paused=row.ingest_resumes_at is not None,
         privacy=PrivacyMode(row.privacy),
         purged_at=row.purged_at,
+        numeric_class=row.numeric_class,
     )
 
 

@@ -221,6 +221,7 @@ class GroupWork:
     # It may be what its workers died of: nobody holds two of these at a time.
     suspect: bool = False
     waited_sec: float = 0.0  # from ready, or from its last lease's end, to this claim
+    numeric_class: str | None = None  # of its job, when it was claimed for VERIFY
 
     @property
     def where(self) -> Prompts:
@@ -325,6 +326,7 @@ class CompletionRecord:
     price_microusd: int = 0
     ahead_ticks: int = 0  # of the device that drafted ahead
     ahead_price_microusd: int = 0
+    numeric_class: str | None = None  # that its tokens were decided in; None: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,6 +351,7 @@ class NewJob:
     budget_usd: float | None = None
     privacy: PrivacyMode = PrivacyMode.FULL
     sealed_spec: str | None = None
+    numeric_class: str | None = None  # None: the first claim for VERIFY chooses it
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,6 +386,7 @@ class JobRow:
     paused: bool = False  # its input waits until fewer of its groups are open
     privacy: PrivacyMode = PrivacyMode.FULL
     purged_at: float | None = None  # when its texts and files were deleted
+    numeric_class: str | None = None  # `unknown` of old jobs; None: not chosen yet
 
 
 @dataclass(frozen=True, slots=True)

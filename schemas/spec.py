@@ -10,6 +10,7 @@ import orjson
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from specbatch.schemas.errors import SpecError
+from specbatch.schemas.numeric_class import UNKNOWN, contradiction, dtype_of, engine_key
 from specbatch.schemas.part import Part, Uri
 from specbatch.schemas.privacy import SEALED
 from specbatch.schemas.records import JobRow, SamplingParams, Verification
@@ -175,10 +176,39 @@ class EngineSpec(Part):
         default="as-is", description="int8 or fp8: quantised on loading; another verifier"
     )
     proposer_weights: Weights = Field(default="as-is", description="the same; changes speed only")
+    numeric_class: str | None = Field(
+        default=None,
+        description="exact/f32/1 or another: only its workers verify; else the first claim chooses",
+    )
+
+    @model_validator(mode="after")
+    def _class_fits_dtype(self) -> EngineSpec:
+        if self.numeric_class is not None:
+            problem = contradiction(self.dtype, self.numeric_class)
+            if problem is not None:
+                raise ValueError(problem)
+        return self
 
     def of_proposer(self) -> EngineSpec:
         """How a proposer runs that works ahead by itself."""
-        return self.model_copy(update={"verifier_weights": self.proposer_weights})
+        return self.model_copy(
+            update={"verifier_weights": self.proposer_weights, "numeric_class": None}
+        )
+
+    def resolved(self, numeric_class: str | None) -> EngineSpec:
+        """How a verifier of the job's class runs: `auto` is the class's dtype.
+
+        Of no class, or an unknown one, `auto` stays: each worker takes what its device computes.
+        """
+        update: dict[str, str | None] = {"numeric_class": None}
+        if self.dtype == "auto" and numeric_class not in (None, UNKNOWN):
+            update["dtype"] = dtype_of(numeric_class)
+        return self.model_copy(update=update)
+
+    @property
+    def key(self) -> str:
+        """What of it decides about bits, for `Serves.class_of`."""
+        return engine_key(self.dtype, self.exactness, self.verifier_weights)
 
 
 class JobSpec(Part):

@@ -88,7 +88,7 @@ RIGHTS: Mapping[str, Rights] = {
             "jobs": (
                 *_OF_A_LEASE,
                 *("state", "cancel_requested", "error", "finished_at", "stop_reason"),
-                *("priority", "deadline_at", "budget_usd", "ingest_resumes_at"),
+                *("priority", "deadline_at", "budget_usd", "ingest_resumes_at", "numeric_class"),
                 *("log_number", "log_head"),
             ),
             "groups": (*_OF_A_LEASE, "cut_wanted"),

@@ -118,6 +118,9 @@ class Job(Leased, Base):
     purged_to: Mapped[int | None] = mapped_column(BigInteger)  # ... up to this row; NULL: all
     log_number: Mapped[int] = mapped_column(BigInteger, default=0)  # of its audit log's last entry
     log_head: Mapped[bytes | None] = mapped_column(LargeBinary)  # that entry's hash
+    # In which its groups are verified, `unknown` of jobs from before there were any; NULL: the
+    # first claim for VERIFY will choose one.
+    numeric_class: Mapped[str | None]
 
 
 class Group(Leased, Base):
@@ -220,6 +223,7 @@ class Completion(Base):
     # Of its content (`digests.py`); stays when that is purged. NULL: recorded before there was an
     # audit log.
     digest: Mapped[bytes | None] = mapped_column(LargeBinary)
+    numeric_class: Mapped[str | None]  # that its tokens were decided in; NULL: not known
 
 
 class Rejected(Base):

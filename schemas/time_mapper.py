@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from specbatch.schemas.backlog import WorkerNow
+from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.provenance import TICKS_PER_SEC, Ticks
 from specbatch.schemas.records import Stage
 from specbatch.schemas.timekeeping import (
@@ -32,6 +33,7 @@ def session_values(session: NewSession, now: Any) -> dict[str, Any]:
         "price_microusd": device.price_microusd,
         "started_at": now - session.age_ticks / TICKS_PER_SEC,
         "beat_at": now,
+        "serves": session.serves and session.serves.as_json(),
     }
 
 
@@ -61,6 +63,7 @@ def session_row(row: Any) -> SessionRow:
         overhead=row.overhead_ticks,
         lost=row.lost_ticks,
         spent=int(row.spent_ticks),
+        serves=Serves.from_json(row.serves),
     )
 
 
@@ -76,6 +79,7 @@ def worker_now(row: Any, now: float) -> WorkerNow:
         idle=row.idle_ticks,
         overhead=row.overhead_ticks,
         leases=row.leases,
+        serves=Serves.from_json(row.serves),
     )
 
 

@@ -33,6 +33,8 @@ class WorkerSession(Base):
     overhead_ticks: Mapped[int] = _ticks()
     lost_ticks: Mapped[int] = _ticks()  # written when it ends, with …
     leased_ticks: Mapped[int | None] = mapped_column(BigInteger)  # … the sum of all of them
+    # The model and numeric classes that it verifies with; NULL: it verifies nothing.
+    serves: Mapped[dict[str, Any] | None]
 
 
 class TimeSlice(Base):

@@ -8,10 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.provenance import TICKS_PER_SEC, Ticks
 from specbatch.schemas.records import Lease, Stage
 
 HINTS = 0  # the generation of time that no claim of a group had: a claim's is 1 or more
+
+LEASES_OF_SILENCE = 3  # after which a worker is held for dead, and its device no longer counted
 
 # Ticks × a price in millionths of a dollar per hour, in a dollar.
 UNITS_PER_USD = 1_000_000 * 3600 * TICKS_PER_SEC
@@ -40,6 +43,7 @@ class NewSession:
     owner: str
     device: Device
     age_ticks: int  # how long ago that moment was
+    serves: Serves | None = None  # what it verifies with; None: it verifies nothing
 
 
 class SessionTime(NamedTuple):
@@ -88,6 +92,7 @@ class SessionRow:
     overhead: int
     lost: int  # before its end, and told by nobody
     spent: int  # by attempts
+    serves: Serves | None = None
 
     @property
     def accounted(self) -> int:

@@ -26,12 +26,14 @@ from specbatch.pipeline.engine.time_book import Rows, TimeBook, now
 from specbatch.pipeline.policy.journal import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.errors import DeviceLostError
+from specbatch.schemas.numeric_class import Serves, all_keys
 from specbatch.schemas.records import FinishReason
 from specbatch.schemas.spec import EngineSpec
 from specbatch.schemas.speculation import AcceptanceCount
 from specbatch.schemas.speculation_spec import SpeculationSpec
 
 MAX_SEQUENCES = 64
+NUMERIC_CLASS = "stand-in/f32/1"
 AUTO_DEPTH = 4  # draft tokens per step where a job leaves it to the engine
 REFUSED = ord("~")  # a prompt that begins with it ends with an error, like one that cannot be run
 _PER_HASH = 8  # tokens decided by one hash of 64 bytes
@@ -220,9 +222,11 @@ class StandInHost:
         max_sequences: int = MAX_SEQUENCES,
         step_sec: float = 0.0,
         agreement: float = 1.0,
+        numeric_class: str = NUMERIC_CLASS,
     ) -> None:
         """`verifier`: the model it stands in for; a propose worker's has an `agreement` below 1."""
         self.verifier = verifier
+        self._numeric_class = numeric_class
         self.proposer = proposer
         self._pause = threading.Event()
         self._service = EngineService(
@@ -236,6 +240,11 @@ class StandInHost:
             ),
             name="stand-in",
         )
+
+    def serves(self) -> Serves:
+        """One class, whatever a job asks for."""
+        names = dict.fromkeys(all_keys(), self._numeric_class)
+        return Serves.of(self.verifier.ref, names)
 
     def service(self, spec: EngineSpec) -> EngineService:  # noqa: ARG002 - there is only one
         return self._service

@@ -101,6 +101,8 @@ def report_lines(chain: ChainAudit, replays: ReplayAudit, record: AuditRecord) -
         yield f"note: {text}"
     for why, count in replays.skipped.items():
         yield f"not replayed: {count:,}, for each {why}"
+    for text, count in replays.notes.items():
+        yield f"note: {count:,} completions were {text}"
     yield correctness_line(replays.correctness, replays.tokens)
 
 

@@ -15,7 +15,7 @@ from specbatch.jobs.cli.outcome import finish
 from specbatch.pipeline.bootstrap import make_client
 from specbatch.pipeline.client import Client
 from specbatch.pipeline.observe.progress import EngineCounts, progress_view
-from specbatch.schemas.errors import EngineError, WaitTimeoutError
+from specbatch.schemas.errors import EngineError, UsageError, WaitTimeoutError
 from specbatch.schemas.records import JobRow
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec
@@ -56,7 +56,8 @@ def run_here(
 ) -> None:
     """Work until the job ends. Ctrl-C stops cleanly: finished groups stay, others are given back.
 
-    Raises `WaitTimeoutError` in the same way, and `EngineError` when the worker here died.
+    Raises `WaitTimeoutError` in the same way, `EngineError` when the worker here died, and
+    `UsageError` for a job of a numeric class that this process has not.
     """
     if job.state.is_final:
         return
@@ -68,6 +69,7 @@ def run_here(
     try:
         with _sigterm_as_interrupt(), embedded(settings, spec.verifier, job.proposer) as running:
             app, worker = running
+            check_class(worker, job.job_id, spec)
             c = make_client(settings, make_ring(app), worker.store, worker.keeper.look)
             _follow(c, app, worker, job, spec, timeout_sec)
     except KeyboardInterrupt:
@@ -78,6 +80,22 @@ def run_here(
             f"job {job.job_id} did not end within {timeout_sec:g} s and was stopped; "
             f"to go on: {hint}"
         ) from None
+
+
+def check_class(worker: Worker, job_id: str, spec: JobSpec) -> None:
+    """Raise `UsageError` for a job that was begun in a numeric class that this process has not.
+
+    Nobody else may be there to go on with it.
+    """
+    serves, pinned = worker.engines[0].serves(), worker.store.get_job(job_id).numeric_class
+    if serves.takes(pinned):
+        return
+    here = serves.class_of(spec.engine.resolved(pinned).key)
+    raise UsageError(
+        f"job {job_id} is verified in numeric class {pinned}, and this process has {here}: run it "
+        "on the same kind of machine with the same number of threads, or move it with "
+        f"`specbatch retry {job_id} --local --numeric-class {here}`"
+    )
 
 
 def retry_command(job: JobRow) -> str:

@@ -16,6 +16,7 @@ from specbatch.pipeline.bootstrap import (
 )
 from specbatch.pipeline.tools import make_replays
 from specbatch.schemas.errors import UsageError
+from specbatch.schemas.numeric_class import differs
 
 if TYPE_CHECKING:
     from specbatch.pipeline.replaying import Twice
@@ -67,6 +68,8 @@ def parts_of(name: str) -> tuple[str, int, int]:
 def comparison(twice: Twice) -> Iterator[str]:
     """What is the same in one line, or both versions of what is not."""
     kept, fresh = twice.kept, twice.fresh
+    if other := differs(kept.numeric_class, fresh.numeric_class):
+        yield f"note: {other}"
     name = f"row {kept.row_index}, sample {kept.sample_index}"
     if not twice.differing:
         yield (
@@ -99,6 +102,10 @@ def as_json(job_id: str, twice: Twice) -> dict[str, Any]:
         "row": twice.kept.row_index,
         "sample": twice.kept.sample_index,
         "differing": twice.differing,
+        "numeric_class": {
+            "kept": twice.kept.numeric_class,
+            "written": twice.fresh.numeric_class,
+        },
         **{
             word: {name: getattr(record, name) for name in names}
             for word, record in (("kept", twice.kept), ("written", twice.fresh))

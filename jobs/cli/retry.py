@@ -23,20 +23,29 @@ def retry(
         bool,
         typer.Option("--quarantined", help="only rows that failed by themselves, by all attempts"),
     ] = False,
+    numeric_class: Annotated[
+        str | None,
+        typer.Option(
+            "--numeric-class",
+            help="verify what is left in this class: exact/f32/1, or another that workers have",
+            show_default=False,
+        ),
+    ] = None,
     timeout: o.Timeout = None,
     json: o.Json = False,
 ) -> None:
     """Send a job's failed and cancelled groups, or only its quarantined rows, back to work.
 
-    With --local, go on with it here.
+    With --local, go on with it here. With --numeric-class, a job that goes on is moved to workers
+    of that class; groups that others have begun start again there.
     """
     if timeout is not None and not local:
         raise UsageError("--timeout needs --local: without it nothing is waited for")
     settings = load_settings()
     with client(settings) as c:
         row = c.job(job)
-        going_on = local and not quarantined and not row.state.is_final
-        count = 0 if going_on else c.retry(row.job_id, quarantined)
+        going_on = local and not quarantined and not row.state.is_final and not numeric_class
+        count = 0 if going_on else c.retry(row.job_id, quarantined, numeric_class)
         if not local:
             _tell(settings, row.job_id, count, json)
             return

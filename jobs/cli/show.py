@@ -18,11 +18,13 @@ from specbatch.jobs.cli.outcome import as_json
 from specbatch.pipeline.bootstrap import (
     make_store,
 )
+from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.observe.summary import summarize, summary_table
 from specbatch.pipeline.policy.savings import savings
 from specbatch.pipeline.tools import first_rows
 from specbatch.schemas.audit import AuditRecord, Correctness
 from specbatch.schemas.job_progress import JobProgress
+from specbatch.schemas.numeric_class import UNKNOWN
 from specbatch.schemas.records import (
     NORMAL,
     PRIORITIES,
@@ -32,6 +34,7 @@ from specbatch.schemas.records import (
     RejectedRow,
 )
 from specbatch.schemas.speculation import ALL_PROPOSERS, Decision
+from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
 
 EXAMPLES = 3
 DECISIONS = 20
@@ -50,14 +53,18 @@ def show(
         decisions = store.decisions(row.job_id)
         audits = store.audits(row.job_id)
         saved = savings(store.measured_groups(row.job_id))
+        waits = waits_for(store, row, LEASES_OF_SILENCE * settings.lease_sec)
         unfinished = store.failed_groups(row.job_id)
         alone = [(p, error) for _, word, p, error in unfinished if _is_one_row(word, p)]
         if json:
             told = {"rows_quarantined": len(alone), "decisions": [asdict(d) for d in decisions]}
             told["audits"] = [asdict(audit) for audit in audits]
+            told |= {"numeric_class": row.numeric_class, "waits_for": waits}
             say_json(as_json(row, progress) | saved_json(saved) | told)
             return
         _say_how_far(row, progress)
+        for line in class_lines(store, row, waits):
+            say(line)
         say(saved_line(saved))
         for line in quarantine_lines(store.rejected(row.job_id)):
             say(line)
@@ -88,6 +95,28 @@ def _say_how_far(row: JobRow, progress: JobProgress) -> None:
         say(f"{ends}: {row.stop_reason or 'a cancel was asked for'}")
     if row.error:
         say(f"error: {row.error}")
+
+
+def waits_for(store: Store, row: JobRow, silence_sec: float) -> str | None:
+    """In words, what keeps a job's groups from being verified, where no live worker may do it."""
+    if row.state.is_final or row.numeric_class in (None, UNKNOWN):
+        return None
+    return store.backlog().waiting(silence_sec).get(row.job_id)
+
+
+def class_lines(store: Store, row: JobRow, waits: str | None) -> list[str]:
+    """A job's numeric class and what that stands for, where a worker of it has told."""
+    if row.numeric_class is None:
+        return ["numeric class: chosen when its first group is verified"]
+    lines = [f"numeric class: {row.numeric_class}"]
+    told = [one.serves.facts for one in store.sessions(row.job_id) if one.serves is not None]
+    facts = next((of[row.numeric_class] for of in told if row.numeric_class in of), None)
+    if facts:
+        lines.append("    " + ", ".join(f"{name} {value}" for name, value in facts.items()))
+    if waits is not None:
+        again = f"specbatch retry {row.job_id} --numeric-class NAME"
+        lines.append(f"{waits} (`{again}` moves it)")
+    return lines
 
 
 def _of_reading(row: JobRow) -> str:

@@ -19,6 +19,7 @@ from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.observe.top import WIDE, Board, Watch, as_json, tables
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.records import JobState
+from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
 
 JOBS = 12  # that are looked at: each costs two statements
 
@@ -31,9 +32,10 @@ def top(
     json: Json = False,
 ) -> None:
     """Watch workers, queues and jobs until Ctrl-C; one look where stdout is no terminal."""
-    store = make_store(load_settings())
+    settings = load_settings()
+    store = make_store(settings)
     try:
-        watch = Watch()
+        watch = Watch(LEASES_OF_SILENCE * settings.lease_sec)
         if json:
             say_json(as_json(look(store, watch)))
         elif once or not out.is_terminal:

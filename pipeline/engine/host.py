@@ -26,6 +26,7 @@ from specbatch.pipeline.engine.memory import (
 )
 from specbatch.pipeline.engine.model_folder import ModelFolder
 from specbatch.pipeline.engine.ngram_proposer import NgramProposer
+from specbatch.pipeline.engine.numeric_class import check_class, serves
 from specbatch.pipeline.engine.observing import Observer
 from specbatch.pipeline.engine.proposer import Proposer
 from specbatch.pipeline.engine.quantised import check_weights
@@ -36,6 +37,7 @@ from specbatch.pipeline.engine.stats import EngineStats
 from specbatch.pipeline.engine.torch_decoder import TorchDecoder
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.errors import DeviceLostError, RequestCancelledError
+from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.spec import EngineSpec, Weights
 from specbatch.schemas.speculation_spec import SpeculationSpec
 
@@ -95,6 +97,15 @@ class EngineHost:
         self._services: dict[EngineSpec, EngineService] = {}
         self._stopped = False
         self._lock = threading.Lock()
+        self._serves: Serves | None = None
+        self._naming = threading.Lock()  # held while the first caller finds them out
+
+    def serves(self) -> Serves:
+        """The numeric classes in which the verifier can run here; it is not loaded for that."""
+        with self._naming:
+            if self._serves is None:
+                self._serves = serves(self.verifier, self._device, self._tensor_parallel)
+            return self._serves
 
     def service(self, spec: EngineSpec) -> EngineService:
         """The engine for a job's dtype, exactness and weights. Raises `MissingExtraError`, and
@@ -176,6 +187,7 @@ class EngineHost:
         free_for_another(on_gpu=self._device.is_gpu)  # one that failed lies in a cycle
         knowledge = (self._memory_of and self._memory_of.load(self._about(spec))) or Knowledge()
         verifier = self._load_verifier(spec)
+        check_class(self.serves(), spec.key, is_native=verifier.native is not None)
         vocab_size = self.verifier.vocab_size
         proposers: list[Proposer] = [BlockProposer(), HistoryProposer(vocab_size), NgramProposer()]
         models = []
@@ -212,6 +224,11 @@ class EngineHost:
         self.memory = budget_of(models, on_processor=not self._device.is_gpu)
         log.info("memory budget of the %s engine: %s", spec.dtype, self.memory)
         return engine
+
+    @property
+    def _tensor_parallel(self) -> int:
+        """Processes that share the verifier."""
+        return 1 if self._leader is None else self._leader.size
 
     def _load_verifier(self, spec: EngineSpec) -> LoadedModel:
         if self._leader is None:

@@ -15,6 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from specbatch.kernels.decoder.contract import DecoderShape, DecoderWeights
 from specbatch.kernels.paged_attention.contract import RaggedBatch
+from specbatch.pipeline.engine.device import native_level
 from specbatch.pipeline.engine.faults import engine_error, may_pass
 from specbatch.pipeline.engine.kernel_choice import Attention, Kernels, choose_kernels
 from specbatch.pipeline.engine.model_folder import ModelFolder
@@ -164,13 +165,17 @@ def _lowered(module: Any, folder: ModelFolder) -> tuple[DecoderShape, DecoderWei
 
 
 def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 where the device computes it, else float32; the choice is logged."""
+    """`auto` is bfloat16 where the device computes it, else float32; the choice is logged.
+
+    A lower instruction set that is forced counts as the processor's.
+    """
     if dtype != "auto":
         return _DTYPES[dtype]
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-    native = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return torch.bfloat16 if native else torch.float32
+    computed = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    narrow = native_level() in ("portable", "x86-64-v3")  # where it saves memory and costs time
+    return torch.bfloat16 if computed and not narrow else torch.float32
 
 
 def _eos_ids(module: Any) -> frozenset[int]:

@@ -5,45 +5,38 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from transformers import AutoConfig
 
 from specbatch.kernels.decoder import cpu
 from specbatch.kernels.decoder.contract import DecoderShape, DecoderWeights, LayerWeights
 from specbatch.pipeline.engine import rotary
-from specbatch.pipeline.engine.model_folder import NATIVE_MODEL_TYPES
+from specbatch.pipeline.engine.model_folder import NATIVE_MODEL_TYPES, ModelFolder
 
 
 class NotNativeError(Exception):
     """The model takes the torch path; the message says why."""
 
 
+def why_not_native(folder: ModelFolder, dtype: torch.dtype) -> str | None:
+    """Why a model takes the torch path on this processor, by its config alone; None: it does not.
+
+    A config that cannot be read has no native pass: loading says what is wrong with it.
+    """
+    try:
+        config = AutoConfig.from_pretrained(str(folder.path), trust_remote_code=False)
+        _shape(config, dtype)
+    except NotNativeError as reason:
+        return str(reason)
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        return f"its config cannot be read: {error}"
+    return None
+
+
 def lower(module: Any, context_tokens: int) -> tuple[DecoderShape, DecoderWeights]:
     """Shape and weights (views, not copies) of a loaded model. Raises `NotNativeError`."""
     config = module.config
-    if config.model_type not in NATIVE_MODEL_TYPES:
-        raise NotNativeError(f"architecture {config.model_type} has no native pass")
-    if config.hidden_act != "silu" or getattr(config, "mlp_bias", False):
-        raise NotNativeError("its feed-forward layers are not plain SwiGLU")
+    shape = _shape(config, module.dtype)
     rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type", "default") not in rotary.ROPE_TYPES:
-        raise NotNativeError(f"rope type {rope.get('rope_type')} depends on the length")
-    if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise NotNativeError("only a part of each head is rotated")
-    first = module.model.layers[0].self_attn
-    shape = DecoderShape(
-        layers=config.num_hidden_layers,
-        hidden=config.hidden_size,
-        heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
-        head_dim=first.head_dim,
-        inter=config.intermediate_size,
-        vocab=config.vocab_size,
-        window=_window(config),
-        eps=config.rms_norm_eps,
-        scaling=first.scaling,
-    )
-    reason = cpu.why_not(shape, module.dtype)
-    if reason is not None:
-        raise NotNativeError(reason)
     cos, sin = rotary.tables(rope, shape.head_dim, config.max_position_embeddings, context_tokens)
     return shape, DecoderWeights(
         embedding=module.model.embed_tokens.weight,
@@ -53,6 +46,37 @@ def lower(module: Any, context_tokens: int) -> tuple[DecoderShape, DecoderWeight
         sin=sin,
         layers=tuple(_layer(layer) for layer in module.model.layers),
     )
+
+
+def _shape(config: Any, dtype: torch.dtype) -> DecoderShape:
+    """The shape of a model with this config. Raises `NotNativeError`."""
+    if config.model_type not in NATIVE_MODEL_TYPES:
+        raise NotNativeError(f"architecture {config.model_type} has no native pass")
+    if config.hidden_act != "silu" or getattr(config, "mlp_bias", False):
+        raise NotNativeError("its feed-forward layers are not plain SwiGLU")
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type", "default") not in rotary.ROPE_TYPES:
+        raise NotNativeError(f"rope type {rope.get('rope_type')} depends on the length")
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        raise NotNativeError("only a part of each head is rotated")
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    shape = DecoderShape(
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        heads=heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=head_dim,
+        inter=config.intermediate_size,
+        vocab=config.vocab_size,
+        window=_window(config),
+        eps=config.rms_norm_eps,
+        scaling=head_dim**-0.5,
+    )
+    reason = cpu.why_not(shape, dtype)
+    if reason is not None:
+        raise NotNativeError(reason)
+    return shape
 
 
 def _layer(layer: Any) -> LayerWeights:

@@ -45,6 +45,7 @@ class Replayer:
         """Raises `ModelError`, and `MissingExtraError` where the job's weights need one."""
         host = EngineHost(verifier, None, 1, max_batch_tokens, kv_cache_bytes, device=device)
         check_weights(spec.verifier_weights)
+        self.numeric_class = host.serves().class_of(spec.key)
         self._engine = host.make_engine(spec)
         self._rechecker = Rechecker(self._engine.runner)
 

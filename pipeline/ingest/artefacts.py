@@ -117,7 +117,7 @@ def read_results(data: bytes) -> list[CompletionRecord]:
             | {"recheck": Recheck(**item["recheck"])}
             | {"top_logprobs": _pairs(item["top_logprobs"])}
         )
-        for item in _read(arrow.RESULTS, data)
+        for item in _read(arrow.RESULTS, data, arrow.LATER_RESULTS)
     ]
 
 
@@ -147,12 +147,17 @@ def _write(schema: pa.Schema, columns: Mapping[str, list[Any]]) -> bytes:
     return bytes(sink.getvalue())
 
 
-def _read(schema: pa.Schema, data: bytes) -> Iterable[dict[str, Any]]:
+def _read(schema: pa.Schema, data: bytes, later: Sequence[str] = ()) -> Iterable[dict[str, Any]]:
+    """The rows of a file. `later`: the last columns, which files of earlier versions lack."""
     try:
         with pa.ipc.open_file(pa.BufferReader(data)) as reader:
             table = reader.read_all()
     except (pa.ArrowException, OSError) as error:
         raise ObjectError("an artefact is not an Arrow file; the workspace was damaged") from error
+    for name in later:
+        if name not in table.column_names:
+            kind = schema.field(name)
+            table = table.append_column(kind, pa.nulls(len(table), kind.type))
     if not table.schema.equals(schema, check_metadata=True):
         raise ObjectError(
             "an artefact has another layout than this version of specbatch writes; "

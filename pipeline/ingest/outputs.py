@@ -18,6 +18,7 @@ Columns of `part-00000.parquet` and its successors, one row per (input row, samp
     error              string   "code: reason" of a quarantined row or failed completion, else null
     logprobs           list     the log-probability of each token; null where not asked for
     top_logprobs       list     for each token the most likely ones: a list of token_id, logprob
+    numeric_class      string   in which the tokens were decided; null where that is not known
 
 A quarantined row has finish_reason "error", sample_index 0 and null in the columns that do not
 apply. For OpenAI batch input `output.jsonl` and `errors.jsonl` are written as well
@@ -345,6 +346,7 @@ def _columns(row: OutputRow) -> dict[str, Any]:
         "error": row.error,
         "logprobs": None if row.top_logprobs is None else row.logprobs,
         "top_logprobs": _top_columns(row),
+        "numeric_class": row.numeric_class,
     }
 
 

@@ -70,7 +70,7 @@ class Checker:
         if facts is None:
             yield _job("the job's row is gone; its log outlives it")
             return
-        for name in (*PINNED, "rows_total", "cancel_requested", "stop_reason"):
+        for name in (*PINNED, "rows_total", "cancel_requested", "stop_reason", "numeric_class"):
             if name not in expected:
                 continue
             if name not in facts:

@@ -6,10 +6,12 @@ The order is `turns`'. Groups that another claimer is about to take are passed b
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import (
+    BindParameter,
     ColumnElement,
     Connection,
     Double,
@@ -23,9 +25,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
-from specbatch.pipeline.ledger import cut_rules, cutting, leases, rules, turns
+from specbatch.pipeline.ledger import cut_rules, cutting, leases, rules, serving, turns
 from specbatch.pipeline.ledger.transactions import Now
 from specbatch.pipeline.ledger.turns import Waiting
+from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.records import GroupWork, Stage
 from specbatch.schemas.tables import Group, Job, Tenant, group_is_open, job_is_live
 
@@ -45,29 +48,46 @@ def claim_next(
     lease_sec: float,
     max_attempts: int,
     weights: Mapping[str, float],
+    serves: Serves | None = None,
 ) -> GroupWork | None:
-    """The longest group of the job whose turn it is; None when nothing can be claimed."""
+    """The longest group of the job whose turn it is; None when nothing can be claimed.
+
+    Raises `UnpinnedError` and `MovedError`.
+    """
     if stage not in rules.CANCELLABLE:
         return None
     for _ in range(_ROUNDS):
-        waiting = _waiting(conn, now, stage, model, owner, max_attempts)
+        waiting = _waiting(conn, now, stage, model, owner, max_attempts, serves)
         due = turns.by_turn(waiting)
         if not due:
             return None
         for job in due[:_JOBS_TRIED]:
-            work = _claim_longest(conn, now, job.job_id, stage, owner, lease_sec, max_attempts)
+            if serves is not None and job.numeric_class is None:
+                raise serving.UnpinnedError(job.job_id)
+            work = _claim_longest(
+                conn, now, job.job_id, stage, owner, lease_sec, max_attempts, serves
+            )
             if work is not None:
                 weight = weights.get(job.tenant, turns.DEFAULT_WEIGHT)
-                _charge(conn, job, work, turns.floor_of(job, waiting), weight)
-                return work
+                pinned = _charge(conn, job, work, turns.floor_of(job, waiting), weight)
+                if serves is None:
+                    return work
+                serving.check(serves, job.job_id, pinned)
+                return replace(work, numeric_class=pinned)
     return None
 
 
 def _waiting(
-    conn: Connection, now: Now, stage: Stage, model: str, owner: str, max_attempts: int
+    conn: Connection,
+    now: Now,
+    stage: Stage,
+    model: str,
+    owner: str,
+    max_attempts: int,
+    serves: Serves | None,
 ) -> list[Waiting]:
-    """All live jobs of the model with open groups at the stage."""
-    rows = conn.execute(_waiting_query(now, stage, model, owner, max_attempts))
+    """All live jobs of the model, and of a class that is served, with open groups at the stage."""
+    rows = conn.execute(_waiting_query(now, stage, model, owner, max_attempts, serves))
     return [
         Waiting(
             row.job_id,
@@ -78,6 +98,7 @@ def _waiting(
             row.served,
             row.started,
             turns.tokens_per_row(row.max_tokens, row.samples),
+            row.numeric_class,
         )
         for row in rows
         if row.an_open_one is not None
@@ -86,7 +107,7 @@ def _waiting(
 
 @lru_cache(maxsize=16)
 def _waiting_query(
-    now: Now, stage: Stage, model: str, owner: str, max_attempts: int
+    now: Now, stage: Stage, model: str, owner: str, max_attempts: int, serves: Serves | None
 ) -> Select[Any]:
     named = Job.verifier if stage is Stage.VERIFY else Job.proposer
     there = (Group.job_id == Job.job_id, group_is_open(), Group.stage == stage.value)
@@ -100,6 +121,7 @@ def _waiting_query(
             Job.tenant,
             Job.priority,
             Job.created_at,
+            Job.numeric_class,
             an_open_one.correlate(Job).scalar_subquery().label("an_open_one"),
             a_due_one.correlate(Job).scalar_subquery().label("a_due_one"),
             func.coalesce(Tenant.served, 0.0).label("served"),
@@ -108,7 +130,7 @@ def _waiting_query(
             _SAMPLES.label("samples"),
         )
         .outerjoin(Tenant, Tenant.tenant == Job.tenant)
-        .where(job_is_live(), named == model, ~Job.cancel_requested)
+        .where(job_is_live(), named == model, ~Job.cancel_requested, *serving.served(serves))
     )
 
 
@@ -120,19 +142,26 @@ def _claim_longest(
     owner: str,
     lease_sec: float,
     max_attempts: int,
+    serves: Serves | None,
 ) -> GroupWork | None:
     """The job's longest group that nobody has; one statement, so exactly one claimer wins it."""
-    claim = _longest_claim(now, stage, owner, lease_sec, max_attempts)
+    claim = _longest_claim(now, stage, owner, lease_sec, max_attempts, serves)
     return leases.taken(conn, claim, max_attempts, {"of_job": job_id})
 
 
 @lru_cache(maxsize=16)
 def _longest_claim(
-    now: Now, stage: Stage, owner: str, lease_sec: float, max_attempts: int
+    now: Now,
+    stage: Stage,
+    owner: str,
+    lease_sec: float,
+    max_attempts: int,
+    serves: Serves | None,
 ) -> Executable:
     """Kept, as the query of who waits: see `leases`."""
+    job: BindParameter[str] = bindparam("of_job")
     free = (
-        Group.job_id == bindparam("of_job"),
+        Group.job_id == job,
         group_is_open(),  # spelled out for the index
         Group.stage == stage.value,
         *_claimable(now, stage, owner, max_attempts),
@@ -146,7 +175,7 @@ def _longest_claim(
         .correlate(None)
         .scalar_subquery()
     )
-    which = (*free, Group.group_index == longest)
+    which = (*free, Group.group_index == longest, *serving.job_is_served(job, serves))
     return leases.taking(now, owner, lease_sec, *which)
 
 
@@ -158,17 +187,24 @@ def _claimable(now: Now, stage: Stage, owner: str, max_attempts: int) -> list[Co
     return free
 
 
-def _charge(conn: Connection, job: Waiting, work: GroupWork, floor: float, weight: float) -> None:
-    """Move the tenant's virtual time on. The row counts, not what was read of it before."""
+def _charge(
+    conn: Connection, job: Waiting, work: GroupWork, floor: float, weight: float
+) -> str | None:
+    """Move the tenant's virtual time on. The row counts, not what was read of it before.
+
+    Returns the job's numeric class: asked for here, it costs no statement.
+    """
     cost = turns.cost_of(work.rows, work.prompt_tokens, job.tokens_per_row, weight)
     parameters = {
+        "of_job": job.job_id,
         "of_tenant": job.tenant,
         "new_weight": weight,
         "floor": floor,
         "cost": cost,
         "first": floor + cost,
     }
-    conn.execute(_charging(conn.dialect.name), parameters)
+    pinned: str | None = conn.scalar(_charging(conn.dialect.name), parameters)
+    return pinned
 
 
 @lru_cache(maxsize=2)
@@ -191,6 +227,7 @@ def _charging(dialect: str) -> Executable:
         upsert(Tenant)
         .values(**values)
         .on_conflict_do_update(index_elements=[Tenant.tenant], set_=known)
+        .returning(serving.PINNED.scalar_subquery())
     )
     return made
 

@@ -11,9 +11,10 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, and_, exists, insert, or_, select, update
 from sqlalchemy.orm import aliased
 
-from specbatch.pipeline.ledger import cut_rules, jobs, rules
+from specbatch.pipeline.ledger import cut_rules, jobs, rules, serving
 from specbatch.pipeline.ledger.jobs import FREE
 from specbatch.pipeline.ledger.transactions import Now
+from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.records import Lease, Stage
 from specbatch.schemas.tables import Group, Job, group_is_open
 
@@ -124,13 +125,16 @@ def is_held(lease: Lease) -> list[ColumnElement[bool]]:
 # --- what the idle ask for ------------------------------------------------------------------
 
 
-def want(conn: Connection, now: Now, model: str, owner: str) -> tuple[str, int] | None:
-    """Mark the group that an idle verifier would like half of."""
+def want(
+    conn: Connection, now: Now, model: str, owner: str, serves: Serves | None = None
+) -> tuple[str, int] | None:
+    """Mark the group that an idle verifier would like half of. It must be able to verify it."""
     due, of_due = aliased(Group), aliased(Job)
     anything_due = (
         exists()
         .where(due.stage == Stage.VERIFY.value, due.lease_until <= now)
         .where(of_due.job_id == due.job_id, of_due.verifier == model)
+        .where(*serving.served(serves, of_due))
     )
     drafted = aliased(Group)
     still_drafting = exists().where(
@@ -148,6 +152,7 @@ def want(conn: Connection, now: Now, model: str, owner: str) -> tuple[str, int] 
             Group.rows > 1,
             Job.stage == Stage.RUN.value,
             Job.verifier == model,
+            *serving.served(serves),
             ~Job.cancel_requested,
             ~anything_due,
             ~still_drafting,

@@ -40,6 +40,11 @@ def _text(value: str | None) -> bytes:
     return b"-" if value is None else _tagged(b"t", value.encode("utf-8", "surrogatepass"))
 
 
+def _later_text(value: str | None) -> bytes:
+    """Of a fact that earlier completions have not: without it their digests stay as they were."""
+    return b"" if value is None else _text(value)
+
+
 def _integer(value: int) -> bytes:
     return b"i" + value.to_bytes(8, "little", signed=True)
 
@@ -125,6 +130,7 @@ FACTS: Mapping[str, Encode] = {
     "price_microusd": _integer,
     "ahead_ticks": _integer,
     "ahead_price_microusd": _integer,
+    "numeric_class": _later_text,
 }
 # Of the record, but not of the completion's row.
 NOT_KEPT = ("recheck", "shadow_proposed", "shadow_accepted")

@@ -88,11 +88,20 @@ def lost(index: int, rows: int, error: str | None) -> dict[str, Any]:
 
 
 def retried(
-    quarantined: bool, units: int, deadline_at: float | None, budget_usd: float | None
+    quarantined: bool,
+    units: int,
+    deadline_at: float | None,
+    budget_usd: float | None,
+    numeric_class: str | None = None,
 ) -> dict[str, Any]:
-    """The limits are those that the job has from then on."""
+    """The limits are those that the job has from then on; so is the class, where one was named."""
     limits = {"deadline_at": deadline_at, "budget_usd": budget_usd}
-    return {"quarantined": quarantined, "units": units, **limits}
+    moved = {} if numeric_class is None else class_pinned(numeric_class)
+    return {"quarantined": quarantined, "units": units, **limits, **moved}
+
+
+def class_pinned(numeric_class: str) -> dict[str, Any]:
+    return {"numeric_class": numeric_class}
 
 
 def ended(

@@ -261,10 +261,12 @@ def request_cancel(
     return mapper.job_row(find(conn, row.job_id))
 
 
-def retry(conn: Connection, now: Now, job_id: str, quarantined: bool) -> int:
+def retry(
+    conn: Connection, now: Now, job_id: str, quarantined: bool, numeric_class: str | None = None
+) -> int:
     """How many units went back to work; the job is unchanged when that is 0."""
     row = lock(conn, find(conn, job_id).job_id)
-    rules.check_retry(mapper.job_row(row), quarantined, row.ingest_done)
+    rules.check_retry(mapper.job_row(row), quarantined, row.ingest_done, numeric_class)
     closed: ColumnElement[bool] = Group.stage.in_(_CLOSED)
     if quarantined:
         closed = (Group.stage == Stage.FAILED.value) & (Group.rows == 1)
@@ -280,9 +282,10 @@ def retry(conn: Connection, now: Now, job_id: str, quarantined: bool) -> int:
     if returns:
         values: dict[str, Any] = {"cancel_requested": False, "error": None, "finished_at": None}
         limits = _without_reached_limits(conn, row, chain.clock(conn, now, row))
-        said = entries.retried(quarantined, returns, **limits)
+        said = entries.retried(quarantined, returns, **limits, numeric_class=numeric_class)
         head = chain.link(conn, now, row, EntryKind.RETRIED, said)
         values |= {"stop_reason": None, **limits, **head}
+        values |= {} if numeric_class is None else {"numeric_class": numeric_class}
         to = Stage.RUN if row.ingest_done else Stage.INGEST
         move(conn, now, row.job_id, to, state=JobState.RUNNING.value, **values)
         settle(conn, now, row.job_id)

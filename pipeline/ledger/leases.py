@@ -19,12 +19,13 @@ from sqlalchemy import (
     update,
 )
 
-from specbatch.pipeline.ledger import chain, cut_rules, cutting, entries, jobs, rules
+from specbatch.pipeline.ledger import chain, cut_rules, cutting, entries, jobs, rules, serving
 from specbatch.pipeline.ledger.cutting import is_held
 from specbatch.pipeline.ledger.jobs import FREE
 from specbatch.pipeline.ledger.transactions import Now
 from specbatch.schemas import mapper
 from specbatch.schemas.audit import EntryKind
+from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.records import GroupWork, JobState, JobWork, Lease, Released, Stage
 from specbatch.schemas.tables import JOB_WORK, Group, Job
 
@@ -69,24 +70,36 @@ def claim_group(
     owner: str,
     lease_sec: float,
     max_attempts: int,
+    serves: Serves | None = None,
 ) -> GroupWork | None:
+    """`serves`: what the worker verifies with; None: its groups are not told apart by that.
+
+    Raises `UnpinnedError` and `MovedError`.
+    """
     if stage not in rules.OPEN:
         return None
-    claim = _claim(now, stage, owner, lease_sec, max_attempts)
+    claim = _claim(now, stage, owner, lease_sec, max_attempts, serves)
     work = taken(conn, claim, max_attempts, {"of_job": job_id, "of_index": index})
     if work is None and _close_group(conn, now, job_id, index, stage, max_attempts):
         # The first half has an attempt left. Its second half is due: the sweeper rings for it.
-        return claim_group(conn, now, job_id, index, stage, owner, lease_sec, max_attempts)
-    return work
+        return claim_group(conn, now, job_id, index, stage, owner, lease_sec, max_attempts, serves)
+    return work if work is None or serves is None else _of_class(conn, work, serves)
 
 
 @lru_cache(maxsize=16)
-def _claim(now: Now, stage: Stage, owner: str, lease_sec: float, max_attempts: int) -> Executable:
+def _claim(
+    now: Now,
+    stage: Stage,
+    owner: str,
+    lease_sec: float,
+    max_attempts: int,
+    serves: Serves | None,
+) -> Executable:
     """The claim of group `of_index` of job `of_job`. Kept: to build it takes longer than to send it
     (where the time is the server's, which is one and the same expression)."""
     job: BindParameter[str] = bindparam("of_job")
     index: BindParameter[int] = bindparam("of_index")
-    allowed = [Group.attempts < max_attempts]
+    allowed = [Group.attempts < max_attempts, *serving.job_is_served(job, serves)]
     if stage in rules.CANCELLABLE:
         cancelled = select(Job.cancel_requested).where(Job.job_id == job).scalar_subquery()
         allowed.append(~cancelled)
@@ -112,7 +125,10 @@ def taking(now: Now, owner: str, lease_sec: float, *which: ColumnElement[bool]) 
 
 
 def taken(
-    conn: Connection, claim: Executable, max_attempts: int, parameters: Mapping[str, Any]
+    conn: Connection,
+    claim: Executable,
+    max_attempts: int,
+    parameters: Mapping[str, Any],
 ) -> GroupWork | None:
     """Claim a group; None when there is none to be had."""
     row = conn.execute(claim, parameters).first()
@@ -122,6 +138,13 @@ def taken(
     failed_part = row.row_stop is not None and row.last_error is not None
     suspect = cut_rules.is_suspect(row.attempts - 1, row.rows, failed_part, max_attempts)
     return replace(mapper.group_work(row), suspect=suspect)
+
+
+def _of_class(conn: Connection, work: GroupWork, serves: Serves) -> GroupWork:
+    """The claimed group with its job's class. Raises `UnpinnedError` and `MovedError`."""
+    pinned = serving.pinned_class(conn, work.lease.job_id)
+    serving.check(serves, work.lease.job_id, pinned)
+    return replace(work, numeric_class=pinned)
 
 
 def close_group(

@@ -112,6 +112,8 @@ class LogFacts:
         elif kind is EntryKind.READ:
             self.expected["rows_total"] = said["rows_total"]
             self.models = said["models"]
+        elif kind is EntryKind.PINNED:
+            self.expected["numeric_class"] = said["numeric_class"]
         elif kind in (EntryKind.GROUP, EntryKind.KEPT):
             if said["completions"]:
                 row, sample, _ = said["completions"][0]
@@ -121,6 +123,8 @@ class LogFacts:
             self.expected |= {"cancel_requested": True, "stop_reason": reason}
         elif kind is EntryKind.RETRIED:
             self.expected |= {name: said[name] for name in ("deadline_at", "budget_usd")}
+            if "numeric_class" in said:
+                self.expected["numeric_class"] = said["numeric_class"]
             self.expected |= {"cancel_requested": False, "stop_reason": None}
             self.expected |= {"state": None, "error_sha256": None}
             self.published, self.manifest = False, None
@@ -137,6 +141,9 @@ class LogFacts:
         if number != 1:
             raise ValueError("a log has one beginning")
         self.expected |= said
+        engine = said["spec"].get("engine") or {}
+        if "numeric_class" in engine:  # else the job is older than numeric classes
+            self.expected["numeric_class"] = engine["numeric_class"]
         self.adopted = kind is EntryKind.ADOPTED
         if not self.adopted:
             fresh = {"cancel_requested": False, "stop_reason": None}

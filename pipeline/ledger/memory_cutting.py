@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from specbatch.pipeline.ledger import cut_rules, entries, rules
-from specbatch.pipeline.ledger.memory_time import TimeInMemory
+from specbatch.pipeline.ledger.memory_serving import ServingInMemory, served
 from specbatch.pipeline.ledger.memory_units import Group, Job
 from specbatch.schemas.audit import EntryKind
+from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.records import Lease, Stage
 
 
-class CuttingInMemory(TimeInMemory):
+class CuttingInMemory(ServingInMemory):
     """What the store does to groups that are cut."""
 
     def cut_group(self, lease: Lease, keep: int) -> int:
@@ -21,10 +22,16 @@ class CuttingInMemory(TimeInMemory):
                 raise rules.fenced(lease)
             return self._cut(self._jobs[lease.job_id], group, keep, now)
 
-    def want_cut(self, model: str, owner: str) -> tuple[str, int] | None:
+    def want_cut(
+        self, model: str, owner: str, serves: Serves | None = None
+    ) -> tuple[str, int] | None:
         with self._lock:
             now = self._now()
-            jobs = [job for job in self._jobs.values() if job.row.verifier == model]
+            jobs = [
+                job
+                for job in self._jobs.values()
+                if job.row.verifier == model and served(job, serves)
+            ]
             if any(
                 group.stage is Stage.VERIFY and group.lease_until <= now
                 for job in jobs

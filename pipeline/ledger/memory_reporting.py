@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 from specbatch.pipeline.ledger import rules
 from specbatch.pipeline.ledger.memory_time import Session, TimeInMemory
-from specbatch.pipeline.ledger.memory_units import Group, Unit
-from specbatch.schemas.backlog import WORK, Backlog, StageBacklog, WorkerNow
+from specbatch.pipeline.ledger.memory_units import Group, Job, Unit
+from specbatch.schemas.backlog import WORK, Backlog, PinnedJob, StageBacklog, WorkerNow
 from specbatch.schemas.job_figures import GroupFigures, RowFigures
+from specbatch.schemas.numeric_class import UNKNOWN, key_of_spec
 from specbatch.schemas.records import CompletionRecord, JobState, Stage
 
 
@@ -37,6 +38,7 @@ class ReportingInMemory(TimeInMemory):
                         key=lambda worker: (worker.owner, worker.session_id),
                     )
                 ),
+                pinned=tuple(_pinned(job) for job in sorted(live, key=_id) if _to_verify(job)),
             )
 
     def group_figures(self, job_id: str) -> Iterator[GroupFigures]:
@@ -54,6 +56,21 @@ class ReportingInMemory(TimeInMemory):
             job = self._jobs.get(job_id)
             records = sorted(job.completions.items()) if job else []
             return iter([_of_row(job.digests[key][0], c) for key, c in records] if job else [])
+
+
+def _id(job: Job) -> str:
+    return job.row.job_id
+
+
+def _to_verify(job: Job) -> bool:
+    """Whether it has groups to verify, and all of them in one class."""
+    is_told = job.row.numeric_class not in (None, UNKNOWN) and not job.row.cancel_requested
+    return is_told and any(group.stage is Stage.VERIFY for group in job.groups.values())
+
+
+def _pinned(job: Job) -> PinnedJob:
+    name = job.row.numeric_class or UNKNOWN
+    return PinnedJob(job.row.job_id, job.row.verifier, name, key_of_spec(job.row.spec, name))
 
 
 def _of_group(index: int, group: Group) -> GroupFigures:
@@ -121,4 +138,5 @@ def _worker(session: Session, leases: int, now: float) -> WorkerNow:
         row.idle,
         row.overhead,
         leases,
+        row.serves,
     )

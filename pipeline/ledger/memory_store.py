@@ -7,17 +7,19 @@ from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
-from specbatch.pipeline.ledger import entries, rules, turns
+from specbatch.pipeline.ledger import entries, rules
 from specbatch.pipeline.ledger.memory_figures import FiguresInMemory
 from specbatch.pipeline.ledger.memory_learning import LearningInMemory
 from specbatch.pipeline.ledger.memory_privacy import PrivacyInMemory
 from specbatch.pipeline.ledger.memory_reading import ReadingInMemory
+from specbatch.pipeline.ledger.memory_serving import served
 from specbatch.pipeline.ledger.memory_turns import TurnsInMemory
 from specbatch.pipeline.ledger.memory_units import Group, new_job
 from specbatch.schemas.audit import EntryKind, PublishedManifest
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.masking import masked
+from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.records import (
     Artefact,
     Beat,
@@ -98,43 +100,6 @@ class MemoryStore(
             job.settle(now)
             return self._row(job)
 
-    def retry_job(self, job_id: str, quarantined: bool = False) -> int:
-        with self._lock:
-            job, now = self._job(job_id), self._now()
-            rules.check_retry(job.row, quarantined, job.ingest_done)
-            closed = [g for g in job.groups.values() if g.stage in (Stage.FAILED, Stage.CANCELLED)]
-            if quarantined:
-                closed = [g for g in closed if g.stage is Stage.FAILED and g.new.rows == 1]
-            for g in closed:
-                to = rules.stage_after_retry(
-                    g.new.first_stage, g.drafts is not None, g.results is not None
-                )
-                g.move(to, now)
-                g.last_error = None
-            unpublished = not quarantined and (
-                job.row.state in (JobState.FAILED, JobState.CANCELLED)
-            )
-            returns = len(closed) + (not job.ingest_done or (unpublished and not closed))
-            if returns:
-                job.move(Stage.RUN if job.ingest_done else Stage.INGEST, now)
-                job.last_error = None
-                late = job.row.deadline_at is not None and job.row.deadline_at <= now
-                spent = turns.budget_was_spent(job.row.stop_reason)
-                job.update(
-                    state=JobState.RUNNING,
-                    cancel_requested=False,
-                    error=None,
-                    finished_at=None,
-                    stop_reason=None,
-                    deadline_at=None if late else job.row.deadline_at,
-                    budget_usd=None if spent else job.row.budget_usd,
-                )
-                row = job.row
-                said = entries.retried(quarantined, returns, row.deadline_at, row.budget_usd)
-                self._say(job, EntryKind.RETRIED, said)
-                job.settle(now)
-            return returns
-
     def fail_job(self, lease: Lease, error: str) -> None:
         with self._lock:
             self._fail(self._held_job(lease), masked(error), lease.owner)
@@ -164,10 +129,18 @@ class MemoryStore(
             return JobWork(lease, job.planned, job.next_row, job.cursor)
 
     def claim_group(
-        self, job_id: str, index: int, stage: Stage, owner: str, lease_sec: float
+        self,
+        job_id: str,
+        index: int,
+        stage: Stage,
+        owner: str,
+        lease_sec: float,
+        serves: Serves | None = None,
     ) -> GroupWork | None:
         with self._lock:
             job, now = self._jobs.get(job_id), self._now()
+            if job is not None and serves is not None:
+                self._pin(job, serves, owner, lease_sec)
             group = job.groups.get(index) if job else None
             if job is None or group is None or group.stage is not stage or group.lease_until > now:
                 return None
@@ -175,7 +148,7 @@ class MemoryStore(
                 return None
             if self._close(job, group, now):
                 return None
-            if not self._may_claim(group, owner, now):
+            if not self._may_claim(group, owner, now) or not served(job, serves):
                 return None
             group.waited_sec = now - max(group.ready_at, group.lease_until)
             group.claim(owner, now, lease_sec)
@@ -192,6 +165,7 @@ class MemoryStore(
                 prompt_tokens=group.new.prompt_tokens,
                 suspect=group.is_suspect(group.attempts - 1, self._max_attempts),
                 waited_sec=group.waited_sec,
+                numeric_class=None if serves is None else job.row.numeric_class,
             )
 
     def heartbeat(self, leases: Sequence[Lease], lease_sec: float) -> Beat:

@@ -96,6 +96,7 @@ class TimeInMemory(ChainInMemory):
                 overhead=0,
                 lost=0,
                 spent=0,
+                serves=session.serves,
             )
             self._sessions.setdefault(session.session_id, Session(row, now))
 

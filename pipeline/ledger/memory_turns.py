@@ -5,15 +5,18 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 
-from specbatch.pipeline.ledger import rules, turns
+from specbatch.pipeline.ledger import entries, rules, turns
 from specbatch.pipeline.ledger.memory_cutting import CuttingInMemory
+from specbatch.pipeline.ledger.memory_serving import served
 from specbatch.pipeline.ledger.memory_units import Group, Job
 from specbatch.pipeline.ledger.turns import Waiting
 from specbatch.schemas.audit import EntryKind
+from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.records import (
     CompletionRecord,
     GroupWork,
     JobRow,
+    JobState,
     Lease,
     Stage,
     StageTiming,
@@ -26,7 +29,13 @@ class TurnsInMemory(CuttingInMemory):
 
     @abstractmethod
     def claim_group(
-        self, job_id: str, index: int, stage: Stage, owner: str, lease_sec: float
+        self,
+        job_id: str,
+        index: int,
+        stage: Stage,
+        owner: str,
+        lease_sec: float,
+        serves: Serves | None = None,
     ) -> GroupWork | None: ...
 
     @abstractmethod
@@ -34,16 +43,24 @@ class TurnsInMemory(CuttingInMemory):
 
     # --- turns ------------------------------------------------------------------------------
     def claim_next(
-        self, stage: Stage, model: str, owner: str, lease_sec: float
+        self,
+        stage: Stage,
+        model: str,
+        owner: str,
+        lease_sec: float,
+        serves: Serves | None = None,
     ) -> GroupWork | None:
         if stage not in rules.CANCELLABLE:
             return None
         with self._lock:
-            waiting = self._waiting(stage, model, owner)
+            waiting = self._waiting(stage, model, owner, serves)
             for job in turns.by_turn(waiting):
+                if serves is not None and job.numeric_class is None:
+                    self._pin(self._jobs[job.job_id], serves, owner, lease_sec)
+                    return self.claim_next(stage, model, owner, lease_sec, serves)
                 groups = self._claimable(self._jobs[job.job_id], stage, owner)
                 index = min(groups, key=lambda i: (-groups[i].new.prompt_tokens, i))
-                work = self.claim_group(job.job_id, index, stage, owner, lease_sec)
+                work = self.claim_group(job.job_id, index, stage, owner, lease_sec, serves)
                 if work is not None:
                     weight = self._weights.get(job.tenant, turns.DEFAULT_WEIGHT)
                     cost = turns.cost_of(work.rows, work.prompt_tokens, job.tokens_per_row, weight)
@@ -67,17 +84,19 @@ class TurnsInMemory(CuttingInMemory):
                 self._close(job, group, now)
             return len(over)
 
-    def _waiting(self, stage: Stage, model: str, owner: str) -> list[Waiting]:
-        """All live jobs of the model with open groups at the stage."""
+    def _waiting(
+        self, stage: Stage, model: str, owner: str, serves: Serves | None
+    ) -> list[Waiting]:
+        """All live jobs of the model, and of a class that is served, with open groups there."""
         waiting = []
         for job in self._jobs.values():
             row = job.row
             named = row.verifier if stage is Stage.VERIFY else row.proposer
             is_live = job.stage in (Stage.INGEST, Stage.RUN) and not row.cancel_requested
-            if named != model or not is_live:
+            if named != model or not is_live or not served(job, serves):
                 continue
             if any(group.stage is stage for group in job.groups.values()):
-                served, started = self._tenants.get(row.tenant, (0.0, 0.0))
+                has_had, started = self._tenants.get(row.tenant, (0.0, 0.0))
                 sampling = row.spec.get("sampling") or {}
                 per_row = turns.tokens_per_row(sampling.get("max_tokens"), sampling.get("n"))
                 waiting.append(
@@ -87,9 +106,10 @@ class TurnsInMemory(CuttingInMemory):
                         row.priority,
                         row.created_at,
                         bool(self._claimable(job, stage, owner)),
-                        served,
+                        has_had,
                         started,
                         per_row,
+                        row.numeric_class,
                     )
                 )
         return waiting
@@ -137,6 +157,49 @@ class TurnsInMemory(CuttingInMemory):
                 self._cancel(job_id, reason, EntryKind.STOPPED)
                 stopped.add(job_id)
         return stopped
+
+    def retry_job(
+        self, job_id: str, quarantined: bool = False, numeric_class: str | None = None
+    ) -> int:
+        with self._lock:
+            job, now = self._job(job_id), self._now()
+            if numeric_class is not None and not job.row.state.is_final:
+                return self._move(job, numeric_class)
+            rules.check_retry(job.row, quarantined, job.ingest_done, numeric_class)
+            closed = [g for g in job.groups.values() if g.stage in (Stage.FAILED, Stage.CANCELLED)]
+            if quarantined:
+                closed = [g for g in closed if g.stage is Stage.FAILED and g.new.rows == 1]
+            for g in closed:
+                to = rules.stage_after_retry(
+                    g.new.first_stage, g.drafts is not None, g.results is not None
+                )
+                g.move(to, now)
+                g.last_error = None
+            unpublished = not quarantined and (
+                job.row.state in (JobState.FAILED, JobState.CANCELLED)
+            )
+            returns = len(closed) + (not job.ingest_done or (unpublished and not closed))
+            if returns:
+                job.move(Stage.RUN if job.ingest_done else Stage.INGEST, now)
+                job.last_error = None
+                late = job.row.deadline_at is not None and job.row.deadline_at <= now
+                spent = turns.budget_was_spent(job.row.stop_reason)
+                job.update(
+                    state=JobState.RUNNING,
+                    cancel_requested=False,
+                    error=None,
+                    finished_at=None,
+                    stop_reason=None,
+                    deadline_at=None if late else job.row.deadline_at,
+                    budget_usd=None if spent else job.row.budget_usd,
+                    numeric_class=numeric_class or job.row.numeric_class,
+                )
+                row = job.row
+                limits = (row.deadline_at, row.budget_usd)
+                said = entries.retried(quarantined, returns, *limits, numeric_class)
+                self._say(job, EntryKind.RETRIED, said)
+                job.settle(now)
+            return returns
 
     def keep_part(
         self,

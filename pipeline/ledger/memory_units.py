@@ -220,5 +220,6 @@ def new_job(job: NewJob, now: float) -> Job:
         deadline_at=None if job.deadline_sec is None else now + job.deadline_sec,
         budget_usd=job.budget_usd,
         privacy=job.privacy,
+        numeric_class=job.numeric_class,
     )
     return Job(Stage.INGEST, now, row=row)

@@ -8,6 +8,7 @@ from typing import Any
 from specbatch.schemas.earlier_specs import asks_the_same, renewed, stored_spec
 from specbatch.schemas.errors import FencedError, IdempotencyError, StoreError, UsageError
 from specbatch.schemas.mapper import whole_spec
+from specbatch.schemas.numeric_class import contradiction
 from specbatch.schemas.privacy import NOT_KEPT
 from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import (
@@ -104,8 +105,14 @@ def check_order(job_id: str, next_group: int, groups: Sequence[NewGroup]) -> Non
         )
 
 
-def check_retry(job: JobRow, quarantined: bool = False, ingest_done: bool = True) -> None:
-    """Raise `UsageError` unless the job, or its quarantined rows alone, can be retried."""
+def check_retry(
+    job: JobRow,
+    quarantined: bool = False,
+    ingest_done: bool = True,
+    numeric_class: str | None = None,
+) -> None:
+    """Raise `UsageError` unless the job, or its quarantined rows alone, can be retried, and in this
+    numeric class where one is named."""
     if not job.state.is_final:
         raise UsageError(
             f"job {job.job_id} is {job.state}; only a job that has ended can be retried"
@@ -119,6 +126,22 @@ def check_retry(job: JobRow, quarantined: bool = False, ingest_done: bool = True
         raise UsageError(
             f"the input of job {job.job_id} was not read to its end: retry all of the job"
         )
+    if numeric_class is not None:
+        check_class(job, numeric_class)
+
+
+def check_move(job: JobRow, numeric_class: str) -> None:
+    """Raise `UsageError` unless a job that goes on can be moved to another numeric class."""
+    if job.cancel_requested:
+        raise UsageError(f"job {job.job_id} is being stopped: wait for its end, then retry it")
+    check_class(job, numeric_class)
+
+
+def check_class(job: JobRow, numeric_class: str) -> None:
+    """Raise `UsageError` unless the job may be verified in this class."""
+    dtype = (job.spec.get("engine") or {}).get("dtype", "auto")
+    if problem := contradiction(dtype, numeric_class):
+        raise UsageError(f"job {job.job_id} cannot be moved: {problem}")
 
 
 def check_purge(job: JobRow) -> None:

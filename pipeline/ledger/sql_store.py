@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from specbatch.pipeline.ledger import (
@@ -12,9 +13,11 @@ from specbatch.pipeline.ledger import (
     heartbeats,
     jobs,
     learning,
+    moving,
     progress,
     reading,
     rules,
+    serving,
     stopping,
     sweeping,
 )
@@ -30,6 +33,7 @@ from specbatch.pipeline.ledger.transactions import RETRY_SEC, Transactions
 from specbatch.schemas.audit import EntryKind, PublishedManifest
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.masking import masked
+from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.records import (
     Artefact,
     Beat,
@@ -125,8 +129,12 @@ class SqlStore(AuditInSql, FiguresInSql, PrivacyInSql, ReportingInSql, Schedules
             self._write(jobs.request_cancel, job_id, reason, EntryKind.STOPPED)
         return {job_id for job_id, _ in found}
 
-    def retry_job(self, job_id: str, quarantined: bool = False) -> int:
-        return self._write(jobs.retry, job_id, quarantined)
+    def retry_job(
+        self, job_id: str, quarantined: bool = False, numeric_class: str | None = None
+    ) -> int:
+        if numeric_class is not None and not self.get_job(job_id).state.is_final:
+            return self._write(moving.move, job_id, numeric_class)
+        return self._write(jobs.retry, job_id, quarantined, numeric_class)
 
     def fail_job(self, lease: Lease, error: str) -> None:
         self._write(jobs.fail, lease, masked(error))
@@ -136,18 +144,46 @@ class SqlStore(AuditInSql, FiguresInSql, PrivacyInSql, ReportingInSql, Schedules
         return self._write(leasing.claim_job, job_id, stage, owner, lease_sec, self._max_attempts)
 
     def claim_group(
-        self, job_id: str, index: int, stage: Stage, owner: str, lease_sec: float
+        self,
+        job_id: str,
+        index: int,
+        stage: Stage,
+        owner: str,
+        lease_sec: float,
+        serves: Serves | None = None,
     ) -> GroupWork | None:
-        return self._write(
-            leasing.claim_group, job_id, index, stage, owner, lease_sec, self._max_attempts
-        )
+        who = (owner, lease_sec, self._max_attempts)
+        claim = partial(self._write, leasing.claim_group, job_id, index, stage, *who, serves)
+        return self._pinning(claim, serves, owner, lease_sec)
+
+    def _pinning(
+        self,
+        claim: Callable[[], GroupWork | None],
+        serves: Serves | None,
+        owner: str,
+        lease_sec: float,
+    ) -> GroupWork | None:
+        """What comes of a claim, once its job has a class that is served."""
+        while True:
+            try:
+                return claim()
+            except serving.MovedError:
+                continue  # its next look sees where to
+            except serving.UnpinnedError as error:
+                assert serves is not None, "else no class is looked at"
+                self._write(serving.pin, error.job_id, serves, owner, lease_sec)
 
     def claim_next(
-        self, stage: Stage, model: str, owner: str, lease_sec: float
+        self,
+        stage: Stage,
+        model: str,
+        owner: str,
+        lease_sec: float,
+        serves: Serves | None = None,
     ) -> GroupWork | None:
-        return self._write(
-            choosing.claim_next, stage, model, owner, lease_sec, self._max_attempts, self._weights
-        )
+        limits = (lease_sec, self._max_attempts, self._weights)
+        claim = partial(self._write, choosing.claim_next, stage, model, owner, *limits, serves)
+        return self._pinning(claim, serves, owner, lease_sec)
 
     def close_over(self, limit: int = 1000) -> int:
         now = self._db.now()
@@ -174,8 +210,10 @@ class SqlStore(AuditInSql, FiguresInSql, PrivacyInSql, ReportingInSql, Schedules
     def cut_group(self, lease: Lease, keep: int) -> int:
         return self._write(cutting.give_back, lease, keep)
 
-    def want_cut(self, model: str, owner: str) -> tuple[str, int] | None:
-        return self._write(cutting.want, model, owner)
+    def want_cut(
+        self, model: str, owner: str, serves: Serves | None = None
+    ) -> tuple[str, int] | None:
+        return self._write(cutting.want, model, owner, serves)
 
     def due(self, limit: int = 256, job_id: str | None = None) -> list[Bell]:
         now = self._db.now()

@@ -194,6 +194,10 @@ ROWS_FAILED = _gauge(
     "failed_rows", "rows that failed or were set aside, of jobs that are not over", scope=STORE
 )
 WORKERS = _gauge("workers", "devices in worker processes that were heard of", "kind", scope=STORE)
+WAITING_JOBS = _gauge(
+    "jobs_without_worker", "live jobs whose numeric class no live worker has", "numeric_class",
+    scope=STORE,
+)  # fmt: skip
 AUDITED = _gauge(
     "audited_completions", "completions audited in the last 30 days; result: same, different",
     "result", scope=STORE, values=(RESULTS,),

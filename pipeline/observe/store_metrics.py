@@ -17,6 +17,7 @@ from specbatch.pipeline.observe import metric_names as names
 from specbatch.pipeline.observe.metric_names import Metric
 from specbatch.pipeline.observe.metrics import Labels
 from specbatch.pipeline.observe.metrics_endpoint import family
+from specbatch.schemas.backlog import Backlog
 from specbatch.schemas.figures import StoreFigures
 from specbatch.schemas.records import JobState, Stage
 
@@ -83,6 +84,15 @@ class StoreMetrics:
             self._figures, self._at, self._reading = figures, self._clock(), None
 
 
+def _waiting_jobs(backlog: Backlog) -> dict[Labels, float]:
+    """Of every class that some job has pinned; the sweeper ends workers that are silent."""
+    waiting = backlog.waiting()
+    found: dict[Labels, float] = {(job.numeric_class,): 0.0 for job in backlog.pinned}
+    for job in backlog.pinned:
+        found[(job.numeric_class,)] += job.job_id in waiting
+    return found
+
+
 def store_values(figures: StoreFigures | None) -> dict[Metric, dict[Labels, float]]:
     """By metric. None: the store is out of reach, so all of them are without values."""
     if figures is None:
@@ -108,6 +118,7 @@ def store_values(figures: StoreFigures | None) -> dict[Metric, dict[Labels, floa
         },
         names.ROWS_FAILED: {(): float(backlog.rows_failed)},
         names.WORKERS: {(kind,): float(count) for kind, count in sorted(workers.items())},
+        names.WAITING_JOBS: _waiting_jobs(backlog),
         names.AUDITED: {
             ("same",): float(same),
             ("different",): float(figures.audited.differing),

@@ -6,7 +6,8 @@ one look they are means since the beginning.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -50,6 +51,8 @@ class JobNow:
     acceptance: float | None
     eta_sec: float | None
     cost_usd: float
+    numeric_class: str | None = None
+    waits: str | None = None  # for what, in words, where no live worker may verify it
 
     @property
     def share(self) -> float | None:
@@ -70,6 +73,7 @@ class Board:
 class Watch:
     """Makes boards of looks, and remembers the ones before."""
 
+    silence_sec: float = math.inf  # after which a worker is held for dead
     _meters: dict[str, Meter] = field(default_factory=dict)
     _workers: dict[str, tuple[int, int, float | None]] = field(default_factory=dict)
     _time: float = 0.0
@@ -79,6 +83,7 @@ class Watch:
     ) -> Board:
         """The board after this look."""
         self._time = backlog.at
+        waiting = backlog.waiting(self.silence_sec)
         known = {worker.session_id for worker in backlog.workers}
         self._workers = {key: seen for key, seen in self._workers.items() if key in known}
         live = {row.job_id for row, _ in jobs}
@@ -86,7 +91,7 @@ class Watch:
         return Board(
             backlog,
             tuple(map(self._busy, backlog.workers)),
-            tuple(self._job(row, progress) for row, progress in jobs),
+            tuple(self._job(row, progress, waiting) for row, progress in jobs),
             left_out,
         )
 
@@ -98,7 +103,7 @@ class Watch:
             self._workers[worker.session_id] = (worker.seen, worker.busy_ticks, share)
         return share
 
-    def _job(self, row: JobRow, progress: JobProgress) -> JobNow:
+    def _job(self, row: JobRow, progress: JobProgress, waiting: Mapping[str, str]) -> JobNow:
         meter = self._meters.setdefault(row.job_id, Meter(clock=lambda: self._time))
         reading = meter.read(progress)
         speed, eta = reading.tokens_per_sec, reading.eta_sec
@@ -119,6 +124,8 @@ class Watch:
             progress.acceptance_rate,
             None if progress.state.is_final else eta,
             progress.cost_usd,
+            row.numeric_class,
+            waiting.get(row.job_id),
         )
 
 
@@ -139,6 +146,7 @@ def as_json(board: Board) -> dict[str, Any]:
                 "leases": w.leases,
                 "silent_sec": w.silent_sec,
                 "cost_usd": w.usd,
+                "numeric_classes": [] if w.serves is None else list(w.serves.names),
             }
             for w, busy in zip(look.workers, board.busy, strict=True)
         ],
@@ -156,6 +164,7 @@ def tables(board: Board, width: int = WIDE) -> RenderableType:
         _queues(board.backlog.stages),
         Text(),
         _jobs(board, width < WIDE),
+        *(Text(f"{job.job_id[:12]} {job.waits}", style="red") for job in board.jobs if job.waits),
     )
 
 

@@ -14,6 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
+import yaml
 
 from specbatch.pipeline.bootstrap import make_client, make_store
 from specbatch.pipeline.ingest.codec import TextCodec
@@ -152,7 +154,7 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},  # else another class
     ) as running:
         _wait_for_groups(folder)
         running.send_signal(signal.SIGINT)
@@ -162,6 +164,16 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(
     assert "Traceback" not in err
     assert cli("jobs", "--state", "running", "--json").json
     assert cli("submit-job", *keyed, "--json").json["state"] == "done"
+
+
+def test_a_job_of_another_class_is_not_waited_for(cli: Any, job: Any, folder: Path) -> None:
+    other = "torch/f32/00000000"
+    (folder / "class.yaml").write_text(yaml.safe_dump({"engine": {"numeric_class": other}}))
+    refused = cli("submit-job", "class.yaml", *job, "--local")
+    assert refused.code == 2
+    assert f"is verified in numeric class {other}, and this process has " in refused.complaint
+    command = refused.complaint.rpartition("`specbatch ")[2].partition("`")[0]
+    assert cli(*command.split(), "--json").json["state"] == "done"
 
 
 def test_a_dead_worker_thread_is_an_error_and_not_a_wait(

@@ -20,6 +20,7 @@ from ledger.builders import (
 
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.audit import PublishedManifest
+from specbatch.schemas.numeric_class import Serves, all_keys
 from specbatch.schemas.provenance import Provenance
 from specbatch.schemas.records import (
     GroupWork,
@@ -33,12 +34,18 @@ from specbatch.schemas.speculation import VOCABULARY
 
 T = TypeVar("T")
 MANIFEST = PublishedManifest("file:///out/manifest.json", "e" * 64)  # no such file
+F32, TORCH = "exact/f32/1", "torch/f32/0badcafe"  # numeric classes
 DRAFTED = Provenance((3,), (5,), ("ngram",), (0,), (2,), (8,))
 
 
 def found(work: T | None) -> T:
     assert work is not None, "the claim was refused"
     return work
+
+
+def serving(name: str, model: str = "big") -> Serves:
+    """A worker that runs every job in one class."""
+    return Serves.of(model, dict.fromkeys(all_keys(), name))
 
 
 def claim_job(store: Store, stage: Stage, owner: str = "ingester") -> JobWork:

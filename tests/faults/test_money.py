@@ -21,7 +21,7 @@ from specbatch.jobs.chaos import balance
 from specbatch.jobs.chaos.faults import errors_at
 from specbatch.jobs.chaos.harness import site
 from specbatch.jobs.chaos.plan import Deed, Plan, plan_of
-from specbatch.pipeline.bootstrap import LEASES_OF_SILENCE, Worker
+from specbatch.pipeline.bootstrap import Worker
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.migrate import open_store
 from specbatch.pipeline.policy.balance import job_sheet, leased, rows_sheet, sessions_sheet
@@ -29,6 +29,7 @@ from specbatch.schemas.crash_points import CrashPoint
 from specbatch.schemas.errors import DeviceLostError
 from specbatch.schemas.provenance import TimeKind
 from specbatch.schemas.records import Bell, JobState
+from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
 
 RUNS = 50
 PRICES_USD = (0.200001, 3.75)

@@ -104,7 +104,8 @@ def test_text_that_no_database_holds_as_it_is_has_a_digest() -> None:
 def test_a_digest_does_not_change_from_version_to_version() -> None:
     """Logs that were written once must be checked for ever."""
     plain = replace(BEFORE, logprobs=(-0.5, -0.25, -2.0))
-    assert chained(completion_digest(plain)) == PLAIN
+    assert chained(completion_digest(plain)) == WITH_CLASS
+    assert chained(completion_digest(replace(plain, numeric_class=None))) == PLAIN
     row = RejectedRow(12, None, "null_prompt", "nothing")
     assert rejected_digest(row) == REJECTED
     entry = entries.follow(EMPTY, "job", EntryKind.EXPORTED, 1.5, "eve@host", {"b": 1, "a": "ü"})
@@ -112,6 +113,7 @@ def test_a_digest_does_not_change_from_version_to_version() -> None:
     assert entry.hash.hex() == ENTRY
 
 
+WITH_CLASS = "8f6363faa484594ff6da80ee25cf835b7738c0c7e7fbc8ec098b86e9efcc7f4a"
 PLAIN = "22978f4d12e5562f8618588b784f53aef63962ebbc657aa2b316692ee9cda2be"
 REJECTED = "8deb0599a7dfa488f23874c341be226cfd288bc44f72c0024e751a59e8bf711e"
 ENTRY = "de5aa95fca7d255088947d9cc6f86e0051dffa100ac34d35ea1a089b6ded4f93"

@@ -126,7 +126,7 @@ def test_a_migrated_database_needs_no_further_migration(url: str) -> None:
     assert migrate.current(url) is None
     assert migrate.check(url) != []
     migrate.upgrade(url)
-    assert migrate.current(url) == migrate.head() == "0011"
+    assert migrate.current(url) == migrate.head() == "0012"
     assert migrate.check(url) == []
 
 
@@ -221,7 +221,8 @@ def test_packed_completions_are_spelled_out_when_their_columns_go(url: str) -> N
     migrate.upgrade(url)
     [again] = store.completions(JOB)
     store.close()
-    assert again == replace(record, provenance=NO_PROVENANCE, ticks=NO_TICKS, **NO_PRICES)
+    lost = {**NO_PRICES, "numeric_class": None}
+    assert again == replace(record, provenance=NO_PROVENANCE, ticks=NO_TICKS, **lost)
 
 
 NO_PRICES: dict[str, Any] = {"price_microusd": 0, "ahead_ticks": 0, "ahead_price_microusd": 0}
@@ -245,6 +246,20 @@ def test_jobs_of_before_have_normal_priority_and_whole_groups(url: str) -> None:
         kept = connection.execute(text("SELECT priority, deadline_at, groups_cut FROM jobs")).one()
     engine.dispose()
     assert tuple(kept) == (1, None, 0)
+
+
+def test_jobs_from_before_numeric_classes_are_of_an_unknown_one(url: str) -> None:
+    migrate.upgrade(url)
+    migrate.downgrade(url, "0003")
+    engine = make_engine(url)
+    with engine.begin() as connection:
+        connection.execute(text(_JOB))
+    engine.dispose()
+    migrate.upgrade(url)
+    store = migrate.open_store(url)
+    old, new = store.get_job(JOB), store.create_job(new_job("job00001"))[0]
+    store.close()
+    assert (old.numeric_class, new.numeric_class) == ("unknown", None)
 
 
 def test_what_drafting_taught_is_all_that_its_removal_loses(url: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from contracts.shorthand import claim, claim_job, commit, finish, verified
+from contracts.shorthand import F32, TORCH, claim, claim_job, commit, finish, serving, verified
 from ledger.audited import told
 from ledger.builders import JOB, LEASE_SEC, NO_TIME, completion, new_group, new_job, position
 from sqlalchemy import make_url
@@ -159,6 +159,17 @@ def test_a_worker_cannot_rewrite_what_is_recorded_nor_submit(login: Login) -> No
     assert refused(url, "UPDATE audit_log SET actor = 'other'")
     with store_of(url) as worker, pytest.raises(StoreError, match="refused: permission denied"):
         worker.create_job(new_job())
+
+
+def test_an_operator_moves_a_job_to_another_numeric_class(login: Login) -> None:
+    with store_of(login(OPERATOR)) as operator, store_of(login(WORKER)) as worker:
+        operator.create_job(new_job())
+        lease = claim_job(worker, Stage.INGEST).lease
+        worker.add_groups(lease, [new_group(0)], [], 4, position(4))
+        worker.finish_ingest(lease, 4, {})
+        assert worker.claim_next(Stage.VERIFY, "big", "w", LEASE_SEC, serving(F32))
+        assert operator.retry_job(JOB, numeric_class=TORCH) == 1
+        assert worker.claim_next(Stage.VERIFY, "big", "w", LEASE_SEC, serving(TORCH))
 
 
 def test_an_operator_writes_no_results(login: Login) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 import orjson
 import pytest
+from contracts.shorthand import F32, TORCH, serving
 from ledger.audited import OTHER, audited, other_reason, record, tell_everything, told
-from ledger.builders import JOB, Clock
+from ledger.builders import JOB, LEASE_SEC, Clock, new_group, new_job, position
 from sqlalchemy import Engine, Row, Table, delete, event, insert, select, text, update
 from sqlalchemy.exc import DBAPIError
 
@@ -21,6 +22,7 @@ from specbatch.pipeline.ledger.migrate import open_store
 from specbatch.pipeline.ledger.sql_store import SqlStore
 from specbatch.schemas.audit import EntryKind, FindingKind, Head
 from specbatch.schemas.audit_tables import AuditLog
+from specbatch.schemas.records import Lease, Stage
 from specbatch.schemas.tables import Completion, Group, Job, Rejected
 from support.databases import migrated
 from support.servers import PrivatePostgres
@@ -375,6 +377,30 @@ def test_a_changed_column_of_the_order_is_found(store: SqlStore, thief: Thief, c
     thief.change(JOBS, row, **{column: changed})
     what = f" was changed: {column} is {changed!r}, by the log it is {value!r}"
     assert any(what in word for word in told(store))
+
+
+@pytest.mark.parametrize("is_moved", [False, True])
+def test_a_changed_numeric_class_is_found(store: SqlStore, thief: Thief, is_moved: bool) -> None:
+    new = "job-of-a-class"
+    lease = begun(store, new)
+    store.add_groups(lease, [new_group(0)], [], 4, position(4))
+    where = (Stage.VERIFY, "big", "w", LEASE_SEC)
+    assert store.claim_next(*where, serving(F32)) is not None
+    if is_moved:
+        assert store.retry_job(new, numeric_class=TORCH) == 1
+    assert told(store, new) == []
+    (row,) = thief.read(JOBS, JOBS.c.job_id == new)
+    thief.change(JOBS, row, numeric_class="exact/f32/2")
+    (word,) = told(store, new)
+    assert "numeric_class is 'exact/f32/2', by the log it is" in word
+
+
+def begun(store: SqlStore, job_id: str) -> Lease:
+    """The lease of a new job whose input is being read."""
+    store.create_job(new_job(job_id, spec={"engine": {"numeric_class": None}}))
+    work = store.claim_job(job_id, Stage.INGEST, "i", LEASE_SEC)
+    assert work is not None
+    return work.lease
 
 
 def test_a_changed_field_of_the_spec_is_named(store: SqlStore, thief: Thief) -> None:

@@ -1,0 +1,34 @@
+"""Numeric classes: what workers verify in, what jobs have chosen, what completions were decided in.
+
+Revision 0012. Jobs that are there get the class `unknown`: any worker may go on with them.
+"""
+
+import sqlalchemy as sa
+from alembic import op
+
+from specbatch.schemas.sql_roles import granting
+
+revision = "0012"
+down_revision = "0011"
+branch_labels = None
+depends_on = None
+
+_TABLES = ("jobs", "completions")
+
+
+def upgrade() -> None:
+    for table in _TABLES:
+        op.add_column(table, sa.Column("numeric_class", sa.Text(), nullable=True))
+    op.add_column("worker_sessions", sa.Column("serves", sa.JSON(), nullable=True))
+    op.execute("UPDATE jobs SET numeric_class = 'unknown'")
+    if op.get_context().dialect.name == "postgresql":
+        for statement in granting():
+            op.execute(statement)
+
+
+def downgrade() -> None:
+    with op.batch_alter_table("worker_sessions") as batch:
+        batch.drop_column("serves")
+    for table in reversed(_TABLES):
+        with op.batch_alter_table(table) as batch:
+            batch.drop_column("numeric_class")

@@ -1,0 +1,50 @@
+"""Numeric classes of jobs in `MemoryStore`: the twin of `serving.py` and `moving.py`."""
+
+from __future__ import annotations
+
+from specbatch.pipeline.ledger import entries, rules
+from specbatch.pipeline.ledger.memory_time import TimeInMemory
+from specbatch.pipeline.ledger.memory_units import Job
+from specbatch.schemas.audit import EntryKind
+from specbatch.schemas.numeric_class import UNKNOWN, Serves, key_of_spec, preferred
+from specbatch.schemas.records import Stage
+from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
+
+
+class ServingInMemory(TimeInMemory):
+    """What a job has pinned, beside what workers serve."""
+
+    def _pin(self, job: Job, serves: Serves, owner: str, lease_sec: float) -> None:
+        if job.row.numeric_class is not None:
+            return
+        heard = self._now() - LEASES_OF_SILENCE * lease_sec
+        others = [
+            session.row.serves
+            for session in self._sessions.values()
+            if session.row.ended_at is None and session.beat_at > heard
+            if session.row.serves and session.row.serves.model == job.row.verifier
+            if session.row.owner != owner
+        ]
+        name = preferred(key_of_spec(job.row.spec), serves, [serves, *others]) or UNKNOWN
+        self._say(job, EntryKind.PINNED, entries.class_pinned(name), owner)
+        job.update(numeric_class=name)
+
+    def _move(self, job: Job, numeric_class: str) -> int:
+        rules.check_move(job.row, numeric_class)
+        if job.row.numeric_class == numeric_class:
+            return 0
+        self._say(job, EntryKind.PINNED, entries.class_pinned(numeric_class))
+        job.update(numeric_class=numeric_class)
+        now = self._now()
+        for group in job.groups.values():
+            if group.stage is Stage.VERIFY:
+                group.generation += 1
+                ready_at = now if group.lease_until > now else group.ready_at
+                group.move(Stage.VERIFY, ready_at)
+                group.cut_wanted = False
+        return sum(group.stage in rules.CANCELLABLE for group in job.groups.values())
+
+
+def served(job: Job, serves: Serves | None) -> bool:
+    """Whether such a worker may verify the job. None: it may verify any."""
+    return serves is None or serves.takes(job.row.numeric_class)

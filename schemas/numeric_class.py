@@ -1,0 +1,123 @@
+"""Numeric classes: two workers of one class write the same bits for the same request.
+
+A name is `ENGINE/DTYPE/VERSION`, as in `exact/f32/1` or `torch/bf16/5d0c1a2b`. The store and the
+claims need the names alone; how a worker finds its own is `pipeline/engine/numeric_class.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+UNKNOWN = "unknown"  # of jobs that are older than numeric classes: any worker may serve them
+PATTERN = r"^[a-z][a-z0-9-]*/(f32|bf16|f16)(/[a-z0-9-]+)+$"
+EXACTNESS = ("bitwise", "fast")
+WEIGHTS = ("as-is", "int8", "fp8")
+DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
+
+Facts = Mapping[str, str]  # what was digested into a name, in words
+
+
+def dtype_of(name: str) -> str:
+    """What a model of this class computes in, as a spec names it."""
+    return DTYPES[name.split("/")[1]]
+
+
+def contradiction(dtype: str, name: str) -> str | None:
+    """What is wrong with a class for a job that asks for `dtype`, in words; None: nothing."""
+    if re.fullmatch(PATTERN, name) is None:
+        return f"{name!r} is no numeric class: they look like exact/f32/1 or torch/bf16/5d0c1a2b"
+    if dtype not in ("auto", dtype_of(name)):
+        return f"numeric class {name} computes in {dtype_of(name)}, and dtype is {dtype}"
+    return None
+
+
+def engine_key(dtype: str, exactness: str, weights: str) -> str:
+    """How a job asks for its engine, as far as bits depend on it. `dtype` may be `auto`."""
+    return f"{dtype}/{exactness}/{weights}"
+
+
+def all_keys() -> Iterator[str]:
+    """Every way in which a job may ask for its engine."""
+    for dtype, exactness, weights in product(("auto", *DTYPES.values()), EXACTNESS, WEIGHTS):
+        yield engine_key(dtype, exactness, weights)
+
+
+def key_of_spec(spec: Mapping[str, Any], numeric_class: str | None = None) -> str:
+    """The engine key of a stored job spec, which may be older than some of its fields.
+
+    `numeric_class`: in the dtype of that class.
+    """
+    engine = spec.get("engine") or {}
+    return engine_key(
+        engine.get("dtype", "auto") if numeric_class is None else dtype_of(numeric_class),
+        engine.get("exactness", "bitwise"),
+        engine.get("verifier_weights", "as-is"),
+    )
+
+
+def differs(kept: str | None, here: str | None) -> str | None:
+    """In words, that tokens were decided in another class than the one here; None: not known so."""
+    if kept is None or here is None or kept == here:
+        return None
+    return f"written in numeric class {kept}, looked at again in {here}: bits may differ"
+
+
+@dataclass(frozen=True, slots=True)
+class Serves:
+    """What a verify worker offers, as claims compare it with what a job has pinned.
+
+    A claim passes the whole object, so what else is to be compared becomes a field here.
+    """
+
+    model: str  # as jobs name it
+    classes: tuple[tuple[str, str], ...]  # (engine key, numeric class), sorted
+    facts: Mapping[str, Facts] = field(default_factory=dict, compare=False)  # by class
+
+    @classmethod
+    def of(
+        cls, model: str, classes: Mapping[str, str], facts: Mapping[str, Facts] | None = None
+    ) -> Serves:
+        return cls(model, tuple(sorted(classes.items())), facts or {})
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All classes that it can run as, sorted."""
+        return tuple(sorted({name for _, name in self.classes}))
+
+    def class_of(self, key: str) -> str | None:
+        """The class in which it would run a job with this engine key."""
+        return dict(self.classes).get(key)
+
+    def takes(self, pinned: str | None) -> bool:
+        """Whether it may verify groups of a job with this class; None: the job has none yet."""
+        return pinned in (None, UNKNOWN, *self.names)
+
+    def as_json(self) -> dict[str, Any]:
+        facts = {name: dict(of) for name, of in self.facts.items()}
+        return {"model": self.model, "classes": dict(self.classes), "facts": facts}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any] | None) -> Serves | None:
+        if values is None:
+            return None
+        return cls.of(values["model"], values["classes"], values.get("facts"))
+
+
+def preferred(key: str, own: Serves, alive: Iterable[Serves]) -> str | None:
+    """The class that a job should pin: the one that most live workers of its model offer.
+
+    `own` is who asks; `alive` are all live workers of that model, including who asks. Of equally
+    many its own class is chosen, then the first by name. None where nobody offers any.
+    """
+    counts: dict[str, int] = {}
+    for one in alive:
+        if (name := one.class_of(key)) is not None:
+            counts[name] = counts.get(name, 0) + 1
+    mine = own.class_of(key)
+    if mine is not None:
+        counts.setdefault(mine, 1)
+    return min(counts, key=lambda name: (-counts[name], name != mine, name), default=None)
