@@ -1,10 +1,10 @@
 """`make bench-kernels`: each C kernel beside what the processor can do, at every level it has.
 
-The least time of a kernel is what its bytes take at the speed of a plain read by as many threads, or
-what its operations take at the speed of the library's best large product, whichever is longer; bytes
-are counted once, operands that stay in a cache too, so a fraction above 1 means a cache. Products are
-also timed beside `torch.nn.functional.linear`, held to the same level, in turns. Every level has a
-process of its own.
+The least time of a kernel is what its bytes take at the speed of a plain read by as many threads,
+or what its operations take at the speed of the library's best large product, whichever is longer.
+Bytes are counted once, also where operands stay in a cache: a fraction above 1 means a cache.
+Products are also timed beside `torch.nn.functional.linear`, held to the same level, in turns.
+Every level has a process of its own.
 """
 
 from __future__ import annotations
