@@ -247,14 +247,15 @@ def embedded(
     proposer: str | None,
     store: Store | None = None,
     concurrency: int = 16,
+    kinds: tuple[str, ...] = KINDS,
 ) -> Iterator[tuple[Celery, Worker]]:
-    """All four kinds in this process: the same tasks on a broker in memory.
+    """These kinds of work in this process: the same tasks, also on a broker in memory.
 
     When the device is gone the worker dies (`is_alive`), its groups given back.
     """
     if settings.tensor_parallel > 1:
         raise UsageError("SPECBATCH_TENSOR_PARALLEL is for `specbatch worker`: unset it here")
-    kinds = KINDS if proposer else tuple(k for k in KINDS if k != "propose")
+    kinds = kinds if proposer else tuple(k for k in kinds if k != "propose")
     app = make_app(settings)
     worker = make_worker(
         settings, kinds, make_ring(app), verifier, proposer, store, queued=make_queued(app)

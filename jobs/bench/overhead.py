@@ -5,7 +5,9 @@ ingest from Parquet, claims, groups' files, verifying, lessons, records and the 
 the job's end by the store's clock. Alone is the same engine with the same requests, handed over at
 once. Both take turns, and an overhead is the median of ratios within such turns.
 
-    one        one worker process for all kinds; alone is timed on its very engine
+    one        all kinds in one process; alone is timed on its very engine
+    all        `specbatch worker all`: what needs no engine is in a process beside the engine's;
+               alone is timed on its very engine
     separate   a worker process for each kind; alone is timed on an engine of its own beside them
 
 Everything shares the machine's cores: with two of them and two threads in the engine, every second
@@ -23,46 +25,41 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 
 from specbatch.jobs.bench.engine import RESULTS, machine
+from specbatch.jobs.bench.inside import Parts, StageTimes, StepTimes, threads_cpu_sec
 from specbatch.jobs.bench.models import BenchModel, demo_model
+from specbatch.jobs.bench.overhead_job import rows_of, spec_of, write_input
 from specbatch.jobs.bench.private_servers import Servers, servers
 from specbatch.jobs.bench.processes import cpu_sec
-from specbatch.jobs.bench.prompt_set import DEMO_PROMPTS
-from specbatch.pipeline.bootstrap import make_client, make_store
+from specbatch.jobs.cli.beside import KINDS as KINDS_BESIDE
+from specbatch.jobs.cli.beside import beside
+from specbatch.pipeline.bootstrap import KINDS, make_client, make_store
 from specbatch.pipeline.client import Client
 from specbatch.pipeline.engine.host import EngineHost
 from specbatch.pipeline.engine.model_folder import inspect_model
 from specbatch.pipeline.engines import Engines
-from specbatch.pipeline.ingest.codec import TextCodec
-from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ingest.outputs import read_output
-from specbatch.pipeline.ingest.planner import plan
-from specbatch.pipeline.ingest.rows import RowChecker
-from specbatch.pipeline.ingest.sources import open_source
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.remembering import StoredKnowledge
 from specbatch.pipeline.requests import requests_of
-from specbatch.pipeline.stages import Stages
-from specbatch.schemas.records import JobState, PromptRow, Stage
+from specbatch.schemas.records import JobState, PromptRow
 from specbatch.schemas.settings import Settings
-from specbatch.schemas.spec import JobSpec, load_spec
+from specbatch.schemas.spec import JobSpec
 from specbatch.workers.app import make_app, make_ring
 from specbatch.workers.lifecycle import embedded
 
 POLL_SEC = 0.5  # of the one who waits, who shares the cores; the end itself is told by the store
 BAR = 0.05
+CONCURRENCY = 16
 ALONE, PATH = "alone", "path"
-Parts = dict[str, float]
 Outputs = dict[int, tuple[int, ...]]  # token ids by row
 
 
@@ -74,36 +71,9 @@ class Turn:
     outputs: Outputs
     busy_sec: float  # the engine's steps; 0 where the engine is in another process
     parts: Parts = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class Watch:
-    """Times what a worker's stages do, each in the thread that does it."""
-
-    spent: list[tuple[Stage, float, float, float]] = field(default_factory=list)
-
-    def on(self, stages: Stages) -> None:
-        run: Callable[..., None] = stages.run
-
-        def watched(stage: Stage, *rest: Any) -> None:
-            begun, computed = time.time(), time.thread_time()
-            try:
-                run(stage, *rest)
-            finally:
-                self.spent.append((stage, begun, time.time(), time.thread_time() - computed))
-
-        setattr(stages, "run", watched)  # noqa: B010 - for this run only, behind the types' back
-
-    def parts(self, begun: float, ended: float) -> Parts:
-        """Processor seconds by stage, and the times before and after all verifying."""
-        found: Parts = {}
-        for stage, _, _, computed in self.spent:
-            found[f"{stage}_cpu_sec"] = found.get(f"{stage}_cpu_sec", 0.0) + computed
-        verifying = [(b, e) for stage, b, e, _ in self.spent if stage is Stage.VERIFY]
-        if verifying:
-            found["before_first_group_sec"] = min(b for b, _ in verifying) - begun
-            found["after_last_group_sec"] = ended - max(e for _, e in verifying)
-        return found
+    inside: Parts = field(
+        default_factory=dict
+    )  # of the process with the engine that is timed alone
 
 
 @dataclass(slots=True)
@@ -115,7 +85,8 @@ class Course:
     host: Engines  # for alone
     pids: dict[str, int]  # whose processor time is told
     same_engine: bool
-    watch: Watch = field(default_factory=Watch)
+    stage_times: StageTimes = field(default_factory=StageTimes)
+    step_times: StepTimes = field(default_factory=StepTimes)
     turns: int = 0
 
     def alone(self, spec: JobSpec, rows: Sequence[PromptRow]) -> Turn:
@@ -125,23 +96,23 @@ class Course:
         enabled = spec.speculation.enabled
         priors = self.store.acceptance(spec.tenant, spec.name) if enabled else ()
         requests = [r for row in rows for r in requests_of(job_id, spec, row, _no_text)]
-        before, cpu = self._busy(), self._cpu()
+        before, cpu, inside = self._busy(), self._cpu(), self._inside()
         begun = time.perf_counter()
         ticket = self.host.service(spec.engine).submit(job_id, requests, priors)
         done = ticket.wait()
         seconds = time.perf_counter() - begun
         busy = self._busy() - before
-        parts = {name: now - cpu[name] for name, now in self._cpu().items()}
+        parts, inside = _less(self._cpu(), cpu), _less(self._inside(), inside)
         self.store.learn_acceptance(spec.tenant, spec.name, ticket.lessons.counts)
         outputs = {
             row.row_index: completion.token_ids for row, completion in zip(rows, done, strict=True)
         }
-        return Turn(seconds, outputs, busy, parts)
+        return Turn(seconds, outputs, busy, parts, inside)
 
     def path(self, spec: JobSpec) -> Turn:
         """A job of them, submitted and waited for."""
-        self.watch.spent.clear()
-        before, busy = self._cpu(), self._busy()
+        self.stage_times.spent.clear()
+        before, busy, inside = self._cpu(), self._busy(), self._inside()
         begun = time.time()
         job, _ = self.client.submit(spec)
         while not (job := self.store.get_job(job.job_id)).state.is_final:
@@ -150,8 +121,8 @@ class Course:
         if job.state is not JobState.DONE or job.finished_at is None:
             raise SystemExit(f"the job ended as {job.state}: {job.error}")
         seconds = job.finished_at - begun
-        parts = {name: now - before[name] for name, now in self._cpu().items()}
-        parts |= self.watch.parts(begun, job.finished_at)
+        parts, inside = _less(self._cpu(), before), _less(self._inside(), inside)
+        parts |= self.stage_times.parts(begun, job.finished_at)
         table = read_output(spec.output.uri)
         outputs = dict(
             zip(
@@ -159,13 +130,23 @@ class Course:
                 strict=True,
             )
         )  # fmt: skip
-        return Turn(seconds, outputs, self._busy() - busy, parts)
+        return Turn(seconds, outputs, self._busy() - busy, parts, inside)
 
     def _busy(self) -> float:
         return sum(stats.busy_sec for stats in self.host.stats)
 
+    def _inside(self) -> Parts:
+        return self.step_times.read() | threads_cpu_sec() if self.same_engine else {}
+
     def _cpu(self) -> Parts:
-        return {f"{name}_cpu_sec": cpu_sec(pid) for name, pid in self.pids.items()}
+        return {
+            f"{name}_cpu_sec": time.process_time() if pid == os.getpid() else cpu_sec(pid)
+            for name, pid in self.pids.items()  # the servers are below this process
+        }
+
+
+def _less(now: Parts, before: Parts) -> Parts:
+    return {name: now[name] - before[name] for name in now}
 
 
 def _no_text(_: Sequence[int]) -> str:
@@ -178,13 +159,34 @@ def _no_text(_: Sequence[int]) -> str:
 @contextmanager
 def one_process(settings: Settings, model: BenchModel, around: Servers) -> Iterator[Course]:
     """All kinds of work in this process, on the real servers."""
+    with _embedded(settings, model, around, KINDS) as course:
+        yield course
+
+
+@contextmanager
+def worker_all(settings: Settings, model: BenchModel, around: Servers) -> Iterator[Course]:
+    """As `specbatch worker all` has it: what needs no engine is in a process beside this one."""
+    kinds = tuple(kind for kind in KINDS if kind not in KINDS_BESIDE)
+    with (
+        beside(settings, CONCURRENCY) as other,
+        _embedded(settings, model, around, kinds) as course,
+    ):
+        course.pids["beside"] = other.pid
+        yield course
+
+
+@contextmanager
+def _embedded(
+    settings: Settings, model: BenchModel, around: Servers, kinds: tuple[str, ...]
+) -> Iterator[Course]:
     verifier, proposer = str(model.folder), str(model.draft)
-    with embedded(settings, verifier, proposer) as (app, worker):
+    with embedded(settings, verifier, proposer, None, CONCURRENCY, kinds) as (app, worker):
         pids = _server_pids(around) | {"worker": os.getpid()}
         client = make_client(settings, make_ring(app), worker.store)
         course = Course(client, worker.store, worker.engines[0], pids, same_engine=True)
-        course.watch.on(worker.stages)
-        yield course
+        course.stage_times.on(worker.stages)
+        with course.step_times.watched():
+            yield course
 
 
 @contextmanager
@@ -243,46 +245,10 @@ def _server_pids(around: Servers) -> dict[str, int]:
     return {name: pid for name, pid in found.items() if pid is not None}
 
 
-COURSES = {"one": one_process, "separate": separate_processes}
+COURSES = {"one": one_process, "all": worker_all, "separate": separate_processes}
 
 
 # --- what is run --------------------------------------------------------------------------------
-
-
-def write_input(path: Path, count: int) -> None:
-    """The demo's prompts, again and again, each time under another first line."""
-    rows = pq.read_table(DEMO_PROMPTS).to_pylist()
-    made = []
-    for i in range(count):
-        row, again = rows[i % len(rows)], i // len(rows)
-        head = f"# {again}\n" if again else ""
-        made.append(row | {"id": f"{row['id']}#{again}", "prompt": head + row["prompt"]})
-    schema = pa.schema([(name, pa.string()) for name in ("id", "prompt", "tag")])
-    pq.write_table(pa.Table.from_pylist(made, schema=schema), path)
-
-
-def spec_of(model: BenchModel, depth: str, source: Path, out: Path, new_tokens: int) -> JobSpec:
-    """History off: the second turn would draft from the first one's outputs."""
-    return load_spec(
-        {
-            "name": f"overhead-{depth}",
-            "input": {"uri": str(source)},
-            "output": {"uri": str(out)},
-            "verifier": str(model.folder),
-            "proposer": str(model.draft),
-            "sampling": {"max_tokens": new_tokens, "ignore_eos": True},
-            "speculation": {"depth": depth, "history_tokens": 0},
-        }
-    )
-
-
-def rows_of(spec: JobSpec) -> list[PromptRow]:
-    """The rows as ingest makes them."""
-    folder = inspect_model(spec.verifier)
-    codec = TextCodec.load(str(folder.path))
-    checker = RowChecker(spec, codec, folder.context_tokens, folder.vocab_size)
-    source = open_source(spec.input, Objects())
-    return [row for group in plan(source, checker, spec.group_size) for row in group.rows]
 
 
 def measure(
@@ -331,6 +297,9 @@ def figures(alone: Sequence[Turn], path: Sequence[Turn], same_engine: bool) -> d
         ]
         parts["more_cpu_sec"] = statistics.median(more)
         parts["alone_cpu_sec"] = statistics.median(sum(a.parts.values()) for a in alone)
+        for name in path[0].inside:
+            parts[name] = statistics.median(p.inside[name] for p in path)
+            parts[f"alone_{name}"] = statistics.median(a.inside[name] for a in alone)
         parts["engine_idle_sec"] = statistics.median(p.seconds - p.busy_sec for p in path)
         parts["engine_slower_sec"] = statistics.median(
             p.busy_sec - a.busy_sec for a, p in zip(alone, path, strict=True)

@@ -7,6 +7,7 @@ its template writes. Remote code is never run.
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +18,7 @@ import orjson
 from specbatch.schemas.errors import ModelError, SpecbatchError
 
 _CHARS_PER_CALL = 1 << 20  # an encoding takes about 100 bytes per token while it is made
+_importing = threading.Lock()  # transformers raises ImportError in threads that import it at once
 
 
 class ChatError(SpecbatchError):
@@ -44,13 +46,14 @@ class TextCodec:
     @classmethod
     def load(cls, ref: str) -> TextCodec:
         """Load from a model folder or hub id. Raises `ModelError` naming it."""
-        from transformers import AutoTokenizer
-
         folder = Path(ref)
         if not folder.is_dir() and ref.startswith(("/", ".", "~")):
             raise ModelError(f"model folder {ref} does not exist")
         try:
-            tokenizer = AutoTokenizer.from_pretrained(ref, trust_remote_code=False)
+            with _importing:
+                from transformers import AutoTokenizer
+
+                tokenizer = AutoTokenizer.from_pretrained(ref, trust_remote_code=False)
         except Exception as error:  # transformers raises many kinds; each means the same here
             first = str(error).strip().partition("\n")[0]
             raise ModelError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import orjson
@@ -67,3 +69,22 @@ def test_models_that_cannot_be_loaded_are_named(tmp_path: Path) -> None:
         TextCodec.load("/no/such/model")
     with pytest.raises(ModelError, match=rf"model {tmp_path} has no tokenizer"):
         TextCodec.load(str(tmp_path))
+
+
+def test_threads_that_load_the_first_tokenizer_at_once_all_have_it(tmp_path: Path) -> None:
+    """In a process that has imported nothing, as a worker's is when its first groups come."""
+    folder = save_tokenizer(tmp_path, CHAT_TEMPLATE)
+    done = subprocess.run(
+        [sys.executable, "-c", LOADING, str(folder)], capture_output=True, text=True, timeout=240
+    )
+    assert done.stdout.strip() == "8", done.stderr[-2000:]
+
+
+LOADING = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from specbatch.pipeline.ingest.codec import TextCodec
+
+with ThreadPoolExecutor(8) as pool:
+    print(len(list(pool.map(TextCodec.load, sys.argv[1:] * 8))))
+"""
