@@ -86,8 +86,11 @@ bench-gpu: $(VENV)/.dev ## on a GPU: its tests, rooflines of the kernels, tokens
 	@$(BIN)/python -m specbatch.jobs.bench.gpu
 
 wheel: $(BIN)/python ## a wheel with the C kernels inside, into ./dist; installing it needs no compiler
+	@rm -f dist/specbatch-*.whl
 	@$(PIP) wheel --no-deps --wheel-dir dist .
-	@ls dist/*.whl
+	@if ls dist/specbatch-*-any.whl 2>/dev/null; then \
+	    echo "error: this wheel has no C kernels: $(PIP) wheel --verbose . says why" >&2; exit 1; fi
+	@ls dist/specbatch-*.whl
 
 docs: $(VENV)/.docs ## the documentation site, into ./site, which needs no server to be read
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
@@ -119,4 +122,5 @@ $(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.dev: pyproject.toml constraints.txt $(KERNELS) | $(BIN)/python
 	@echo "installing specbatch, its engine and the test tools into $(VENV) (some minutes the first time)"
 	@$(PIP) install -c constraints.txt -e '.[engine,s3,postgres,dev]'
+	@$(BIN)/python -c 'from specbatch.kernels.native import at_level; at_level(None)'
 	@touch $(VENV)/.engine $@

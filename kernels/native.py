@@ -1,7 +1,7 @@
 """Loads the C kernels and chooses the instruction set that this processor runs them with.
 
 One library holds the kernels once per level: the same sources, compiled for it. In float32 all
-levels give the same bits, in bfloat16 all but `amx`.
+levels give the same bits, in bfloat16 all of x86-64 but `amx`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 # From the least to the best; a processor runs those its architecture has up to some level.
 LEVELS = ("portable", "neon", "x86-64-v3", "avx512", "avx512-bf16", "amx")
 FORCED_BY = "SPECBATCH_NATIVE_ISA"
-ARITHMETIC_VERSION = "1"  # raised when the kernels' bits change
+# Part of every numeric class. Raise it with any change that can change a bit, on either path.
+ARITHMETIC_VERSION = "1"
 _MODULE = "specbatch.kernels._native"
 _FUNCTIONS = ("decode", "draft", "sample", "gumbel", "pack", "panel", "product", "acts")
 _SYMBOLS = {
@@ -40,7 +41,7 @@ class InstructionSetError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The functions of one level, with the C names of csrc/kernels.c, and why it was chosen."""
+    """The exported functions of one level, and why it was chosen; all levels share the last two."""
 
     level: str
     reason: str
@@ -68,11 +69,17 @@ def library() -> Kernels:
 
 
 def arithmetic(dtype: str) -> str:
-    """What decides the bits of a native pass in this dtype: `f32`, `bf16/dot` or `bf16/amx`."""
+    """What decides the bits of a native pass in this dtype.
+
+    `f32`, or for bfloat16 `bf16/amx`, `bf16/dot` (all else on x86-64) or `bf16/` and the machine,
+    whose way of flushing denormals may differ. Raises `NativeUnavailableError`.
+    """
     if dtype == "float32":
         return "f32"
-    level = library().level
-    return "bf16/amx" if level == "amx" else "bf16/neon" if level == "neon" else "bf16/dot"
+    if library().level == "amx":
+        return "bf16/amx"
+    machine = platform.machine().lower().replace("_", "-")
+    return "bf16/dot" if machine in ("x86-64", "amd64") else f"bf16/{machine}"
 
 
 @lru_cache(maxsize=8)
@@ -111,7 +118,7 @@ def _chosen(loaded: ctypes.CDLL, forced: str | None) -> tuple[str, str]:
     if forced not in have:
         why = "this processor" if _supports(loaded, forced) == 0 else "this build"
         raise InstructionSetError(
-            f"{FORCED_BY}={forced} is not in {why}: use one of {', '.join(have)}"
+            f"{FORCED_BY}={forced} is not supported by {why}: use one of {', '.join(have)}"
         )
     return forced, f"forced by {FORCED_BY}"
 
@@ -125,7 +132,10 @@ def _loaded() -> ctypes.CDLL | str:
     """The library, or why it cannot be had."""
     found = importlib.util.find_spec(_MODULE)
     if found is None or found.origin is None:
-        return "this installation was made without a C compiler: install one and install again"
+        return (
+            "the C kernels were not built when specbatch was installed: there was no C compiler, "
+            "or one older than GCC 11 and Clang 14; install one, then specbatch again"
+        )
     try:
         return ctypes.CDLL(found.origin)
     except OSError as error:

@@ -25,7 +25,7 @@ from specbatch.pipeline.requests import requests_of, with_text
 from specbatch.schemas.audit import Finding, FindingKind, KeptCompletion
 from specbatch.schemas.errors import ModelError, ObjectError, UsageError
 from specbatch.schemas.mapper import as_float32
-from specbatch.schemas.numeric_class import differs
+from specbatch.schemas.numeric_class import class_note
 from specbatch.schemas.records import CompletionRecord, JobRow, PromptRow, Verification
 from specbatch.schemas.spec import JobSpec
 
@@ -111,7 +111,7 @@ class Replays:
         if text != record.text:
             what = f"{_name(record)} has a text that its tokens do not make"
             findings.append(_finding(FindingKind.ENDING, record, what))
-        note = differs(record.numeric_class, self._replayer.numeric_class)
+        note = class_note(record.numeric_class, self._replayer.numeric_class)
         return Replayed(len(record.token_ids), findings, note=note)
 
     def _found(self, record: CompletionRecord, looked: Looked) -> Iterator[Finding]:

@@ -61,8 +61,8 @@ from specbatch.pipeline.requests import (
 from specbatch.pipeline.sharing import completed
 from specbatch.pipeline.text_stop import Decode
 from specbatch.pipeline.timekeeping import Timing, Untimed
-from specbatch.schemas.errors import RequestCancelledError
-from specbatch.schemas.numeric_class import Serves
+from specbatch.schemas.errors import RequestCancelledError, UsageError
+from specbatch.schemas.numeric_class import UNKNOWN, Serves
 from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import (
     Artefact,
@@ -252,7 +252,11 @@ class Stages(Guarding):
         """The job with the class in which this worker verifies it, and its spec in that dtype."""
         job, spec = self._jobs.of_group(work.lease.job_id)
         engine = spec.engine.resolved(work.numeric_class)
-        here = host.serves().class_of(engine.key)
+        here, pinned = host.serves().class_of(engine.key), work.numeric_class
+        if pinned not in (None, UNKNOWN, here):
+            raise UsageError(
+                f"the job asks for {engine.key}, which is {here} here and not {pinned}"
+            )
         return replace(job, numeric_class=here), spec.model_copy(update={"engine": engine})
 
     def _claim_next(

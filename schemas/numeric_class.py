@@ -26,12 +26,15 @@ def dtype_of(name: str) -> str:
     return DTYPES[name.split("/")[1]]
 
 
-def contradiction(dtype: str, name: str) -> str | None:
-    """What is wrong with a class for a job that asks for `dtype`, in words; None: nothing."""
+def contradiction(dtype: str, name: str, weights: str = "as-is") -> str | None:
+    """What is wrong with a class for a job that asks for `dtype` and `weights`, in words; None:
+    nothing."""
     if re.fullmatch(PATTERN, name) is None:
         return f"{name!r} is no numeric class: they look like exact/f32/1 or torch/bf16/5d0c1a2b"
     if dtype not in ("auto", dtype_of(name)):
         return f"numeric class {name} computes in {dtype_of(name)}, and dtype is {dtype}"
+    if name.startswith("exact/") and weights != "as-is":
+        return f"numeric class {name} has no {weights} weights: name another class, or none"
     return None
 
 
@@ -59,7 +62,7 @@ def key_of_spec(spec: Mapping[str, Any], numeric_class: str | None = None) -> st
     )
 
 
-def differs(kept: str | None, here: str | None) -> str | None:
+def class_note(kept: str | None, here: str | None) -> str | None:
     """In words, that tokens were decided in another class than the one here; None: not known so."""
     if kept is None or here is None or kept == here:
         return None

@@ -184,7 +184,7 @@ class EngineSpec(Part):
     @model_validator(mode="after")
     def _class_fits_dtype(self) -> EngineSpec:
         if self.numeric_class is not None:
-            problem = contradiction(self.dtype, self.numeric_class)
+            problem = contradiction(self.dtype, self.numeric_class, self.verifier_weights)
             if problem is not None:
                 raise ValueError(problem)
         return self

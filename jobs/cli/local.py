@@ -57,7 +57,7 @@ def run_here(
     """Work until the job ends. Ctrl-C stops cleanly: finished groups stay, others are given back.
 
     Raises `WaitTimeoutError` in the same way, `EngineError` when the worker here died, and
-    `UsageError` for a job of a numeric class that this process has not.
+    `UsageError` for a job of a numeric class that this process does not have.
     """
     if job.state.is_final:
         return
@@ -83,9 +83,9 @@ def run_here(
 
 
 def check_class(worker: Worker, job_id: str, spec: JobSpec) -> None:
-    """Raise `UsageError` for a job that was begun in a numeric class that this process has not.
+    """Raise `UsageError` for a job begun in a numeric class that this process does not have.
 
-    Nobody else may be there to go on with it.
+    There may be no other worker to resume it.
     """
     serves, pinned = worker.engines[0].serves(), worker.store.get_job(job_id).numeric_class
     if serves.takes(pinned):

@@ -16,7 +16,7 @@ from specbatch.pipeline.bootstrap import (
 )
 from specbatch.pipeline.tools import make_replays
 from specbatch.schemas.errors import UsageError
-from specbatch.schemas.numeric_class import differs
+from specbatch.schemas.numeric_class import class_note
 
 if TYPE_CHECKING:
     from specbatch.pipeline.replaying import Twice
@@ -68,7 +68,7 @@ def parts_of(name: str) -> tuple[str, int, int]:
 def comparison(twice: Twice) -> Iterator[str]:
     """What is the same in one line, or both versions of what is not."""
     kept, fresh = twice.kept, twice.fresh
-    if other := differs(kept.numeric_class, fresh.numeric_class):
+    if other := class_note(kept.numeric_class, fresh.numeric_class):
         yield f"note: {other}"
     name = f"row {kept.row_index}, sample {kept.sample_index}"
     if not twice.differing:

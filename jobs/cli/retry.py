@@ -36,8 +36,8 @@ def retry(
 ) -> None:
     """Send a job's failed and cancelled groups, or only its quarantined rows, back to work.
 
-    With --local, go on with it here. With --numeric-class, a job that goes on is moved to workers
-    of that class; groups that others have begun start again there.
+    With --local, go on with it here. With --numeric-class, a running job moves to workers of that
+    class; groups already started start again there.
     """
     if timeout is not None and not local:
         raise UsageError("--timeout needs --local: without it nothing is waited for")

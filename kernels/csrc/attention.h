@@ -161,7 +161,6 @@ static void attend(const Model *m, const Layer *l, const Batch *b, int item, int
         (int64_t)m->heads * d), r += n
             // Enough sums under way, in vectors of which a head has a whole number.
             if (R - r >= 4 && W == 16 && d % 64 == 0) MIX(4, 4);
-            else if (R - r >= 4 && W == 8 && SUMS == 12) MIX(4, 2);
             else if (R - r >= 4) MIX(4, 2);
             else if (R - r >= 2 && W < 16) MIX(2, 4);
             else if (R - r >= 2 && d % 64 == 0) MIX(2, 4);

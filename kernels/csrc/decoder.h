@@ -9,7 +9,7 @@
 #include "attention.h"
 #include "attention_amx.h"
 
-// What a pass's time is told by, for who asks (`Batch.seconds`).
+// Kernels timed in `Batch.seconds`.
 enum { NORMS, PRODUCTS, PLACING, ATTENTION, HEAD, KERNELS };
 
 static float inverse_rms(const float *x, int n, float eps) {
@@ -83,8 +83,8 @@ static void normalise_rows(Team *team, const Model *m, const Batch *b, const flo
             normalise(m, b->x + (int64_t)t * H, weight, b->act, t);
 }
 
-// Seconds since the last call, to one kernel's sum; thread 0 tells for all.
-static void told(const Team *team, const Batch *b, double *since, int kernel) {
+// Add the seconds since the last call to one kernel's sum; thread 0 measures for all.
+static void add_elapsed(const Team *team, const Batch *b, double *since, int kernel) {
     if (!b->seconds || team->thread) return;
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
@@ -101,28 +101,28 @@ static void layer(Team *team, const Model *m, const Layer *l, const Batch *b, do
     Epilogue to_hidden = {SWIGLU, b->hidden, m->inter, dtype};
     // 1) Norm and projections.
     normalise_rows(team, m, b, l->norm1);
-    told(team, b, since, NORMS);
+    add_elapsed(team, b, since, NORMS);
     gemm(team, dtype, b->act, b->tokens, &l->qkv, to_qkv);
-    told(team, b, since, PRODUCTS);
+    add_elapsed(team, b, since, PRODUCTS);
     // 2) Queries and keys turned to their positions, KV written.
     SHARE(team, GROUPS(b->tokens), g)
         for (int t = g * TOKENS; t < b->tokens && t < (g + 1) * TOKENS; t++) place(m, l, b, t);
-    told(team, b, since, PLACING);
+    add_elapsed(team, b, since, PLACING);
     // 3) Attention.
     SHARE(team, b->items * m->kv_heads, i) {
         float *scores = b->scores + team->thread * SCORE_ROWS * ld;
         if (IS_TILED(dtype)) attend_amx(m, l, b, i / m->kv_heads, i % m->kv_heads, scores, ld);
         else attend(m, l, b, i / m->kv_heads, i % m->kv_heads, scores, ld);
     }
-    told(team, b, since, ATTENTION);
+    add_elapsed(team, b, since, ATTENTION);
     // 4) Back into the residual stream, then the same for the feed-forward part.
     gemm(team, dtype, b->act, b->tokens, &l->o, to_x);
-    told(team, b, since, PRODUCTS);
+    add_elapsed(team, b, since, PRODUCTS);
     normalise_rows(team, m, b, l->norm2);
-    told(team, b, since, NORMS);
+    add_elapsed(team, b, since, NORMS);
     gemm(team, dtype, b->act, b->tokens, &l->gate_up, to_hidden);
     gemm(team, dtype, b->hidden, b->tokens, &l->down, to_x);
-    told(team, b, since, PRODUCTS);
+    add_elapsed(team, b, since, PRODUCTS);
 }
 
 typedef struct {
@@ -137,7 +137,7 @@ static void decode(Team *team, const void *arguments) {
     double since = 0;
     uint32_t before = set_arithmetic(m->dtype == BF16);
     if (IS_TILED(m->dtype)) tiles_on();
-    told(team, b, &since, -1);
+    add_elapsed(team, b, &since, -1);
     SHARE(team, GROUPS(b->tokens), g)
         for (int t = g * TOKENS; t < b->tokens && t < (g + 1) * TOKENS; t++)
             for (int i = 0; i < H; i += W)
@@ -145,9 +145,9 @@ static void decode(Team *team, const void *arguments) {
     for (int i = 0; i < m->layers; i++) layer(team, m, m->layer + i, b, &since);
     SHARE(team, b->rows, r)
         normalise(m, b->x + b->logit_rows[r] * H, m->norm, b->act, r);
-    told(team, b, &since, NORMS);
+    add_elapsed(team, b, &since, NORMS);
     gemm(team, m->dtype, b->act, b->rows, &m->head, (Epilogue){STORE, b->logits, m->vocab, F32});
-    told(team, b, &since, HEAD);
+    add_elapsed(team, b, &since, HEAD);
     if (IS_TILED(m->dtype)) tiles_off();
     reset_arithmetic(before);
 }

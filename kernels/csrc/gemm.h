@@ -1,5 +1,6 @@
 // y = x Wᵀ with packed weights. Every output adds its products one by one in the order of k, each
-// product and sum rounded once, whatever the number of rows, the tile or the width of the vectors.
+// multiply-add rounded once, whatever the number of rows, the tile or the width of the vectors (in
+// bfloat16 on AMX see amx.h).
 //
 // Weights are packed in panels of PANEL outputs, zero-padded:
 //   float32   [N/PANEL][K][PANEL]

@@ -19,12 +19,12 @@ static int has_amx(void) {
 
 static int has_v3(void) {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
-           __builtin_cpu_supports("bmi2");
+           __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("lzcnt") && __builtin_cpu_supports("f16c");
 }
 
 static int has_avx512(void) {
     return has_v3() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+           __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 
 static int has_bf16(void) { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
@@ -45,7 +45,7 @@ EXPORT int specbatch_supports(const char *level) {
     return -1;
 }
 
-// Sine and cosine of x >= 0 up to 2^30: Cody-Waite reduction by pi/2 in three parts of 33 bits, and the
+// Sine and cosine of x >= 0 up to 2^20, further than positions go: Cody-Waite reduction by pi/2 in three parts of 33 bits, and the
 // polynomials of Cephes sin.c and cos.c, each operation rounded by itself in float64.
 static void sincos64(double x, double *sine, double *cosine) {
     double n = floor(x * 0.63661977236758134308 + 0.5);

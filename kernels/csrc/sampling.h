@@ -19,7 +19,7 @@ typedef struct {
     const int32_t *allowed;   // [rows, (vocab + 31) / 32], a bit per token, or NULL
     int64_t *tokens;          // [rows]
     float *logprobs;          // [rows] or NULL
-    float *space;             // [threads, 6, vocab]
+    float *space;             // [threads, 6, vocab]: scores, a copy of them, two lists of candidates
     int64_t top_count;
     const int64_t *top_at;    // [rows], where a row's most likely tokens go or -1; or NULL
     int64_t *top_tokens;      // [wanted, top_count]

@@ -115,8 +115,8 @@ class Decoder:
         num_blocks: int,
         consume: bool = False,
     ) -> None:
-        self._kernels = library()
-        self._panel = int(self._kernels.panel())
+        self.kernels = library()
+        self._panel = int(self.kernels.panel())
         self._consume = consume
         self.seconds: np.ndarray | None = None  # [KERNELS] float64, where passes are to be timed
         self._shape = shape
@@ -145,14 +145,14 @@ class Decoder:
     def __del__(self) -> None:
         """A helper thread may be about to look at a layer, long after the pass."""
         if hasattr(self, "model"):
-            self._kernels.settle()
+            self.kernels.settle()
 
     def forward(self, batch: DecoderBatch) -> Tensor:
         """Feed the batch; float32 logits [num_rows, vocab] of the wanted rows."""
         logits = torch.empty(batch.logit_rows.shape[0], self._shape.vocab, dtype=torch.float32)
         threads = torch.get_num_threads()
         arguments, _held = self.arguments(batch, logits, max(batch.ragged.context_lens))
-        if self._kernels.decode(byref(self.model), byref(arguments), c_int32(threads)):
+        if self.kernels.decode(byref(self.model), byref(arguments), c_int32(threads)):
             raise MemoryError(f"no memory for a pass of {batch.ids.shape[0]} tokens")
         return logits
 
@@ -231,7 +231,7 @@ class Decoder:
         n, k = weight.shape
         packed = torch.empty(-(-n // self._panel) * self._panel * k, dtype=self._dtype)
         weight = weight.to(self._dtype).contiguous()
-        self._kernels.pack(
+        self.kernels.pack(
             c_int32(_DTYPES[self._dtype]),
             c_void_p(weight.data_ptr()),
             c_int32(n),

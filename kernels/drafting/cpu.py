@@ -11,11 +11,10 @@ from torch import Tensor
 
 from specbatch.kernels.decoder import cpu as decoder
 from specbatch.kernels.decoder.contract import DecoderBatch
-from specbatch.kernels.native import library
 from specbatch.kernels.verify import cpu as verify
 from specbatch.kernels.verify.contract import SamplingRows
 
-_WORDS_PER_SEQUENCE = 6  # five arrays of 64 bits and two of 32, see csrc/drafting.c
+_WORDS_PER_SEQUENCE = 6  # five arrays of 64 bits and two of 32, see csrc/drafting.h
 
 
 def draft(
@@ -38,7 +37,7 @@ def draft(
     of_rows, held_by_rows = verify.arguments_of(logits, own_counters, sampling, threads, tokens)
     following = np.zeros((_WORDS_PER_SEQUENCE, count), dtype=np.int64)
     following[4] = batch.ragged.context_lens
-    failed = library().draft(
+    failed = model.kernels.draft(
         byref(model.model),
         byref(of_pass),
         byref(of_rows),

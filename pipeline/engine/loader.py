@@ -165,7 +165,7 @@ def _lowered(module: Any, folder: ModelFolder) -> tuple[DecoderShape, DecoderWei
 
 
 def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 where the device computes it, else float32; the choice is logged.
+    """`auto` is bfloat16 where the device computes it, else float32 (float16 on a GPU).
 
     A lower instruction set that is forced counts as the processor's.
     """

@@ -11,7 +11,7 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
@@ -65,6 +65,8 @@ def class_of(
         return native_class(named)
     facts = _of_device(device, exactness)
     facts |= {"exactness": exactness, "weights": weights, "tensor parallel": str(tensor_parallel)}
+    if weights != "as-is":
+        facts["torchao"] = _version("torchao")
     return torch_class(named, facts)
 
 
@@ -92,12 +94,20 @@ def check_class(serves: Serves, key: str, is_native: bool) -> None:
     )
 
 
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
+
+
 def _of_device(device: DeviceOptions, exactness: str) -> dict[str, str]:
     """What the torch path's bits depend on beside the model and how it was asked for."""
     facts = {
         "torch": torch.__version__,
         "transformers": version("transformers"),
         "kernels": "triton" if device.is_gpu else "torch",  # as `choose_kernels` has it
+        "version": native.ARITHMETIC_VERSION,
         "sampling": "native" if native_level() != "torch" else "torch",
     }
     if device.is_gpu:
@@ -106,6 +116,7 @@ def _of_device(device: DeviceOptions, exactness: str) -> dict[str, str]:
             **facts,
             "device": torch.cuda.get_device_name(torch.device(device.name)),
             "cuda": str(torch.version.cuda),
+            "triton": _version("triton"),
             "compiled": str(compiled).lower(),
         }
     return {

@@ -6,7 +6,7 @@ from specbatch.pipeline.ledger import entries, rules
 from specbatch.pipeline.ledger.memory_time import TimeInMemory
 from specbatch.pipeline.ledger.memory_units import Job
 from specbatch.schemas.audit import EntryKind
-from specbatch.schemas.numeric_class import UNKNOWN, Serves, key_of_spec, preferred
+from specbatch.schemas.numeric_class import Serves, key_of_spec, preferred
 from specbatch.schemas.records import Stage
 from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
 
@@ -25,12 +25,13 @@ class ServingInMemory(TimeInMemory):
             if session.row.serves and session.row.serves.model == job.row.verifier
             if session.row.owner != owner
         ]
-        name = preferred(key_of_spec(job.row.spec), serves, [serves, *others]) or UNKNOWN
+        name = preferred(key_of_spec(job.row.spec), serves, [serves, *others])
+        assert name is not None, "a worker announces a class for every way to ask for an engine"
         self._say(job, EntryKind.PINNED, entries.class_pinned(name), owner)
         job.update(numeric_class=name)
 
-    def _move(self, job: Job, numeric_class: str) -> int:
-        rules.check_move(job.row, numeric_class)
+    def _move(self, job: Job, numeric_class: str, quarantined: bool) -> int:
+        rules.check_move(job.row, numeric_class, quarantined)
         if job.row.numeric_class == numeric_class:
             return 0
         self._say(job, EntryKind.PINNED, entries.class_pinned(numeric_class))

@@ -164,7 +164,7 @@ class TurnsInMemory(CuttingInMemory):
         with self._lock:
             job, now = self._job(job_id), self._now()
             if numeric_class is not None and not job.row.state.is_final:
-                return self._move(job, numeric_class)
+                return self._move(job, numeric_class, quarantined)
             rules.check_retry(job.row, quarantined, job.ingest_done, numeric_class)
             closed = [g for g in job.groups.values() if g.stage in (Stage.FAILED, Stage.CANCELLED)]
             if quarantined:

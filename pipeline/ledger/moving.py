@@ -1,4 +1,4 @@
-"""A job that goes on is moved to another numeric class, because somebody asked for it.
+"""A running job is moved to another numeric class, because somebody asked for it.
 
 Whoever holds one of its groups at VERIFY loses it, and with it what was not finished: that group
 starts again, so no completion has bits of two classes. Finished results stay, and say their class.
@@ -17,10 +17,12 @@ from specbatch.schemas.records import Stage
 from specbatch.schemas.tables import Group, Job
 
 
-def move(conn: Connection, now: Now, job_id: str, numeric_class: str) -> int:
+def move(
+    conn: Connection, now: Now, job_id: str, numeric_class: str, quarantined: bool = False
+) -> int:
     """How many groups will be verified in the other class; 0: it is the job's already."""
     job = jobs.lock(conn, jobs.find(conn, job_id).job_id)
-    rules.check_move(mapper.job_row(job), numeric_class)
+    rules.check_move(mapper.job_row(job), numeric_class, quarantined)
     if job.numeric_class == numeric_class:
         return 0
     said = entries.class_pinned(numeric_class)

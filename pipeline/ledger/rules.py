@@ -130,8 +130,12 @@ def check_retry(
         check_class(job, numeric_class)
 
 
-def check_move(job: JobRow, numeric_class: str) -> None:
-    """Raise `UsageError` unless a job that goes on can be moved to another numeric class."""
+def check_move(job: JobRow, numeric_class: str, quarantined: bool) -> None:
+    """Raise `UsageError` unless a running job can be moved to another numeric class."""
+    if job.state.is_final:
+        raise UsageError(f"job {job.job_id} has ended meanwhile: retry it once more")
+    if quarantined:
+        raise UsageError(f"job {job.job_id} is running: --quarantined is for jobs that have ended")
     if job.cancel_requested:
         raise UsageError(f"job {job.job_id} is being stopped: wait for its end, then retry it")
     check_class(job, numeric_class)
@@ -139,8 +143,9 @@ def check_move(job: JobRow, numeric_class: str) -> None:
 
 def check_class(job: JobRow, numeric_class: str) -> None:
     """Raise `UsageError` unless the job may be verified in this class."""
-    dtype = (job.spec.get("engine") or {}).get("dtype", "auto")
-    if problem := contradiction(dtype, numeric_class):
+    engine = job.spec.get("engine") or {}
+    asked = (engine.get("dtype", "auto"), numeric_class, engine.get("verifier_weights", "as-is"))
+    if problem := contradiction(*asked):
         raise UsageError(f"job {job.job_id} cannot be moved: {problem}")
 
 

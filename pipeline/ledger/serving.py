@@ -74,7 +74,8 @@ def pin(
     if job is None or job.numeric_class is not None:
         return
     alive = _alive(conn, now, job.verifier, serves, owner, lease_sec)
-    name = preferred(key_of_spec(job.spec), serves, alive) or UNKNOWN
+    name = preferred(key_of_spec(job.spec), serves, alive)
+    assert name is not None, "a worker announces a class for every way to ask for an engine"
     head = chain.link(conn, now, job, EntryKind.PINNED, entries.class_pinned(name), owner)
     conn.execute(update(Job).where(Job.job_id == job_id).values(numeric_class=name, **head))
 

@@ -57,6 +57,8 @@ from specbatch.schemas.sealing import Sealer
 from specbatch.schemas.speculation import AcceptanceCount, Decision, PastOutput
 from specbatch.schemas.timekeeping import Spent
 
+CLASS_CHANGES = 5  # of a job, while one claim is made
+
 
 class SqlStore(AuditInSql, FiguresInSql, PrivacyInSql, ReportingInSql, SchedulesInSql, SqlTime):
     """`Store` on SQLite or PostgreSQL. Threads may share it; processes make their own.
@@ -133,7 +135,7 @@ class SqlStore(AuditInSql, FiguresInSql, PrivacyInSql, ReportingInSql, Schedules
         self, job_id: str, quarantined: bool = False, numeric_class: str | None = None
     ) -> int:
         if numeric_class is not None and not self.get_job(job_id).state.is_final:
-            return self._write(moving.move, job_id, numeric_class)
+            return self._write(moving.move, job_id, numeric_class, quarantined)
         return self._write(jobs.retry, job_id, quarantined, numeric_class)
 
     def fail_job(self, lease: Lease, error: str) -> None:
@@ -164,14 +166,15 @@ class SqlStore(AuditInSql, FiguresInSql, PrivacyInSql, ReportingInSql, Schedules
         lease_sec: float,
     ) -> GroupWork | None:
         """What comes of a claim, once its job has a class that is served."""
-        while True:
+        for _ in range(CLASS_CHANGES):
             try:
                 return claim()
             except serving.MovedError:
-                continue  # its next look sees where to
+                continue  # the retry reads the new class
             except serving.UnpinnedError as error:
                 assert serves is not None, "else no class is looked at"
                 self._write(serving.pin, error.job_id, serves, owner, lease_sec)
+        return None
 
     def claim_next(
         self,

@@ -48,7 +48,7 @@ def digest(params: SamplingParams, prompts: int) -> str:
 @pytest.mark.parametrize(
     "level", [LEVELS[0], *LEVELS[1:-1][-1:]]
 )  # the best, and the least but one
-def test_128_prompts_have_the_same_bits_at_every_level(
+def test_128_prompts_have_the_same_bits_at_the_best_level_and_the_least(
     level: str, params: SamplingParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(native.FORCED_BY, level)

@@ -59,7 +59,7 @@ def test_native_float32_is_one_class_with_any_number_of_threads(
 
 def test_native_bfloat16_is_named_by_how_the_processor_multiplies(folder: ModelFolder) -> None:
     how = native.arithmetic("bfloat16")
-    assert how in ("bf16/dot", "bf16/amx")
+    assert how.startswith("bf16/")
     assert class_of(folder, "bfloat16/bitwise/as-is", CPU).name == f"exact/{how}/1"
 
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from specbatch.jobs.chaos.stand_in import StandInEngine
+from specbatch.jobs.chaos.stand_in import NUMERIC_CLASS, StandInEngine
 from specbatch.jobs.chaos.stand_in_model import CONTEXT_TOKENS, VOCAB_SIZE, write_model
 from specbatch.pipeline.engine.host import EngineHost
 from specbatch.pipeline.engine.model_folder import inspect_model
 from specbatch.pipeline.engine.sequence import Request
 from specbatch.pipeline.engine.service import EngineService
 from specbatch.schemas.errors import RequestCancelledError
+from specbatch.schemas.numeric_class import Serves, all_keys
 from specbatch.schemas.records import JobState, SamplingParams, Stage
 from specbatch.schemas.spec import EngineSpec
 from support.stand_ins import Site
@@ -34,7 +35,10 @@ def requests(job: str) -> list[Request]:
 
 
 class Loading(EngineHost):
-    """A host that loads its models until `loaded`."""
+    """A host that loads its models until `loaded`, of the numeric class of the stand-ins."""
+
+    def serves(self) -> Serves:
+        return Serves.of(self.verifier.ref, dict.fromkeys(all_keys(), NUMERIC_CLASS))
 
     def __init__(self, model: Path) -> None:
         super().__init__(inspect_model(str(model)), None, 4, 64, 1 << 20, gate=threading.Lock())

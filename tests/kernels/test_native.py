@@ -56,7 +56,7 @@ def test_an_unknown_level_is_named_with_those_that_can_be_had(
 def test_a_level_of_another_processor_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = next(name for name in native.LEVELS if name not in native.available())
     monkeypatch.setenv(native.FORCED_BY, missing)
-    with pytest.raises(native.InstructionSetError, match=f"{missing} is not in this"):
+    with pytest.raises(native.InstructionSetError, match=f"{missing} is not supported by this"):
         native.library()
 
 
@@ -65,7 +65,7 @@ def test_an_installation_without_the_library_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    with pytest.raises(native.NativeUnavailableError, match="without a C compiler"):
+    with pytest.raises(native.NativeUnavailableError, match="no C compiler"):
         native.library()
     assert native.available() == []
 

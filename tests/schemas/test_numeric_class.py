@@ -12,8 +12,8 @@ from specbatch.schemas.numeric_class import (
     UNKNOWN,
     Serves,
     all_keys,
+    class_note,
     contradiction,
-    differs,
     dtype_of,
     key_of_spec,
     preferred,
@@ -97,5 +97,7 @@ def test_a_job_says_what_it_waits_for() -> None:
 
 
 def test_classes_that_differ_are_named() -> None:
-    assert differs(A, A) is differs(None, A) is differs(A, None) is None
-    assert differs(A, B) == f"written in numeric class {A}, looked at again in {B}: bits may differ"
+    assert class_note(A, A) is class_note(None, A) is class_note(A, None) is None
+    assert (
+        class_note(A, B) == f"written in numeric class {A}, looked at again in {B}: bits may differ"
+    )
