@@ -48,8 +48,8 @@ def serving(name: str, model: str = "big") -> Serves:
     return Serves.of(model, dict.fromkeys(all_keys(), name))
 
 
-def claim_job(store: Store, stage: Stage, owner: str = "ingester") -> JobWork:
-    return found(store.claim_job(JOB, stage, owner, LEASE_SEC))
+def claim_job(store: Store, stage: Stage, owner: str = "ingester", job_id: str = JOB) -> JobWork:
+    return found(store.claim_job(job_id, stage, owner, LEASE_SEC))
 
 
 def claim(store: Store, index: int, stage: Stage = Stage.VERIFY, owner: str = "w1") -> GroupWork:
@@ -61,11 +61,12 @@ def ingest(
     groups: int = 2,
     first_stage: Stage = Stage.VERIFY,
     rows: int = 4,
+    job_id: str = JOB,
     **job: Any,
 ) -> None:
     """A job whose input is read: `groups` groups of `rows` rows."""
-    store.create_job(new_job(**job))
-    lease = claim_job(store, Stage.INGEST).lease
+    store.create_job(new_job(job_id, **job))
+    lease = claim_job(store, Stage.INGEST, job_id=job_id).lease
     planned = [new_group(index, rows, first_stage) for index in range(groups)]
     store.add_groups(lease, planned, [], groups * rows, position(groups * rows))
     store.finish_ingest(lease, groups * rows, {})

@@ -19,7 +19,7 @@ from contracts.shorthand import (
     together,
     verified,
 )
-from ledger.builders import JOB, LEASE_SEC, NO_TIME, RESULTS, Clock, new_job
+from ledger.builders import JOB, LEASE_SEC, NO_TIME, RESULTS, Clock
 
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.audit import EntryKind
@@ -150,9 +150,9 @@ def test_any_worker_goes_on_with_a_job_of_an_unknown_class(store: Store) -> None
 
 def test_a_job_whose_class_nobody_here_has_holds_up_no_other_job(store: Store) -> None:
     ingest(store, numeric_class=TORCH)
-    store.create_job(new_job("job00001", spec={}, numeric_class=None))
-    assert claim_next(store, "w", serving(F32)) is None, "it has no groups yet"
-    assert store.get_job("job00001").numeric_class is None
+    ingest(store, job_id="job00001", numeric_class=None)
+    assert found(claim_next(store, "w", serving(F32))).lease.job_id == "job00001"
+    assert store.get_job("job00001").numeric_class == F32
 
 
 def test_proposing_and_recording_ask_for_no_class(store: Store) -> None:
@@ -187,7 +187,7 @@ def test_who_cannot_verify_a_job_asks_for_no_part_of_its_groups(store: Store) ->
 def test_what_is_due_for_another_class_keeps_nobody_from_asking(store: Store) -> None:
     ingest(store, groups=1)
     assert claim_next(store, "w", serving(F32))
-    store.create_job(new_job("job00001", spec={}, numeric_class=TORCH))
+    ingest(store, job_id="job00001", numeric_class=TORCH)
     assert store.want_cut("big", "idle", serving(F32)) == (JOB, 0)
 
 
