@@ -11,6 +11,7 @@ import importlib.util
 import logging
 import os
 import platform
+import struct
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -24,6 +25,7 @@ FORCED_BY = "SPECBATCH_NATIVE_ISA"
 # Part of every numeric class. Raise it with any change that can change a bit, on either path.
 ARITHMETIC_VERSION = "1"
 _MODULE = "specbatch.kernels._native"
+_OTHER_VERSION = "the C kernels are of another version of specbatch; install it again"
 _FUNCTIONS = ("decode", "draft", "sample", "gumbel", "pack", "panel", "product", "acts")
 _SYMBOLS = {
     "x86-64-v3": "v3",
@@ -92,10 +94,10 @@ def at_level(forced: str | None) -> Kernels:
     symbol = _SYMBOLS.get(level, level)
     try:
         functions = {name: getattr(loaded, f"specbatch_{name}_{symbol}") for name in _FUNCTIONS}
+        shared = {name: getattr(loaded, f"specbatch_{name}") for name in ("rotary", "settle")}
     except AttributeError as error:
-        raise NativeUnavailableError(f"the library lacks a kernel: {error}") from error
+        raise NativeUnavailableError(f"{_OTHER_VERSION}: {error}") from error
     log.info("native kernels at level %s: %s", level, reason)
-    shared = {"rotary": loaded.specbatch_rotary, "settle": loaded.specbatch_settle}
     return Kernels(level, reason, **functions, **shared)
 
 
@@ -136,10 +138,29 @@ def _loaded() -> ctypes.CDLL | str:
             "the C kernels were not built when specbatch was installed: there was no C compiler, "
             "or one older than GCC 11 and Clang 14; install one, then specbatch again"
         )
+    path = Path(found.origin)
     try:
-        return ctypes.CDLL(found.origin)
+        if not _is_whole(path):
+            return f"{path.name} is cut short: install specbatch again"
+        loaded = ctypes.CDLL(str(path))
+        loaded.specbatch_supports.restype = ctypes.c_int
     except OSError as error:
-        return f"{Path(found.origin).name} cannot be loaded: {error}"
+        return f"{path.name} cannot be loaded: {error}"
+    except AttributeError as error:
+        return f"{_OTHER_VERSION}: {error}"
+    return loaded
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether an ELF file reaches to the end of its section table, which stands last. Loading one
+    that does not would end the process."""
+    with path.open("rb") as file:
+        header = file.read(64)
+        size = file.seek(0, os.SEEK_END)
+    if header[:5] != b"\x7fELF\x02":
+        return True  # whatever it is, loading it says so
+    table, entry, count = struct.unpack_from("<Q10xHH", header, 40)
+    return int(table + entry * count) <= size
 
 
 def processor_name() -> str:

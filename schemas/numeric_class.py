@@ -55,8 +55,9 @@ def key_of_spec(spec: Mapping[str, Any], numeric_class: str | None = None) -> st
     `numeric_class`: in the dtype of that class.
     """
     engine = spec.get("engine") or {}
+    known = numeric_class is not None and re.fullmatch(PATTERN, numeric_class)
     return engine_key(
-        engine.get("dtype", "auto") if numeric_class is None else dtype_of(numeric_class),
+        dtype_of(numeric_class) if numeric_class and known else engine.get("dtype", "auto"),
         engine.get("exactness", "bitwise"),
         engine.get("verifier_weights", "as-is"),
     )

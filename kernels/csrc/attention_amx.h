@@ -13,9 +13,10 @@
 #define AMX_ROWS 16
 #define MAX_HEAD_DIM 256
 
+// As bfloat16, which the largest float32 numbers overflow.
 INLINE int all_finite(const float *x, int n) {
     lanes16 sum = all16(0);
-    for (int i = 0; i < n; i += 16) sum.part[0] += load(x + i) * 0.0f;
+    for (int i = 0; i < n; i += 16) sum.part[0] += (vf)round_bf16(load(x + i)) * 0.0f;
     return sum16(sum) == 0.0f;
 }
 

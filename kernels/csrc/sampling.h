@@ -204,6 +204,10 @@ static float nucleus(const float *scores, int64_t n, float top, float top_p, Can
                 list[count++] = (Candidate){scores[i + j], (int32_t)(i + j)};
         }
     }
+    if (count == 0) {  // NaN everywhere: nothing to choose from
+        *last = n;
+        return -INFINITY;
+    }
     sort_candidates(list, spare, count);
     float before = 0;
     int64_t kept = 0;

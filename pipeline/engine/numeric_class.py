@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -124,5 +125,6 @@ def _of_device(device: DeviceOptions, exactness: str) -> dict[str, str]:
         "device": "cpu",
         "processor": native.processor_name(),
         "instruction set": torch.backends.cpu.get_cpu_capability(),
+        "onednn": os.environ.get("ONEDNN_MAX_CPU_ISA", "all"),
         "threads": str(torch.get_num_threads()),
     }

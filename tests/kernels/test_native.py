@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -68,6 +69,37 @@ def test_an_installation_without_the_library_says_how_to_get_it(
     with pytest.raises(native.NativeUnavailableError, match="no C compiler"):
         native.library()
     assert native.available() == []
+
+
+@pytest.mark.usefixtures("afresh")
+def test_a_library_that_is_cut_short_does_not_end_the_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = importlib.util.find_spec("specbatch.kernels._native")
+    assert found is not None
+    assert found.origin is not None
+    whole = Path(found.origin).read_bytes()
+    damaged = tmp_path / "_native.so"
+    for length in (100, len(whole) // 2, len(whole) - 1):
+        damaged.write_bytes(whole[:length])
+        spec = ModuleSpec("specbatch.kernels._native", None, origin=str(damaged))
+        monkeypatch.setattr(importlib.util, "find_spec", lambda _name, spec=spec: spec)
+        native._loaded.cache_clear()
+        with pytest.raises(native.NativeUnavailableError, match="cut short"):
+            native.library()
+
+
+@pytest.mark.usefixtures("afresh")
+def test_a_library_of_another_version_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    other = tmp_path / "_native.so"
+    command = ["cc", "-shared", "-x", "c", "/dev/null", "-o", str(other)]
+    subprocess.run(command, check=True)
+    spec = ModuleSpec("specbatch.kernels._native", None, origin=str(other))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: spec)
+    with pytest.raises(native.NativeUnavailableError, match="another version"):
+        native.library()
 
 
 @pytest.mark.usefixtures("afresh")
