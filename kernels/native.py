@@ -112,7 +112,8 @@ def available() -> list[str]:
 def _chosen(loaded: ctypes.CDLL, forced: str | None) -> tuple[str, str]:
     have = available()
     if forced is None:
-        return have[0], "the best that this processor has"
+        allowed = (level for level in have if loaded.specbatch_enter(level.encode()))
+        return next(allowed), "the best that this processor has"
     if forced not in LEVELS:
         raise InstructionSetError(
             f"{FORCED_BY}={forced} is no instruction set: use one of {', '.join(have)}"
@@ -122,6 +123,8 @@ def _chosen(loaded: ctypes.CDLL, forced: str | None) -> tuple[str, str]:
         raise InstructionSetError(
             f"{FORCED_BY}={forced} is not supported by {why}: use one of {', '.join(have)}"
         )
+    if not loaded.specbatch_enter(forced.encode()):
+        raise InstructionSetError(f"{FORCED_BY}={forced}: the system does not let a process use it")
     return forced, f"forced by {FORCED_BY}"
 
 

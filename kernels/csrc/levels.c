@@ -10,11 +10,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-// Tiles: the processor has them and the kernel gives leave to use them.
+// Tiles: the processor has them and the kernel would give leave to use them.
 static int has_amx(void) {
+    uint64_t supported = 0;
     unsigned a, b, c, d;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d >> 22 & 1) || !(d >> 24 & 1)) return 0;
-    return syscall(SYS_arch_prctl, 0x1023, 18) == 0;  // ARCH_REQ_XCOMP_PERM, XTILEDATA
+    return syscall(SYS_arch_prctl, 0x1021, &supported) == 0 && supported >> 18 & 1;  // ARCH_GET_XCOMP_SUPP
 }
 
 static int has_v3(void) {
@@ -43,6 +44,15 @@ EXPORT int specbatch_supports(const char *level) {
     if (!strcmp(level, "neon")) return 1;
 #endif
     return -1;
+}
+
+// Ask for what a level needs of the kernel, for all threads from now on; 1 if it is granted.
+EXPORT int specbatch_enter(const char *level) {
+#if defined(__x86_64__)
+    if (!strcmp(level, "amx")) return syscall(SYS_arch_prctl, 0x1023, 18) == 0;  // ARCH_REQ_XCOMP_PERM, XTILEDATA
+#endif
+    (void)level;
+    return 1;
 }
 
 // Sine and cosine of x >= 0 up to 2^20, further than positions go: Cody-Waite reduction by pi/2 in three parts of 33 bits, and the
