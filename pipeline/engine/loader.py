@@ -174,7 +174,7 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
     computed = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    narrow = native_level() in ("portable", "x86-64-v3")  # where it saves memory and costs time
+    narrow = native_level() in ("portable", "x86-64-v3")  # as a processor that ends there chooses
     return torch.bfloat16 if computed and not narrow else torch.float32
 
 
