@@ -26,7 +26,22 @@ FORCED_BY = "SPECBATCH_NATIVE_ISA"
 ARITHMETIC_VERSION = "1"
 _MODULE = "specbatch.kernels._native"
 _OTHER_VERSION = "the C kernels are of another version of specbatch; install it again"
-_FUNCTIONS = ("decode", "draft", "sample", "gumbel", "pack", "panel", "product", "acts")
+_AT, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+_FUNCTIONS: dict[str, list[type]] = {  # of every level, with their arguments
+    "decode": [_AT, _AT, _INT],
+    "draft": [_AT, _AT, _AT, _INT, _AT, _AT, _AT, _INT],
+    "sample": [_AT, _INT],
+    "gumbel": [_AT, _LONG, _LONG, ctypes.c_uint32, _AT],
+    "pack": [_INT, _AT, _INT, _INT, _AT],
+    "panel": [],
+    "product": [_INT, _INT, _AT, _AT, _AT, _INT],
+    "acts": [_INT, _INT, _INT, _AT, _AT],
+}
+_SHARED: dict[str, list[type]] = {  # that need no level
+    "rotary": [_AT, _LONG, _LONG, ctypes.c_float, _AT, _AT],
+    "match": [_AT, _AT, _AT, _LONG, _AT],
+    "settle": [],
+}
 _SYMBOLS = {
     "x86-64-v3": "v3",
     "avx512-bf16": "avx512_bf16",
@@ -43,7 +58,10 @@ class InstructionSetError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The exported functions of one level, and why it was chosen; all levels share the last two."""
+    """The exported functions of one level, and why it was chosen; all levels share the last three.
+
+    Tensors are passed as addresses.
+    """
 
     level: str
     reason: str
@@ -56,6 +74,7 @@ class Kernels:
     product: Any
     acts: Any
     rotary: Any
+    match: Any
     settle: Any
 
 
@@ -93,12 +112,20 @@ def at_level(forced: str | None) -> Kernels:
     level, reason = _chosen(loaded, forced)
     symbol = _SYMBOLS.get(level, level)
     try:
-        functions = {name: getattr(loaded, f"specbatch_{name}_{symbol}") for name in _FUNCTIONS}
-        shared = {name: getattr(loaded, f"specbatch_{name}") for name in ("rotary", "settle")}
+        functions = {
+            **{n: _function(loaded, f"{n}_{symbol}", of) for n, of in _FUNCTIONS.items()},
+            **{n: _function(loaded, n, of) for n, of in _SHARED.items()},
+        }
     except AttributeError as error:
         raise NativeUnavailableError(f"{_OTHER_VERSION}: {error}") from error
     log.info("native kernels at level %s: %s", level, reason)
-    return Kernels(level, reason, **functions, **shared)
+    return Kernels(level, reason, **functions)
+
+
+def _function(loaded: ctypes.CDLL, name: str, arguments: list[type]) -> Any:
+    function = loaded[f"specbatch_{name}"]  # one of its own: others may declare it otherwise
+    function.argtypes = arguments
+    return function
 
 
 def available() -> list[str]:

@@ -167,14 +167,14 @@ def _packed(weight: Tensor, code: int) -> tuple[Tensor, Any]:
     from specbatch.kernels.decoder.cpu import _Linear
 
     kernels, (n, k) = native.library(), weight.shape
-    panel = int(kernels.panel())
+    panel = kernels.panel()
     packed = torch.empty(-(-n // panel) * panel * k, dtype=weight.dtype)
     kernels.pack(code, _at(weight), n, k, _at(packed))
     return packed, _Linear(packed.data_ptr(), None, n, k)
 
 
-def _at(tensor: Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(tensor.data_ptr())
+def _at(tensor: Tensor) -> int:
+    return tensor.data_ptr()
 
 
 def _step(

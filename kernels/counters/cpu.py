@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from ctypes import c_int64, c_uint32, c_void_p
-
 import torch
 from torch import Tensor
 
@@ -18,11 +16,6 @@ def gumbel(
     """As `reference.gumbel`. Raises `NativeUnavailableError` where there is none."""
     counters = counters.contiguous()
     out = torch.empty(counters.shape[0], vocab_size, dtype=torch.float32)
-    library().gumbel(
-        c_void_p(counters.data_ptr()),
-        c_int64(counters.shape[0]),
-        c_int64(vocab_size),
-        c_uint32(stream),
-        c_void_p(out.data_ptr()),
-    )
+    rows = counters.shape[0]
+    library().gumbel(counters.data_ptr(), rows, vocab_size, stream, out.data_ptr())
     return out

@@ -93,3 +93,14 @@ EXPORT void specbatch_rotary(const float *frequencies, int64_t positions, int64_
             to_sin[0] = to_sin[half] = (float)s * scaling;
         }
 }
+
+// How many of its draft's tokens each sequence agrees with: rows offsets[i] .. offsets[i + 1] are its own,
+// and the last of them holds no draft token.
+EXPORT void specbatch_match(const int64_t *tokens, const int64_t *drafts, const int64_t *offsets, int64_t sequences,
+                            int64_t *agreed) {
+    for (int64_t i = 0; i < sequences; i++) {
+        int64_t r = offsets[i], last = offsets[i + 1] - 1;
+        while (r < last && tokens[r] == drafts[r]) r++;
+        agreed[i] = r - offsets[i];
+    }
+}

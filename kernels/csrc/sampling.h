@@ -13,7 +13,7 @@ typedef struct {
     const int64_t *counters;  // [rows, 2]
     const float *temperature, *top_p, *min_p;  // [rows]
     const int64_t *top_k;     // [rows]
-    const int64_t *forbidden_starts, *forbidden;  // [rows + 1] into token ids
+    const int64_t *forbidden_starts, *forbidden;  // [rows + 1] into token ids; or NULL
     const int64_t *adjust_starts, *adjust;        // likewise
     const float *adjust_scale, *adjust_add;       // one per adjusted token
     const int32_t *allowed;   // [rows, (vocab + 31) / 32], a bit per token, or NULL
@@ -216,6 +216,9 @@ static float nucleus(const float *scores, int64_t n, float top, float top_p, Can
     return list[kept - 1].score;
 }
 
+// Where a row's entries begin; no row has any without `starts`.
+INLINE int64_t begin_of(const int64_t *starts, int64_t r) { return starts ? starts[r] : 0; }
+
 static void scale_row(const Sampling *s, int64_t r, float *scores) {
     const float *logits = s->logits + r * s->vocab;
     float t = s->temperature[r];
@@ -224,11 +227,11 @@ static void scale_row(const Sampling *s, int64_t r, float *scores) {
         for (int64_t i = 0; i < s->vocab; i++) scores[i] = logits[i] / divisor;
     else
         memcpy(scores, logits, s->vocab * sizeof(float));
-    for (int64_t i = s->adjust_starts[r]; i < s->adjust_starts[r + 1]; i++) {
+    for (int64_t i = begin_of(s->adjust_starts, r); i < begin_of(s->adjust_starts, r + 1); i++) {
         float x = logits[s->adjust[i]], scale = s->adjust_scale[i];
         scores[s->adjust[i]] = ((x > 0 ? x / scale : x * scale) + s->adjust_add[i]) / divisor;
     }
-    for (int64_t i = s->forbidden_starts[r]; i < s->forbidden_starts[r + 1]; i++)
+    for (int64_t i = begin_of(s->forbidden_starts, r); i < begin_of(s->forbidden_starts, r + 1); i++)
         scores[s->forbidden[i]] = -INFINITY;
     if (!s->allowed) return;
     int64_t words = (s->vocab + 31) / 32;
@@ -307,8 +310,9 @@ static void top_row(const Sampling *s, const float *logits, float norm_top, floa
 
 // Greedy, with nothing changed: the logits themselves are judged.
 static int is_plain(const Sampling *s, int64_t r) {
-    return s->temperature[r] <= 0 && !s->allowed && s->adjust_starts[r] == s->adjust_starts[r + 1] &&
-           s->forbidden_starts[r] == s->forbidden_starts[r + 1];
+    return s->temperature[r] <= 0 && !s->allowed &&
+           begin_of(s->adjust_starts, r) == begin_of(s->adjust_starts, r + 1) &&
+           begin_of(s->forbidden_starts, r) == begin_of(s->forbidden_starts, r + 1);
 }
 
 static void sample_row(const Sampling *s, int64_t r, float *scores, float *copy, Candidate *list) {

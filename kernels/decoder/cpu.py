@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 from ctypes import POINTER, Structure, byref, c_float, c_int32, c_int64, c_void_p
 
 import numpy as np
@@ -116,7 +117,7 @@ class Decoder:
         consume: bool = False,
     ) -> None:
         self.kernels = library()
-        self._panel = int(self.kernels.panel())
+        self._panel = self.kernels.panel()
         self._consume = consume
         self.seconds: np.ndarray | None = None  # [KERNELS] float64, where passes are to be timed
         self._shape = shape
@@ -141,6 +142,7 @@ class Decoder:
         )
         self._spend(weights.embedding, weights.head)
         self._work: dict[str, Tensor] = {}
+        self._room: tuple[int, ...] = (0, 0, 0)  # tokens, context, threads that it is enough for
 
     def __del__(self) -> None:
         """A helper thread may be about to look at a layer, long after the pass."""
@@ -152,7 +154,7 @@ class Decoder:
         logits = torch.empty(batch.logit_rows.shape[0], self._shape.vocab, dtype=torch.float32)
         threads = torch.get_num_threads()
         arguments, _held = self.arguments(batch, logits, max(batch.ragged.context_lens))
-        if self.kernels.decode(byref(self.model), byref(arguments), c_int32(threads)):
+        if self.kernels.decode(byref(self.model), byref(arguments), threads):
             raise MemoryError(f"no memory for a pass of {batch.ids.shape[0]} tokens")
         return logits
 
@@ -161,22 +163,21 @@ class Decoder:
     ) -> tuple[_Batch, tuple[np.ndarray, ...]]:
         """The C side's view of a pass, contexts of up to `longest` tokens, and what it is of."""
         tokens, rows = batch.ids.shape[0], batch.logit_rows.shape[0]
-        items, tables = _items(batch), _tables(batch)
+        ragged = batch.ragged
+        items, tables = _items(ragged.query_starts), _tables(ragged.block_tables)
+        first_item, count = items.ctypes.data, items.shape[1]
         arguments = _Batch(
-            *(tokens, rows, items[0].shape[0], tables.shape[1]),
-            *(_address(t) for t in (batch.ids, batch.positions, batch.ragged.slots)),
-            *(item.ctypes.data for item in items),
+            *(tokens, rows, count, tables.shape[1]),
+            *map(_address, (batch.ids, batch.positions, ragged.slots)),
+            *(first_item, first_item + 4 * count, first_item + 8 * count),
             tables.ctypes.data,
             _address(batch.logit_rows),
             _address(logits),
             longest,
-            *(
-                self._space(name, size, dtype)
-                for name, (size, dtype) in self._sizes(max(tokens, rows), longest).items()
-            ),
+            *self._workspace(max(tokens, rows), longest),
             self.seconds.ctypes.data if self.seconds is not None else None,
         )
-        return arguments, (*items, tables)
+        return arguments, (items, tables)
 
     @property
     def weight_bytes(self) -> int:
@@ -231,13 +232,7 @@ class Decoder:
         n, k = weight.shape
         packed = torch.empty(-(-n // self._panel) * self._panel * k, dtype=self._dtype)
         weight = weight.to(self._dtype).contiguous()
-        self.kernels.pack(
-            c_int32(_DTYPES[self._dtype]),
-            c_void_p(weight.data_ptr()),
-            c_int32(n),
-            c_int32(k),
-            c_void_p(packed.data_ptr()),
-        )
+        self.kernels.pack(_DTYPES[self._dtype], weight.data_ptr(), n, k, packed.data_ptr())
         return _Linear(
             self._keep(packed), self._keep(bias.float()) if bias is not None else None, n, k
         )
@@ -260,11 +255,15 @@ class Decoder:
             if storage.resizable():  # a view into a file is not: it goes when the last one does
                 storage.resize_(0)
 
-    def _space(self, name: str, size: int, dtype: torch.dtype) -> int:
-        """Workspace that only grows. Its rows beyond the batch may hold anything."""
-        if name not in self._work or self._work[name].numel() < size:
-            self._work[name] = torch.zeros(size * 5 // 4, dtype=dtype)
-        return self._work[name].data_ptr()
+    def _workspace(self, tokens: int, longest: int) -> list[int]:
+        """Addresses of room that only grows. Its rows beyond the batch may hold anything."""
+        need = (tokens, longest, torch.get_num_threads())
+        if any(map(operator.gt, need, self._room)):
+            self._room = tuple(map(max, need, self._room))
+            for name, (size, dtype) in self._sizes(*self._room[:2]).items():
+                if name not in self._work or self._work[name].numel() < size:
+                    self._work[name] = torch.zeros(size * 5 // 4, dtype=dtype)
+        return [space.data_ptr() for space in self._work.values()]
 
 
 def _address(tensor: Tensor) -> int:
@@ -272,22 +271,26 @@ def _address(tensor: Tensor) -> int:
     return tensor.data_ptr()
 
 
-def _items(batch: DecoderBatch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Pieces of at most 8 tokens of one sequence: (sequence, first token, tokens), int32 each."""
-    starts = np.asarray(batch.ragged.query_starts, dtype=np.int64)
+def _items(query_starts: list[int]) -> np.ndarray:
+    """Pieces of at most 8 tokens of one sequence: int32 [3, pieces], each one's sequence, first
+    token and number of tokens."""
+    count = len(query_starts) - 1
+    if query_starts[-1] == count:  # one token each, as in every step that only decodes
+        return np.array((range(count), range(count), (1,) * count), dtype=np.int32)
+    starts = np.array(query_starts, dtype=np.int32)
     lengths = np.diff(starts)
     pieces = -(-lengths // _ITEM_TOKENS)
-    seq = np.repeat(np.arange(len(lengths)), pieces)
+    seq = np.repeat(np.arange(count), pieces)
     ordinal = np.arange(len(seq)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     first = starts[seq] + ordinal * _ITEM_TOKENS
-    count = np.minimum(starts[seq + 1] - first, _ITEM_TOKENS)
-    return seq.astype(np.int32), first.astype(np.int32), count.astype(np.int32)
+    return np.array((seq, first, np.minimum(starts[seq + 1] - first, _ITEM_TOKENS)), dtype=np.int32)
 
 
-def _tables(batch: DecoderBatch) -> np.ndarray:
+def _tables(tables: list[list[int]]) -> np.ndarray:
     """Block tables as one int32 [num_seqs, width] array."""
-    tables = batch.ragged.block_tables
-    out = np.zeros((len(tables), max(map(len, tables))), dtype=np.int32)
-    for i, table in enumerate(tables):
-        out[i, : len(table)] = table
-    return out
+    width = max(map(len, tables))
+    blocks: list[int] = []
+    for table in tables:
+        blocks += table
+        blocks += (0,) * (width - len(table))
+    return np.array(blocks, dtype=np.int32).reshape(-1, width)

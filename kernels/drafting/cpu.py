@@ -3,7 +3,7 @@ the work around it."""
 
 from __future__ import annotations
 
-from ctypes import byref, c_int32, c_void_p
+from ctypes import byref
 
 import numpy as np
 import torch
@@ -41,11 +41,11 @@ def draft(
         byref(model.model),
         byref(of_pass),
         byref(of_rows),
-        c_int32(steps),
-        c_void_p(active.ctypes.data),
-        c_void_p(following.ctypes.data),
-        c_void_p(drafts.data_ptr()),
-        c_int32(threads),
+        steps,
+        active.ctypes.data,
+        following.ctypes.data,
+        drafts.data_ptr(),
+        threads,
     )
     del held_by_pass, held_by_rows
     if failed:

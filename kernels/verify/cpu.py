@@ -6,7 +6,7 @@ needs no noise, which is nearly all of a vocabulary.
 
 from __future__ import annotations
 
-from ctypes import Structure, byref, c_int32, c_int64, c_void_p
+from ctypes import Structure, byref, c_int64, c_void_p
 
 import torch
 from torch import Tensor
@@ -19,7 +19,6 @@ from specbatch.kernels.verify.contract import (
     TopTokens,
     Verdict,
 )
-from specbatch.kernels.verify.reference import match_prefix
 
 
 class SamplingArguments(Structure):
@@ -48,7 +47,7 @@ def verify(
     logprobs = torch.empty(target_logits.shape[0], dtype=torch.float32)
     top = _room_for(sampling.top, target_logits.shape[1])
     tokens = _sample(target_logits, counters, sampling, logprobs, top)
-    return Verdict(tokens, logprobs, match_prefix(tokens, draft_tokens, row_offsets), top)
+    return Verdict(tokens, logprobs, _matched(tokens, draft_tokens, row_offsets), top)
 
 
 def sample(
@@ -71,7 +70,7 @@ def _sample(
     tokens = torch.empty(rows, dtype=torch.int64)
     threads = min(torch.get_num_threads(), max(rows, 1))
     arguments, _held = arguments_of(logits, counters, sampling, threads, tokens, logprobs, top)
-    if library().sample(byref(arguments), c_int32(threads)):
+    if library().sample(byref(arguments), threads):
         raise MemoryError(f"no memory for the scores of {vocab_size} tokens")
     return tokens
 
@@ -87,18 +86,17 @@ def arguments_of(
 ) -> tuple[SamplingArguments, list[Tensor | None]]:
     """The C side's view of rows to be sampled, and the tensors it points into."""
     rows, vocab_size = logits.shape
-    space = torch.empty(threads * 6 * vocab_size, dtype=torch.float32)
-    order = sampling.forbidden_rows.argsort(stable=True)
     held: list[Tensor | None] = [
-        t.contiguous()
+        t if t is None else t.contiguous()
         for t in (
             *(logits, counters, sampling.temperature, sampling.top_p, sampling.min_p),
-            *(sampling.top_k, _starts(sampling.forbidden_rows, rows)),
-            sampling.forbidden_tokens[order],
+            sampling.top_k,
+            *_forbidden(sampling, rows),
             *_adjustments(sampling.adjust, rows),
+            sampling.allowed,
         )
     ]
-    held.append(None if sampling.allowed is None else sampling.allowed.contiguous())
+    space = torch.empty(threads * 6 * vocab_size, dtype=torch.float32)
     held += [tokens, logprobs, space]
     most_likely = [] if top is None else [_slots(top.rows, rows), top.tokens, top.logprobs]
     arguments = SamplingArguments(
@@ -109,6 +107,14 @@ def arguments_of(
         *map(_address, most_likely),
     )
     return arguments, held + most_likely
+
+
+def _matched(tokens: Tensor, draft_tokens: Tensor, row_offsets: Tensor) -> Tensor:
+    """As `reference.match_prefix`."""
+    parts = [t.contiguous() for t in (tokens, draft_tokens, row_offsets)]
+    accepted = torch.empty(row_offsets.shape[0] - 1, dtype=torch.int64)
+    library().match(*map(_address, parts), accepted.shape[0], accepted.data_ptr())
+    return accepted
 
 
 def _address(tensor: Tensor | None) -> int | None:
@@ -138,9 +144,14 @@ def _starts(of_rows: Tensor, rows: int) -> Tensor:
     return starts
 
 
-def _adjustments(adjust: Adjustments | None, rows: int) -> tuple[Tensor, ...]:
+def _forbidden(sampling: SamplingRows, rows: int) -> tuple[Tensor | None, Tensor | None]:
+    if not sampling.forbidden_rows.shape[0]:
+        return None, None
+    order = sampling.forbidden_rows.argsort(stable=True)
+    return _starts(sampling.forbidden_rows, rows), sampling.forbidden_tokens[order]
+
+
+def _adjustments(adjust: Adjustments | None, rows: int) -> tuple[Tensor | None, ...]:
     if adjust is None:
-        nothing = torch.empty(0, dtype=torch.float32)
-        starts = torch.zeros(rows + 1, dtype=torch.int64)
-        return starts, torch.empty(0, dtype=torch.int64), nothing, nothing
+        return None, None, None, None
     return _starts(adjust.rows, rows), adjust.tokens, adjust.scale, adjust.add

@@ -28,6 +28,7 @@ from specbatch.pipeline.engine.proposer import Proposer
 from specbatch.pipeline.engine.recheck import Rechecker
 from specbatch.pipeline.engine.runner import ModelRunner
 from specbatch.pipeline.engine.sampler import choose_sampler
+from specbatch.pipeline.engine.sampling import LastColumns
 from specbatch.pipeline.engine.scheduler import Planned, Scheduler
 from specbatch.pipeline.engine.sequence import Completion, Request, Sequence, stop_ids_of
 from specbatch.pipeline.engine.speculator import Speculator
@@ -73,6 +74,7 @@ class Engine:
         self._scheduler = Scheduler(
             runner.blocks, max_sequences, max_batch_tokens, self._speculator.forget
         )
+        self._columns = LastColumns()
         self._rejected: list[Completion] = []
         self.stats = EngineStats()
         self._book = TimeBook(self.stats.time)
@@ -254,9 +256,11 @@ class Engine:
         for planned in work.plan:
             sequence, start = planned.sequence, planned.sequence.kv.length
             tokens = sequence.tokens[start : start + planned.take]
-            draft = next(drafts) if planned.decides else []
-            rows = 1 + len(draft) if planned.decides else 0
-            chunks.append(Chunk(sequence.kv, [*tokens, *draft], rows))
+            if planned.decides:
+                draft = next(drafts)
+                chunks.append(Chunk(sequence.kv, tokens + draft, 1 + len(draft)))
+            else:
+                chunks.append(Chunk(sequence.kv, tokens, 0))
         begun = time.perf_counter()
         logits = self._runner.forward(chunks)
         self.stats.forward_sec += time.perf_counter() - begun
@@ -264,7 +268,8 @@ class Engine:
 
     def _verify(self, work: Work, logits: Tensor) -> Verdict:
         self._watch.compare(work, logits)
-        return verify(self._sampler, work.deciding, work.drafts, work.makers, logits)
+        columns = self._columns.of(work.deciding, logits.device)
+        return verify(self._sampler, work.deciding, work.drafts, work.makers, logits, columns)
 
     def _commit(self, work: Work, verdict: Verdict | None) -> None:
         """Append what was decided; forget the KV of rejected drafts."""
@@ -273,26 +278,25 @@ class Engine:
         begun = now()
         tokens, logprobs, accepted = to_host(verdict)
         work.pass_ticks += now() - begun  # a GPU's pass has been queued, and is waited for here
-        most_likely = MostLikely(verdict.top)
+        most_likely = MostLikely(verdict.top) if verdict.top is not None else None
+        has_nan = any(map(math.isnan, logprobs))
         row = 0
-        for i, (sequence, draft) in enumerate(zip(work.deciding, work.drafts, strict=True)):
-            agreed, before = accepted[i], sequence.num_output
-            end = row + agreed + 1
-            if any(math.isnan(x) for x in logprobs[row:end]):
-                self._fail(sequence, f"the verifier's logits are NaN at token {before}")
-            elif self._accept(
-                sequence,
-                draft,
-                tokens[row:end],
-                logprobs[row:end],
-                most_likely.of(sequence, row, end),
-                work.makers[i],
-            ):
-                self._speculator.observe(sequence, work.makers[i], draft, agreed)
-            work.emitted[sequence] = sequence.num_output - before
-            self.stats.proposed += len(draft)
-            self.stats.accepted += agreed
+        for sequence, draft, maker, agreed in zip(
+            work.deciding, work.drafts, work.makers, accepted, strict=True
+        ):
+            before, end = len(sequence.tokens), row + agreed + 1
+            if has_nan and any(map(math.isnan, logprobs[row:end])):
+                at = sequence.num_output
+                self._fail(sequence, f"the verifier's logits are NaN at token {at}")
+            else:
+                tops = most_likely.of(sequence, row, end) if most_likely is not None else ()
+                verdict_on = (tokens[row:end], logprobs[row:end], tops)
+                if self._accept(sequence, draft, *verdict_on, maker):
+                    self._speculator.observe(sequence, maker, draft, agreed)
+            work.emitted[sequence] = len(sequence.tokens) - before
             row += len(draft) + 1
+        self.stats.proposed += row - len(work.deciding)
+        self.stats.accepted += sum(accepted)
         self.stats.generated_tokens += sum(work.emitted[s] for s in work.deciding)
         self.stats.verifier_passes += len(work.deciding)
         self._watch.decided(work.deciding)

@@ -8,13 +8,11 @@ from specbatch.schemas.records import TopLogprobs
 
 
 class MostLikely:
-    """Reads the tensors once per step; of no cost where nobody asks."""
+    """Reads the tensors once per step."""
 
-    def __init__(self, top: TopTokens | None) -> None:
-        self._slots: dict[int, int] = {}  # of rows
-        if top is not None:
-            self._slots = {row: slot for slot, row in enumerate(top.rows.tolist())}
-            self._tokens, self._logprobs = top.tokens.tolist(), top.logprobs.tolist()
+    def __init__(self, top: TopTokens) -> None:
+        self._slots = {row: slot for slot, row in enumerate(top.rows.tolist())}
+        self._tokens, self._logprobs = top.tokens.tolist(), top.logprobs.tolist()
 
     def of(self, sequence: Sequence, begin: int, end: int) -> list[TopLogprobs]:
         """Those of rows begin .. end - 1, as many as the sequence's request wants; [] for none."""

@@ -7,7 +7,6 @@ single additions, multiplications and divisions.
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Mapping
 from decimal import Context, Decimal
@@ -35,14 +34,9 @@ def tables(
     """
     frequencies, scaling = _frequencies(rope, head_dim, max_positions)
     cos, sin = torch.empty(2, positions, head_dim, dtype=torch.float32)
-    library().rotary(
-        ctypes.c_void_p(frequencies.ctypes.data),
-        ctypes.c_int64(positions),
-        ctypes.c_int64(head_dim // 2),
-        ctypes.c_float(scaling),
-        ctypes.c_void_p(cos.data_ptr()),
-        ctypes.c_void_p(sin.data_ptr()),
-    )
+    periods = frequencies.ctypes.data
+    half = head_dim // 2
+    library().rotary(periods, positions, half, scaling, cos.data_ptr(), sin.data_ptr())
     return cos, sin
 
 

@@ -3,16 +3,87 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specbatch.kernels.verify.contract import Adjustments, SamplingRows, TopRows
+from specbatch.kernels.verify.contract import PLACEHOLDER, Adjustments, SamplingRows, TopRows
 from specbatch.pipeline.engine.adjusting import Ids
 from specbatch.pipeline.engine.sequence import Sequence
 from specbatch.pipeline.engine.transfer import to_device
+
+
+class Columns:
+    """What the requests of some sequences ask of sampling, in their order. It never changes."""
+
+    def __init__(self, sequences: Seq[Sequence], device: torch.device) -> None:
+        params = [s.request.params for s in sequences]
+        self.prompts = np.array([len(s.request.prompt_ids) for s in sequences], dtype=np.int64)
+        self.seeds = np.array([s.request.seed for s in sequences], dtype=np.int64)
+        count, none = len(sequences), torch.empty(0, dtype=torch.int64, device=device)
+
+        def column(values: list[float], dtype: torch.dtype) -> Tensor:
+            return torch.tensor(values, dtype=dtype).to(device)
+
+        self._one_row_each = SamplingRows(
+            temperature=column([p.temperature for p in params], torch.float32),
+            top_k=column([p.top_k for p in params], torch.int64),
+            top_p=column([p.top_p for p in params], torch.float32),
+            min_p=column([p.min_p for p in params], torch.float32),
+            forbidden_rows=none,
+            forbidden_tokens=none,
+            any_sampled=any(p.temperature > 0 for p in params),
+            any_top_k=any(p.top_k > 0 for p in params),
+            any_top_p=any(p.top_p < 1 for p in params),
+            any_min_p=any(p.min_p > 0 for p in params),
+        )
+        self.undrafted = (  # the draft tokens and offsets of one row each
+            torch.full((count,), PLACEHOLDER, dtype=torch.int64, device=device),
+            torch.arange(count + 1, device=device),
+        )
+        # Whether what may come of a token depends on nothing but its logits.
+        self.plain = not any(
+            s.adjuster or s.bad_words or (s.request.params.min_tokens and s.stop_ids)
+            for s in sequences
+        )
+        self.top = [p.top_logprobs for p in params]
+        kinds = {s.verification for s in sequences}
+        self.kind = kinds.pop() if len(kinds) == 1 else None  # None: several
+
+    def rows(self, counts: Ids, one_each: bool) -> SamplingRows:
+        """The parameters of `counts[i]` rows of sequence i; nothing is forbidden or adjusted."""
+        rows = self._one_row_each
+        if one_each:
+            return rows
+        times, size = to_device(counts, rows.top_k.device), int(counts.sum())
+
+        def spread(column: Tensor) -> Tensor:  # the size is told: a GPU is not waited for
+            return column.repeat_interleave(times, output_size=size)
+
+        return replace(
+            rows,
+            temperature=spread(rows.temperature),
+            top_k=spread(rows.top_k),
+            top_p=spread(rows.top_p),
+            min_p=spread(rows.min_p),
+        )
+
+
+class LastColumns:
+    """The columns of the sequences that were asked for last: mostly the same decide again."""
+
+    def __init__(self) -> None:
+        self._sequences: list[Sequence] = []
+        self._columns: Columns | None = None
+
+    def of(self, sequences: Seq[Sequence], device: torch.device) -> Columns:
+        """Those of the sequences, in this order."""
+        if self._columns is None or self._sequences != sequences:
+            self._columns, self._sequences = Columns(sequences, device), list(sequences)
+        return self._columns
 
 
 def sampling_rows(
@@ -21,50 +92,45 @@ def sampling_rows(
     device: torch.device,
     drafts: Seq[Seq[int]] | None = None,
     first: int = 0,
+    columns: Columns | None = None,  # theirs, where they are known
 ) -> tuple[SamplingRows, Tensor]:
     """(parameters, counters) for `rows_per_sequence[i]` consecutive output positions each.
 
     Row j of a sequence decides output position num_output + first + j, where the first + j first
     tokens of its draft are part of the context; counters are (seed, position).
     """
-    counts = np.asarray(rows_per_sequence)
-    params = [s.request.params for s in sequences]
-    offsets = np.concatenate(([0], np.cumsum(counts)))
-    positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts) + first
-    positions += np.repeat([s.num_output for s in sequences], counts)
-    seeds = np.repeat(np.array([s.request.seed for s in sequences], dtype=np.int64), counts)
-    drafts = drafts if drafts is not None else [()] * len(sequences)
-
-    def spread(values: list[float], dtype: type) -> Tensor:
-        return to_device(np.repeat(np.asarray(values, dtype=dtype), counts), device)
-
-    forbidden_rows, forbidden_tokens = _forbidden(sequences, offsets, positions, drafts, first)
-    parameters = SamplingRows(
-        temperature=spread([p.temperature for p in params], np.float32),
-        top_k=spread([p.top_k for p in params], np.int64),
-        top_p=spread([p.top_p for p in params], np.float32),
-        min_p=spread([p.min_p for p in params], np.float32),
-        forbidden_rows=to_device(forbidden_rows, device),
-        forbidden_tokens=to_device(forbidden_tokens, device),
-        any_sampled=any(p.temperature > 0 for p in params),
-        any_top_k=any(p.top_k > 0 for p in params),
-        any_top_p=any(p.top_p < 1 for p in params),
-        any_min_p=any(p.min_p > 0 for p in params),
-        adjust=_adjustments(sequences, offsets, drafts, first, device),
-    )
-    counters = to_device(np.stack((seeds, positions), axis=1), device)
-    return parameters, counters
+    columns = columns or Columns(sequences, device)
+    counts = np.array(rows_per_sequence, dtype=np.int64)
+    decided = np.array([len(s.tokens) for s in sequences], dtype=np.int64) - columns.prompts
+    decided += first
+    offsets = np.zeros(len(counts) + 1, dtype=np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    counters = np.empty((offsets[-1], 2), dtype=np.int64)
+    one_each = bool((counts == 1).all())
+    if one_each:
+        counters[:, 0], counters[:, 1] = columns.seeds, decided
+    else:
+        counters[:, 0] = np.repeat(columns.seeds, counts)
+        counters[:, 1] = np.arange(len(counters)) + np.repeat(decided - offsets[:-1], counts)
+    parameters = columns.rows(counts, one_each)
+    if not columns.plain:
+        drafts = drafts if drafts is not None else [()] * len(sequences)
+        rows, tokens = _forbidden(sequences, offsets, counters[:, 1], drafts, first)
+        parameters = replace(
+            parameters,
+            forbidden_rows=to_device(rows, device),
+            forbidden_tokens=to_device(tokens, device),
+            adjust=_adjustments(sequences, offsets, drafts, first, device),
+        )
+    return parameters, to_device(counters, device)
 
 
-def top_rows(
-    sequences: Seq[Sequence], rows_per_sequence: Seq[int], device: torch.device
-) -> TopRows | None:
+def top_rows(columns: Columns, rows_per_sequence: Seq[int], device: torch.device) -> TopRows | None:
     """The rows of sequences that want their most likely tokens; None when none does."""
-    counts = [s.request.params.top_logprobs for s in sequences]
-    if not any(counts):
+    if not any(columns.top):
         return None
-    rows = np.flatnonzero(np.repeat(counts, rows_per_sequence))
-    return TopRows(torch.from_numpy(rows).to(device), max(counts))
+    rows = np.flatnonzero(np.repeat(columns.top, rows_per_sequence))
+    return TopRows(torch.from_numpy(rows).to(device), max(columns.top))
 
 
 def _forbidden(

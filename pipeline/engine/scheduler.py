@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from specbatch.pipeline.engine.blocks import BlockManager
 from specbatch.pipeline.engine.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
+class Planned(NamedTuple):
     """`take` pending tokens of a sequence; when that is all of them, its next token is decided."""
 
     sequence: Sequence
@@ -54,11 +53,11 @@ class Scheduler:
 
     def schedule(self) -> list[Planned]:
         """The sequences of the next pass, with blocks reserved for the tokens they take."""
-        budget = self.max_batch_tokens
+        budget, preempted = self.max_batch_tokens, self.preemptions
         plan: list[Planned] = []
         # 1) Those that run: decoding first, then unfinished prompts.
         for sequence in sorted(self.running, key=lambda s: s.pending > 1):
-            if sequence not in self.running:
+            if self.preemptions > preempted and sequence not in self.running:
                 continue  # preempted to make room for an older one
             take = min(sequence.pending, budget)
             if take and self._reserve(sequence, take, plan):
@@ -120,8 +119,10 @@ class Scheduler:
     def _reserve(self, sequence: Sequence, take: int, plan: list[Planned]) -> bool:
         """Blocks for `take` more tokens, preempting younger sequences; False: it went itself."""
         length = sequence.kv.length + take
-        planned = {p.sequence for p in plan}
+        if length <= len(sequence.kv.blocks) * self._blocks.block_size:
+            return True
         while self._blocks.missing_blocks(sequence.kv, length) > self._blocks.free_blocks:
+            planned = {p.sequence for p in plan}
             victim = next((s for s in reversed(self.running) if s not in planned), sequence)
             self._preempt(victim)
             if victim is sequence:

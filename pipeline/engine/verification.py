@@ -12,7 +12,7 @@ from torch import Tensor
 from specbatch.kernels.verify.contract import PLACEHOLDER, TopTokens, Verdict
 from specbatch.pipeline.engine.proposer import Proposer, has_laws
 from specbatch.pipeline.engine.sampler import Sampler
-from specbatch.pipeline.engine.sampling import sampling_rows, top_rows
+from specbatch.pipeline.engine.sampling import Columns, sampling_rows, top_rows
 from specbatch.pipeline.engine.sequence import Sequence
 from specbatch.pipeline.engine.transfer import to_device
 from specbatch.schemas.records import Verification
@@ -25,12 +25,13 @@ def verify(
     drafts: Seq[list[int]],
     makers: Seq[Proposer | None],
     logits: Tensor,  # [num_rows, vocab_size]: 1 + len(draft) rows of each sequence
+    columns: Columns,  # of the sequences
 ) -> Verdict:
     """The verdict on every row. A coupled sequence gets the same bits in any company."""
+    most = max(columns.top, default=0)
+    if columns.kind is not None:
+        return _verify_kind(sampler, columns, sequences, drafts, makers, logits, most)
     kinds = [s.verification for s in sequences]
-    most = max((s.request.params.top_logprobs for s in sequences), default=0)
-    if len(set(kinds)) == 1:
-        return _verify_kind(sampler, kinds[0], sequences, drafts, makers, logits, most)
     counts = torch.tensor([1 + len(d) for d in drafts], device=logits.device)
     kind_of_row = torch.tensor(
         [list(Verification).index(kind) for kind in kinds], device=logits.device
@@ -44,10 +45,11 @@ def verify(
         if not of_kind:
             continue
         rows = (kind_of_row == number).nonzero()[:, 0]
+        alike = [sequences[i] for i in of_kind]
         part = _verify_kind(
             sampler,
-            kind,
-            [sequences[i] for i in of_kind],
+            Columns(alike, logits.device),
+            alike,
             [drafts[i] for i in of_kind],
             [makers[i] for i in of_kind],
             logits[rows],
@@ -61,7 +63,7 @@ def verify(
 
 def _verify_kind(
     sampler: Sampler,
-    kind: Verification,
+    columns: Columns,  # of sequences that ask for one kind of test
     sequences: Seq[Sequence],
     drafts: Seq[list[int]],
     makers: Seq[Proposer | None],
@@ -69,20 +71,24 @@ def _verify_kind(
     most: int,  # likely tokens of a row, where any are wanted: as many in every kind
 ) -> Verdict:
     counts = [1 + len(d) for d in drafts]
-    sampling, counters = sampling_rows(sequences, counts, logits.device, drafts)
-    if top := top_rows(sequences, counts, logits.device):
+    sampling, counters = sampling_rows(sequences, counts, logits.device, drafts, columns=columns)
+    if top := top_rows(columns, counts, logits.device):
         sampling = replace(sampling, top=replace(top, count=most))
-    draft_rows = [token for d in drafts for token in (*d, PLACEHOLDER)]
-    draft = to_device(np.array(draft_rows, dtype=np.int64), logits.device)
-    offsets = to_device(np.cumsum([0, *counts]), logits.device)
-    if kind is Verification.COUPLED:
+    draft, offsets = columns.undrafted
+    if any(drafts):
+        draft_rows = [token for d in drafts for token in (*d, PLACEHOLDER)]
+        draft = to_device(np.array(draft_rows, dtype=np.int64), logits.device)
+        offsets = to_device(np.cumsum([0, *counts]), logits.device)
+    if columns.kind is Verification.COUPLED:
         return sampler.verify(logits, draft, offsets, counters, sampling)
     laws = [logits.new_empty(0, logits.shape[1])]
     for sequence, tokens, maker in zip(sequences, drafts, makers, strict=True):
         if tokens:
             assert has_laws(maker), "the speculator asks nobody else for such a sequence"
             laws.append(maker.laws(sequence))
-    test = sampler.verify_tokens if kind is Verification.REJECTION else sampler.verify_blocks
+    test = (
+        sampler.verify_tokens if columns.kind is Verification.REJECTION else sampler.verify_blocks
+    )
     return test(logits, torch.cat(laws), draft, offsets, counters, sampling)
 
 

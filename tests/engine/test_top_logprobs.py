@@ -19,7 +19,7 @@ from engine.decoding import (
 )
 
 from specbatch.kernels.verify import reference
-from specbatch.pipeline.engine.sampling import top_rows
+from specbatch.pipeline.engine.sampling import Columns, top_rows
 from specbatch.pipeline.engine.sequence import Completion, Request, Sequence
 from specbatch.schemas.records import FinishReason, SamplingParams
 from support.models import TinyPair
@@ -169,7 +169,8 @@ def test_nothing_is_made_for_those_who_do_not_ask() -> None:
         return Sequence(request, frozenset(), max_length=50)
 
     cpu = torch.device("cpu")
-    assert top_rows([row(), row(logprobs=True)], [1, 4], cpu) is None
-    wanted = top_rows([row(), row(top_logprobs=3), row(top_logprobs=7), row()], [2, 1, 3, 1], cpu)
+    assert top_rows(Columns([row(), row(logprobs=True)], cpu), [1, 4], cpu) is None
+    asking = [row(), row(top_logprobs=3), row(top_logprobs=7), row()]
+    wanted = top_rows(Columns(asking, cpu), [2, 1, 3, 1], cpu)
     assert wanted is not None
     assert (wanted.rows.tolist(), wanted.count) == ([2, 3, 4, 5], 7)

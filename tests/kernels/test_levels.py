@@ -35,8 +35,8 @@ def product(level: str, x: Tensor, weight: Tensor, threads: int) -> Tensor:
     return out
 
 
-def _at(tensor: Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(tensor.data_ptr())
+def _at(tensor: Tensor) -> int:
+    return tensor.data_ptr()
 
 
 def bits(tensor: Tensor) -> list[int]:
@@ -143,14 +143,7 @@ def test_the_callers_way_with_denormals_changes_nothing_and_is_kept(flush: bool)
 def test_rotary_tables_are_the_cosines_and_sines_of_rounded_angles() -> None:
     frequencies = torch.tensor([1.0, 0.3, 1e-3, 1e-5])
     cos, sin = torch.empty(2, 5000, 8)
-    native.library().rotary(
-        _at(frequencies),
-        ctypes.c_int64(5000),
-        ctypes.c_int64(4),
-        ctypes.c_float(1.0),
-        _at(cos),
-        _at(sin),
-    )
+    native.library().rotary(_at(frequencies), 5000, 4, 1.0, _at(cos), _at(sin))
     angles = (torch.arange(5000).float()[:, None] * frequencies).double()
     for table, expected in ((cos, angles.cos()), (sin, angles.sin())):
         assert torch.equal(table[:, :4], table[:, 4:])
