@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from specbatch.pipeline.policy.acceptance import Acceptance
 from specbatch.pipeline.policy.breaker import Breaker
+from specbatch.pipeline.policy.controls import NOTHING_MEASURED, Measured
 from specbatch.pipeline.policy.tracks import Track, Tracks, label_of
 from specbatch.schemas.speculation import (
     ALL_PROPOSERS,
@@ -32,6 +33,7 @@ class Lessons:
 
     counts: tuple[AcceptanceCount, ...] = ()
     decisions: tuple[Decision, ...] = ()
+    measured: Measured = NOTHING_MEASURED  # of its steps, at depth 0 and with drafts
 
 
 @dataclass(slots=True)
