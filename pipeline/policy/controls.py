@@ -26,8 +26,7 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass, fields
 from enum import Enum, auto
 
-from specbatch.schemas.provenance import TICKS_PER_SEC
-from specbatch.schemas.timekeeping import usd_of
+from specbatch.pipeline.policy.pricing import device_usd
 
 MOST_JOBS = 64  # of which sums are kept until they are asked for
 _MEMORY = 1024.0  # control steps that the level reaches back, which single completions are told
@@ -82,7 +81,7 @@ class Measured:
         """The same on a device whose hour costs so many millionths of a dollar."""
         second = weight(price_microusd)
         values = {name: getattr(self, name) * second**power for name, power in _POWERS.items()}
-        values["usd"] = usd_of(round(self.taken * TICKS_PER_SEC * price_microusd))
+        values["usd"] = device_usd(self.taken, price_microusd / 1e6)
         return Measured(**values)
 
     def report(self) -> dict[str, float]:
@@ -109,8 +108,8 @@ _POWERS = {
 
 
 def weight(price_microusd: int) -> float:
-    """What a second counts on a device: its price in dollars per hour, or 1 where it has none."""
-    return price_microusd / 1e6 if price_microusd > 0 else 1.0
+    """What a second counts on a device: its price in dollars, or 1 where it has none."""
+    return device_usd(1.0, price_microusd / 1e6) if price_microusd > 0 else 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from itertools import count
 
 from specbatch.pipeline.policy.controls import Arm, Controls, Part
 from specbatch.pipeline.policy.savings import Savings, savings
@@ -55,9 +54,9 @@ def wandering(draw: random.Random) -> Iterator[float]:
 def sham_job(
     noise: Noise, seed: int, steps: int, every: Callable[[int], int], speedup: float = 1.0
 ) -> Savings | None:
-    """One whose drafting steps take what those at depth 0 do, and decide `speedup` as many tokens.
+    """One whose drafting steps take what those at depth 0 do and decide `speedup` times the tokens.
 
-    One step in `every(step)` is a control.
+    One step in `every(step)` is a control. With a speed-up of 1 nothing is drafted.
     """
     draw, step_time, controls = random.Random(seed), StepTime(), Controls()
     slowness = noise(draw)
@@ -89,6 +88,3 @@ def covered(noise: Noise, jobs: int, steps: int, every: int = 16) -> tuple[int, 
         inside += found.low_usd <= 0.0 <= found.high_usd
         halves += (found.high_usd - found.usd) / found.taken_usd
     return inside, halves / jobs
-
-
-__all__ = ["count", "covered", "lognormal", "sham_job", "slow", "spells", "wandering"]
