@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from collections.abc import Sequence as Seq
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ from specbatch.pipeline.engine.proposer import Proposer
 from specbatch.pipeline.engine.runner import ModelRunner
 from specbatch.pipeline.engine.sequence import Request, Route, Sequence
 from specbatch.pipeline.policy.controller import Controller
-from specbatch.pipeline.policy.controls import Measured
+from specbatch.pipeline.policy.controls import NOTHING_MEASURED, Measured
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.pipeline.policy.linear_cost import LinearCost
 from specbatch.pipeline.policy.savings import at_depth_0, half_width
@@ -73,30 +72,28 @@ class Job:
     """What an engine's sums say of one job. Times are seconds, of steps without prompts."""
 
     kind: str
-    taken: float
-    baseline: float  # what these steps would have taken at depth 0
-    half: float | None  # of the 95 % interval around it
-    tokens: float
-    controls: float
-    drafting_steps: float
+    measured: Measured
     busy: float  # of the engine, all steps
 
-    @property
-    def ratio(self) -> float:
-        return self.baseline / self.taken
+    def told(self) -> dict[str, Any]:
+        return {"kind": self.kind, "busy": self.busy} | estimate(self.measured)
 
-    @classmethod
-    def of(cls, kind: str, measured: Measured, busy: float) -> Job:
-        return cls(
-            kind,
-            measured.taken,
-            at_depth_0(measured),
-            half_width(measured),
-            measured.tokens,
-            measured.control_steps,
-            measured.drafting_steps,
-            busy,
-        )
+
+def estimate(measured: Measured) -> dict[str, Any]:
+    """The saving as it is reported: time at depth 0 by time taken, and half of its interval."""
+    found: dict[str, Any] = {
+        "taken": measured.taken,
+        "tokens": measured.tokens,
+        "drafting_steps": measured.drafting_steps,
+        "control_steps": measured.control_steps,
+        "reported": None,
+        "half_width": None,
+    }
+    if measured.control_steps or not measured.drafting_steps:
+        half = half_width(measured)
+        found["reported"] = at_depth_0(measured) / measured.taken
+        found["half_width"] = None if half is None else half / measured.taken
+    return found
 
 
 class Bench:
@@ -154,47 +151,29 @@ class Bench:
         lessons = engine.lessons(kind)
         if kind == "auto":
             self.priors = lessons.counts
-        return Job.of(kind, lessons.measured, engine.stats.busy_sec)
+        return Job(kind, lessons.measured, engine.stats.busy_sec)
 
 
 def pairs_together(pairs: Seq[tuple[Job, Job]]) -> dict[str, Any]:
-    """(auto, off) of each. A ratio is time at depth 0 by time with drafts, for the same tokens."""
-    autos, offs = [auto for auto, _ in pairs], [off for _, off in pairs]
-    reported = sum(job.baseline for job in autos) / sum(job.taken for job in autos)
-    per_token = [
-        sum(job.taken for job in jobs) / sum(job.tokens for job in jobs) for jobs in (offs, autos)
-    ]
-    measured = per_token[0] / per_token[1]
-    found: dict[str, Any] = {
-        "pairs": len(pairs),
-        "reported": round(reported, 4),
-        "measured": round(measured, 4),
-        "reported_over_measured": round(reported / measured, 4),
-        "busy_ratio": round(sum(j.busy for j in offs) / sum(j.busy for j in autos), 4),
-        "control_steps": sum(job.controls for job in autos),
-        "within_5_percent": abs(reported / measured - 1.0) <= WITHIN,
-    }
-    halves = [job.half for job in autos if job.half is not None]
-    if len(halves) == len(autos):
-        found["half_width"] = round(math.hypot(*halves) / sum(job.taken for job in autos), 4)
+    """(auto, off) of each, by the sums of all."""
+    auto = sum((job.measured for job, _ in pairs), NOTHING_MEASURED)
+    off = sum((job.measured for _, job in pairs), NOTHING_MEASURED)
+    found = {"pairs": len(pairs)} | estimate(auto)
+    found["measured"] = (off.taken / off.tokens) / (auto.taken / auto.tokens)
+    found["busy_ratio"] = sum(off.busy for _, off in pairs) / sum(auto.busy for auto, _ in pairs)
+    if found["reported"] is not None:
+        found["reported_over_measured"] = found["reported"] / found["measured"]
+        found["within_5_percent"] = abs(found["reported_over_measured"] - 1.0) <= WITHIN
     return found
 
 
 def shams_together(shams: Seq[Job]) -> dict[str, Any]:
     """How many intervals hold what is true, and what all of them say together."""
-    taken = sum(job.taken for job in shams)
-    halves = [math.nan if job.half is None else job.half for job in shams]
-    inside = [
-        abs(job.baseline - job.taken) <= half for job, half in zip(shams, halves, strict=True)
-    ]
-    return {
-        "shams": len(shams),
-        "holding_nothing_saved": sum(inside),
-        "reported": round(sum(job.baseline for job in shams) / taken, 4),
-        "half_width": round(math.hypot(*halves) / taken, 4),
-        "ratios": [round(job.ratio, 4) for job in shams],
-        "half_widths": [round(h / j.taken, 4) for h, j in zip(halves, shams, strict=True)],
-    }
+    told = [estimate(job.measured) for job in shams]
+    sure = [one for one in told if one["half_width"] is not None]
+    inside = sum(abs(one["reported"] - 1.0) <= one["half_width"] for one in sure)
+    found = {"shams": len(shams), "with_interval": len(sure), "holding_nothing_saved": inside}
+    return found | estimate(sum((job.measured for job in shams), NOTHING_MEASURED))
 
 
 def main() -> None:
@@ -218,17 +197,17 @@ def main() -> None:
         first, second = (bench.auto, bench.off) if turn % 2 else (bench.off, bench.auto)
         jobs = {job.kind: job for job in (first(), second())}
         pairs.append((jobs["auto"], jobs["off"]))
-        print(json.dumps(asdict(jobs["auto"]) | {"off_taken": jobs["off"].taken}), flush=True)
+        print(json.dumps([jobs["auto"].told(), jobs["off"].told()]), flush=True)
     for _ in range(arguments.shams):
         shams.append(bench.sham())
-        print(json.dumps(asdict(shams[-1]) | {"ratio": shams[-1].ratio}), flush=True)
+        print(json.dumps(shams[-1].told()), flush=True)
     found: dict[str, Any] = {"machine": machine(), "n": arguments.n, "waves": arguments.waves}
     found |= {"new_tokens": arguments.new_tokens, "dtype": arguments.dtype}
     if pairs:
         found["pooled_pairs"] = pairs_together(pairs)
     if shams:
         found["pooled_shams"] = shams_together(shams)
-    found["jobs"] = [asdict(job) for job in [*(one for pair in pairs for one in pair), *shams]]
+    found["jobs"] = [job.told() for job in [*(one for pair in pairs for one in pair), *shams]]
     arguments.results.mkdir(parents=True, exist_ok=True)
     (arguments.results / "savings-demo.json").write_text(json.dumps(found, indent=1) + "\n")
     for name in ("pooled_pairs", "pooled_shams"):

@@ -31,9 +31,8 @@ def command(tmp_path: Path) -> Command:
     environment = {"SPECBATCH_WORKSPACE": str(data), "COLUMNS": "200"}
 
     def run(*arguments: object) -> str:
-        done = forks.run(
-            *map(str, arguments), environment=environment, cwd=tmp_path, timeout=WAIT_SEC
-        )
+        words = ["specbatch", *map(str, arguments)]
+        done = forks.run(*words, environment=environment, cwd=tmp_path, timeout=WAIT_SEC)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
