@@ -12,7 +12,7 @@ export PIP_ROOT_USER_ACTION := ignore
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo docs docs-serve test test-long lint types format
-.PHONY: bench-overhead bench-scale bench-drain bench-ledger bench-report
+.PHONY: bench-overhead bench-savings bench-scale bench-drain bench-ledger bench-report
 .PHONY: bench-collapse bench-depth bench-engine bench-kernels bench-memory bench-gpu bench-exactness bench-acceptance clean distclean wheel
 
 help: ## this list
@@ -66,6 +66,9 @@ bench-depth: $(VENV)/.engine ## what auto makes of drafts, beside depth 0 and fi
 
 bench-collapse: $(VENV)/.engine ## drafts that stop fitting in the middle of a job, beside depth 0
 	@$(BIN)/python -m specbatch.jobs.bench.collapse $(ARGS)
+
+bench-savings: $(VENV)/.engine ## whether jobs save what they are told to: auto and off in turns, and sham jobs; takes ARGS
+	@$(BIN)/python -m specbatch.jobs.bench.savings $(ARGS)
 
 bench-overhead: $(VENV)/.dev ## a job's whole path beside the engine alone, on an idle machine; takes ARGS
 	@PYTHONPATH=tests $(BIN)/python -m specbatch.jobs.bench.overhead $(ARGS)

@@ -16,7 +16,13 @@ from specbatch.pipeline.ingest.artefacts import DraftBlock, read_drafts
 from specbatch.pipeline.ingest.confined import put_own, read_own
 from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.policy.block_length import JUDGED_TESTS, PILOT_TOKENS, block_length
+from specbatch.pipeline.policy.block_length import (
+    JUDGED_TESTS,
+    PILOT_TOKENS,
+    SHORTEST,
+    USUAL_PRICE,
+    block_length,
+)
 from specbatch.pipeline.policy.caps import depth_cap
 from specbatch.pipeline.policy.journal import Lessons
 from specbatch.pipeline.policy.tracks import proposer_of
@@ -223,10 +229,10 @@ class Drafting:
         acceptance, tested = _of_blocks(counts)
         length = block_length(acceptance, tested, most, price)
         if not length:
-            self._tell_not_worth(job, acceptance, tested)
+            self._tell_not_worth(job, acceptance, tested, USUAL_PRICE if price is None else price)
         return length
 
-    def _tell_not_worth(self, job: JobRow, acceptance: float, tested: float) -> None:
+    def _tell_not_worth(self, job: JobRow, acceptance: float, tested: float, price: float) -> None:
         """Once per job: the groups that come here would all say the same."""
         with self._lock:
             if job.job_id in self._told:
@@ -236,7 +242,8 @@ class Drafting:
             self._told.add(job.job_id)
         reason = (
             f"pre-generated drafts are accepted at {acceptance:.2f} (of the last {tested:.0f} "
-            "looked at), which is not worth making them"
+            f"looked at), too little for blocks of {SHORTEST} tokens or more while a drafted "
+            f"token costs {price:.2f} of a verified one"
         )
         decision = Decision(
             time.time(), DecisionAction.TAKEN_OUT, PRE_GENERATED, reason, acceptance

@@ -22,10 +22,9 @@ from specbatch.pipeline.observe.report_facts import (
     ShownOutput,
 )
 from specbatch.pipeline.observe.report_page import page
-from specbatch.pipeline.observe.summary import speedup
 from specbatch.pipeline.observe.units import plural
 from specbatch.pipeline.policy.job_costs import JobCost, line_of
-from specbatch.pipeline.policy.savings import Savings
+from specbatch.pipeline.policy.savings import Savings, drafted
 from specbatch.pipeline.report_texts import Texts
 from specbatch.schemas.job_figures import RowFigures
 from specbatch.schemas.masking import masked
@@ -95,12 +94,7 @@ def gather(
             told(number, total)
     told(total, total)
     # 3) Money, in sums of the database.
-    cost = JobCost(
-        job,
-        store.job_times(job.job_id),
-        store.row_times(job.job_id),
-        store.measured_groups(job.job_id),
-    )
+    cost = JobCost(job, store.job_times(job.job_id), store.row_times(job.job_id))
     line = line_of([cost])
     # 4) Texts.
     texts = Texts.of(store, settings, job, with_texts)
@@ -125,7 +119,7 @@ def gather(
         saved=_saved(line.saved),
         usd_per_1k=line.usd_per_1k_tokens,
         usd_per_document=line.usd_per_document,
-        speedup=speedup(job),
+        drafted=drafted(job.report, progress.proposed),
         by_tag=by_tag,
         tags_left_out=tags_left_out,
         by_source=by_source,

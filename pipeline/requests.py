@@ -11,6 +11,7 @@ from specbatch.pipeline.drafting import cap_of
 from specbatch.pipeline.engine.history import History
 from specbatch.pipeline.engine.sequence import Completion, Request, Route
 from specbatch.pipeline.ingest.artefacts import DraftBlock
+from specbatch.pipeline.policy.controls import weight
 from specbatch.pipeline.policy.pricing import cost_units, usd_of
 from specbatch.pipeline.privacy.keeping import EVERYTHING, Everything
 from specbatch.pipeline.text_stop import Decode, TextStop, text_before_stop
@@ -205,13 +206,20 @@ def blocks_of(completions: Sequence[Completion], price_microusd: int) -> list[Dr
 
 
 def group_report(records: Sequence[CompletionRecord]) -> dict[str, float]:
-    """What a group adds to its job's report."""
+    """What a group's records add to its job's report; `savings.py` reads it."""
     report: dict[str, float] = {
+        "tokens": sum(len(r.token_ids) for r in records),
+        "proposed": sum(r.proposed for r in records),
         "compute_sec": sum(r.compute_sec for r in records),
         "draft_sec": sum(r.draft_sec for r in records),
         "decode_sec": sum(r.decode_sec for r in records),
         "baseline_sec": sum(r.baseline_sec for r in records),
     }
+    if any(r.ahead_ticks for r in records):
+        report |= {
+            "ahead_taken": sum(weight(r.ahead_price_microusd) * r.draft_sec for r in records),
+            "ahead_usd": usd_of(sum(r.ahead_ticks * r.ahead_price_microusd for r in records)),
+        }
     if any(r.shadow_proposed for r in records):
         report |= {
             "shadow_proposed": sum(r.shadow_proposed for r in records),

@@ -24,6 +24,7 @@ from specbatch.pipeline.engines import Engines, Submitted
 from specbatch.pipeline.guarding import Guarding
 from specbatch.pipeline.ingest.artefacts import (
     DraftBlock,
+    read_measured,
     read_results,
     write_drafts,
     write_results,
@@ -40,6 +41,7 @@ from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.observe.context import Work, work_on
 from specbatch.pipeline.observe.tracing import UNTRACED, Tracing
 from specbatch.pipeline.passing import PassingOn
+from specbatch.pipeline.policy.controls import NOTHING_MEASURED
 from specbatch.pipeline.policy.journal import Lessons
 from specbatch.pipeline.policy.pricing import cost_units, usd_of
 from specbatch.pipeline.privacy.keeping import kept_records
@@ -235,7 +237,9 @@ class Stages(Guarding):
                 return
             completions = [done for ticket in begun for done in ticket.wait()]
             records = records_of(job, rows, completions, drafts, self._economy.price_microusd)
-            artefact = self._put(job, "results", work.lease, write_results(records))
+            measured = sum((lesson.measured for lesson in lessons), NOTHING_MEASURED)
+            beside = measured.priced(self._economy.price_microusd).report()
+            artefact = self._put(job, "results", work.lease, write_results(records, beside))
             held.check()
             telling.verified(held.span, job, begun, records)
             for lesson in lessons:  # first: a job that is done has told all it taught
@@ -339,8 +343,8 @@ class Stages(Guarding):
             telling.begun(held.span, Stage.RECORD, job, work)
             rows = rows_of(self._objects, job, work.where)
             mine = {row.row_index for row in rows}  # others cut off from it share the file
-            results = read_results(read_own(self._objects, job, work.results))
-            records = [record for record in results if record.row_index in mine]
+            results = read_own(self._objects, job, work.results)
+            records = [record for record in read_results(results) if record.row_index in mine]
             codec = self._codec(str(self._models(spec.verifier).path))
             texts = codec.decode_batch([r.token_ids for r in records])
             done = with_text(records, texts, rows, spec, codec.decode)
@@ -348,7 +352,7 @@ class Stages(Guarding):
                 work.lease,
                 kept_records(self._privacy.keeper(job), done, codec, texts),
                 StageTiming(0.0, time.monotonic() - begun),
-                group_report(records),
+                group_report(records) | read_measured(results),
             )
             telling.recorded(held.span, job, records, begun_ns)
             if due is not None:  # it waited for this group only

@@ -155,7 +155,7 @@ class Group(Leased, Base):
     accepted: Mapped[int] = mapped_column(BigInteger, default=0)
     verifier_passes: Mapped[int] = mapped_column(BigInteger, default=0)
     cost_usd: Mapped[float] = mapped_column(default=0.0)  # what its completions were charged
-    # Over steps whose price at depth 0 is known: what they cost with their drafts, and would have.
+    # Written by earlier versions: what drafting saves is in the job's report, see `controls.py`.
     taken_usd: Mapped[float] = mapped_column(default=0.0)
     baseline_usd: Mapped[float] = mapped_column(default=0.0)
 

@@ -61,12 +61,7 @@ def cost(
 
 def cost_of(store: Store, job: JobRow) -> JobCost:
     """A job with its time."""
-    return JobCost(
-        job,
-        store.job_times(job.job_id),
-        store.row_times(job.job_id),
-        store.measured_groups(job.job_id),
-    )
+    return JobCost(job, store.job_times(job.job_id), store.row_times(job.job_id))
 
 
 def all_costs(store: Store) -> list[JobCost]:

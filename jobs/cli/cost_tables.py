@@ -9,7 +9,7 @@ from rich.table import Table
 
 from specbatch.pipeline.policy.balance import Amount, Sheet
 from specbatch.pipeline.policy.job_costs import By, Line
-from specbatch.pipeline.policy.savings import Savings
+from specbatch.pipeline.policy.savings import NOT_MEASURED, NOTHING_DRAFTED, Savings
 from specbatch.schemas.provenance import TimeKind
 
 _MEANING = {
@@ -49,18 +49,20 @@ def figures(line: Line) -> list[str]:
         f"cost per document: {_usd(line.usd_per_document)}",
         "cost per accepted draft token, refused ones included: "
         + _usd(line.usd_per_accepted_token, 9),
-        saved_line(line.saved),
+        saved_line(line.saved, line.drafted),
     ]
 
 
-def saved_line(saved: Savings | None) -> str:
+def saved_line(saved: Savings | None, is_drafted: bool) -> str:
     """One sentence about depth 0."""
+    if not is_drafted:
+        return f"saved against depth 0: {NOTHING_DRAFTED}"
     if saved is None:
-        return "saved against depth 0: not measured"
+        return f"saved against depth 0: {NOT_MEASURED}"
     word = "saved" if saved.usd >= 0 else "lost"
     told = f"{word} against depth 0: ${abs(saved.usd):.6f} ({saved.speedup:.2f}×)"
     if saved.low_usd is None or saved.high_usd is None:
-        return f"{told}, without an interval: only one group was measured"
+        return f"{told}, without an interval: there was only one control step"
     return f"{told}, 95 % sure of {_signed(saved.low_usd)} to {_signed(saved.high_usd)} saved"
 
 
@@ -79,7 +81,7 @@ def lines_table(by: By, lines: Sequence[Line]) -> Table:
             f"{line.cost.usd:.6f}",
             _usd(line.usd_per_1k_tokens),
             _usd(line.usd_per_document),
-            "-" if saved is None else _signed(saved.usd),
+            "-" if saved is None else _signed(saved.usd),  # `figures` says why
         )
     return table
 
@@ -101,15 +103,17 @@ def line_json(line: Line) -> dict[str, Any]:
         "usd_per_1k_tokens": line.usd_per_1k_tokens,
         "usd_per_document": line.usd_per_document,
         "usd_per_accepted_token": line.usd_per_accepted_token,
-        **saved_json(line.saved),
+        **saved_json(line.saved, line.drafted),
     }
 
 
-def saved_json(saved: Savings | None) -> dict[str, float | None]:
-    names = ("saved_usd", "saved_low_usd", "saved_high_usd")
-    if saved is None:
-        return dict.fromkeys(names)
-    return dict(zip(names, (saved.usd, saved.low_usd, saved.high_usd), strict=True))
+def saved_json(saved: Savings | None, is_drafted: bool) -> dict[str, float | bool | None]:
+    names = ("saved_usd", "saved_low_usd", "saved_high_usd", "speedup")
+    told: dict[str, float | bool | None] = dict.fromkeys(names)
+    if saved is not None:
+        found = (saved.usd, saved.low_usd, saved.high_usd, saved.speedup)
+        told |= dict(zip(names, found, strict=True))
+    return told | {"drafted": is_drafted}
 
 
 def _amount(amount: Amount) -> dict[str, Any]:

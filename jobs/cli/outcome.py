@@ -8,7 +8,8 @@ import typer
 
 from specbatch.jobs.cli.console import complain, out, remark, say, say_json
 from specbatch.pipeline.client import Client
-from specbatch.pipeline.observe.summary import summarize, summary_table
+from specbatch.pipeline.observe.summary import JobSummary, summarize, summary_table
+from specbatch.pipeline.policy.savings import drafted, savings
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.records import (
     JobRow,
@@ -46,7 +47,14 @@ def finish(client: Client, job_id: str, json: bool, otherwise: int = 0) -> NoRet
 
 def print_summary(client: Client, job_id: str) -> None:
     """The table of the job's figures."""
-    out.print(summary_table(summarize(client.job(job_id), client.progress(job_id))))
+    out.print(summary_table(summary_of(client.job(job_id), client.progress(job_id))))
+
+
+def summary_of(job: JobRow, progress: JobProgress) -> JobSummary:
+    """A job's figures, and what drafting brought."""
+    saved = savings(job.report)
+    speedup = None if saved is None else saved.speedup
+    return summarize(job, progress, speedup, drafted(job.report, progress.proposed))
 
 
 def leave(job: JobRow, otherwise: int = 0) -> NoReturn:

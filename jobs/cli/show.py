@@ -14,13 +14,13 @@ from specbatch.jobs.cli.connect import client, load_settings
 from specbatch.jobs.cli.console import out, say, say_json
 from specbatch.jobs.cli.cost_tables import saved_json, saved_line
 from specbatch.jobs.cli.options import JobId
-from specbatch.jobs.cli.outcome import as_json
+from specbatch.jobs.cli.outcome import as_json, summary_of
 from specbatch.pipeline.bootstrap import (
     make_store,
 )
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.observe.summary import summarize, summary_table
-from specbatch.pipeline.policy.savings import savings
+from specbatch.pipeline.observe.summary import summary_table
+from specbatch.pipeline.policy.savings import drafted, savings
 from specbatch.pipeline.tools import first_rows
 from specbatch.schemas.audit import AuditRecord, Correctness
 from specbatch.schemas.job_progress import JobProgress
@@ -52,7 +52,8 @@ def show(
     try:
         decisions = store.decisions(row.job_id)
         audits = store.audits(row.job_id)
-        saved = savings(store.measured_groups(row.job_id))
+        saved = savings(row.report)
+        is_drafted = drafted(row.report, progress.proposed)
         waits = waits_for(store, row, LEASES_OF_SILENCE * settings.lease_sec)
         unfinished = store.failed_groups(row.job_id)
         alone = [(p, error) for _, word, p, error in unfinished if _is_one_row(word, p)]
@@ -60,12 +61,12 @@ def show(
             told = {"rows_quarantined": len(alone), "decisions": [asdict(d) for d in decisions]}
             told["audits"] = [asdict(audit) for audit in audits]
             told |= {"numeric_class": row.numeric_class, "waits_for": waits}
-            say_json(as_json(row, progress) | saved_json(saved) | told)
+            say_json(as_json(row, progress) | saved_json(saved, is_drafted) | told)
             return
         _say_how_far(row, progress)
         for line in class_lines(store, row, waits):
             say(line)
-        say(saved_line(saved))
+        say(saved_line(saved, is_drafted))
         for line in quarantine_lines(store.rejected(row.job_id)):
             say(line)
         if alone:
@@ -84,7 +85,7 @@ def show(
 
 
 def _say_how_far(row: JobRow, progress: JobProgress) -> None:
-    out.print(summary_table(summarize(row, progress)))
+    out.print(summary_table(summary_of(row, progress)))
     say(f"progress: {progress.rows_done:,} of {progress.rows_total:,} prompts, "
         f"{progress.groups_done:,} of {progress.groups_total:,} groups"
         + ("" if progress.ingest_done else f", {_of_reading(row)}"))  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
@@ -38,6 +39,7 @@ from specbatch.pipeline.engine.token_budget import TokenBudget
 from specbatch.pipeline.engine.transfer import to_host
 from specbatch.pipeline.engine.verification import verify
 from specbatch.pipeline.engine.work import Work
+from specbatch.pipeline.policy.controls import Arm, Controls, Part
 from specbatch.pipeline.policy.journal import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.provenance import TICKS_PER_SEC
@@ -78,6 +80,8 @@ class Engine:
         self._rejected: list[Completion] = []
         self.stats = EngineStats()
         self._book = TimeBook(self.stats.time)
+        self._controls = Controls()
+        self._jobs: Counter[str] = Counter()  # requests on their way
         self._watch = Unwatched()
         if observer is not None:
             blocks = runner.blocks
@@ -101,6 +105,7 @@ class Engine:
             self._rejected.append(sequence.completion())
             return
         self._scheduler.waiting.append(sequence)
+        self._jobs[request.route.job] += 1
 
     def cancel(self, matches: Callable[[Request], bool]) -> list[Completion]:
         """Drop all requests that match; what they had so far is returned as cancelled."""
@@ -121,7 +126,8 @@ class Engine:
 
     def lessons(self, job: str) -> Lessons:
         """What a job taught about drafts since this was last asked."""
-        return self._speculator.journal.lessons(job)
+        lessons = self._speculator.journal.lessons(job)
+        return replace(lessons, measured=self._controls.take(job))
 
     @property
     def knowledge(self) -> Knowledge:
@@ -351,12 +357,41 @@ class Engine:
         # A prompt's rows are cheaper, for they need no logits: only these steps are measurements.
         count, rows = len(work.deciding), len(work.plan) + sum(map(len, work.drafts))
         step_time = self._speculator.knowledge.step_time
+        price = step_time.plain(count) or step_time.predict(count, count)  # of before this step
         step_time.observe(rows, count, (ticks - work.drafting_ticks) / TICKS_PER_SEC)
-        plain = step_time.plain(count)
-        if plain is not None:
+        if self._speculator.arm is not Arm.APART:
+            self._compare(work, ticks, shares, price)
+
+    def _compare(self, work: Work, ticks: int, shares: Seq[int], price_sec: float) -> None:
+        """Note what a decoding step took, beside what its tokens would have taken at depth 0."""
+        arm, count = self._speculator.arm, len(work.deciding)
+        drafting = work.drafting_ticks / ticks if ticks else 0.0
+        if arm is Arm.DRAFTS:
+            per_token = self._controls.level * price_sec / count
+            for sequence in work.deciding:
+                sequence.baseline_sec += work.emitted[sequence] * per_token
+        else:
+            per_tick = (1.0 - drafting) / TICKS_PER_SEC
             for sequence, share in zip(work.deciding, shares, strict=True):
-                sequence.baseline_sec += work.emitted[sequence] * plain / count
-                sequence.decode_sec += share / TICKS_PER_SEC
+                sequence.baseline_sec += share * per_tick
+        for sequence, share in zip(work.deciding, shares, strict=True):
+            sequence.decode_sec += share / TICKS_PER_SEC
+        parts = self._parts(work, ticks, shares)
+        self._controls.step(arm, self._speculator.odds, price_sec, drafting, parts)
+
+    def _parts(self, work: Work, ticks: int, shares: Seq[int]) -> dict[str, Part]:
+        """A step's time, tokens and sequences by job; mostly there is one."""
+        if len(self._jobs) == 1:
+            (job,) = self._jobs
+            tokens = sum(work.emitted.values())
+            return {job: Part(ticks / TICKS_PER_SEC, tokens, len(work.deciding))}
+        found: dict[str, list[int]] = {}
+        for sequence, share in zip(work.deciding, shares, strict=True):
+            of = found.setdefault(sequence.request.route.job, [0, 0, 0])
+            of[0] += share
+            of[1] += work.emitted[sequence]
+            of[2] += 1
+        return {job: Part(t / TICKS_PER_SEC, tokens, n) for job, (t, tokens, n) in found.items()}
 
     def _count_failure(self) -> None:
         self.stats.proposer_failures += 1
@@ -376,6 +411,7 @@ class Engine:
     def _finish(self, sequence: Sequence, reason: FinishReason) -> Completion:
         sequence.finish_reason = reason
         self._scheduler.remove(sequence)
+        self._jobs -= Counter((sequence.request.route.job,))
         self._speculator.forget(sequence)
         self._watch.finished(sequence)
         if reason in (FinishReason.STOP, FinishReason.LENGTH):

@@ -7,6 +7,7 @@ drafts that turn up take the place of what was chosen where they are better.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -28,6 +29,7 @@ from specbatch.pipeline.engine.wants import (
     usual,
 )
 from specbatch.pipeline.policy.controller import Controller, Course
+from specbatch.pipeline.policy.controls import Arm
 from specbatch.pipeline.policy.journal import JUDGED_TESTS, Journal
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.pipeline.policy.spread import Own
@@ -68,7 +70,9 @@ class Speculator:
         proposers: Seq[Proposer],
         knowledge: Knowledge | None = None,
         max_draft_tokens: int = 1024,  # per step
+        coin: Callable[[], float] | None = None,
     ) -> None:
+        """`coin` gives numbers in [0, 1) by which control steps are drawn; None: at random."""
         self.proposers = tuple(proposers)
         self.knowledge = knowledge or Knowledge()
         self.max_draft_tokens = max_draft_tokens
@@ -84,6 +88,9 @@ class Speculator:
         self._shadow = Shadow()
         self._opens = False  # this step: something is tried
         self._pauses = True  # this step: nothing is drafted but at fixed depths
+        self._coin = coin or random.Random().random
+        self.arm = Arm.RESTS  # this step
+        self.odds = 0.0  # of this step, unless it rests: to draft, by those of being a control
         self._shadowing = False  # some sequences were to be drafted for in shadow at the last look
         self._own: dict[Sequence, dict[str, Own]] = {}  # by proposer
         self._tracks: dict[Sequence, Track] = {}  # of the draft that is being verified
@@ -100,19 +107,23 @@ class Speculator:
         drafts: list[list[int]] = [[] for _ in deciding]
         makers: list[Proposer | None] = [None] * len(deciding)
         self.drafting_sec = 0.0
+        self.arm = Arm.RESTS
         if not (self.proposers and deciding):
             return drafts, makers
         self.steps += 1
-        if self._is_over(len(deciding)):
+        if looks := self._is_over(len(deciding)):
             begun = time.perf_counter()
             self._look(deciding)
             self._controller.looked(time.perf_counter() - begun)
         if self._shadowing:
             self._draft_in_shadow(deciding)
         self._opens = self.steps < self._course.opening_until
-        self._pauses = not self._opens and (self._course.rests or self.in_control_step)
-        if self._pauses and not any(sequence.request.depth for sequence in deciding):
-            return drafts, makers
+        self.arm = self._drawn(may_be_control=not looks)
+        self._pauses = self.arm is not Arm.DRAFTS
+        if self._pauses:
+            if not any(sequence.request.depth for sequence in deciding):
+                return drafts, makers
+            self.arm = Arm.APART
         asked: dict[str, list[tuple[int, int]]] = {}
         left = self.max_draft_tokens
         for i, sequence in enumerate(deciding):
@@ -157,12 +168,19 @@ class Speculator:
         for proposer in self.proposers:
             proposer.forget(sequence)
 
-    @property
-    def in_control_step(self) -> bool:
-        """Whether this step goes at depth 0 to measure it, where nothing is said against it."""
-        return self.steps % self._control_every == 0
-
     # --- one step ------------------------------------------------------------------------------
+    def _drawn(self, may_be_control: bool) -> Arm:
+        """Whether this step drafts, or measures depth 0 instead: that is chance, see `controls.py`.
+
+        A step that looked is no control, as depth 0 alone would not look.
+        """
+        if self._course.rests and not self._opens:
+            return Arm.RESTS
+        self.odds = self._control_every - 1.0
+        if may_be_control and self._coin() * self._control_every < 1.0:
+            return Arm.CONTROL
+        return Arm.DRAFTS
+
     def _choice(self, sequence: Sequence) -> Choice | None:
         """Who drafts for it now, and how many tokens of what there is."""
         if sequence.request.depth is not None:
@@ -197,6 +215,7 @@ class Speculator:
     def _fixed(self, sequence: Sequence, depth: int) -> Choice | None:
         if not depth:
             return None
+        self.arm = Arm.APART
         if len(self.proposers) == 1 and self._may(self.proposers[0], sequence):
             return self.proposers[0], min(depth, self.proposers[0].available(sequence))
         want = self._want(sequence, depth)

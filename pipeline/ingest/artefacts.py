@@ -6,7 +6,8 @@ file with itself. Bytes that are not such a file raise `ObjectError`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,7 @@ from specbatch.schemas.records import (
     TopLogprobs,
 )
 
+_MEASURED = b"measured"  # beside the results
 _SEQUENCES = ("token_ids", "origins", "logprobs", "proposed_at_depth", "accepted_at_depth")
 
 
@@ -90,7 +92,10 @@ def read_drafts(data: bytes) -> list[DraftBlock]:
     ]
 
 
-def write_results(records: Sequence[CompletionRecord]) -> bytes:
+def write_results(
+    records: Sequence[CompletionRecord], measured: Mapping[str, float] | None = None
+) -> bytes:
+    """`measured`: what the attempt adds to its job's report beside what its records tell."""
     reach(CrashPoint.ARTEFACT_WRITE)
     flat = [completion_rows.provenance_values(record) for record in records]
     columns = {name: [values[name] for values in flat] for name in completion_rows.PROVENANCE}
@@ -100,7 +105,7 @@ def write_results(records: Sequence[CompletionRecord]) -> bytes:
     columns["recheck"] = [_recheck(record.recheck) for record in records]
     columns["origins"] = [[int(origin) for origin in record.origins] for record in records]
     columns["top_logprobs"] = [_structs(record.top_logprobs) for record in records]
-    return _write(arrow.RESULTS, columns)
+    return _write(arrow.RESULTS, columns, dict(measured or {}))
 
 
 def read_results(data: bytes) -> list[CompletionRecord]:
@@ -121,6 +126,14 @@ def read_results(data: bytes) -> list[CompletionRecord]:
     ]
 
 
+def read_measured(data: bytes) -> dict[str, float]:
+    """What `write_results` was told beside the records; files of earlier versions have nothing."""
+    with _opened(data) as reader:
+        beside = reader.get_batch_with_custom_metadata(0).custom_metadata
+    found = None if beside is None else beside.get(_MEASURED)
+    return {} if found is None else {name: float(n) for name, n in orjson.loads(found).items()}
+
+
 def _recheck(found: Recheck) -> dict[str, Any]:
     return {name: getattr(found, name) for name in Recheck.__slots__}  # `asdict` copies deeply
 
@@ -137,23 +150,24 @@ def _pairs(structs: Iterable[Mapping[str, Any]] | None) -> tuple[TopLogprobs, ..
     return tuple((tuple(item["token_ids"]), tuple(item["logprobs"])) for item in structs)
 
 
-def _write(schema: pa.Schema, columns: Mapping[str, list[Any]]) -> bytes:
+def _write(
+    schema: pa.Schema, columns: Mapping[str, list[Any]], measured: Mapping[str, float] | None = None
+) -> bytes:
     arrays = [pa.array(columns[field.name], type=field.type) for field in schema]
     sink = pa.BufferOutputStream()
     # One thread: the order in which buffers are compressed must not depend on the machine.
     options = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
     with pa.ipc.new_file(sink, schema, options=options) as writer:
-        writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
+        # Beside the batch, not in the schema: versions that do not know it read the file too.
+        beside = {_MEASURED: orjson.dumps(measured)} if measured else None
+        writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema), beside)
     return bytes(sink.getvalue())
 
 
 def _read(schema: pa.Schema, data: bytes, later: Sequence[str] = ()) -> Iterable[dict[str, Any]]:
     """The rows of a file. `later`: the last columns, which files of earlier versions lack."""
-    try:
-        with pa.ipc.open_file(pa.BufferReader(data)) as reader:
-            table = reader.read_all()
-    except (pa.ArrowException, OSError) as error:
-        raise ObjectError("an artefact is not an Arrow file; the workspace was damaged") from error
+    with _opened(data) as reader:
+        table = reader.read_all()
     for name in later:
         if name not in table.column_names:
             kind = schema.field(name)
@@ -165,6 +179,15 @@ def _read(schema: pa.Schema, data: bytes, later: Sequence[str] = ()) -> Iterable
         )
     rows: list[dict[str, Any]] = table.to_pylist()
     return rows
+
+
+@contextmanager
+def _opened(data: bytes) -> Iterator[Any]:
+    try:
+        with pa.ipc.open_file(pa.BufferReader(data)) as reader:
+            yield reader
+    except (pa.ArrowException, OSError) as error:
+        raise ObjectError("an artefact is not an Arrow file; the workspace was damaged") from error
 
 
 def _overrides_text(overrides: Mapping[str, Any]) -> str:

@@ -185,14 +185,6 @@ class TimeInMemory(ChainInMemory):
             key=lambda t: (t.job_id, t.tag or "", t.price_microusd, t.ahead_price_microusd),
         )
 
-    def measured_groups(self, job_id: str) -> Sequence[tuple[float, float]]:
-        with self._lock:
-            job = self._jobs.get(job_id)
-            totals = [g.totals for _, g in sorted(job.groups.items())] if job else []
-            return [
-                (of["taken_usd"], of["baseline_usd"]) for of in totals if of["baseline_usd"] > 0
-            ]
-
     def _keep_time(self, lease: Lease, spent: Spent | None) -> None:
         """An attempt's time, told by the write that keeps its results; first, as it may raise."""
         if spent is not None:

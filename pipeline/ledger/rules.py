@@ -10,7 +10,6 @@ from specbatch.schemas.errors import FencedError, IdempotencyError, StoreError, 
 from specbatch.schemas.mapper import whole_spec
 from specbatch.schemas.numeric_class import contradiction
 from specbatch.schemas.privacy import NOT_KEPT
-from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import (
     CompletionRecord,
     FinishReason,
@@ -23,7 +22,6 @@ from specbatch.schemas.records import (
     Stage,
 )
 from specbatch.schemas.speculation import AcceptanceCount
-from specbatch.schemas.timekeeping import usd_of
 
 OPEN = (Stage.PROPOSE, Stage.VERIFY, Stage.RECORD)  # a group with work left to do
 CANCELLABLE = (Stage.PROPOSE, Stage.VERIFY)  # at RECORD the work is finished, so it is kept
@@ -193,20 +191,7 @@ def group_totals(completions: Sequence[CompletionRecord]) -> dict[str, Any]:
         "accepted": sum(c.accepted for c in completions),
         "verifier_passes": sum(c.verifier_passes for c in completions),
         "cost_usd": sum(c.cost_usd for c in completions),
-        "taken_usd": usd_of(sum(map(_taken, completions))),
-        "baseline_usd": usd_of(sum(map(_baseline, completions))),
     }
-
-
-def _taken(c: CompletionRecord) -> float:
-    """What its measured steps cost, with drafts written ahead, in units."""
-    decoding = c.decode_sec * TICKS_PER_SEC * c.price_microusd
-    return decoding + c.ahead_ticks * c.ahead_price_microusd
-
-
-def _baseline(c: CompletionRecord) -> float:
-    """What the tokens of these steps would have cost at depth 0, in units."""
-    return c.baseline_sec * TICKS_PER_SEC * c.price_microusd
 
 
 def check_same_job(known: JobRow, new: NewJob) -> None:

@@ -60,9 +60,6 @@ class SqlTime:
     def row_times(self, job_id: str | None = None) -> Sequence[RowTime]:
         return self._db.read(lambda conn: time_sums.row_times(conn, job_id))
 
-    def measured_groups(self, job_id: str) -> Sequence[tuple[float, float]]:
-        return self._db.read(lambda conn: time_sums.measured_groups(conn, job_id))
-
     def _write(
         self, work: Callable[Concatenate[Connection, Now, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:

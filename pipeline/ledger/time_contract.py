@@ -79,7 +79,3 @@ class TimeLedger(Protocol):
     def row_times(self, job_id: str | None = None) -> Sequence[RowTime]:
         """What the completions of one job, or of all, were given; by job and tag."""
         ...
-
-    def measured_groups(self, job_id: str) -> Sequence[tuple[float, float]]:
-        """Of each group that has any: (dollars its measured steps took, and at depth 0)."""
-        ...

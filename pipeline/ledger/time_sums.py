@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Connection, case, func, literal_column, se
 from specbatch.pipeline.ledger.time_ledger import IN_FLIGHT, with_groups
 from specbatch.schemas import time_mapper
 from specbatch.schemas.provenance import Ticks
-from specbatch.schemas.tables import Completion, Group
+from specbatch.schemas.tables import Completion
 from specbatch.schemas.time_tables import TimeSlice, WorkerSession
 from specbatch.schemas.timekeeping import HINTS, JobTime, RowTime
 
@@ -67,15 +67,6 @@ def _tokens(conn: Connection) -> ColumnElement[int]:
     return case(
         (kept > 0, kept), else_=func.cardinality(func.specbatch_origins(Completion.origins))
     )
-
-
-def measured_groups(conn: Connection, job_id: str) -> list[tuple[float, float]]:
-    query = (
-        select(Group.taken_usd, Group.baseline_usd)
-        .where(Group.job_id == job_id, Group.baseline_usd > 0)
-        .order_by(Group.group_index)
-    )
-    return [(row.taken_usd, row.baseline_usd) for row in conn.execute(query)]
 
 
 def _sums(table: type[TimeSlice] | type[Completion]) -> list[Any]:

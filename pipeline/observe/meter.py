@@ -316,11 +316,15 @@ class DraftingEngine:
 
 
 def saved_usd(records: Iterable[CompletionRecord]) -> float:
-    """What drafting saved a group, on the steps whose price at depth 0 is known; below 0: it cost
-    more. Without any such step nothing is known of it."""
+    """What drafting saved a group, on the steps that were measured; below 0: it cost more. Without
+    any such step nothing is known of it.
+
+    Of what was drafted ahead they bear their part of the completion's time.
+    """
     taken = baseline = 0.0
     for c in records:
         taken += c.decode_sec * TICKS_PER_SEC * c.price_microusd
-        taken += c.ahead_ticks * c.ahead_price_microusd
+        share = min(1.0, c.decode_sec / c.compute_sec) if c.compute_sec else 0.0
+        taken += share * c.ahead_ticks * c.ahead_price_microusd
         baseline += c.baseline_sec * TICKS_PER_SEC * c.price_microusd
     return usd_of(baseline - taken) if baseline else 0.0

@@ -108,7 +108,7 @@ COMPLETIONS = _counter("completions", "recorded completions", "job", "finish_rea
 COST = _counter("cost_usd", "dollars attributed to recorded completions", "job")
 BASELINE_COST = _counter(
     "baseline_cost_usd",
-    "dollars they would have cost at depth 0: their cost and what was saved, by control windows",
+    "dollars they would have cost at depth 0: their cost and what was saved, by control steps",
     "job",
 )
 

@@ -23,7 +23,7 @@ class Saved:
     high_usd: float | None
     taken_usd: float
     speedup: float
-    groups: int
+    controls: int  # control steps
 
     @property
     def reach(self) -> float:
@@ -187,7 +187,7 @@ class Facts:
     saved: Saved | None
     usd_per_1k: float | None
     usd_per_document: float | None
-    speedup: float | None
+    drafted: bool  # anything, for any row
     by_tag: tuple[Drafts, ...]
     tags_left_out: int
     by_source: tuple[Drafts, ...]

@@ -57,16 +57,16 @@ def money(facts: Facts) -> Html | None:
 
 def _saved(saved: Saved) -> Html:
     if saved.low_usd is None or saved.high_usd is None:
-        how_sure = "Only one group was measured, so there is no interval."
+        how_sure = "There was only one control step, so there is no interval."
     else:
         low, high = usd(saved.low_usd, saved.reach), usd(saved.high_usd, saved.reach)
-        how_sure = f"95 % interval {low} to {high}, from {plural(saved.groups, 'group')}."
+        how_sure = f"95 % interval {low} to {high}, from {plural(saved.controls, 'control step')}."
         if not saved.is_certain:
             how_sure += " It has $0 in it: whether drafts paid is not certain."
     caption = "Saved against depth 0" if saved.usd >= 0 else "Lost against depth 0"
     note = (
-        f"{how_sure} The measured steps cost {usd(saved.taken_usd)}; without drafts the job's own "
-        f"control windows say {usd(saved.taken_usd * saved.speedup)}."
+        f"{how_sure} The measured steps cost {usd(saved.taken_usd)}; at depth 0 they would have "
+        f"cost {usd(saved.taken_usd * saved.speedup)}, say the job's own control steps."
     )
     return figure(caption, interval(saved), note=note)
 

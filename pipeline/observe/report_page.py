@@ -120,12 +120,15 @@ def summary(facts: Facts) -> str:
         f"{plural(p.completions, 'completion')} with {plural(p.completion_tokens, 'token')}{took} "
         f"for {usd(facts.usd)}. "
     )
-    if not p.proposed:
+    if not facts.drafted:
         return said + "Nothing was drafted, so there is nothing that speculation saved or lost."
-    said += f"The verifier agreed with {percent(p.acceptance_rate)} of the draft tokens. "
+    if p.proposed:
+        said += f"The verifier agreed with {percent(p.acceptance_rate)} of the draft tokens. "
+    else:
+        said += "No draft token was verified. "
     saved = facts.saved
     if saved is None:
-        return said + "What that saved was not measured: the job was too short for control windows."
+        return said + "What drafts saved was not measured: no control step stands beside them."
     word = "saved" if saved.usd >= 0 else "lost"
     said += f"Speculation {word} {usd(abs(saved.usd), saved.reach)} against depth 0"
     if saved.low_usd is None or saved.high_usd is None:
@@ -146,7 +149,7 @@ def _cards(facts: Facts) -> Html:
         (
             "Speed-up over depth 0",
             f"{figure(saved.speedup)}×" if saved else NOTHING,
-            "in money, over measured steps" if saved else "not measured",
+            "in money, over measured steps" if saved else _no_saving(facts),
             "",
         ),
         (
@@ -194,7 +197,7 @@ def _cards(facts: Facts) -> Html:
 def _saved_card(facts: Facts) -> tuple[str, str, str, str]:
     saved = facts.saved
     if saved is None:
-        aside = "not measured" if facts.progress.proposed else "nothing was drafted"
+        aside = _no_saving(facts)
         return "Saved by speculation", NOTHING, aside, ""
     name = "Saved by speculation" if saved.usd >= 0 else "Lost by speculation"
     amount = usd(abs(saved.usd), saved.reach)
@@ -203,6 +206,10 @@ def _saved_card(facts: Facts) -> tuple[str, str, str, str]:
     aside = f"95 %: {usd(saved.low_usd, saved.reach)} to {usd(saved.high_usd, saved.reach)}"
     tone = ("good" if saved.usd > 0 else "bad") if saved.is_certain else ""
     return name, amount, aside, tone
+
+
+def _no_saving(facts: Facts) -> str:
+    return "not measured" if facts.drafted else "nothing was drafted"
 
 
 def _wall_sec(facts: Facts) -> float | None:

@@ -34,7 +34,8 @@ class JobSummary:
     compute_sec: float
     cost_usd: float
     cost_per_1k_usd: float | None
-    speedup: float | None
+    drafted: bool  # anything, for any row
+    speedup: float | None  # time at depth 0 ÷ time taken, where that was measured
     verification: str
     rechecked_tokens: int  # a sample, where bits may depend on the batch
     differing_tokens: int  # of those, decided otherwise alone
@@ -45,8 +46,10 @@ class JobSummary:
     error: str | None
 
 
-def summarize(job: JobRow, progress: JobProgress) -> JobSummary:
-    """The figures of a job, finished or not."""
+def summarize(
+    job: JobRow, progress: JobProgress, speedup: float | None, drafted: bool
+) -> JobSummary:
+    """The figures of a job, finished or not; what drafting brought is the caller's to know."""
     wall = _wall_sec(job)
     tokens = progress.completion_tokens
     return JobSummary(
@@ -66,7 +69,8 @@ def summarize(job: JobRow, progress: JobProgress) -> JobSummary:
         compute_sec=progress.compute_sec,
         cost_usd=progress.cost_usd,
         cost_per_1k_usd=_ratio(1000 * progress.cost_usd, tokens),
-        speedup=speedup(job),
+        drafted=drafted,
+        speedup=speedup,
         verification=str(job.spec.get("speculation", {}).get("verification", Verification.COUPLED)),
         rechecked_tokens=int(job.report.get("rechecked_tokens", 0)),
         differing_tokens=int(job.report.get("differing_tokens", 0)),
@@ -78,36 +82,25 @@ def summarize(job: JobRow, progress: JobProgress) -> JobSummary:
     )
 
 
-def speedup(job: JobRow) -> float | None:
-    """Time at depth 0 ÷ time taken, over the steps whose price at depth 0 is known.
-
-    Drafting ahead counts as time taken. None: no such step was measured.
-    """
-    decode, draft, baseline = (
-        float(job.report.get(name, 0.0)) for name in ("decode_sec", "draft_sec", "baseline_sec")
-    )
-    if decode <= 0 or baseline <= 0:
-        return None
-    return baseline / (decode + draft)
-
-
 def summary_rows(summary: JobSummary) -> list[tuple[str, str]]:
     """The table's lines, as text."""
     s = summary
+    otherwise = "no draft was verified" if s.drafted else "nothing was drafted"
+    unknown = "not measured" if s.drafted else "nothing was drafted"
     rows = [
         ("job", f"{s.job_id} ({s.name})"),
         ("state", str(s.state)),
         ("prompts", f"{s.prompts:,}"),
         ("failed", f"{s.failed:,}"),
         ("tokens", f"{s.tokens:,}" + _aside(s.tokens_per_sec, "{:,.0f} per second")),
-        ("acceptance rate", _shown(s.acceptance_rate, "{:.1%}", "nothing was drafted")),
+        ("acceptance rate", _shown(s.acceptance_rate, "{:.1%}", otherwise)),
         ("verified tokens per verifier pass", _shown(s.tokens_per_pass, "{:.2f}")),
         ("time from start to end", _shown(s.wall_sec, "{:.1f} s")),
         ("time in queue, all groups", f"{s.queue_sec:.1f} s"),
         ("time in compute, all groups", f"{s.compute_sec:.1f} s"),
         ("cost", f"${s.cost_usd:.6f}"),
         ("cost per 1k tokens", _shown(s.cost_per_1k_usd, "${:.6f}")),
-        ("measured speed-up over depth 0", _shown(s.speedup, "{:.2f}×", "not measured")),
+        ("measured speed-up over depth 0", _shown(s.speedup, "{:.2f}×", unknown)),
     ]
     if s.shadow_proposed:
         share = s.shadow_accepted / s.shadow_proposed

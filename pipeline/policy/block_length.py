@@ -16,7 +16,7 @@ PILOT_TOKENS = 16  # while nothing is known
 JUDGED_TESTS = 64  # block tokens looked at, before acceptance is believed
 USUAL_PRICE = 0.25  # of a drafted token in verified ones, while it is not measured
 _LOST = 0.25  # disagreements after which a block is not found again
-_SHORTEST = 4  # shorter ones are not worth their trip through the queue
+SHORTEST = 4  # shorter ones are not worth their trip through the queue
 
 
 def block_length(acceptance: float, tested: float, most: int, price: float | None = None) -> int:
@@ -34,4 +34,4 @@ def block_length(acceptance: float, tested: float, most: int, price: float | Non
     if kept >= 1.0 or price <= 0.0:
         return most
     length = int(math.log(price / acceptance) / math.log(kept))
-    return 0 if length < _SHORTEST else min(length, most)
+    return 0 if length < SHORTEST else min(length, most)

@@ -36,8 +36,8 @@ FIRST_ALLOWANCE_SEC = 0.05  # … and so much at the beginning, when everything 
 WELL_KNOWN = 1000  # passes, after which it is not
 TRY_EVERY_STEPS = 64  # those who are not drafted for are tried …
 TRIED_SHARE = 8  # … one token each, for one sequence in so many
-CONTROL_SHARE = 0.001  # of the time may be lost by going at depth 0 while drafting pays
-CONTROL_EVERY_STEPS = (16, 192)  # … which is done to know its price
+CONTROL_SHARE = 0.005  # of the time may be lost by going at depth 0 while drafting pays …
+CONTROL_EVERY_STEPS = (16, 192)  # … which is done to know its price, and what drafting saves
 HYSTERESIS = 1.015  # drafting must promise so much more before it is taken up
 JUDGED = 40  # draft tokens, before a choice stands for long
 _UNJUDGED_STEPS = 2
@@ -63,7 +63,7 @@ class Course:
 
     @property
     def control_every(self) -> int:
-        """One step in so many goes at depth 0: the more often, the less there is to lose by it."""
+        """One step in so many goes at depth 0, by chance: the more, the less is lost by it."""
         least, most = CONTROL_EVERY_STEPS
         if not self.weighed:
             return most

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 
 from specbatch.pipeline.policy.balance import NOTHING, Amount, Sheet, job_sheet, rows_sheet
-from specbatch.pipeline.policy.savings import Savings, savings
+from specbatch.pipeline.policy.savings import Savings, Span, drafted, pooled, savings
 from specbatch.schemas.provenance import TimeKind
 from specbatch.schemas.records import JobRow
 from specbatch.schemas.timekeeping import JobTime, RowTime
@@ -35,11 +36,26 @@ class JobCost:
     job: JobRow
     times: Sequence[JobTime]
     rows: Sequence[RowTime]
-    measured: Sequence[tuple[float, float]] = ()  # see `savings`
 
     @property
     def sheet(self) -> Sheet:
         return job_sheet(self.times, self.rows, self.job.state.is_final)
+
+    @property
+    def saved(self) -> Savings | None:
+        return savings(self.job.report)
+
+    @property
+    def drafted(self) -> bool:
+        """Anything, for any row."""
+        verified = sum(row.accepted + row.ahead_ticks + row.ticks.rejected for row in self.rows)
+        return drafted(self.job.report, verified)
+
+    @property
+    def span(self) -> Span:
+        """When it ran; one that runs may share control steps with any that is to come."""
+        begin = self.job.started_at or self.job.created_at
+        return begin, math.inf if self.job.finished_at is None else self.job.finished_at
 
 
 @dataclass(slots=True)
@@ -53,7 +69,8 @@ class Line:
     accepted: int = 0
     cost: Amount = NOTHING
     drafting: Amount = NOTHING  # of that, on drafts and on those that were refused
-    measured: list[tuple[float, float]] = field(default_factory=list)
+    drafted: bool = False  # for any of the jobs
+    measured: list[tuple[Savings, Span]] = field(default_factory=list)
 
     def count(self, rows: Iterable[RowTime]) -> None:
         for row in rows:
@@ -77,7 +94,7 @@ class Line:
 
     @property
     def saved(self) -> Savings | None:
-        return savings(self.measured)
+        return pooled(self.measured)
 
 
 def line_of(costs: Iterable[JobCost], name: str = "") -> Line:
@@ -87,7 +104,9 @@ def line_of(costs: Iterable[JobCost], name: str = "") -> Line:
         line.jobs += 1
         line.count(cost.rows)
         line.cost += cost.sheet.total
-        line.measured += cost.measured
+        line.drafted |= cost.drafted
+        if cost.saved is not None:
+            line.measured.append((cost.saved, cost.span))
     return line
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from specbatch.pipeline.policy.acceptance import Acceptance
 from specbatch.pipeline.policy.breaker import Breaker
+from specbatch.pipeline.policy.controls import NOTHING_MEASURED, Measured
 from specbatch.pipeline.policy.tracks import Track, Tracks, label_of
 from specbatch.schemas.speculation import (
     ALL_PROPOSERS,
@@ -32,6 +33,7 @@ class Lessons:
 
     counts: tuple[AcceptanceCount, ...] = ()
     decisions: tuple[Decision, ...] = ()
+    measured: Measured = NOTHING_MEASURED  # of its steps, at depth 0 and with drafts
 
 
 @dataclass(slots=True)
@@ -104,12 +106,13 @@ class Journal:
         break_even: Callable[[], float],
         sequences: int,
         believed: float | None = None,
+        rival: tuple[str, float] | None = None,
     ) -> None:
         """One look's verdict: did any of the job's drafts by `proposer` pay?
 
         `believed` is the acceptance it rests on, where that is not what was measured over the job:
-        what is known of the sequences that are there. Neither hopes nor a handful of tests decide
-        anything, and looks at the same tests count as one for a while.
+        what is known of the sequences that are there. `rival`: see `verdict`. Neither hopes nor a
+        handful of tests decide anything, and looks at the same tests count as one for a while.
         """
         of = self._job(job)
         rate, tested = self.tracks.rate_of(proposer, job)
@@ -129,7 +132,7 @@ class Journal:
             job,
             action,
             proposer,
-            verdict(proposer, rate, tested, needed, sequences, pays),
+            verdict(proposer, rate, tested, needed, sequences, pays, rival),
             acceptance=rate,
             break_even=needed,
             sequences=sequences,
@@ -220,12 +223,34 @@ class Journal:
 
 
 def verdict(
-    proposer: str, rate: float, tested: float, needed: float, sequences: int, pays: bool
+    proposer: str,
+    rate: float,
+    tested: float,
+    needed: float,
+    sequences: int,
+    pays: bool,
+    rival: tuple[str, float] | None = None,
 ) -> str:
-    """A sentence on whether a proposer's drafts pay, with the figures it rests on."""
+    """A sentence on whether a proposer's drafts pay, with the figures it rests on.
+
+    `needed` is the acceptance from which on they would pay alone and for all sequences; `rival` is
+    who drafts instead of it, and at which acceptance. What was chosen looks at each sequence, so it
+    may be otherwise than the mean of them says: then the reason is another.
+    """
     beside = f"with {sequences} sequences in a step"
+    found = f"{proposer}'s drafts are accepted at {rate:.2f} (of the last {tested:.0f} looked at)"
+    if pays and rate < needed:
+        return f"{found}, and pay for those of the {sequences} sequences in a step that do better"
+    if pays:
+        return f"{found}, enough {beside}: from {needed:.2f} on they pay"
     if needed > 1.0:
         return f"{beside} no acceptance pays for what {proposer}'s drafts cost"
-    found = f"{proposer}'s drafts are accepted at {rate:.2f} (of the last {tested:.0f} looked at)"
-    word = "enough" if pays else "too little"
-    return f"{found}, {word} {beside}: from {needed:.2f} on they pay"
+    if rate < needed:
+        return f"{found}, too little {beside}: from {needed:.2f} on they pay"
+    if rival is not None:
+        other, of_other = rival
+        return (
+            f"{found}, which would pay alone {beside}, but {other}'s, accepted at {of_other:.2f}, "
+            "bring more, and both together no more than these"
+        )
+    return f"{found}, which would pay if there were enough of them for all {sequences} sequences"

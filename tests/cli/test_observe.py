@@ -23,7 +23,6 @@ JOB = JobRow(
     state=JobState.DONE, stage=Stage.END, verifier="v", proposer="p", output_uri="out",
     workspace_uri="w", idempotency_key=None, cancel_requested=False, error=None, rows_total=10,
     groups_total=2, prompt_tokens=100, created_at=0.0, started_at=1.0, finished_at=5.0,
-    report={"decode_sec": 3.0, "draft_sec": 1.0, "baseline_sec": 6.0},
 )  # fmt: skip
 PROGRESS = JobProgress(
     job_id=JOB.job_id, state=JobState.DONE, rows_total=10, rows_done=10, rows_failed=1,
@@ -34,38 +33,41 @@ PROGRESS = JobProgress(
 
 
 def test_the_figures_are_what_they_are_called() -> None:
-    summary = summarize(JOB, PROGRESS)
+    summary = summarize(JOB, PROGRESS, 1.5, True)
     assert summary.acceptance_rate == 0.75
     assert summary.tokens_per_pass == pytest.approx(1.6)
     assert summary.tokens_per_sec == pytest.approx(100)
     assert summary.cost_per_1k_usd == pytest.approx(0.05)
-    assert summary.speedup == pytest.approx(1.5)
+    assert dict(summary_rows(summary))["measured speed-up over depth 0"] == "1.50×"
 
 
 def test_a_sample_of_fast_tokens_is_shown_with_what_differed() -> None:
     report = {"rechecked_tokens": 4096, "differing_tokens": 3, "largest_margin": 0.0125}
     line = "tokens that differ when decided alone, sampled"
-    shown = dict(summary_rows(summarize(replace(JOB, report=report), PROGRESS)))
+    shown = dict(summary_rows(summarize(replace(JOB, report=report), PROGRESS, 1.5, True)))
     assert shown[line] == "3 of 4,096 (margin at most 0.013)"
     same = {"rechecked_tokens": 64, "differing_tokens": 0, "largest_margin": 0.0}
-    shown = dict(summary_rows(summarize(replace(JOB, report=same), PROGRESS)))
+    shown = dict(summary_rows(summarize(replace(JOB, report=same), PROGRESS, 1.5, True)))
     assert shown[line] == "0 of 64"
-    assert line not in dict(summary_rows(summarize(JOB, PROGRESS)))
+    assert line not in dict(summary_rows(summarize(JOB, PROGRESS, 1.5, True)))
 
 
 def test_drafts_in_shadow_are_shown_with_what_would_have_been_accepted() -> None:
     report = {"shadow_proposed": 4096, "shadow_accepted": 2499}
-    shown = dict(summary_rows(summarize(replace(JOB, report=report), PROGRESS)))
+    shown = dict(summary_rows(summarize(replace(JOB, report=report), PROGRESS, 1.5, True)))
     assert shown["drafts in shadow"] == "61.0% of 4,096 would have been accepted"
-    assert "drafts in shadow" not in dict(summary_rows(summarize(JOB, PROGRESS)))
+    assert "drafts in shadow" not in dict(summary_rows(summarize(JOB, PROGRESS, 1.5, True)))
 
 
 def test_what_was_not_measured_is_said_so() -> None:
     job = replace(JOB, report={}, finished_at=None)
     nothing = replace(PROGRESS, proposed=0, accepted=0, verifier_passes=0, completion_tokens=0)
-    rows = dict(summary_rows(summarize(job, nothing)))
-    assert rows["measured speed-up over depth 0"] == "not measured"
+    rows = dict(summary_rows(summarize(job, nothing, None, False)))
+    assert rows["measured speed-up over depth 0"] == "nothing was drafted"
     assert rows["acceptance rate"] == "nothing was drafted"
+    ahead = dict(summary_rows(summarize(job, nothing, None, True)))
+    assert ahead["measured speed-up over depth 0"] == "not measured"
+    assert ahead["acceptance rate"] == "no draft was verified"
     assert rows["verified tokens per verifier pass"] == "-"
     assert rows["cost per 1k tokens"] == "-"
 

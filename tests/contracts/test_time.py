@@ -292,26 +292,5 @@ def test_the_completions_of_a_job_in_sums(store: Store) -> None:
     assert store.row_times("nosuchjob") == []
 
 
-def test_measured_steps_are_summed_by_group_in_money(store: Store) -> None:
-    ingest(store, groups=3)
-    hour = 3600.0
-    record = replace(
-        completion(0),
-        decode_sec=hour,
-        baseline_sec=2 * hour,
-        price_microusd=1_500_000,
-        ahead_ticks=3600 * TICKS_PER_SEC,
-        ahead_price_microusd=250_000,
-    )
-    for index, records in enumerate(
-        ([record, replace(record, row_index=1)], [], [replace(record, row_index=8)])
-    ):
-        lease = claim(store, index).lease
-        store.advance(lease, Stage.RECORD, RESULTS, NO_TIME)
-        store.commit_group(claim(store, index, Stage.RECORD).lease, records, NO_TIME, {})
-    assert list(store.measured_groups(JOB)) == [(3.5, 6.0), (1.75, 3.0)]
-    assert store.measured_groups("nosuchjob") == []
-
-
 def test_a_tick_of_a_dollar_an_hour_is_a_unit_of_money() -> None:
     assert usd_of(3600 * TICKS_PER_SEC * 1_000_000) == 1.0

@@ -100,7 +100,8 @@ class Simulation:
         seed: int = 0,
     ) -> None:
         self.models = {model.name: model for model in models}
-        self.speculator = Speculator([*free, *models])
+        coin = random.Random(seed + 1).random
+        self.speculator = Speculator([*free, *models], coin=coin)
         self._generator = random.Random(seed)
         self._length = length
         self._draft_model = draft_model

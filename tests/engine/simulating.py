@@ -119,7 +119,8 @@ class Simulation:
     drafts: list[list[int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.speculator = Speculator(self.proposers)
+        self.coin = random.Random(7).random
+        self.speculator = Speculator(self.proposers, coin=lambda: self.coin())
         self.random = random.Random(5)
         self.sequences: list[Sequence] = []
         self._numbers = iter(range(AMPLE))
@@ -131,6 +132,10 @@ class Simulation:
         ]
         self.sequences += new
         return new
+
+    def without_controls(self) -> None:
+        """From now on the coin never falls on depth 0."""
+        self.coin = lambda: 1.0
 
     @staticmethod
     def of(request: Request) -> Sequence:

@@ -108,7 +108,8 @@ def test_bad_drafts_that_become_good_cost_little_and_are_taken_in(
     (taken,), (on,) = second.told(DecisionAction.TAKEN_IN), second.told(DecisionAction.ON)
     assert not second.told(DecisionAction.OFF)
     outs = second.told(DecisionAction.TAKEN_OUT)  # for what was found before they became good
-    assert all(out.at < taken.at and (out.acceptance or 0.0) < 0.2 for out in outs)
+    # Its sequences may have had some good ones by then.
+    assert all(out.at < taken.at and (out.acceptance or 0.0) < 0.35 for out in outs)
     assert again.proposer == taken.proposer == job.source.name
     assert again.acceptance is not None
     assert again.acceptance < 0.2, "what it was taken out with"

@@ -10,6 +10,7 @@ from policy.machines import linear
 
 from specbatch.pipeline.engine import speculator
 from specbatch.pipeline.policy.controller import CONTROL_EVERY_STEPS
+from specbatch.pipeline.policy.controls import Arm
 
 __all__ = ["clock"]
 
@@ -31,12 +32,12 @@ def test_a_better_free_source_takes_the_place_of_what_was_chosen(clock: Clock) -
         made.step()
     rare.take_asked()
     looks = made.speculator._looks
+    made.without_controls()
     made.step()
     assert made.speculator._looks == looks
-    if not made.speculator.in_control_step:
-        assert set(depths_of(rare)) == {lucky}
-        assert made.makers[3] is rare
-        assert model in made.makers
+    assert set(depths_of(rare)) == {lucky}
+    assert made.makers[3] is rare
+    assert model in made.makers
 
 
 def test_a_worse_free_source_is_not_watched(clock: Clock) -> None:
@@ -47,21 +48,42 @@ def test_a_worse_free_source_is_not_watched(clock: Clock) -> None:
     assert poor not in made.speculator._course.watched
 
 
-def test_control_steps_measure_depth_0(clock: Clock) -> None:
-    source = Source("a", 0.9)
-    made = simulation(clock, source)
+def test_control_steps_come_by_chance_and_draft_nothing(clock: Clock) -> None:
+    """As many as the course says, never in a step that looked, and every other step drafts."""
+    made = simulation(clock, Source("a", 0.9))
     speculator = made.speculator
-    plain = 0
-    every = CONTROL_EVERY_STEPS[1]  # there is much to lose
-    for _ in range(3 * every):
+    controls, expected, variance = 0, 0.0, 0.0
+    for _ in range(3000):
+        looks = speculator._looks
         made.step()
-        if speculator.steps % every == 0 and not speculator._opens:
-            assert made.drafted == 0
-            plain += 1
-        else:
-            assert made.drafted > 0
-    assert plain == 3
+        assert (speculator.arm is Arm.CONTROL) == (made.drafted == 0)
+        if speculator._looks > looks:
+            assert speculator.arm is Arm.DRAFTS
+            continue
+        chance = 1.0 / (speculator.odds + 1.0)
+        expected, variance = expected + chance, variance + chance * (1.0 - chance)
+        controls += speculator.arm is Arm.CONTROL
+    assert abs(controls - expected) < 3.0 * variance**0.5
+    assert speculator.odds + 1.0 == CONTROL_EVERY_STEPS[1], "there is much to lose"
     assert speculator.knowledge.step_time.plain(8) == pytest.approx(linear(8, 8), rel=0.01)
+
+
+def test_a_step_with_a_fixed_depth_is_no_part_of_the_experiment(clock: Clock) -> None:
+    made = simulation(clock, Source("a", 0.9))
+    made.add(1, route=route("night"), depth=2)
+    for _ in range(200):
+        made.step()
+        assert made.speculator.arm is Arm.APART
+    made.sequences.pop()
+    made.run(200)
+    assert made.speculator.arm is not Arm.APART
+
+
+def test_a_job_at_depth_0_rests(clock: Clock) -> None:
+    made = simulation(clock, Source("a", 0.9), depth=0)
+    for _ in range(100):
+        made.step()
+        assert made.speculator.arm is Arm.RESTS
 
 
 def test_depth_0_is_measured_early_where_it_is_not_known(clock: Clock) -> None:

@@ -79,9 +79,8 @@ def test_a_model_is_asked_only_where_its_price_leaves_it_the_better(clock: Clock
 def test_a_source_that_has_nothing_now_is_replaced_in_the_same_step(clock: Clock) -> None:
     first, second = Source("first", 0.9), Source("second", 0.6)
     made = simulation(clock, first, second)
-    while made.speculator.in_control_step or made.speculator.steps + 4 >= (
-        made.speculator._course.until
-    ):
+    made.without_controls()
+    while made.speculator.steps + 4 >= made.speculator._course.until:
         made.step()
     looks = made.speculator._looks
     made.step()
@@ -368,9 +367,8 @@ def test_steps_never_hold_more_draft_tokens_than_are_allowed(
 def test_a_choice_made_for_long_outputs_is_cut_where_one_ends(clock: Clock) -> None:
     source = Source("a", 0.95)
     made = simulation(clock, source)
-    while made.speculator.in_control_step or made.speculator.steps + 3 >= (
-        made.speculator._course.until
-    ):
+    made.without_controls()
+    while made.speculator.steps + 3 >= made.speculator._course.until:
         made.step()
     ending = made.sequences[3]
     ending.max_length = len(ending.tokens) + 3

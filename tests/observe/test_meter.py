@@ -15,12 +15,12 @@ from specbatch.pipeline.ledger.memory_store import MemoryStore
 from specbatch.pipeline.metering import metered
 from specbatch.pipeline.observe import metric_names as names
 from specbatch.pipeline.observe.draft_counts import UNTOLD, Drafted, by_maker
-from specbatch.pipeline.observe.meter import NO_TAG, PRIVATE, Meter
+from specbatch.pipeline.observe.meter import NO_TAG, PRIVATE, Meter, saved_usd
 from specbatch.pipeline.observe.metric_names import Metric
 from specbatch.pipeline.observe.metrics import Metrics
 from specbatch.schemas.errors import FencedError, StoreError
 from specbatch.schemas.privacy import PrivacyMode
-from specbatch.schemas.provenance import NO_PROVENANCE, Provenance
+from specbatch.schemas.provenance import NO_PROVENANCE, TICKS_PER_SEC, Provenance
 from specbatch.schemas.records import (
     CompletionRecord,
     FinishReason,
@@ -196,8 +196,17 @@ def test_a_commit_counts_what_the_store_adds_to_its_totals() -> None:
         ("nightly", "corrected"): 3,
         ("nightly", "bonus"): 3,
     }
-    ((taken, baseline),) = site.store.measured_groups(JOB)
-    assert site.total(names.BASELINE_COST) == pytest.approx(2.0 + baseline - taken)
+    assert site.total(names.BASELINE_COST) == pytest.approx(2.0 + saved_usd(records))
+
+
+def test_drafting_ahead_is_charged_by_the_measured_part_of_the_time() -> None:
+    """Else a job of few measured steps pays for the drafts of all others too."""
+    told = replace(
+        record(0), price_microusd=1_000_000, decode_sec=1800.0, compute_sec=3600.0,
+        baseline_sec=3600.0, ahead_ticks=3600 * TICKS_PER_SEC, ahead_price_microusd=500_000,
+    )  # fmt: skip
+    assert saved_usd([told]) == pytest.approx(1.0 - 0.5 - 0.5 * 0.5)
+    assert saved_usd([replace(told, baseline_sec=0.0)]) == 0.0, "nothing was measured"
 
 
 def test_a_commit_that_is_refused_counts_nothing_but_itself() -> None:

@@ -15,8 +15,10 @@ from tokenizers import Tokenizer
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.memory_store import MemoryStore
 from specbatch.pipeline.ledger.migrate import open_store
+from specbatch.pipeline.policy.controls import Arm, Controls, Measured, Part
 from specbatch.pipeline.report_texts import make_pieces
 from specbatch.pipeline.reporting import make_report
+from specbatch.pipeline.requests import group_report
 from specbatch.schemas.audit import AuditRecord
 from specbatch.schemas.errors import JobNotFoundError, StoreError
 from specbatch.schemas.privacy import NOT_KEPT, PrivacyMode
@@ -61,7 +63,19 @@ def record(store: Store, index: int, rows: range, **values: Any) -> None:
     ticks = Ticks(prefill=TICKS_PER_SEC, verify=2 * TICKS_PER_SEC)
     store.advance(lease, Stage.RECORD, RESULTS, NO_TIME, Spent("s1", 10**9, ticks))
     done = [completion(row, **values) for row in rows]
-    store.commit_group(claim(store, index, Stage.RECORD).lease, done, NO_TIME, {})
+    report = group_report(done) | measured(drafting=10.0, controls=3).report()
+    store.commit_group(claim(store, index, Stage.RECORD).lease, done, NO_TIME, report)
+
+
+def measured(drafting: float, controls: int) -> Measured:
+    """Of a group on a device of $2.5 an hour: drafting steps of so many seconds, twice as quick as
+    at depth 0, and some control steps of a second and a bit."""
+    sums = Controls()
+    for i in range(controls):
+        sums.step(Arm.CONTROL, 15.0, 1.0, 0.0, {JOB: Part(1.0 + 0.1 * i, 8, 8)})
+    for _ in range(int(drafting)):
+        sums.step(Arm.DRAFTS, 15.0, 1.0, 0.2, {JOB: Part(1.0, 16, 8)})
+    return sums.take(JOB).priced(2_500_000)
 
 
 def whole_job(store: Store, groups: int = 3, **job: Any) -> None:
@@ -114,8 +128,7 @@ def test_money_is_that_of_the_cost_command(store: Store) -> None:
     from specbatch.pipeline.observe.units import usd
     from specbatch.pipeline.policy.job_costs import JobCost
 
-    of = (store.job_times(JOB), store.row_times(JOB), store.measured_groups(JOB))
-    total = JobCost(store.get_job(JOB), *of).sheet.total
+    total = JobCost(store.get_job(JOB), store.job_times(JOB), store.row_times(JOB)).sheet.total
     assert total.usd > 0
     assert f"with 36 tokens for {usd(total.usd)}" in report(store).text
 
@@ -171,13 +184,26 @@ def test_a_job_without_speculation_has_nothing_of_drafts(store: Store) -> None:
     assert "Batches and waiting" in sections(page)
 
 
-def test_a_job_of_one_row_has_no_interval(store: Store) -> None:
+def test_one_control_step_gives_no_interval(store: Store) -> None:
     ingest(store, groups=1, rows=1)
-    store.commit_group(verified(store, 0), [completion(0)], NO_TIME, {})
+    told = group_report([completion(0)]) | measured(drafting=2.0, controls=1).report()
+    store.commit_group(verified(store, 0), [completion(0)], NO_TIME, told)
     finish(store)
     page = report(store)
     assert "1 completion with 3 tokens" in page.text
-    assert "Only one group was measured, so there is no interval." in page.text
+    assert "There was only one control step, so there is no interval." in page.text
+
+
+def test_a_job_whose_drafts_no_control_step_stands_beside_is_not_said_to_save(
+    store: Store,
+) -> None:
+    ingest(store, groups=1, rows=1)
+    told = group_report([completion(0)]) | measured(drafting=2.0, controls=0).report()
+    store.commit_group(verified(store, 0), [completion(0)], NO_TIME, told)
+    finish(store)
+    page = report(store)
+    assert "no control step stands beside them" in page.text
+    assert "against depth 0" not in page.text
 
 
 def test_rows_without_a_result_are_told_by_reason(store: Store) -> None:

@@ -381,7 +381,30 @@ def test_a_forgotten_job_begins_anew() -> None:
             "sequences in a step: from 0.10 on they pay",
         ),
         (1.2, False, "with 8 sequences in a step no acceptance pays for what ngram's drafts cost"),
+        (
+            0.1,
+            False,
+            "ngram's drafts are accepted at 0.12 (of the last 57 looked at), which would pay if "
+            "there were enough of them for all 8 sequences",
+        ),
+        (
+            0.4,
+            True,
+            "ngram's drafts are accepted at 0.12 (of the last 57 looked at), and pay for those of "
+            "the 8 sequences in a step that do better",
+        ),
     ],
 )
 def test_a_verdict_is_a_sentence_with_its_figures(needed: float, pays: bool, sentence: str) -> None:
     assert verdict("ngram", 0.12, 57.0, needed, 8, pays) == sentence
+
+
+def test_a_proposer_that_pays_alone_is_told_who_is_better() -> None:
+    told = verdict("ngram", 0.73, 57.0, 0.17, 8, False, ("history", 0.94))
+    assert told == (
+        "ngram's drafts are accepted at 0.73 (of the last 57 looked at), which would pay alone "
+        "with 8 sequences in a step, but history's, accepted at 0.94, bring more, and both "
+        "together no more than these"
+    )
+    worse = verdict("ngram", 0.12, 57.0, 0.17, 8, False, ("history", 0.94))
+    assert "too little" in worse, "it would not pay alone either"

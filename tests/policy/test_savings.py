@@ -1,56 +1,227 @@
-"""Money saved against depth 0: the estimate, and an interval that holds as often as it says."""
+"""Money saved against depth 0: no bias where steps waver, and an interval as sure as it says."""
 
 from __future__ import annotations
 
-import random
+from dataclasses import replace
+from typing import Any
 
 import pytest
+from policy.sham import Noise, covered, lognormal, sham_job, slow, spells, wandering
 
-from specbatch.pipeline.policy.savings import savings, t95
+from specbatch.pipeline.policy.controls import NOTHING_MEASURED, Arm, Controls, Measured, Part
+from specbatch.pipeline.policy.savings import (
+    Savings,
+    at_depth_0,
+    drafted,
+    half_width,
+    pooled,
+    savings,
+    t95,
+)
+
+NOISES = {
+    "5 % slow": slow(0.05),
+    "30 % slow": slow(0.3),
+    "lognormal": lognormal(0.5),
+    "spells": spells,
+    "wandering": wandering,
+}
+DOLLAR = 3_600_000_000  # microusd an hour: a second is a dollar
 
 
-def test_nothing_measured_says_nothing() -> None:
-    assert savings([]) is None
+def measured(*steps: tuple[Arm, float, int], odds: float = 9.0, price: float = 1.0) -> Measured:
+    """Of steps of ten sequences: what they are, their seconds, and the tokens they decided."""
+    controls = Controls()
+    for arm, seconds, tokens in steps:
+        controls.step(arm, odds, price, 0.0, {"job": Part(seconds, tokens, 10)})
+    return controls.take("job").priced(DOLLAR)
 
 
-def test_one_group_has_no_interval() -> None:
-    found = savings([(2.0, 3.0)])
+def saved(of: Measured, **report: Any) -> Savings:
+    found = savings({"proposed": 1, "tokens": of.tokens} | report | of.report())
     assert found is not None
-    assert (found.usd, found.low_usd, found.high_usd, found.speedup) == (1.0, None, None, 1.5)
+    return found
 
 
-def test_groups_of_one_mind_leave_no_doubt() -> None:
-    found = savings([(2.0, 3.0), (4.0, 6.0), (1.0, 1.5)])
-    assert found is not None
-    assert (found.usd, found.low_usd, found.high_usd) == (3.5, 3.5, 3.5)
+# --- sham jobs ----------------------------------------------------------------------------------
+@pytest.mark.parametrize("noise", NOISES.values(), ids=NOISES)
+def test_of_200_sham_jobs_95_in_100_intervals_hold_nothing_saved(noise: Noise) -> None:
+    inside, half = covered(noise, jobs=200, steps=3000, every=5)
+    assert 0.92 <= inside / 200 <= 0.98
+    assert half <= 0.05
 
 
-def test_a_job_that_drafting_made_dearer_has_lost_money() -> None:
-    found = savings([(3.0, 2.0), (3.2, 2.1), (2.9, 2.2)])
-    assert found is not None
-    assert found.low_usd is not None
-    assert found.high_usd is not None
-    assert found.low_usd < found.usd < found.high_usd < 0
+@pytest.mark.parametrize("every", [lambda _: 8, lambda step: 4 + step // 100], ids=["even", "less"])
+def test_what_jobs_save_is_right_on_average_where_many_steps_are_slow(every: Any) -> None:
+    """The policy's own price is far below what steps take then, and so it must not be charged."""
+    truth = 1.0 + 0.4 * sum(1.0 - 1.0 / every(step) for step in range(2000)) / 2000
+    found = [sham_job(slow(0.3), seed, 2000, every, speedup=1.4) for seed in range(60)]
+    mean = sum(one.speedup for one in found if one is not None) / 60
+    assert mean == pytest.approx(truth, abs=0.02)
+
+
+# --- by hand ------------------------------------------------------------------------------------
+def test_a_job_for_which_nothing_was_drafted_saved_nothing_and_lost_nothing() -> None:
+    rested = measured((Arm.RESTS, 1.0, 10), (Arm.RESTS, 3.0, 10))
+    assert rested.plain_baseline == rested.plain_taken == 4.0
+    assert savings({"proposed": 0, "tokens": 20} | rested.report()) is None
+    assert not drafted({"proposed": 0, "tokens": 20})
+    assert drafted({}, proposed=3), "what the store says of a job of an earlier version"
+
+
+def test_what_rests_is_its_own_baseline() -> None:
+    found = saved(measured((Arm.RESTS, 1.0, 10), (Arm.RESTS, 3.0, 10)))
+    assert (found.usd, found.low_usd, found.high_usd, found.speedup) == (0.0, 0.0, 0.0, 1.0)
+
+
+def test_drafts_without_a_control_step_are_not_measured() -> None:
+    of = measured((Arm.DRAFTS, 1.0, 20), (Arm.RESTS, 1.0, 10))
+    assert savings({"proposed": 9, "tokens": 30} | of.report()) is None
+    assert savings({"proposed": 9, "tokens": 30}) is None
+
+
+def test_the_price_of_a_token_is_what_control_steps_took() -> None:
+    """Whatever the policy thought it was: that only says how sizes compare."""
+    steps = ((Arm.CONTROL, 2.0, 10), (Arm.DRAFTS, 3.0, 20), (Arm.DRAFTS, 3.0, 30))
+    for price in (0.1, 1.0, 7.0):
+        found = saved(measured(*steps, price=price))
+        assert found.usd == pytest.approx((2 + 3) * 2.0 - 6.0)
+        assert (found.low_usd, found.high_usd, found.controls) == (None, None, 1)
+        assert found.taken_usd == pytest.approx(8.0)
+        assert found.speedup == pytest.approx(12.0 / 8.0)
+
+
+def test_a_slow_control_step_counts_in_full() -> None:
+    fast, slow_one = (Arm.CONTROL, 1.0, 10), (Arm.CONTROL, 9.0, 10)
+    of = measured(*[fast] * 3, slow_one, *[(Arm.DRAFTS, 1.0, 10)] * 36)
+    assert at_depth_0(of) == pytest.approx(12.0 + 36 * 3.0)
+
+
+def test_rare_controls_stand_for_more_steps() -> None:
+    controls = Controls()
+    for odds, seconds in ((3.0, 1.0), (12.0, 2.0)):
+        controls.step(Arm.CONTROL, odds, 1.0, 0.0, {"job": Part(seconds, 10, 10)})
+        for _ in range(int(odds)):
+            controls.step(Arm.DRAFTS, odds, 1.0, 0.0, {"job": Part(seconds, 10, 10)})
+    of = controls.take("job")
+    assert at_depth_0(of) - of.plain_taken == pytest.approx(3 * 1.0 + 12 * 2.0)
 
 
 def test_the_interval_is_that_of_the_ratio_estimator() -> None:
-    """By hand: R = 9/6, departures 0.5 and -0.5, t of one degree."""
-    found = savings([(2.0, 3.5), (4.0, 5.5)])
+    """By hand: level 2, departures ±1 times odds of 9, two steps to price, t of one degree."""
+    steps = ((Arm.CONTROL, 1.0, 10), (Arm.CONTROL, 3.0, 10))
+    of = measured(*steps, (Arm.DRAFTS, 1.0, 10), (Arm.DRAFTS, 1.0, 10))
+    departed = 2 * 2 * 9.0**2  # n / (n - 1) times their squares
+    variance = departed * (2.0 / 18.0) ** 2 + departed * 2.0 / (2 * 9.0**2)
+    assert half_width(of) == pytest.approx(12.706 * variance**0.5)
+    found = saved(of)
+    assert found.high_usd is not None
+    assert found.high_usd - found.usd == pytest.approx(12.706 * variance**0.5)
+
+
+def test_of_what_was_drafted_ahead_measured_steps_bear_their_tokens_part() -> None:
+    of = measured((Arm.CONTROL, 1.0, 10), (Arm.DRAFTS, 1.0, 40))
+    without = saved(of, tokens=200)
+    found = saved(of, tokens=200, ahead_taken=8.0, ahead_usd=8.0)
+    assert without.usd - found.usd == pytest.approx(8.0 * 50 / 200)
+    assert found.taken_usd - without.taken_usd == pytest.approx(8.0 * 50 / 200)
+
+
+def test_what_was_drafted_ahead_for_nothing_is_lost() -> None:
+    """Drafts did not pay, so none was verified; but they had been written."""
+    rested = measured((Arm.RESTS, 4.0, 40))
+    report = {"proposed": 0, "tokens": 80, "ahead_taken": 2.0, "ahead_usd": 2.0}
+    found = savings(report | rested.report())
     assert found is not None
-    assert found.high_usd == pytest.approx(3.0 + 12.706 * (2 / 1 * 0.5) ** 0.5)
+    assert found.usd == pytest.approx(-1.0)
+    assert found.high_usd == pytest.approx(-1.0), "there is nothing to doubt"
 
 
-@pytest.mark.parametrize("groups", [5, 40])
-def test_the_interval_holds_about_95_times_in_100(groups: int) -> None:
-    draw, true_ratio, held = random.Random(groups), 1.3, 0
-    for _ in range(1000):
-        taken = [draw.uniform(0.5, 2.0) for _ in range(groups)]
-        found = savings([(t, t * true_ratio + draw.gauss(0.0, 0.2)) for t in taken])
-        assert found is not None
-        assert found.low_usd is not None
-        assert found.high_usd is not None
-        held += found.low_usd <= (true_ratio - 1) * sum(taken) <= found.high_usd
-    assert 930 <= held <= 975
+def test_what_was_drafted_in_shadow_is_lost() -> None:
+    controls = Controls()
+    controls.step(Arm.RESTS, 0.0, 1.0, 0.25, {"job": Part(4.0, 10, 10)})
+    of = controls.take("job").priced(DOLLAR)
+    found = savings({"proposed": 0, "shadow_proposed": 5, "tokens": 10} | of.report())
+    assert found is not None
+    assert found.usd == pytest.approx(-1.0)
+
+
+def test_a_device_without_a_price_saves_time_and_no_money() -> None:
+    steps = [(Arm.CONTROL, 2.0, 10), (Arm.CONTROL, 2.0, 10), (Arm.DRAFTS, 2.0, 20)]
+    controls = Controls()
+    for arm, seconds, tokens in steps:
+        controls.step(arm, 9.0, 1.0, 0.0, {"job": Part(seconds, tokens, 10)})
+    found = saved(controls.take("job").priced(0))
+    assert (found.usd, found.taken_usd, found.high_usd) == (0.0, 0.0, 0.0)
+    assert found.speedup == pytest.approx(8.0 / 6.0)
+
+
+# --- sums ---------------------------------------------------------------------------------------
+def test_sums_add_up_and_go_through_a_report() -> None:
+    steps = [(Arm.CONTROL, 1.5, 10), (Arm.DRAFTS, 1.0, 20), (Arm.RESTS, 2.0, 10)] * 3
+    parts = [measured(*steps[:2]), measured(*steps[2:7]), measured(*steps[7:])]
+    whole = sum(parts, NOTHING_MEASURED)
+    assert whole == pytest.approx(measured(*steps))
+    assert Measured.of_report(whole.report()) == whole
+    assert NOTHING_MEASURED.report() == {}
+    assert Measured.of_report({"compute_sec": 1.0}) == NOTHING_MEASURED
+
+
+def test_devices_count_by_what_they_cost() -> None:
+    """A second of the dear one is worth three of the cheap one, in sums and in their squares."""
+    of = measured((Arm.CONTROL, 1.0, 10), (Arm.CONTROL, 2.0, 10))
+    cheap, dear = of.priced(1_000_000), of.priced(3_000_000)
+    assert dear.control_taken == pytest.approx(3 * cheap.control_taken)
+    assert dear.control_products == pytest.approx(9 * cheap.control_products)
+    assert dear.control_steps == cheap.control_steps == 2
+    assert dear.usd == pytest.approx(3 * cheap.usd)
+    assert cheap.usd == pytest.approx(cheap.taken) == pytest.approx(of.taken / 3600)
+
+
+def test_each_job_of_a_step_has_its_part() -> None:
+    controls = Controls()
+    parts = {"a": Part(3.0, 30, 10), "b": Part(1.0, 30, 30)}
+    controls.step(Arm.CONTROL, 9.0, 4.0, 0.0, parts)
+    controls.step(Arm.DRAFTS, 9.0, 4.0, 0.0, parts)
+    a, b = controls.take("a"), controls.take("b")
+    assert (a.control_taken, a.control_price) == (27.0, 9.0)
+    assert (b.control_taken, b.control_price) == (9.0, 27.0)
+    assert (a.drafting_price, b.drafting_price) == (3.0, 3.0)
+    assert controls.take("a") == NOTHING_MEASURED, "it was taken"
+
+
+def test_the_level_follows_the_machine() -> None:
+    controls = Controls()
+    assert controls.level == 1.0
+    for seconds in (2.0, 3.0):
+        for _ in range(5000):
+            controls.step(Arm.CONTROL, 9.0, 1.0, 0.0, {"job": Part(seconds, 10, 10)})
+    assert controls.level == pytest.approx(3.0, rel=0.02)
+
+
+# --- jobs together ------------------------------------------------------------------------------
+ONE = Savings(2.0, 1.0, 3.0, 10.0, 1.2, 5)
+
+
+def test_jobs_one_after_the_other_err_independently() -> None:
+    found = pooled([(ONE, (0.0, 1.0)), (ONE, (1.0, 2.0))])
+    assert found is not None
+    assert (found.usd, found.taken_usd, found.controls) == (4.0, 20.0, 10)
+    assert found.speedup == pytest.approx(1.2)
+    assert found.high_usd == pytest.approx(4.0 + 2**0.5)
+
+
+def test_jobs_at_the_same_time_share_control_steps_and_their_error() -> None:
+    found = pooled([(ONE, (0.0, 5.0)), (ONE, (4.0, 9.0)), (ONE, (9.0, 10.0))])
+    assert found is not None
+    assert found.low_usd == pytest.approx(6.0 - 5**0.5)
+
+
+def test_one_job_without_an_interval_leaves_none_to_the_others() -> None:
+    found = pooled([(ONE, (0.0, 1.0)), (replace(ONE, low_usd=None, high_usd=None), (1.0, 2.0))])
+    assert found is not None
+    assert (found.usd, found.low_usd, found.high_usd) == (4.0, None, None)
+    assert pooled([]) is None
 
 
 @pytest.mark.parametrize(
