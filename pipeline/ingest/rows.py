@@ -82,10 +82,10 @@ class RowChecker:
         check_vocabulary(spec.sampling, vocab_size)
 
     def remember(self, earlier_ids: Iterable[list[Any]]) -> int:
-        """Learn the ids of rows read before a resume, from row 0 on; how many rows these are."""
+        """Learn the ids of rows read before a resume; how many rows these are."""
         row = 0
         for batch in earlier_ids:
-            self._ids.add([_row_id(value, row + i) for i, value in enumerate(batch)])
+            self._ids.add([_row_id(value, row) for value in batch if not _is_absent(value)])
             row += len(batch)
         return row
 
@@ -166,11 +166,11 @@ class RowChecker:
 
     # 2) ids must be new, whatever else is wrong with the row
     def _mark_duplicates(self, drafts: list[_Draft], batch: RawBatch, first_row: int) -> None:
-        ids = [
-            NO_ID if raw.is_nameless else _row_id(raw.id, first_row + i)
-            for i, raw in enumerate(batch.rows)
-        ]
-        for draft, row_id, seen in zip(drafts, ids, self._ids.add(ids), strict=True):
+        # A row without an id is named by its number, which no other row can have: it is no id.
+        named = [i for i, raw in enumerate(batch.rows) if not _is_absent(raw.id)]
+        ids = [_row_id(batch.rows[i].id, first_row + i) for i in named]
+        for i, row_id, seen in zip(named, ids, self._ids.add(ids), strict=True):
+            draft = drafts[i]
             if seen and draft.problem is None:
                 draft.problem = ("duplicate_id", f"an earlier row has the id {row_id!r:.100}")
                 draft.text = None
@@ -212,9 +212,14 @@ class RowChecker:
         return None
 
 
+def _is_absent(value: Any) -> bool:
+    """Whether this says that the row has no id of its own."""
+    return value is None or value == "" or value == NO_ID
+
+
 def _row_id(value: Any, row_index: int) -> str:
     """The row's id as text; the row's number when it has none."""
-    if value is None or value == "":
+    if _is_absent(value):
         return str(row_index)
     if isinstance(value, bytes):
         return value.decode(errors="replace")
