@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import IO
 
 _KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "LD_LIBRARY_PATH", "TZ")
@@ -35,7 +36,8 @@ class LimitedProcess:
             env={name: os.environ[name] for name in _KEPT if name in os.environ} | _QUIET,
             start_new_session=True,  # a terminal's Ctrl-C is ours alone
         )
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._in: IO[bytes] = self._process.stdin
         self._out: IO[bytes] = self._process.stdout
 
@@ -91,8 +93,7 @@ class LimitedProcess:
 # --- in the child -------------------------------------------------------------------------------
 def limit_memory(more_bytes: int) -> None:
     """From now on this process may have so many bytes more of addresses, and leaves no core."""
-    with open("/proc/self/statm", encoding="ascii") as file:
-        now = int(file.read().split()[0]) * resource.getpagesize()
+    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     for kind, most in ((resource.RLIMIT_AS, now + more_bytes), (resource.RLIMIT_CORE, 0)):
         _, hard = resource.getrlimit(kind)
         resource.setrlimit(kind, (most if hard < 0 else min(most, hard), hard))

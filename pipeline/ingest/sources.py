@@ -32,6 +32,7 @@ Format = Literal["parquet", "jsonl", "openai"]
 
 ROWS_PER_BATCH = 4096
 BYTES_PER_BATCH = 8 << 20  # of input, roughly
+MAX_ROW_BYTES = 16 << 20  # of a line, or of a cell: more than fits any context
 NO_ID = "\0"  # stands for the id of a row that could not be read: no good row may have it
 
 
