@@ -63,7 +63,7 @@ class TextCodec:
     def encode_batch(self, texts: Sequence[str], special: bool = True) -> list[list[int]]:
         """Token ids of each text; memory is bounded by the text, not by the batch."""
         result: list[list[int]] = []
-        for part in _portions(texts):
+        for part in portions(texts):
             if self._backend is not None:
                 made = self._backend.encode_batch_fast(part, add_special_tokens=special)
                 result.extend(item.ids for item in made)
@@ -117,7 +117,7 @@ class TextCodec:
         return self._digest
 
 
-def _portions(texts: Sequence[str]) -> list[list[str]]:
+def portions(texts: Sequence[str]) -> list[list[str]]:
     """Runs of texts of about `_CHARS_PER_CALL` characters."""
     portions: list[list[str]] = [[]]
     size = 0

@@ -23,6 +23,7 @@ from specbatch.pipeline.ingest.sources import (
     BYTES_PER_BATCH,
     MAX_ROW_BYTES,
     NO_ID,
+    READER_BYTES,
     ROWS_PER_BATCH,
     Format,
     PromptKind,
@@ -35,7 +36,6 @@ from specbatch.schemas.errors import InputError, ObjectError
 from specbatch.schemas.records import SourcePosition
 from specbatch.schemas.spec import InputSpec
 
-READER_BYTES = 768 << 20  # that decoding may take
 MOST_UNREADABLE = 100_000  # rows of a row group that are quarantined for it
 _FEWER = 16  # times, where rows are beyond a limit
 _ACCEPTED = {
@@ -357,7 +357,7 @@ def _is_sampling(kind: pa.DataType) -> bool:
 
 @contextmanager
 def _damage_named(what: str) -> Iterator[None]:
-    """Name the place when the reader or the store cannot read on; errors of our own pass through."""
+    """Name the place where the reader or the store fails; errors of our own pass through."""
     try:
         yield
     except (DamagedError, OSError) as error:
