@@ -31,7 +31,7 @@ from typing import Any
 
 import orjson
 
-from specbatch.pipeline.ingest.codec import ChatError, TextCodec, portions
+from specbatch.pipeline.ingest.codec import TextCodec, portions
 from specbatch.pipeline.ingest.idset import IdSet
 from specbatch.pipeline.ingest.overrides import (
     ParameterError,
@@ -41,6 +41,7 @@ from specbatch.pipeline.ingest.overrides import (
     read_seed,
 )
 from specbatch.pipeline.ingest.sources import NO_ID, RawBatch, RawRow
+from specbatch.pipeline.ingest.templates import ChatError
 from specbatch.schemas.records import PromptRow, RejectedRow
 from specbatch.schemas.seeds import derive_seed
 from specbatch.schemas.spec import JobSpec

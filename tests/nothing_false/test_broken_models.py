@@ -187,29 +187,33 @@ def test_no_worker_begins_with_it(model: Path, redis_url: str) -> None:
 
 
 def test_one_that_breaks_under_a_worker_ends_it_and_no_row(model: Path, redis_url: str) -> None:
-    """The folder was good when the worker began: its first group gives the file a second look."""
+    """The folder was good when the worker began: the file has a second look before it is loaded."""
     migrated(model.parent / "specbatch-data" / "specbatch.db")
     environment = {
         "SPECBATCH_WORKSPACE": str(model.parent / "specbatch-data"),
         "SPECBATCH_BROKER_URL": redis_url,
     }
-    with worker("all", "--verifier", str(model), environment=environment, cwd=model.parent) as one:
-        wait_until("the worker listens", lambda: "worker for" in one.text() or one.process.poll())
+    store = make_store(Settings(workspace=environment["SPECBATCH_WORKSPACE"]))
+    place: dict[str, Any] = {"environment": environment, "cwd": model.parent}
+    with worker("verify", "--verifier", str(model), **place) as one, worker("ingest", **place):
+        wait_until("it listens", lambda: "ready" in one.text(), [one])
+        one.freeze()
+        flags = ("--max-tokens", "4", "--verifier", str(model), "--group-size", "4")
         given = forks.run(
-            "specbatch", "submit-job", "--input", "prompts.jsonl", "--output", "out", "--json",
-            "--max-tokens", "4", "--verifier", str(model), "--group-size", "4",
-            environment=environment, cwd=model.parent, timeout=WAIT_SEC,
-        )  # fmt: skip
-        # Whether the job came before or after this, it is this file that the engine is to load.
-        os.truncate(model / WEIGHTS, 1000)
+            *("submit-job", "--input", "prompts.jsonl", "--output", "out", *flags),
+            **place,
+            timeout=WAIT_SEC,
+        )
         assert given.returncode == 0, given.stderr
+        (job,) = store.list_jobs()
+        wait_until("the input is read", lambda: store.progress(job.job_id).ingest_done)
+        os.truncate(model / WEIGHTS, 1000)
+        one.thaw()
         assert one.process.wait(WAIT_SEC) == 2, one.text()
     assert "Traceback" not in one.text()
     assert "is cut short or no safetensors file (1000 bytes)" in one.text()
-    store = make_store(Settings(workspace=str(model.parent / "specbatch-data")))
-    (job,) = store.list_jobs()
     counts = store.progress(job.job_id)
-    assert counts.rows_failed == 0, "no row is at fault"
+    assert (counts.rows_failed, counts.groups_total, counts.groups_done) == (0, 3, 0)
     store.close()
 
 
