@@ -176,7 +176,8 @@ def _pieces(batch: pa.RecordBatch, cap: int) -> Iterator[tuple[bytes, memoryview
     while first < batch.num_rows:
         parts = [column.slice(first) for column in columns]
         cost = np.cumsum(sum(_cost(part) for part in parts))
-        count = max(1, int(np.searchsorted(cost, PIECE_BYTES, side="right")))
+        # Whatever the first row takes: the others may be the same text.
+        count = max(1, int(np.searchsorted(cost - cost[0], PIECE_BYTES, side="right")))
         count = min(count, batch.num_rows - first)
         piece = [_compact(part.slice(0, count)) for part in parts]
         mine = {row - first: long[row] for row in long if first <= row < first + count}
