@@ -35,9 +35,7 @@ def model(tiny_pair: TinyPair, tmp_path: Path) -> Path:
 def run(folder: Path, *arguments: object) -> Any:
     """A command to its end; it may not take longer than `WAIT_SEC`."""
     environment = {"SPECBATCH_WORKSPACE": str(folder / "specbatch-data")}
-    return forks.run(
-        *map(str, arguments), environment=environment, cwd=folder, timeout=WAIT_SEC
-    )
+    return forks.run(*map(str, arguments), environment=environment, cwd=folder, timeout=WAIT_SEC)
 
 
 def submit(folder: Path, *more: object) -> Any:
@@ -259,4 +257,4 @@ def test_a_chat_that_a_template_does_not_end_with_is_one_bad_row(model: Path) ->
     done = submit(model.parent, "--json")
     assert done.returncode in (0, 3, 5), done.stderr
     counts = json.loads(done.stdout.strip().splitlines()[-1])
-    assert (counts["rows"], counts["rows_failed"]) == (2, 1) or counts["rows_failed"] == 1
+    assert counts["rows_failed"] == 1

@@ -160,7 +160,10 @@ def run(folder: Path, *flags: object) -> tuple[int, str, str, float]:
     with forks.open_memory() as out, forks.open_memory() as err:
         process = forks.fork(
             *map(str, command),
-            environment={"SPECBATCH_WORKSPACE": str(folder / "data"), "SPECBATCH_KV_CACHE_MIB": "64"},
+            environment={
+                "SPECBATCH_WORKSPACE": str(folder / "data"),
+                "SPECBATCH_KV_CACHE_MIB": "64",
+            },
             cwd=folder,
             stdout=out,
             stderr=err,
