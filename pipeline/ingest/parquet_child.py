@@ -1,8 +1,8 @@
 """Decodes Parquet for `parquet_reader.py`, in a process whose memory and time are limited.
 
 A file of a few kilobytes can decode to gigabytes, and a damaged one can crash the library that
-reads it. The file itself stays with who asked: its bytes are asked for, so this process needs neither
-names nor credentials. Answers are frames: a letter, a length, the payload.
+reads it. The file itself stays with who asked: its bytes are asked for, so this process needs
+neither names nor credentials. Answers are frames: a letter, a length, the payload.
 
     ?  offset and length of bytes that are wanted; the answer is their number and they
     J  JSON: what the footer says          S  the schema

@@ -148,7 +148,7 @@ def spoiled_weights(data: bytes, draw: random.Random) -> bytes:
             told = json.loads(head)
             entry = told[draw.choice(sorted(told))]
             key = draw.choice(sorted(entry))
-            entry[key] = draw.choice((*STRANGE, [2 ** 40, 4], [0, 4], "F8_E4M3", "I64", "BF16"))
+            entry[key] = draw.choice((*STRANGE, [2**40, 4], [0, 4], "F8_E4M3", "I64", "BF16"))
             text = json.dumps(told).encode()
             return struct.pack("<Q", len(text)) + text + rest
 
