@@ -276,6 +276,7 @@ def make_worker(
         timing=timekeeper,
         privacy=privacy,
         tracing=tracing,
+        reader_bytes=settings.ingest_memory_mib << 20,
     )
     return Worker(
         tracing=tracing,

@@ -18,6 +18,7 @@ from specbatch.pipeline.ringing import Ringing
 from specbatch.schemas.errors import (
     DeviceLostError,
     FencedError,
+    NoEngineError,
     ObjectError,
     RequestCancelledError,
     SpecbatchError,
@@ -83,7 +84,8 @@ class Guarding(Ringing):
         except SpecbatchError as error:
             words = self._words(lease, error)
             log.warning("job %s group %s: %s", lease.job_id, lease.group_index, words)
-            damaged = isinstance(error, ObjectError)  # a file, or the storage: no row's fault
+            # A file, the storage, or what an engine is made of: no row's fault.
+            damaged = isinstance(error, ObjectError | NoEngineError)
             released = self._store.release(lease, words, whole=damaged)
             self._ring_again(lease, released.cut_off)
         except Exception as error:

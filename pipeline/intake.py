@@ -25,7 +25,7 @@ from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ingest.outputs import OutputWriter
 from specbatch.pipeline.ingest.planner import PlannedGroup, plan
 from specbatch.pipeline.ingest.rows import RowChecker
-from specbatch.pipeline.ingest.sources import open_source
+from specbatch.pipeline.ingest.sources import READER_BYTES, open_source
 from specbatch.pipeline.leases import Held
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.planned_groups import MOST_TOGETHER, WRITERS, in_batches, write_groups
@@ -60,7 +60,9 @@ class Intake:
         models: Callable[[str], ModelFolder],
         max_open_groups: int,
         privacy: Privacy = NOBODY_PRIVATE,
+        reader_bytes: int = READER_BYTES,
     ) -> None:
+        self._reader_bytes = reader_bytes
         self._privacy = privacy
         self._store = store
         self._objects = objects
@@ -107,7 +109,7 @@ class Intake:
         self._privacy.check(job)
         verifier, proposer = check_models(self._models, spec)
         OutputWriter(self._objects, spec.output.uri, job.job_id).claim()
-        source = open_source(spec.input, self._objects)
+        source = open_source(spec.input, self._objects, self._reader_bytes)
         source.check()
         self._drafting.prepare(work.lease, job, spec, vocabulary_digest(verifier))
         codec = self._codec(str(verifier.path))

@@ -15,7 +15,7 @@ from specbatch.pipeline.ingest.objects import FIRST_LOOK_SEC, Objects
 from specbatch.pipeline.ingest.outputs import OutputWriter
 from specbatch.pipeline.ingest.planner import PlannedGroup, plan
 from specbatch.pipeline.ingest.rows import RowChecker
-from specbatch.pipeline.ingest.sources import Source, open_source
+from specbatch.pipeline.ingest.sources import READER_BYTES, Source, open_source
 from specbatch.schemas.errors import InputError, ObjectError
 from specbatch.schemas.spec import JobSpec
 
@@ -39,6 +39,7 @@ def check_job(
     spec: JobSpec,
     s3_endpoint_url: str | None = None,
     is_mine: Callable[[str], bool] = lambda _: False,
+    reader_bytes: int = READER_BYTES,
 ) -> Checked:
     """Raise a `UsageError` naming what is wrong with the models, the input or the output.
 
@@ -53,7 +54,7 @@ def check_job(
         check_weights(spec.engine.proposer_weights)
     codec = TextCodec.load(str(verifier.path))
     try:
-        source = open_source(spec.input, objects)
+        source = open_source(spec.input, objects, reader_bytes)
         source.check()
     except ObjectError as error:
         raise InputError(str(error)) from None

@@ -33,6 +33,7 @@ from specbatch.pipeline.ingest.codec import TextCodec
 from specbatch.pipeline.ingest.confined import put_own, read_own
 from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ingest.rows import RowChecker
+from specbatch.pipeline.ingest.sources import READER_BYTES
 from specbatch.pipeline.intake import Intake
 from specbatch.pipeline.keeping import finished_records, rows_left
 from specbatch.pipeline.known_jobs import KnownJobs
@@ -114,6 +115,7 @@ class Stages(Guarding):
         timing: Timing | None = None,
         privacy: Privacy = NOBODY_PRIVATE,
         tracing: Tracing = UNTRACED,
+        reader_bytes: int = READER_BYTES,
     ) -> None:
         """`max_open_groups`: of a job, before its input is read on. `timing` is told what engines
         are used for, `tracing` how it went."""
@@ -134,9 +136,8 @@ class Stages(Guarding):
         self._refills = refills
         self._timing = timing or Untimed()
         self._publisher = Publisher(store, objects, self._decode, self._checker, max_attempts)
-        self._intake = Intake(
-            store, objects, ring, self._drafting, codec, models, max_open_groups, privacy
-        )
+        reading = (max_open_groups, privacy, reader_bytes)
+        self._intake = Intake(store, objects, ring, self._drafting, codec, models, *reading)
 
     def run(self, stage: Stage, job_id: str, group_index: int | None) -> None:
         """Do what a bell asks for, if it is still to be done."""

@@ -5,6 +5,7 @@
     │   ├── SpecError            a field of the job spec is wrong
     │   ├── InputError           an input file or column is missing or unreadable
     │   ├── ModelError           a model folder cannot be served
+    │   │   └── BrokenModelError    its files cannot be loaded: the worker ends
     │   ├── OutputError          the output location holds another job, or is not writable
     │   ├── IdempotencyError     same key, different spec
     │   └── MissingExtraError    a part of the install is needed and absent
@@ -18,7 +19,9 @@
     └── EngineError              the engine cannot go on
         ├── ShapeError           arguments of a kernel do not fit together
         ├── OutOfBlocksError     a sequence cannot fit the KV cache
+        ├── NoEngineError        an engine could not be made, which may pass
         ├── DeviceLostError      the device is gone: the worker ends          exit 7
+        │   └── ModelLostError   its model cannot be loaded: the worker ends  exit 2
         └── RequestCancelledError  the job was cancelled or the engine stopped
 
 The message is one sentence that names the thing and the remedy. Commands print it alone, without
@@ -54,6 +57,12 @@ class InputError(UsageError):
 
 class ModelError(UsageError):
     """A model cannot be served; the message names the folder and the reason."""
+
+
+class BrokenModelError(ModelError):
+    """The files of a model here cannot be loaded, for whatever job. The worker gives its work back
+    and ends: no row is at fault, and another worker may have a good copy.
+    """
 
 
 class OutputError(UsageError):
@@ -130,6 +139,10 @@ class OutOfBlocksError(EngineError):
     """A sequence needs more KV blocks than the cache has."""
 
 
+class NoEngineError(EngineError):
+    """An engine could not be made: memory or the storage failed. No row is at fault."""
+
+
 class DeviceLostError(EngineError):
     """This process can compute no more; another one can. The worker gives its work back and ends.
 
@@ -142,6 +155,12 @@ class DeviceLostError(EngineError):
     def __init__(self, message: str, *, blameless: bool = True) -> None:
         super().__init__(message)
         self.blameless = blameless
+
+
+class ModelLostError(DeviceLostError):
+    """The files of this worker's model cannot be loaded. Started anew, it would end alike."""
+
+    exit_code = 2
 
 
 class StepHungError(DeviceLostError):

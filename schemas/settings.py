@@ -117,6 +117,11 @@ class Settings(BaseSettings):
     max_open_groups: int = Field(
         default=512, ge=1, description="groups of a job that wait before its input is read on"
     )
+    ingest_memory_mib: int = Field(
+        default=768,
+        ge=64,
+        description="memory that decoding an input may take; rows beyond it are quarantined",
+    )
     actor: str = Field(
         default="", description="whom the audit log names for what this user does; empty: user@host"
     )

@@ -15,7 +15,13 @@ from specbatch.jobs.cli.outcome import finish
 from specbatch.pipeline.bootstrap import make_client
 from specbatch.pipeline.client import Client
 from specbatch.pipeline.observe.progress import EngineCounts, progress_view
-from specbatch.schemas.errors import EngineError, UsageError, WaitTimeoutError
+from specbatch.schemas.errors import (
+    BrokenModelError,
+    EngineError,
+    ModelLostError,
+    UsageError,
+    WaitTimeoutError,
+)
 from specbatch.schemas.records import JobRow
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec
@@ -118,6 +124,7 @@ def _follow(
             for progress in c.follow(job.job_id, EVERY_SEC, timeout_sec):
                 show(progress, engine_counts(worker))
                 if not is_alive(app) and not progress.state.is_final:
+                    _check_model(worker, job)
                     raise EngineError(
                         f"the worker in this process died, so job {job.job_id} cannot go on; its "
                         f"log is above. Try `{retry_command(job)}`"
@@ -125,6 +132,19 @@ def _follow(
     except KeyboardInterrupt:
         remark("stopping after the current step ...")
         raise
+
+
+def _check_model(worker: Worker, job: JobRow) -> None:
+    """Raise `BrokenModelError` where the worker ended for its model."""
+    for host in worker.engines:
+        try:
+            host.check()
+        except ModelLostError as error:
+            raise BrokenModelError(
+                f"{error}; job {job.job_id} is kept: then go on with `{retry_command(job)}`"
+            ) from None
+        except EngineError:
+            continue
 
 
 def engine_counts(worker: Worker) -> EngineCounts:

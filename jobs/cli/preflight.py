@@ -36,4 +36,5 @@ def check_job(
         except JobNotFoundError:
             return False
 
-    return preflight.check_job(spec, settings.s3_endpoint_url, is_mine)
+    memory = settings.ingest_memory_mib << 20
+    return preflight.check_job(spec, settings.s3_endpoint_url, is_mine, memory)

@@ -16,15 +16,15 @@ from transformers.utils import logging as transformers_logging
 from specbatch.kernels.decoder.contract import DecoderShape, DecoderWeights
 from specbatch.kernels.paged_attention.contract import RaggedBatch
 from specbatch.pipeline.engine.device import native_level
-from specbatch.pipeline.engine.faults import engine_error, may_pass
+from specbatch.pipeline.engine.faults import engine_error, first_line, may_pass
 from specbatch.pipeline.engine.kernel_choice import Attention, Kernels, choose_kernels
-from specbatch.pipeline.engine.model_folder import ModelFolder
+from specbatch.pipeline.engine.model_folder import ModelFolder, check_again
 from specbatch.pipeline.engine.native_model import NotNativeError, lower
 from specbatch.pipeline.engine.quantised import check_weights, quantise
 from specbatch.pipeline.engine.row_tiles import RowTiles
 from specbatch.pipeline.engine.sharding import check_shareable, shared_among
 from specbatch.pipeline.engine.tiled_modules import tile_rows
-from specbatch.schemas.errors import ModelError
+from specbatch.schemas.errors import BrokenModelError, ModelError, SpecbatchError
 from specbatch.schemas.spec import Weights
 
 log = logging.getLogger(__name__)
@@ -73,10 +73,35 @@ def load_model(
 
     The choice and its reason are logged. `compiled` is for `fast` models with Triton's kernels, and
     passes the others by. So many ranks as `tensor_parallel` call this together and share the model.
-    Raises `ModelError` when transformers cannot load it or it cannot be had as asked,
+    Raises `BrokenModelError` when its files cannot be loaded, `ModelError` when it cannot be had
+    as asked,
     `MissingExtraError` when a package lacks, and `EngineError` when it may be loaded later: memory,
     the storage or the device failed.
     """
+    asked = (dtype, exactness, device, native, kernels, weights, compiled, tensor_parallel)
+    try:
+        return _load(folder, *asked)
+    except SpecbatchError:
+        raise
+    except Exception as error:  # transformers and safetensors raise many kinds
+        if may_pass(error):
+            raise engine_error(error, f"loading model `{folder.ref}`") from error
+        raise BrokenModelError(
+            f"model `{folder.ref}` cannot be loaded ({first_line(error)}): copy or save it anew"
+        ) from error
+
+
+def _load(
+    folder: ModelFolder,
+    dtype: str,
+    exactness: str,
+    device: str,
+    native: bool,
+    kernels: Literal["auto", "torch", "triton"],
+    weights: Weights,
+    compiled: bool,
+    tensor_parallel: int,
+) -> LoadedModel:
     if tensor_parallel > 1:
         check_shareable(folder, tensor_parallel, exactness, weights)
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -90,20 +115,22 @@ def load_model(
     chosen = choose_dtype(dtype, torch.device(device))
     AttentionInterface.register(ATTENTION_NAME, _attention)
     transformers_logging.disable_progress_bar()  # in the middle of a log, or beside ours
-    try:
-        with _loading:
-            module = AutoModelForCausalLM.from_pretrained(
-                str(folder.path),
-                dtype=chosen,
-                attn_implementation=ATTENTION_NAME,
-                use_safetensors=True,
-                trust_remote_code=False,
-                **shared_among(tensor_parallel),
-            )
-    except (OSError, ValueError, RuntimeError, KeyError, MemoryError) as error:
-        if may_pass(error):
-            raise engine_error(error, f"loading model `{folder.ref}`") from error
-        raise ModelError(f"model `{folder.ref}` cannot be loaded: {error}") from error
+    check_again(folder)
+    with _loading:
+        module, read = AutoModelForCausalLM.from_pretrained(
+            str(folder.path),
+            dtype=chosen,
+            attn_implementation=ATTENTION_NAME,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            **shared_among(tensor_parallel),
+        )
+    if missing := sorted(read["missing_keys"]):  # they would be drawn at random
+        raise BrokenModelError(
+            f"the weights of model `{folder.ref}` lack {missing[0]} and {len(missing) - 1} more "
+            "tensors: copy or save the model anew"
+        )
     module = module.to(device).eval().requires_grad_(False)
     quantise(module, weights)
     plain = device == "cpu" and by == "torch" and weights == "as-is" and tensor_parallel == 1

@@ -7,9 +7,11 @@ index could name either.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from specbatch.pipeline.engine.model_check import check_regular
 from specbatch.schemas.errors import ModelError
 
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
@@ -20,6 +22,7 @@ _ADAPTER = "adapter_config.json"
 def check_files(ref: str, folder: Path) -> list[Path]:
     """The weight files, sorted by name. Raises `ModelError` with one sentence."""
     _check_links(ref, folder)
+    check_regular(ref, folder)
     if (folder / _ADAPTER).exists():  # it would lead to the weights of some other repository
         raise ModelError(
             f"model `{ref}` is an adapter ({_ADAPTER}): merge it into its base model and save that"
@@ -42,17 +45,23 @@ def _check_links(ref: str, folder: Path) -> None:
         target = path.resolve()
         if not any(target.is_relative_to(root) for root in allowed):
             raise ModelError(
-                f"model `{ref}` has the file {path.name}, which is a link out of its folder: "
-                "copy what it points to into the folder"
+                f"model `{ref}` has the file {path.relative_to(folder)}, which is a link out of "
+                "its folder: copy what it points to into the folder"
             )
 
 
 def _links(folder: Path) -> Iterable[Path]:
-    try:
-        return [path for path in sorted(folder.iterdir()) if path.is_symlink()]
-    except OSError as error:
+    """All links of the folder and of what is below it. A folder that is a link is not entered."""
+    found: list[Path] = []
+
+    def refuse(error: OSError) -> None:
         reason = (error.strerror or type(error).__name__).lower()
-        raise ModelError(f"model folder `{folder}` cannot be read: {reason}") from None
+        raise ModelError(f"model folder `{folder}` cannot be read: {reason}")
+
+    for root, folders, files in os.walk(folder, onerror=refuse):
+        folders.sort()
+        found += [p for name in (*folders, *sorted(files)) if (p := Path(root, name)).is_symlink()]
+    return found
 
 
 def _check_index(ref: str, folder: Path, there: set[str]) -> None:
@@ -62,7 +71,7 @@ def _check_index(ref: str, folder: Path, there: set[str]) -> None:
         return
     try:
         named = set(json.loads(path.read_text())["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
         raise ModelError(
             f"{_INDEX} of model `{ref}` cannot be read ({type(error).__name__}): save it anew"
         ) from None

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specbatch.pipeline.engine.model_check import check_model, check_weights
 from specbatch.pipeline.engine.model_files import check_files
-from specbatch.schemas.errors import ModelError
+from specbatch.schemas.errors import BrokenModelError, ModelError
 
 # Tested against `generate`; every other architecture is refused by name.
 SUPPORTED_MODEL_TYPES = (
@@ -63,6 +64,7 @@ def inspect_model(ref: str) -> ModelFolder:
             f"model `{ref}` attends in both directions (use_bidirectional_attention), so it cannot "
             "write token by token: use a causal model"
         )
+    check_model(ref, config, weights)
     return ModelFolder(
         ref=ref,
         path=path,
@@ -71,6 +73,15 @@ def inspect_model(ref: str) -> ModelFolder:
         context_tokens=_context_tokens(config),
         fingerprint=_fingerprint(path / "config.json", weights),
     )
+
+
+def check_again(model: ModelFolder) -> None:
+    """Raise `BrokenModelError` unless its files are still whole, just before they are loaded."""
+    try:
+        weights = check_files(model.ref, model.path)
+        check_weights(model.ref, _read_config(model.ref, model.path), weights)
+    except ModelError as error:
+        raise BrokenModelError(str(error)) from None
 
 
 def check_pair(verifier: ModelFolder, proposer: ModelFolder) -> None:
@@ -119,7 +130,7 @@ def _read_config(ref: str, path: Path) -> dict[str, Any]:
         raise ModelError(
             f"model folder `{ref}` has no config.json: is it a model folder?"
         ) from None
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise ModelError(f"config.json of model `{ref}` cannot be read: {error}") from None
     if not isinstance(config, dict) or "vocab_size" not in config:
         raise ModelError(f"config.json of model `{ref}` names no vocab_size: is it a text model?")

@@ -18,7 +18,11 @@ from specbatch.pipeline.engine.time_book import now
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.crash_points import CrashPoint, reach
 from specbatch.schemas.errors import (
+    BrokenModelError,
     DeviceLostError,
+    EngineError,
+    ModelLostError,
+    NoEngineError,
     RequestCancelledError,
     SpecbatchError,
     UsageError,
@@ -38,7 +42,8 @@ class EngineService:
 
     `make_engine` is called in that thread, first and again after a failure: a failed pass takes its
     tickets with it (their groups are retried), not the process. A lost device ends the service:
-    tickets fail with `DeviceLostError`, and no more are taken. `gate` is held during a step, so
+    tickets fail with `DeviceLostError`, and no more are taken; so does a model that cannot be
+    loaded, with `ModelLostError`. `gate` is held during a step, so
     that engines of one process share the processor in turns. `keep` is called in the engine's
     thread, now and then and at the end, with what the engine has learned, and `on_wanted` there
     for each request that a hint is wanted for; neither may block.
@@ -175,6 +180,13 @@ class EngineService:
                 return
             try:
                 self._step(arrived, cancelled, asked_back)
+            except (ModelLostError, NoEngineError) as error:
+                log.error("no engine can be made: %s", error)
+                if isinstance(error, ModelLostError):
+                    arrived += self._lose(error)
+                self._fail_all(arrived, error)
+                if self._lost is not None:
+                    return
             except Exception as error:
                 log.exception("engine step failed; its requests are given back")
                 failure = engine_error(error, "engine step")
@@ -213,7 +225,9 @@ class EngineService:
             with self._gate:
                 if not self._closing:
                     try:
-                        self._engine = self._make_engine()
+                        self._engine = self._made()
+                    except BrokenModelError as error:  # whatever the job
+                        raise ModelLostError(str(error)) from None
                     except UsageError as error:  # no retry will help, and no row is at fault
                         log.error("no engine can be made: %s", error)
                         self._fail_all(arrived, error)
@@ -242,6 +256,20 @@ class EngineService:
                 for wanted in self._engine.wanted():
                     self._on_wanted(wanted)
             self._learn()
+
+    def _made(self) -> SteppingEngine:
+        """A new engine. Raises `NoEngineError` where it may be had later: no row is at fault."""
+        try:
+            return self._make_engine()
+        except SpecbatchError as error:
+            if type(error) is EngineError:
+                raise NoEngineError(str(error)) from error
+            raise
+        except Exception as error:
+            failure = engine_error(error, "making an engine")
+            if isinstance(failure, DeviceLostError):
+                raise failure from error
+            raise NoEngineError(str(failure)) from error
 
     def _deliver_step(self, engine: SteppingEngine) -> None:
         with self._gate:

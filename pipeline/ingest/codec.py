@@ -15,18 +15,11 @@ from typing import Any, cast
 
 import orjson
 
-from specbatch.schemas.errors import ModelError, SpecbatchError
+from specbatch.pipeline.ingest.templates import ChatError, ChatTemplate
+from specbatch.schemas.errors import ModelError
 
 _CHARS_PER_CALL = 1 << 20  # an encoding takes about 100 bytes per token while it is made
 _importing = threading.Lock()  # transformers raises ImportError in threads that import it at once
-
-
-class ChatError(SpecbatchError):
-    """A chat cannot be rendered; `code` is the row's reject code."""
-
-    def __init__(self, code: str, reason: str):
-        super().__init__(reason)
-        self.code = code
 
 
 class TextCodec:
@@ -54,7 +47,9 @@ class TextCodec:
                 from transformers import AutoTokenizer
 
                 tokenizer = AutoTokenizer.from_pretrained(ref, trust_remote_code=False)
-        except Exception as error:  # transformers raises many kinds; each means the same here
+        except BaseException as error:  # of many kinds; each means the same here
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise  # but not Ctrl-C; a panic is how the Rust of tokenizers gives up
             first = str(error).strip().partition("\n")[0]
             raise ModelError(
                 f"model {ref} has no tokenizer that can be loaded ({first or type(error).__name__})"
@@ -68,7 +63,7 @@ class TextCodec:
     def encode_batch(self, texts: Sequence[str], special: bool = True) -> list[list[int]]:
         """Token ids of each text; memory is bounded by the text, not by the batch."""
         result: list[list[int]] = []
-        for part in _portions(texts):
+        for part in portions(texts):
             if self._backend is not None:
                 made = self._backend.encode_batch_fast(part, add_special_tokens=special)
                 result.extend(item.ids for item in made)
@@ -79,7 +74,8 @@ class TextCodec:
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """A chat as the model's template writes it, ready for the assistant's answer.
 
-        Raises `ChatError` (`no_chat_template`, or `bad_messages` with the template's complaint).
+        Raises `ChatError` (`no_chat_template`, or what `ChatTemplate.render` says), and
+        `ModelError` for a template that no chat can be rendered with.
         """
         if not self.has_chat_template:
             raise ChatError(
@@ -87,18 +83,15 @@ class TextCodec:
                 f"the tokenizer of {self.name} has no chat template; use text prompts, or a model "
                 "with a template",
             )
+        return self._template.render(messages)
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        names = self._tokenizer.special_tokens_map
         try:
-            return cast(
-                str,
-                self._tokenizer.apply_chat_template(
-                    [dict(message) for message in messages],
-                    tokenize=False,
-                    add_generation_prompt=True,
-                ),
-            )
-        except Exception as error:  # templates raise whatever Jinja and Python do
-            first = str(error).strip().partition("\n")[0] or type(error).__name__
-            raise ChatError("bad_messages", f"the chat template refused it: {first}") from error
+            return ChatTemplate(self._tokenizer.get_chat_template(), names, self.name)
+        except ValueError as error:  # several templates, and none is the default
+            raise ChatError("no_chat_template", str(error).partition("\n")[0]) from None
 
     def chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Token ids of a chat. Raises `ChatError`."""
@@ -124,7 +117,7 @@ class TextCodec:
         return self._digest
 
 
-def _portions(texts: Sequence[str]) -> list[list[str]]:
+def portions(texts: Sequence[str]) -> list[list[str]]:
     """Runs of texts of about `_CHARS_PER_CALL` characters."""
     portions: list[list[str]] = [[]]
     size = 0

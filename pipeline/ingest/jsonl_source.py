@@ -5,6 +5,7 @@ file; blank lines are no rows. Positions are byte offsets, so a resume seeks str
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import orjson
@@ -12,6 +13,7 @@ import orjson
 from specbatch.pipeline.ingest.objects import ObjectInfo, Objects, is_unchanged
 from specbatch.pipeline.ingest.sources import (
     BYTES_PER_BATCH,
+    MAX_ROW_BYTES,
     NO_ID,
     ROWS_PER_BATCH,
     Format,
@@ -26,10 +28,21 @@ from specbatch.schemas.errors import InputError, ObjectError
 from specbatch.schemas.records import SourcePosition
 from specbatch.schemas.spec import InputSpec
 
-MAX_LINE_BYTES = 32 << 20
+MAX_LINE_BYTES = MAX_ROW_BYTES
 _BOM = b"\xef\xbb\xbf"
 _LINES_CHECKED = 100  # by the preflight, per file
+_PASSED_BY_BYTES = 1 << 20
 _CHAT_URL = "/v1/chat/completions"
+
+
+@dataclass(frozen=True, slots=True)
+class _Giant:
+    """A line of more bytes than are kept."""
+
+    size: int
+
+    def __len__(self) -> int:
+        return 0
 
 
 class JsonlSource:
@@ -77,15 +90,16 @@ class JsonlSource:
 
     def _check_file(self, info: ObjectInfo) -> None:
         seen: dict[str, None] = {}
-        lines = []
+        lines = good = size = 0
         with self._open(info) as file:
             for _, _, line in _lines(file, 0):
-                lines.append(line)
-                if len(lines) >= _LINES_CHECKED:
+                lines, size = lines + 1, size + len(line)
+                value = _parse(line)
+                if isinstance(value, dict):
+                    good += 1
+                    seen.update(dict.fromkeys(value))
+                if lines >= _LINES_CHECKED or size >= BYTES_PER_BATCH:
                     break
-        good = [value for line in lines if isinstance(value := _parse(line), dict)]
-        for value in good:
-            seen.update(dict.fromkeys(value))
         if lines and not good:
             raise InputError(f"{info.uri} is not JSONL: none of its first lines is a JSON object")
         spec = self._spec
@@ -98,14 +112,16 @@ class JsonlSource:
                     f"its fields are {', '.join(seen)}"
                 )
 
-    def _chunks(self, info: ObjectInfo, begin: int) -> Iterator[tuple[list[int], list[bytes]]]:
+    def _chunks(
+        self, info: ObjectInfo, begin: int
+    ) -> Iterator[tuple[list[int], list[bytes | _Giant]]]:
         """(offset of every line and of what follows, lines) in bounded pieces.
 
         Raises `InputError` where the file was written to meanwhile: offsets would be those of other
         lines, and rows be lost or halved.
         """
         offsets: list[int] = []
-        lines: list[bytes] = []
+        lines: list[bytes | _Giant] = []
         size, end = 0, begin
         try:
             with self._open(info) as file:
@@ -125,7 +141,7 @@ class JsonlSource:
         if lines:
             yield [*offsets, end], lines
 
-    def _row(self, line: bytes) -> RawRow:
+    def _row(self, line: bytes | _Giant) -> RawRow:
         value = _parse(line)
         if isinstance(value, tuple):
             return RawRow(problem=value)
@@ -164,28 +180,32 @@ def _check_unchanged(file: BinaryIO, info: ObjectInfo) -> None:
         raise changed_since(info.uri)
 
 
-def _lines(file: BinaryIO, begin: int) -> Iterator[tuple[int, int, bytes]]:
-    """(offset, end, line) of every line that is not blank; a giant line is cut to stay bounded."""
+def _lines(file: BinaryIO, begin: int) -> Iterator[tuple[int, int, bytes | _Giant]]:
+    """(offset, end, line) of every line that is not blank. What is too long is passed by in pieces:
+    nothing is kept of it but its length."""
     file.seek(begin)
     offset = begin
     while line := file.readline(MAX_LINE_BYTES + 1):
         start = offset
         offset += len(line)
         if len(line) > MAX_LINE_BYTES:
-            rest = line
-            while rest and not rest.endswith(b"\n"):
-                rest = file.readline(BYTES_PER_BATCH)
+            ended = line.endswith(b"\n")
+            del line
+            while not ended and (rest := file.readline(_PASSED_BY_BYTES)):
                 offset += len(rest)
+                ended = rest.endswith(b"\n")
+            yield start, offset, _Giant(offset - start)
+            continue
         if start == 0:
             line = line.removeprefix(_BOM)
         if line.strip():
             yield start, offset, line
 
 
-def _parse(line: bytes) -> dict[str, Any] | tuple[str, str]:
+def _parse(line: bytes | _Giant) -> dict[str, Any] | tuple[str, str]:
     """The line's object, or the (code, reason) that ends the row."""
-    if len(line) > MAX_LINE_BYTES:
-        return "bad_json", f"the line is longer than {MAX_LINE_BYTES} bytes"
+    if isinstance(line, _Giant):
+        return "too_long", f"the line has {line.size} bytes; at most {MAX_LINE_BYTES} are read"
     try:
         value = orjson.loads(line)
     except orjson.JSONDecodeError as error:

@@ -1,21 +1,29 @@
 """Rows of Parquet files, one row group at a time and only the columns that are needed.
 
-`ParquetFile.iter_batches` with a read buffer keeps memory bounded whatever the size of the file or
-of a row group; a dataset scan would not. The work id of a row is (file version, row group, row).
+They are decoded in a process with limits (`parquet_reader.py`), whatever the size of the file or of
+a row group. Where a batch is beyond them fewer rows are asked for; rows that cannot be had even one
+by one are quarantined. The work id of a row is (file version, row group, row).
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from specbatch.pipeline.ingest.arrow_kinds import is_list, is_text
+from specbatch.pipeline.ingest.limited import LimitError
 from specbatch.pipeline.ingest.objects import ObjectInfo, Objects
+from specbatch.pipeline.ingest.parquet_reader import DamagedError, FileFacts, ParquetReader, Rows
 from specbatch.pipeline.ingest.sources import (
     BYTES_PER_BATCH,
+    MAX_ROW_BYTES,
+    NO_ID,
+    READER_BYTES,
     ROWS_PER_BATCH,
     Format,
     PromptKind,
@@ -28,7 +36,8 @@ from specbatch.schemas.errors import InputError, ObjectError
 from specbatch.schemas.records import SourcePosition
 from specbatch.schemas.spec import InputSpec
 
-_READ_BUFFER_BYTES = 4 << 20  # per column; one request to S3
+MOST_UNREADABLE = 100_000  # rows of a row group that are quarantined for it
+_FEWER = 16  # times, where rows are beyond a limit
 _ACCEPTED = {
     "text": "text (string, binary, or a dictionary of strings)",
     "token_ids": "token ids (a list of integers)",
@@ -41,84 +50,139 @@ class ParquetSource:
 
     format: Format = "parquet"
 
-    def __init__(self, spec: InputSpec, objects: Objects, files: list[ObjectInfo]):
+    def __init__(
+        self,
+        spec: InputSpec,
+        objects: Objects,
+        files: list[ObjectInfo],
+        memory_bytes: int = READER_BYTES,
+    ):
         self.files = files
         self._spec = spec
         self._objects = objects
-        with self._open(files[0]) as first:
-            names = first.schema_arrow.names
+        self._memory_bytes = memory_bytes
+        self._idle: list[ParquetReader] = []  # processes that wait for the next pass
+        weakref.finalize(self, _close, self._idle)
+        with self._reading() as reader, self._open(reader, files[0]) as first:
+            names = first.schema.names
         self._id = spec.id_column or ("id" if "id" in names else None)
         self._tag = spec.tag_column or ("tag" if "tag" in names else None)
         self.has_ids = self._id is not None
 
     def check(self) -> None:
-        for info in self.files:
-            with self._open(info) as parquet:
-                self._check_columns(info, parquet.schema_arrow)
+        with self._reading() as reader:
+            for info in self.files:
+                with self._open(reader, info) as facts:
+                    self._check_columns(info, facts.schema)
 
     def count_rows(self) -> int:
         """Rows by the files' footers; reads no data."""
         total = 0
-        for info in self.files:
-            with self._open(info) as parquet:
-                total += parquet.metadata.num_rows
+        with self._reading() as reader:
+            for info in self.files:
+                with self._open(reader, info) as facts:
+                    total += facts.rows
         return total
 
     def read(self, start: SourcePosition | None = None) -> Iterator[RawBatch]:
-        for info in files_from(self.files, start):
-            begin = start if start is not None and info.uri == start.uri else None
-            with self._open(info) as parquet:
-                kind = self._check_columns(info, parquet.schema_arrow)
-                for group in range(begin.row_group if begin else 0, parquet.num_row_groups):
-                    skip = begin.row_offset if begin and group == begin.row_group else 0
-                    for offset, batch in self._batches(info, parquet, group, self._columns(), skip):
-                        yield self._raw(info, group, offset, batch, kind)
+        with self._reading() as reader:
+            for info in files_from(self.files, start):
+                begin = start if start is not None and info.uri == start.uri else None
+                with self._open(reader, info) as facts:
+                    kind = self._check_columns(info, facts.schema)
+                    for group in range(begin.row_group if begin else 0, len(facts.groups)):
+                        skip = begin.row_offset if begin and group == begin.row_group else 0
+                        yield from self._raws(reader, _Group(info, facts, group), skip, kind)
 
     def ids_until(self, position: SourcePosition) -> Iterator[list[Any]]:
-        for info in self.files:
-            with self._open(info) as parquet:
-                for group in range(parquet.num_row_groups):
-                    here = info.uri == position.uri
-                    if here and group > position.row_group:
-                        return
-                    limit = position.row_offset if here and group == position.row_group else None
-                    yield from self._ids(info, parquet, group, limit)
-            if info.uri == position.uri:
-                return
-
-    def _ids(
-        self, info: ObjectInfo, parquet: pq.ParquetFile, group: int, limit: int | None
-    ) -> Iterator[list[Any]]:
         if self._id is None:
             return
-        for offset, batch in self._batches(info, parquet, group, [self._id], 0):
-            keep = batch.num_rows if limit is None else max(0, limit - offset)
-            yield plain(batch.column(0).slice(0, keep))
-            if limit is not None and offset + batch.num_rows >= limit:
+        with self._reading() as reader:
+            for info in self.files:
+                here = info.uri == position.uri
+                with self._open(reader, info) as facts:
+                    for group in range(len(facts.groups)):
+                        if here and group > position.row_group:
+                            return
+                        last = here and group == position.row_group
+                        limit = position.row_offset if last else None
+                        yield from self._ids(reader, _Group(info, facts, group), 0, limit)
+                if here:
+                    return
+
+    def _ids(
+        self, reader: ParquetReader, place: _Group, skip: int, limit: int | None
+    ) -> Iterator[list[Any]]:
+        """The ids of a row group's rows from `skip` on; `NO_ID` for those that cannot be read."""
+        assert self._id is not None, "asked only where there are ids"
+        end = place.rows if limit is None else limit
+        for offset, found in self._batches(reader, place, [self._id], skip):
+            if isinstance(found, str):
+                yield from _repeated(NO_ID, end - offset)
+                return
+            keep = max(0, min(found.batch.num_rows, end - offset))
+            yield plain(found.batch.column(0).slice(0, keep))
+            if offset + found.batch.num_rows >= end:
                 return
 
     def _batches(
-        self, info: ObjectInfo, parquet: pq.ParquetFile, group: int, columns: list[str], skip: int
-    ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """(row in the group, rows) of one row group, after its first `skip` rows."""
-        offset = 0
-        with _damage_named(f"row group {group} of {info.uri}"):
-            for batch in parquet.iter_batches(
-                batch_size=_batch_rows(parquet.metadata.row_group(group), columns),
-                row_groups=[group],
-                columns=columns,
-                use_threads=False,  # the next stage has the processor busy; fewer buffers in flight
-            ):
-                drop = min(max(0, skip - offset), batch.num_rows)
-                offset += batch.num_rows
-                if drop < batch.num_rows:
-                    yield offset - batch.num_rows + drop, batch.slice(drop)
-        if offset != parquet.metadata.row_group(group).num_rows:
-            raise InputError(f"row group {group} of {info.uri} is cut short; write the file again")
+        self, reader: ParquetReader, place: _Group, columns: list[str], skip: int
+    ) -> Iterator[tuple[int, Rows | str]]:
+        """(row in the group, rows) of one row group, after its first `skip` rows. Where the rest of
+        them cannot be read at all, the last has the reason in the place of rows."""
+        offset, at_once = skip, place.batch_rows(columns)
+        while True:
+            try:
+                with _damage_named(str(place)):
+                    for rows in reader.rows(place.number, columns, at_once, offset, MAX_ROW_BYTES):
+                        yield offset, rows
+                        offset += rows.batch.num_rows
+                break
+            except LimitError as error:
+                if at_once == 1:
+                    yield offset, str(error)
+                    return
+                at_once = max(1, at_once // _FEWER)
+        if offset != max(skip, place.rows):
+            raise InputError(f"{place} is cut short; write the file again")
 
-    def _raw(
-        self, info: ObjectInfo, group: int, offset: int, batch: pa.RecordBatch, kind: PromptKind
-    ) -> RawBatch:
+    def _raws(
+        self, reader: ParquetReader, place: _Group, skip: int, kind: PromptKind
+    ) -> Iterator[RawBatch]:
+        for offset, found in self._batches(reader, place, self._columns(), skip):
+            if isinstance(found, str):
+                yield from self._unreadable(reader, place, offset, kind, found)
+            else:
+                yield self._raw(place, offset, found, kind)
+
+    def _unreadable(
+        self, reader: ParquetReader, place: _Group, offset: int, kind: PromptKind, reason: str
+    ) -> Iterator[RawBatch]:
+        """The rows from `offset` on, each with what is wrong, and its id where that can be read."""
+        if place.rows - offset > MOST_UNREADABLE:
+            raise InputError(
+                f"{place} cannot be read within {self._memory_bytes >> 20} MiB ({reason}); write "
+                "the file again with smaller row groups, or raise SPECBATCH_INGEST_MEMORY_MIB"
+            )
+        problem = (
+            "unreadable",
+            f"{place} cannot be read from row {offset} on within {self._memory_bytes >> 20} MiB "
+            f"({reason}): write the file again with smaller values or smaller row groups",
+        )
+        for ids in (
+            _repeated(None, place.rows - offset)
+            if self._id is None
+            else self._ids(reader, place, offset, None)
+        ):
+            rows = [RawRow(None if i == NO_ID else i, problem=problem) for i in ids]
+            offsets = range(offset, offset + len(rows) + 1)
+            info = place.info
+            yield RawBatch(info.uri, info.version, place.number, offsets, kind, rows)
+            offset += len(rows)
+
+    def _raw(self, place: _Group, offset: int, found: Rows, kind: PromptKind) -> RawBatch:
+        batch, info = found.batch, place.info
+
         def column(name: str | None) -> list[Any]:
             return [None] * batch.num_rows if name is None else plain(batch.column(name))
 
@@ -129,8 +193,14 @@ class ParquetSource:
                 column(self._tag), column(self._spec.sampling_column), strict=True,
             )
         ]  # fmt: skip
+        for row, sizes in found.long.items():
+            name, size = next(iter(sizes.items()))
+            rows[row].problem = (
+                "too_long",
+                f"column `{name}` has {size} bytes here; at most {MAX_ROW_BYTES} are read",
+            )
         offsets = range(offset, offset + batch.num_rows + 1)
-        return RawBatch(info.uri, info.version, group, offsets, kind, rows)
+        return RawBatch(info.uri, info.version, place.number, offsets, kind, rows)
 
     def _columns(self) -> list[str]:
         spec = self._spec
@@ -174,32 +244,73 @@ class ParquetSource:
         return kind
 
     @contextmanager
-    def _open(self, info: ObjectInfo) -> Iterator[pq.ParquetFile]:
+    def _reading(self) -> Iterator[ParquetReader]:
+        """A reader for one pass over files; its process is kept for the next one."""
+        reader = self._idle.pop() if self._idle else ParquetReader(self._memory_bytes)
+        try:
+            yield reader
+        except BaseException:
+            reader.close()
+            raise
+        self._idle.append(reader)
+
+    @contextmanager
+    def _open(self, reader: ParquetReader, info: ObjectInfo) -> Iterator[FileFacts]:
         try:
             file = self._objects.open(info.uri, info.version)
         except ObjectError as error:
             raise as_input_error(error) from error
         with file:
             try:
-                parquet = pq.ParquetFile(
-                    file, buffer_size=_READ_BUFFER_BYTES, page_checksum_verification=True
-                )
+                facts = reader.open(file)
             except ObjectError as error:
                 raise as_input_error(error) from error
-            except (pa.ArrowException, OSError) as error:
+            except (DamagedError, LimitError, OSError) as error:
                 raise InputError(
                     f"{info.uri} is truncated or not Parquet; write it again, or leave it out"
                 ) from error
-            with parquet:
-                yield parquet
+            yield facts
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A row group of a file."""
+
+    info: ObjectInfo
+    facts: FileFacts
+    number: int
+
+    @property
+    def rows(self) -> int:
+        return self.facts.groups[self.number].rows
+
+    def batch_rows(self, columns: list[str]) -> int:
+        """Rows per batch, fewer where rows are large."""
+        sizes = self.facts.groups[self.number].bytes
+        size = sum(sizes[path] for path in sizes if path.startswith(tuple(columns)))
+        return max(1, min(ROWS_PER_BATCH, BYTES_PER_BATCH * self.rows // max(1, size)))
+
+    def __str__(self) -> str:
+        return f"row group {self.number} of {self.info.uri}"
+
+
+def _close(readers: list[ParquetReader]) -> None:
+    for reader in readers:
+        reader.close()
+
+
+def _repeated(value: Any, count: int) -> Iterator[list[Any]]:
+    while count > 0:
+        yield [value] * min(count, ROWS_PER_BATCH)
+        count -= ROWS_PER_BATCH
 
 
 def prompt_kind(kind: pa.DataType, wanted: PromptKind) -> PromptKind | None:
     """What a column of this type holds, or None when it cannot be what is wanted."""
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if _is_text(kind):
+    if is_text(kind):
         return None if wanted == "token_ids" else "messages" if wanted == "messages" else "text"
-    if not _is_list(kind):
+    if not is_list(kind):
         return None
     item = kind.value_type
     if pa.types.is_integer(item):
@@ -211,9 +322,10 @@ def prompt_kind(kind: pa.DataType, wanted: PromptKind) -> PromptKind | None:
 
 def plain(column: pa.Array) -> list[Any]:
     """Python values; text that is not valid UTF-8 stays `bytes`, and so marks its row."""
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if _is_text(column.type) and not pa.types.is_string(column.type):
+    if pa.types.is_dictionary(column.type):  # one object for all rows that have it
+        values = plain(column.dictionary)
+        return [None if i is None else values[i] for i in column.indices.to_pylist()]
+    if is_text(column.type) and not pa.types.is_string(column.type):
         column = column.cast(pa.large_binary())
     try:
         values = column.to_pylist()
@@ -238,42 +350,17 @@ def _nested(item: pa.Scalar) -> Any:
         return b""
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    is_of = pa.types
-    return bool(
-        is_of.is_string(kind) or is_of.is_large_string(kind) or is_of.is_string_view(kind)
-        or is_of.is_binary(kind) or is_of.is_large_binary(kind) or is_of.is_binary_view(kind)
-    )  # fmt: skip
-
-
 def _is_sampling(kind: pa.DataType) -> bool:
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return _is_text(kind) or bool(pa.types.is_struct(kind))
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    )
-
-
-def _batch_rows(group: pq.RowGroupMetaData, columns: list[str]) -> int:
-    """Rows per batch, fewer where rows are large."""
-    size: int = sum(
-        chunk.total_uncompressed_size
-        for chunk in map(group.column, range(group.num_columns))
-        if chunk.path_in_schema.startswith(tuple(columns))
-    )
-    rows: int = group.num_rows
-    return max(1, min(ROWS_PER_BATCH, BYTES_PER_BATCH * rows // max(1, size)))
+    return is_text(kind) or bool(pa.types.is_struct(kind))
 
 
 @contextmanager
 def _damage_named(what: str) -> Iterator[None]:
-    """Name the place when Arrow or the store cannot read on; errors of our own pass through."""
+    """Name the place where the reader or the store fails; errors of our own pass through."""
     try:
         yield
-    except (pa.ArrowException, OSError) as error:
+    except (DamagedError, OSError) as error:
         raise InputError(f"{what} is damaged; write the file again, or leave it out") from error
     except ObjectError as error:
         raise as_input_error(error) from error

@@ -10,7 +10,9 @@
     unknown_role           a role other than system, user, assistant, tool, developer
     no_chat_template       messages, but the model's tokenizer has no template
     bad_token_id           a token id outside the vocabulary
-    too_long               does not leave room for one token, or above max_prompt_tokens
+    too_long               does not leave room for one token, or above max_prompt_tokens; or a cell
+                           or line of more bytes than are read
+    unreadable             its part of the file cannot be decoded within the memory for that
     bad_id                 an id above 512 characters, with a NUL, or too large a number to be exact
     duplicate_id           an earlier row has the id; the first one counts
     bad_seed               not an integer in [0, 2**63)
@@ -29,7 +31,7 @@ from typing import Any
 
 import orjson
 
-from specbatch.pipeline.ingest.codec import ChatError, TextCodec
+from specbatch.pipeline.ingest.codec import TextCodec, portions
 from specbatch.pipeline.ingest.idset import IdSet
 from specbatch.pipeline.ingest.overrides import (
     ParameterError,
@@ -39,12 +41,17 @@ from specbatch.pipeline.ingest.overrides import (
     read_seed,
 )
 from specbatch.pipeline.ingest.sources import NO_ID, RawBatch, RawRow
+from specbatch.pipeline.ingest.templates import ChatError
 from specbatch.schemas.records import PromptRow, RejectedRow
 from specbatch.schemas.seeds import derive_seed
 from specbatch.schemas.spec import JobSpec
 
 ROLES = ("system", "user", "assistant", "tool", "developer")
 _MAX_ID_CHARS = 512
+# A text far longer than what may be read is not tokenised as a whole: its beginning tells. Tokens
+# at the cut may differ from those of the whole text, but not half of them.
+_CHARS_PER_TOKEN = 16
+_SURELY = 2  # times as many tokens as there may be
 _EXACT_BELOW = 2.0**53  # numbers that were read as floats: those of larger ids run together
 
 
@@ -79,13 +86,15 @@ class RowChecker:
         self._context_tokens = context_tokens
         self._vocab_size = vocab_size
         self._ids = IdSet()
+        self._most_tokens = min(context_tokens, spec.max_prompt_tokens or context_tokens)
+        self._most_chars = _CHARS_PER_TOKEN * _SURELY * (self._most_tokens + 1)
         check_vocabulary(spec.sampling, vocab_size)
 
     def remember(self, earlier_ids: Iterable[list[Any]]) -> int:
-        """Learn the ids of rows read before a resume, from row 0 on; how many rows these are."""
+        """Learn the ids of rows read before a resume; how many rows these are."""
         row = 0
         for batch in earlier_ids:
-            self._ids.add([_row_id(value, row + i) for i, value in enumerate(batch)])
+            self._ids.add([_row_id(value, row) for value in batch if not _is_absent(value)])
             row += len(batch)
         return row
 
@@ -166,25 +175,38 @@ class RowChecker:
 
     # 2) ids must be new, whatever else is wrong with the row
     def _mark_duplicates(self, drafts: list[_Draft], batch: RawBatch, first_row: int) -> None:
-        ids = [
-            NO_ID if raw.is_nameless else _row_id(raw.id, first_row + i)
-            for i, raw in enumerate(batch.rows)
-        ]
-        for draft, row_id, seen in zip(drafts, ids, self._ids.add(ids), strict=True):
+        # A row without an id is named by its number, which no other row can have: it is no id.
+        named = [i for i, raw in enumerate(batch.rows) if not _is_absent(raw.id)]
+        ids = [_row_id(batch.rows[i].id, first_row + i) for i in named]
+        for i, row_id, seen in zip(named, ids, self._ids.add(ids), strict=True):
+            draft = drafts[i]
             if seen and draft.problem is None:
                 draft.problem = ("duplicate_id", f"an earlier row has the id {row_id!r:.100}")
                 draft.text = None
 
-    # 3) one tokenizer call for many rows
+    # 3) one tokenizer call for many rows; the same text once
     def _tokenise(self, drafts: list[_Draft]) -> None:
-        texts = [draft.text or "" for draft in drafts]
+        by_text: dict[str, list[_Draft]] = {}
+        for draft in drafts:
+            by_text.setdefault(draft.text or "", []).append(draft)
+            draft.text = None
         special = drafts[0].special if drafts else True
-        for draft, ids in zip(drafts, self._codec.encode_batch(texts, special), strict=True):
-            draft.ids, draft.text = ids, None
+        texts = list(by_text)
+        for part in portions([text[: self._most_chars] for text in texts]):
+            for begin, ids in zip(part, self._codec.encode_batch(part, special), strict=True):
+                text = texts.pop(0)
+                is_whole = len(begin) == len(text)
+                if not is_whole and len(ids) <= _SURELY * (self._most_tokens + 1):
+                    ids, is_whole = self._codec.encode_batch([text], special)[0], True
+                problem = self._length_problem(ids, is_whole)
+                for draft in by_text.pop(text):
+                    draft.problem, draft.ids = problem, None if problem else ids
 
     # 4) lengths, then the verdict
     def _verdict(self, draft: _Draft, row_index: int) -> PromptRow | RejectedRow:
-        problem = draft.problem or self._length_problem(draft.ids or ())
+        problem = draft.problem
+        if problem is None:
+            problem = self._length_problem(draft.ids or ())
         if problem or draft.row_id is None or draft.ids is None:
             code, reason = problem or ("empty_prompt", "the prompt is empty")
             return RejectedRow(row_index, draft.row_id, code, reason)
@@ -195,16 +217,17 @@ class RowChecker:
             row_index, draft.row_id, tuple(draft.ids), seed, draft.tag, draft.n, draft.overrides
         )
 
-    def _length_problem(self, ids: Sequence[int]) -> tuple[str, str] | None:
+    def _length_problem(self, ids: Sequence[int], is_whole: bool = True) -> tuple[str, str] | None:
         if not ids:
             return "empty_prompt", "the prompt has no tokens"
         limit = self._spec.max_prompt_tokens
+        count = str(len(ids)) if is_whole else f"more than {len(ids) - 1}"
         if limit is not None and len(ids) > limit:
-            return "too_long", f"the prompt has {len(ids)} tokens; max_prompt_tokens is {limit}"
+            return "too_long", f"the prompt has {count} tokens; max_prompt_tokens is {limit}"
         if len(ids) + 1 > self._context_tokens:
             return (
                 "too_long",
-                f"the prompt has {len(ids)} tokens; with one generated token it exceeds the "
+                f"the prompt has {count} tokens; with one generated token it exceeds the "
                 f"model's context of {self._context_tokens}",
             )
         if self._codec.vocab_size > self._vocab_size and max(ids) >= self._vocab_size:
@@ -212,9 +235,14 @@ class RowChecker:
         return None
 
 
+def _is_absent(value: Any) -> bool:
+    """Whether this says that the row has no id of its own."""
+    return value is None or value == "" or value == NO_ID
+
+
 def _row_id(value: Any, row_index: int) -> str:
     """The row's id as text; the row's number when it has none."""
-    if value is None or value == "":
+    if _is_absent(value):
         return str(row_index)
     if isinstance(value, bytes):
         return value.decode(errors="replace")

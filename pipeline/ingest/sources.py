@@ -32,6 +32,8 @@ Format = Literal["parquet", "jsonl", "openai"]
 
 ROWS_PER_BATCH = 4096
 BYTES_PER_BATCH = 8 << 20  # of input, roughly
+READER_BYTES = 768 << 20
+MAX_ROW_BYTES = 16 << 20  # of a line, or of a cell: more than fits any context
 NO_ID = "\0"  # stands for the id of a row that could not be read: no good row may have it
 
 
@@ -106,8 +108,8 @@ class Source(Protocol):
         ...
 
 
-def open_source(spec: InputSpec, objects: Objects) -> Source:
-    """Find the input's files and choose the reader.
+def open_source(spec: InputSpec, objects: Objects, memory_bytes: int = READER_BYTES) -> Source:
+    """Find the input's files and choose the reader. `memory_bytes`: what decoding may take.
 
     Raises `InputError` when there are none, and `ObjectError` where the store may answer later.
     """
@@ -117,7 +119,7 @@ def open_source(spec: InputSpec, objects: Objects) -> Source:
     files = _find(spec, objects)
     name = _format(spec, files, objects)
     if name == "parquet":
-        return ParquetSource(spec, objects, files)
+        return ParquetSource(spec, objects, files, memory_bytes)
     return JsonlSource(spec, objects, files, name)
 
 

@@ -11,7 +11,8 @@ import pytest
 from ingest.making import CHAT_TEMPLATE, save_tokenizer
 
 from specbatch.pipeline.ingest import codec as codec_module
-from specbatch.pipeline.ingest.codec import ChatError, TextCodec
+from specbatch.pipeline.ingest.codec import TextCodec
+from specbatch.pipeline.ingest.templates import ChatError
 from specbatch.schemas.errors import ModelError
 
 

@@ -69,8 +69,23 @@ def test_the_number_of_a_row_without_an_id_is_its_own(
     lines = [{"prompt": "a"}, {"id": "0", "prompt": "a"}, {"prompt": ""}, {"id": 2, "prompt": "a"}]
     spec = spec_of(tmp_path / "in.jsonl", lines)
     assert verdicts(spec, make_checker(spec)) == [
-        ("0", "good"), ("0", "duplicate_id"), ("2", "empty_prompt"), ("2", "duplicate_id"),
+        ("0", "good"), ("0", "good"), ("2", "empty_prompt"), ("2", "good"),
     ]  # fmt: skip
+
+
+def test_a_number_is_no_id_where_reading_goes_on_either(
+    tmp_path: Path, make_checker: MakeChecker
+) -> None:
+    lines = [{"prompt": "a"}, {"id": "2", "prompt": "a"}, {"prompt": "a"}]
+    lines += [{"id": i, "prompt": "a"} for i in (0, 2, 0)]
+    spec = spec_of(tmp_path / "in.jsonl", lines, group_size=1)
+    whole = [("0", "good"), ("2", "good"), ("2", "good"), ("0", "good")]
+    whole += [("2", "duplicate_id"), ("0", "duplicate_id")]
+    assert verdicts(spec, make_checker(spec)) == whole
+    groups = list(plan(open_source(spec.input, Objects()), make_checker(spec), 1))
+    for done, group in enumerate(groups[:4], 1):
+        start = (group.cursor, group.next_row, group.index + 1)
+        assert verdicts(spec, make_checker(spec), *start) == whole[done:]
 
 
 def test_ids_that_no_number_holds_must_be_text(tmp_path: Path, make_checker: MakeChecker) -> None:

@@ -383,7 +383,7 @@ def test_a_giant_line_is_a_bad_row_and_the_next_is_read(
     values = [{"prompt": "a"}, {"prompt": "x" * 500}, {"prompt": "b"}]
     (batch,) = opened(write_lines(tmp_path / "a.jsonl", values)).read()
     assert [row.prompt for row in batch.rows] == ["a", None, "b"]
-    assert batch.rows[1].problem == ("bad_json", "the line is longer than 50 bytes")
+    assert batch.rows[1].problem == ("too_long", "the line has 513 bytes; at most 50 are read")
 
 
 def test_a_byte_order_mark_and_a_missing_last_newline_are_fine(tmp_path: Path) -> None:

@@ -1,0 +1,287 @@
+"""Whether the files of a model can be what they say, without loading them.
+
+A weight file that was cut short, a header that lies, or a config of other sizes would otherwise be
+found when the first group has come, by an allocation of many gigabytes or by weights that nobody
+trained. Only headers are read, so this takes milliseconds for any size.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specbatch.schemas.errors import ModelError
+
+INDEX = "model.safetensors.index.json"
+MAX_HEADER_BYTES = 100_000_000  # as the format has it
+MAX_JSON_BYTES = 256 << 20  # of a tokenizer; configs have kilobytes
+# Far above all models of today. What is allocated by a config alone stays below 2 GiB.
+LIMITS = {
+    "vocab_size": 1 << 22,
+    "hidden_size": 1 << 18,
+    "n_embd": 1 << 18,
+    "intermediate_size": 1 << 20,
+    "moe_intermediate_size": 1 << 20,
+    "n_inner": 1 << 20,
+    "num_hidden_layers": 1 << 10,
+    "n_layer": 1 << 10,
+    "num_attention_heads": 1 << 12,
+    "n_head": 1 << 12,
+    "num_key_value_heads": 1 << 12,
+    "head_dim": 1 << 14,
+    "max_position_embeddings": 1 << 22,
+    "n_positions": 1 << 22,
+    "num_local_experts": 1 << 12,
+    "num_experts": 1 << 12,
+    "original_max_position_embeddings": 1 << 22,
+}
+_OPTIONAL = (  # may be null
+    "n_inner", "num_key_value_heads", "head_dim", "original_max_position_embeddings",
+)  # fmt: skip
+_OLD_NAMES = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+}
+_BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F4": 4,
+    "F6_E2M3": 6, "F6_E3M2": 6, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
+    "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32,
+    "I64": 64, "U64": 64, "F64": 64, "C64": 64,
+}  # fmt: skip
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.")
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    name: str
+    begin: int
+    end: int
+    shape: tuple[int, ...]
+
+
+def check_model(ref: str, config: Mapping[str, Any], weights: Sequence[Path]) -> None:
+    """Raise `ModelError` with one sentence for the first thing that cannot be."""
+    _check_config(ref, config)
+    _check_end_tokens(ref, weights[0].parent)
+    check_weights(ref, config, weights)
+
+
+def check_weights(ref: str, config: Mapping[str, Any], weights: Sequence[Path]) -> None:
+    """The same for the weights alone, whose config was looked at before."""
+    index = weights[0].parent / INDEX
+    named = _weight_map(index)
+    single = [path for path in weights if path.name == "model.safetensors"]  # wins, if it is there
+    read = single or [path for path in weights if named is None or path.name in named.values()]
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in read:
+        for name, shape in _header(ref, path).items():
+            if name in shapes:
+                raise ModelError(
+                    f"model `{ref}` has the tensor {name:.100} in several files: remove what is "
+                    "left of an older copy, or save the model anew"
+                )
+            shapes[name] = shape
+    lost = [] if single or named is None else [name for name in named if name not in shapes]
+    if lost:
+        raise ModelError(
+            f"{INDEX} of model `{ref}` names the tensor {lost[0]:.100}, which is in none of its "
+            "files: copy or save the model anew"
+        )
+    if not config.get("quantization_config"):  # such tensors are packed in ways of their own
+        _check_shapes(ref, config, shapes)
+
+
+def check_regular(ref: str, folder: Path) -> None:
+    """Raise `ModelError` where a file that may be read is none: a pipe would be waited for."""
+    for path in sorted(folder.iterdir()):
+        try:
+            found = path.stat()
+        except OSError as error:
+            raise ModelError(
+                f"file {path.name} of model `{ref}` cannot be read "
+                f"({(error.strerror or type(error).__name__).lower()}): save the model anew"
+            ) from None
+        if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
+            raise ModelError(
+                f"model `{ref}` has {path.name}, which is neither a file nor a folder: remove it"
+            )
+        if path.suffix == ".json" and found.st_size > MAX_JSON_BYTES:
+            raise ModelError(
+                f"file {path.name} of model `{ref}` has {found.st_size} bytes, above the "
+                f"{MAX_JSON_BYTES} that such a file may have: save the model anew"
+            )
+
+
+# --- the config ---------------------------------------------------------------------------------
+def _check_config(ref: str, config: Mapping[str, Any]) -> None:
+    for name, limit in LIMITS.items():
+        if name not in config or (config[name] is None and name in _OPTIONAL):
+            continue
+        _check_number(ref, name, config[name], limit)
+    for name in ("rope_parameters", "rope_scaling"):
+        if not isinstance(config.get(name), dict | None):
+            raise ModelError(
+                f"config.json of model `{ref}` has {name} {config[name]!r:.50}, which must be an "
+                "object: save the model anew"
+            )
+        first = "original_max_position_embeddings"
+        if (value := (config.get(name) or {}).get(first)) is not None:
+            _check_number(ref, f"{name}.{first}", value, LIMITS[first])
+    heads, kv_heads = config.get("num_attention_heads"), config.get("num_key_value_heads")
+    if heads and kv_heads and heads % kv_heads:
+        raise ModelError(
+            f"config.json of model `{ref}` has {heads} attention heads for {kv_heads} heads of "
+            "keys and values, which do not divide them: save the model anew"
+        )
+
+
+def _check_end_tokens(ref: str, folder: Path) -> None:
+    """What a generation config says of them; loaders differ in what they make of nonsense."""
+    path = folder / "generation_config.json"
+    if not path.exists():
+        return
+    try:
+        value = json.loads(path.read_text()).get("eos_token_id")
+    except (ValueError, AttributeError, OSError, RecursionError):
+        raise ModelError(
+            f"{path.name} of model `{ref}` is not a JSON object: save the model anew"
+        ) from None
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if any(isinstance(i, bool) or not isinstance(i, int) or abs(i) >= 1 << 31 for i in ids):
+        raise ModelError(
+            f"{path.name} of model `{ref}` has eos_token_id {value!r:.50}, which must be token "
+            "ids: save the model anew"
+        )
+
+
+def _check_number(ref: str, name: str, value: Any, limit: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
+        raise ModelError(
+            f"config.json of model `{ref}` has {name} {value!r:.50}, which must be a whole number "
+            f"from 1 to {limit}: save the model anew, or correct it"
+        )
+
+
+# --- the weights --------------------------------------------------------------------------------
+def _header(ref: str, path: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of a file's tensors, once header and size fit together."""
+
+    def damaged(what: str) -> ModelError:
+        return ModelError(
+            f"weight file {path.name} of model `{ref}` {what}: copy or save the model anew"
+        )
+
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
+                raise damaged(f"is cut short or no safetensors file ({size} bytes)")
+            text = file.read(length)
+    except OSError as error:
+        raise damaged(f"cannot be read ({(error.strerror or 'error').lower()})") from None
+    try:
+        header = json.loads(text)
+        found = [_tensor(n, v) for n, v in header.items() if n != "__metadata__"]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise damaged("has a header that cannot be read") from None
+    end = 0
+    for tensor in sorted(found, key=lambda t: (t.begin, t.end)):
+        if tensor.begin != end:
+            raise damaged(f"has a tensor {tensor.name:.100} that lies over or apart from others")
+        end = tensor.end
+    if 8 + length + end != size:
+        less = "less" if size < 8 + length + end else "more"
+        raise damaged(f"has {size} bytes, {less} than the {8 + length + end} its header tells of")
+    return {tensor.name: tensor.shape for tensor in found}
+
+
+def _tensor(name: str, entry: Any) -> _Tensor:
+    """Raises what a malformed entry makes it raise."""
+    begin, end = entry["data_offsets"]
+    shape = tuple(entry["shape"])
+    if any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in (begin, end, *shape)):
+        raise ValueError(name)
+    bits = math.prod(shape) * _BITS[entry["dtype"]]
+    if bits % 8 or end - begin != bits // 8:
+        raise ValueError(name)
+    return _Tensor(name, begin, end, shape)
+
+
+def _weight_map(index: Path) -> dict[str, str] | None:
+    """File names by tensor; None without an index. It was looked at before (`model_files.py`)."""
+    return dict(json.loads(index.read_text())["weight_map"]) if index.exists() else None
+
+
+# --- both ---------------------------------------------------------------------------------------
+def _check_shapes(ref: str, config: Mapping[str, Any], shapes: Shapes) -> None:
+    layers = {int(m[1]) for name in shapes if (m := _LAYER.search(name))}
+    wanted = _value(config, "num_hidden_layers")
+    if wanted is not None and layers != set(range(wanted)):
+        raise ModelError(
+            f"config.json of model `{ref}` tells of {wanted} layers and its weights are those of "
+            f"{len(layers)}: copy or save the model anew"
+        )
+    for name, shape in shapes.items():
+        expected = _expected(name, config)
+        if expected is not None and shape != expected:
+            raise ModelError(
+                f"tensor {name:.100} of model `{ref}` has the shape {list(shape)}, by its config "
+                f"it is {list(expected)}: copy or save the model anew"
+            )
+
+
+def _expected(name: str, config: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """The shape that a config gives to a tensor; None where this is not known here."""
+    hidden = _value(config, "hidden_size")
+    heads = _value(config, "num_attention_heads")
+    if hidden is None or heads is None:
+        return None
+    vocabulary = config["vocab_size"]
+    inner = config.get("intermediate_size")
+    head_dim = config.get("head_dim") or hidden // heads
+    of_kv = (config.get("num_key_value_heads") or heads) * head_dim
+    # Elsewhere what is not said has a default of the architecture's.
+    said = config.get("model_type") == "llama" or {"head_dim", "num_key_value_heads"} <= set(config)
+    last = ".".join(name.split(".")[-2:])
+    dense = not {"experts", "block_sparse_moe", "mlp_only"} & set(name.split("."))
+    known: dict[str, tuple[int, ...]] = {
+        "embed_tokens.weight": (vocabulary, hidden),
+        "wte.weight": (vocabulary, hidden),
+        "embed_in.weight": (vocabulary, hidden),
+        "lm_head.weight": (vocabulary, hidden),
+        "embed_out.weight": (vocabulary, hidden),
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+    }
+    if said:
+        known |= {
+            "q_proj.weight": (heads * head_dim, hidden),
+            "k_proj.weight": (of_kv, hidden),
+            "v_proj.weight": (of_kv, hidden),
+            "o_proj.weight": (hidden, heads * head_dim),
+        }
+    if inner and dense:
+        known |= {
+            "gate_proj.weight": (inner, hidden),
+            "up_proj.weight": (inner, hidden),
+            "down_proj.weight": (hidden, inner),
+        }
+    if "n_positions" in config:
+        known["wpe.weight"] = (config["n_positions"], hidden)
+    return known.get(last)
+
+
+def _value(config: Mapping[str, Any], name: str) -> int | None:
+    """By its usual name or that of GPT-2."""
+    value = config.get(name, config.get(_OLD_NAMES[name]))
+    return value if isinstance(value, int) else None

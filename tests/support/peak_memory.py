@@ -1,0 +1,52 @@
+"""The memory of a process and of all that it has started, while it runs."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+EVERY_SEC = 0.02
+_PAGE_MIB = 4096 / (1 << 20)
+
+
+class PeakMemory:
+    """The most that this process tree has of its own, in MiB; shared pages are not counted."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self.first_mib = _tree_mib(pid)
+        self.peak_mib = self.first_mib
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def end(self) -> float:
+        self._ended.set()
+        self._thread.join()
+        return self.peak_mib
+
+    def _look(self) -> None:
+        while not self._ended.wait(EVERY_SEC):
+            self.peak_mib = max(self.peak_mib, _tree_mib(self._pid))
+
+
+def _tree_mib(pid: int) -> float:
+    return _own_mib(pid) + sum(_tree_mib(child) for child in _children(pid))
+
+
+def _own_mib(pid: int) -> float:
+    try:
+        _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_text().split()
+    except (OSError, ValueError):
+        return 0.0
+    return (int(resident) - int(shared)) * _PAGE_MIB
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("[0-9]*/children"):
+        try:
+            found += map(int, task.read_text().split())
+        except OSError:
+            continue
+    return found
