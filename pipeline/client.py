@@ -16,6 +16,7 @@ from specbatch.pipeline.observe.span_names import SUBMIT
 from specbatch.pipeline.observe.tracing import UNTRACED, Tracing
 from specbatch.pipeline.privacy.tenants import NOBODY_PRIVATE, Privacy
 from specbatch.schemas.errors import UsageError, WaitTimeoutError
+from specbatch.schemas.fingerprint import Models
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.records import (
     PRIORITIES,
@@ -85,6 +86,7 @@ class Client:
                 deadline_sec=spec.deadline_sec,
                 budget_usd=spec.budget_usd,
                 numeric_class=spec.engine.numeric_class,
+                model_fingerprint=spec.model_fingerprint,
             )
         )
         return self._store.create_job(order)
@@ -121,19 +123,23 @@ class Client:
         return job
 
     def retry(
-        self, job_id: str, quarantined: bool = False, numeric_class: str | None = None
+        self,
+        job_id: str,
+        quarantined: bool = False,
+        numeric_class: str | None = None,
+        models: Models | None = None,
     ) -> int:
         """Send what failed or was cancelled back to work; how many units that is.
 
-        `quarantined`: only rows that failed by themselves, one unit each. `numeric_class`: in that
-        one; a job that goes on is moved to it.
+        `quarantined`: only rows that failed by themselves, one unit each. `numeric_class`,
+        `models`: in that one, with those; a job that goes on is moved to them.
         """
         job = self._store.get_job(job_id)
-        if not job.state.is_final and numeric_class is None:
+        if not job.state.is_final and numeric_class is None and models is None:
             raise UsageError(
                 f"job {job.job_id} is still {job.state}: wait for it or cancel it first"
             )
-        count = self._store.retry_job(job.job_id, quarantined, numeric_class)
+        count = self._store.retry_job(job.job_id, quarantined, numeric_class, models)
         self._ring_due(job.job_id)
         return count
 

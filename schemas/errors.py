@@ -5,6 +5,7 @@
     │   ├── SpecError            a field of the job spec is wrong
     │   ├── InputError           an input file or column is missing or unreadable
     │   ├── ModelError           a model folder cannot be served
+    │   │   └── ModelChangedError  its files are not those that a job began with
     │   ├── OutputError          the output location holds another job, or is not writable
     │   ├── IdempotencyError     same key, different spec
     │   └── MissingExtraError    a part of the install is needed and absent
@@ -54,6 +55,13 @@ class InputError(UsageError):
 
 class ModelError(UsageError):
     """A model cannot be served; the message names the folder and the reason."""
+
+
+class ModelChangedError(ModelError):
+    """The files of a model are not those that a job began with; the message names what differs.
+
+    Another worker may have them, and so may this one again: no attempt is used up.
+    """
 
 
 class OutputError(UsageError):

@@ -104,6 +104,7 @@ def load_model(
         if may_pass(error):
             raise engine_error(error, f"loading model `{folder.ref}`") from error
         raise ModelError(f"model `{folder.ref}` cannot be loaded: {error}") from error
+    _detach(module)
     module = module.to(device).eval().requires_grad_(False)
     quantise(module, weights)
     plain = device == "cpu" and by == "torch" and weights == "as-is" and tensor_parallel == 1
@@ -134,6 +135,21 @@ def load_model(
         head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
         eos_ids=eos_ids,
     )
+
+
+def _detach(module: nn.Module) -> None:
+    """Give the module tensors of its own: who writes to the file afterwards changes nothing here.
+
+    A mapped file shows what is written to it later, and to read where it was cut off ends the
+    process.
+    """
+    own: dict[tuple[int, torch.Size], Tensor] = {}  # by place: tied weights stay tied
+    for tensor in (*module.parameters(), *module.buffers()):
+        if not tensor.untyped_storage().resizable():  # memory that torch did not allocate
+            key = (tensor.data_ptr(), tensor.shape)
+            if key not in own:
+                own[key] = tensor.data.clone()
+            tensor.data = own[key]
 
 
 def _compiled(module: Any) -> Any:
