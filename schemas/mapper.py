@@ -187,6 +187,7 @@ def job_row(row: Any) -> JobRow:
         model_fingerprint=row.model_fingerprint,
         model_parts=row.model_parts or {},
         proposer_fingerprint=row.proposer_fingerprint,
+        last_error=row.last_error,
     )
 
 

@@ -396,6 +396,7 @@ class JobRow:
     model_fingerprint: str | None = None
     model_parts: Mapping[str, str] = field(default_factory=dict)  # of that fingerprint
     proposer_fingerprint: str | None = None  # of its draft model, where outputs depend on it
+    last_error: str | None = None  # why its input or its output was given back
 
 
 @dataclass(frozen=True, slots=True)
