@@ -6,6 +6,7 @@ import json
 import shutil
 import sqlite3
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.settings import Settings
 from support import forks
 from support.models import tiny_llama
-from support.workers import WAIT_SEC, wait_until
+from support.workers import WAIT_SEC, WorkerProcess, command, wait_until, worker
 
 ROWS, GROUP, TOKENS = 96, 8, 48
 KEY = "nightly-1"
@@ -214,7 +215,7 @@ def test_weights_that_change_under_a_running_engine_change_nothing_it_writes(
             stderr=log,
         )
         try:
-            wait_until("some rows are recorded", lambda: 0 < place.done() or process.poll())
+            wait_until("some rows are recorded", lambda: place.done() > 0 or process.poll())
             alter_weights(place.model)
             assert process.wait(WAIT_SEC) == 0, (place.home / "job.log").read_text()[-3000:]
         finally:
