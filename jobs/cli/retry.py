@@ -10,6 +10,7 @@ from specbatch.jobs.cli import options as o
 from specbatch.jobs.cli.connect import client, load_settings
 from specbatch.jobs.cli.console import remark, say, say_json
 from specbatch.pipeline.client import Client
+from specbatch.pipeline.tools import models_now
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.fingerprint import Models, shown
 from specbatch.schemas.records import JobRow
@@ -79,14 +80,7 @@ def _accepted(settings: Settings, c: Client, row: JobRow, local: bool) -> Models
     Raises `UsageError` unless all workers have the same, and other files than the job.
     """
     if local:
-        from specbatch.pipeline.bootstrap import require_engine_extra
-
-        require_engine_extra()
-        from specbatch.pipeline.engine.model_folder import inspect_model
-        from specbatch.pipeline.identity import check_models, models_of
-
-        spec = spec_of(row)
-        return models_of(spec, *check_models(inspect_model, spec))
+        return models_now(spec_of(row))
     found = c.models_alive(row.job_id, LEASES_OF_SILENCE * settings.lease_sec)
     if not found:
         raise UsageError(
