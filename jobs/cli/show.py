@@ -61,6 +61,7 @@ def show(
             told = {"rows_quarantined": len(alone), "decisions": [asdict(d) for d in decisions]}
             told["audits"] = [asdict(audit) for audit in audits]
             told |= {"numeric_class": row.numeric_class, "waits_for": waits}
+            told |= {"given_back": row.last_error}
             told |= {"model_fingerprint": row.model_fingerprint, "model_parts": row.model_parts}
             told |= {"workers": models_here(store, row, silence_sec)}
             say_json(as_json(row, progress) | saved_json(saved) | told)

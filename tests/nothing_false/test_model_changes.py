@@ -248,6 +248,21 @@ def test_a_spec_names_the_model_that_it_wants(place: Place) -> None:
     )
 
 
+@pytest.mark.parametrize("verification", ["coupled", "rejection"])
+def test_a_draft_model_counts_where_outputs_depend_on_it(place: Place, verification: str) -> None:
+    draft = tiny_llama(place.home / "draft", vocab_size=300, hidden=32, layers=1, seed=1)
+    more = ("--proposer", str(draft), "--verification", verification, "--depth", "2")
+    call = place.job("out", "--local", "--idempotency-key", KEY, *more)
+    place.killed_in_the_middle(*call)
+    alter_weights(draft)
+    again = place.run(*call)
+    if verification == "coupled":
+        assert again.returncode == 0, again.stderr[-3000:]
+    else:
+        assert f"draft model `{draft}` has other files" in complaint(again)
+        assert place.done() < ROWS
+
+
 class Fleet:
     """Workers of one store and one Redis, who find the model under one name."""
 
@@ -296,6 +311,7 @@ def test_workers_with_different_weights_leave_each_other_s_jobs_alone(
         first = fleet.submit("first")
         alive = [former, *fleet.others]
         wait_until("some rows are recorded", lambda: place.done() > 0, alive)
+        kept = shutil.copy(place.model / "model.safetensors", place.home)
         alter_weights(place.model)
         later = fleet.verifier("later")
         second = fleet.submit("second")
@@ -323,3 +339,21 @@ def test_workers_with_different_weights_leave_each_other_s_jobs_alone(
         assert moved["units"] == ROWS // GROUP
         wait_until("the third job's end", lambda: fleet.ended(third), alive)
         assert place.tokens(third) == expected
+
+        shutil.copy(kept, place.model / "model.safetensors")
+        spec = place.home / "job.yaml"
+        spec.write_text(f"model_fingerprint: {wanted}\n")
+        said = place.run("submit-job", str(spec), *place.job("fourth")[1:])
+        assert said.returncode == 0, said.stderr[-2000:]
+        assert f"waits for a worker with model fingerprint {wanted[:12]}" in said.stderr
+        fourth = said.stdout.strip()
+        wait_until(
+            "its input is given back",
+            lambda: fleet.command("specbatch", "show", fourth)["given_back"],
+            alive,
+        )
+        told = fleet.command("specbatch", "show", fourth)
+        assert f"the job's is {wanted[:12]})" in told["given_back"]
+        fifth = fleet.submit("fifth")
+        wait_until("the fifth job's end", lambda: fleet.ended(fifth), alive)
+        assert place.tokens(fifth) == expected
