@@ -26,7 +26,7 @@ from specbatch.pipeline.engine.memory import (
     cache_bytes,
     free_for_another,
 )
-from specbatch.pipeline.engine.model_folder import ModelFolder, inspect_folder
+from specbatch.pipeline.engine.model_folder import ModelFolder, check_pair, inspect_folder
 from specbatch.pipeline.engine.ngram_proposer import NgramProposer
 from specbatch.pipeline.engine.numeric_class import check_class, serves
 from specbatch.pipeline.engine.observing import Observer
@@ -91,6 +91,7 @@ class EngineHost:
         self._on_wanted = on_wanted
         self.proposer = proposer
         self._draft_models = (*([] if proposer is None else [proposer]), *further)
+        self._pairs = {(verifier.fingerprint, f.fingerprint) for f in self._draft_models}
         self._draft_names = draft_names([folder.ref for folder in self._draft_models])
         self._max_sequences = max_sequences
         self._max_batch_tokens = max_batch_tokens
@@ -236,7 +237,10 @@ class EngineHost:
         models = []
         loaded = [self._load(f, spec, spec.proposer_weights) for f in self._draft_models]
         for name in self._draft_names:
-            drafting = self._runner(loaded.pop(0))
+            draft_model = loaded.pop(0)
+            if not self._still_fits(verifier.folder, draft_model.folder):
+                continue
+            drafting = self._runner(draft_model)
             pass_time = knowledge.draft_time_of(name)
             proposers.append(DraftModelProposer(drafting, pass_time=pass_time, name=name))
             models.append(drafting.memory(MAX_PASS_TOKENS, self._max_sequences))
@@ -261,7 +265,7 @@ class EngineHost:
             self._drift_every,
         )
         models.append(verifying.memory(*engine.largest_pass))
-        # A mapped model file is ours until the last of its tensors goes, native form or not.
+        # Its tensors are held until the last reference goes, native form or not.
         del verifier
         gc.collect()
         self.memory = budget_of(models, on_processor=not self._device.is_gpu)
@@ -284,6 +288,17 @@ class EngineHost:
                 f"the {listed(names)} of model `{self.verifier.ref}` changed after this worker had "
                 "loaded it for other jobs: start the worker anew"
             )
+
+    def _still_fits(self, verifier: ModelFolder, draft_model: ModelFolder) -> bool:
+        """Whether both still speak the same tokens, if one has changed since that was looked at."""
+        if (verifier.fingerprint, draft_model.fingerprint) in self._pairs:
+            return True
+        try:
+            check_pair(verifier, draft_model)
+        except ModelError as error:
+            log.warning("draft model %s is left out: %s", draft_model.ref, error)
+            return False
+        return True
 
     def _load_verifier(self, spec: EngineSpec) -> LoadedModel:
         if self._leader is None:
