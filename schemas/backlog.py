@@ -97,7 +97,8 @@ class PinnedJob:
             return self._waits_for_model(mine)
         drafting = [s for _, s in same if self.proposer_fingerprint in (None, *s.drafts)]
         if same and not drafting:
-            there = _joined(shown(digest) for _, serves in same for digest in serves.drafts)
+            drafts = [shown(digest) for _, serves in same for digest in serves.drafts]
+            there = _joined(drafts) if drafts else "none with a draft model (--proposer)"
             wanted = shown(self.proposer_fingerprint or "")
             return f"waits for a worker with draft model fingerprint {wanted}; alive: {there}"
         if self.numeric_class in (None, UNKNOWN):

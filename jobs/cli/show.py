@@ -68,8 +68,8 @@ def show(
             return
         _say_how_far(row, progress)
         for line in (
-            *class_lines(store, row),
             *model_lines(row, models_here(store, row, silence_sec)),
+            *class_lines(store, row),
             *waiting_lines(row, waits),
         ):
             say(line)
