@@ -11,7 +11,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING
 
 from specbatch.pipeline.client import Client, Ring
@@ -183,7 +183,7 @@ def make_worker(
     """
     if instead is None:
         require_engine_extra()
-    from specbatch.pipeline.engine.model_folder import check_pair, inspect_model
+    from specbatch.pipeline.engine.model_folder import check_pair, models_here
     from specbatch.pipeline.ingest.codec import TextCodec
     from specbatch.pipeline.ingest.objects import Objects
     from specbatch.pipeline.refill import Refiller, Refills
@@ -195,7 +195,7 @@ def make_worker(
     sweepers_ring = patient(ring if meter is None else counted(ring, meter.rung))
     ring = patient(ring)
     device, leader = (None, None) if instead else _device(settings)
-    models = lru_cache(maxsize=16)(inspect_model)
+    models = models_here()
     folders = [models(ref) if ref else None for ref in (verifier, proposer)]
     beside = tuple(models(ref) for ref in further)
     if folders[0] is not None:
@@ -265,7 +265,7 @@ def make_worker(
         owner=owner,
         lease_sec=settings.lease_sec,
         economy=Economy(device_here.price_microusd),
-        codec=lru_cache(maxsize=16)(instead.codec if instead else TextCodec.load),
+        codec=instead.codec if instead else TextCodec.load,
         proposing=proposing,
         verifying=verifying,
         models=models,

@@ -15,7 +15,9 @@ from specbatch.pipeline.observe.context import Work, work_on
 from specbatch.pipeline.observe.span_names import SUBMIT
 from specbatch.pipeline.observe.tracing import UNTRACED, Tracing
 from specbatch.pipeline.privacy.tenants import NOBODY_PRIVATE, Privacy
+from specbatch.schemas.backlog import PinnedJob
 from specbatch.schemas.errors import UsageError, WaitTimeoutError
+from specbatch.schemas.fingerprint import Models
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.records import (
     PRIORITIES,
@@ -85,6 +87,7 @@ class Client:
                 deadline_sec=spec.deadline_sec,
                 budget_usd=spec.budget_usd,
                 numeric_class=spec.engine.numeric_class,
+                model_fingerprint=spec.model_fingerprint,
             )
         )
         return self._store.create_job(order)
@@ -121,21 +124,48 @@ class Client:
         return job
 
     def retry(
-        self, job_id: str, quarantined: bool = False, numeric_class: str | None = None
+        self,
+        job_id: str,
+        quarantined: bool = False,
+        numeric_class: str | None = None,
+        models: Models | None = None,
     ) -> int:
         """Send what failed or was cancelled back to work; how many units that is.
 
-        `quarantined`: only rows that failed by themselves, one unit each. `numeric_class`: in that
-        one; a job that goes on is moved to it.
+        `quarantined`: only rows that failed by themselves, one unit each. `numeric_class`,
+        `models`: in that one, with those; a job that goes on is moved to them.
         """
         job = self._store.get_job(job_id)
-        if not job.state.is_final and numeric_class is None:
+        if not job.state.is_final and numeric_class is None and models is None:
             raise UsageError(
                 f"job {job.job_id} is still {job.state}: wait for it or cancel it first"
             )
-        count = self._store.retry_job(job.job_id, quarantined, numeric_class)
+        count = self._store.retry_job(job.job_id, quarantined, numeric_class, models)
         self._ring_due(job.job_id)
         return count
+
+    def waits_for(self, job_id: str, silence_sec: float) -> str | None:
+        """In words, what a job lacks before its groups can be verified, and what there is; None:
+        nothing. Workers that were not heard of for `silence_sec` are held for dead."""
+        job = self._store.get_job(job_id)
+        if job.state.is_final or job.cancel_requested:
+            return None
+        return PinnedJob.of(job).waits(self._store.backlog().alive(silence_sec))
+
+    def models_alive(self, job_id: str, silence_sec: float) -> list[Models]:
+        """What live workers have in the place of the job's models, where that is something else."""
+        job = self._store.get_job(job_id)
+        told = [w.serves for w in self._store.backlog().alive(silence_sec) if w.serves is not None]
+        found: dict[str, Models] = {}
+        for serves in told:
+            here, drafts = serves.fingerprint, serves.drafts
+            if serves.model != job.verifier or here is None:
+                continue
+            wanted = job.proposer_fingerprint
+            draft = wanted if wanted in (None, *drafts) or len(drafts) != 1 else drafts[0]
+            if (here.digest, draft) != (job.model_fingerprint, wanted):
+                found.setdefault(here.digest, Models(here, draft))
+        return [found[digest] for digest in sorted(found)]
 
     def follow(
         self, job_id: str, every_sec: float = 0.5, timeout_sec: float | None = None

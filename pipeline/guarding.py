@@ -18,6 +18,7 @@ from specbatch.pipeline.ringing import Ringing
 from specbatch.schemas.errors import (
     DeviceLostError,
     FencedError,
+    ModelChangedError,
     NoEngineError,
     ObjectError,
     RequestCancelledError,
@@ -69,6 +70,11 @@ class Guarding(Ringing):
                 self._ring_job(lease.job_id)
             else:
                 self._store.release(lease, "the worker was stopped", forgiven=True)
+        except ModelChangedError as error:
+            # Whoever has the right files may do it, and so may this worker once it has them.
+            words = self._words(lease, error)
+            log.warning("job %s group %s: %s", lease.job_id, lease.group_index, words)
+            self._store.release(lease, words, forgiven=True)
         except UsageError as error:
             # The job itself is wrong; no retry will help.
             if lease.group_index is None:

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 from specbatch.pipeline import telling
 from specbatch.pipeline.client import Ring
+from specbatch.pipeline.codecs import Codecs
 from specbatch.pipeline.drafting import Drafting
 from specbatch.pipeline.engine.model_folder import ModelFolder, vocabulary_digest
-from specbatch.pipeline.identity import check_models, identity_of
-from specbatch.pipeline.ingest.codec import TextCodec
+from specbatch.pipeline.identity import check_models, identity_of, models_of
 from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ingest.outputs import OutputWriter
 from specbatch.pipeline.ingest.planner import PlannedGroup, plan
@@ -56,7 +56,7 @@ class Intake:
         objects: Objects,
         ring: Ring,
         drafting: Drafting,
-        codec: Callable[[str], TextCodec],
+        codecs: Codecs,
         models: Callable[[str], ModelFolder],
         max_open_groups: int,
         privacy: Privacy = NOBODY_PRIVATE,
@@ -68,7 +68,7 @@ class Intake:
         self._objects = objects
         self._ring = ring
         self._drafting = drafting
-        self._codec = codec
+        self._codecs = codecs
         self._models = models
         self._max_open = max_open_groups
         self._paused: OrderedDict[str, tuple[Place, _Reading]] = OrderedDict()  # the newest is last
@@ -79,7 +79,8 @@ class Intake:
 
         In the last case the lease is given back; when the job is stopped too, at the last group
         that is stored, so that what is left can be told. Raises `UsageError`, `FencedError`,
-        and `ObjectError` where a store is out of reach.
+        `ModelChangedError` where the job was begun with other models, and `ObjectError` where a
+        store is out of reach.
         """
         place = (work.cursor, work.next_row, work.next_group)
         reading = self._going_on(job.job_id, place)
@@ -108,15 +109,16 @@ class Intake:
     def _begin(self, work: JobWork, job: JobRow, spec: JobSpec) -> _Reading:
         self._privacy.check(job)
         verifier, proposer = check_models(self._models, spec)
+        self._store.pin_models(work.lease, models_of(spec, verifier, proposer))
         OutputWriter(self._objects, spec.output.uri, job.job_id).claim()
         source = open_source(spec.input, self._objects, self._reader_bytes)
         source.check()
         self._drafting.prepare(work.lease, job, spec, vocabulary_digest(verifier))
-        codec = self._codec(str(verifier.path))
+        codec = self._codecs.of_folder(verifier)
         checker = RowChecker(spec, codec, verifier.context_tokens, verifier.vocab_size)
         start = (work.cursor, work.next_row, work.next_group)
         planned = plan(source, checker, spec.group_size, *start)
-        identity = identity_of(spec, source.format, verifier, proposer)
+        identity = identity_of(job, spec, source.format, verifier, proposer)
         return _Reading(in_batches(planned, min(MOST_TOGETHER, self._max_open)), identity)
 
     def _store_groups(

@@ -1,8 +1,8 @@
-"""Work messages for groups of another numeric class go back to the queue.
+"""Work messages for groups of another numeric class or fingerprint go back to the queue.
 
-Workers of all classes share the queue of their model, so one may take a message for a group that it
-must not verify. The message would be lost until the sweeper misses it, while workers of that class
-stand idle. It is sent again, slowly: else two workers could pass it to and fro thousands of times.
+Workers of all of them share the queue of their model, so one may take a message for a group that it
+must not verify. The message would be lost until the sweeper misses it, while workers that may stand
+idle. It is sent again, slowly: else two workers could pass it to and fro thousands of times.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from specbatch.pipeline.client import Ring
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.errors import JobNotFoundError
-from specbatch.schemas.numeric_class import UNKNOWN, Serves
+from specbatch.schemas.numeric_class import Pinned, Serves
 from specbatch.schemas.records import Bell, Stage
 
 log = logging.getLogger(__name__)
@@ -51,13 +51,13 @@ class PassingOn:
             job = self._store.get_job(job_id)
         except JobNotFoundError:
             return
-        if job.numeric_class in (None, UNKNOWN) or serves.takes(job.numeric_class):
+        if serves.takes(Pinned.of(job)):
             return
         with self._lock:
             due = [bell for bell in self._due(job_id) if not self._is_waiting(job_id)]
             if due:
                 time.sleep(self._pace_sec)
-                log.debug("passed on: %s, of class %s", due[0], job.numeric_class)
+                log.debug("passed on: %s, of another class or model", due[0])
                 self._ring(due[0])
 
     def _due(self, job_id: str) -> list[Bell]:

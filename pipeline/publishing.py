@@ -44,7 +44,7 @@ class Publisher:
 
     store: Store
     objects: Objects
-    decode: Callable[[JobSpec], Decode]
+    decode: Callable[[JobRow], Decode]
     checker: Callable[[JobSpec], RowChecker]
     attempts: int  # that a job has
 
@@ -61,7 +61,7 @@ class Publisher:
         if job.privacy.is_full:
             rejected = self.store.rejected(job.job_id)
         else:  # the output is the submitter's and whole, whatever the store keeps
-            done = recorded(self.store, self.objects, job, spec, self.decode(spec))
+            done = recorded(self.store, self.objects, job, spec, self.decode(job))
             rejected = rejected_whole(self.store, self.objects, job)
         rows: Iterator[CompletionRecord]
         rows = with_unfinished_rows(self.store, self.objects, job, done)
@@ -81,7 +81,7 @@ class Publisher:
                 rejected,
                 openai=(input_format or spec.input.format) == "openai",
                 created=int(job.created_at),
-                decode=self.decode(spec),
+                decode=self.decode(job),
                 info=_info(job, spec, self.store.log_head(job.job_id)),
                 beside=left.files if left is not None else (),
                 still_mine=still_mine,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from specbatch.pipeline.auditing import Replayed
-from specbatch.pipeline.engine.model_folder import ModelFolder
+from specbatch.pipeline.engine.model_folder import ModelFolder, config_and_weights_sha256
 from specbatch.pipeline.engine.quantised import fingerprint_of
 from specbatch.pipeline.engine.recheck import Difference
 from specbatch.pipeline.engine.replayer import Looked, Replayer
@@ -24,8 +24,9 @@ from specbatch.pipeline.prompts import reader
 from specbatch.pipeline.requests import requests_of, with_text
 from specbatch.schemas.audit import Finding, FindingKind, KeptCompletion
 from specbatch.schemas.errors import ModelError, ObjectError, UsageError
+from specbatch.schemas.fingerprint import compared, shown
 from specbatch.schemas.mapper import as_float32
-from specbatch.schemas.numeric_class import class_note
+from specbatch.schemas.numeric_class import UNKNOWN, class_note
 from specbatch.schemas.records import CompletionRecord, JobRow, PromptRow, Verification
 from specbatch.schemas.spec import JobSpec
 
@@ -95,6 +96,8 @@ class Replays:
     def _look(self, kept: KeptCompletion, record: CompletionRecord) -> Replayed:
         if any(token < 0 for token in record.token_ids):
             return Replayed(skipped="its tokens are not kept")
+        if (other := self._of_another_model(record)) is not None:
+            return Replayed(skipped=f"decided by another model ({shown(other)})")
         row = self._prompt(kept)
         if row is None:
             what = f"{_name(record)} has no prompt in its group"
@@ -156,6 +159,11 @@ class Replays:
                 f"job {self._job.job_id} has no readable completion of row {row_index}, "
                 f"sample {sample}"
             )
+        if (other := self._of_another_model(kept.record)) is not None:
+            raise UsageError(
+                f"row {row_index} was decided by another model (fingerprint {shown(other)}) than "
+                f"here ({shown(str(self._replayer.model_fingerprint))}): it cannot be compared"
+            )
         row = self._prompt(kept)
         if row is None:
             raise UsageError(f"row {row_index} is not among the prompts of its group")
@@ -178,8 +186,14 @@ class Replays:
             finish_reason=fresh.finish_reason,
             error=fresh.error,
             numeric_class=self._replayer.numeric_class,
+            model_fingerprint=self._replayer.model_fingerprint,
         )
         return replace(record, text=self._text(record, row))
+
+    def _of_another_model(self, record: CompletionRecord) -> str | None:
+        """The fingerprint of the model that decided it, unless that is the one here."""
+        found = record.model_fingerprint
+        return None if found in (None, self._replayer.model_fingerprint) else found
 
     def _prompt(self, kept: KeptCompletion) -> PromptRow | None:
         prompts = self._store.prompts_of(self._job.job_id, kept.group_index)
@@ -204,14 +218,23 @@ def is_replayable(spec: JobSpec, request: Request) -> bool:
 
 def check_model(job: JobRow, spec: JobSpec, verifier: ModelFolder) -> None:
     """Raise `ModelError` unless this is the model that decided the job's tokens."""
+    where = "name that one's folder with --verifier"
+    if job.model_fingerprint not in (None, UNKNOWN):
+        if job.model_fingerprint != verifier.fingerprint.digest:
+            raise ModelError(
+                f"model `{verifier.ref}` is not the one that decides the tokens of job "
+                f"{job.job_id}, it has "
+                f"{compared(job.model_fingerprint, job.model_parts, verifier.fingerprint)}: {where}"
+            )
+        return
     known = job.report.get("verifier_sha256")
-    found = fingerprint_of(verifier.fingerprint, spec.engine.verifier_weights)
     if known is None:
         raise ModelError(f"job {job.job_id} does not say which model decided its tokens")
+    found = fingerprint_of(config_and_weights_sha256(verifier), spec.engine.verifier_weights)
     if known != found:
         raise ModelError(
             f"model `{verifier.ref}` ({found[:12]}) is not the one that decided the tokens of job "
-            f"{job.job_id} ({known[:12]}): name that one's folder with --verifier"
+            f"{job.job_id} ({known[:12]}): {where}"
         )
 
 

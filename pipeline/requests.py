@@ -174,6 +174,7 @@ def records_of(
                 ahead_ticks=ahead_ticks,
                 ahead_price_microusd=ahead_price,
                 numeric_class=job.numeric_class,
+                model_fingerprint=job.model_fingerprint,
             )
         )
     return records

@@ -17,6 +17,7 @@ from itertools import chain
 
 from specbatch.pipeline import telling
 from specbatch.pipeline.client import Ring
+from specbatch.pipeline.codecs import Codecs
 from specbatch.pipeline.drafting import READS_OF_DRAFTS, Drafting, check_drafts_here, uses_history
 from specbatch.pipeline.engine.model_folder import ModelFolder, inspect_model
 from specbatch.pipeline.engine.sequence import Completion
@@ -64,8 +65,8 @@ from specbatch.pipeline.requests import (
 from specbatch.pipeline.sharing import completed
 from specbatch.pipeline.text_stop import Decode
 from specbatch.pipeline.timekeeping import Timing, Untimed
-from specbatch.schemas.errors import RequestCancelledError, UsageError
-from specbatch.schemas.numeric_class import UNKNOWN, Serves
+from specbatch.schemas.errors import ModelChangedError, RequestCancelledError, UsageError
+from specbatch.schemas.numeric_class import UNKNOWN, Pinned, Serves
 from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import (
     Artefact,
@@ -126,7 +127,7 @@ class Stages(Guarding):
         self._owner = owner
         self._lease_sec = lease_sec
         self._economy = economy
-        self._codec = codec
+        self._codecs = Codecs(codec, models)
         self._proposing = proposing
         self._verifying = verifying
         self._models = models
@@ -137,7 +138,7 @@ class Stages(Guarding):
         self._timing = timing or Untimed()
         self._publisher = Publisher(store, objects, self._decode, self._checker, max_attempts)
         reading = (max_open_groups, privacy, reader_bytes)
-        self._intake = Intake(store, objects, ring, self._drafting, codec, models, *reading)
+        self._intake = Intake(store, objects, ring, self._drafting, self._codecs, models, *reading)
 
     def run(self, stage: Stage, job_id: str, group_index: int | None) -> None:
         """Do what a bell asks for, if it is still to be done."""
@@ -202,7 +203,7 @@ class Stages(Guarding):
     def _write_ahead(
         self, host: Engines, job: JobRow, spec: JobSpec, rows: Sequence[PromptRow], length: int
     ) -> Submitted:
-        decode = self._decode(spec)
+        decode = self._decode(job)
         cap = self._tenant_depths.get(job.tenant)
         keeper = self._privacy.keeper(job)
         requests = [
@@ -218,9 +219,10 @@ class Stages(Guarding):
     def verify(self, job_id: str, index: int) -> None:
         """Join the fused batch with this group's prompts and wait until all are complete."""
         host = self._engines(self._verifying, "verify")
-        work = self._claim_next(Stage.VERIFY, host.verifier.ref, job_id, index, host.serves())
+        serves = host.serves()
+        work = self._claim_next(Stage.VERIFY, host.verifier.ref, job_id, index, serves)
         if work is None:
-            self._passing.pass_on(job_id, host.serves())
+            self._passing.pass_on(job_id, serves)
             return
         with self._engaged(work.lease, host) as (held, begun):
             job, spec = self._to_verify(host, work)
@@ -234,9 +236,11 @@ class Stages(Guarding):
             except RequestCancelledError:
                 if not held.cancelled.is_set():
                     raise  # the worker ends, the job does not
-                self._keep_finished(work.lease, job, spec, rows, drafts, begun)
+                decided = self._decided(host, job, work)
+                self._keep_finished(work.lease, decided, spec, rows, drafts, begun)
                 return
             completions = [done for ticket in begun for done in ticket.wait()]
+            job = self._decided(host, job, work)
             records = records_of(job, rows, completions, drafts, self._economy.price_microusd)
             measured = sum((lesson.measured for lesson in lessons), NOTHING_MEASURED)
             beside = measured.priced(self._economy.price_microusd).report()
@@ -264,6 +268,20 @@ class Stages(Guarding):
             )
         return replace(job, numeric_class=here), spec.model_copy(update={"engine": engine})
 
+    def _decided(self, host: Engines, job: JobRow, work: GroupWork) -> JobRow:
+        """The job with the fingerprint of the model that has decided a group's tokens.
+
+        It was loaded after the group was claimed, perhaps. Raises `ModelChangedError` where its
+        files were replaced between the two.
+        """
+        serves = host.serves()
+        if not serves.takes(Pinned.of(work)):
+            raise ModelChangedError(
+                f"model `{host.verifier.ref}` was replaced while it was loaded for job {job.job_id}"
+            )
+        found = serves.fingerprint
+        return replace(job, model_fingerprint=None if found is None else found.digest)
+
     def _claim_next(
         self, stage: Stage, model: str, job_id: str, index: int, serves: Serves | None = None
     ) -> GroupWork | None:
@@ -284,7 +302,7 @@ class Stages(Guarding):
     ) -> None:
         """End a group of a job that was stopped; its finished rows are kept."""
         price = self._economy.price_microusd
-        codec = self._codec(str(self._models(spec.verifier).path))
+        codec = self._codecs.of_job(self._jobs.of_group(job.job_id)[0])
         records = finished_records(job, spec, rows, drafts, begun, codec, price)
         report = group_report(records) | put_kept(self._objects, job, lease, records)
         kept, timing = kept_records(self._privacy.keeper(job), records, codec), self._spent(begun)
@@ -306,7 +324,7 @@ class Stages(Guarding):
 
         Rows that go to somebody idle meanwhile are not among them, nor the group's any more.
         """
-        decode = self._decode(spec)
+        decode = self._decode(job)
         history = self._drafting.history(job) if uses_history(spec) else None
         cap = self._tenant_depths.get(job.tenant)
         pins = host.pins(spec.speculation)
@@ -346,7 +364,7 @@ class Stages(Guarding):
             mine = {row.row_index for row in rows}  # others cut off from it share the file
             results = read_own(self._objects, job, work.results)
             records = [record for record in read_results(results) if record.row_index in mine]
-            codec = self._codec(str(self._models(spec.verifier).path))
+            codec = self._codecs.of_job(job)
             texts = codec.decode_batch([r.token_ids for r in records])
             done = with_text(records, texts, rows, spec, codec.decode)
             due = self._store.commit_group(
@@ -380,15 +398,15 @@ class Stages(Guarding):
                 clear(self._store, self._objects, job.job_id)
 
     # --- shared ----------------------------------------------------------------------------
-    def _decode(self, spec: JobSpec) -> Decode:
-        """The verifier's detokenizer, loaded when it is first called."""
-        codec = cache(lambda: self._codec(str(self._models(spec.verifier).path)))
+    def _decode(self, job: JobRow) -> Decode:
+        """The job's detokenizer, loaded when it is first called."""
+        codec = cache(lambda: self._codecs.of_job(job))
         return lambda ids: codec().decode(ids)
 
     def _checker(self, spec: JobSpec) -> RowChecker:
         """What a job's rows are checked with."""
         verifier = self._models(spec.verifier)
-        codec = self._codec(str(verifier.path))
+        codec = self._codecs.of_folder(verifier)
         return RowChecker(spec, codec, verifier.context_tokens, verifier.vocab_size)
 
     def _put(self, job: JobRow, kind: str, lease: Lease, data: bytes) -> Artefact:

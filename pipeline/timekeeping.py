@@ -124,6 +124,7 @@ class Timekeeper:
         self._device = device
         self._hosts = hosts
         self._serves = serves
+        self._announced: Serves | None = None  # as the store knows it
         self._clock = clock
         self._lock = threading.Lock()  # of all that follows; never held while the store is asked
         self._changing = threading.Lock()  # held to begin a session
@@ -215,15 +216,18 @@ class Timekeeper:
             log.warning("the session of this worker ends when it is missed: %s", error)
 
     def _introduce(self) -> None:
-        """Have the store know the session. Raises `StoreError`."""
+        """Have the store know the session, and what it serves now. Raises `StoreError`."""
+        serves = None if self._serves is None else self._serves()
         with self._changing:
+            if self._is_known and serves is not None and serves != self._announced:
+                self._store.announce(self._session_id, serves)
+                self._announced = serves
             if not self._is_known:
-                serves = None if self._serves is None else self._serves()
                 age = self._clock() - self._origin
                 self._store.begin_session(
                     NewSession(self._session_id, self._owner, self._device, age, serves)
                 )
-                self._is_known = True
+                self._is_known, self._announced = True, serves
 
     def _renew(self, ended: str) -> None:
         """Go on in a new session where the ended one left off. Raises `StoreError`."""

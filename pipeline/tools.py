@@ -12,8 +12,10 @@ from specbatch.pipeline.bootstrap import require_engine_extra
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.schemas.errors import MissingExtraError, SpecbatchError
+from specbatch.schemas.fingerprint import Models
 from specbatch.schemas.records import JobRow, PromptRow, Prompts
 from specbatch.schemas.settings import Settings
+from specbatch.schemas.spec import JobSpec
 
 if TYPE_CHECKING:  # the light install has no torch and no pyarrow
     from specbatch.pipeline.auditing import Auditor
@@ -61,6 +63,15 @@ def make_replays(
     )
     codec = TextCodec.load(str(folder.path))
     return Replays(store, _objects(settings), job, spec, codec, replayer)
+
+
+def models_now(spec: JobSpec) -> Models:
+    """What a job of this spec would pin that begins now and here. Raises `ModelError`."""
+    require_engine_extra()
+    from specbatch.pipeline.engine.model_folder import inspect_model
+    from specbatch.pipeline.identity import check_models, models_of
+
+    return models_of(spec, *check_models(inspect_model, spec))
 
 
 def first_rows(

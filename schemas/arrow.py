@@ -100,10 +100,11 @@ RESULTS = _schema(
     _required("ahead_ticks", pa.int64()),
     _required("ahead_price_microusd", pa.int64()),
     pa.field("numeric_class", pa.string()),
+    pa.field("model_fingerprint", pa.string()),
 )
 
 # Columns of `RESULTS` that files of earlier versions lack.
-LATER_RESULTS = ("numeric_class",)
+LATER_RESULTS = ("numeric_class", "model_fingerprint")
 
 OUTPUT = _schema(
     pa.field("id", pa.string()),

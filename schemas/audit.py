@@ -17,7 +17,9 @@ class EntryKind(StrEnum):
     ADOPTED = "adopted"  # the same, of a job that is older than its log
     PLANNED = "planned"  # groups: [index, rows, sha256 of prompts]; rejected: [row, code, digest]
     READ = "read"  # the input was read to its end: rows_total, models
-    PINNED = "pinned"  # numeric_class: that its groups are verified in from then on
+    # What its groups are verified in or with from then on: numeric_class, or model_fingerprint with
+    # its model_parts and the proposer_fingerprint.
+    PINNED = "pinned"
     GROUP = "group"  # a group is done: index, generation, completions: [row, sample, digest]
     KEPT = "kept"  # the same, of what was finished of a group whose job was stopped
     LOST = "lost"  # a group whose attempts are used up: index, rows, error

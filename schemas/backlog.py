@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-from specbatch.schemas.numeric_class import Serves
+from specbatch.schemas.fingerprint import differing, listed, shown
+from specbatch.schemas.numeric_class import UNKNOWN, Serves, key_of_spec
 from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import JobState, Stage
 from specbatch.schemas.timekeeping import Device
@@ -59,25 +61,73 @@ class WorkerNow:
 
 @dataclass(frozen=True, slots=True)
 class PinnedJob:
-    """A live job with groups to verify, and the numeric class that it has pinned."""
+    """A live job with groups to verify, and what it has pinned."""
 
     job_id: str
     model: str
-    numeric_class: str
+    numeric_class: str | None
     key: str  # how it asks for its engine, in the class's dtype
+    model_fingerprint: str | None = None
+    model_parts: Mapping[str, str] = field(default_factory=dict)
+    proposer_fingerprint: str | None = None
 
-    def served_by(self, workers: Iterable[WorkerNow]) -> list[str]:
-        """The classes in which these workers would run it, sorted."""
-        told = [one.serves for one in workers if one.serves and one.serves.model == self.model]
-        return sorted({name for serves in told if (name := serves.class_of(self.key))})
+    @classmethod
+    def of(cls, row: Any) -> PinnedJob:
+        """Of a job's row; its key is of the class that is pinned."""
+        return cls(
+            row.job_id,
+            row.verifier,
+            row.numeric_class,
+            key_of_spec(row.spec, row.numeric_class),
+            row.model_fingerprint,
+            row.model_parts or {},
+            row.proposer_fingerprint,
+        )
 
     def waits(self, workers: Iterable[WorkerNow]) -> str | None:
-        """In words, that none of these workers may verify it; None: one may."""
-        alive = self.served_by(workers)
-        if self.numeric_class in alive:
+        """In words, what it lacks, and what of that kind these workers have; None: one of them may
+        verify it."""
+        told = [(one.owner, one.serves) for one in workers if one.serves is not None]
+        mine = [(owner, serves) for owner, serves in told if serves.model == self.model]
+        if told and not mine:
+            there = _joined(f"`{serves.model}`" for _, serves in told)
+            return f"waits for a worker with model `{self.model}`; alive: {there}"
+        same = [one for one in mine if one[1].has_model(self.model_fingerprint)]
+        if mine and not same:
+            return self._waits_for_model(mine)
+        drafting = [s for _, s in same if self.proposer_fingerprint in (None, *s.drafts)]
+        if same and not drafting:
+            drafts = [shown(digest) for _, serves in same for digest in serves.drafts]
+            there = _joined(drafts) if drafts else "none with a draft model (--proposer)"
+            wanted = shown(self.proposer_fingerprint or "")
+            return f"waits for a worker with draft model fingerprint {wanted}; alive: {there}"
+        if self.numeric_class in (None, UNKNOWN):
+            return (
+                None if drafting else f"waits for a worker with model `{self.model}`; alive: none"
+            )
+        classes = {name for serves in drafting if (name := serves.class_of(self.key))}
+        if self.numeric_class in classes:
             return None
-        there = ", ".join(alive) or "none"
-        return f"waits for a worker of numeric class {self.numeric_class}; alive: {there}"
+        return (
+            f"waits for a worker of numeric class {self.numeric_class}; alive: {_joined(classes)}"
+        )
+
+    def _waits_for_model(self, workers: Iterable[tuple[str, Serves]]) -> str:
+        there = _joined(f"{owner} with {self._other(serves)}" for owner, serves in workers)
+        wanted = shown(self.model_fingerprint or "")
+        return f"waits for a worker with model fingerprint {wanted}; alive: {there}"
+
+    def _other(self, serves: Serves) -> str:
+        """What a worker has instead."""
+        if serves.fingerprint is None:
+            return "files that cannot be read"
+        names = differing(self.model_parts, serves.fingerprint.parts)
+        how = f" (other {listed(names)})" if names else ""
+        return shown(serves.fingerprint.digest) + how
+
+
+def _joined(words: Iterable[str]) -> str:
+    return ", ".join(sorted(set(words))) or "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +142,17 @@ class Backlog:
     pinned: tuple[PinnedJob, ...] = ()  # by id
 
     def waiting(self, silence_sec: float = math.inf) -> dict[str, str]:
-        """What jobs wait for, in words, by id: those whose class no live worker has.
+        """What jobs wait for, in words, by id: those whose model or class no live worker has.
 
         Workers that were not heard of for longer than `silence_sec` are held for dead.
         """
-        alive = [worker for worker in self.workers if worker.silent_sec <= silence_sec]
+        alive = self.alive(silence_sec)
         found = {job.job_id: job.waits(alive) for job in self.pinned}
         return {job_id: words for job_id, words in found.items() if words is not None}
+
+    def alive(self, silence_sec: float) -> list[WorkerNow]:
+        """Workers that were heard of since then."""
+        return [worker for worker in self.workers if worker.silent_sec <= silence_sec]
 
     def at_stage(self, stage: Stage) -> StageBacklog:
         return next((s for s in self.stages if s.stage is stage), StageBacklog(stage))

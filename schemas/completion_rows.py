@@ -59,6 +59,7 @@ def completion_values(lease: Lease, record: CompletionRecord) -> dict[str, Any]:
         "ahead_ticks": record.ahead_ticks,
         "ahead_price_microusd": record.ahead_price_microusd,
         "numeric_class": record.numeric_class,
+        "model_fingerprint": record.model_fingerprint,
     }
 
 
@@ -130,6 +131,7 @@ def completion_record(row: Any) -> CompletionRecord:
         ahead_ticks=row.ahead_ticks,
         ahead_price_microusd=row.ahead_price_microusd,
         numeric_class=row.numeric_class,
+        model_fingerprint=row.model_fingerprint,
     )
 
 

@@ -5,7 +5,8 @@
     │   ├── SpecError            a field of the job spec is wrong
     │   ├── InputError           an input file or column is missing or unreadable
     │   ├── ModelError           a model folder cannot be served
-    │   │   └── BrokenModelError    its files cannot be loaded: the worker ends
+    │   │   ├── BrokenModelError    its files cannot be loaded: the worker ends
+    │   │   └── ModelChangedError   they are not those that a job began with
     │   ├── OutputError          the output location holds another job, or is not writable
     │   ├── IdempotencyError     same key, different spec
     │   └── MissingExtraError    a part of the install is needed and absent
@@ -62,6 +63,13 @@ class ModelError(UsageError):
 class BrokenModelError(ModelError):
     """The files of a model here cannot be loaded, for whatever job. The worker gives its work back
     and ends: no row is at fault, and another worker may have a good copy.
+    """
+
+
+class ModelChangedError(ModelError):
+    """The files of a model are not those that a job began with; the message names what differs.
+
+    Another worker may have them, and so may this one again: no attempt is used up.
     """
 
 

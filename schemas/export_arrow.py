@@ -116,6 +116,7 @@ COMPLETIONS = pa.schema(
         _col("decode_sec", _DOUBLE, "of `compute_sec`, in steps whose price at depth 0 is known"),
         _col("baseline_sec", _DOUBLE, "what these steps would have taken at depth 0"),
         _maybe("numeric_class", _STRING, "in which its tokens were decided; null: not known"),
+        _maybe("model_fingerprint", _STRING, "of the model that decided them; null: not known"),
     ]
 )
 

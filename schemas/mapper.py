@@ -95,6 +95,7 @@ def job_values(job: NewJob, now: Any) -> dict[str, Any]:
         "privacy": job.privacy.value,
         "sealed_spec": job.sealed_spec,
         "numeric_class": job.numeric_class,
+        "model_fingerprint": job.model_fingerprint,
     }
 
 
@@ -183,6 +184,10 @@ def job_row(row: Any) -> JobRow:
         privacy=PrivacyMode(row.privacy),
         purged_at=row.purged_at,
         numeric_class=row.numeric_class,
+        model_fingerprint=row.model_fingerprint,
+        model_parts=row.model_parts or {},
+        proposer_fingerprint=row.proposer_fingerprint,
+        last_error=row.last_error,
     )
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
-UNKNOWN = "unknown"  # of jobs that are older than numeric classes: any worker may serve them
+from specbatch.schemas.fingerprint import Fingerprint, Models
+
+UNKNOWN = "unknown"  # of jobs that are older than what is pinned: any worker may serve them
 PATTERN = r"^[a-z][a-z0-9-]*/(f32|bf16|f16)(/[a-z0-9-]+)+$"
 EXACTNESS = ("bitwise", "fast")
 WEIGHTS = ("as-is", "int8", "fp8")
@@ -70,6 +72,34 @@ def class_note(kept: str | None, here: str | None) -> str | None:
     return f"written in numeric class {kept}, looked at again in {here}: bits may differ"
 
 
+class Pinned(NamedTuple):
+    """What a job has pinned, for claims to compare. None: not yet, or nothing is asked for."""
+
+    numeric_class: str | None = None
+    model_fingerprint: str | None = None  # of its verifier
+    # Of its draft model, where its outputs depend on that: under ratio tests.
+    proposer_fingerprint: str | None = None
+
+    @classmethod
+    def of(cls, row: Any) -> Pinned:
+        """Of a job's row, or of a claimed group."""
+        return cls(row.numeric_class, row.model_fingerprint, row.proposer_fingerprint)
+
+
+class Change(NamedTuple):
+    """What somebody asks for to be pinned anew. None: that stays as it is."""
+
+    numeric_class: str | None = None
+    models: Models | None = None
+
+    @property
+    def is_any(self) -> bool:
+        return self != NO_CHANGE
+
+
+NO_CHANGE = Change()
+
+
 @dataclass(frozen=True, slots=True)
 class Serves:
     """What a verify worker offers, as claims compare it with what a job has pinned.
@@ -80,6 +110,8 @@ class Serves:
     model: str  # as jobs name it
     classes: tuple[tuple[str, str], ...]  # (engine key, numeric class), sorted
     facts: Mapping[str, Facts] = field(default_factory=dict, compare=False)  # by class
+    fingerprint: Fingerprint | None = None  # of the model's files; None: not known
+    drafts: tuple[str, ...] = ()  # fingerprints of the draft models beside it, sorted
 
     @classmethod
     def of(
@@ -96,19 +128,38 @@ class Serves:
         """The class in which it would run a job with this engine key."""
         return dict(self.classes).get(key)
 
-    def takes(self, pinned: str | None) -> bool:
-        """Whether it may verify groups of a job with this class; None: the job has none yet."""
-        return pinned in (None, UNKNOWN, *self.names)
+    def takes(self, pinned: Pinned) -> bool:
+        """Whether it may verify groups of a job that has pinned this."""
+        return (
+            pinned.numeric_class in (None, UNKNOWN, *self.names)
+            and self.has_model(pinned.model_fingerprint)
+            and pinned.proposer_fingerprint in (None, *self.drafts)
+        )
+
+    def has_model(self, fingerprint: str | None) -> bool:
+        """Whether its verifier is the one with this fingerprint; None: any is."""
+        return fingerprint in (None, UNKNOWN) or (
+            self.fingerprint is not None and self.fingerprint.digest == fingerprint
+        )
 
     def as_json(self) -> dict[str, Any]:
         facts = {name: dict(of) for name, of in self.facts.items()}
-        return {"model": self.model, "classes": dict(self.classes), "facts": facts}
+        return {
+            "model": self.model,
+            "classes": dict(self.classes),
+            "facts": facts,
+            "fingerprint": self.fingerprint and self.fingerprint.as_json(),
+            "drafts": list(self.drafts),
+        }
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any] | None) -> Serves | None:
         if values is None:
             return None
-        return cls.of(values["model"], values["classes"], values.get("facts"))
+        of_classes = cls.of(values["model"], values["classes"], values.get("facts"))
+        fingerprint = Fingerprint.from_json(values.get("fingerprint"))
+        drafts = tuple(values.get("drafts", ()))
+        return replace(of_classes, fingerprint=fingerprint, drafts=drafts)
 
 
 def preferred(key: str, own: Serves, alive: Iterable[Serves]) -> str | None:

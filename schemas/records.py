@@ -221,7 +221,10 @@ class GroupWork:
     # It may be what its workers died of: nobody holds two of these at a time.
     suspect: bool = False
     waited_sec: float = 0.0  # from ready, or from its last lease's end, to this claim
-    numeric_class: str | None = None  # of its job, when it was claimed for VERIFY
+    # What its job had pinned when it was claimed for VERIFY.
+    numeric_class: str | None = None
+    model_fingerprint: str | None = None
+    proposer_fingerprint: str | None = None
 
     @property
     def where(self) -> Prompts:
@@ -327,6 +330,7 @@ class CompletionRecord:
     ahead_ticks: int = 0  # of the device that drafted ahead
     ahead_price_microusd: int = 0
     numeric_class: str | None = None  # that its tokens were decided in; None: not known
+    model_fingerprint: str | None = None  # of the model that decided them; None: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,6 +356,7 @@ class NewJob:
     privacy: PrivacyMode = PrivacyMode.FULL
     sealed_spec: str | None = None
     numeric_class: str | None = None  # None: the first claim for VERIFY chooses it
+    model_fingerprint: str | None = None  # None: ingest tells it
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,6 +392,11 @@ class JobRow:
     privacy: PrivacyMode = PrivacyMode.FULL
     purged_at: float | None = None  # when its texts and files were deleted
     numeric_class: str | None = None  # `unknown` of old jobs; None: not chosen yet
+    # Of the verifier that decides its tokens: `unknown` of old jobs; None: its input is not begun.
+    model_fingerprint: str | None = None
+    model_parts: Mapping[str, str] = field(default_factory=dict)  # of that fingerprint
+    proposer_fingerprint: str | None = None  # of its draft model, where outputs depend on it
+    last_error: str | None = None  # why its input or its output was given back
 
 
 @dataclass(frozen=True, slots=True)

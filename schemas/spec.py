@@ -10,6 +10,7 @@ import orjson
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from specbatch.schemas.errors import SpecError
+from specbatch.schemas.fingerprint import PATTERN
 from specbatch.schemas.numeric_class import UNKNOWN, contradiction, dtype_of, engine_key
 from specbatch.schemas.part import Part, Uri
 from specbatch.schemas.privacy import SEALED
@@ -231,6 +232,11 @@ class JobSpec(Part):
     input: InputSpec
     output: OutputSpec
     verifier: str = Field(min_length=1, description="model folder, hub id, or a served name")
+    model_fingerprint: str | None = Field(
+        default=None,
+        pattern=PATTERN,
+        description="the verifier's, as `specbatch show` has it; else the one that ingest finds",
+    )
     proposer: str | None = Field(default=None, description="draft model: folder, hub id or name")
     sampling: SamplingSpec = SamplingSpec()
     speculation: SpeculationSpec = SpeculationSpec()

@@ -89,6 +89,7 @@ RIGHTS: Mapping[str, Rights] = {
                 *_OF_A_LEASE,
                 *("state", "cancel_requested", "error", "finished_at", "stop_reason"),
                 *("priority", "deadline_at", "budget_usd", "ingest_resumes_at", "numeric_class"),
+                *("model_fingerprint", "model_parts", "proposer_fingerprint"),
                 *("log_number", "log_head"),
             ),
             "groups": (*_OF_A_LEASE, "cut_wanted"),

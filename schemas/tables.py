@@ -121,6 +121,10 @@ class Job(Leased, Base):
     # In which its groups are verified, `unknown` of jobs from before there were any; NULL: the
     # first claim for VERIFY will choose one.
     numeric_class: Mapped[str | None]
+    # By whose files its tokens are decided, `unknown` of jobs from before; NULL: ingest will tell.
+    model_fingerprint: Mapped[str | None]
+    model_parts: Mapped[dict[str, Any] | None]  # of that fingerprint: a digest for each
+    proposer_fingerprint: Mapped[str | None]  # of its draft model, where outputs depend on it
 
 
 class Group(Leased, Base):
@@ -224,6 +228,7 @@ class Completion(Base):
     # audit log.
     digest: Mapped[bytes | None] = mapped_column(LargeBinary)
     numeric_class: Mapped[str | None]  # that its tokens were decided in; NULL: not known
+    model_fingerprint: Mapped[str | None]  # of the model that decided them; NULL: not known
 
 
 class Rejected(Base):

@@ -14,6 +14,7 @@ import threading
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from hashlib import blake2b
 
 from specbatch.pipeline.engine.block_proposer import Wanted
@@ -244,7 +245,9 @@ class StandInHost:
     def serves(self) -> Serves:
         """One class, whatever a job asks for."""
         names = dict.fromkeys(all_keys(), self._numeric_class)
-        return Serves.of(self.verifier.ref, names)
+        told = Serves.of(self.verifier.ref, names)
+        drafts = () if self.proposer is None else (self.proposer.fingerprint.digest,)
+        return replace(told, fingerprint=self.verifier.fingerprint, drafts=drafts)
 
     def service(self, spec: EngineSpec) -> EngineService:  # noqa: ARG002 - there is only one
         return self._service

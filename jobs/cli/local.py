@@ -18,10 +18,13 @@ from specbatch.pipeline.observe.progress import EngineCounts, progress_view
 from specbatch.schemas.errors import (
     BrokenModelError,
     EngineError,
+    ModelChangedError,
     ModelLostError,
     UsageError,
     WaitTimeoutError,
 )
+from specbatch.schemas.fingerprint import compared
+from specbatch.schemas.numeric_class import Pinned, Serves
 from specbatch.schemas.records import JobRow
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec
@@ -63,7 +66,7 @@ def run_here(
     """Work until the job ends. Ctrl-C stops cleanly: finished groups stay, others are given back.
 
     Raises `WaitTimeoutError` in the same way, `EngineError` when the worker here died, and
-    `UsageError` for a job of a numeric class that this process does not have.
+    `UsageError` for a job of a model or numeric class that this process does not have.
     """
     if job.state.is_final:
         return
@@ -75,7 +78,7 @@ def run_here(
     try:
         with _sigterm_as_interrupt(), embedded(settings, spec.verifier, job.proposer) as running:
             app, worker = running
-            check_class(worker, job.job_id, spec)
+            check_served(worker, job.job_id, spec)
             c = make_client(settings, make_ring(app), worker.store, worker.keeper.look)
             _follow(c, app, worker, job, spec, timeout_sec)
     except KeyboardInterrupt:
@@ -88,19 +91,37 @@ def run_here(
         ) from None
 
 
-def check_class(worker: Worker, job_id: str, spec: JobSpec) -> None:
-    """Raise `UsageError` for a job begun in a numeric class that this process does not have.
+def check_served(worker: Worker, job_id: str, spec: JobSpec) -> None:
+    """Raise `UsageError` for a job begun with another model or in another numeric class than this
+    process has.
 
     There may be no other worker to resume it.
     """
-    serves, pinned = worker.engines[0].serves(), worker.store.get_job(job_id).numeric_class
-    if serves.takes(pinned):
+    serves, job = worker.engines[0].serves(), worker.store.get_job(job_id)
+    if serves.takes(Pinned.of(job)):
         return
-    here = serves.class_of(spec.engine.resolved(pinned).key)
+    if not serves.has_model(job.model_fingerprint):
+        raise _of_other_files(job, serves)
+    if job.proposer_fingerprint not in (None, *serves.drafts):
+        raise UsageError(
+            f"draft model `{job.proposer}` has other files than job {job_id} began with, on which "
+            f"its outputs depend under verification {spec.speculation.verification}: put those back"
+        )
+    here = serves.class_of(spec.engine.resolved(job.numeric_class).key)
     raise UsageError(
-        f"job {job_id} is verified in numeric class {pinned}, and this process has {here}: run it "
-        "on the same kind of machine with the same number of threads, or move it with "
-        f"`specbatch retry {job_id} --local --numeric-class {here}`"
+        f"job {job_id} is verified in numeric class {job.numeric_class}, and this process has "
+        f"{here}: run it on the same kind of machine with the same number of threads, or move it "
+        f"with `specbatch retry {job_id} --local --numeric-class {here}`"
+    )
+
+
+def _of_other_files(job: JobRow, serves: Serves) -> ModelChangedError:
+    if serves.fingerprint is None:
+        return ModelChangedError(f"the files of model `{job.verifier}` cannot be read now")
+    how = compared(str(job.model_fingerprint), job.model_parts, serves.fingerprint)
+    return ModelChangedError(
+        f"model `{job.verifier}` has {how}: job {job.job_id} goes on with the files that it began "
+        f"with; put those back, or go on with these by `{retry_command(job)} --accept-model`"
     )
 
 
@@ -123,6 +144,7 @@ def _follow(
         with progress_view(err, spec.sampling.n) as show:
             for progress in c.follow(job.job_id, EVERY_SEC, timeout_sec):
                 show(progress, engine_counts(worker))
+                check_served(worker, job.job_id, spec)  # files may change before they are loaded
                 if not is_alive(app) and not progress.state.is_final:
                     _check_model(worker, job)
                     raise EngineError(

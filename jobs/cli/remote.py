@@ -13,6 +13,10 @@ from specbatch.pipeline.observe.progress import progress_view
 from specbatch.schemas.records import JobRow
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec
+from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
+
+LOOK_SEC = 0.5
+LOOKS_AT_WORKERS = 10  # looks at the job, for each at who is there to do it
 
 
 def submit_there(
@@ -30,8 +34,9 @@ def submit_there(
         job, created = c.submit(spec, key)
         known = f"is known by this key and {job.state}: nothing is submitted twice"
         remark(f"job {job.job_id} {'submitted' if created else known}")
+        said = tell_waiting(settings, c, job)
         if wait:
-            follow(c, job, spec, timeout_sec)
+            follow(settings, c, job, spec, timeout_sec, said)
             finish(c, job.job_id, json)
         if json:
             say_json(as_json(job, c.progress(job.job_id)))
@@ -39,12 +44,34 @@ def submit_there(
             say(job.job_id)
 
 
-def follow(c: Client, job: JobRow, spec: JobSpec, timeout_sec: float | None) -> None:
-    """Show progress until the job ends. Ctrl-C ends the waiting, not the job."""
+def tell_waiting(
+    settings: Settings, c: Client, job: JobRow, before: str | None = None
+) -> str | None:
+    """Say what the job lacks, unless that was said `before`; what it lacks."""
+    waits = c.waits_for(job.job_id, LEASES_OF_SILENCE * settings.lease_sec)
+    if waits is not None and waits != before:
+        remark(f"job {job.job_id} {waits}")
+    return waits
+
+
+def follow(
+    settings: Settings,
+    c: Client,
+    job: JobRow,
+    spec: JobSpec,
+    timeout_sec: float | None,
+    said: str | None = None,
+) -> None:
+    """Show progress until the job ends, and what it lacks. Ctrl-C ends the waiting, not the job.
+
+    `said`: what of that was said before.
+    """
     try:
         with progress_view(err, spec.sampling.n) as show:
-            for progress in c.follow(job.job_id, 0.5, timeout_sec):
+            for look, progress in enumerate(c.follow(job.job_id, LOOK_SEC, timeout_sec), 1):
                 show(progress, None)
+                if look % LOOKS_AT_WORKERS == 0:
+                    said = tell_waiting(settings, c, job, said)
     except KeyboardInterrupt:
         remark(
             f"stopped waiting; job {job.job_id} goes on: `specbatch show {job.job_id}` tells how "

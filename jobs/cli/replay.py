@@ -106,6 +106,10 @@ def as_json(job_id: str, twice: Twice) -> dict[str, Any]:
             "kept": twice.kept.numeric_class,
             "written": twice.fresh.numeric_class,
         },
+        "model_fingerprint": {
+            "kept": twice.kept.model_fingerprint,
+            "written": twice.fresh.model_fingerprint,
+        },
         **{
             word: {name: getattr(record, name) for name in names}
             for word, record in (("kept", twice.kept), ("written", twice.fresh))

@@ -9,9 +9,14 @@ import typer
 from specbatch.jobs.cli import options as o
 from specbatch.jobs.cli.connect import client, load_settings
 from specbatch.jobs.cli.console import remark, say, say_json
+from specbatch.pipeline.client import Client
+from specbatch.pipeline.tools import models_now
 from specbatch.schemas.errors import UsageError
+from specbatch.schemas.fingerprint import Models, shown
+from specbatch.schemas.records import JobRow
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import spec_of
+from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
 
 
 def retry(
@@ -31,21 +36,30 @@ def retry(
             show_default=False,
         ),
     ] = None,
+    accept_model: Annotated[
+        bool,
+        typer.Option(
+            "--accept-model",
+            help="go on with the model's files as they are now: here, or where workers are",
+        ),
+    ] = False,
     timeout: o.Timeout = None,
     json: o.Json = False,
 ) -> None:
     """Send a job's failed and cancelled groups, or only its quarantined rows, back to work.
 
-    With --local, go on with it here. With --numeric-class, a running job moves to workers of that
-    class; groups already started start again there.
+    With --local, go on with it here. With --numeric-class or --accept-model, a running job moves to
+    workers of that class or with those files; groups already started start again there.
     """
     if timeout is not None and not local:
         raise UsageError("--timeout needs --local: without it nothing is waited for")
     settings = load_settings()
     with client(settings) as c:
         row = c.job(job)
-        going_on = local and not quarantined and not row.state.is_final and not numeric_class
-        count = 0 if going_on else c.retry(row.job_id, quarantined, numeric_class)
+        models = _accepted(settings, c, row, local) if accept_model else None
+        changes = numeric_class is not None or models is not None
+        going_on = local and not quarantined and not row.state.is_final and not changes
+        count = 0 if going_on else c.retry(row.job_id, quarantined, numeric_class, models)
         if not local:
             _tell(settings, row.job_id, count, json)
             return
@@ -58,6 +72,28 @@ def retry(
         if not row.state.is_final:
             run_here(settings, spec_of(row), row, timeout)
         finish(c, row.job_id, json)
+
+
+def _accepted(settings: Settings, c: Client, row: JobRow, local: bool) -> Models:
+    """The models as they are now: in their folders here, or as the workers have them.
+
+    Raises `UsageError` unless all workers have the same, and other files than the job.
+    """
+    if local:
+        return models_now(spec_of(row))
+    found = c.models_alive(row.job_id, LEASES_OF_SILENCE * settings.lease_sec)
+    if not found:
+        raise UsageError(
+            f"no live worker has model `{row.verifier}` with other files than job {row.job_id}: "
+            "start one that has, or go on in this process with --local"
+        )
+    if len(found) > 1:
+        there = ", ".join(shown(models.verifier.digest) for models in found)
+        raise UsageError(
+            f"live workers have several versions of model `{row.verifier}` ({there}): stop those "
+            "whose version is not meant"
+        )
+    return found[0]
 
 
 def _tell(settings: Settings, job_id: str, count: int, json: bool) -> None:

@@ -52,7 +52,7 @@ def submit_scheduled(
             submitted = [run.job_id for run in runs if run.job_id]
             if wait and submitted:
                 job = c.job(submitted[-1])
-                follow(c, job, JobSpec.model_validate(job.spec), timeout_sec)
+                follow(settings, c, job, JobSpec.model_validate(job.spec), timeout_sec)
                 missed = any(run.state is RunState.FAILED for run in runs)
                 finish(c, job.job_id, json, NOT_SUBMITTED if missed else 0)
     finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated
@@ -23,8 +23,8 @@ from specbatch.pipeline.observe.summary import summary_table
 from specbatch.pipeline.policy.savings import drafted, savings
 from specbatch.pipeline.tools import first_rows
 from specbatch.schemas.audit import AuditRecord, Correctness
+from specbatch.schemas.fingerprint import shown
 from specbatch.schemas.job_progress import JobProgress
-from specbatch.schemas.numeric_class import UNKNOWN
 from specbatch.schemas.records import (
     NORMAL,
     PRIORITIES,
@@ -54,17 +54,25 @@ def show(
         audits = store.audits(row.job_id)
         saved = savings(row.report)
         is_drafted = drafted(row.report, progress.proposed)
-        waits = waits_for(store, row, LEASES_OF_SILENCE * settings.lease_sec)
+        silence_sec = LEASES_OF_SILENCE * settings.lease_sec
+        waits = waits_for(store, row, silence_sec)
         unfinished = store.failed_groups(row.job_id)
         alone = [(p, error) for _, word, p, error in unfinished if _is_one_row(word, p)]
         if json:
             told = {"rows_quarantined": len(alone), "decisions": [asdict(d) for d in decisions]}
             told["audits"] = [asdict(audit) for audit in audits]
             told |= {"numeric_class": row.numeric_class, "waits_for": waits}
+            told |= {"given_back": row.last_error}
+            told |= {"model_fingerprint": row.model_fingerprint, "model_parts": row.model_parts}
+            told |= {"workers": models_here(store, row, silence_sec)}
             say_json(as_json(row, progress) | saved_json(saved, is_drafted) | told)
             return
         _say_how_far(row, progress)
-        for line in class_lines(store, row, waits):
+        for line in (
+            *model_lines(row, models_here(store, row, silence_sec)),
+            *class_lines(store, row),
+            *waiting_lines(row, waits),
+        ):
             say(line)
         say(saved_line(saved, is_drafted))
         for line in quarantine_lines(store.rejected(row.job_id)):
@@ -100,12 +108,48 @@ def _say_how_far(row: JobRow, progress: JobProgress) -> None:
 
 def waits_for(store: Store, row: JobRow, silence_sec: float) -> str | None:
     """In words, what keeps a job's groups from being verified, where no live worker may do it."""
-    if row.state.is_final or row.numeric_class in (None, UNKNOWN):
+    if row.state.is_final:
         return None
     return store.backlog().waiting(silence_sec).get(row.job_id)
 
 
-def class_lines(store: Store, row: JobRow, waits: str | None) -> list[str]:
+def models_here(store: Store, row: JobRow, silence_sec: float) -> dict[str, str | None]:
+    """Live workers with the job's verifier, and the fingerprint that each has; by owner."""
+    if row.state.is_final:
+        return {}
+    alive = store.backlog().alive(silence_sec)
+    told = [(w.owner, w.serves) for w in alive if w.serves and w.serves.model == row.verifier]
+    return {owner: s.fingerprint.digest if s.fingerprint else None for owner, s in told}
+
+
+def model_lines(row: JobRow, workers: Mapping[str, str | None]) -> list[str]:
+    """The fingerprint of a job's model, its parts, and which workers have which."""
+    if row.model_fingerprint is None:
+        lines = ["model fingerprint: pinned when its input is read"]
+    else:
+        lines = [f"model fingerprint: {row.model_fingerprint}"]
+    if row.model_parts:
+        told = (f"{name} {shown(digest)}" for name, digest in row.model_parts.items())
+        lines.append("    " + ", ".join(told))
+    for owner, digest in sorted(workers.items()):
+        lines.append(f"    worker {owner} has {shown(digest or 'files that cannot be read')}")
+    return lines
+
+
+def waiting_lines(row: JobRow, waits: str | None) -> list[str]:
+    """What it waits for, with the command that helps where somebody else is there."""
+    lines = []
+    if row.last_error and not row.state.is_final:
+        lines.append(f"given back: {row.last_error}")
+    if waits is not None:
+        how = {"of numeric class": "--numeric-class NAME", "fingerprint": "--accept-model"}
+        option = next((option for words, option in how.items() if words in waits), None)
+        again = f"specbatch retry {row.job_id} {option}"
+        lines.append(waits + (f" (`{again}` moves it)" if option else ""))
+    return lines
+
+
+def class_lines(store: Store, row: JobRow) -> list[str]:
     """A job's numeric class and what that stands for, where a worker of it has told."""
     if row.numeric_class is None:
         return ["numeric class: chosen when its first group is verified"]
@@ -114,9 +158,6 @@ def class_lines(store: Store, row: JobRow, waits: str | None) -> list[str]:
     facts = next((of[row.numeric_class] for of in told if row.numeric_class in of), None)
     if facts:
         lines.append("    " + ", ".join(f"{name} {value}" for name, value in facts.items()))
-    if waits is not None:
-        again = f"specbatch retry {row.job_id} --numeric-class NAME"
-        lines.append(f"{waits} (`{again}` moves it)")
     return lines
 
 

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,6 +17,7 @@ from specbatch.pipeline.engine.draft_model import MAX_PASS_TOKENS, DraftModelPro
 from specbatch.pipeline.engine.draft_names import DRAFT_MODEL, draft_names, pins_of
 from specbatch.pipeline.engine.drift import EVERY_STEPS
 from specbatch.pipeline.engine.engine import Engine
+from specbatch.pipeline.engine.fingerprint import Look, look_at, unchanged
 from specbatch.pipeline.engine.history_proposer import HistoryProposer
 from specbatch.pipeline.engine.loader import LoadedModel, load_model
 from specbatch.pipeline.engine.memory import (
@@ -24,7 +26,7 @@ from specbatch.pipeline.engine.memory import (
     cache_bytes,
     free_for_another,
 )
-from specbatch.pipeline.engine.model_folder import ModelFolder
+from specbatch.pipeline.engine.model_folder import ModelFolder, check_pair, inspect_folder
 from specbatch.pipeline.engine.ngram_proposer import NgramProposer
 from specbatch.pipeline.engine.numeric_class import check_class, serves
 from specbatch.pipeline.engine.observing import Observer
@@ -36,7 +38,13 @@ from specbatch.pipeline.engine.service import EngineService
 from specbatch.pipeline.engine.stats import EngineStats
 from specbatch.pipeline.engine.torch_decoder import TorchDecoder
 from specbatch.pipeline.policy.knowledge import Knowledge
-from specbatch.schemas.errors import DeviceLostError, RequestCancelledError
+from specbatch.schemas.errors import (
+    DeviceLostError,
+    ModelChangedError,
+    ModelError,
+    RequestCancelledError,
+)
+from specbatch.schemas.fingerprint import Fingerprint, differing, listed
 from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.spec import EngineSpec, Weights
 from specbatch.schemas.speculation_spec import SpeculationSpec
@@ -83,6 +91,7 @@ class EngineHost:
         self._on_wanted = on_wanted
         self.proposer = proposer
         self._draft_models = (*([] if proposer is None else [proposer]), *further)
+        self._pairs = {(verifier.fingerprint, f.fingerprint) for f in self._draft_models}
         self._draft_names = draft_names([folder.ref for folder in self._draft_models])
         self._max_sequences = max_sequences
         self._max_batch_tokens = max_batch_tokens
@@ -98,14 +107,47 @@ class EngineHost:
         self._stopped = False
         self._lock = threading.Lock()
         self._serves: Serves | None = None
-        self._naming = threading.Lock()  # held while the first caller finds them out
+        self._naming = threading.Lock()  # held while a caller finds them out
+        self._loaded: dict[str, Fingerprint] = {}  # by name of a model: the files it was read from
 
     def serves(self) -> Serves:
-        """The numeric classes in which the verifier can run here; it is not loaded for that."""
+        """What the verifier can run as here, and the fingerprints: of what was loaded, and of what
+        lies on disk where nothing was yet. Nothing is loaded for that."""
         with self._naming:
-            if self._serves is None:
-                self._serves = serves(self.verifier, self._device, self._tensor_parallel)
-            return self._serves
+            try:
+                self._look_again()
+            except ModelError as error:
+                log.warning("no job with a fingerprint is taken: %s", error)
+                return replace(self._named(), fingerprint=None)
+            told = self._named()
+            drafts = tuple(sorted(self._of(folder).digest for folder in self._draft_models))
+            if (told.fingerprint, told.drafts) != (self._of(self.verifier), drafts):
+                told = replace(told, fingerprint=self._of(self.verifier), drafts=drafts)
+                self._serves = told
+            return told
+
+    def _named(self) -> Serves:
+        if self._serves is None:
+            self._serves = serves(self.verifier, self._device, self._tensor_parallel)
+        return self._serves
+
+    def _of(self, folder: ModelFolder) -> Fingerprint:
+        return self._loaded.get(folder.ref, folder.fingerprint)
+
+    def _look_again(self) -> None:
+        """Know folders as they are now, if nothing was loaded from them. Raises `ModelError`."""
+        if (found := self._as_it_is(self.verifier)) is not self.verifier:
+            log.info("model %s: its files changed before they were loaded", found.ref)
+            self.verifier, self._serves = found, None
+        self._draft_models = tuple(map(self._as_it_is, self._draft_models))
+
+    def _as_it_is(self, folder: ModelFolder) -> ModelFolder:
+        if folder.ref in self._loaded:
+            return folder
+        look = look_at(folder.ref, folder.path)
+        if look.fingerprint == folder.fingerprint:
+            return folder
+        return inspect_folder(folder.ref, folder.path)
 
     def service(self, spec: EngineSpec) -> EngineService:
         """The engine for a job's dtype, exactness and weights. Raises `MissingExtraError`, and
@@ -186,6 +228,8 @@ class EngineHost:
         self._device.enter()
         free_for_another(on_gpu=self._device.is_gpu)  # one that failed lies in a cycle
         knowledge = (self._memory_of and self._memory_of.load(self._about(spec))) or Knowledge()
+        with self._naming:
+            self._check_changed()
         verifier = self._load_verifier(spec)
         check_class(self.serves(), spec.key, is_native=verifier.native is not None)
         vocab_size = self.verifier.vocab_size
@@ -193,7 +237,10 @@ class EngineHost:
         models = []
         loaded = [self._load(f, spec, spec.proposer_weights) for f in self._draft_models]
         for name in self._draft_names:
-            drafting = self._runner(loaded.pop(0))
+            draft_model = loaded.pop(0)
+            if not self._still_fits(verifier.folder, draft_model.folder):
+                continue
+            drafting = self._runner(draft_model)
             pass_time = knowledge.draft_time_of(name)
             proposers.append(DraftModelProposer(drafting, pass_time=pass_time, name=name))
             models.append(drafting.memory(MAX_PASS_TOKENS, self._max_sequences))
@@ -218,7 +265,7 @@ class EngineHost:
             self._drift_every,
         )
         models.append(verifying.memory(*engine.largest_pass))
-        # A mapped model file is ours until the last of its tensors goes, native form or not.
+        # Its tensors are held until the last reference goes, native form or not.
         del verifier
         gc.collect()
         self.memory = budget_of(models, on_processor=not self._device.is_gpu)
@@ -230,10 +277,34 @@ class EngineHost:
         """Processes that share the verifier."""
         return 1 if self._leader is None else self._leader.size
 
+    def _check_changed(self) -> None:
+        """Raise `ModelChangedError` where another engine here was loaded from other files: one
+        worker has one verifier."""
+        known = self._loaded.get(self.verifier.ref)
+        found = look_at(self.verifier.ref, self.verifier.path).fingerprint
+        if known is not None and known != found:
+            names = differing(known.parts, found.parts)
+            raise ModelChangedError(
+                f"the {listed(names)} of model `{self.verifier.ref}` changed after this worker had "
+                "loaded it for other jobs: start the worker anew"
+            )
+
+    def _still_fits(self, verifier: ModelFolder, draft_model: ModelFolder) -> bool:
+        """Whether both still speak the same tokens, if one has changed since that was looked at."""
+        if (verifier.fingerprint, draft_model.fingerprint) in self._pairs:
+            return True
+        try:
+            check_pair(verifier, draft_model)
+        except ModelError as error:
+            log.warning("draft model %s is left out: %s", draft_model.ref, error)
+            return False
+        return True
+
     def _load_verifier(self, spec: EngineSpec) -> LoadedModel:
         if self._leader is None:
             return self._load(self.verifier, spec, spec.verifier_weights)
-        return self._leader.load(
+        load = partial(
+            self._leader.load,
             self._name(spec),
             self.verifier.ref,
             self._device.name,
@@ -241,6 +312,16 @@ class EngineHost:
             exactness=spec.exactness,
             weights=spec.verifier_weights,
         )
+        return self._as_loaded(self.verifier, lambda _: load())
+
+    def _as_loaded(self, folder: ModelFolder, load: Callable[[Look], LoadedModel]) -> LoadedModel:
+        """What is loaded, and known from then on by the files that it was read from."""
+        look, loaded = unchanged(folder.ref, folder.path, load)
+        with self._naming:
+            self._loaded[folder.ref] = look.fingerprint
+            if folder.ref == self.verifier.ref:
+                self.verifier = loaded.folder
+        return loaded
 
     def _spread(self, spec: EngineSpec) -> Callable[[TorchDecoder, int], Decoder] | None:
         if self._leader is None:
@@ -252,9 +333,9 @@ class EngineHost:
 
     def _about(self, spec: EngineSpec) -> str:
         """What an engine's knowledge is about: the kind of device and the models on it."""
-        weights = f"{self.verifier.fingerprint[:16]} {spec.verifier_weights}"
+        weights = f"{self._of(self.verifier).digest[:16]} {spec.verifier_weights}"
         for folder, name in zip(self._draft_models, self._draft_names, strict=True):
-            weights += f" + {folder.fingerprint[:16]} {spec.proposer_weights}"
+            weights += f" + {self._of(folder).digest[:16]} {spec.proposer_weights}"
             weights += name.removeprefix(DRAFT_MODEL)  # what is known of it is known by this
         return f"{self._device.description}; {weights}; {spec.dtype} {spec.exactness}"
 
@@ -263,13 +344,16 @@ class EngineHost:
         return f"{self.verifier.ref} {spec}"
 
     def _load(self, folder: ModelFolder, spec: EngineSpec, weights: Weights) -> LoadedModel:
-        return load_model(
+        return self._as_loaded(
             folder,
-            spec.dtype,
-            spec.exactness,
-            self._device.name,
-            weights=weights,
-            compiled=self._device.compile,
+            lambda _: load_model(
+                inspect_folder(folder.ref, folder.path),
+                spec.dtype,
+                spec.exactness,
+                self._device.name,
+                weights=weights,
+                compiled=self._device.compile,
+            ),
         )
 
     def _runner(

@@ -131,6 +131,7 @@ def _load(
             f"the weights of model `{folder.ref}` lack {missing[0]} and {len(missing) - 1} more "
             "tensors: copy or save the model anew"
         )
+    _detach(module)
     module = module.to(device).eval().requires_grad_(False)
     quantise(module, weights)
     plain = device == "cpu" and by == "torch" and weights == "as-is" and tensor_parallel == 1
@@ -161,6 +162,21 @@ def _load(
         head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
         eos_ids=eos_ids,
     )
+
+
+def _detach(module: nn.Module) -> None:
+    """Give the module tensors of its own: who writes to the file afterwards changes nothing here.
+
+    A mapped file shows what is written to it later, and to read where it was cut off ends the
+    process.
+    """
+    own: dict[tuple[int, torch.Size], Tensor] = {}  # by place: tied weights stay tied
+    for tensor in (*module.parameters(), *module.buffers()):
+        if not tensor.untyped_storage().resizable():  # memory that torch did not allocate
+            key = (tensor.data_ptr(), tensor.shape)
+            if key not in own:
+                own[key] = tensor.data.clone()
+            tensor.data = own[key]
 
 
 def _compiled(module: Any) -> Any:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from specbatch.pipeline.engine.fingerprint import Look, look_at
 from specbatch.pipeline.engine.model_check import check_model, check_weights
 from specbatch.pipeline.engine.model_files import check_files
 from specbatch.schemas.errors import BrokenModelError, ModelError
+from specbatch.schemas.fingerprint import Fingerprint
 
 # Tested against `generate`; every other architecture is refused by name.
 SUPPORTED_MODEL_TYPES = (
@@ -40,12 +44,18 @@ class ModelFolder:
     model_type: str
     vocab_size: int
     context_tokens: int
-    fingerprint: str  # SHA-256 of the config and the weights
+    fingerprint: Fingerprint
+    revision: str | None = None  # of a hub id: the commit that it led to
+    look: Look | None = None  # at its files, when it was checked
 
 
 def inspect_model(ref: str) -> ModelFolder:
     """Check a folder or hub id. Raises `ModelError` with one sentence that names the reason."""
-    path = _locate(ref)
+    return inspect_folder(ref, _locate(ref))
+
+
+def inspect_folder(ref: str, path: Path) -> ModelFolder:
+    """The same of a model that was located before: a hub id is not asked for once more."""
     config = _read_config(ref, path)
     if "auto_map" in config:
         raise ModelError(
@@ -65,14 +75,23 @@ def inspect_model(ref: str) -> ModelFolder:
             "write token by token: use a causal model"
         )
     check_model(ref, config, weights)
+    look = look_at(ref, path)
     return ModelFolder(
         ref=ref,
         path=path,
         model_type=model_type,
         vocab_size=int(config["vocab_size"]),
         context_tokens=_context_tokens(config),
-        fingerprint=_fingerprint(path / "config.json", weights),
+        fingerprint=look.fingerprint,
+        revision=path.name if path.parent.name == "snapshots" else None,
+        look=look,
     )
+
+
+def models_here() -> Callable[[str], ModelFolder]:
+    """`inspect_model` for a whole process: each id of the hub leads to one revision."""
+    locate = lru_cache(maxsize=16)(_locate)
+    return lambda ref: inspect_folder(ref, locate(ref))
 
 
 def check_again(model: ModelFolder) -> None:
@@ -105,7 +124,7 @@ def _locate(ref: str) -> Path:
         return path
     if ref.startswith((".", "/", "~")) or ref.count("/") != 1:
         raise ModelError(
-            f"model folder `{ref}` does not exist: give a folder or a hub id owner/name"
+            f"model folder `{ref}` does not exist: give a folder or a hub id owner/name[@revision]"
         )
     try:
         from huggingface_hub import snapshot_download
@@ -113,7 +132,8 @@ def _locate(ref: str) -> Path:
 
         patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
         try:
-            return Path(snapshot_download(ref, allow_patterns=patterns))
+            name, _, revision = ref.partition("@")
+            return Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
         except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
             raise ModelError(
                 f"model `{ref}` is neither a folder here nor to be had from the hub "
@@ -148,9 +168,10 @@ def _context_tokens(config: dict[str, Any]) -> int:
     return int(min(tokens, rope.get(first) or config.get(first) or tokens))
 
 
-def _fingerprint(config: Path, weights: list[Path]) -> str:
-    digest = hashlib.sha256(config.read_bytes())
-    for file in weights:
+def config_and_weights_sha256(folder: ModelFolder) -> str:
+    """SHA-256 of these alone, by which jobs without a fingerprint know their models."""
+    digest = hashlib.sha256((folder.path / "config.json").read_bytes())
+    for file in sorted(folder.path.glob("*.safetensors")):
         digest.update(file.name.encode())
         with file.open("rb") as handle:
             while block := handle.read(1 << 22):
@@ -162,7 +183,7 @@ def vocabulary_digest(model: ModelFolder) -> str:
     """SHA-256 of what its token ids mean: equal for models that share a tokenizer."""
     meanings = _vocabulary(model.path)
     if meanings is None:
-        return model.fingerprint  # nothing is known: only the very same model speaks the same
+        return model.fingerprint.digest  # only the very same model is known to speak the same
     return hashlib.sha256(json.dumps(meanings, sort_keys=True).encode()).hexdigest()
 
 

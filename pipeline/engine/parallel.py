@@ -26,10 +26,10 @@ from specbatch.kernels.decoder.contract import DecoderBatch
 from specbatch.kernels.paged_attention.contract import RaggedBatch
 from specbatch.pipeline.engine.faults import Fault, fault_of, first_line
 from specbatch.pipeline.engine.loader import LoadedModel, load_model
-from specbatch.pipeline.engine.model_folder import inspect_model
+from specbatch.pipeline.engine.model_folder import ModelFolder, inspect_model
 from specbatch.pipeline.engine.sharding import check_shareable
 from specbatch.pipeline.engine.torch_decoder import TorchDecoder
-from specbatch.schemas.errors import DeviceLostError, UsageError
+from specbatch.schemas.errors import DeviceLostError, ModelError, UsageError
 from specbatch.schemas.spec import Weights
 
 log = logging.getLogger(__name__)
@@ -44,6 +44,7 @@ class Load:
     name: str
     ref: str
     how: dict[str, Any]
+    fingerprint: str  # of rank 0's files
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ class Leader:
         check_shareable(folder, self.size, exactness, weights)
         how = {"dtype": dtype, "exactness": exactness, "tensor_parallel": self.size}
         with self.in_step():
-            _say(Load(name, ref, how))
+            _say(Load(name, ref, how, folder.fingerprint.digest))
             return load_model(folder, device=device, **how)  # type: ignore[arg-type] # by their names
 
     def decoder(self, name: str, decoder: TorchDecoder, num_blocks: int) -> ParallelDecoder:
@@ -207,10 +208,10 @@ def _obey(device: str) -> None:
     decoders: dict[str, TorchDecoder] = {}
     while True:
         match _heard():
-            case Load(name, ref, how):
+            case Load(name, ref, how, fingerprint):
                 decoders.pop(name, None)
                 models.pop(name, None)  # first: both would not fit
-                models[name] = load_model(inspect_model(ref), device=device, **how)
+                models[name] = load_model(_same(ref, fingerprint), device=device, **how)
             case MakeCache(name, num_blocks):
                 decoders.pop(name, None)
                 decoders[name] = TorchDecoder(models[name], num_blocks)
@@ -221,6 +222,16 @@ def _obey(device: str) -> None:
                 return
             case other:
                 raise RuntimeError(f"rank 0 said {other!r}")
+
+
+def _same(ref: str, fingerprint: str) -> ModelFolder:
+    """The folder on this rank. Raises `ModelError` unless it holds what rank 0's does."""
+    folder = inspect_model(ref)
+    if folder.fingerprint.digest != fingerprint:
+        raise ModelError(
+            f"model `{ref}` has other files here than on rank 0: copy them, and start all ranks"
+        )
+    return folder
 
 
 def _say(message: object) -> None:

@@ -47,6 +47,8 @@ class Replayer:
         check_weights(spec.verifier_weights)
         self.numeric_class = host.serves().class_of(spec.key)
         self._engine = host.make_engine(spec)
+        loaded = host.serves().fingerprint
+        self.model_fingerprint = None if loaded is None else loaded.digest
         self._rechecker = Rechecker(self._engine.runner)
 
     @property

@@ -194,7 +194,7 @@ def _lines(file: BinaryIO, begin: int) -> Iterator[tuple[int, int, bytes | _Gian
             while not ended and (rest := file.readline(_PASSED_BY_BYTES)):
                 offset += len(rest)
                 ended = rest.endswith(b"\n")
-            yield start, offset, _Giant(offset - start)
+            yield start, offset, _Giant(offset - start - ended)
             continue
         if start == 0:
             line = line.removeprefix(_BOM)

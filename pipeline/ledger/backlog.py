@@ -6,10 +6,10 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, case, exists, func, or_, select
 
+from specbatch.pipeline.ledger.serving import PINNED_COLUMNS
 from specbatch.pipeline.ledger.transactions import Now
 from specbatch.schemas import time_mapper
 from specbatch.schemas.backlog import WORK, Backlog, PinnedJob, StageBacklog
-from specbatch.schemas.numeric_class import UNKNOWN, key_of_spec
 from specbatch.schemas.records import JobState, Stage
 from specbatch.schemas.tables import Group, Job, group_is_open, job_is_due, job_is_live
 from specbatch.schemas.time_tables import WorkerSession
@@ -48,15 +48,7 @@ def backlog(conn: Connection, now: Now) -> Backlog:
         jobs={state: states[state].jobs if state in states else 0 for state in _NOT_OVER},
         rows_failed=int(in_groups) + sum(int(row.rejected) for row in states.values()),
         workers=tuple(time_mapper.worker_now(row, at) for row in conn.execute(_workers(now))),
-        pinned=tuple(
-            PinnedJob(
-                row.job_id,
-                row.verifier,
-                row.numeric_class,
-                key_of_spec(row.spec, row.numeric_class),
-            )
-            for row in conn.execute(_pinned())
-        ),
+        pinned=tuple(PinnedJob.of(row) for row in conn.execute(_pinned())),
     )
 
 
@@ -65,8 +57,8 @@ def _pinned() -> Any:
         Group.job_id == Job.job_id, group_is_open(), Group.stage == Stage.VERIFY.value
     )
     return (
-        select(Job.job_id, Job.verifier, Job.numeric_class, Job.spec)
-        .where(job_is_live(), Job.numeric_class != UNKNOWN, ~Job.cancel_requested, to_verify)
+        select(Job.job_id, Job.verifier, Job.spec, Job.model_parts, *PINNED_COLUMNS)
+        .where(job_is_live(), ~Job.cancel_requested, to_verify)
         .order_by(Job.job_id)
     )
 

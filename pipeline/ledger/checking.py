@@ -23,7 +23,7 @@ from specbatch.pipeline.ledger.digests import (
     rejected_digest,
 )
 from specbatch.pipeline.ledger.entries import PINNED, sha256_of
-from specbatch.pipeline.ledger.log_facts import Key, LogFacts, believed, is_final
+from specbatch.pipeline.ledger.log_facts import LATER_PINNED, Key, LogFacts, believed, is_final
 from specbatch.schemas.audit import Finding, FindingKind, KeptCompletion, LogEntry
 from specbatch.schemas.months import month_of
 from specbatch.schemas.records import CompletionRecord, Prompts, RejectedRow
@@ -70,7 +70,7 @@ class Checker:
         if facts is None:
             yield _job("the job's row is gone; its log outlives it")
             return
-        for name in (*PINNED, "rows_total", "cancel_requested", "stop_reason", "numeric_class"):
+        for name in (*PINNED, "rows_total", "cancel_requested", "stop_reason", *LATER_PINNED):
             if name not in expected:
                 continue
             if name not in facts:

@@ -28,7 +28,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from specbatch.pipeline.ledger import cut_rules, cutting, leases, rules, serving, turns
 from specbatch.pipeline.ledger.transactions import Now
 from specbatch.pipeline.ledger.turns import Waiting
-from specbatch.schemas.numeric_class import Serves
+from specbatch.schemas.numeric_class import Pinned, Serves
 from specbatch.schemas.records import GroupWork, Stage
 from specbatch.schemas.tables import Group, Job, Tenant, group_is_open, job_is_live
 
@@ -73,7 +73,7 @@ def claim_next(
                 if serves is None:
                     return work
                 serving.check(serves, job.job_id, pinned)
-                return replace(work, numeric_class=pinned)
+                return replace(work, **pinned._asdict())
     return None
 
 
@@ -187,12 +187,10 @@ def _claimable(now: Now, stage: Stage, owner: str, max_attempts: int) -> list[Co
     return free
 
 
-def _charge(
-    conn: Connection, job: Waiting, work: GroupWork, floor: float, weight: float
-) -> str | None:
+def _charge(conn: Connection, job: Waiting, work: GroupWork, floor: float, weight: float) -> Pinned:
     """Move the tenant's virtual time on. The row counts, not what was read of it before.
 
-    Returns the job's numeric class: asked for here, it costs no statement.
+    Returns what the job has pinned: asked for here, it costs no statement.
     """
     cost = turns.cost_of(work.rows, work.prompt_tokens, job.tokens_per_row, weight)
     parameters = {
@@ -203,8 +201,7 @@ def _charge(
         "cost": cost,
         "first": floor + cost,
     }
-    pinned: str | None = conn.scalar(_charging(conn.dialect.name), parameters)
-    return pinned
+    return Pinned(*conn.execute(_charging(conn.dialect.name), parameters).one())
 
 
 @lru_cache(maxsize=2)
@@ -227,7 +224,7 @@ def _charging(dialect: str) -> Executable:
         upsert(Tenant)
         .values(**values)
         .on_conflict_do_update(index_elements=[Tenant.tenant], set_=known)
-        .returning(serving.PINNED.scalar_subquery())
+        .returning(*serving.pinned_columns())
     )
     return made
 

@@ -17,6 +17,7 @@ from specbatch.pipeline.ledger.reporting_contract import ReportingStore
 from specbatch.pipeline.ledger.schedule_contract import ScheduleStore
 from specbatch.pipeline.ledger.time_contract import TimeLedger
 from specbatch.schemas.audit import PublishedManifest
+from specbatch.schemas.fingerprint import Models
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.records import (
     Artefact,
@@ -95,7 +96,11 @@ class Store(
         ...
 
     def retry_job(
-        self, job_id: str, quarantined: bool = False, numeric_class: str | None = None
+        self,
+        job_id: str,
+        quarantined: bool = False,
+        numeric_class: str | None = None,
+        models: Models | None = None,
     ) -> int:
         """Send FAILED and CANCELLED groups (and a failed ingest) back to work; returns how many.
 
@@ -109,10 +114,11 @@ class Store(
         `quarantined`: only FAILED groups of a single row are sent back, and nothing else. Raises
         `UsageError` then when the input was not read to its end.
 
-        `numeric_class`: what is not finished is verified in this class from now on. With it a job
-        that goes on can be retried too: groups that are held at VERIFY are taken away from their
-        holders and start again; returns how many groups are still to be verified. Raises
-        `UsageError` for a class that contradicts the job's spec.
+        `numeric_class`, `models`: what is not finished is verified in that class, or with that
+        model, from now on. With them a job that goes on can be retried too: groups that are held at
+        VERIFY are taken away from their holders and start again; returns how many groups are still
+        to be verified. Raises `UsageError` for a class that contradicts the job's spec, and for a
+        model to which the prompts would be other tokens.
         """
         ...
 
@@ -143,6 +149,14 @@ class Store(
         """The input is read. `models` (fingerprints) is kept in the job's report.
 
         Moves to RUN, or straight to PUBLISH when no group is left to do.
+        """
+        ...
+
+    def pin_models(self, lease: Lease, models: Models) -> None:
+        """Write down which models decide the job, once and for all, unless that is known.
+
+        Needs the lease of INGEST. Raises `ModelChangedError` where others are pinned. Jobs that
+        are older than fingerprints stay without.
         """
         ...
 

@@ -131,6 +131,7 @@ FACTS: Mapping[str, Encode] = {
     "ahead_ticks": _integer,
     "ahead_price_microusd": _integer,
     "numeric_class": _later_text,
+    "model_fingerprint": _later_text,
 }
 # Of the record, but not of the completion's row.
 NOT_KEPT = ("recheck", "shadow_proposed", "shadow_accepted")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from hashlib import sha256
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import orjson
@@ -28,6 +28,8 @@ PINNED = (
     *("name", "tenant", "spec", "spec_digest", "verifier", "proposer", "output_uri"),
     *("workspace_uri", "idempotency_key", "created_at", "priority", "deadline_at", "budget_usd"),
 )
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 def follow(
@@ -92,16 +94,11 @@ def retried(
     units: int,
     deadline_at: float | None,
     budget_usd: float | None,
-    numeric_class: str | None = None,
+    moved: Mapping[str, Any] = NOTHING,
 ) -> dict[str, Any]:
-    """The limits are those that the job has from then on; so is the class, where one was named."""
+    """The limits are those that the job has from then on; so is what was pinned anew."""
     limits = {"deadline_at": deadline_at, "budget_usd": budget_usd}
-    moved = {} if numeric_class is None else class_pinned(numeric_class)
     return {"quarantined": quarantined, "units": units, **limits, **moved}
-
-
-def class_pinned(numeric_class: str) -> dict[str, Any]:
-    return {"numeric_class": numeric_class}
 
 
 def ended(

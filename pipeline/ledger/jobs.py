@@ -33,7 +33,9 @@ from specbatch.pipeline.ledger.transactions import SERVER_TIME, Now
 from specbatch.schemas import mapper
 from specbatch.schemas.audit import EntryKind, PublishedManifest
 from specbatch.schemas.errors import JobNotFoundError
+from specbatch.schemas.fingerprint import Models
 from specbatch.schemas.months import month_of
+from specbatch.schemas.numeric_class import NO_CHANGE, Change
 from specbatch.schemas.records import (
     JobRow,
     JobState,
@@ -262,11 +264,12 @@ def request_cancel(
 
 
 def retry(
-    conn: Connection, now: Now, job_id: str, quarantined: bool, numeric_class: str | None = None
+    conn: Connection, now: Now, job_id: str, quarantined: bool, change: Change = NO_CHANGE
 ) -> int:
     """How many units went back to work; the job is unchanged when that is 0."""
     row = lock(conn, find(conn, job_id).job_id)
-    rules.check_retry(mapper.job_row(row), quarantined, row.ingest_done, numeric_class)
+    known = mapper.job_row(row)
+    rules.check_retry(known, quarantined, row.ingest_done, change)
     closed: ColumnElement[bool] = Group.stage.in_(_CLOSED)
     if quarantined:
         closed = (Group.stage == Stage.FAILED.value) & (Group.rows == 1)
@@ -282,10 +285,10 @@ def retry(
     if returns:
         values: dict[str, Any] = {"cancel_requested": False, "error": None, "finished_at": None}
         limits = _without_reached_limits(conn, row, chain.clock(conn, now, row))
-        said = entries.retried(quarantined, returns, **limits, numeric_class=numeric_class)
+        pinned = rules.columns_of(known, change)
+        said = entries.retried(quarantined, returns, **limits, moved=pinned)
         head = chain.link(conn, now, row, EntryKind.RETRIED, said)
-        values |= {"stop_reason": None, **limits, **head}
-        values |= {} if numeric_class is None else {"numeric_class": numeric_class}
+        values |= {"stop_reason": None, **limits, **head, **pinned}
         to = Stage.RUN if row.ingest_done else Stage.INGEST
         move(conn, now, row.job_id, to, state=JobState.RUNNING.value, **values)
         settle(conn, now, row.job_id)
@@ -376,6 +379,14 @@ def finish_ingest(
     values |= chain.link(conn, now, job, EntryKind.READ, said, lease.owner)
     move(conn, now, lease.job_id, Stage.RUN, **values)
     settle(conn, now, lease.job_id)
+
+
+def pin_models(conn: Connection, now: Now, lease: Lease, models: Models) -> None:
+    job = lock_held(conn, lease)
+    pinned = rules.models_to_pin(mapper.job_row(job), models)
+    if pinned:
+        head = chain.link(conn, now, job, EntryKind.PINNED, pinned, lease.owner)
+        conn.execute(update(Job).where(Job.job_id == lease.job_id).values(**pinned, **head))
 
 
 def note_report(conn: Connection, _now: Now, lease: Lease, values: Mapping[str, Any]) -> None:

@@ -141,10 +141,10 @@ def taken(
 
 
 def _of_class(conn: Connection, work: GroupWork, serves: Serves) -> GroupWork:
-    """The claimed group with its job's class. Raises `UnpinnedError` and `MovedError`."""
-    pinned = serving.pinned_class(conn, work.lease.job_id)
+    """The claimed group with what its job has pinned. Raises `UnpinnedError` and `MovedError`."""
+    pinned = serving.pinned(conn, work.lease.job_id)
     serving.check(serves, work.lease.job_id, pinned)
-    return replace(work, numeric_class=pinned)
+    return replace(work, **pinned._asdict())
 
 
 def close_group(

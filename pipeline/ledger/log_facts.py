@@ -16,6 +16,9 @@ from specbatch.pipeline.ledger.digests import entry_hash
 from specbatch.schemas.audit import EMPTY, EntryKind, Finding, FindingKind, Head, LogEntry
 from specbatch.schemas.records import JobState
 
+# Columns of a job's row that are pinned after it was submitted.
+LATER_PINNED = ("numeric_class", "model_fingerprint", "model_parts", "proposer_fingerprint")
+
 Key = tuple[int, int]  # row, sample
 _STOPS = (EntryKind.CANCELLED, EntryKind.STOPPED)
 _ENDS = (EntryKind.PUBLISHED, EntryKind.FAILED)
@@ -113,7 +116,7 @@ class LogFacts:
             self.expected["rows_total"] = said["rows_total"]
             self.models = said["models"]
         elif kind is EntryKind.PINNED:
-            self.expected["numeric_class"] = said["numeric_class"]
+            self.expected |= {name: said[name] for name in LATER_PINNED if name in said}
         elif kind in (EntryKind.GROUP, EntryKind.KEPT):
             if said["completions"]:
                 row, sample, _ = said["completions"][0]
@@ -123,8 +126,7 @@ class LogFacts:
             self.expected |= {"cancel_requested": True, "stop_reason": reason}
         elif kind is EntryKind.RETRIED:
             self.expected |= {name: said[name] for name in ("deadline_at", "budget_usd")}
-            if "numeric_class" in said:
-                self.expected["numeric_class"] = said["numeric_class"]
+            self.expected |= {name: said[name] for name in LATER_PINNED if name in said}
             self.expected |= {"cancel_requested": False, "stop_reason": None}
             self.expected |= {"state": None, "error_sha256": None}
             self.published, self.manifest = False, None
@@ -144,6 +146,8 @@ class LogFacts:
         engine = said["spec"].get("engine") or {}
         if "numeric_class" in engine:  # else the job is older than numeric classes
             self.expected["numeric_class"] = engine["numeric_class"]
+        if "model_fingerprint" in said["spec"]:  # likewise
+            self.expected["model_fingerprint"] = said["spec"]["model_fingerprint"]
         self.adopted = kind is EntryKind.ADOPTED
         if not self.adopted:
             fresh = {"cancel_requested": False, "stop_reason": None}

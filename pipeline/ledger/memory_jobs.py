@@ -38,7 +38,7 @@ class JobsInMemory:
         return self._jobs[found[0]]
 
     def _row(self, job: Job) -> JobRow:
-        return replace(job.row, stage=job.stage, paused=job.waits)
+        return replace(job.row, stage=job.stage, paused=job.waits, last_error=job.last_error)
 
     def _unit(self, lease: Lease) -> Unit | None:
         job = self._jobs.get(lease.job_id)

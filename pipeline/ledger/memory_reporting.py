@@ -10,7 +10,6 @@ from specbatch.pipeline.ledger.memory_time import Session, TimeInMemory
 from specbatch.pipeline.ledger.memory_units import Group, Job, Unit
 from specbatch.schemas.backlog import WORK, Backlog, PinnedJob, StageBacklog, WorkerNow
 from specbatch.schemas.job_figures import GroupFigures, RowFigures
-from specbatch.schemas.numeric_class import UNKNOWN, key_of_spec
 from specbatch.schemas.records import CompletionRecord, JobState, Stage
 
 
@@ -38,7 +37,9 @@ class ReportingInMemory(TimeInMemory):
                         key=lambda worker: (worker.owner, worker.session_id),
                     )
                 ),
-                pinned=tuple(_pinned(job) for job in sorted(live, key=_id) if _to_verify(job)),
+                pinned=tuple(
+                    PinnedJob.of(job.row) for job in sorted(live, key=_id) if _to_verify(job)
+                ),
             )
 
     def group_figures(self, job_id: str) -> Iterator[GroupFigures]:
@@ -63,14 +64,10 @@ def _id(job: Job) -> str:
 
 
 def _to_verify(job: Job) -> bool:
-    """Whether it has groups to verify, and all of them in one class."""
-    is_told = job.row.numeric_class not in (None, UNKNOWN) and not job.row.cancel_requested
-    return is_told and any(group.stage is Stage.VERIFY for group in job.groups.values())
-
-
-def _pinned(job: Job) -> PinnedJob:
-    name = job.row.numeric_class or UNKNOWN
-    return PinnedJob(job.row.job_id, job.row.verifier, name, key_of_spec(job.row.spec, name))
+    """Whether it has groups to verify."""
+    return not job.row.cancel_requested and any(
+        group.stage is Stage.VERIFY for group in job.groups.values()
+    )
 
 
 def _of_group(index: int, group: Group) -> GroupFigures:

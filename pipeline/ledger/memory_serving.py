@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from specbatch.pipeline.ledger import entries, rules
+from specbatch.pipeline.ledger import rules
 from specbatch.pipeline.ledger.memory_time import TimeInMemory
 from specbatch.pipeline.ledger.memory_units import Job
 from specbatch.schemas.audit import EntryKind
-from specbatch.schemas.numeric_class import Serves, key_of_spec, preferred
+from specbatch.schemas.numeric_class import Change, Pinned, Serves, key_of_spec, preferred
 from specbatch.schemas.records import Stage
 from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
 
@@ -23,19 +23,21 @@ class ServingInMemory(TimeInMemory):
             for session in self._sessions.values()
             if session.row.ended_at is None and session.beat_at > heard
             if session.row.serves and session.row.serves.model == job.row.verifier
+            if session.row.serves.has_model(job.row.model_fingerprint)
             if session.row.owner != owner
         ]
         name = preferred(key_of_spec(job.row.spec), serves, [serves, *others])
         assert name is not None, "a worker announces a class for every way to ask for an engine"
-        self._say(job, EntryKind.PINNED, entries.class_pinned(name), owner)
+        self._say(job, EntryKind.PINNED, {"numeric_class": name}, owner)
         job.update(numeric_class=name)
 
-    def _move(self, job: Job, numeric_class: str, quarantined: bool) -> int:
-        rules.check_move(job.row, numeric_class, quarantined)
-        if job.row.numeric_class == numeric_class:
+    def _move(self, job: Job, change: Change, quarantined: bool) -> int:
+        rules.check_move(job.row, change, quarantined)
+        pinned = rules.columns_of(job.row, change)
+        if not pinned:
             return 0
-        self._say(job, EntryKind.PINNED, entries.class_pinned(numeric_class))
-        job.update(numeric_class=numeric_class)
+        self._say(job, EntryKind.PINNED, pinned)
+        job.update(**pinned)
         now = self._now()
         for group in job.groups.values():
             if group.stage is Stage.VERIFY:
@@ -48,4 +50,4 @@ class ServingInMemory(TimeInMemory):
 
 def served(job: Job, serves: Serves | None) -> bool:
     """Whether such a worker may verify the job. None: it may verify any."""
-    return serves is None or serves.takes(job.row.numeric_class)
+    return serves is None or serves.takes(Pinned.of(job.row))

@@ -17,9 +17,10 @@ from specbatch.pipeline.ledger.memory_turns import TurnsInMemory
 from specbatch.pipeline.ledger.memory_units import Group, new_job
 from specbatch.schemas.audit import EntryKind, PublishedManifest
 from specbatch.schemas.errors import StoreError
+from specbatch.schemas.fingerprint import Models
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.masking import masked
-from specbatch.schemas.numeric_class import Serves
+from specbatch.schemas.numeric_class import Pinned, Serves
 from specbatch.schemas.records import (
     Artefact,
     Beat,
@@ -139,7 +140,7 @@ class MemoryStore(
     ) -> GroupWork | None:
         with self._lock:
             job, now = self._jobs.get(job_id), self._now()
-            if job is not None and serves is not None:
+            if job is not None and serves is not None and served(job, serves):
                 self._pin(job, serves, owner, lease_sec)
             group = job.groups.get(index) if job else None
             if job is None or group is None or group.stage is not stage or group.lease_until > now:
@@ -165,7 +166,7 @@ class MemoryStore(
                 prompt_tokens=group.new.prompt_tokens,
                 suspect=group.is_suspect(group.attempts - 1, self._max_attempts),
                 waited_sec=group.waited_sec,
-                numeric_class=None if serves is None else job.row.numeric_class,
+                **(Pinned() if serves is None else Pinned.of(job.row))._asdict(),
             )
 
     def heartbeat(self, leases: Sequence[Lease], lease_sec: float) -> Beat:
@@ -295,6 +296,14 @@ class MemoryStore(
             job.move(Stage.RUN, now)
             job.last_error = None
             job.settle(now)
+
+    def pin_models(self, lease: Lease, models: Models) -> None:
+        with self._lock:
+            job = self._held_job(lease)
+            pinned = rules.models_to_pin(job.row, models)
+            if pinned:
+                self._say(job, EntryKind.PINNED, pinned, lease.owner)
+                job.update(**pinned)
 
     def note_report(self, lease: Lease, values: Mapping[str, Any]) -> None:
         with self._lock:

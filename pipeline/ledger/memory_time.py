@@ -9,6 +9,7 @@ from typing import Any
 
 from specbatch.pipeline.ledger import time_rules
 from specbatch.pipeline.ledger.memory_chain import ChainInMemory
+from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.provenance import NO_TICKS, TICKS_PER_SEC, Ticks
 from specbatch.schemas.records import CompletionRecord, Lease
 from specbatch.schemas.timekeeping import (
@@ -99,6 +100,11 @@ class TimeInMemory(ChainInMemory):
                 serves=session.serves,
             )
             self._sessions.setdefault(session.session_id, Session(row, now))
+
+    def announce(self, session_id: str, serves: Serves) -> None:
+        with self._lock:
+            if (session := self._sessions.get(session_id)) is not None:
+                session.row = replace(session.row, serves=serves)
 
     def tell_time(self, session: SessionTime, attempts: Mapping[Attempt, Ticks]) -> None:
         with self._lock:

@@ -11,7 +11,8 @@ from specbatch.pipeline.ledger.memory_serving import served
 from specbatch.pipeline.ledger.memory_units import Group, Job
 from specbatch.pipeline.ledger.turns import Waiting
 from specbatch.schemas.audit import EntryKind
-from specbatch.schemas.numeric_class import Serves
+from specbatch.schemas.fingerprint import Models
+from specbatch.schemas.numeric_class import Change, Serves
 from specbatch.schemas.records import (
     CompletionRecord,
     GroupWork,
@@ -159,13 +160,18 @@ class TurnsInMemory(CuttingInMemory):
         return stopped
 
     def retry_job(
-        self, job_id: str, quarantined: bool = False, numeric_class: str | None = None
+        self,
+        job_id: str,
+        quarantined: bool = False,
+        numeric_class: str | None = None,
+        models: Models | None = None,
     ) -> int:
         with self._lock:
             job, now = self._job(job_id), self._now()
-            if numeric_class is not None and not job.row.state.is_final:
-                return self._move(job, numeric_class, quarantined)
-            rules.check_retry(job.row, quarantined, job.ingest_done, numeric_class)
+            change = Change(numeric_class, models)
+            if change.is_any and not job.row.state.is_final:
+                return self._move(job, change, quarantined)
+            rules.check_retry(job.row, quarantined, job.ingest_done, change)
             closed = [g for g in job.groups.values() if g.stage in (Stage.FAILED, Stage.CANCELLED)]
             if quarantined:
                 closed = [g for g in closed if g.stage is Stage.FAILED and g.new.rows == 1]
@@ -192,11 +198,11 @@ class TurnsInMemory(CuttingInMemory):
                     stop_reason=None,
                     deadline_at=None if late else job.row.deadline_at,
                     budget_usd=None if spent else job.row.budget_usd,
-                    numeric_class=numeric_class or job.row.numeric_class,
+                    **(pinned := rules.columns_of(job.row, change)),
                 )
                 row = job.row
                 limits = (row.deadline_at, row.budget_usd)
-                said = entries.retried(quarantined, returns, *limits, numeric_class)
+                said = entries.retried(quarantined, returns, *limits, moved=pinned)
                 self._say(job, EntryKind.RETRIED, said)
                 job.settle(now)
             return returns

@@ -221,5 +221,6 @@ def new_job(job: NewJob, now: float) -> Job:
         budget_usd=job.budget_usd,
         privacy=job.privacy,
         numeric_class=job.numeric_class,
+        model_fingerprint=job.model_fingerprint,
     )
     return Job(Stage.INGEST, now, row=row)

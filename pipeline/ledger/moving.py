@@ -1,35 +1,33 @@
-"""A running job is moved to another numeric class, because somebody asked for it.
+"""A running job is moved to another numeric class or model, because somebody asked for it.
 
 Whoever holds one of its groups at VERIFY loses it, and with it what was not finished: that group
-starts again, so no completion has bits of two classes. Finished results stay, and say their class.
+starts again, so no completion has tokens of two. Finished results stay, and say of which they are.
 """
 
 from __future__ import annotations
 
 from sqlalchemy import Connection, case, func, select, update
 
-from specbatch.pipeline.ledger import chain, entries, jobs, rules
+from specbatch.pipeline.ledger import chain, jobs, rules
 from specbatch.pipeline.ledger.jobs import FREE
 from specbatch.pipeline.ledger.transactions import Now
 from specbatch.schemas import mapper
 from specbatch.schemas.audit import EntryKind
+from specbatch.schemas.numeric_class import Change
 from specbatch.schemas.records import Stage
 from specbatch.schemas.tables import Group, Job
 
 
-def move(
-    conn: Connection, now: Now, job_id: str, numeric_class: str, quarantined: bool = False
-) -> int:
-    """How many groups will be verified in the other class; 0: it is the job's already."""
+def move(conn: Connection, now: Now, job_id: str, change: Change, quarantined: bool = False) -> int:
+    """How many groups will be verified otherwise; 0: what is asked for is the job's already."""
     job = jobs.lock(conn, jobs.find(conn, job_id).job_id)
-    rules.check_move(mapper.job_row(job), numeric_class, quarantined)
-    if job.numeric_class == numeric_class:
+    row = mapper.job_row(job)
+    rules.check_move(row, change, quarantined)
+    pinned = rules.columns_of(row, change)
+    if not pinned:
         return 0
-    said = entries.class_pinned(numeric_class)
-    head = chain.link(conn, now, job, EntryKind.PINNED, said)
-    conn.execute(
-        update(Job).where(Job.job_id == job.job_id).values(numeric_class=numeric_class, **head)
-    )
+    head = chain.link(conn, now, job, EntryKind.PINNED, pinned)
+    conn.execute(update(Job).where(Job.job_id == job.job_id).values(**pinned, **head))
     # All of them, the free ones too: who is just claiming one holds its row, and is waited for.
     conn.execute(
         update(Group)

@@ -6,9 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from specbatch.schemas.earlier_specs import asks_the_same, renewed, stored_spec
-from specbatch.schemas.errors import FencedError, IdempotencyError, StoreError, UsageError
+from specbatch.schemas.errors import (
+    FencedError,
+    IdempotencyError,
+    ModelChangedError,
+    StoreError,
+    UsageError,
+)
+from specbatch.schemas.fingerprint import TEXT_PARTS, Models, compared, differing, listed
 from specbatch.schemas.mapper import whole_spec
-from specbatch.schemas.numeric_class import contradiction
+from specbatch.schemas.numeric_class import NO_CHANGE, UNKNOWN, Change, contradiction
 from specbatch.schemas.privacy import NOT_KEPT
 from specbatch.schemas.records import (
     CompletionRecord,
@@ -107,10 +114,10 @@ def check_retry(
     job: JobRow,
     quarantined: bool = False,
     ingest_done: bool = True,
-    numeric_class: str | None = None,
+    change: Change = NO_CHANGE,
 ) -> None:
-    """Raise `UsageError` unless the job, or its quarantined rows alone, can be retried, and in this
-    numeric class where one is named."""
+    """Raise `UsageError` unless the job, or its quarantined rows alone, can be retried, with what
+    is to be pinned anew."""
     if not job.state.is_final:
         raise UsageError(
             f"job {job.job_id} is {job.state}; only a job that has ended can be retried"
@@ -124,19 +131,71 @@ def check_retry(
         raise UsageError(
             f"the input of job {job.job_id} was not read to its end: retry all of the job"
         )
-    if numeric_class is not None:
-        check_class(job, numeric_class)
+    check_change(job, change)
 
 
-def check_move(job: JobRow, numeric_class: str, quarantined: bool) -> None:
-    """Raise `UsageError` unless a running job can be moved to another numeric class."""
+def check_move(job: JobRow, change: Change, quarantined: bool) -> None:
+    """Raise `UsageError` unless a running job can be moved to another numeric class or model."""
     if job.state.is_final:
         raise UsageError(f"job {job.job_id} has ended meanwhile: retry it once more")
     if quarantined:
         raise UsageError(f"job {job.job_id} is running: --quarantined is for jobs that have ended")
     if job.cancel_requested:
         raise UsageError(f"job {job.job_id} is being stopped: wait for its end, then retry it")
-    check_class(job, numeric_class)
+    check_change(job, change)
+
+
+def check_change(job: JobRow, change: Change) -> None:
+    """Raise `UsageError` unless the job may have this pinned."""
+    if change.numeric_class is not None:
+        check_class(job, change.numeric_class)
+    if change.models is not None:
+        check_models(job, change.models)
+
+
+def columns_of(job: JobRow, change: Change) -> dict[str, Any]:
+    """What of a change is new, by column of the job's row."""
+    wanted: dict[str, Any] = {}
+    if change.numeric_class is not None:
+        wanted["numeric_class"] = change.numeric_class
+    if change.models is not None:
+        wanted |= change.models.as_columns()
+    known = {name: getattr(job, name) for name in wanted}
+    return {} if known == wanted else wanted
+
+
+def models_to_pin(job: JobRow, models: Models) -> dict[str, Any]:
+    """By column, what ingest tells of a job's models that was not known.
+
+    Raises `ModelChangedError` where the job has pinned others.
+    """
+    if job.model_fingerprint == UNKNOWN:
+        return {}
+    if job.model_fingerprint not in (None, models.verifier.digest):
+        raise ModelChangedError(
+            f"model `{job.verifier}` of job {job.job_id} has "
+            + compared(job.model_fingerprint, job.model_parts, models.verifier)
+        )
+    pinned = job.proposer_fingerprint
+    if pinned is not None and pinned != models.proposer:
+        raise ModelChangedError(
+            f"draft model `{job.proposer}` of job {job.job_id} has other files than the job began "
+            "with, on which its outputs depend"
+        )
+    is_known = bool(job.model_fingerprint and job.model_parts) and pinned == models.proposer
+    return {} if is_known else models.as_columns()
+
+
+def check_models(job: JobRow, models: Models) -> None:
+    """Raise `UsageError` unless the rest of the job may be decided by this model: its prompts are
+    tokens already."""
+    names = differing(job.model_parts, models.verifier.parts)
+    texts = [name for name in names if name in TEXT_PARTS]
+    if texts and job.groups_total:
+        raise UsageError(
+            f"job {job.job_id} cannot go on with that model: its prompts are tokens of another "
+            f"{listed(texts)}; submit it as a new job"
+        )
 
 
 def check_class(job: JobRow, numeric_class: str) -> None:

@@ -1,25 +1,35 @@
 """Which workers may verify a job: what it has pinned, beside what a worker serves.
 
-A job pins its numeric class once, in a transaction of its own, before its first group is claimed
-for VERIFY. Claims then compare: in the statement that claims, and once more behind it, because on
-PostgreSQL that statement may have waited for a row while the job was moved to another class.
+A job pins its models' fingerprints when its input is begun, and its numeric class once, in a
+transaction of its own, before its first group is claimed for VERIFY. Claims then compare: in the
+statement that claims, and once more behind it, because on PostgreSQL that statement may have waited
+for a row while the job was moved to another class or model.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, bindparam, or_, select, update
 
-from specbatch.pipeline.ledger import chain, entries, jobs
+from specbatch.pipeline.ledger import chain, jobs
 from specbatch.pipeline.ledger.transactions import Now
 from specbatch.schemas.audit import EntryKind
-from specbatch.schemas.numeric_class import UNKNOWN, Serves, key_of_spec, preferred
+from specbatch.schemas.numeric_class import UNKNOWN, Pinned, Serves, key_of_spec, preferred
 from specbatch.schemas.tables import Job
 from specbatch.schemas.time_tables import WorkerSession
 from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
 
-PINNED = select(Job.numeric_class).where(Job.job_id == bindparam("of_job"))
+PINNED_COLUMNS = (Job.numeric_class, Job.model_fingerprint, Job.proposer_fingerprint)
+PINNED = select(*PINNED_COLUMNS).where(Job.job_id == bindparam("of_job"))
+
+
+def pinned_columns() -> Iterator[ColumnElement[str | None]]:
+    """Of the job `of_job`, in the order of `Pinned`: for RETURNING."""
+    for column in PINNED_COLUMNS:
+        of_job = select(column).where(Job.job_id == bindparam("of_job"))
+        yield of_job.scalar_subquery().label(column.key)
 
 
 class UnpinnedError(Exception):
@@ -31,13 +41,13 @@ class UnpinnedError(Exception):
 
 
 class MovedError(Exception):
-    """A job was moved to another class while a group of it was being claimed."""
+    """A job was moved to another class or model while a group of it was being claimed."""
 
 
-def check(serves: Serves, job_id: str, pinned: str | None) -> None:
-    """Behind a claim's statement, with the job's class as it stands then. What it raises takes the
+def check(serves: Serves, job_id: str, pinned: Pinned) -> None:
+    """Behind a claim's statement, with what the job has pinned then. What it raises takes the
     claim back, with its transaction: `UnpinnedError`, `MovedError`."""
-    if pinned is None:
+    if pinned.numeric_class is None:
         raise UnpinnedError(job_id)
     if not serves.takes(pinned):
         raise MovedError(job_id)
@@ -47,8 +57,13 @@ def served(serves: Serves | None, table: Any = Job) -> list[ColumnElement[bool]]
     """What is true of a job that such a worker may verify. None: it may verify any."""
     if serves is None:
         return []
-    pinned = table.numeric_class
-    return [or_(pinned.is_(None), pinned.in_([UNKNOWN, *serves.names]))]
+    models = [] if serves.fingerprint is None else [serves.fingerprint.digest]
+    served_values = (
+        (table.numeric_class, [UNKNOWN, *serves.names]),
+        (table.model_fingerprint, [UNKNOWN, *models]),
+        (table.proposer_fingerprint, serves.drafts),
+    )
+    return [or_(column.is_(None), column.in_(values)) for column, values in served_values]
 
 
 def job_is_served(job_id: Any, serves: Serves | None) -> list[ColumnElement[bool]]:
@@ -58,9 +73,10 @@ def job_is_served(job_id: Any, serves: Serves | None) -> list[ColumnElement[bool
     return [select(Job.job_id).where(Job.job_id == job_id, *served(serves)).exists()]
 
 
-def pinned_class(conn: Connection, job_id: str) -> str | None:
-    """The class of a job as it stands now; None: it has none yet, or there is no such job."""
-    return conn.scalar(PINNED, {"of_job": job_id})
+def pinned(conn: Connection, job_id: str) -> Pinned:
+    """What a job has pinned as it stands now; nothing, where there is no such job."""
+    row = conn.execute(PINNED, {"of_job": job_id}).first()
+    return Pinned() if row is None else Pinned.of(row)
 
 
 def pin(
@@ -73,17 +89,18 @@ def pin(
     job = jobs.lock(conn, job_id)
     if job is None or job.numeric_class is not None:
         return
-    alive = _alive(conn, now, job.verifier, serves, owner, lease_sec)
+    alive = _alive(conn, now, job, serves, owner, lease_sec)
     name = preferred(key_of_spec(job.spec), serves, alive)
     assert name is not None, "a worker announces a class for every way to ask for an engine"
-    head = chain.link(conn, now, job, EntryKind.PINNED, entries.class_pinned(name), owner)
-    conn.execute(update(Job).where(Job.job_id == job_id).values(numeric_class=name, **head))
+    pinned = {"numeric_class": name}
+    head = chain.link(conn, now, job, EntryKind.PINNED, pinned, owner)
+    conn.execute(update(Job).where(Job.job_id == job_id).values(**pinned, **head))
 
 
 def _alive(
-    conn: Connection, now: Now, model: str, own: Serves, owner: str, lease_sec: float
+    conn: Connection, now: Now, job: Any, own: Serves, owner: str, lease_sec: float
 ) -> list[Serves]:
-    """What live workers with this model serve; `own` once, whether it was heard of or not."""
+    """What live workers with the job's model serve; `own` once, whether heard of or not."""
     rows = conn.execute(
         select(WorkerSession.owner, WorkerSession.serves).where(
             WorkerSession.ended_at.is_(None),
@@ -92,5 +109,10 @@ def _alive(
         )
     )
     told = [(row.owner, Serves.from_json(row.serves)) for row in rows]
-    others = [one for who, one in told if one and one.model == model and who != owner]
+    others = [
+        one
+        for who, one in told
+        if one and one.model == job.verifier and one.has_model(job.model_fingerprint)
+        if who != owner
+    ]
     return [own, *others]

@@ -31,9 +31,10 @@ from specbatch.pipeline.ledger.sql_schedules import SchedulesInSql
 from specbatch.pipeline.ledger.sql_time import SqlTime
 from specbatch.pipeline.ledger.transactions import RETRY_SEC, Transactions
 from specbatch.schemas.audit import EntryKind, PublishedManifest
+from specbatch.schemas.fingerprint import Models
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.masking import masked
-from specbatch.schemas.numeric_class import Serves
+from specbatch.schemas.numeric_class import Change, Serves
 from specbatch.schemas.records import (
     Artefact,
     Beat,
@@ -132,11 +133,16 @@ class SqlStore(AuditInSql, FiguresInSql, PrivacyInSql, ReportingInSql, Schedules
         return {job_id for job_id, _ in found}
 
     def retry_job(
-        self, job_id: str, quarantined: bool = False, numeric_class: str | None = None
+        self,
+        job_id: str,
+        quarantined: bool = False,
+        numeric_class: str | None = None,
+        models: Models | None = None,
     ) -> int:
-        if numeric_class is not None and not self.get_job(job_id).state.is_final:
-            return self._write(moving.move, job_id, numeric_class, quarantined)
-        return self._write(jobs.retry, job_id, quarantined, numeric_class)
+        change = Change(numeric_class, models)
+        if change.is_any and not self.get_job(job_id).state.is_final:
+            return self._write(moving.move, job_id, change, quarantined)
+        return self._write(jobs.retry, job_id, quarantined, change)
 
     def fail_job(self, lease: Lease, error: str) -> None:
         self._write(jobs.fail, lease, masked(error))
@@ -241,6 +247,9 @@ class SqlStore(AuditInSql, FiguresInSql, PrivacyInSql, ReportingInSql, Schedules
 
     def pause_ingest(self, lease: Lease, most_open: int) -> int:
         return self._write(stopping.pause_ingest, lease, most_open)
+
+    def pin_models(self, lease: Lease, models: Models) -> None:
+        self._write(jobs.pin_models, lease, models)
 
     def note_report(self, lease: Lease, values: Mapping[str, Any]) -> None:
         self._write(jobs.note_report, lease, values)

@@ -9,6 +9,7 @@ from sqlalchemy import Connection
 
 from specbatch.pipeline.ledger import time_ledger, time_sums
 from specbatch.pipeline.ledger.transactions import Now, Transactions
+from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.provenance import Ticks
 from specbatch.schemas.timekeeping import (
     Attempt,
@@ -31,6 +32,9 @@ class SqlTime:
 
     def begin_session(self, session: NewSession) -> None:
         self._write(time_ledger.begin, session)
+
+    def announce(self, session_id: str, serves: Serves) -> None:
+        self._write(time_ledger.announce, session_id, serves)
 
     def tell_time(self, session: SessionTime, attempts: Mapping[Attempt, Ticks]) -> None:
         self._write(time_ledger.tell, session, attempts)

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
+from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.provenance import Ticks
 from specbatch.schemas.timekeeping import (
     Attempt,
@@ -40,6 +41,10 @@ class TimeLedger(Protocol):
 
     def begin_session(self, session: NewSession) -> None:
         """From here on the device's time is accounted for. A known session stays as it is."""
+        ...
+
+    def announce(self, session_id: str, serves: Serves) -> None:
+        """What a session verifies with has changed. Nothing happens to one that is not known."""
         ...
 
     def tell_time(self, session: SessionTime, attempts: Mapping[Attempt, Ticks]) -> None:

@@ -33,6 +33,7 @@ from specbatch.pipeline.ledger import time_rules
 from specbatch.pipeline.ledger.reading import fetch
 from specbatch.pipeline.ledger.transactions import Now, Transactions
 from specbatch.schemas import time_mapper
+from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.provenance import Ticks
 from specbatch.schemas.records import Lease
 from specbatch.schemas.tables import Group
@@ -58,6 +59,14 @@ def begin(conn: Connection, now: Now, session: NewSession) -> None:
         _insert(conn)(WorkerSession)
         .values(**time_mapper.session_values(session, now))
         .on_conflict_do_nothing()
+    )
+
+
+def announce(conn: Connection, _now: Now, session_id: str, serves: Serves) -> None:
+    conn.execute(
+        update(WorkerSession)
+        .where(WorkerSession.session_id == session_id)
+        .values(serves=serves.as_json())
     )
 
 

@@ -195,7 +195,7 @@ ROWS_FAILED = _gauge(
 )
 WORKERS = _gauge("workers", "devices in worker processes that were heard of", "kind", scope=STORE)
 WAITING_JOBS = _gauge(
-    "jobs_without_worker", "live jobs whose numeric class no live worker has", "numeric_class",
+    "jobs_without_worker", "live jobs that no live worker may verify", "numeric_class",
     scope=STORE,
 )  # fmt: skip
 AUDITED = _gauge(

@@ -19,6 +19,7 @@ from specbatch.pipeline.observe.metrics import Labels
 from specbatch.pipeline.observe.metrics_endpoint import family
 from specbatch.schemas.backlog import Backlog
 from specbatch.schemas.figures import StoreFigures
+from specbatch.schemas.numeric_class import UNKNOWN
 from specbatch.schemas.records import JobState, Stage
 
 if TYPE_CHECKING:
@@ -87,9 +88,10 @@ class StoreMetrics:
 def _waiting_jobs(backlog: Backlog) -> dict[Labels, float]:
     """Of every class that some job has pinned; the sweeper ends workers that are silent."""
     waiting = backlog.waiting()
-    found: dict[Labels, float] = {(job.numeric_class,): 0.0 for job in backlog.pinned}
+    found: dict[Labels, float] = {}
     for job in backlog.pinned:
-        found[(job.numeric_class,)] += job.job_id in waiting
+        label = (job.numeric_class or UNKNOWN,)
+        found[label] = found.get(label, 0.0) + (job.job_id in waiting)
     return found
 
 

@@ -7,7 +7,7 @@ one look they are means since the beginning.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ from specbatch.pipeline.observe.units import (
     usd,
 )
 from specbatch.schemas.backlog import Backlog, StageBacklog, WorkerNow
+from specbatch.schemas.fingerprint import shown
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.records import JobRow, JobState
 
@@ -53,6 +54,7 @@ class JobNow:
     cost_usd: float
     numeric_class: str | None = None
     waits: str | None = None  # for what, in words, where no live worker may verify it
+    model_fingerprint: str | None = None
 
     @property
     def share(self) -> float | None:
@@ -126,6 +128,7 @@ class Watch:
             progress.cost_usd,
             row.numeric_class,
             waiting.get(row.job_id),
+            row.model_fingerprint,
         )
 
 
@@ -147,11 +150,19 @@ def as_json(board: Board) -> dict[str, Any]:
                 "silent_sec": w.silent_sec,
                 "cost_usd": w.usd,
                 "numeric_classes": [] if w.serves is None else list(w.serves.names),
+                "model": w.serves and w.serves.model,
+                "model_fingerprint": _fingerprint(w),
             }
             for w, busy in zip(look.workers, board.busy, strict=True)
         ],
         "jobs": [asdict(job) for job in board.jobs],
     }
+
+
+def _fingerprint(worker: WorkerNow) -> str | None:
+    """Of the model that it verifies with."""
+    found = worker.serves and worker.serves.fingerprint
+    return found.digest if found else None
 
 
 def tables(board: Board, width: int = WIDE) -> RenderableType:
@@ -164,6 +175,7 @@ def tables(board: Board, width: int = WIDE) -> RenderableType:
         _queues(board.backlog.stages),
         Text(),
         _jobs(board, width < WIDE),
+        *(Text(line, style="yellow") for line in _versions(board.backlog.workers)),
         *(Text(f"{job.job_id[:12]} {job.waits}", style="red") for job in board.jobs if job.waits),
     )
 
@@ -212,6 +224,18 @@ def _workers(board: Board) -> Table:
             Text(f"{seconds(worker.silent_sec)} ago", style="red" if late else ""),
         )
     return table
+
+
+def _versions(workers: Sequence[WorkerNow]) -> Iterator[str]:
+    """Which worker has which files, of models that workers have different ones of."""
+    by_model: dict[str, dict[str, list[str]]] = {}
+    for one in workers:
+        if one.serves is not None and (digest := _fingerprint(one)) is not None:
+            by_model.setdefault(one.serves.model, {}).setdefault(digest, []).append(one.owner)
+    for model, owners in sorted(by_model.items()):
+        if len(owners) > 1:
+            there = (f"{shown(digest)} on {', '.join(on)}" for digest, on in sorted(owners.items()))
+            yield f"model {model} has different files: {'; '.join(there)}"
 
 
 def _queues(stages: Sequence[StageBacklog]) -> Table:

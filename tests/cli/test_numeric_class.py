@@ -49,7 +49,8 @@ def test_a_job_that_has_begun_nothing_has_no_class(cli: Any, store: Store) -> No
     assert store.get_job(JOB).numeric_class is None
     assert "numeric class: chosen when its first group is verified" in cli("show", JOB).out
     told = cli("show", JOB, "--json").json
-    assert (told["numeric_class"], told["waits_for"]) == (None, None)
+    assert told["numeric_class"] is None
+    assert told["waits_for"] == "waits for a worker with model `big`; alive: none"
 
 
 def test_show_spells_the_class_out_and_says_what_the_job_waits_for(cli: Any, store: Store) -> None:

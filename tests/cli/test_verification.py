@@ -11,7 +11,7 @@ import pytest
 
 from specbatch.pipeline.bootstrap import make_client
 from specbatch.schemas.errors import SpecError
-from specbatch.schemas.records import JobState, Verification
+from specbatch.schemas.records import Verification
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec, load_spec
 from specbatch.workers.app import make_ring
@@ -72,18 +72,20 @@ def test_a_coupled_job_says_so_in_its_manifest_only(cli: Any, job: Any, folder: 
     assert manifest["info"]["verification"] == "coupled"
 
 
-def test_a_verify_worker_without_the_draft_model_refuses_and_says_how_to_start_one(
+def test_a_job_waits_for_the_draft_model_that_its_outputs_depend_on(
     folder: Path, tiny_pair: TinyPair
 ) -> None:
-    settings = Settings(workspace=str(folder / "workspace"), max_attempts=1)
+    settings = Settings(workspace=str(folder / "workspace"))
     models = {"verifier": str(tiny_pair.verifier), "proposer": str(tiny_pair.draft)}
     values = SPEC | models | {"speculation": {"verification": "rejection"}}
     with embedded(settings, str(tiny_pair.verifier), None) as (app, worker):
         client = make_client(settings, make_ring(app), worker.store)
         submitted, _ = client.submit(load_spec(values).resolved(folder))
+        waits = None
         for progress in client.follow(submitted.job_id, 0.1, 120):
-            state = progress.state
-        assert state is not JobState.DONE
-        errors = [error for *_, error in worker.store.failed_groups(submitted.job_id)]
-    assert len(errors) == 1
-    assert "specbatch worker verify --verifier" in str(errors[0])
+            waits = client.waits_for(submitted.job_id, 60.0)
+            if waits is not None and progress.ingest_done:
+                break
+        assert worker.store.failed_groups(submitted.job_id) == []
+    assert str(waits).startswith("waits for a worker with draft model fingerprint ")
+    assert str(waits).endswith("; alive: none with a draft model (--proposer)")

@@ -270,7 +270,7 @@ def test_what_a_worker_learned_of_its_machine_is_read_by_the_next_or_written_ane
     assert "threads" in device
     assert [part.split()[1] for part in models.split(" + ")] == ["as-is", "as-is"]
     assert all(
-        inspect_model(str(m)).fingerprint[:16] in models for m in (demo.VERIFIER, demo.DRAFT)
+        inspect_model(str(m)).fingerprint.digest[:16] in models for m in (demo.VERIFIER, demo.DRAFT)
     )
     assert engine in ("bfloat16 bitwise", "float32 bitwise"), "of the class that the job pinned"
     assert state["step_time"]["cells"]

@@ -127,7 +127,7 @@ def test_a_good_folder_is_described(tiny_pair: TinyPair) -> None:
 @pytest.mark.parametrize("ref", ["/no/such/folder", "./missing", "~/missing", "missing", "a/b/c"])
 def test_a_missing_folder(ref: str) -> None:
     assert refusal(ref) == (
-        f"model folder `{ref}` does not exist: give a folder or a hub id owner/name"
+        f"model folder `{ref}` does not exist: give a folder or a hub id owner/name[@revision]"
     )
 
 

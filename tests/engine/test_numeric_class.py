@@ -16,6 +16,7 @@ from specbatch.pipeline.engine.model_folder import ModelFolder, inspect_model
 from specbatch.pipeline.engine.native_model import why_not_native
 from specbatch.pipeline.engine.numeric_class import class_of, serves
 from specbatch.schemas.errors import ModelError
+from specbatch.schemas.fingerprint import Fingerprint
 from specbatch.schemas.numeric_class import all_keys
 from specbatch.schemas.spec import EngineSpec
 from support.architectures import CONFIGS, tiny_model
@@ -132,7 +133,7 @@ def test_a_config_tells_how_its_model_will_be_loaded(
 def test_a_config_that_cannot_be_read_is_not_native(tmp_path: Path) -> None:
     broken = tmp_path / "config.json"
     broken.write_text("{")
-    spoilt = ModelFolder(str(tmp_path), tmp_path, "llama", 199, 256, "none")
+    spoilt = ModelFolder(str(tmp_path), tmp_path, "llama", 199, 256, Fingerprint("none"))
     assert "cannot be read" in str(why_not_native(spoilt, torch.float32))
 
 

@@ -126,7 +126,7 @@ def test_a_migrated_database_needs_no_further_migration(url: str) -> None:
     assert migrate.current(url) is None
     assert migrate.check(url) != []
     migrate.upgrade(url)
-    assert migrate.current(url) == migrate.head() == "0012"
+    assert migrate.current(url) == migrate.head() == "0013"
     assert migrate.check(url) == []
 
 
@@ -248,7 +248,7 @@ def test_jobs_of_before_have_normal_priority_and_whole_groups(url: str) -> None:
     assert tuple(kept) == (1, None, 0)
 
 
-def test_jobs_from_before_numeric_classes_are_of_an_unknown_one(url: str) -> None:
+def test_jobs_from_before_classes_and_fingerprints_are_of_unknown_ones(url: str) -> None:
     migrate.upgrade(url)
     migrate.downgrade(url, "0003")
     engine = make_engine(url)
@@ -260,6 +260,7 @@ def test_jobs_from_before_numeric_classes_are_of_an_unknown_one(url: str) -> Non
     old, new = store.get_job(JOB), store.create_job(new_job("job00001"))[0]
     store.close()
     assert (old.numeric_class, new.numeric_class) == ("unknown", None)
+    assert (old.model_fingerprint, new.model_fingerprint) == ("unknown", None)
 
 
 def test_what_drafting_taught_is_all_that_its_removal_loses(url: str) -> None:

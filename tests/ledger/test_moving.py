@@ -14,6 +14,7 @@ from specbatch.pipeline.ledger.engine_factory import make_engine
 from specbatch.pipeline.ledger.migrate import open_store
 from specbatch.pipeline.ledger.transactions import SERVER_TIME
 from specbatch.schemas.errors import FencedError
+from specbatch.schemas.numeric_class import Change
 from specbatch.schemas.records import Stage
 
 
@@ -45,7 +46,7 @@ def test_a_claim_that_waited_for_a_move_gets_nothing(postgres_url: str) -> None:
     ingest(store, groups=1, numeric_class=F32)
     with ThreadPoolExecutor(1) as pool:
         with other.begin() as conn:
-            moving.move(conn, SERVER_TIME, JOB, TORCH)
+            moving.move(conn, SERVER_TIME, JOB, Change(TORCH))
             where = (JOB, 0, Stage.VERIFY, "w", LEASE_SEC)
             claimed = pool.submit(store.claim_group, *where, serving(F32))
             until_somebody_waits(other)

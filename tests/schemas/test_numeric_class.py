@@ -10,6 +10,7 @@ from specbatch.schemas.backlog import PinnedJob, WorkerNow
 from specbatch.schemas.errors import SpecError
 from specbatch.schemas.numeric_class import (
     UNKNOWN,
+    Pinned,
     Serves,
     all_keys,
     class_note,
@@ -59,7 +60,7 @@ def test_an_old_spec_asks_for_what_was_the_default() -> None:
     ("pinned", "takes"), [(None, True), (UNKNOWN, True), (A, True), (B, False)]
 )
 def test_who_takes_whom(pinned: str | None, takes: bool) -> None:
-    assert of(A).takes(pinned) is takes
+    assert of(A).takes(Pinned(pinned)) is takes
 
 
 def test_most_live_workers_decide_then_who_asks_then_the_name() -> None:

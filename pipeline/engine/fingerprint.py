@@ -1,0 +1,201 @@
+"""What lies in a model folder, digested part by part: see `schemas/fingerprint.py`. No torch.
+
+A file is digested once while it stays as it is. That is told by its inode, its size and both of its
+times; a file that was just changed is digested again, for its times may not show a second change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from specbatch.schemas.errors import ModelError
+from specbatch.schemas.fingerprint import (
+    CONFIG,
+    GENERATION,
+    NONE,
+    PARTS,
+    TEMPLATE,
+    TOKENIZER,
+    WEIGHTS,
+    Fingerprint,
+    short_digest,
+)
+
+log = logging.getLogger(__name__)
+
+_FILES = {
+    WEIGHTS: ("*.safetensors", "*.safetensors.index.json"),
+    CONFIG: ("config.json",),
+    GENERATION: ("generation_config.json",),
+    TOKENIZER: (
+        *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json"),
+        *("vocab.json", "vocab.txt", "merges.txt", "*.model", "*.tiktoken", "tekken.json"),
+    ),
+    TEMPLATE: ("chat_template.*", "additional_chat_templates/*"),
+}
+_TOKENIZER_CONFIG = "tokenizer_config.json"  # of the tokenizer, but for the template inside
+_YOUNG_NS = 2_000_000_000  # as coarse as times of files may be
+_HASHERS = 4  # files at a time: more than disks give
+_TRIES = 3  # looks at a folder that is being written
+
+Loaded = TypeVar("Loaded")
+
+
+class Stat(NamedTuple):
+    """What changes when a file does."""
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A folder at one moment: two that are equal had nothing happen to it between them."""
+
+    fingerprint: Fingerprint
+    stats: tuple[tuple[str, Stat], ...]
+
+
+class _Digests:
+    """Of files, by path. Thread-safe; a file is read by one thread at a time."""
+
+    def __init__(self) -> None:
+        self._known: dict[Path, tuple[Stat, str]] = {}
+        self._reading = threading.Lock()
+
+    def of(self, files: Sequence[Path]) -> list[str]:
+        """As they are now. Raises `OSError`."""
+        with self._reading, ThreadPoolExecutor(_HASHERS, "digest") as pool:
+            return list(pool.map(self._digest, files))
+
+    def _digest(self, path: Path) -> str:
+        begun_ns, stat = time.time_ns(), stat_of(path)
+        known = self._known.get(path)
+        if known is not None and known[0] == stat:
+            return known[1]
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()  # lets other threads run
+        if not _is_young(stat, begun_ns) and stat_of(path) == stat:
+            self._known[path] = (stat, digest)
+        return digest
+
+
+_digests = _Digests()
+_looks: dict[Path, Look] = {}  # at folders none of whose files was young then
+
+
+def stat_of(path: Path) -> Stat:
+    """Of what a link leads to."""
+    found = path.stat()
+    return Stat(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def look_at(ref: str, path: Path) -> Look:
+    """Digest a folder's parts, or tell what is known of them.
+
+    Raises `ModelError` where the folder is being written, or cannot be read.
+    """
+    for _ in range(_TRIES):
+        try:
+            begun_ns, files = time.time_ns(), _files(path)
+            stats = _stats(path, files)
+            known = _looks.get(path)
+            if known is not None and known.stats == stats:
+                return known
+            look = Look(_fingerprint(path, files), stats)
+            is_same = stats == _stats(path, _files(path))
+        except FileNotFoundError:
+            continue  # it was there when the folder was listed
+        except OSError as error:
+            reason = (error.strerror or type(error).__name__).lower()
+            raise ModelError(f"files of model `{ref}` cannot be read: {reason}") from None
+        if is_same:
+            if not any(_is_young(stat, begun_ns) for _, stat in stats):
+                _looks[path] = look
+            return look
+    raise ModelError(f"files of model `{ref}` are being written: wait for that to end")
+
+
+def unchanged(
+    ref: str, path: Path, load: Callable[[Look], Loaded], first: Look | None = None
+) -> tuple[Look, Loaded]:
+    """What `load` makes of a folder, and the folder's look before and after: that it read nothing
+    else is known only where both are the same. Raises `ModelError` where it never is.
+
+    `first`: a look that was just taken.
+    """
+    before = first or look_at(ref, path)
+    for _ in range(_TRIES):
+        loaded = load(before)
+        after = look_at(ref, path)
+        if after == before:
+            return after, loaded
+        log.warning("files of model %s changed while they were loaded: once more", ref)
+        before = after
+        del loaded  # two of them may not fit
+    raise ModelError(
+        f"files of model `{ref}` change whenever they are loaded: wait until they are all there"
+    )
+
+
+def _files(path: Path) -> dict[Path, str]:
+    """The files that count, in order, and the part that each belongs to."""
+    found = {
+        file: part
+        for part, patterns in _FILES.items()
+        for pattern in patterns
+        for file in path.glob(pattern)
+        if file.is_file()
+    }
+    return dict(sorted(found.items()))
+
+
+def _stats(path: Path, files: Iterable[Path]) -> tuple[tuple[str, Stat], ...]:
+    return tuple((str(file.relative_to(path)), stat_of(file)) for file in files)
+
+
+def _is_young(stat: Stat, at_ns: int) -> bool:
+    return at_ns - max(stat.mtime_ns, stat.ctime_ns) <= _YOUNG_NS
+
+
+def _fingerprint(path: Path, files: Mapping[Path, str]) -> Fingerprint:
+    whole = [file for file in files if file.name != _TOKENIZER_CONFIG]
+    lines: dict[str, list[str]] = {part: [] for part in PARTS}
+    for file, digest in zip(whole, _digests.of(whole), strict=True):
+        lines[files[file]].append(f"{file.relative_to(path)} {digest}")
+    if len(whole) < len(files):
+        for part, told in _tokenizer_config(path / _TOKENIZER_CONFIG).items():
+            lines[part].append(told)
+    return Fingerprint.of({part: _digest(told) for part, told in lines.items()})
+
+
+def _tokenizer_config(file: Path) -> dict[str, str]:
+    """What it says, by part. Its template is the template's, as if it lay in a file of its own."""
+    raw = file.read_bytes()
+    try:
+        values = json.loads(raw)
+        template = values.pop("chat_template", None)
+    except (ValueError, AttributeError, RecursionError):
+        return {TOKENIZER: f"{_TOKENIZER_CONFIG} {short_digest(raw)}"}
+    told = {TOKENIZER: f"{_TOKENIZER_CONFIG} {_of_json(values)}"}
+    return told if template is None else {**told, TEMPLATE: f"inside {_of_json(template)}"}
+
+
+def _of_json(values: object) -> str:
+    return short_digest(json.dumps(values, sort_keys=True).encode())
+
+
+def _digest(lines: Sequence[str]) -> str:
+    return short_digest("\n".join(lines).encode()) if lines else NONE

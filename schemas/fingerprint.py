@@ -1,0 +1,94 @@
+"""Fingerprints of models: equal for folders whose files decide the same tokens from the same text.
+
+The store, the claims and the commands need the digests alone; who reads the files is
+`pipeline/engine/fingerprint.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+PATTERN = r"^[0-9a-f]{32}$"
+NONE = "none"  # of a part that a folder has not
+SHOWN = 12  # hexadecimal digits of a digest in a sentence
+
+WEIGHTS, CONFIG, GENERATION = "weights", "config", "generation config"
+TOKENIZER, TEMPLATE = "tokenizer", "chat template"
+PARTS = (WEIGHTS, CONFIG, GENERATION, TOKENIZER, TEMPLATE)
+TEXT_PARTS = (TOKENIZER, TEMPLATE)  # by which prompts become tokens, and tokens text
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """One digest (128 bits of SHA-256, in hexadecimal) over those of the parts."""
+
+    digest: str
+    parts: Mapping[str, str] = field(default_factory=dict, compare=False)  # of PARTS: its digest
+
+    @classmethod
+    def of(cls, parts: Mapping[str, str]) -> Fingerprint:
+        told = "".join(f"{name} {parts[name]}\n" for name in PARTS)
+        return cls(short_digest(told.encode()), dict(parts))
+
+    @property
+    def text(self) -> tuple[str, ...] | None:
+        """Of what turns prompts into tokens and tokens into text; None where it is not known."""
+        return tuple(self.parts[name] for name in TEXT_PARTS) if self.parts else None
+
+    def as_json(self) -> dict[str, Any]:
+        return {"digest": self.digest, "parts": dict(self.parts)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any] | None) -> Fingerprint | None:
+        return None if values is None else cls(values["digest"], values["parts"])
+
+
+class Models(NamedTuple):
+    """What decides a job's tokens."""
+
+    verifier: Fingerprint
+    proposer: str | None = None  # a draft model's digest, where the outputs depend on it
+
+    def as_columns(self) -> dict[str, Any]:
+        """By column of a job's row."""
+        return {
+            "model_fingerprint": self.verifier.digest,
+            "model_parts": dict(self.verifier.parts),
+            "proposer_fingerprint": self.proposer,
+        }
+
+
+def short_digest(told: bytes) -> str:
+    """128 bits of SHA-256, in hexadecimal."""
+    return hashlib.sha256(told).hexdigest()[:32]
+
+
+def differing(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+    """The parts in which two fingerprints differ; none where the parts of one are not known."""
+    if not one or not other:
+        return []
+    return [name for name in PARTS if one.get(name) != other.get(name)]
+
+
+def shown(digest: str) -> str:
+    """A digest as sentences have it."""
+    return digest[:SHOWN]
+
+
+def listed(names: Iterable[str]) -> str:
+    """Parts in words: "weights", "weights and config", "weights, config and tokenizer"."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def compared(pinned: str, parts: Mapping[str, str], here: Fingerprint) -> str:
+    """In words, how a model differs from the one that a job has pinned.
+
+    As in `other weights and tokenizer (fingerprint 3f9a1b2c3d4e, the job's is 77bc01234567)`.
+    """
+    names = differing(parts, here.parts)
+    what = f"other {listed(names)}" if names else "other files"
+    return f"{what} (fingerprint {shown(here.digest)}, the job's is {shown(pinned)})"
