@@ -48,7 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
         threads = max(1, (os.cpu_count() or 1) // processes)
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     for name in [name for name in os.environ if name.startswith("SPECBATCH_")]:
-        del os.environ[name]
+        if name != "SPECBATCH_NATIVE_ISA":  # all tests may be run as on a lesser processor
+            del os.environ[name]
     if _has_room(IN_MEMORY):  # where SQLite's syncs take no time; --basetemp wins
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))
 
