@@ -167,7 +167,7 @@ def _stats(path: Path, files: Iterable[Path]) -> tuple[tuple[str, Stat], ...]:
 
 
 def _is_young(stat: Stat, at_ns: int) -> bool:
-    return at_ns - max(stat.mtime_ns, stat.ctime_ns) <= _YOUNG_NS
+    return any(abs(at_ns - time_ns) <= _YOUNG_NS for time_ns in (stat.mtime_ns, stat.ctime_ns))
 
 
 def _fingerprint(path: Path, files: Mapping[Path, str]) -> Fingerprint:

@@ -232,17 +232,17 @@ class EngineHost:
         free_for_another(on_gpu=self._device.is_gpu)  # one that failed lies in a cycle
         knowledge = (self._memory_of and self._memory_of.load(self._about(spec))) or Knowledge()
         with self._naming:
-            self._check_changed()
+            self._forget_lost()
+        found = look_at(self.verifier.ref, self.verifier.path).fingerprint
+        self._check_changed(self.verifier, found)  # before minutes are spent on loading it
         verifier = self._load_verifier(spec)
         check_class(self.serves(), spec.key, is_native=verifier.native is not None)
         vocab_size = self.verifier.vocab_size
         proposers: list[Proposer] = [BlockProposer(), HistoryProposer(vocab_size), NgramProposer()]
         models = []
-        loaded = [self._load(f, spec, spec.proposer_weights) for f in self._draft_models]
-        for name in self._draft_names:
-            draft_model = loaded.pop(0)
-            if not self._still_fits(verifier.folder, draft_model.folder):
-                continue
+        loaded = self._load_drafts(verifier.folder, spec)
+        while loaded:
+            name, draft_model = loaded.pop(0)
             drafting = self._runner(draft_model)
             pass_time = knowledge.draft_time_of(name)
             proposers.append(DraftModelProposer(drafting, pass_time=pass_time, name=name))
@@ -280,17 +280,36 @@ class EngineHost:
         """Processes that share the verifier."""
         return 1 if self._leader is None else self._leader.size
 
-    def _check_changed(self) -> None:
+    def _check_changed(self, folder: ModelFolder, found: Fingerprint) -> None:
         """Raise `ModelChangedError` where another engine here was loaded from other files: one
-        worker has one verifier."""
-        known = self._loaded.get(self.verifier.ref)
-        found = look_at(self.verifier.ref, self.verifier.path).fingerprint
+        worker has one model of a name."""
+        known = self._loaded.get(folder.ref)
         if known is not None and known != found:
             names = differing(known.parts, found.parts)
             raise ModelChangedError(
-                f"the {listed(names)} of model `{self.verifier.ref}` changed after this worker had "
-                "loaded it for other jobs: start the worker anew"
+                f"the {listed(names)} of model `{folder.ref}` changed after this worker had "
+                "loaded it for other jobs: restart the worker"
             )
+
+    def _forget_lost(self) -> None:
+        """Without a live engine nothing is loaded, and other files may be."""
+        if not any(service.has_engine for service in self._all()):
+            self._loaded.clear()
+
+    def _load_drafts(
+        self, verifier: ModelFolder, spec: EngineSpec
+    ) -> list[tuple[str, LoadedModel]]:
+        """The draft models by name. A draft is a hint: a model that was replaced is left out."""
+        found = []
+        for folder, name in zip(self._draft_models, self._draft_names, strict=True):
+            try:
+                model = self._load(folder, spec, spec.proposer_weights)
+            except ModelChangedError as error:
+                log.warning("a draft model is left out: %s", error)
+                continue
+            if self._still_fits(verifier, model.folder):
+                found.append((name, model))
+        return found
 
     def _still_fits(self, verifier: ModelFolder, draft_model: ModelFolder) -> bool:
         """Whether both still speak the same tokens, if one has changed since that was looked at."""
@@ -321,6 +340,7 @@ class EngineHost:
         """What is loaded, and known from then on by the files that it was read from."""
         look, loaded = unchanged(folder.ref, folder.path, load)
         with self._naming:
+            self._check_changed(folder, look.fingerprint)
             self._loaded[folder.ref] = look.fingerprint
             if folder.ref == self.verifier.ref:
                 self.verifier = loaded.folder

@@ -128,11 +128,11 @@ def _load(
         )
     if missing := sorted(read["missing_keys"]):  # they would be drawn at random
         raise BrokenModelError(
-            f"the weights of model `{folder.ref}` lack {missing[0]} and {len(missing) - 1} more "
-            "tensors: copy or save the model anew"
+            f"the weights of model `{folder.ref}` lack {len(missing)} tensors, the first is "
+            f"{missing[0]}: copy or save the model anew"
         )
-    _detach(module)
     module = module.to(device).eval().requires_grad_(False)
+    _detach(module)  # what went to another device is its own already
     quantise(module, weights)
     plain = device == "cpu" and by == "torch" and weights == "as-is" and tensor_parallel == 1
     lowered = _lowered(module, folder) if native and plain else None

@@ -122,7 +122,8 @@ def _locate(ref: str) -> Path:
     path = Path(ref).expanduser()
     if path.is_dir():
         return path
-    if ref.startswith((".", "/", "~")) or ref.count("/") != 1:
+    name, _, revision = ref.partition("@")
+    if ref.startswith((".", "/", "~")) or name.count("/") != 1:
         raise ModelError(
             f"model folder `{ref}` does not exist: give a folder or a hub id owner/name[@revision]"
         )
@@ -130,9 +131,8 @@ def _locate(ref: str) -> Path:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-        patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+        patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.tiktoken"]
         try:
-            name, _, revision = ref.partition("@")
             return Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
         except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
             raise ModelError(

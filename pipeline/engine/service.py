@@ -149,6 +149,10 @@ class EngineService:
         self._past, self._engine = self.stats, None  # its memory must not wait for ours
 
     @property
+    def has_engine(self) -> bool:
+        return self._engine is not None
+
+    @property
     def stats(self) -> EngineStats:
         return self._engine.stats if self._engine is not None else self._past
 
