@@ -294,7 +294,6 @@ class MemoryStore(
             job.ingest_done = True
             job.update(rows_total=rows_total, report={**job.row.report, **models})
             job.move(Stage.RUN, now)
-            job.last_error = None
             job.settle(now)
 
     def pin_models(self, lease: Lease, models: Models) -> None:

@@ -187,7 +187,6 @@ class TurnsInMemory(CuttingInMemory):
             returns = len(closed) + (not job.ingest_done or (unpublished and not closed))
             if returns:
                 job.move(Stage.RUN if job.ingest_done else Stage.INGEST, now)
-                job.last_error = None
                 late = job.row.deadline_at is not None and job.row.deadline_at <= now
                 spent = turns.budget_was_spent(job.row.stop_reason)
                 job.update(

@@ -132,7 +132,7 @@ class Job(Unit):
 
     def move(self, to: Stage, now: float) -> None:
         Unit.move(self, to, now)
-        self.resumes_at = None
+        self.resumes_at = self.last_error = None
 
     def settle(self, now: float) -> None:
         if self.stage is Stage.RUN and not self.open_groups:

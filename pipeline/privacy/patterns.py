@@ -95,9 +95,9 @@ def ibans(text: str) -> Iterator[Place]:
 def cards(text: str) -> Iterator[Place]:
     """Numbers of 13 to 19 digits whose check digit is right, from a group's begin to one's end."""
     for stretch in _NUMBERS.finditer(text):
-        begin = stretch.start()
-        groups = [match.span() for match in _DIGIT_GROUP.finditer(stretch[0])]
-        digits = [int(char) for start, stop in groups for char in stretch[0][start:stop]]
+        begin, written = stretch.start(), stretch[0]  # each asking for it would copy all of it
+        groups = [match.span() for match in _DIGIT_GROUP.finditer(written)]
+        digits = [int(char) for start, stop in groups for char in written[start:stop]]
         if len(digits) < _CARD_DIGITS[0]:
             continue
         starts, ends, at = [], {}, 0  # in digits; of ends, where they are in the text

@@ -58,6 +58,22 @@ def test_a_published_job_is_final(store: Store, clock: Clock) -> None:
     assert store.get_job(JOB) == job
 
 
+def test_why_an_output_was_given_back_is_forgotten_once_it_is_there(store: Store) -> None:
+    ingest(store, groups=1)
+    commit(store, verified(store, 0))
+    store.release(claim_job(store, Stage.PUBLISH).lease, "the bucket is away", forgiven=True)
+    assert store.get_job(JOB).last_error == "the bucket is away"
+    store.finish_job(claim_job(store, Stage.PUBLISH).lease, JobState.DONE)
+    assert store.get_job(JOB).last_error is None
+
+
+def test_why_an_input_was_given_back_is_forgotten_once_it_is_read_no_further(store: Store) -> None:
+    store.create_job(new_job())
+    store.release(claim_job(store, Stage.INGEST).lease, "the bucket is away", forgiven=True)
+    store.request_cancel(JOB)
+    assert store.get_job(JOB).last_error is None
+
+
 def test_only_a_publish_lease_can_finish_a_job(store: Store) -> None:
     store.create_job(new_job())
     lease = claim_job(store, Stage.INGEST).lease
