@@ -126,7 +126,7 @@ def test_a_migrated_database_needs_no_further_migration(url: str) -> None:
     assert migrate.current(url) is None
     assert migrate.check(url) != []
     migrate.upgrade(url)
-    assert migrate.current(url) == migrate.head() == "0013"
+    assert migrate.current(url) == migrate.head() == "0014"
     assert migrate.check(url) == []
 
 
