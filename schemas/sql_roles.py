@@ -2,9 +2,9 @@
 
 Nobody works as one of them: they are granted to logins (`GRANT specbatch_worker TO nightly`). The
 tables' owner migrates and is none of them. The statements may be run again, and on databases of any
-revision: what is not there is passed by. They first take from a role whatever it had, so what stands
-here is all that it has. Rights on columns must be given again when a table gets another one: a
-migration that adds a column ends with `granting()`.
+revision: what is not there is passed by. They first take from a role whatever it had, so what
+stands here is all that it has. Rights on columns must be given again when a table gets another one:
+a migration that adds a column ends with `granting()`.
 
 What a right on a column cannot say (only together with an entry in the log, only to empty it) is
 held by the triggers of `sql_triggers.py`.

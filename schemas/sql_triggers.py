@@ -100,7 +100,8 @@ _BODIES = {
     ) THEN 'models, limits, stop and end of a job change only with an entry in its log'
     WHEN NOT '{OPERATOR}' = ANY(mine) AND (
       NEW.numeric_class IS DISTINCT FROM coalesce(OLD.numeric_class, NEW.numeric_class)
-      OR NEW.model_fingerprint IS DISTINCT FROM coalesce(OLD.model_fingerprint, NEW.model_fingerprint)
+      OR NEW.model_fingerprint
+        IS DISTINCT FROM coalesce(OLD.model_fingerprint, NEW.model_fingerprint)
       OR NEW.proposer_fingerprint
         IS DISTINCT FROM coalesce(OLD.proposer_fingerprint, NEW.proposer_fingerprint)
     ) THEN 'the models and the class that a job has pinned stay'

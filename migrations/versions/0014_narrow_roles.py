@@ -1,4 +1,4 @@
-"""Roles have rights on columns and no longer on whole tables; triggers hold what columns cannot say.
+"""Roles have rights on columns, not on whole tables; triggers hold what columns cannot say.
 
 Revision 0014. PostgreSQL alone. Running workers go on: what they do is what they may. Whoever runs
 an earlier version's `specbatch migrate` after the downgrade gives the wide rights back.
