@@ -23,6 +23,7 @@ from specbatch.pipeline.metering import Exposure, counted, kv_blocks, metered
 from specbatch.pipeline.observe.meter import Meter
 from specbatch.pipeline.observe.tracing import UNTRACED, TraceOptions, Tracing, open_tracing
 from specbatch.pipeline.privacy.tenants import Privacy
+from specbatch.pipeline.store_place import make_place
 from specbatch.pipeline.sweeper import Queued, Sweeper, unknown
 from specbatch.schemas.errors import DeviceLostError, MissingExtraError, UsageError
 from specbatch.schemas.masking import hide_in_logs
@@ -59,6 +60,7 @@ class Models:
 
 def make_store(settings: Settings, actor: str | None = None) -> Store:
     """The store of the settings, its schema brought up to date. `actor` is a worker's name."""
+    make_place(settings)
     return open_store(
         settings.store_url,
         max_attempts=settings.max_attempts,

@@ -17,12 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from sqlalchemy import Connection, MetaData, event
-
 from specbatch.schemas.audit import FIRST
 from specbatch.schemas.records import JobState, Stage
 from specbatch.schemas.sql_roles import AUDITOR, ENTRIES, OPERATOR, PRIVACY, ROLES, WORKER
-from specbatch.schemas.tables import Base
 
 _ENDS = "ARRAY[" + ", ".join(f"'{state.value}'" for state in JobState if state.is_final) + "]"
 _DOERS = f"ARRAY['{WORKER}', '{OPERATOR}']"
@@ -182,10 +179,3 @@ def dropping() -> Iterator[str]:
         yield f"DROP TRIGGER {name} ON {table}"
     for name in (*_BODIES, "specbatch_bound"):
         yield f"DROP FUNCTION {name}"
-
-
-@event.listens_for(Base.metadata, "after_create")
-def _create(_metadata: MetaData, connection: Connection, **_: object) -> None:
-    if connection.dialect.name == "postgresql":
-        for statement in creating():
-            connection.exec_driver_sql(statement)

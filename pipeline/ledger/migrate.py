@@ -26,7 +26,6 @@ from specbatch.pipeline.ledger.transactions import (
     is_transient,
 )
 from specbatch.schemas import audit_tables as _audit_tables  # noqa: F401 - its tables join the metadata
-from specbatch.schemas import sql_triggers as _triggers  # noqa: F401 - they join the tables
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.masking import mask_url
 from specbatch.schemas.sealing import Sealer
