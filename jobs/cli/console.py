@@ -143,7 +143,7 @@ def complain(message: str) -> None:
     if _logs_json():
         log.error("%s", text)
         return
-    err.print(Text.assemble(("error:", "bold red"), " ", text), soft_wrap=True)
+    err.print(Text.assemble(("error:", "bold red"), " ", visible(text)), soft_wrap=True)
 
 
 def remark(message: str) -> None:
