@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 from specbatch.pipeline.ledger.engine_factory import parse_url
@@ -11,6 +12,8 @@ from specbatch.schemas.file_modes import Access, make_folder, new_file, wide
 from specbatch.schemas.settings import Settings
 
 log = logging.getLogger(__name__)
+
+LOOKED_AT = 16  # of the workspace's files: one tells enough
 
 _told: set[Path] = set()  # of which this process has said that others can read it
 
@@ -27,7 +30,9 @@ def make_place(settings: Settings) -> None:
         _warn(path.parent, path, settings.store_mode)
     if "://" not in settings.workspace:
         folder = Path(settings.workspace)
-        _warn(folder, folder, settings.store_mode)
+        with suppress(OSError):  # there is none yet
+            for path in islice(folder.iterdir(), LOOKED_AT):
+                _warn(folder, path, settings.store_mode)
 
 
 def _warn(folder: Path, path: Path, access: Access) -> None:
