@@ -23,6 +23,7 @@ from specbatch.pipeline.metering import Exposure, counted, kv_blocks, metered
 from specbatch.pipeline.observe.meter import Meter
 from specbatch.pipeline.observe.tracing import UNTRACED, TraceOptions, Tracing, open_tracing
 from specbatch.pipeline.privacy.tenants import Privacy
+from specbatch.pipeline.store_place import make_place
 from specbatch.pipeline.sweeper import Queued, Sweeper, unknown
 from specbatch.schemas.errors import DeviceLostError, MissingExtraError, UsageError
 from specbatch.schemas.masking import hide_in_logs
@@ -57,14 +58,15 @@ class Models:
     codec: Callable[[str], TextCodec]  # of a model folder's path
 
 
-def make_store(settings: Settings) -> Store:
-    """The store of the settings, its schema brought up to date."""
+def make_store(settings: Settings, actor: str | None = None) -> Store:
+    """The store of the settings, its schema brought up to date. `actor` is a worker's name."""
+    make_place(settings)
     return open_store(
         settings.store_url,
         max_attempts=settings.max_attempts,
         weights=settings.tenant_weights,
         sealer=Sealer.of_setting(settings.encryption_key),
-        actor=settings.actor or None,
+        actor=actor or settings.actor or None,
     )
 
 
@@ -203,7 +205,8 @@ def make_worker(
             if drafting is not None:
                 check_pair(folders[0], drafting)
     tracing = open_tracing(trace_options(settings))
-    store = store or make_store(settings)
+    owner = f"{socket.gethostname()}:{os.getpid()}"  # the form that sql_triggers.py knows
+    store = store or make_store(settings, owner)
     if meter is not None:
         store = metered(store, meter)
     privacy = Privacy.of_settings(settings)
@@ -242,7 +245,6 @@ def make_worker(
     verifying = host(0, drafts=True) if "verify" in kinds else None
     proposing = host(1, drafts=False) if "propose" in kinds else None
     objects = Objects.of_settings(settings)
-    owner = f"{socket.gethostname()}:{os.getpid()}"
     engines = [h for h in (verifying, proposing) if h is not None]
     if meter is not None and verifying is not None:
         meter.ask_blocks(partial(kv_blocks, verifying))

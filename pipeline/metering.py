@@ -7,6 +7,7 @@ commit that it refused is none.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -19,6 +20,7 @@ from specbatch.pipeline.observe.metrics import Metrics
 from specbatch.pipeline.observe.metrics_endpoint import MetricsEndpoint
 from specbatch.pipeline.observe.store_metrics import StoreMetrics
 from specbatch.schemas.audit import PublishedManifest
+from specbatch.schemas.file_modes import make_folder
 from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.records import (
     Artefact,
@@ -58,6 +60,9 @@ class Exposure:
         metrics.set(names.BUILD, 1, _version())
         metrics.set(names.PLANNED_ROLLOUT, float(settings.planned_rollout))
         folder = Path(settings.metrics_dir) if settings.metrics_dir else None
+        if folder is not None:
+            with suppress(OSError):  # the endpoint says what is wrong with it
+                make_folder(folder, settings.store_mode, folder)
         endpoint = MetricsEndpoint(settings.metrics_port, settings.metrics_address, metrics, folder)
         return cls(Meter(metrics), endpoint)
 

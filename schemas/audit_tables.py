@@ -10,14 +10,17 @@ from collections.abc import Mapping
 from sqlalchemy import (
     DDL,
     BigInteger,
+    Connection,
     ForeignKey,
     Index,
     Integer,
     LargeBinary,
+    MetaData,
     event,
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
+from specbatch.schemas import sql_triggers
 from specbatch.schemas.tables import AnyText, Base
 
 
@@ -102,3 +105,10 @@ for _dialect, _statements in TRIGGERS.items():
     for _statement in _statements:
         _made = DDL(_statement).execute_if(dialect=_dialect)  # type: ignore[no-untyped-call]  # SQLAlchemy's own
         event.listen(AuditLog.__table__, "after_create", _made)
+
+
+@event.listens_for(Base.metadata, "after_create")
+def _hold_roles(_metadata: MetaData, connection: Connection, **_: object) -> None:
+    if connection.dialect.name == "postgresql":
+        for statement in sql_triggers.creating():
+            connection.exec_driver_sql(statement)

@@ -19,6 +19,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from specbatch.schemas.file_modes import Access
 from specbatch.schemas.masking import MASK, mask_url, remember, remember_secrets
 from specbatch.schemas.privacy import PrivacyMode
 
@@ -50,6 +51,14 @@ class Settings(BaseSettings):
     workspace: str = Field(
         default="",
         description="folder or s3:// prefix for group artefacts; empty: ./specbatch-data",
+    )
+    store_mode: Access = Field(
+        default=Access.PRIVATE,
+        description="who may read the SQLite file and the workspace's files that are made from now "
+        "on: `private` (this user), `group` (the folder's group too) or `umask`",
+    )
+    output_mode: Access = Field(
+        default=Access.UMASK, description="the same of outputs and exports in folders"
     )
     s3_endpoint_url: str | None = Field(default=None, description="S3 endpoint other than AWS")
     lease_sec: float = Field(default=60.0, gt=0, description="a lease without heartbeat ends then")
@@ -136,7 +145,8 @@ class Settings(BaseSettings):
         description="where a worker serves metrics; 0: nowhere",
     )
     metrics_address: str = Field(
-        default="0.0.0.0", description="the address it serves them on; whoever reaches it may read"
+        default="127.0.0.1",
+        description="the address it serves them on; 0.0.0.0: all, and whoever reaches it may read",
     )
     metrics_dir: str = Field(
         default="",

@@ -2,8 +2,12 @@
 
 Nobody works as one of them: they are granted to logins (`GRANT specbatch_worker TO nightly`). The
 tables' owner migrates and is none of them. The statements may be run again, and on databases of any
-revision: what is not there is passed by. Rights on some columns of a table must be given again when
-it gets another one: a migration that adds a column to `completions` ends with `granting()`.
+revision: what is not there is passed by. They first take from a role whatever it had, so what
+stands here is all that it has. Rights on columns must be given again when a table gets another one:
+a migration that adds a column ends with `granting()`.
+
+What a right on a column cannot say (only together with an entry in the log, only to empty it) is
+held by the triggers of `sql_triggers.py`.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from specbatch.schemas import months
+from specbatch.schemas.audit import EntryKind
 
 WORKER, OPERATOR, AUDITOR = "specbatch_worker", "specbatch_operator", "specbatch_auditor"
 PRIVACY = "specbatch_privacy"
@@ -42,13 +47,16 @@ VIEWS = ("token_record",)
 _OF_A_LEASE = (
     *("stage", "generation", "lease_owner", "lease_until", "attempts", "ready_at", "last_error"),
 )
+_LOG_HEAD = ("log_number", "log_head")
+_PINNED = ("numeric_class", "model_fingerprint", "model_parts", "proposer_fingerprint")
 
 
 @dataclass(frozen=True, slots=True)
 class Rights:
     """Beside reading all tables: what a role may do to some of them, and what it may not see."""
 
-    tables: Mapping[str, str] = field(default_factory=dict)
+    inserts: tuple[str, ...] = ()  # tables
+    inserted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of some: these columns
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # that may be updated
     sequences: tuple[str, ...] = ()
     functions: tuple[str, ...] = ()
@@ -56,65 +64,109 @@ class Rights:
 
 
 RIGHTS: Mapping[str, Rights] = {
-    # Does jobs that are there. What it has recorded stays as it is: no UPDATE, no DELETE. The audit
-    # log is nobody's to change: who does something to a job may add what it was.
+    # Does jobs that are there. What they ask for, and what was recorded of them, stays as it is.
     WORKER: Rights(
-        tables={
-            "jobs": "UPDATE",
-            "groups": "INSERT, UPDATE",
-            "completions": "INSERT",
-            "rejected_rows": "INSERT",
-            "decisions": "INSERT",
-            "machine_knowledge": "INSERT, UPDATE",
-            "acceptance_priors": "INSERT, UPDATE",
-            "tenants": "INSERT, UPDATE",
-            "audit_log": "INSERT",
-            "worker_sessions": "INSERT, UPDATE",
-            "time_slices": "INSERT, UPDATE",
+        inserts=(
+            *("groups", "completions", "rejected_rows", "decisions", "machine_knowledge"),
+            *("acceptance_priors", "tenants", "audit_log", "worker_sessions", "time_slices"),
+        ),
+        columns={
+            "jobs": (
+                *_OF_A_LEASE,
+                *("state", "started_at", "finished_at", "error", "cancel_requested", "stop_reason"),
+                *("cursor", "next_row", "ingest_done", "ingest_resumes_at", "groups_total"),
+                *("groups_cut", "rows_total", "rows_rejected", "prompt_tokens", "report"),
+                *_PINNED,
+                *_LOG_HEAD,
+            ),
+            "groups": (
+                *_OF_A_LEASE,
+                *("rows", "prompt_tokens", "row_start", "row_stop", "cut_wanted", "rows_kept"),
+                *("in_flight_usd", "drafts", "results", "waited_sec", "queue_sec", "compute_sec"),
+                *("device_usd", "completions", "rows_failed", "completion_tokens", "proposed"),
+                *("accepted", "verifier_passes", "cost_usd"),
+            ),
+            "machine_knowledge": ("state", "updated_at"),
+            "acceptance_priors": ("agreed", "tested"),
+            "tenants": ("weight", "served", "started"),
+            "worker_sessions": (
+                *("beat_at", "ended_at", "seen_ticks", "idle_ticks", "overhead_ticks"),
+                *("lost_ticks", "leased_ticks", "serves"),
+            ),
+            "time_slices": (
+                *("kept", "prefill_ticks", "verify_ticks", "draft_ticks", "rejected_ticks"),
+                *("padding_ticks", "overhead_ticks"),
+            ),
         },
         sequences=("decisions_id_seq",),
         functions=(months.FUNCTION,),
     ),
-    # Submits, cancels, retries, sets shares. What a group is made of and has given is not its to
-    # write, nor what a job asks for once it is submitted.
+    # Submits, cancels, retries. What a group is made of and has given is not its to write, nor what
+    # a job asks for once it is submitted.
     OPERATOR: Rights(
-        tables={
-            "jobs": "INSERT",
-            "tenants": "INSERT, UPDATE",
-            "audit_log": "INSERT",
-            "schedule_runs": "INSERT, UPDATE",
+        inserts=("audit_log", "schedule_runs"),
+        inserted={
+            "jobs": (
+                *("job_id", "name", "tenant", "spec", "spec_digest", "verifier", "proposer"),
+                *("output_uri", "workspace_uri", "idempotency_key", "priority", "deadline_at"),
+                *("budget_usd", "state", "stage", "created_at", "ready_at", "privacy"),
+                *("sealed_spec", "numeric_class", "model_fingerprint", "generation"),
+                *("lease_until", "attempts", "cancel_requested", "ingest_done", "next_row"),
+                *("groups_total", "groups_cut", "rows_total", "rows_rejected", "prompt_tokens"),
+                "report",
+                *_LOG_HEAD,
+            ),
         },
         columns={
             "jobs": (
                 *_OF_A_LEASE,
                 *("state", "cancel_requested", "error", "finished_at", "stop_reason"),
-                *("priority", "deadline_at", "budget_usd", "ingest_resumes_at", "numeric_class"),
-                *("model_fingerprint", "model_parts", "proposer_fingerprint"),
-                *("log_number", "log_head"),
+                *("deadline_at", "budget_usd", "ingest_resumes_at"),
+                *_PINNED,
+                *_LOG_HEAD,
             ),
             "groups": (*_OF_A_LEASE, "cut_wanted"),
+            "schedule_runs": ("state", "job_id", "noted_at", "reason"),
         },
         functions=(months.FUNCTION,),
         hidden={"completions": TEXTS},
     ),
-    # Reads everything, and keeps what it found.
+    # Reads everything, and keeps what it found. Exports, and says so in the log.
     AUDITOR: Rights(
-        tables={"audits": "INSERT", "audit_findings": "INSERT"}, sequences=("audits_id_seq",)
+        inserts=("audits", "audit_findings", "audit_log"),
+        columns={"jobs": _LOG_HEAD},
+        sequences=("audits_id_seq",),
     ),
     # Empties what is kept of texts (`specbatch purge`), without seeing it, and says so in the log.
     PRIVACY: Rights(
-        tables={"audit_log": "INSERT"},
+        inserts=("audit_log",),
         columns={
-            "jobs": (
-                *("purged_at", "purged_to", "sealed_spec", "last_error"),
-                *("log_number", "log_head"),
-            ),
+            "jobs": ("purged_at", "purged_to", "sealed_spec", "last_error", *_LOG_HEAD),
             "groups": ("last_error",),
             "completions": (*TEXTS, "logprobs", "top_logprobs", "error"),
             "rejected_rows": ("row_id", "reason"),
         },
         hidden={"completions": TEXTS},
     ),
+}
+
+# Who may add which entry to the log of a job.
+ENTRIES: Mapping[EntryKind, tuple[str, ...]] = {
+    EntryKind.SUBMITTED: (OPERATOR,),
+    EntryKind.ADOPTED: ROLES,
+    EntryKind.PLANNED: (WORKER,),
+    EntryKind.READ: (WORKER,),
+    EntryKind.PINNED: (WORKER, OPERATOR),
+    EntryKind.GROUP: (WORKER,),
+    EntryKind.KEPT: (WORKER,),
+    EntryKind.LOST: (WORKER,),
+    EntryKind.CANCELLED: (OPERATOR,),
+    EntryKind.STOPPED: (WORKER,),
+    EntryKind.RETRIED: (OPERATOR,),
+    EntryKind.FAILED: (WORKER,),
+    EntryKind.PUBLISHED: (WORKER,),
+    EntryKind.PURGED: (PRIVACY,),
+    EntryKind.EXPORTED: (OPERATOR, AUDITOR),
 }
 
 
@@ -128,20 +180,21 @@ def granting() -> Iterator[str]:
     for role in ROLES:
         yield _CREATE.format(role=role)
         rights = RIGHTS[role]
+        for table in (*TABLES, *VIEWS):
+            yield _grant(role, table, f"REVOKE ALL ON {table} FROM {role}")
         for table in TABLES:
-            if table not in rights.hidden:
+            if table in rights.hidden:
+                names = _quoted(rights.hidden[table])
+                yield _on_columns("SELECT", role, table, f"NOT IN ({names})")
+            else:
                 yield _grant(role, table, f"GRANT SELECT ON {table} TO {role}")
-                continue
-            yield _grant(role, table, f"REVOKE SELECT ON {table} FROM {role}")
-            names = _quoted(rights.hidden[table])
-            yield _on_columns("SELECT", role, table, f"NOT IN ({names})")
-        for view in VIEWS:  # they show the columns that are hidden
-            verb = "REVOKE SELECT ON {} FROM {}" if rights.hidden else "GRANT SELECT ON {} TO {}"
-            yield _grant(role, view, verb.format(view, role))
-        for table, verbs in rights.tables.items():
-            yield _grant(role, table, f"GRANT {verbs} ON {table} TO {role}")
-        for table, columns in rights.columns.items():
-            yield _on_columns("UPDATE", role, table, f"IN ({_quoted(columns)})")
+        for view in () if rights.hidden else VIEWS:  # they show the columns that are hidden
+            yield _grant(role, view, f"GRANT SELECT ON {view} TO {role}")
+        for table in rights.inserts:
+            yield _grant(role, table, f"GRANT INSERT ON {table} TO {role}")
+        for verb, of_tables in (("INSERT", rights.inserted), ("UPDATE", rights.columns)):
+            for table, columns in of_tables.items():
+                yield _on_columns(verb, role, table, f"IN ({_quoted(columns)})")
         for sequence in rights.sequences:
             yield _grant(role, sequence, f"GRANT USAGE ON SEQUENCE {sequence} TO {role}")
         for function in rights.functions:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from specbatch.jobs.bench.contenders import DEPTH_0
 from specbatch.jobs.bench.measuring import Row
+from specbatch.pipeline.observe.plain_console import PlainConsole
 
 Header = dict[str, Any]
 
@@ -57,7 +58,7 @@ def print_table(rows: Sequence[Row], console: Console | None = None) -> None:
         table.add_column(f"N={n}", justify="right")
     for name in dict.fromkeys(row["contender"] for row in rows):
         table.add_row(name, *(_cell(cells.get((name, n)), cells.get((DEPTH_0, n))) for n in counts))
-    (console or Console()).print(table)
+    (console or PlainConsole()).print(table)
 
 
 def _cell(row: Row | None, ours: Row | None) -> str:

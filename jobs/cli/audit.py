@@ -138,7 +138,7 @@ def as_json(chain: ChainAudit, replays: ReplayAudit, record: AuditRecord) -> dic
 @contextmanager
 def _bar(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
     """A bar on a terminal; elsewhere nothing."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     with Progress(
         *columns, TimeRemainingColumn(), console=err, transient=True, disable=not err.is_terminal
     ) as progress:

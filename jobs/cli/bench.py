@@ -138,7 +138,7 @@ def folder_for(output: Path) -> Path:
 def progress() -> Iterator[Callable[[int, int, str], None]]:
     """A bar on stderr, or a line after each N, for (runs done, runs in all, what is run)."""
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),

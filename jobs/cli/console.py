@@ -2,7 +2,8 @@
 
 Results go to stdout, progress and remarks to stderr. Colour only on a terminal. Passwords of URLs
 are masked in all of it, in the logs of libraries and in tracebacks too; where some tenant's texts
-are not kept, personal data is redacted in logs and tracebacks.
+are not kept, personal data is redacted in logs and tracebacks. What a terminal would obey is
+spelled out in all of it (`visible.py`): ids, texts and names are other people's.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ import sys
 import traceback
 from typing import IO, Any, NoReturn, cast
 
-import orjson
 import typer
-from rich.console import Console
 from rich.logging import RichHandler
 from rich.table import Table
 from rich.text import Text
 
 from specbatch.pipeline.observe.logs import JsonFormatter
+from specbatch.pipeline.observe.plain_console import PlainConsole
 from specbatch.schemas.errors import SpecbatchError
 from specbatch.schemas.masking import masked, masked_log
+from specbatch.schemas.visible import one_line, visible, visible_json
 
-out = Console()
-err = Console(stderr=True)
+out = PlainConsole()
+err = PlainConsole(stderr=True)
 
 _ANY_WIDTH = 10_000
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
@@ -40,7 +41,7 @@ log = logging.getLogger("specbatch.cli")
 def show_whole(table: Table) -> None:
     """On stdout, wider than it if need be: rich would cut ids and figures without a sign."""
     needed = out.measure(table, options=out.options.update(max_width=_ANY_WIDTH)).maximum
-    Console(width=max(needed, out.width)).print(table)
+    PlainConsole(width=max(needed, out.width)).print(table)
 
 
 def new_app(help_text: str) -> typer.Typer:
@@ -68,7 +69,7 @@ def run(app: typer.Typer, prog_name: str) -> NoReturn:
         if _logs_json():
             log.critical("the command ends: this is a bug", exc_info=True)
         else:
-            sys.stderr.write(masked_log(traceback.format_exc()))
+            sys.stderr.write(visible(masked_log(traceback.format_exc())))
         sys.exit(_CRASHED)
     sys.exit(0)
 
@@ -87,6 +88,11 @@ def _masked_record(*args: Any, **kwargs: Any) -> logging.LogRecord:
     return record
 
 
+class _VisibleFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
+
+
 def _log_to_stderr() -> None:
     """Warnings of workers, beside the progress bar and not through it."""
     logging.setLogRecordFactory(_masked_record)
@@ -94,14 +100,12 @@ def _log_to_stderr() -> None:
     _text_handler = logging.StreamHandler()
     if err.is_terminal:
         _text_handler = RichHandler(console=err, show_path=False)
+    words = "%(message)s" if err.is_terminal else "%(asctime)s %(levelname)s %(message)s"
+    _text_handler.setFormatter(_VisibleFormatter(words))
     for library in ("torchao", "torch.utils._pytree"):
         # Where it is installed, transformers imports torchao, which warns of its parts for GPUs.
         logging.getLogger(library).setLevel(logging.ERROR)
-    logging.basicConfig(
-        level=logging.WARNING,
-        format="%(message)s" if err.is_terminal else "%(asctime)s %(levelname)s %(message)s",
-        handlers=[_text_handler],
-    )
+    logging.basicConfig(level=logging.WARNING, handlers=[_text_handler])
     log.setLevel(logging.INFO)  # remarks, where logs are JSON
     log_as(os.environ.get("SPECBATCH_LOG_FORMAT", "text"))
 
@@ -139,7 +143,7 @@ def complain(message: str) -> None:
     if _logs_json():
         log.error("%s", text)
         return
-    err.print(Text.assemble(("error:", "bold red"), " ", text), soft_wrap=True)
+    err.print(Text.assemble(("error:", "bold red"), " ", visible(text)), soft_wrap=True)
 
 
 def remark(message: str) -> None:
@@ -147,15 +151,15 @@ def remark(message: str) -> None:
     if _logs_json():
         log.info("%s", message)  # one record, however long
         return
-    err.print(masked(message), markup=False, highlight=False, soft_wrap=True)
+    err.print(one_line(masked(message)), markup=False, highlight=False, soft_wrap=True)
 
 
 def say(message: str) -> None:
     """A sentence on stdout."""
-    out.print(message, markup=False, highlight=False, soft_wrap=True)
+    out.print(one_line(message), markup=False, highlight=False, soft_wrap=True)
 
 
 def say_json(value: Any) -> None:
     """One JSON object on one line of stdout."""
-    sys.stdout.write(orjson.dumps(value).decode() + "\n")
+    sys.stdout.write(visible_json(value) + "\n")
     sys.stdout.flush()

@@ -172,7 +172,7 @@ def _clear_all(purger: Purger, failures: _Failures) -> int:
 def _purge(purger: Purger, due: Due, output: bool) -> tuple[int, ObjectError | None]:
     """Rows that were still to do, and what files could not go for; a bar on a terminal."""
     begun, done = None, 0
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
         task = bar.add_task(f"job {due.job.job_id}", total=due.job.rows_total or None)
         try:

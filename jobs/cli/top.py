@@ -7,7 +7,6 @@ from threading import Event
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
@@ -16,6 +15,7 @@ from specbatch.jobs.cli.console import out, say_json
 from specbatch.jobs.cli.options import Json
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.observe.plain_console import PlainConsole
 from specbatch.pipeline.observe.top import WIDE, Board, Watch, as_json, tables
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.records import JobState
@@ -40,7 +40,7 @@ def top(
             say_json(as_json(look(store, watch)))
         elif once or not out.is_terminal:
             board = look(store, watch)
-            plain = Console(file=sys.stdout, width=max(WIDE, out.width), color_system=None)
+            plain = PlainConsole(file=sys.stdout, width=max(WIDE, out.width), color_system=None)
             plain.print(tables(board))
         else:
             _watch(store, watch, interval)

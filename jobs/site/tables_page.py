@@ -86,9 +86,10 @@ def _remarks(source: str) -> Iterator[tuple[str, str]]:
 def _writers(name: str) -> str:
     said = []
     for role, rights in RIGHTS.items():
-        verbs = [rights.tables[name].lower()] if name in rights.tables else []
-        if columns := rights.columns.get(name):
-            verbs.append(f"update of {', '.join(map(code, columns))}")
+        verbs = ["insert"] if name in rights.inserts else []
+        for verb, of_tables in (("insert", rights.inserted), ("update", rights.columns)):
+            if columns := of_tables.get(name):
+                verbs.append(f"{verb} of {', '.join(map(code, columns))}")
         if verbs:
             said.append(f"{code(role)}: {'; '.join(verbs)}")
     return f"On PostgreSQL it is written to by {'. '.join(said)}." if said else ""

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from specbatch.schemas.errors import ObjectError
+from specbatch.schemas.file_modes import Access, make_folder, new_file
 from specbatch.schemas.records import Artefact
 from specbatch.schemas.sealing import Sealer
 from specbatch.schemas.settings import Settings
@@ -104,12 +105,13 @@ class Objects:
         scratch: str | Path | None = None,
         sealer: Sealer | None = None,
         s3_retry_sec: float = 120.0,
+        local: LocalObjects | None = None,
     ):
         self.sealer = sealer
         self._s3_endpoint_url = s3_endpoint_url
         self._s3_retry_sec = s3_retry_sec
         self._scratch = Path(scratch) if scratch else None
-        self._local = LocalObjects()
+        self._local: ObjectStore = local or LocalObjects()
         self._s3: ObjectStore | None = None
         self._lock = threading.Lock()
 
@@ -117,7 +119,9 @@ class Objects:
     def of_settings(cls, settings: Settings, s3_retry_sec: float = 120.0) -> Objects:
         """Of an installation, its jobs' own files encrypted where there is a key."""
         sealer = Sealer.of_setting(settings.encryption_key)
-        return cls(settings.s3_endpoint_url, sealer=sealer, s3_retry_sec=s3_retry_sec)
+        workspace = None if "://" in settings.workspace else Path(settings.workspace)
+        local = LocalObjects(settings.output_mode, workspace, settings.store_mode)
+        return cls(settings.s3_endpoint_url, None, sealer, s3_retry_sec, local)
 
     def put_bytes(self, uri: str, data: bytes) -> Artefact:
         return self._store(uri).put_bytes(uri, data)
@@ -175,7 +179,20 @@ class Objects:
 
 
 class LocalObjects:
-    """Files in folders: written to a temporary neighbour, synced, then renamed into place."""
+    """Files in folders: written to a temporary neighbour, synced, then renamed into place.
+
+    They are for those that `access` says, in the folder `store` for those of `store_access`.
+    """
+
+    def __init__(
+        self,
+        access: Access = Access.UMASK,
+        store: Path | None = None,
+        store_access: Access = Access.PRIVATE,
+    ) -> None:
+        self._access = access
+        self._store = store
+        self._store_access = store_access
 
     def put_bytes(self, uri: str, data: bytes) -> Artefact:
         return self._put(uri, io.BytesIO(data))
@@ -246,11 +263,13 @@ class LocalObjects:
     @contextmanager
     def _temporary(self, path: Path, source: BinaryIO) -> Iterator[tuple[Path, Artefact]]:
         """A synced copy of `source` beside `path`, removed at the end if it is still there."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        is_own = self._store is not None and self._store in path.parents
+        access = self._store_access if is_own else self._access
+        make_folder(path.parent, access, self._store if is_own else None)
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
         digest, size = hashlib.sha256(), 0
         try:
-            with temporary.open("wb") as file:
+            with new_file(temporary, access) as file:
                 while chunk := source.read(CHUNK_BYTES):
                     digest.update(chunk)
                     size += len(chunk)

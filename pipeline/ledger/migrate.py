@@ -89,6 +89,7 @@ def grant_roles(url: str) -> list[str]:
     if make_url(url).get_backend_name() == "sqlite":
         return []
     with _connected(url, writes=True) as connection:
+        _one_at_a_time(connection)
         for statement in granting():
             connection.exec_driver_sql(statement)
         found = connection.exec_driver_sql("SELECT rolname FROM pg_roles").scalars().all()
@@ -152,11 +153,16 @@ def _locked(url: str) -> Iterator[Config]:
     """Alembic's configuration with a connection; no other migration runs at the same time."""
     with _connected(url, writes=True) as connection:  # on SQLite that is the lock
         if connection.dialect.name == "postgresql":
-            connection.exec_driver_sql("SET LOCAL lock_timeout = 0")  # wait for the other process
-            connection.exec_driver_sql("SELECT pg_advisory_xact_lock(%s)", (_LOCK_ID,))
+            _one_at_a_time(connection)
         else:  # a table that is rebuilt is gone for a moment, which a view of it must bear
             connection.exec_driver_sql("PRAGMA legacy_alter_table = ON")
         config = _config()
         attributes: dict[str, Any] = config.attributes
         attributes["connection"] = connection
         yield config
+
+
+def _one_at_a_time(connection: Connection) -> None:
+    """Hold PostgreSQL's lock of those who change tables or rights, until the transaction ends."""
+    connection.exec_driver_sql("SET LOCAL lock_timeout = 0")  # wait for the other process
+    connection.exec_driver_sql("SELECT pg_advisory_xact_lock(%s)", (_LOCK_ID,))

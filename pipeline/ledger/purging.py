@@ -105,13 +105,14 @@ def _begin(conn: Connection, now: Now, job_id: str, why: str) -> tuple[str, int 
     rules.check_purge(mapper.job_row(row))
     if row.purged_at is not None:
         return row.job_id, row.purged_to, row.next_row
+    head = chain.link(conn, now, row, EntryKind.PURGED, {"rows": None, "why": why})
+    emptied = {"sealed_spec": null(), "last_error": null()}
     conn.execute(
         update(Job)
         .where(Job.job_id == row.job_id)
-        .values(purged_at=now, purged_to=0, sealed_spec=null(), last_error=null())
+        .values(purged_at=now, purged_to=0, **emptied, **head)
     )
     conn.execute(update(Group).where(Group.job_id == row.job_id).values(last_error=null()))
-    chain.append(conn, now, row.job_id, EntryKind.PURGED, None, {"rows": None, "why": why})
     return row.job_id, 0, row.next_row
 
 

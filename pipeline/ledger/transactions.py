@@ -33,7 +33,7 @@ _REMEDIES = {
     "readonly database": "let this user write the file and its folder",
     "unable to open database file": "let this user write the file and its folder",
     "permission denied for table": (
-        "grant this login one of the roles specbatch_worker, _operator, _auditor"
+        "use a login that has the role for it: specbatch_worker, _operator, _auditor or _privacy"
     ),
 }
 _HOPELESS_CONNECTIONS = (

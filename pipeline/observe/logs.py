@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 from datetime import UTC, datetime
 
-import orjson
-
 from specbatch.pipeline.observe.context import Work, current_work, trace_id_of
 from specbatch.schemas.masking import masked_log
+from specbatch.schemas.visible import visible_json
 
 
 class JsonFormatter(logging.Formatter):
@@ -32,7 +31,7 @@ class JsonFormatter(logging.Formatter):
             fields["traceback"] = masked_log(traceback)
         if record.stack_info:
             fields["stack"] = masked_log(self.formatStack(record.stack_info))
-        return orjson.dumps(fields, default=str).decode()
+        return visible_json(fields, default=str)
 
 
 def _ids(record: logging.LogRecord) -> dict[str, object]:

@@ -7,8 +7,12 @@ from collections.abc import Iterable
 from html import escape
 
 _VOID = frozenset({"br", "circle", "hr", "line", "link", "meta", "path", "rect"})
-# Control characters that HTML has no place for, and halves of characters that UTF-8 has none for.
-_NOT_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufffe\uffff\ud800-\udfff]")
+# Control characters that HTML has no place for, halves of characters that UTF-8 has none for, and
+# what shows words in another order than they have.
+_NOT_TEXT = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\ufffe\uffff\ud800-\udfff"
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
 
 
 class Html(str):

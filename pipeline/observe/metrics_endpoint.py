@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from specbatch.pipeline.observe.metric_names import METRICS, Kind, Metric, Scope
 from specbatch.pipeline.observe.metrics import Labels, Metrics, Snapshot, Value, merged
 from specbatch.schemas.errors import MissingExtraError, UsageError
+from specbatch.schemas.visible import visible
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as Family
@@ -156,7 +157,7 @@ def family(metric: Metric, values: dict[Labels, Value] | dict[Labels, float]) ->
             assert isinstance(value, list), "it was counted as a histogram"
             rising = list(accumulate(value[:-1]))
             pairs = list(zip(bounds, rising, strict=True))
-            histogram.add_metric(labels, pairs, value[-1])
+            histogram.add_metric(list(map(visible, labels)), pairs, value[-1])
         return histogram
     made = (
         CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
@@ -165,7 +166,7 @@ def family(metric: Metric, values: dict[Labels, Value] | dict[Labels, float]) ->
     )
     for labels, value in values.items():
         assert not isinstance(value, list), "it was counted as a number"
-        made.add_metric(labels, value)
+        made.add_metric(list(map(visible, labels)), value)
     return made
 
 

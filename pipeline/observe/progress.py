@@ -143,9 +143,11 @@ def progress_view(
 def _bar(console: Console) -> Progress:
     return Progress(
         SpinnerColumn(),
-        TextColumn("{task.description:<9}"),
+        TextColumn("{task.description:<9}", markup=False),
         BarColumn(bar_width=None),
-        TextColumn("{task.completed:.0f}/{task.total:.0f} prompts {task.fields[figures]}"),
+        TextColumn(
+            "{task.completed:.0f}/{task.total:.0f} prompts {task.fields[figures]}", markup=False
+        ),
         console=console,
         expand=True,
     )

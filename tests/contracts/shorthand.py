@@ -89,8 +89,9 @@ def finish(
     store: Store,
     state: JobState = JobState.DONE,
     manifest: PublishedManifest | None = MANIFEST,
+    owner: str = "ingester",
 ) -> None:
-    store.finish_job(claim_job(store, Stage.PUBLISH).lease, state, None, manifest)
+    store.finish_job(claim_job(store, Stage.PUBLISH, owner).lease, state, None, manifest)
 
 
 def stage_of(store: Store) -> Stage:

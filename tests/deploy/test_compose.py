@@ -97,3 +97,4 @@ def test_prometheus_asks_the_services_that_serve_metrics() -> None:
     assert set(found["names"]) == serving
     for name in serving:
         assert OURS[name]["environment"]["SPECBATCH_METRICS_PORT"] == str(found["port"])
+        assert OURS[name]["environment"]["SPECBATCH_METRICS_ADDRESS"] == "0.0.0.0", "not loopback"

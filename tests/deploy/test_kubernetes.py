@@ -141,9 +141,9 @@ def test_processors_and_gpus_have_pools_of_their_own() -> None:
 def test_a_worker_has_probes_a_budget_and_the_time_to_end(kind: str) -> None:
     only = container(PODS[kind])
     (port,) = only["ports"]
-    assert port["containerPort"] == int(
-        of_kind("ConfigMap")["specbatch-settings"]["data"]["SPECBATCH_METRICS_PORT"]
-    )
+    settings = of_kind("ConfigMap")["specbatch-settings"]["data"]
+    assert port["containerPort"] == int(settings["SPECBATCH_METRICS_PORT"])
+    assert settings["SPECBATCH_METRICS_ADDRESS"] == "0.0.0.0", "probes come from outside the pod"
     # Liveness must not depend on the store: that would restart all workers with the database.
     assert set(only["livenessProbe"]) & {"httpGet", "exec", "tcpSocket"} == {"tcpSocket"}
     assert only["readinessProbe"]["httpGet"] == {"path": "/metrics", "port": port["name"]}

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from contracts.shorthand import claim_job, verified
 from ledger.builders import JOB, NO_TIME, RESULTS, Clock, completion, new_group, new_job, position
-from ledger.test_roles import Login, login, run, scalar, store_of
+from ledger.test_roles import WHO, Login, login, run, scalar, store_of
 
 from specbatch.pipeline.ledger import migrate
 from specbatch.pipeline.ledger.sql_store import SqlStore
@@ -100,9 +100,9 @@ def test_where_no_partition_can_be_made_now_the_default_one_takes_the_rows(
 def test_whoever_submits_makes_months_and_no_other_tables(login: Login, postgres_url: str) -> None:
     with store_of(login(OPERATOR)) as operator, store_of(login(WORKER)) as worker:
         operator.create_job(new_job())
-        lease = claim_job(worker, Stage.INGEST).lease
+        lease = claim_job(worker, Stage.INGEST, WHO).lease
         worker.add_groups(lease, [new_group(0)], [], 4, position())
-        worker.commit_group(verified(worker, 0), [completion(0)], NO_TIME, {})
+        worker.commit_group(verified(worker, 0, WHO), [completion(0)], NO_TIME, {})
         month = scalar(postgres_url, PARTS)
     assert month == f"completions_{scalar(postgres_url, 'SELECT max(month) FROM completions')}"
     auditor = login(AUDITOR)

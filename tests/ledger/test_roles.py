@@ -40,6 +40,7 @@ from specbatch.schemas.timekeeping import Attempt, Device, NewSession, SessionTi
 from support.servers import PrivatePostgres
 
 PASSWORD = "long-enough-to-be-one"
+WHO = "host:41"  # a worker, as the log names them
 Login = Callable[[str], str]
 
 
@@ -96,19 +97,19 @@ def store_of(url: str) -> Iterator[SqlStore]:
 def test_an_operator_and_a_worker_do_a_job_together_and_an_auditor_reads_it(login: Login) -> None:
     with store_of(login(OPERATOR)) as operator, store_of(login(WORKER)) as worker:
         operator.create_job(new_job())
-        lease = claim_job(worker, Stage.INGEST).lease
+        lease = claim_job(worker, Stage.INGEST, WHO).lease
         worker.add_groups(
             lease, [new_group(0), new_group(1)], [RejectedRow(8, "r", "bad", "x")], 8, position(8)
         )
         worker.note_report(lease, {"vocabulary": "v"})
         worker.finish_ingest(lease, 8, {})
-        held = verified(worker, 0)
+        held = verified(worker, 0, WHO)
         worker.heartbeat([held], LEASE_SEC)
         commit(worker, held)
         worker.note_decisions(JOB, [Decision(1.0, DecisionAction.OFF, "*", "nothing gained")])
         worker.keep_knowledge("device", {"a": 1})
         worker.learn_acceptance("default", "nightly", [AcceptanceCount("block", "news", 3, 4)])
-        lease = claim(worker, 1).lease
+        lease = claim(worker, 1, owner=WHO).lease
         worker.begin_session(NewSession("s", "w", Device("cpu", "local", "spot", 5), 0))
         for seen in (1, 2):
             worker.tell_time(SessionTime("s", seen), {Attempt.of(lease): Ticks(verify=seen)})
@@ -116,10 +117,10 @@ def test_an_operator_and_a_worker_do_a_job_together_and_an_auditor_reads_it(logi
         worker.end_silent_sessions(0.0)
         operator.request_cancel(JOB)
         worker.skip_proposals(0.0)
-        finish(worker, JobState.CANCELLED)
+        finish(worker, JobState.CANCELLED, owner=WHO)
         assert operator.retry_job(JOB) == 1
-        commit(worker, verified(worker, 1))
-        finish(worker)
+        commit(worker, verified(worker, 1, WHO))
+        finish(worker, owner=WHO)
         with store_of(login(AUDITOR)) as auditor:
             assert auditor.get_job(JOB).state is JobState.DONE
             assert auditor.progress(JOB).completions == 8
@@ -164,12 +165,12 @@ def test_a_worker_cannot_rewrite_what_is_recorded_nor_submit(login: Login) -> No
 def test_an_operator_moves_a_job_to_another_numeric_class(login: Login) -> None:
     with store_of(login(OPERATOR)) as operator, store_of(login(WORKER)) as worker:
         operator.create_job(new_job())
-        lease = claim_job(worker, Stage.INGEST).lease
+        lease = claim_job(worker, Stage.INGEST, WHO).lease
         worker.add_groups(lease, [new_group(0)], [], 4, position(4))
         worker.finish_ingest(lease, 4, {})
-        assert worker.claim_next(Stage.VERIFY, "big", "w", LEASE_SEC, serving(F32))
+        assert worker.claim_next(Stage.VERIFY, "big", WHO, LEASE_SEC, serving(F32))
         assert operator.retry_job(JOB, numeric_class=TORCH) == 1
-        assert worker.claim_next(Stage.VERIFY, "big", "w", LEASE_SEC, serving(TORCH))
+        assert worker.claim_next(Stage.VERIFY, "big", WHO, LEASE_SEC, serving(TORCH))
 
 
 def test_an_operator_writes_no_results(login: Login) -> None:
@@ -182,10 +183,10 @@ def test_an_operator_writes_no_results(login: Login) -> None:
         assert refused(url, f"INSERT INTO {table} DEFAULT VALUES"), table
     with store_of(login(OPERATOR)) as operator, store_of(login(WORKER)) as worker:
         operator.create_job(new_job())
-        lease = claim_job(worker, Stage.INGEST).lease
+        lease = claim_job(worker, Stage.INGEST, WHO).lease
         worker.add_groups(lease, [new_group(0)], [], 4, position(4))
         worker.finish_ingest(lease, 4, {})
-        mine = verified(worker, 0)
+        mine = verified(worker, 0, WHO)
         with pytest.raises(StoreError, match="permission denied"):
             operator.commit_group(mine, [completion(0)], NO_TIME, {})
         commit(worker, mine)
@@ -212,11 +213,11 @@ def test_who_purges_empties_texts_without_seeing_them_and_writes_nothing_else(
     url = login(PRIVACY)
     with store_of(login(OPERATOR)) as operator, store_of(login(WORKER)) as worker:
         operator.create_job(new_job())
-        lease = claim_job(worker, Stage.INGEST).lease
+        lease = claim_job(worker, Stage.INGEST, WHO).lease
         worker.add_groups(lease, [new_group(0)], [RejectedRow(4, "r", "bad", "x")], 5, position(5))
         worker.finish_ingest(lease, 5, {})
-        commit(worker, verified(worker, 0))
-        finish(worker)
+        commit(worker, verified(worker, 0, WHO))
+        finish(worker, owner=WHO)
         for store in (operator, worker):
             with pytest.raises(StoreError, match="permission denied"):
                 list(store.purge(JOB, "not theirs to do"))
@@ -244,14 +245,15 @@ def test_every_table_and_column_is_named_as_it_is() -> None:
     tables = Base.metadata.tables
     assert set(TABLES) == set(tables) | {"alembic_version"}
     for rights in RIGHTS.values():
-        assert set(rights.tables) <= set(tables)
-        for table, columns in (*rights.columns.items(), *rights.hidden.items()):
+        assert set(rights.inserts) <= set(tables)
+        named = (rights.inserted, rights.columns, rights.hidden)
+        for table, columns in (item for of_tables in named for item in of_tables.items()):
             assert set(columns) <= set(tables[table].columns.keys())
 
 
 def test_an_auditor_only_reads_and_keeps_audits(login: Login) -> None:
     url = login(AUDITOR)
-    for table in set(TABLES) - {"audits", "audit_findings"}:
+    for table in set(TABLES) - {"audits", "audit_findings", "audit_log"}:
         assert refused(url, f"INSERT INTO {table} DEFAULT VALUES"), table
     assert refused(url, "UPDATE jobs SET cancel_requested = true")
     assert refused(url, "UPDATE groups SET stage = 'done'")

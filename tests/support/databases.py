@@ -14,6 +14,7 @@ def migrated(path: Path) -> str:
     """Make a SQLite database; its URL."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(_sqlite())
+    path.chmod(0o600)  # as one that the program makes
     return f"sqlite:///{path}"
 
 

@@ -1,0 +1,42 @@
+"""What is printed through our console is text: no markup, nothing that a terminal obeys."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+import pytest
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from specbatch.pipeline.observe.metric_names import METRICS, Kind
+from specbatch.pipeline.observe.metrics_endpoint import family
+from specbatch.pipeline.observe.plain_console import PlainConsole
+from specbatch.schemas.visible import visible
+
+EVIL = "\x1b]0;owned\x9b\u202e[link=https://evil.example]x[/link]:smile:"
+
+
+def tabled() -> Table:
+    table = Table(title=EVIL)
+    table.add_column(EVIL, no_wrap=True)
+    table.add_row(EVIL)
+    table.add_row(Text(EVIL))
+    return table
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_data_is_shown_whatever_it_is_put_in(terminal: bool) -> None:
+    file = StringIO()
+    console = PlainConsole(file=file, width=200, force_terminal=terminal, color_system=None)
+    for shown in (EVIL, Text(EVIL), Panel(EVIL, title=Text(EVIL)), tabled()):
+        console.print(shown)
+    said = file.getvalue()
+    assert visible(said) == said
+    assert said.count(visible(EVIL)) == 8
+
+
+def test_labels_of_metrics_are_spelled_out() -> None:
+    metric = next(m for m in METRICS if len(m.labels) == 1 and m.kind is Kind.COUNTER)
+    (sample,) = family(metric, {(EVIL,): 1.0}).samples
+    assert list(sample.labels.values()) == [visible(EVIL)]
