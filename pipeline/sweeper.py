@@ -145,6 +145,7 @@ class Sweeper:
         """Pay no longer for workers that nobody hears of."""
         for session_id in self._store.end_silent_sessions(self._silence_sec):
             log.warning("session %s ends: nothing is heard of its worker", session_id)
+        self._store.forget_silent_processes(self._silence_sec)
 
     def skip_proposals(self) -> None:
         """Dead, frozen and missing proposers hold nothing up; the job's decisions say so."""
