@@ -70,7 +70,7 @@ class Sweeper:
         self._bell_patience_sec = bell_patience_sec
         self._queued = queued
         self._rung: dict[Bell, tuple[float, int]] = {}  # when last, and how often
-        self._wait_sec = interval_sec
+        self.wait_sec = interval_sec  # until the next sweep
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sweeper", daemon=True)
 
@@ -119,9 +119,9 @@ class Sweeper:
         """Sweep sooner while messages get lost, and step by step later once they do not."""
         least = min(LEAST_INTERVAL_SEC, self._interval_sec)
         if lost:
-            self._wait_sec = max(least, self._wait_sec / 4)
+            self.wait_sec = max(least, self.wait_sec / 4)
         else:
-            self._wait_sec = min(self._interval_sec, self._wait_sec * 2)
+            self.wait_sec = min(self._interval_sec, self.wait_sec * 2)
 
     def _times(self, bell: Bell) -> int:
         return self._rung[bell][1] if bell in self._rung else 0
@@ -204,7 +204,7 @@ class Sweeper:
                 log.warning("sweep failed, the next one will do: %s", error)
             except Exception:
                 log.exception("sweep failed, the next one will do")
-            if self._stop.wait(self._wait_sec):
+            if self._stop.wait(self.wait_sec):
                 return
 
 
