@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,7 +19,7 @@ from specbatch.schemas.records import Stage
 from specbatch.schemas.routing import queue_for
 from support import forks
 from support.models import tiny_llama
-from support.servers import PrivateRedis
+from support.servers import PrivateRedis, free_port
 from support.workers import END_SEC, WAIT_SEC, WorkerProcess, wait_until, worker
 
 ROWS = 24
@@ -165,3 +167,33 @@ def test_a_worker_ends_when_it_can_take_no_messages_for_long(place: Place) -> No
     assert "no messages could be taken from the broker" in error
     assert "in 4 attempts" in error
     assert "Traceback" not in one.text()
+
+
+def test_a_worker_that_can_take_no_messages_says_so(place: Place) -> None:
+    port = free_port()
+    one = place.worker(SPECBATCH_METRICS_PORT=str(port), SPECBATCH_METRICS_ADDRESS="127.0.0.1")
+    wait_until("it is well", lambda: health(port) == (200, "ok\n"), [one])
+    place.redis.kill()
+    wait_until("it is not", lambda: health(port)[0] == 503, [one])
+    assert "cannot take messages from the broker" in health(port)[1]
+    wait_until("both processes tell the store", lambda: able(place) == [False, False], [one])
+    assert "can take no messages: " in place.run("specbatch", "top", "--once").stdout
+    place.redis.start()
+    wait_until("it is well again", lambda: health(port) == (200, "ok\n"), [one])
+    wait_until("the store knows", lambda: able(place) == [True, True], [one])
+    one.end()
+    assert able(place) == [], "who has ended is not there"
+
+
+def able(place: Place) -> list[bool]:
+    return [process["can_consume"] for process in place.shown("top")["processes"]]
+
+
+def health(port: int) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+    except OSError:
+        return 0, ""
