@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 import threading
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,12 +23,14 @@ from specbatch.pipeline.ledger.migrate import grant_roles, open_store
 from specbatch.pipeline.metering import Exposure, counted, kv_blocks, metered
 from specbatch.pipeline.observe.meter import Meter
 from specbatch.pipeline.observe.tracing import UNTRACED, TraceOptions, Tracing, open_tracing
+from specbatch.pipeline.presence import Presence
 from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.pipeline.store_place import make_place
 from specbatch.pipeline.sweeper import Queued, Sweeper, unknown
 from specbatch.schemas.errors import DeviceLostError, MissingExtraError, UsageError
 from specbatch.schemas.masking import hide_in_logs
 from specbatch.schemas.messages import HintMessage
+from specbatch.schemas.presence import WorkerProcess
 from specbatch.schemas.records import Bell
 from specbatch.schemas.sealing import Sealer
 from specbatch.schemas.settings import Settings
@@ -117,11 +120,14 @@ class Worker:
     helper: Helper | None = None
     timekeeper: Timekeeper | None = None
     tracing: Tracing = UNTRACED
+    presence: Presence | None = None
 
     def start(self) -> None:
         """Begin what is done beside the tasks: announcing itself, sweeping, asking for work."""
         if self.timekeeper is not None:
             self.timekeeper.beat()
+        if self.presence is not None:
+            self.presence.start()
         self.sweeper.start()
         if self.helper is not None:
             self.helper.start()
@@ -149,6 +155,8 @@ class Worker:
         self.keeper.close()
         if self.timekeeper is not None:
             self.timekeeper.close()
+        if self.presence is not None:
+            self.presence.close()
         self.store.close()
         self.tracing.close()
         if self.leader is not None:
@@ -172,6 +180,7 @@ def make_worker(
     instead: Models | None = None,
     queued: Queued | None = None,
     meter: Meter | None = None,
+    trouble: Callable[[], str | None] = lambda: None,
 ) -> Worker:
     """A worker of the given kinds. Engines load when their first group arrives.
 
@@ -179,7 +188,7 @@ def make_worker(
     drafts locally, one without asks for more of blocks that run out, over `line`. `further` are
     draft models beside the proposer, for verifying only. `instead` takes the place of real models.
     `queued` tells how many bells wait for the broker's workers, where that is known. `meter` hears
-    of all that is done.
+    of all that is done. `trouble` tells why no messages can be taken, None: they can.
     Raises `ModelError` for folders that cannot be served, `MissingExtraError` without the engine
     extra, `UsageError` without the device and for draft models that could not be told apart.
     """
@@ -280,8 +289,23 @@ def make_worker(
         tracing=tracing,
         reader_bytes=settings.ingest_memory_mib << 20,
     )
+    process = WorkerProcess(
+        uuid.uuid4().hex,
+        owner,
+        kinds,
+        verifier if "verify" in kinds else None,
+        proposer if "propose" in kinds else None,
+    )
+    presence = Presence(
+        store,
+        process,
+        trouble,
+        settings.lease_sec / 3,
+        told=(lambda _: None) if meter is None else meter.broker_trouble,
+    )
     return Worker(
         tracing=tracing,
+        presence=presence,
         stages=stages,
         timekeeper=timekeeper,
         store=store,

@@ -15,7 +15,6 @@ from specbatch.pipeline.observe.context import Work, work_on
 from specbatch.pipeline.observe.span_names import SUBMIT
 from specbatch.pipeline.observe.tracing import UNTRACED, Tracing
 from specbatch.pipeline.privacy.tenants import NOBODY_PRIVATE, Privacy
-from specbatch.schemas.backlog import PinnedJob
 from specbatch.schemas.errors import UsageError, WaitTimeoutError
 from specbatch.schemas.fingerprint import Models
 from specbatch.schemas.job_progress import JobProgress
@@ -145,17 +144,16 @@ class Client:
         return count
 
     def waits_for(self, job_id: str, silence_sec: float) -> str | None:
-        """In words, what a job lacks before its groups can be verified, and what there is; None:
-        nothing. Workers that were not heard of for `silence_sec` are held for dead."""
-        job = self._store.get_job(job_id)
-        if job.state.is_final or job.cancel_requested:
-            return None
-        return PinnedJob.of(job).waits(self._store.backlog().alive(silence_sec))
+        """In words, what a job lacks on its way to the end, and what there is; None: nothing.
+
+        Workers that were not heard of for `silence_sec` are held for dead."""
+        return self._store.backlog().waiting(silence_sec).get(job_id)
 
     def models_alive(self, job_id: str, silence_sec: float) -> list[Models]:
         """What live workers have in the place of the job's models, where that is something else."""
         job = self._store.get_job(job_id)
-        told = [w.serves for w in self._store.backlog().alive(silence_sec) if w.serves is not None]
+        alive = self._store.backlog().alive(silence_sec).workers
+        told = [worker.serves for worker in alive if worker.serves is not None]
         found: dict[str, Models] = {}
         for serves in told:
             here, drafts = serves.fingerprint, serves.drafts

@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 _NAMED = 8  # groups that a reason names
 PATIENCE_SEC = 30.0
+EAGER_SEC = 2.0  # a worker that took a message claims its unit within that
+LEAST_INTERVAL_SEC = 1.0
 SILENCE_SEC = 180.0
 
 Kind = tuple[Stage, str | None, int]
@@ -39,11 +41,14 @@ def _kind(bell: Bell) -> Kind:
 
 
 class Sweeper:
-    """Sweeps at once, then every `interval_sec`, in a thread of its own.
+    """Sweeps at once, then every `interval_sec`, in a thread of its own; sooner while messages get
+    lost.
 
     A group that nobody drafts for in `propose_patience_sec` goes on without drafts. A bell that
     was rung gets `bell_patience_sec` before it counts as lost; and where as many are `queued` as
-    units are due, none is missing, however long they have waited.
+    units are due, none is missing, however long they have waited. Where nothing is queued a worker
+    has taken the message, and would have claimed the unit at once: a message that did not come to
+    that counts as lost after `EAGER_SEC`, and after twice as long each further time.
     """
 
     def __init__(
@@ -64,7 +69,8 @@ class Sweeper:
         self._propose_patience_sec = propose_patience_sec
         self._bell_patience_sec = bell_patience_sec
         self._queued = queued
-        self._rung: dict[Bell, float] = {}
+        self._rung: dict[Bell, tuple[float, int]] = {}  # when last, and how often
+        self.wait_sec = interval_sec  # until the next sweep
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sweeper", daemon=True)
 
@@ -101,31 +107,56 @@ class Sweeper:
         now = time.monotonic()
         due = self._store.due()
         self._rung = {b: self._rung[b] for b in due if b in self._rung}
-        patience = self._bell_patience_sec
-        late = [b for b in due if now - self._rung.get(b, -patience) >= patience]
-        missing = self._missing(due, late)
+        missing = self._missing(due, [b for b in due if self._may_be_lost(b, now)], now)
+        lost = sum(bell in self._rung for bell in missing)
         for bell in missing:
             self._ring(bell)
-            self._rung[bell] = now
+            self._rung[bell] = (now, self._times(bell) + 1)
+        self._adapt(lost)
         return len(missing)
 
-    def _missing(self, due: Sequence[Bell], late: Sequence[Bell]) -> list[Bell]:
+    def _adapt(self, lost: int) -> None:
+        """Sweep sooner while messages get lost, and step by step later once they do not."""
+        least = min(LEAST_INTERVAL_SEC, self._interval_sec)
+        if lost:
+            self.wait_sec = max(least, self.wait_sec / 4)
+        else:
+            self.wait_sec = min(self._interval_sec, self.wait_sec * 2)
+
+    def _times(self, bell: Bell) -> int:
+        return self._rung[bell][1] if bell in self._rung else 0
+
+    def _waited_sec(self, bell: Bell, now: float) -> float:
+        return now - self._rung[bell][0] if bell in self._rung else math.inf
+
+    def _may_be_lost(self, bell: Bell, now: float) -> bool:
+        """Whether it was rung long enough ago, if nothing is queued."""
+        patience = self._bell_patience_sec
+        if self._queued is not unknown:
+            patience = min(patience, EAGER_SEC * 2.0 ** min(self._times(bell) - 1, 16))
+        return self._waited_sec(bell, now) >= patience
+
+    def _missing(self, due: Sequence[Bell], late: Sequence[Bell], now: float) -> list[Bell]:
         """Of the late bells as many as lack in their queues, those rung longest ago first.
 
         Else all sweepers together would ring for all that waits, again and again: hundreds of
         bells a second that nobody gets to.
         """
         queue_of: dict[Kind, str] = {}
+        lengths: dict[str, int] = {}
         lacking: dict[str, int] = {}
         for kind, example in {_kind(bell): bell for bell in late}.items():
             queue_of[kind], waiting = self._queued(example)
+            lengths[queue_of[kind]] = waiting
             lacking.setdefault(queue_of[kind], -waiting)
         for bell in due:
             if (name := queue_of.get(_kind(bell))) is not None:
                 lacking[name] += 1
         missing = []
-        for bell in sorted(late, key=lambda bell: self._rung.get(bell, -math.inf)):
+        for bell in sorted(late, key=lambda bell: -self._waited_sec(bell, now)):
             name = queue_of[_kind(bell)]
+            if lengths[name] and self._waited_sec(bell, now) < self._bell_patience_sec:
+                continue  # it may be one of those that are queued
             if lacking[name] > 0:
                 lacking[name] -= 1
                 missing.append(bell)
@@ -145,6 +176,7 @@ class Sweeper:
         """Pay no longer for workers that nobody hears of."""
         for session_id in self._store.end_silent_sessions(self._silence_sec):
             log.warning("session %s ends: nothing is heard of its worker", session_id)
+        self._store.forget_silent_processes(self._silence_sec)
 
     def skip_proposals(self) -> None:
         """Dead, frozen and missing proposers hold nothing up; the job's decisions say so."""
@@ -172,7 +204,7 @@ class Sweeper:
                 log.warning("sweep failed, the next one will do: %s", error)
             except Exception:
                 log.exception("sweep failed, the next one will do")
-            if self._stop.wait(self._interval_sec):
+            if self._stop.wait(self.wait_sec):
                 return
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from specbatch.schemas.fingerprint import differing, listed, shown
 from specbatch.schemas.numeric_class import UNKNOWN, Serves, key_of_spec
+from specbatch.schemas.presence import ProcessNow, alive_words
 from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import JobState, Stage
 from specbatch.schemas.timekeeping import Device
@@ -60,8 +61,41 @@ class WorkerNow:
 
 
 @dataclass(frozen=True, slots=True)
+class Alive:
+    """Workers that were heard of lately."""
+
+    workers: tuple[WorkerNow, ...] = ()
+    processes: tuple[ProcessNow, ...] = ()
+
+    def verifying(self) -> list[WorkerNow]:
+        """Those that may verify: all but those whose process can take no messages."""
+        deaf = {one.process.owner for one in self.processes if one.trouble is not None}
+        return [one for one in self.workers if one.owner not in deaf]
+
+    def lacks(self, stage: Stage, model: str | None = None) -> bool:
+        """Whether nobody takes messages for units at this stage. Workers of an earlier release
+        tell nothing of themselves but their sessions: where one is there, nothing is known to
+        lack."""
+        known = {one.process.owner for one in self.processes}
+        if any(one.owner not in known for one in self.workers):
+            return False
+        return not any(one.does(stage, model) and one.trouble is None for one in self.processes)
+
+    def words(self) -> str:
+        """Which kinds of workers are there."""
+        return alive_words(self.processes)
+
+    def troubled(self, stage: Stage, model: str | None = None) -> str:
+        """Those that are there for this stage and can take no messages, in words behind a comma."""
+        owners = [
+            one.process.owner for one in self.processes if one.trouble and one.does(stage, model)
+        ]
+        return f"; {_joined(owners)} can take no messages from the broker" if owners else ""
+
+
+@dataclass(frozen=True, slots=True)
 class PinnedJob:
-    """A live job with groups to verify, and what it has pinned."""
+    """A live job, what it has pinned, and the stages at which it has something to be done."""
 
     job_id: str
     model: str
@@ -70,10 +104,15 @@ class PinnedJob:
     model_fingerprint: str | None = None
     model_parts: Mapping[str, str] = field(default_factory=dict)
     proposer_fingerprint: str | None = None
+    proposer: str | None = None
+    stages: frozenset[Stage] = frozenset({Stage.VERIFY})
 
     @classmethod
-    def of(cls, row: Any) -> PinnedJob:
-        """Of a job's row; its key is of the class that is pinned."""
+    def of(cls, row: Any, stages: Iterable[Stage]) -> PinnedJob:
+        """Of a job's row; its key is of the class that is pinned. What is read now is to be
+        verified and recorded soon."""
+        now = frozenset(stages)
+        to_come = frozenset({Stage.VERIFY, Stage.RECORD} if Stage.INGEST in now else ())
         return cls(
             row.job_id,
             row.verifier,
@@ -82,11 +121,36 @@ class PinnedJob:
             row.model_fingerprint,
             row.model_parts or {},
             row.proposer_fingerprint,
+            row.proposer,
+            now | to_come,
         )
 
-    def waits(self, workers: Iterable[WorkerNow]) -> str | None:
-        """In words, what it lacks, and what of that kind these workers have; None: one of them may
-        verify it."""
+    def waits(self, alive: Alive) -> str | None:
+        """In words, what it lacks, and what there is instead; None: nothing."""
+        lacking = [words for stage in WORK if (words := self._lacks(stage, alive))]
+        return "; and it ".join(lacking) or None
+
+    def lacking(self, alive: Alive) -> list[Stage]:
+        """The stages at which it waits for a worker."""
+        return [stage for stage in WORK if self._lacks(stage, alive)]
+
+    def _lacks(self, stage: Stage, alive: Alive) -> str | None:
+        """What it lacks at one stage. Nobody to record is said once: the same workers publish."""
+        if stage not in self.stages:
+            return None
+        if stage is Stage.VERIFY:
+            words = self.waits_to_verify(alive.verifying())
+            return words and words + alive.troubled(stage, self.model)
+        if stage is Stage.PUBLISH and Stage.RECORD in self.stages:
+            return None
+        if not alive.lacks(stage, self.proposer):
+            return None
+        does = _DOES[stage].format(model=self.proposer)
+        return f"waits for a worker that {does}; alive: {alive.words()}"
+
+    def waits_to_verify(self, workers: Iterable[WorkerNow]) -> str | None:
+        """In words, what it lacks to be verified, and what of that kind these workers have; None:
+        one of them may verify it."""
         told = [(one.owner, one.serves) for one in workers if one.serves is not None]
         mine = [(owner, serves) for owner, serves in told if serves.model == self.model]
         if told and not mine:
@@ -126,6 +190,14 @@ class PinnedJob:
         return shown(serves.fingerprint.digest) + how
 
 
+_DOES = {
+    Stage.INGEST: "reads inputs (`specbatch worker ingest`, or `all`)",
+    Stage.PROPOSE: "drafts with model `{model}` (its groups go on without when they waited long)",
+    Stage.RECORD: "records groups (`specbatch worker record`, or `all`)",
+    Stage.PUBLISH: "publishes outputs (`specbatch worker record`, or `all`)",
+}
+
+
 def _joined(words: Iterable[str]) -> str:
     return ", ".join(sorted(set(words))) or "none"
 
@@ -140,9 +212,10 @@ class Backlog:
     rows_failed: int  # of these jobs: quarantined, or finished with an error
     workers: tuple[WorkerNow, ...]  # by owner
     pinned: tuple[PinnedJob, ...] = ()  # by id
+    processes: tuple[ProcessNow, ...] = ()  # by owner
 
     def waiting(self, silence_sec: float = math.inf) -> dict[str, str]:
-        """What jobs wait for, in words, by id: those whose model or class no live worker has.
+        """What jobs wait for, in words, by id: those that no live worker goes on with.
 
         Workers that were not heard of for longer than `silence_sec` are held for dead.
         """
@@ -150,9 +223,12 @@ class Backlog:
         found = {job.job_id: job.waits(alive) for job in self.pinned}
         return {job_id: words for job_id, words in found.items() if words is not None}
 
-    def alive(self, silence_sec: float) -> list[WorkerNow]:
+    def alive(self, silence_sec: float) -> Alive:
         """Workers that were heard of since then."""
-        return [worker for worker in self.workers if worker.silent_sec <= silence_sec]
+        return Alive(
+            tuple(one for one in self.workers if one.silent_sec <= silence_sec),
+            tuple(one for one in self.processes if one.silent_sec <= silence_sec),
+        )
 
     def at_stage(self, stage: Stage) -> StageBacklog:
         return next((s for s in self.stages if s.stage is stage), StageBacklog(stage))

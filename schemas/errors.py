@@ -17,6 +17,7 @@
     ├── FencedError              a lease was lost: somebody else owns the work now
     ├── SessionEndedError        a worker's time is accounted for without it
     ├── WorkerEndedError         a worker ended by itself                     exit 7
+    │   └── BrokerLostError      it could take no messages for too long
     └── EngineError              the engine cannot go on
         ├── ShapeError           arguments of a kernel do not fit together
         ├── OutOfBlocksError     a sequence cannot fit the KV cache
@@ -133,6 +134,10 @@ class WorkerEndedError(SpecbatchError):
     """A worker ended by itself: nobody asked it to, and no device was lost. Its log says why."""
 
     exit_code = 7
+
+
+class BrokerLostError(WorkerEndedError):
+    """A worker could take no messages from its broker, attempt after attempt."""
 
 
 class EngineError(SpecbatchError):

@@ -70,6 +70,13 @@ class Settings(BaseSettings):
         description="an engine whose step takes longer is given up, and its worker ends",
     )
     sweep_interval_sec: float = Field(default=5.0, gt=0, description="how often bells are re-rung")
+    broker_reconnects: int = Field(
+        default=100,
+        ge=0,
+        # Attempts come at most ten seconds apart, so that is about a quarter of an hour. Until then
+        # groups in hand go on: they need no broker.
+        description="a worker that fails so often in a row to take messages ends; 0: never",
+    )
     bell_patience_sec: float = Field(
         default=30.0,
         gt=0,

@@ -39,6 +39,7 @@ TABLES = (
     "audits",
     "audit_findings",
     "worker_sessions",
+    "worker_processes",
     "time_slices",
     "schedule_runs",
     "alembic_version",
@@ -58,6 +59,7 @@ class Rights:
     inserts: tuple[str, ...] = ()  # tables
     inserted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of some: these columns
     columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # that may be updated
+    deletes: tuple[str, ...] = ()  # tables
     sequences: tuple[str, ...] = ()
     functions: tuple[str, ...] = ()
     hidden: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # columns not to be read
@@ -69,7 +71,9 @@ RIGHTS: Mapping[str, Rights] = {
         inserts=(
             *("groups", "completions", "rejected_rows", "decisions", "machine_knowledge"),
             *("acceptance_priors", "tenants", "audit_log", "worker_sessions", "time_slices"),
+            "worker_processes",
         ),
+        deletes=("worker_processes",),  # of those that ended
         columns={
             "jobs": (
                 *_OF_A_LEASE,
@@ -93,6 +97,7 @@ RIGHTS: Mapping[str, Rights] = {
                 *("beat_at", "ended_at", "seen_ticks", "idle_ticks", "overhead_ticks"),
                 *("lost_ticks", "leased_ticks", "serves"),
             ),
+            "worker_processes": ("heard_at", "trouble"),
             "time_slices": (
                 *("kept", "prefill_ticks", "verify_ticks", "draft_ticks", "rejected_ticks"),
                 *("padding_ticks", "overhead_ticks"),
@@ -192,6 +197,8 @@ def granting() -> Iterator[str]:
             yield _grant(role, view, f"GRANT SELECT ON {view} TO {role}")
         for table in rights.inserts:
             yield _grant(role, table, f"GRANT INSERT ON {table} TO {role}")
+        for table in rights.deletes:
+            yield _grant(role, table, f"GRANT DELETE ON {table} TO {role}")
         for verb, of_tables in (("INSERT", rights.inserted), ("UPDATE", rights.columns)):
             for table, columns in of_tables.items():
                 yield _on_columns(verb, role, table, f"IN ({_quoted(columns)})")

@@ -37,6 +37,21 @@ class WorkerSession(Base):
     serves: Mapped[dict[str, Any] | None]
 
 
+class WorkerProcess(Base):
+    """One worker process, while it is known to be there; no device is paid for here."""
+
+    __tablename__ = "worker_processes"
+
+    process_id: Mapped[str] = mapped_column(primary_key=True)
+    owner: Mapped[str]
+    kinds: Mapped[str]  # of work, with commas between them
+    verifier: Mapped[str | None]
+    proposer: Mapped[str | None]
+    started_at: Mapped[float]
+    heard_at: Mapped[float]  # when it was heard of last
+    trouble: Mapped[str | None]  # why it can take no messages; NULL: it can
+
+
 class TimeSlice(Base):
     """What one attempt at a group had of one session."""
 

@@ -55,7 +55,7 @@ def make_app(settings: Settings) -> Celery:
         # RabbitMQ closes the channel of who holds a bell for longer than its consumer timeout. That
         # would end the worker; it may as well connect anew, and the group goes on meanwhile.
         broker_channel_error_retry=True,
-        broker_connection_max_retries=None,  # for ever: a worker outlives its broker's maintenance
+        broker_connection_max_retries=None,  # counted by `consumer.py`, with what fails later
         # --- when the worker goes
         worker_soft_shutdown_timeout=0.0,  # a cold end would wait for it; `Farewell` has patience
         # --- what is not used, and would cost messages or give away control

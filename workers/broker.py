@@ -62,6 +62,9 @@ def transport_options(url: str) -> dict[str, Any]:
             "visibility_timeout": VISIBILITY_TIMEOUT_SEC,
             "queue_order_strategy": "priority",  # in the order in which `queue_names` has them
             "socket_keepalive": True,  # a host that vanished without a word is noticed
+            # One that accepts and never answers, too: without these a call would wait for ever.
+            "socket_connect_timeout": 10,
+            "socket_timeout": 30,
         }
     return {}
 
@@ -74,7 +77,9 @@ class WorkQueues(Queues):  # type: ignore[misc]  # celery has no types
     def new_missing(self, name: str) -> Queue:
         return Queue(
             name,
-            Exchange(name),
+            # The default exchange needs no binding. On Redis a binding is a key, and one of another
+            # type would stop whoever declares the queue.
+            Exchange(""),
             name,
             queue_arguments=dict(_QUORUM_ARGUMENTS) if self.rabbit else None,
         )
@@ -88,6 +93,13 @@ class RedisAMQP(AMQP):  # type: ignore[misc]  # celery has no types
     """Celery's declarations with our queues; also for the broker in memory."""
 
     queues_cls = WorkQueues
+
+    @property
+    def Connection(self) -> type:  # noqa: N802 - as the base has it
+        """Redis is read as something that others may have written to."""
+        from specbatch.workers.redis_transport import CheckedConnection
+
+        return CheckedConnection
 
 
 class RabbitAMQP(AMQP):  # type: ignore[misc]  # celery has no types

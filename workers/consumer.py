@@ -1,15 +1,22 @@
-"""Celery's consumer, which takes only what `guard.py` lets through."""
+"""Celery's consumer, which takes only what `guard.py` lets through, and tells whether it can."""
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
+from celery.worker import state
 from celery.worker.consumer import Consumer
 from kombu import compression
+from kombu.connection import Connection
 from kombu.message import Message
 
+from specbatch.schemas.errors import BrokerLostError
+from specbatch.schemas.masking import mask_url
+from specbatch.workers.consuming import consuming_of, one_line
 from specbatch.workers.guard import RefusedMessageError, check
 
 log = logging.getLogger(__name__)
@@ -17,6 +24,8 @@ log = logging.getLogger(__name__)
 # A loop without a hub (the broker in memory) acknowledges only between two waits for messages. When
 # all tasks that may be in hand are, none comes before that: Celery's two seconds would be lost.
 _WAIT_SEC = 0.02
+_LOOK_SEC = 0.2  # between two looks whether the worker is to end, while it waits to connect
+_TURN_SEC = 1.0  # between two signs that the loop turns
 
 # What a client library raises over bytes that are no message at all. They are off the queue by
 # then, so to connect anew is enough; without this they would end the worker.
@@ -25,7 +34,11 @@ _MALFORMED = (ValueError, TypeError, AttributeError, KeyError)
 
 class CheckedConsumer(Consumer):  # type: ignore[misc]  # celery has no types
     """Refused messages are dropped with one line in the log (or dead-lettered, where a broker's
-    policy says so); the worker goes on."""
+    policy says so); the worker goes on.
+
+    Attempts to connect are counted here, those that fail after a moment too: Celery counts only
+    those that fail at once, and tries the others five times a second.
+    """
 
     class Blueprint(Consumer.Blueprint):  # type: ignore[misc]  # celery has no types
         # Nothing of ours is for later; with quorum queues this step would declare 28 of them.
@@ -38,10 +51,57 @@ class CheckedConsumer(Consumer):  # type: ignore[misc]  # celery has no types
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.connection_errors = (*self.connection_errors, *_MALFORMED)
+        self._consuming = consuming_of(self.app)
 
     def loop_args(self) -> tuple[Any, ...]:
+        """What Celery's loop begins with: from here on messages can be taken."""
         consumer, connection, *rest = super().loop_args()
+        self._consuming.runs()
+        if self.hub is not None:
+            self.hub.call_repeatedly(_TURN_SEC, self._consuming.turned)
         return consumer, _Brisk(connection) if self.hub is None else connection, *rest
+
+    def ensure_connected(self, conn: Connection) -> Connection:
+        """Try each of the broker's URLs once. What fails is tried again by `start`."""
+        others = max(0, len(conn.alt or ()) - 1)
+        conn.ensure_connection(
+            max_retries=others, interval_start=0, reraise_as_library_errors=False
+        )
+        return conn
+
+    def on_connection_error_before_connected(self, exc: Exception) -> None:
+        self._try_again(exc)
+
+    def on_connection_error_after_connected(self, exc: Exception) -> None:
+        with suppress(Exception):  # it is lost anyway
+            self.connection.collect()
+        self._try_again(exc)
+
+    def _try_again(self, error: Exception) -> None:
+        """Wait before the next attempt; after too many in a row, end the worker."""
+        failures, most = self._consuming.failed(error), self._consuming.most_failures
+        shown = mask_url(self.app.conf.broker_url or "")
+        log.warning(
+            "no messages can be taken from the broker %s: %s; attempt %d%s",
+            shown,
+            one_line(error),
+            failures,
+            f" of {most}" if most else "",
+        )
+        if most and failures >= most:
+            self._consuming.on_lost(
+                BrokerLostError(
+                    f"no messages could be taken from the broker {shown} in {failures} attempts "
+                    f"({one_line(error)}): see that it runs and what is in it, then start the "
+                    "worker anew"
+                )
+            )
+        until = time.monotonic() + self._consuming.pause_sec
+        while True:
+            state.maybe_shutdown()
+            if (left := until - time.monotonic()) <= 0:
+                return
+            time.sleep(min(_LOOK_SEC, left))
 
     def create_task_handler(self, *args: Any, **kwargs: Any) -> Callable[[Message], None]:
         take = super().create_task_handler(*args, **kwargs)

@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 QUEUE_EXPIRES_SEC = 60.0
 _MOST_UNSENT = 256
 _CLOSE_SEC = 5.0
+_PAUSE_SEC = 1.0  # before it connects anew
 
 
 def hint_queue(name: str) -> Queue:
@@ -75,9 +76,10 @@ class HintLine(ConsumerMixin):
         self.connection = app.connection_for_read()
         self._unsent: queue.Queue[tuple[str, RefillMessage] | None] = queue.Queue(_MOST_UNSENT)
         self._on_hint: Callable[[HintMessage], None] = lambda _: None
+        self._closed = threading.Event()
         self._threads = [
             threading.Thread(target=target, name=name, daemon=True)
-            for target, name in ((self.run, "hints"), (self._send_all, "refills"))
+            for target, name in ((self._read_all, "hints"), (self._send_all, "refills"))
         ]
 
     def start(self, on_hint: Callable[[HintMessage], None]) -> None:
@@ -87,6 +89,7 @@ class HintLine(ConsumerMixin):
 
     def close(self) -> None:
         self.should_stop = True
+        self._closed.set()
         with contextlib.suppress(queue.Full):  # then the broker is away; the thread is a daemon
             self._unsent.put_nowait(None)
         for thread in self._threads:
@@ -102,6 +105,17 @@ class HintLine(ConsumerMixin):
             log.debug("a refill request is dropped: the broker is slow")
 
     # --- in its threads ------------------------------------------------------------------------
+    def _read_all(self) -> None:
+        """Read hints until `close`. kombu's own loop logs a traceback for each lost connection, and
+        ends with the thread for what it does not expect."""
+        while not self.should_stop:
+            try:
+                for _ in self.consume(limit=None):  # type: ignore[no-untyped-call]  # kombu has no types
+                    pass
+            except Exception as error:  # brokers raise many kinds for one meaning
+                log.info("no hints from the broker for a moment: %s", error)
+                self._closed.wait(_PAUSE_SEC)
+
     def get_consumers(self, consumer: Callable[..., Consumer], _: Any) -> list[Consumer]:
         return [
             consumer(

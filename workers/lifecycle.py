@@ -28,6 +28,7 @@ from specbatch.pipeline.bootstrap import (
 from specbatch.pipeline.client import Ring
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.errors import (
+    BrokerLostError,
     DeviceLostError,
     StepHungError,
     UsageError,
@@ -38,6 +39,7 @@ from specbatch.schemas.routing import queue_for
 from specbatch.schemas.settings import Settings
 from specbatch.workers.app import make_app, make_ring
 from specbatch.workers.consumer import refuse_compression
+from specbatch.workers.consuming import Consuming, tell
 from specbatch.workers.hints import HintLine
 from specbatch.workers.queue_lengths import make_queued
 from specbatch.workers.tasks import register
@@ -59,16 +61,17 @@ _embedded_threads: WeakKeyDictionary[Celery, threading.Thread] = WeakKeyDictiona
 
 
 class LastWord:
-    """Ends this process's worker after a lost device: no new tasks, those that run go to their end.
+    """Ends this process's worker after a lost device or broker: no new tasks, those that run go to
+    their end.
 
     Its flag is the one that Celery's own signal handlers set; the loop looks at it every second or
     two. It is global, so it is taken back when the worker has stopped.
     """
 
     def __init__(self) -> None:
-        self.error: DeviceLostError | None = None
+        self.error: DeviceLostError | BrokerLostError | None = None
 
-    def __call__(self, error: DeviceLostError) -> None:
+    def __call__(self, error: DeviceLostError | BrokerLostError) -> None:
         if self.error is None:
             log.critical("the worker ends, its groups are given back: %s", error)
             self.error = error
@@ -156,9 +159,9 @@ def run_worker(
     `instead` takes the place of real models; bells go `through` something on their way out.
     Of processes that share a model, the first one works; a signal is its to answer.
 
-    Raises `DeviceLostError` when the device is gone and all groups are given back, and
-    `WorkerEndedError` when nobody asked for the end. Their exit code tells a supervisor to start
-    the worker anew.
+    Raises `DeviceLostError` when the device is gone and all groups are given back,
+    `BrokerLostError` when no messages could be taken for long, and `WorkerEndedError` when nobody
+    asked for the end. Their exit code tells a supervisor to start the worker anew.
     """
     if settings.tensor_parallel > 1 and os.environ.get("RANK", "0") != "0":
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -172,6 +175,7 @@ def run_worker(
     line = HintLine(app)
     proposer, further = (proposers[0] if proposers else None), proposers[1:]
     with ExitStack() as measured, LastWord() as lost:
+        consuming = tell(app, Consuming(settings.broker_reconnects, lost))
         exposure = make_exposure(settings)
         if exposure is not None:
             measured.callback(exposure.close)
@@ -186,6 +190,7 @@ def run_worker(
             instead=instead,
             queued=make_queued(app),
             meter=None if exposure is None else exposure.meter,
+            trouble=consuming.trouble,
         )
         if exposure is not None:
             exposure.watch(worker.store)
@@ -257,10 +262,13 @@ def embedded(
         raise UsageError("SPECBATCH_TENSOR_PARALLEL is for `specbatch worker`: unset it here")
     kinds = kinds if proposer else tuple(k for k in kinds if k != "propose")
     app = make_app(settings)
-    worker = make_worker(
-        settings, kinds, make_ring(app), verifier, proposer, store, queued=make_queued(app)
-    )
     lost = LastWord()
+    consuming = tell(app, Consuming(settings.broker_reconnects, lost))
+    worker = make_worker(
+        *(settings, kinds, make_ring(app), verifier, proposer, store),
+        queued=make_queued(app),
+        trouble=consuming.trouble,
+    )
     register(app, worker, lost)
     # Pool threads look the app up by this, and fail without a word otherwise. (To be the current
     # app is a matter of one thread, and these come later.) A host's own gets its place back.

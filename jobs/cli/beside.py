@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from specbatch.schemas.errors import SpecbatchError
 from specbatch.schemas.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -103,7 +104,7 @@ class ProcessBeside:
 
 def main() -> None:
     """The process itself: settings come on the first line of stdin, whose end is its end."""
-    from specbatch.jobs.cli.console import log_as
+    from specbatch.jobs.cli.console import complain, log_as
     from specbatch.workers.lifecycle import run_worker
 
     settings = Settings.model_validate_json(sys.stdin.buffer.readline())
@@ -112,7 +113,11 @@ def main() -> None:
         logging.getLogger(name).setLevel(int(sys.argv[2]))
     os.nice(NICENESS)
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
-    run_worker(settings, KINDS, None, (), int(sys.argv[1]))
+    try:
+        run_worker(settings, KINDS, None, (), int(sys.argv[1]))
+    except SpecbatchError as error:
+        complain(str(error))
+        sys.exit(error.exit_code)
 
 
 def _end_with_parent() -> None:

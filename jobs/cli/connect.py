@@ -16,6 +16,7 @@ from specbatch.pipeline.bootstrap import make_client, make_store
 from specbatch.pipeline.client import Client, Ring
 from specbatch.schemas.errors import SpecbatchError, UsageError
 from specbatch.schemas.masking import mask_url, masked
+from specbatch.schemas.patience import NoAnswerError, patiently
 from specbatch.schemas.records import Bell
 from specbatch.schemas.sealing import SETTING as SECRET_SETTING
 from specbatch.schemas.settings import Settings
@@ -77,9 +78,15 @@ def client(settings: Settings) -> Iterator[Client]:
 def check_broker(settings: Settings) -> None:
     """Raise `UsageError` for a broker that cannot do, `BrokerError` for one out of reach."""
     app, shown = check_broker_url(settings), mask_url(settings.broker_url)
-    try:
+
+    def reach(_: object) -> None:
         with app.connection_for_write(connect_timeout=REACH_SEC) as connection:
             connection.ensure_connection(max_retries=1, interval_start=0.1, timeout=REACH_SEC)
+
+    try:
+        patiently(f"the broker {shown}", 2 * REACH_SEC, reach)
+    except NoAnswerError as error:
+        raise BrokerError(f"{error}; check SPECBATCH_BROKER_URL") from None
     except Exception as error:  # each transport has its own kinds; all mean the same here
         raise BrokerError(
             f"the broker {shown} cannot be reached ({_first_line(error)}); check "
@@ -128,7 +135,7 @@ def _forgiving_ring(settings: Settings) -> Ring:
 
     def forgiving(bell: Bell) -> None:
         try:
-            ring(bell)
+            patiently("the broker", REACH_SEC, lambda _: ring(bell))
         except Exception as error:  # the change is stored; workers sweep the store anyway
             remark(
                 f"no answer from the broker ({_first_line(error)}); workers find it in the store"

@@ -24,6 +24,7 @@ from specbatch.pipeline.observe.logs import JsonFormatter
 from specbatch.pipeline.observe.plain_console import PlainConsole
 from specbatch.schemas.errors import SpecbatchError
 from specbatch.schemas.masking import masked, masked_log
+from specbatch.schemas.patience import patient
 from specbatch.schemas.visible import one_line, visible, visible_json
 
 out = PlainConsole()
@@ -59,7 +60,8 @@ def run(app: typer.Typer, prog_name: str) -> NoReturn:
     """Run a command to its exit code; what is not a `SpecbatchError` keeps its traceback."""
     _log_to_stderr()
     try:
-        app(prog_name=prog_name)
+        with patient(remark):
+            app(prog_name=prog_name)
     except SpecbatchError as error:
         complain(str(error))
         sys.exit(error.exit_code)

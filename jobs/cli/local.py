@@ -25,6 +25,7 @@ from specbatch.schemas.errors import (
 )
 from specbatch.schemas.fingerprint import compared
 from specbatch.schemas.numeric_class import Pinned, Serves
+from specbatch.schemas.patience import end_within
 from specbatch.schemas.records import JobRow
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec
@@ -70,6 +71,7 @@ def run_here(
     """
     if job.state.is_final:
         return
+    end_within(None)  # what stops at the timeout gives its groups back, which takes its time
     from specbatch.workers.app import make_ring
     from specbatch.workers.lifecycle import embedded
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import typer
 
 from specbatch.jobs.cli.connect import check_broker, client
@@ -10,6 +12,8 @@ from specbatch.jobs.cli.outcome import as_json, finish
 from specbatch.jobs.cli.reach import check_input_here
 from specbatch.pipeline.client import Client
 from specbatch.pipeline.observe.progress import progress_view
+from specbatch.schemas.errors import StoreError, WaitTimeoutError
+from specbatch.schemas.patience import NoAnswerError, end_within
 from specbatch.schemas.records import JobRow
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec
@@ -28,6 +32,7 @@ def submit_there(
     json: bool,
 ) -> None:
     """Store the job and ring for it; with `wait`, follow it to its end."""
+    begun = time.monotonic()
     check_broker(settings)
     check_input_here(spec.input)
     with client(settings) as c:
@@ -36,7 +41,8 @@ def submit_there(
         remark(f"job {job.job_id} {'submitted' if created else known}")
         said = tell_waiting(settings, c, job)
         if wait:
-            follow(settings, c, job, spec, timeout_sec, said)
+            left = timeout_sec and max(0.0, timeout_sec - (time.monotonic() - begun))
+            follow(settings, c, job, spec, left, said)
             finish(c, job.job_id, json)
         if json:
             say_json(as_json(job, c.progress(job.job_id)))
@@ -72,6 +78,11 @@ def follow(
                 show(progress, None)
                 if look % LOOKS_AT_WORKERS == 0:
                     said = tell_waiting(settings, c, job, said)
+        end_within(None)  # the job has ended: what is left is to say how
+    except StoreError as error:
+        if timeout_sec is None or not isinstance(error.__cause__, NoAnswerError):
+            raise
+        raise WaitTimeoutError(f"{error}; job {job.job_id} goes on") from error
     except KeyboardInterrupt:
         remark(
             f"stopped waiting; job {job.job_id} goes on: `specbatch show {job.job_id}` tells how "

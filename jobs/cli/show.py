@@ -107,7 +107,7 @@ def _say_how_far(row: JobRow, progress: JobProgress) -> None:
 
 
 def waits_for(store: Store, row: JobRow, silence_sec: float) -> str | None:
-    """In words, what keeps a job's groups from being verified, where no live worker may do it."""
+    """In words, what a job lacks on its way to the end, where no live worker goes on with it."""
     if row.state.is_final:
         return None
     return store.backlog().waiting(silence_sec).get(row.job_id)
@@ -117,7 +117,7 @@ def models_here(store: Store, row: JobRow, silence_sec: float) -> dict[str, str 
     """Live workers with the job's verifier, and the fingerprint that each has; by owner."""
     if row.state.is_final:
         return {}
-    alive = store.backlog().alive(silence_sec)
+    alive = store.backlog().alive(silence_sec).workers
     told = [(w.owner, w.serves) for w in alive if w.serves and w.serves.model == row.verifier]
     return {owner: s.fingerprint.digest if s.fingerprint else None for owner, s in told}
 

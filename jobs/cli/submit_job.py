@@ -10,6 +10,7 @@ from specbatch.jobs.cli.connect import load_settings
 from specbatch.jobs.cli.console import new_app, run
 from specbatch.jobs.cli.spec_input import build_spec
 from specbatch.schemas.errors import UsageError
+from specbatch.schemas.patience import end_within
 
 
 def submit_job(
@@ -92,6 +93,7 @@ def submit_job(
     }  # fmt: skip
     if timeout is not None and not (wait or local):
         raise UsageError("--timeout needs --wait or --local")
+    end_within(timeout)
     if tokens_per_sec is not None and not dry_run:
         raise UsageError("--tokens-per-sec needs --dry-run")
     if schedule is not None or logical_time is not None:

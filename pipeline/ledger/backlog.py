@@ -1,11 +1,12 @@
-"""What waits and who works, in SQL: six statements over what is open, by its indexes."""
+"""What waits and who works, in SQL: some statements over what is open, by its indexes."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, case, exists, func, or_, select
+from sqlalchemy import ColumnElement, Connection, case, func, or_, select
 
+from specbatch.pipeline.ledger import presence
 from specbatch.pipeline.ledger.serving import PINNED_COLUMNS
 from specbatch.pipeline.ledger.transactions import Now
 from specbatch.schemas import time_mapper
@@ -48,19 +49,30 @@ def backlog(conn: Connection, now: Now) -> Backlog:
         jobs={state: states[state].jobs if state in states else 0 for state in _NOT_OVER},
         rows_failed=int(in_groups) + sum(int(row.rejected) for row in states.values()),
         workers=tuple(time_mapper.worker_now(row, at) for row in conn.execute(_workers(now))),
-        pinned=tuple(PinnedJob.of(row) for row in conn.execute(_pinned())),
+        pinned=tuple(_pinned(conn)),
+        processes=tuple(presence.processes(conn, at)),
     )
 
 
-def _pinned() -> Any:
-    to_verify = exists().where(
-        Group.job_id == Job.job_id, group_is_open(), Group.stage == Stage.VERIFY.value
-    )
-    return (
-        select(Job.job_id, Job.verifier, Job.spec, Job.model_parts, *PINNED_COLUMNS)
-        .where(job_is_live(), ~Job.cancel_requested, to_verify)
+def _pinned(conn: Connection) -> list[PinnedJob]:
+    """Live jobs by id, each with the stages at which it has something to be done."""
+    stages: dict[str, set[Stage]] = {}
+    at_work = select(Group.job_id, Group.stage).where(group_is_open()).distinct()
+    for row in conn.execute(at_work):
+        stages.setdefault(row.job_id, set()).add(Stage(row.stage))
+    wanted = (Job.job_id, Job.stage, Job.verifier, Job.proposer, Job.spec, Job.model_parts)
+    jobs = conn.execute(
+        select(*wanted, Job.ingest_resumes_at, *PINNED_COLUMNS)
+        .where(_is_not_over(), ~Job.cancel_requested)
         .order_by(Job.job_id)
     )
+    found = []
+    for job in jobs:
+        of_groups = stages.get(job.job_id, set())
+        if Stage(job.stage) in (Stage.INGEST, Stage.PUBLISH) and job.ingest_resumes_at is None:
+            of_groups.add(Stage(job.stage))
+        found.append(PinnedJob.of(job, of_groups))
+    return found
 
 
 def _is_not_over() -> ColumnElement[bool]:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from specbatch.pipeline.ledger.audit_contract import AuditStore
 from specbatch.pipeline.ledger.figures_contract import FiguresStore
 from specbatch.pipeline.ledger.lease_contract import LeaseStore
+from specbatch.pipeline.ledger.presence_contract import PresenceStore
 from specbatch.pipeline.ledger.privacy_contract import PrivacyStore
 from specbatch.pipeline.ledger.reporting_contract import ReportingStore
 from specbatch.pipeline.ledger.schedule_contract import ScheduleStore
@@ -41,6 +42,7 @@ class Store(
     AuditStore,
     FiguresStore,
     LeaseStore,
+    PresenceStore,
     PrivacyStore,
     ReportingStore,
     ScheduleStore,

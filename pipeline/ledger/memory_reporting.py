@@ -38,8 +38,11 @@ class ReportingInMemory(TimeInMemory):
                     )
                 ),
                 pinned=tuple(
-                    PinnedJob.of(job.row) for job in sorted(live, key=_id) if _to_verify(job)
+                    PinnedJob.of(job.row, _stages(job))
+                    for job in sorted(live, key=_id)
+                    if not job.row.cancel_requested
                 ),
+                processes=tuple(self._processes_now(now)),
             )
 
     def group_figures(self, job_id: str) -> Iterator[GroupFigures]:
@@ -63,11 +66,11 @@ def _id(job: Job) -> str:
     return job.row.job_id
 
 
-def _to_verify(job: Job) -> bool:
-    """Whether it has groups to verify."""
-    return not job.row.cancel_requested and any(
-        group.stage is Stage.VERIFY for group in job.groups.values()
-    )
+def _stages(job: Job) -> set[Stage]:
+    """Those at which it has something to be done."""
+    of_groups = {group.stage for group in job.groups.values() if group.stage in rules.OPEN}
+    is_due = job.stage in (Stage.INGEST, Stage.PUBLISH) and not job.waits
+    return of_groups | ({job.stage} if is_due else set())
 
 
 def _of_group(index: int, group: Group) -> GroupFigures:

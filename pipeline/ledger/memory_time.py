@@ -10,6 +10,7 @@ from typing import Any
 from specbatch.pipeline.ledger import time_rules
 from specbatch.pipeline.ledger.memory_chain import ChainInMemory
 from specbatch.schemas.numeric_class import Serves
+from specbatch.schemas.presence import ProcessNow, WorkerProcess
 from specbatch.schemas.provenance import NO_TICKS, TICKS_PER_SEC, Ticks
 from specbatch.schemas.records import CompletionRecord, Lease
 from specbatch.schemas.timekeeping import (
@@ -81,6 +82,8 @@ class TimeInMemory(ChainInMemory):
     ) -> None:
         super().__init__(max_attempts, clock, weights, actor)
         self._sessions: dict[str, Session] = {}
+        # By id: when it was heard of first and last, and what it said.
+        self._processes: dict[str, tuple[float, float, ProcessNow]] = {}
 
     def begin_session(self, session: NewSession) -> None:
         with self._lock:
@@ -128,6 +131,35 @@ class TimeInMemory(ChainInMemory):
             for _, session in silent:
                 session.end(now)
             return sorted(session_id for session_id, _ in silent)
+
+    def tell_process(self, process: WorkerProcess, trouble: str | None) -> None:
+        with self._lock:
+            now = self._now()
+            started_at, _, _ = self._processes.get(process.process_id, (now, now, None))
+            self._processes[process.process_id] = (
+                started_at,
+                now,
+                ProcessNow(process, 0, 0, trouble),
+            )
+
+    def forget_process(self, process_id: str) -> None:
+        with self._lock:
+            self._processes.pop(process_id, None)
+
+    def forget_silent_processes(self, patience_sec: float) -> int:
+        with self._lock:
+            until = self._now() - patience_sec
+            silent = [key for key, (_, heard_at, _) in self._processes.items() if heard_at <= until]
+            for key in silent:
+                del self._processes[key]
+            return len(silent)
+
+    def _processes_now(self, now: float) -> list[ProcessNow]:
+        found = [
+            replace(one, age_sec=now - started_at, silent_sec=now - heard_at)
+            for started_at, heard_at, one in self._processes.values()
+        ]
+        return sorted(found, key=lambda one: (one.process.owner, one.process.process_id))
 
     def sessions(
         self, job_id: str | None = None, session_id: str | None = None

@@ -28,6 +28,7 @@ from specbatch.pipeline.ledger.transactions import (
 from specbatch.schemas import audit_tables as _audit_tables  # noqa: F401 - its tables join the metadata
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.masking import mask_url
+from specbatch.schemas.patience import NoAnswerError, patiently
 from specbatch.schemas.sealing import Sealer
 from specbatch.schemas.sql_roles import ROLES, granting
 from specbatch.schemas.tables import Base, is_described
@@ -58,19 +59,33 @@ def _is_transient(error: BaseException) -> bool:
     return isinstance(error, StoreError) and is_transient(error.__cause__ or error)
 
 
-@retry(
+_again = retry(
     retry=retry_if_exception(_is_transient),
     stop=stop_after_delay(RETRY_SEC),
     wait=wait_random_exponential(multiplier=0.05, max=2.0),
     reraise=True,
 )
+
+
 def upgrade(url: str, revision: str = "head") -> None:
     """Bring the database to `revision`; does nothing, without a lock, when it is there already.
 
     Raises `StoreError` when the database cannot be migrated, or belongs to a newer specbatch.
     """
-    if revision == "head" and current(url) == head():
+    try:
+        # The first time that a command asks the database for anything.
+        there = patiently(
+            f"the database {mask_url(url)}", RETRY_SEC, lambda _: _again(current)(url)
+        )
+    except NoAnswerError as error:
+        raise StoreError(str(error)) from error
+    if revision == "head" and there == head():
         return
+    _upgrade(url, revision)
+
+
+@_again
+def _upgrade(url: str, revision: str) -> None:
     with _locked(url) as config:
         command.upgrade(config, revision)
 

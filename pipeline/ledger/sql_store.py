@@ -23,6 +23,7 @@ from specbatch.pipeline.ledger import (
 )
 from specbatch.pipeline.ledger import leases as leasing
 from specbatch.pipeline.ledger.actor import whoami
+from specbatch.pipeline.ledger.presence import PresenceInSql
 from specbatch.pipeline.ledger.purging import PrivacyInSql
 from specbatch.pipeline.ledger.sql_audit import AuditInSql
 from specbatch.pipeline.ledger.sql_figures import FiguresInSql
@@ -61,7 +62,15 @@ from specbatch.schemas.timekeeping import Spent
 CLASS_CHANGES = 5  # of a job, while one claim is made
 
 
-class SqlStore(AuditInSql, FiguresInSql, PrivacyInSql, ReportingInSql, SchedulesInSql, SqlTime):
+class SqlStore(
+    AuditInSql,
+    FiguresInSql,
+    PresenceInSql,
+    PrivacyInSql,
+    ReportingInSql,
+    SchedulesInSql,
+    SqlTime,
+):
     """`Store` on SQLite or PostgreSQL. Threads may share it; processes make their own.
 
     The tables must be there: `migrate.open_store` sees to that. `clock` replaces the store's time

@@ -15,6 +15,7 @@ from specbatch.pipeline.ledger.engine_factory import WRITES, make_engine
 from specbatch.schemas.crash_points import CrashPoint, reach
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.masking import mask_url
+from specbatch.schemas.patience import NoAnswerError, patiently
 from specbatch.schemas.sealing import Sealer
 from specbatch.schemas.text_columns import use_sealer
 
@@ -99,17 +100,26 @@ class Transactions:
             reraise=True,
         )
         try:
-            done: T = retrying(_in_transaction, engine, work)
+            done: T = patiently(
+                f"the database {self.shown_url}",
+                self._retry_sec,
+                lambda connected: retrying(_in_transaction, engine, work, connected),
+            )
             return done
+        except NoAnswerError as error:
+            raise StoreError(str(error)) from error
         except Exception as error:
             if not is_database_error(error):
                 raise
             raise StoreError(explain(error, self.shown_url)) from error
 
 
-def _in_transaction(engine: Any, work: Callable[[Connection], T]) -> T:
+def _in_transaction(
+    engine: Any, work: Callable[[Connection], T], connected: Callable[[], None]
+) -> T:
     writes = engine.get_execution_options().get(WRITES, False)
     with engine.begin() as connection:
+        connected()
         done = work(connection)
         if writes:
             reach(CrashPoint.SQL_COMMIT)

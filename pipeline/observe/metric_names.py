@@ -198,6 +198,13 @@ WAITING_JOBS = _gauge(
     "jobs_without_worker", "live jobs that no live worker may verify", "numeric_class",
     scope=STORE,
 )  # fmt: skip
+LACKING_JOBS = _gauge(
+    "jobs_waiting_for_worker", "live jobs whose units at a stage no live worker takes", "stage",
+    scope=STORE, values=(STAGES,),
+)  # fmt: skip
+DEAF_WORKERS = _gauge(
+    "workers_without_broker", "worker processes that can take no messages", scope=STORE
+)
 AUDITED = _gauge(
     "audited_completions", "completions audited in the last 30 days; result: same, different",
     "result", scope=STORE, values=(RESULTS,),
@@ -214,6 +221,9 @@ SCHEDULE_MISSED = _gauge(
 )
 
 # --- the process ------------------------------------------------------------------------------
+DEAF = _gauge(
+    "broker_trouble", "processes behind this endpoint that can take no messages from the broker"
+)
 BUILD = _gauge("build_info", "1; the version that runs", "version", highest=True)
 PLANNED_ROLLOUT = _gauge(
     "planned_rollout", "1 while a rollout is announced by the settings", highest=True

@@ -1,4 +1,7 @@
-"""The Prometheus endpoint of a worker: everything that is counted, on one port.
+"""The Prometheus endpoint of a worker: everything that is counted, on one port, and its health.
+
+`/healthz` answers 200 while every process behind the port can take messages from the broker, and
+503 with one sentence otherwise. It asks neither the store nor the broker. All else is metrics.
 
 Where processes of a machine share a port (`metrics_folder.py`), one of them serves what all of them
 counted. When it ends another takes its place within a second.
@@ -14,7 +17,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specbatch.pipeline.observe.metric_names import METRICS, Kind, Metric, Scope
+from specbatch.pipeline.observe.metric_names import DEAF, METRICS, Kind, Metric, Scope
 from specbatch.pipeline.observe.metrics import Labels, Metrics, Snapshot, Value, merged
 from specbatch.schemas.errors import MissingExtraError, UsageError
 from specbatch.schemas.visible import visible
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+HEALTH_PATH = "/healthz"
 WRITE_SEC = 1.0  # between two looks at what this process counted, for the one that serves
 
 Source = Callable[[], "Iterable[Family]"]
@@ -72,15 +76,27 @@ class MetricsEndpoint:
 
     def collect(self) -> Iterator[Family]:
         """What a scrape gets: the protocol of Prometheus' collectors."""
+        yield from families(self._counted())
+        for source in list(self._sources):
+            yield from source()
+
+    def health(self) -> str | None:
+        """What is wrong with the processes behind this port, in words; None: nothing."""
+        deaf = self._counted().get(DEAF.name, {}).get((), 0.0)
+        if not deaf:
+            return None
+        whose = "this worker's process" if deaf == 1 else f"{deaf:.0f} processes of this worker"
+        return f"{whose} cannot take messages from the broker"
+
+    def _counted(self) -> Snapshot:
+        """By all processes that share the port."""
         snapshot = self._metrics.read()
         if self._folder is not None:
             # What was told once must not be less for who serves next, were this process killed now.
             with suppress(OSError):
                 self._folder.write(snapshot)
             snapshot = merged([snapshot, *self._folder.others()])
-        yield from families(snapshot)
-        for source in list(self._sources):
-            yield from source()
+        return snapshot
 
     def close(self) -> None:
         """Serve no longer. Others that share the port go on, with what was counted here.
@@ -115,7 +131,22 @@ class MetricsEndpoint:
                 "SPECBATCH_METRICS_PORT, or the same SPECBATCH_METRICS_DIR for all workers of this "
                 "machine that share the port"
             ) from None
+        server: Any = self._server[0]
+        server.set_app(self._with_health(server.get_app()))
         log.info("metrics are served on %s:%d", self._address, self._port)
+
+    def _with_health(self, metrics: Callable[..., Any]) -> Callable[..., Any]:
+        """The WSGI application of the metrics, with another page."""
+
+        def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Any:
+            if environ.get("PATH_INFO") != HEALTH_PATH:
+                return metrics(environ, start_response)
+            trouble = self.health()
+            status = "200 OK" if trouble is None else "503 Service Unavailable"
+            start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
+            return [f"{trouble or 'ok'}\n".encode()]
+
+        return answer
 
     def _share(self) -> None:
         """Tell the others what was counted; serve when nobody else does."""

@@ -7,6 +7,7 @@ one that is out of reach there are no figures.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import Counter
@@ -87,11 +88,22 @@ class StoreMetrics:
 
 def _waiting_jobs(backlog: Backlog) -> dict[Labels, float]:
     """Of every class that some job has pinned; the sweeper ends workers that are silent."""
-    waiting = backlog.waiting()
+    workers = backlog.alive(math.inf).verifying()
     found: dict[Labels, float] = {}
     for job in backlog.pinned:
-        label = (job.numeric_class or UNKNOWN,)
-        found[label] = found.get(label, 0.0) + (job.job_id in waiting)
+        if Stage.VERIFY in job.stages:
+            label = (job.numeric_class or UNKNOWN,)
+            found[label] = found.get(label, 0.0) + (job.waits_to_verify(workers) is not None)
+    return found
+
+
+def _lacking_jobs(backlog: Backlog) -> dict[Labels, float]:
+    """By the stage at which no worker is there for them."""
+    alive = backlog.alive(math.inf)
+    found: dict[Labels, float] = {(stage,): 0.0 for stage in names.STAGES}
+    for job in backlog.pinned:
+        for stage in job.lacking(alive):
+            found[(stage.value,)] += 1.0
     return found
 
 
@@ -120,7 +132,11 @@ def store_values(figures: StoreFigures | None) -> dict[Metric, dict[Labels, floa
         },
         names.ROWS_FAILED: {(): float(backlog.rows_failed)},
         names.WORKERS: {(kind,): float(count) for kind, count in sorted(workers.items())},
+        names.DEAF_WORKERS: {
+            (): float(sum(one.trouble is not None for one in backlog.processes)),
+        },
         names.WAITING_JOBS: _waiting_jobs(backlog),
+        names.LACKING_JOBS: _lacking_jobs(backlog),
         names.AUDITED: {
             ("same",): float(same),
             ("different",): float(figures.audited.differing),

@@ -28,6 +28,7 @@ from specbatch.pipeline.observe.units import (
 from specbatch.schemas.backlog import Backlog, StageBacklog, WorkerNow
 from specbatch.schemas.fingerprint import shown
 from specbatch.schemas.job_progress import JobProgress
+from specbatch.schemas.presence import ProcessNow
 from specbatch.schemas.records import JobRow, JobState
 
 STALE_SEC = 60.0  # a worker that was not heard of for so long may be gone
@@ -155,6 +156,18 @@ def as_json(board: Board) -> dict[str, Any]:
             }
             for w, busy in zip(look.workers, board.busy, strict=True)
         ],
+        "processes": [
+            {
+                "owner": one.process.owner,
+                "kinds": list(one.process.kinds),
+                "verifier": one.process.verifier,
+                "proposer": one.process.proposer,
+                "silent_sec": one.silent_sec,
+                "can_consume": one.trouble is None,
+                "trouble": one.trouble,
+            }
+            for one in look.processes
+        ],
         "jobs": [asdict(job) for job in board.jobs],
     }
 
@@ -175,6 +188,7 @@ def tables(board: Board, width: int = WIDE) -> RenderableType:
         _queues(board.backlog.stages),
         Text(),
         _jobs(board, width < WIDE),
+        *(Text(line, style="red") for line in _troubled(board.backlog.processes)),
         *(Text(line, style="yellow") for line in _versions(board.backlog.workers)),
         *(Text(f"{job.job_id[:12]} {job.waits}", style="red") for job in board.jobs if job.waits),
     )
@@ -207,7 +221,7 @@ def _table(title: str, *heads: str, left: int = 1) -> Table:
 
 
 def _workers(board: Board) -> Table:
-    if not board.backlog.workers:
+    if not board.backlog.workers and not board.backlog.processes:
         works = any(stage.leased for stage in board.backlog.stages)
         return _nothing("workers", _NOT_YET if works else _NOBODY)
     heads = ("worker", "device", "groups", "busy", "cost", "up for", "heard of")
@@ -223,7 +237,30 @@ def _workers(board: Board) -> Table:
             seconds(worker.age_sec),
             Text(f"{seconds(worker.silent_sec)} ago", style="red" if late else ""),
         )
+    for one in _others(board):
+        late = one.silent_sec > STALE_SEC
+        table.add_row(
+            one.process.owner,
+            ", ".join(one.process.kinds),
+            *(NOTHING,) * 3,
+            seconds(one.age_sec),
+            Text(f"{seconds(one.silent_sec)} ago", style="red" if late else ""),
+        )
     return table
+
+
+def _troubled(processes: Sequence[ProcessNow]) -> Iterator[str]:
+    """Which workers can take no messages, and why."""
+    for one in processes:
+        if one.trouble is not None:
+            kinds = ", ".join(one.process.kinds)
+            yield f"worker {one.process.owner} ({kinds}) can take no messages: {one.trouble}"
+
+
+def _others(board: Board) -> Iterator[ProcessNow]:
+    """Processes without a device of their own."""
+    owners = {worker.owner for worker in board.backlog.workers}
+    return (one for one in board.backlog.processes if one.process.owner not in owners)
 
 
 def _versions(workers: Sequence[WorkerNow]) -> Iterator[str]:

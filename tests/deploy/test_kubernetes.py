@@ -146,8 +146,7 @@ def test_a_worker_has_probes_a_budget_and_the_time_to_end(kind: str) -> None:
     assert settings["SPECBATCH_METRICS_ADDRESS"] == "0.0.0.0", "probes come from outside the pod"
     # Liveness must not depend on the store: that would restart all workers with the database.
     assert set(only["livenessProbe"]) & {"httpGet", "exec", "tcpSocket"} == {"tcpSocket"}
-    assert only["readinessProbe"]["httpGet"] == {"path": "/metrics", "port": port["name"]}
-    assert only["readinessProbe"]["timeoutSeconds"] > 3  # that a scrape waits for the store
+    assert only["readinessProbe"]["httpGet"] == {"path": "/healthz", "port": port["name"]}
     assert "startupProbe" in only
     budget = of_kind("PodDisruptionBudget")[kind]["spec"]
     assert budget["selector"] == of_kind("Deployment")[kind]["spec"]["selector"]

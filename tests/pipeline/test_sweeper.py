@@ -67,6 +67,56 @@ def test_one_sweeper_is_patient_with_its_own_bells(store: MemoryStore) -> None:
     assert one.sweep() == 0, "workers may have taken them"
 
 
+def test_where_nothing_is_queued_its_own_bells_are_rung_again_soon_and_ever_later(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("specbatch.pipeline.sweeper.time.monotonic", lambda: now[0])
+    queue = Queue()
+    one = sweeper(store, queue, queue)
+    rung = []
+    for _ in range(60):  # everything that is rung gets lost
+        if one.sweep():
+            rung.append(now[0] - 1000.0)
+        queue.bells.clear()
+        now[0] += 1.0
+    assert rung == [0.0, 2.0, 6.0, 14.0, 30.0]
+
+
+def test_a_bell_that_may_still_be_queued_is_waited_for(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("specbatch.pipeline.sweeper.time.monotonic", lambda: now[0])
+    queue = Queue()
+    one = sweeper(store, queue, queue)
+    assert one.sweep() == GROUPS
+    del queue.bells[1:]
+    now[0] += 29.0
+    assert one.sweep() == 0
+    now[0] += 1.0
+    assert one.sweep() == GROUPS - 1
+
+
+def test_sweeps_come_sooner_while_messages_get_lost(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("specbatch.pipeline.sweeper.time.monotonic", lambda: now[0])
+    queue = Queue()
+    one = sweeper(store, queue, queue)
+    one.sweep()
+    assert one.wait_sec == 5.0
+    for _ in range(3):
+        queue.bells.clear()
+        now[0] += 40.0
+        one.sweep()
+    assert one.wait_sec == 1.0
+    for _ in range(3):
+        one.sweep()
+    assert one.wait_sec == 5.0
+
+
 def test_queues_are_counted_apart(store: MemoryStore) -> None:
     queue = Queue()
     queue.bells = [Bell(JOB, Stage.RECORD, index) for index in range(GROUPS)]

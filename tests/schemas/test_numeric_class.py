@@ -90,11 +90,11 @@ def test_auto_is_resolved_by_the_class_and_by_no_other() -> None:
 
 def test_a_job_says_what_it_waits_for() -> None:
     job = PinnedJob("j", "big", A, KEY)
-    assert job.waits([worker(of(A))]) is None
-    assert job.waits([worker(of(B)), worker(None), worker(of(A, "small"))]) == (
+    assert job.waits_to_verify([worker(of(A))]) is None
+    assert job.waits_to_verify([worker(of(B)), worker(None), worker(of(A, "small"))]) == (
         f"waits for a worker of numeric class {A}; alive: {B}"
     )
-    assert str(job.waits([])).endswith("alive: none")
+    assert str(job.waits_to_verify([])).endswith("alive: none")
 
 
 def test_classes_that_differ_are_named() -> None:

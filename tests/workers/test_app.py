@@ -44,7 +44,7 @@ def test_queues_on_rabbitmq_are_quorum_queues_with_a_delivery_limit(url: str) ->
         "x-delivery-limit": DELIVERY_LIMIT,
         "x-consumer-timeout": VISIBILITY_TIMEOUT_SEC * 1000,
     }
-    assert (queue.exchange.name, queue.routing_key) == (queue.name, queue.name)
+    assert (queue.exchange.name, queue.routing_key) == ("", queue.name)
     assert detect_quorum_queues(app, "amqp")[0]  # so Celery leaves the channel-wide prefetch alone
 
 

@@ -1,0 +1,56 @@
+"""Worker processes as the store knows them: what each does, and whether it can take messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from specbatch.schemas.records import Stage
+
+# What a worker of each kind does, by the name that `specbatch worker` has for it.
+KIND_OF_STAGE = {
+    Stage.INGEST: "ingest",
+    Stage.PROPOSE: "propose",
+    Stage.VERIFY: "verify",
+    Stage.RECORD: "record",
+    Stage.PUBLISH: "record",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerProcess:
+    """One process, from its start to its end."""
+
+    process_id: str
+    owner: str  # as leases name it
+    kinds: tuple[str, ...]  # of work
+    verifier: str | None = None  # the model that it verifies with
+    proposer: str | None = None  # the model that it drafts groups with
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessNow:
+    """A process that has not ended, or is not known to have. Seconds are by the store's clock."""
+
+    process: WorkerProcess
+    age_sec: float
+    silent_sec: float  # since it was heard of last
+    trouble: str | None = None  # why it can take no messages; None: it can
+
+    def does(self, stage: Stage, model: str | None = None) -> bool:
+        """Whether it is there for units at this stage, of this model where one is needed."""
+        if KIND_OF_STAGE[stage] not in self.process.kinds:
+            return False
+        if stage is Stage.PROPOSE:
+            return self.process.proposer == model
+        return stage is not Stage.VERIFY or self.process.verifier == model
+
+
+def alive_words(processes: Iterable[ProcessNow]) -> str:
+    """Which kinds of workers are there, and which of them can take no messages, in words."""
+    found = {
+        ", ".join(one.process.kinds)
+        + (f" on {one.process.owner}, which can take no messages" if one.trouble else "")
+        for one in processes
+    }
+    return "; ".join(sorted(found)) or "none"

@@ -1,0 +1,105 @@
+"""Whether this process can take messages from the broker.
+
+A worker that lives but takes no messages looks well from outside: its process runs, its heart
+beats. Its consumer tells this object how it stands, and what reports about the worker asks here.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from weakref import WeakKeyDictionary
+
+from celery import Celery
+
+from specbatch.schemas.errors import BrokerLostError
+
+SETTLED_SEC = 2.0  # a consumer that was lost counts again once it has run for so long
+STEADY_SEC = 10.0  # one that ran for so long was not a failed attempt
+STUCK_SEC = 30.0  # a loop that does not turn for so long hears nothing
+FIRST_PAUSE_SEC, MOST_PAUSE_SEC = 0.2, 10.0
+
+NOT_YET = "it has not connected yet"
+
+
+class Consuming:
+    """Thread-safe: the consumer's thread tells, others ask."""
+
+    def __init__(
+        self,
+        most_failures: int = 0,
+        on_lost: Callable[[BrokerLostError], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`on_lost` ends the worker after so many failures in a row; 0: nothing does."""
+        self.most_failures = most_failures
+        self.on_lost = on_lost
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._running_since: float | None = None
+        self._turned_at: float | None = None  # of a loop that tells when it turns
+        self._trouble: str | None = NOT_YET
+        self._failures = 0
+
+    def runs(self) -> None:
+        """The consumer is connected, and waits for messages."""
+        with self._lock:
+            self._running_since = self._clock()
+            self._turned_at = None
+            if self._trouble == NOT_YET:
+                self._trouble = None
+
+    def turned(self) -> None:
+        """Its loop turns."""
+        with self._lock:
+            self._turned_at = self._clock()
+
+    def failed(self, error: BaseException) -> int:
+        """The consumer could not connect, or lost its connection; failures in a row so far."""
+        with self._lock:
+            ran = self._ran_sec()
+            self._failures = 1 if ran >= STEADY_SEC else self._failures + 1
+            self._running_since = None
+            self._trouble = one_line(error)
+            return self._failures
+
+    @property
+    def pause_sec(self) -> float:
+        """How long to wait before the next attempt: longer each time."""
+        doubled = FIRST_PAUSE_SEC * 2.0 ** min(self._failures - 1, 16)
+        return min(MOST_PAUSE_SEC, doubled)
+
+    def trouble(self) -> str | None:
+        """In words, why no messages can be taken; None: they can."""
+        with self._lock:
+            if self._running_since is None:
+                return self._trouble
+            if self._turned_at is not None and self._clock() - self._turned_at > STUCK_SEC:
+                return "the broker does not answer"
+            if self._ran_sec() >= SETTLED_SEC:
+                self._trouble = None
+            return self._trouble
+
+    def _ran_sec(self) -> float:
+        return 0.0 if self._running_since is None else self._clock() - self._running_since
+
+
+_of_apps: WeakKeyDictionary[Celery, Consuming] = WeakKeyDictionary()
+
+
+def consuming_of(app: Celery) -> Consuming:
+    """The one of an app's worker in this process."""
+    return _of_apps.setdefault(app, Consuming())
+
+
+def tell(app: Celery, consuming: Consuming) -> Consuming:
+    """Have the app's consumer tell this one, from its making on."""
+    _of_apps[app] = consuming
+    return consuming
+
+
+def one_line(error: BaseException) -> str:
+    """An error of a client library as part of a sentence."""
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__).strip("'\"")[:300]

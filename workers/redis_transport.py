@@ -1,0 +1,190 @@
+"""kombu's transport for Redis, which goes on whatever somebody wrote into its keys.
+
+Two things would otherwise stop every worker at once, again and again, for the cause stays in Redis:
+
+- What cannot be parsed, in a queue or among the messages that are held unacknowledged, is dropped
+  with one warning. No work is lost: a message only points to work, and sweepers enqueue another.
+- A key of another type than its name asks for is renamed to `<key>.quarantined`. These names are
+  ours alone, so nobody else misses the key; what it holds is kept for whoever wants to know, and
+  one such key per name cannot fill the broker. To wait for a person instead would leave all jobs
+  waiting over one stray write.
+"""
+
+# mypy: disallow-untyped-calls=False
+# kombu's methods have no types, and they are called by `super()` here.
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import redis
+from kombu.connection import Connection
+from kombu.transport.redis import Channel, QoS, Transport
+from kombu.transport.virtual import Empty
+from redis.exceptions import ResponseError
+
+from specbatch.workers.envelopes import UnreadableError, check_envelope, quoted, unacked_entry
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_NO_KEY = "none"  # what Redis calls the type of a key that is not there
+
+
+class CheckedRedis(redis.Redis):
+    """A client whose BRPOP returns messages or nothing."""
+
+    def parse_response(self, connection: Any, command_name: Any, **options: Any) -> Any:
+        reply = super().parse_response(connection, command_name, **options)
+        if command_name == "BRPOP" and reply:
+            queue, raw = reply
+            try:
+                check_envelope(raw)
+            except UnreadableError as error:
+                log.warning("a message in queue %s is dropped: %s", quoted(queue), error)
+                return None
+        return reply
+
+
+class CheckedQoS(QoS):
+    """Messages that are held unacknowledged, in a hash and an index."""
+
+    def append(self, message: Any, delivery_tag: str) -> None:
+        self.channel.mended(lambda: super(CheckedQoS, self).append(message, delivery_tag))
+
+    def ack(self, delivery_tag: str) -> None:
+        self.channel.mended(lambda: super(CheckedQoS, self).ack(delivery_tag))
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        self.channel.mended(lambda: super(CheckedQoS, self).reject(delivery_tag, requeue))
+
+    def restore_visible(self, *args: Any, **kwargs: Any) -> None:
+        self.channel.mended(lambda: super(CheckedQoS, self).restore_visible(*args, **kwargs))
+
+    def restore_by_tag(self, tag: bytes | str, client: Any = None, leftmost: bool = False) -> None:
+        """Put it back into its queue. What cannot be read is dropped in the same transaction."""
+        unreadable: list[UnreadableError] = []
+
+        def restore(pipe: Any) -> None:
+            raw = pipe.hget(self.unacked_key, tag)
+            pipe.multi()
+            self._remove_from_indices(tag, pipe)
+            unreadable.clear()  # the transaction may be run again
+            if not raw:
+                return  # acknowledged meanwhile, or flushed
+            try:
+                message, exchange, routing_key = unacked_entry(raw)
+            except UnreadableError as error:
+                unreadable.append(error)
+                return
+            self.channel._do_restore_message(message, exchange, routing_key, pipe, leftmost)
+
+        with self.channel.conn_or_acquire(client) as client:
+            client.transaction(restore, self.unacked_key)
+        for error in unreadable:
+            log.warning("unacknowledged message %s is dropped: %s", quoted(tag), error)
+
+
+class CheckedChannel(Channel):
+    """A channel whose keys have the types that it needs."""
+
+    QoS = CheckedQoS
+
+    def mended(self, work: Callable[[], T], queues: Iterable[str] = ()) -> T:
+        """What `work` returns; where a key of another type is in its way, once more without it."""
+        try:
+            return work()
+        except ResponseError as error:
+            if not is_wrong_type(error) or not self.move_aside(queues):
+                raise
+            return work()
+
+    def move_aside(self, queues: Iterable[str] = ()) -> bool:
+        """Rename keys of a wrong type, those of further `queues` too; whether there were any."""
+        wanted = {self.unacked_key: "hash", self.unacked_index_key: "zset"}
+        wanted |= {
+            self._q_for_pri(queue, step): "list"
+            for queue in (*self.active_queues, *queues)
+            for step in self.priority_steps
+        }
+        with self.conn_or_acquire() as client:
+            moved = [_moved(client, key, kind) for key, kind in wanted.items()]
+        return any(moved)
+
+    def _get_client(self) -> Any:
+        found = super()._get_client()
+        return CheckedRedis if found is redis.Redis else found
+
+    def _brpop_read(self, **options: Any) -> Any:
+        try:
+            return super()._brpop_read(**options)
+        except ResponseError as error:
+            if not is_wrong_type(error) or not self.move_aside():
+                raise
+            raise Empty from None  # the next poll asks again
+
+    def _size(self, queue: str) -> int:
+        """Declaring a queue asks for this."""
+        size = super()._size
+        return int(self.mended(lambda: size(queue), (queue,)))
+
+    def _put(self, queue: str, message: Any, **kwargs: Any) -> None:
+        put = super()._put
+        self.mended(lambda: put(queue, message, **kwargs), (queue,))
+
+
+class CheckedTransport(Transport):
+    """kombu's own with our channel."""
+
+    Channel = CheckedChannel
+
+
+class CheckedConnection(Connection):
+    """A connection of this app; other apps in the process keep kombu's transport."""
+
+    def get_transport_cls(self) -> Any:
+        found = super().get_transport_cls()
+        return CheckedTransport if found is Transport else found
+
+
+def is_wrong_type(error: ResponseError) -> bool:
+    """Whether a key is of another type than the command needs; pipelines put words before it."""
+    return "WRONGTYPE" in str(error)
+
+
+def _moved(client: Any, key: str, wanted: str) -> bool:
+    """Whether the key was of another type, and is out of the way now."""
+    kind = _word(client.type(key))
+    if kind in (wanted, _NO_KEY):
+        return False
+    aside = f"{key}.quarantined"
+    try:
+        client.rename(key, aside)
+    except ResponseError as error:
+        if "no such key" in str(error):
+            return True  # another worker was faster
+        log.error(
+            "key %s of the broker is a %s where a %s is needed, and may not be renamed (%s): "
+            "delete it",
+            quoted(key),
+            kind,
+            wanted,
+            error,
+        )
+        return False
+    log.error(
+        "key %s of the broker was a %s where a %s is needed: it is %s now, and work goes on; "
+        "find out who wrote it, then delete it",
+        quoted(key),
+        kind,
+        wanted,
+        quoted(aside),
+    )
+    return True
+
+
+def _word(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
