@@ -183,6 +183,7 @@ def make_worker(
     """
     if instead is None:
         require_engine_extra()
+    from specbatch.pipeline.anchors import Anchors
     from specbatch.pipeline.engine.model_folder import check_pair, models_here
     from specbatch.pipeline.ingest.codec import TextCodec
     from specbatch.pipeline.ingest.objects import Objects
@@ -277,6 +278,7 @@ def make_worker(
         privacy=privacy,
         tracing=tracing,
         reader_bytes=settings.ingest_memory_mib << 20,
+        anchors=Anchors.of_settings(settings, objects),
     )
     return Worker(
         tracing=tracing,

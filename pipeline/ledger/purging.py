@@ -111,7 +111,8 @@ def _begin(conn: Connection, now: Now, job_id: str, why: str) -> tuple[str, int 
         .values(purged_at=now, purged_to=0, sealed_spec=null(), last_error=null())
     )
     conn.execute(update(Group).where(Group.job_id == row.job_id).values(last_error=null()))
-    chain.append(conn, now, row.job_id, EntryKind.PURGED, None, {"rows": None, "why": why})
+    said = {"rows": None, "why": why, "output": False}
+    chain.append(conn, now, row.job_id, EntryKind.PURGED, None, said)
     return row.job_id, 0, row.next_row
 
 
