@@ -13,7 +13,7 @@ from specbatch.pipeline.client import Client
 from specbatch.pipeline.tools import models_now
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.fingerprint import Models, shown
-from specbatch.schemas.records import JobRow
+from specbatch.schemas.records import JobRow, JobState
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import spec_of
 from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
@@ -56,7 +56,8 @@ def retry(
     settings = load_settings()
     with client(settings) as c:
         row = c.job(job)
-        models = _accepted(settings, c, row, local) if accept_model else None
+        is_done = row.state is JobState.DONE  # then no model is needed, and none has to be there
+        models = _accepted(settings, c, row, local) if accept_model and not is_done else None
         changes = numeric_class is not None or models is not None
         going_on = local and not quarantined and not row.state.is_final and not changes
         count = 0 if going_on else c.retry(row.job_id, quarantined, numeric_class, models)

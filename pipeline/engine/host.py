@@ -107,6 +107,7 @@ class EngineHost:
         self._stopped = False
         self._lock = threading.Lock()
         self._serves: Serves | None = None
+        self._missing = ""  # what was last said of files that cannot be loaded
         self._naming = threading.Lock()  # held while a caller finds them out
         self._loaded: dict[str, Fingerprint] = {}  # by name of a model: the files it was read from
 
@@ -116,10 +117,12 @@ class EngineHost:
         with self._naming:
             try:
                 self._look_again()
-            except ModelError as error:
-                log.warning("no job with a fingerprint is taken: %s", error)
+            except ModelError as error:  # perhaps they are being replaced at this moment
+                if str(error) != self._missing:
+                    log.warning("no job with a fingerprint is taken: %s", error)
+                self._missing = str(error)
                 return replace(self._named(), fingerprint=None)
-            told = self._named()
+            told, self._missing = self._named(), ""
             drafts = tuple(sorted(self._of(folder).digest for folder in self._draft_models))
             if (told.fingerprint, told.drafts) != (self._of(self.verifier), drafts):
                 told = replace(told, fingerprint=self._of(self.verifier), drafts=drafts)

@@ -115,7 +115,7 @@ def test_an_untouched_job_audits_at_100_percent(cli: Cli, done: str) -> None:
     called = cli("audit", done[:8], "--sample", "100%")
     assert called.code == 0
     log, correctness = called.out.splitlines()
-    assert log == f"log of job {done}: 9 entries, 12 completions: intact"
+    assert log == f"log of job {done}: 10 entries, 12 completions: intact"
     assert correctness == ("correctness: 100.00% of 12 completions, 72 tokens; 0 with a difference")
     shown = cli("show", done).out
     assert "audits: 1, the last at " in shown
@@ -170,7 +170,7 @@ def test_a_planted_token_is_found_though_the_chain_fits_it(cli: Cli, done: str) 
     called = cli("audit", done, "--sample", "1")
     assert called.code == 3
     lines = called.out.splitlines()
-    assert lines[0].startswith("entry: entry 8 of the log is not the one that ")
+    assert lines[0].startswith("entry: entry 9 of the log is not the one that ")
     assert lines[0].endswith("names: the log was written anew")
     assert lines[1].startswith(
         f"token: the completion of row 7, sample 0 has token {after} at position 2, where the "
@@ -227,7 +227,7 @@ def test_another_model_replays_nothing_and_the_log_is_checked(
     called = cli("audit", done, "--verifier", tiny_pair.draft)
     assert called.code == 2
     assert "12 completions: intact" in called.out
-    assert "is not the one that decided the tokens of job" in called.complaint
+    assert "is not the one that decides the tokens of job" in called.complaint
     called = cli("replay", f"{done}/1", "--verifier", tiny_pair.draft)
     assert called.code == 2
     assert "name that one's folder with --verifier" in called.complaint
@@ -304,10 +304,10 @@ def test_the_manifest_holds_the_log_down(done: str, folder: Path) -> None:
     store = store_here()
     log: list[Any] = list(store.log(done))
     store.close()
-    assert said == {"number": 8, "hash": log[7].hash.hex()}
+    assert said == {"number": 9, "hash": log[8].hash.hex()}
     kinds = [entry.kind for entry in log]
     assert (kinds[0], kinds[-1]) == ("submitted", "published")
-    assert sorted(kinds[1:-1]) == [*["group"] * 3, "pinned", "planned", "planned", "read"]
+    assert sorted(kinds[1:-1]) == [*["group"] * 3, *["pinned"] * 2, "planned", "planned", "read"]
 
 
 def test_the_log_names_whom_the_settings_name(

@@ -33,7 +33,7 @@ def test_jobs_lists_whole_ids_newest_first(cli: Any, job: Any) -> None:
 def test_show_takes_the_first_characters_of_an_id(cli: Any, job: Any) -> None:
     made = cli("submit-job", *job, "--local", "--json").json
     shown = cli("show", made["job"][:14], "--json")
-    saved = ("saved_usd", "saved_low_usd", "saved_high_usd")
+    saved = ("saved_usd", "saved_low_usd", "saved_high_usd", "speedup", "drafted")
     pinned = ("numeric_class", "model_fingerprint", "model_parts")
     told = {name: shown.json[name] for name in ("decisions", *saved, *pinned)}
     told |= {"rows_quarantined": 0, "audits": [], "waits_for": None}

@@ -162,6 +162,6 @@ def test_what_its_surroundings_did_is_not_taken_for_a_model_that_cannot_be_serve
     folder = inspect_model(str(tiny_pair.verifier))
     with pytest.raises(EngineError if passes else ModelError) as raised:
         load_model(folder, "float32")
-    words = f"loading model `{folder.ref}` failed: " if passes else "cannot be loaded: "
-    assert words in str(raised.value)
+    words = " failed: " if passes else " cannot be loaded ("
+    assert f"model `{folder.ref}`{words}" in str(raised.value)
     assert "\n" not in str(raised.value)

@@ -221,7 +221,7 @@ def test_packed_completions_are_spelled_out_when_their_columns_go(url: str) -> N
     migrate.upgrade(url)
     [again] = store.completions(JOB)
     store.close()
-    lost = {**NO_PRICES, "numeric_class": None}
+    lost = {**NO_PRICES, "numeric_class": None, "model_fingerprint": None}
     assert again == replace(record, provenance=NO_PROVENANCE, ticks=NO_TICKS, **lost)
 
 

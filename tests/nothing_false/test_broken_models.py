@@ -184,8 +184,9 @@ def test_no_worker_begins_with_it(model: Path, redis_url: str) -> None:
         assert "is cut short or no safetensors file (1000 bytes)" in one.text()
 
 
-def test_one_that_breaks_under_a_worker_ends_it_and_no_row(model: Path, redis_url: str) -> None:
-    """The folder was good when the worker began: the file has a second look before it is loaded."""
+def test_a_worker_takes_no_job_while_its_files_are_broken(model: Path, redis_url: str) -> None:
+    """The folder was good when the worker started. A copy that is still running breaks it too, so
+    the worker waits for whole files, and `show` says what the job lacks."""
     migrated(model.parent / "specbatch-data" / "specbatch.db")
     environment = {
         "SPECBATCH_WORKSPACE": str(model.parent / "specbatch-data"),
@@ -205,13 +206,28 @@ def test_one_that_breaks_under_a_worker_ends_it_and_no_row(model: Path, redis_ur
         assert given.returncode == 0, given.stderr
         (job,) = store.list_jobs()
         wait_until("the input is read", lambda: store.progress(job.job_id).ingest_done)
+        whole = (model / WEIGHTS).read_bytes()
         os.truncate(model / WEIGHTS, 1000)
         one.thaw()
-        assert one.process.wait(WAIT_SEC) == 2, one.text()
+        words = "is cut short or no safetensors file (1000 bytes)"
+        wait_until("it says so", lambda: words in one.text(), [one])
+
+        def shown() -> str:
+            done = forks.run("specbatch", "show", job.job_id, **place, timeout=WAIT_SEC)
+            assert done.returncode == 0, done.stderr
+            return done.stdout
+
+        lacks = "waits for a worker with model fingerprint"
+        wait_until("show says what is missing", lambda: lacks in shown(), [one])
+        assert "files that cannot be read" in shown()
+        counts = store.progress(job.job_id)
+        assert (counts.rows_failed, counts.groups_total, counts.groups_done) == (0, 3, 0)
+        (model / WEIGHTS).write_bytes(whole)
+        with worker("record", **place):
+            wait_until("it is done", lambda: store.progress(job.job_id).groups_done == 3, [one])
     assert "Traceback" not in one.text()
-    assert "is cut short or no safetensors file (1000 bytes)" in one.text()
-    counts = store.progress(job.job_id)
-    assert (counts.rows_failed, counts.groups_total, counts.groups_done) == (0, 3, 0)
+    assert one.text().count(words) == 1
+    assert store.progress(job.job_id).rows_failed == 0
     store.close()
 
 
