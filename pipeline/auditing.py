@@ -14,22 +14,25 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import orjson
-
-from specbatch.pipeline.ingest.objects import Objects, join
+from specbatch.pipeline.anchors import URI, AnchorCounts, Anchors
+from specbatch.pipeline.coverage import Coverage, Covered
+from specbatch.pipeline.ingest.objects import Objects
+from specbatch.pipeline.ledger.accounts import AccountCounts, compared
 from specbatch.pipeline.ledger.checking import Checker, Counts
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.log_facts import LogFacts
+from specbatch.pipeline.published import OutputCounts, output_findings
 from specbatch.schemas.audit import (
-    MANIFEST_NAME,
+    EMPTY,
     AuditRecord,
     Correctness,
     Finding,
     FindingKind,
+    Head,
     KeptCompletion,
     LogEntry,
 )
-from specbatch.schemas.errors import ObjectError, SpecbatchError, StoreError, UsageError
+from specbatch.schemas.errors import JobNotFoundError, SpecbatchError, StoreError, UsageError
 from specbatch.schemas.records import FinishReason, JobRow
 
 MOST_FINDINGS = 1000  # that are told; the others are counted
@@ -91,11 +94,25 @@ class ChainAudit:
     findings: list[Finding] = field(default_factory=list)
     left_out: int = 0  # findings beyond `MOST_FINDINGS`
     remarks: list[str] = field(default_factory=list)  # what could not be looked at
+    output: OutputCounts = field(default_factory=OutputCounts)
+    accounts: AccountCounts = field(default_factory=AccountCounts)
+    anchors: AnchorCounts = field(default_factory=AnchorCounts)
     to_replay: Keys = field(default_factory=Keys)  # completions that ended of themselves
 
     @property
     def intact(self) -> bool:
         return not self.findings
+
+    @property
+    def end(self) -> Head:
+        """The last entry that is there."""
+        number = max(self.facts.anchors, default=0)
+        return Head(number, self.facts.anchors[number]) if number else EMPTY
+
+    def covered(self, replayed: int) -> list[Covered]:
+        """The table of what this audit covers; so many completions were replayed."""
+        coverage = Coverage(self.facts, self.counts, self.output, self.accounts, self.anchors)
+        return list(coverage.rows(replayed, self.counts.completions))
 
     def add(self, found: Iterable[Finding]) -> None:
         for finding in found:
@@ -141,19 +158,46 @@ class Auditor:
     store: Store
     objects: Objects
     replays: Callable[[JobRow, str | None], LooksAgain]
+    anchors: Anchors | None = None
 
     def chain(self, job: str, progress: Progress = unseen) -> ChainAudit:
         """Check the log of a job, by its id or the beginning of it.
 
         Raises `UsageError` for one that goes on meanwhile, so that nothing can be told of it.
         """
-        job_id = self.store.logged_job(job)
+        try:
+            job_id = self.store.logged_job(job)
+        except JobNotFoundError:
+            if self.anchors is None or not self.anchors.known(job):
+                raise
+            return self._gone(job, self.anchors)
         for _ in range(_TRIES):
             before = self.store.log_head(job_id)
-            audit = audit_chain(self.store, self.objects, job_id, progress)
+            audit = audit_chain(self.store, self.objects, job_id, progress, self.anchors)
             if audit.intact or self.store.log_head(job_id) == before:
                 return audit
         raise UsageError(f"job {job_id} goes on while it is audited: do that when it has ended")
+
+    def _gone(self, job_id: str, anchors: Anchors) -> ChainAudit:
+        """Of a job that only its anchors know."""
+        facts = LogFacts(job_id)
+        audit = ChainAudit(job_id, facts, Counts())
+        audit.add(anchors.findings(job_id, facts.anchors, audit.anchors))
+        return audit
+
+    def anchor(self, chain: ChainAudit) -> None:
+        """Anchor the end of the log that was just checked, and found to be intact.
+
+        Raises `UsageError` where nothing says where to or with which key, and `ObjectError`.
+        """
+        if self.anchors is None:
+            raise UsageError(
+                f"nothing says where anchors lie: set {URI} to a folder or bucket outside the "
+                "store, and SPECBATCH_ANCHOR_KEY"
+            )
+        self.anchors.put(chain.job_id, chain.end)
+        chain.anchors = AnchorCounts()
+        chain.add(self.anchors.findings(chain.job_id, chain.facts.anchors, chain.anchors))
 
     def replay(
         self,
@@ -208,12 +252,16 @@ def record_of(chain: ChainAudit, replayed: ReplayAudit) -> AuditRecord:
 
 
 def audit_chain(
-    store: Store, objects: Objects, job_id: str, progress: Progress = unseen
+    store: Store,
+    objects: Objects,
+    job_id: str,
+    progress: Progress = unseen,
+    anchors: Anchors | None = None,
 ) -> ChainAudit:
     """Check a job's log and everything it pins. `progress` is told of each completion.
 
-    `job_id` is the whole one (`Store.logged_job`). Raises `StoreError` when the store is out of
-    reach.
+    `anchors`: where the log's end may be written down too. `job_id` is the whole one
+    (`Store.logged_job`). Raises `StoreError` when the store is out of reach.
     """
     facts = LogFacts(job_id)
 
@@ -236,7 +284,13 @@ def audit_chain(
         audit.add(_read("the groups", checker.groups(store.groups(job_id))))
         audit.add(_read("the quarantined rows", checker.rejected(store.rejected(job_id))))
         audit.add(checker.completions(store.kept(job_id), seen))
-    audit.add(_manifest(objects, facts, audit.remarks))
+        if facts.accounts is not None:
+            audit.add(_read("the figures", _accounts(store, facts, audit.accounts)))
+    place = facts.expected.get("output_uri", (row or {}).get("output_uri"))
+    audit.add(output_findings(objects, facts, place, audit.output))
+    if anchors is not None:
+        audit.add(anchors.findings(job_id, facts.anchors, audit.anchors))
+        audit.remarks += audit.anchors.remarks
     if checker.counts.uncovered:
         audit.remarks.append(
             f"{checker.counts.uncovered} completions are older than the job's log, which says "
@@ -245,52 +299,17 @@ def audit_chain(
     return audit
 
 
+def _accounts(store: Store, facts: LogFacts, counts: AccountCounts) -> Iterator[Finding]:
+    assert facts.accounts is not None
+    return compared(facts.accounts, store.accounts(facts.job_id), counts)
+
+
 def _read(what: str, findings: Iterator[Finding]) -> Iterator[Finding]:
     """The same; what cannot be read is a finding of its own."""
     try:
         yield from findings
     except (StoreError, ValueError, TypeError, KeyError) as error:
         yield Finding(FindingKind.JOB, f"{what} of the job cannot be read: {error}")
-
-
-def _anew(what: str) -> Finding:
-    """What no publication leaves behind: else a log written anew would need no manifest."""
-    return Finding(FindingKind.ENTRY, f"{what}: the log was written anew")
-
-
-def _manifest(objects: Objects, facts: LogFacts, remarks: list[str]) -> Iterator[Finding]:
-    """The manifest holds a part of the log down from outside the store."""
-    if not facts.published:
-        return
-    if facts.manifest is None:
-        yield _anew("its log says that it was published, and names no manifest")
-        return
-    uri, sha256 = facts.manifest["uri"], facts.manifest["sha256"]
-    place = facts.expected.get("output_uri")
-    if place is not None and uri != join(place, MANIFEST_NAME):
-        yield _anew(f"its log names a manifest {uri}, but its output is {place}")
-        return
-    try:
-        data = objects.get_bytes(uri)
-    except ObjectError as error:
-        remarks.append(f"the manifest {uri} cannot be read, so nothing outside the store "
-                       f"confirms the log: {error}")  # fmt: skip
-        return
-    if hashlib.sha256(data).hexdigest() != sha256:
-        yield Finding(
-            FindingKind.OUTPUT, f"{uri} is not the manifest that was published: it was changed"
-        )
-    try:
-        anchor = orjson.loads(data)["info"]["audit_log"]
-        number, hashed = int(anchor["number"]), bytes.fromhex(anchor["hash"])
-    except (ValueError, TypeError, KeyError):
-        return  # then it is another one, which was said
-    if facts.anchors.get(number) != hashed:
-        yield Finding(
-            FindingKind.ENTRY,
-            f"entry {number} of the log is not the one that {uri} names: the log was written anew",
-            number=number,
-        )
 
 
 def chosen(keys: Keys, job_id: str, share: float, seed: int = 0) -> list[tuple[int, int]]:

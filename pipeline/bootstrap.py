@@ -194,6 +194,7 @@ def make_worker(
     """
     if instead is None:
         require_engine_extra()
+    from specbatch.pipeline.anchors import Anchors
     from specbatch.pipeline.engine.model_folder import check_pair, models_here
     from specbatch.pipeline.ingest.codec import TextCodec
     from specbatch.pipeline.ingest.objects import Objects
@@ -288,6 +289,7 @@ def make_worker(
         privacy=privacy,
         tracing=tracing,
         reader_bytes=settings.ingest_memory_mib << 20,
+        anchors=Anchors.of_settings(settings, objects),
     )
     process = WorkerProcess(
         uuid.uuid4().hex,

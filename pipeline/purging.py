@@ -16,16 +16,22 @@ import orjson
 from specbatch.pipeline.histories import delete_histories
 from specbatch.pipeline.ingest.confined import delete_own
 from specbatch.pipeline.ingest.objects import FIRST_LOOK_SEC, Objects, join, tidy
-from specbatch.pipeline.ingest.output_names import MANIFEST, begin_with, is_written, owner_of
+from specbatch.pipeline.ingest.output_names import (
+    LISTED,
+    MANIFEST,
+    begin_with,
+    is_written,
+    owner_of,
+)
 from specbatch.pipeline.ledger import rules
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.privacy_contract import MOST_JOBS
+from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.errors import ObjectError, UsageError
 from specbatch.schemas.records import JobRow, JobState
 from specbatch.schemas.settings import Settings
 
 DAY_SEC = 86_400.0
-_LISTED = ("parts", "openai_files", "remainder")  # of a manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +138,9 @@ class Purger:
         """
         rows = self.store.purge(due.job.job_id, due.why, unfinished=True)
         marked = next(rows, None)
+        if with_output:  # said first: an audit that misses the output finds why
+            said = {"rows": [], "why": due.why, "output": True}
+            self.store.note_action(due.job.job_id, EntryKind.PURGED, said)
         problem = self._delete_files(due.job, with_output)
         if marked is not None:
             yield marked
@@ -205,7 +214,7 @@ class Purger:
             return True
         try:
             manifest = orjson.loads(self.objects.get_bytes(uri))
-            names = [str(file["name"]) for listed in _LISTED for file in manifest.get(listed, ())]
+            names = [str(file["name"]) for listed in LISTED for file in manifest.get(listed, ())]
             owner = manifest["job_id"]
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ObjectError(f"{uri} is not a manifest; nothing was deleted there") from error

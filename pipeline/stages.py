@@ -16,6 +16,7 @@ from functools import cache, partial
 from itertools import chain
 
 from specbatch.pipeline import telling
+from specbatch.pipeline.anchors import Anchors
 from specbatch.pipeline.client import Ring
 from specbatch.pipeline.codecs import Codecs
 from specbatch.pipeline.drafting import READS_OF_DRAFTS, Drafting, check_drafts_here, uses_history
@@ -65,7 +66,12 @@ from specbatch.pipeline.requests import (
 from specbatch.pipeline.sharing import completed
 from specbatch.pipeline.text_stop import Decode
 from specbatch.pipeline.timekeeping import Timing, Untimed
-from specbatch.schemas.errors import ModelChangedError, RequestCancelledError, UsageError
+from specbatch.schemas.errors import (
+    ModelChangedError,
+    RequestCancelledError,
+    SpecbatchError,
+    UsageError,
+)
 from specbatch.schemas.numeric_class import UNKNOWN, Pinned, Serves
 from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import (
@@ -117,9 +123,11 @@ class Stages(Guarding):
         privacy: Privacy = NOBODY_PRIVATE,
         tracing: Tracing = UNTRACED,
         reader_bytes: int = READER_BYTES,
+        anchors: Anchors | None = None,
     ) -> None:
         """`max_open_groups`: of a job, before its input is read on. `timing` is told what engines
-        are used for, `tracing` how it went."""
+        are used for, `tracing` how it went. `anchors`: where logs of published jobs are anchored.
+        """
         super().__init__(store, ring, keeper, privacy, tracing)
         self._jobs = KnownJobs(store)
         self._passing = PassingOn(store, ring, LEASES_OF_SILENCE * lease_sec)
@@ -136,6 +144,7 @@ class Stages(Guarding):
         self._drafting = Drafting(store, objects, beside, max_attempts)
         self._refills = refills
         self._timing = timing or Untimed()
+        self._anchors = anchors
         self._publisher = Publisher(store, objects, self._decode, self._checker, max_attempts)
         reading = (max_open_groups, privacy, reader_bytes)
         self._intake = Intake(store, objects, ring, self._drafting, self._codecs, models, *reading)
@@ -386,6 +395,7 @@ class Stages(Guarding):
         work = self._store.claim_job(job_id, Stage.PUBLISH, self._owner, self._lease_sec)
         if work is None:
             return
+        published = False
         with self._guarded(work.lease) as held:
             job, spec = self._jobs.fresh(job_id)
             telling.begun(held.span, Stage.PUBLISH, job)
@@ -393,9 +403,26 @@ class Stages(Guarding):
             state, error, manifest = self._publisher.publish(work, job, spec, confirm)
             words = error and self._privacy.words(job, error)
             self._store.finish_job(work.lease, state, words, manifest)
+            published = True
             self._drafting.forget(job)
             if not job.privacy.is_full:
                 clear(self._store, self._objects, job.job_id)
+        if published:
+            self._anchor(job_id)
+
+    def _anchor(self, job_id: str) -> None:
+        """Anchor the log of a job that was published, which stays so where that does not work."""
+        if self._anchors is None:
+            return
+        try:
+            self._anchors.put(job_id, self._store.log_head(job_id))
+        except SpecbatchError as error:
+            log.warning(
+                "job %s is published and its log is not anchored: %s; `specbatch audit %s "
+                "--anchor` tries again",
+                *(job_id, error, job_id),
+                extra={"job": job_id},
+            )
 
     # --- shared ----------------------------------------------------------------------------
     def _decode(self, job: JobRow) -> Decode:

@@ -28,10 +28,12 @@ log = logging.getLogger(__name__)
 
 def make_auditor(settings: Settings, store: Store) -> Auditor:
     """What audits jobs; it needs the engine extra for replays alone."""
+    from specbatch.pipeline.anchors import Anchors
     from specbatch.pipeline.auditing import Auditor
 
     objects = _objects(settings)
-    return Auditor(store, objects, partial(make_replays, settings, store))
+    anchors = Anchors.of_settings(settings, objects)
+    return Auditor(store, objects, partial(make_replays, settings, store), anchors)
 
 
 def make_replays(

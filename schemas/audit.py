@@ -27,7 +27,8 @@ class EntryKind(StrEnum):
     STOPPED = "stopped"  # by its deadline or budget: reason
     RETRIED = "retried"  # quarantined, units, the limits that it has then, its class if that moved
     FAILED = "failed"  # the job ended without an output: error
-    PUBLISHED = "published"  # the job ended: state, error, manifest (uri, sha256)
+    # The job ended: state, error, manifest (uri, sha256), accounts (`ledger/accounts.py`).
+    PUBLISHED = "published"
     PURGED = "purged"  # what was emptied: rows, null for all that were there; and why
     EXPORTED = "exported"  # what left the store: what, to
 
@@ -93,7 +94,9 @@ class FindingKind(StrEnum):
     PROMPTS = "prompts"  # a group has other prompts than those that were planned
     REJECTED = "rejected"  # a quarantined row is changed, missing or added
     COMPLETION = "completion"  # changed, missing or added
-    OUTPUT = "output"  # the manifest is not the one that was published
+    OUTPUT = "output"  # the manifest, or a file that it names, is not as it was published
+    ACCOUNTS = "accounts"  # figures, device time or decisions are not as they were published
+    ANCHOR = "anchor"  # the log is not the one that was anchored outside the store
     INPUT = "input"  # what a completion says of its prompt is not so
     TOKEN = "token"  # not the verifier's choice, by more than arithmetic explains
     NEAR_TIE = "near tie"  # not its choice, but by so little that another batch explains it

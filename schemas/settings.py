@@ -141,6 +141,26 @@ class Settings(BaseSettings):
     actor: str = Field(
         default="", description="whom the audit log names for what this user does; empty: user@host"
     )
+    anchor_uri: str = Field(
+        default="",
+        description="folder or s3:// prefix for anchors of audit logs, outside the store; empty: "
+        "none are written",
+    )
+    anchor_key: str = Field(
+        default="",
+        repr=False,
+        description="Ed25519 key that signs anchors, 32 bytes in URL-safe base64",
+    )
+    anchor_public_keys: str = Field(
+        default="",
+        description="public keys whose anchors are believed too, with commas",
+    )
+    timestamp_url: str = Field(
+        default="", description="RFC 3161 authority that stamps anchors too; empty: none does"
+    )
+    timestamp_roots: str = Field(
+        default="", description="PEM file with its root certificates, to check its time stamps"
+    )
     tensor_parallel: int = Field(
         default=1, ge=1, le=64, description="processes of `torchrun` that share the verifier"
     )
@@ -232,6 +252,7 @@ class Settings(BaseSettings):
         remember(value for value in self.model_dump().values() if isinstance(value, str))
         remember_secrets(os.environ.get(name, "") for name in _SECRETS_OF_LIBRARIES)
         remember_secrets(part.strip() for part in self.encryption_key.split(","))
+        remember_secrets([self.anchor_key])
 
     @property
     def store_url(self) -> str:
@@ -245,7 +266,8 @@ class Settings(BaseSettings):
     def masked(self) -> dict[str, object]:
         """All values with passwords in URLs hidden, for printing."""
         shown = {k: mask_url(v) if isinstance(v, str) else v for k, v in self.model_dump().items()}
-        return shown | ({"encryption_key": MASK} if self.encryption_key else {})
+        secret = {"encryption_key": self.encryption_key, "anchor_key": self.anchor_key}
+        return shown | {name: MASK for name, value in secret.items() if value}
 
     def __repr__(self) -> str:
         return f"Settings({self.masked})"

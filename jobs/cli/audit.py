@@ -10,14 +10,17 @@ from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
 
 from specbatch.jobs.cli.connect import load_settings
-from specbatch.jobs.cli.console import complain, err, remark, say, say_json
+from specbatch.jobs.cli.console import complain, err, remark, say, say_json, show_whole
 from specbatch.jobs.cli.options import JobId
-from specbatch.pipeline.auditing import ChainAudit, ReplayAudit, record_of
+from specbatch.pipeline.auditing import Auditor, ChainAudit, ReplayAudit, record_of
 from specbatch.pipeline.bootstrap import (
     make_store,
 )
+from specbatch.pipeline.coverage import Covered
 from specbatch.pipeline.tools import make_auditor
 from specbatch.schemas.audit import AuditRecord, Correctness, Finding, FindingKind
 from specbatch.schemas.errors import StoreError, UsageError
@@ -38,6 +41,9 @@ def audit(
             "--verifier", help="where the job's verifier lies, if it moved", show_default=False
         ),
     ] = None,
+    anchor: Annotated[
+        bool, typer.Option("--anchor", help="if all is intact, anchor the log's end as it is now")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="one JSON object on one line")] = False,
 ) -> None:
     """Check a job's audit log and all it pins, and replay some completions with its verifier."""
@@ -49,6 +55,8 @@ def audit(
             chain = auditor.chain(job, advance)
         with _bar("replayed", ceil(share * len(chain.to_replay))) as advance:
             replayed = auditor.replay(chain, share, seed, verifier, advance)
+        if anchor:
+            _anchor(auditor, chain, replayed)
         record = record_of(chain, replayed)
         try:
             auditor.keep(chain, replayed)
@@ -61,12 +69,22 @@ def audit(
     else:
         for line in report_lines(chain, replayed, record):
             say(line)
+        show_whole(coverage_table(chain.covered(replayed.sampled)))
+        say(correctness_line(replayed.correctness, replayed.tokens))
     if replayed.problem is not None:
         complain(f"nothing was replayed: {replayed.problem}")
     if is_bad(record.findings, replayed.is_fast):
         raise typer.Exit(FOUND)
     if replayed.problem is not None:
         raise typer.Exit(replayed.problem.exit_code)
+
+
+def _anchor(auditor: Auditor, chain: ChainAudit, replayed: ReplayAudit) -> None:
+    """An end of which something is wrong is not vouched for."""
+    if is_bad((*chain.findings, *replayed.findings), replayed.is_fast):
+        complain("nothing was anchored, for the audit found something")
+        return
+    auditor.anchor(chain)
 
 
 def share_of(text: str) -> float:
@@ -99,11 +117,22 @@ def report_lines(chain: ChainAudit, replays: ReplayAudit, record: AuditRecord) -
     )
     for text in chain.remarks:
         yield f"note: {text}"
+    if chain.facts.entries and chain.facts.is_open():
+        yield "the job is not published yet: there is no output to compare"
     for why, count in replays.skipped.items():
         yield f"not replayed: {count:,}, for each {why}"
     for text, count in replays.notes.items():
         yield f"note: {count:,} completions were {text}"
-    yield correctness_line(replays.correctness, replays.tokens)
+
+
+def coverage_table(rows: Sequence[Covered]) -> Table:
+    """What was compared, and what an audit cannot know."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("what", "covered", "how"):
+        table.add_column(name)
+    for row in rows:
+        table.add_row(row.what, row.extent, Text(row.how))
+    return table
 
 
 def correctness_line(found: Correctness, tokens: int | None = None) -> str:
@@ -132,6 +161,9 @@ def as_json(chain: ChainAudit, replays: ReplayAudit, record: AuditRecord) -> dic
         "findings": [asdict(finding) for finding in record.findings],
         "findings_left_out": chain.left_out,
         "note": record.note,
+        "published": chain.facts.published,
+        "anchored": chain.anchors.last is not None and chain.anchors.last.number,
+        "covered": [asdict(row) for row in chain.covered(replays.sampled)],
     }
 
 

@@ -16,6 +16,7 @@ from specbatch.schemas.errors import ObjectError
 MARKER = "_specbatch_job.json"
 MANIFEST = MANIFEST_NAME
 OPENAI = ("output.jsonl", "errors.jsonl")
+LISTED = ("parts", "openai_files", "remainder")  # of a manifest, each with the files it names
 _PART = "part-"
 # Only these: others write `part-00000-….snappy.parquet` into the same folder.
 _PART_NAME = re.compile(rf"{_PART}[0-9]{{5,}}\.parquet")
@@ -40,11 +41,16 @@ def remainder_names(job_id: str) -> set[str]:
     return {f"{remainder_name(job_id)}.{kind}" for kind in ("parquet", "yaml")}
 
 
+def is_published(name: str, job_id: str) -> bool:
+    """Whether the job's manifest may name such a file."""
+    return is_part(name) or name in OPENAI or name in remainder_names(job_id)
+
+
 def is_written(name: str, job_id: str) -> bool:
     """Whether the job writes a file of that name beside its manifest, finished or not."""
     if unfinished := _TEMPORARY.fullmatch(name):
         name = unfinished[1]
-    return is_part(name) or name in OPENAI or name in remainder_names(job_id)
+    return is_published(name, job_id)
 
 
 def begin_with(job_id: str) -> tuple[str, ...]:

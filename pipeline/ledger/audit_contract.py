@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
+from specbatch.pipeline.ledger.accounts import AccountRows
 from specbatch.schemas.audit import (
     AuditRecord,
     Correctness,
@@ -62,6 +63,13 @@ class AuditStore(Protocol):
 
     def groups(self, job_id: str) -> Iterator[tuple[int, Prompts]]:
         """All groups by index, with where their prompts lie."""
+        ...
+
+    def accounts(self, job_id: str) -> AccountRows:
+        """A job's figures, device time and decisions, read without trust.
+
+        Raises `ValueError`, `TypeError`, `KeyError` or `StoreError` where they cannot be read.
+        """
         ...
 
     def keep_audit(self, audit: AuditRecord) -> None:

@@ -102,10 +102,15 @@ def retried(
 
 
 def ended(
-    state: str, error: str | None, manifest: PublishedManifest | None = None
+    state: str,
+    error: str | None,
+    manifest: PublishedManifest | None = None,
+    accounts: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
+    """`accounts`: what `accounts.pinned` says of a job that is published."""
     written = None if manifest is None else asdict(manifest)
-    return {"state": state, "error_sha256": sha256_of(error), "manifest": written}
+    said = {"state": state, "error_sha256": sha256_of(error), "manifest": written}
+    return said if accounts is None else said | {"accounts": dict(accounts)}
 
 
 def sha256_of(words: str | None) -> str | None:

@@ -28,7 +28,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
-from specbatch.pipeline.ledger import chain, entries, rules, turns
+from specbatch.pipeline.ledger import account_rows, accounts, chain, entries, rules, turns
 from specbatch.pipeline.ledger.transactions import SERVER_TIME, Now
 from specbatch.schemas import mapper
 from specbatch.schemas.audit import EntryKind, PublishedManifest
@@ -406,6 +406,7 @@ def finish(
     job = lock_held(conn, lease)
     if lease.stage is not Stage.PUBLISH:
         raise rules.fenced(lease)
-    said = entries.ended(state.value, error, manifest)
+    pinned = accounts.pinned(account_rows.read(conn, lease.job_id))
+    said = entries.ended(state.value, error, manifest, pinned)
     head = chain.link(conn, now, job, EntryKind.PUBLISHED, said, lease.owner)
     _end(conn, now, lease.job_id, state, error, head)

@@ -39,6 +39,9 @@ class LogFacts:
     models: dict[str, Any] = field(default_factory=dict)  # of the job's report
     published: bool = False  # and not sent back to work since
     manifest: Mapping[str, str] | None = None  # of the publication that stands
+    published_by: int | None = None  # the number of its entry
+    accounts: Mapping[str, Any] | None = None  # that it pinned; None: it is older than that
+    output_purged: bool = False  # or may be, by the log of an earlier version
     anchors: dict[int, bytes] = field(default_factory=dict)  # number → hash, of all entries
     # (first row and sample, number) of entries with completions; numbers of those with rejected.
     completed: list[tuple[Key, int]] = field(default_factory=list)
@@ -130,14 +133,18 @@ class LogFacts:
             self.expected |= {"cancel_requested": False, "stop_reason": None}
             self.expected |= {"state": None, "error_sha256": None}
             self.published, self.manifest = False, None
+            self.accounts = self.published_by = None
         elif kind in _ENDS:
             self.published = kind is EntryKind.PUBLISHED
             if not self.published and said["state"] != JobState.FAILED:
                 raise ValueError(f"a job that failed is not {said['state']}")
             self.expected |= {name: said[name] for name in ("state", "error_sha256")}
-            self.manifest = said["manifest"]
+            self.manifest, self.accounts = said["manifest"], said.get("accounts")
+            self.published_by = number
         elif kind is EntryKind.PURGED:
             self.purges.append((number, said.get("rows")))
+            # Earlier versions did not say whether the output was deleted with the texts.
+            self.output_purged |= bool(said.get("output", said.get("rows") is None))
 
     def _begin(self, kind: EntryKind, number: int, said: dict[str, Any]) -> None:
         if number != 1:

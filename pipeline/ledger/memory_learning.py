@@ -42,6 +42,9 @@ class LearningInMemory(ChainInMemory):
         with self._lock:
             return sorted(self._decisions.get(job_id, []), key=lambda decision: decision.at)
 
+    def _numbered_decisions(self, job_id: str) -> list[tuple[int, Decision]]:
+        return list(enumerate(self._decisions.get(job_id, []), start=1))
+
     def keep_knowledge(self, key: str, state: Mapping[str, Any]) -> None:
         with self._lock:  # as JSON, so that it comes back as from a database
             self._knowledge[key] = orjson.dumps(dict(state), option=orjson.OPT_NON_STR_KEYS)

@@ -59,7 +59,7 @@ class PrivacyInMemory(ChainInMemory):
                 job.purged_to, job.last_error = 0, None
                 for group in job.groups.values():
                     group.last_error = None
-                self._say(job, EntryKind.PURGED, {"rows": None, "why": why})
+                self._say(job, EntryKind.PURGED, {"rows": None, "why": why, "output": False})
         if job.purged_to is not None:
             yield job.purged_to
         while job.purged_to is not None:

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
-from specbatch.pipeline.ledger import entries, rules
+from specbatch.pipeline.ledger import accounts, entries, rules
+from specbatch.pipeline.ledger.accounts import AccountRows
 from specbatch.pipeline.ledger.memory_figures import FiguresInMemory
 from specbatch.pipeline.ledger.memory_learning import LearningInMemory
 from specbatch.pipeline.ledger.memory_privacy import PrivacyInMemory
@@ -367,9 +368,31 @@ class MemoryStore(
             if lease.stage is not Stage.PUBLISH:
                 raise rules.fenced(lease)
             error = error and masked(error)
-            said = entries.ended(state.value, error, manifest)
+            pinned = accounts.pinned(self.accounts(lease.job_id))
+            said = entries.ended(state.value, error, manifest, pinned)
             self._say(job, EntryKind.PUBLISHED, said, lease.owner)
             job.end(state, error, self._now())
+
+    def accounts(self, job_id: str) -> AccountRows:
+        with self._lock:
+            job = self._job(job_id)
+            return AccountRows(
+                job={
+                    "groups_total": job.planned,
+                    "groups_cut": job.row.groups_total - job.planned,
+                    "rows_rejected": len(job.rejected),
+                    "prompt_tokens": job.row.prompt_tokens,
+                    "next_row": job.next_row,
+                    "report": dict(job.row.report),
+                },
+                groups=[
+                    (index, *(group.figure(name) for name in accounts.OF_GROUP))
+                    for index, group in sorted(job.groups.items())
+                ],
+                slices=list(self.time_slices(job_id)),
+                sessions=self.sessions(job_id),
+                decisions=self._numbered_decisions(job_id),
+            )
 
     def close(self) -> None:
         """Nothing to close."""

@@ -97,6 +97,12 @@ class Group(Unit):
         self.compute_sec += timing.compute_sec
         self.device_usd += timing.device_usd
 
+    def figure(self, name: str) -> Any:
+        """A column of the group's row."""
+        if name in ("rows", "prompt_tokens"):
+            return getattr(self.new, name)
+        return self.totals[name] if name in self.totals else getattr(self, name)
+
     def count(self, completions: Sequence[CompletionRecord]) -> None:
         """Add to the totals: some may have been kept when the job was stopped."""
         added = rules.group_totals(completions)

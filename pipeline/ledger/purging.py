@@ -105,7 +105,8 @@ def _begin(conn: Connection, now: Now, job_id: str, why: str) -> tuple[str, int 
     rules.check_purge(mapper.job_row(row))
     if row.purged_at is not None:
         return row.job_id, row.purged_to, row.next_row
-    head = chain.link(conn, now, row, EntryKind.PURGED, {"rows": None, "why": why})
+    said = {"rows": None, "why": why, "output": False}
+    head = chain.link(conn, now, row, EntryKind.PURGED, said)
     emptied = {"sealed_spec": null(), "last_error": null()}
     conn.execute(
         update(Job)

@@ -8,7 +8,8 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from specbatch.pipeline.ledger import audit_reading, chain, jobs
+from specbatch.pipeline.ledger import account_rows, audit_reading, chain, jobs
+from specbatch.pipeline.ledger.accounts import AccountRows
 from specbatch.pipeline.ledger.transactions import Transactions
 from specbatch.schemas.audit import (
     AuditRecord,
@@ -53,6 +54,9 @@ class AuditInSql:
 
     def groups(self, job_id: str) -> Iterator[tuple[int, Prompts]]:
         return audit_reading.groups(self._db, job_id)
+
+    def accounts(self, job_id: str) -> AccountRows:
+        return self._db.read(lambda conn: account_rows.read(conn, job_id))
 
     def keep_audit(self, audit: AuditRecord) -> None:
         def keep(conn: Connection) -> None:

@@ -114,7 +114,9 @@ def forge(job_id: str, row: int, place: int) -> tuple[int, int]:
 def test_an_untouched_job_audits_at_100_percent(cli: Cli, done: str) -> None:
     called = cli("audit", done[:8], "--sample", "100%")
     assert called.code == 0
-    log, correctness = called.out.splitlines()
+    log, heading, *covered, correctness = called.out.splitlines()
+    assert heading.split() == ["what", "covered", "how"]
+    assert covered[0].split()[:3] == ["audit", "log", "covered"]
     assert log == f"log of job {done}: 10 entries, 12 completions: intact"
     assert correctness == ("correctness: 100.00% of 12 completions, 72 tokens; 0 with a difference")
     shown = cli("show", done).out
@@ -295,7 +297,9 @@ def test_a_changed_output_and_a_changed_text_are_found(cli: Cli, done: str, fold
     text_changed, output_changed, text_wrong = called.out.splitlines()[:3]
     assert text_changed.startswith("completion: the completion of row 3, sample 0 was changed")
     assert output_changed.startswith("output: ")
-    assert output_changed.endswith("manifest that was published: it was changed")
+    assert output_changed.endswith(
+        "manifest that was published: it was changed; restore it from a copy"
+    )
     assert text_wrong.endswith("row 3, sample 0 has a text that its tokens do not make")
 
 

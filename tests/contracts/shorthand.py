@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
 from threading import Barrier
 from typing import Any, TypeVar
 
+import orjson
 from ledger.builders import (
     JOB,
     LEASE_SEC,
@@ -33,7 +35,9 @@ from specbatch.schemas.records import (
 from specbatch.schemas.speculation import VOCABULARY
 
 T = TypeVar("T")
-MANIFEST = PublishedManifest("file:///out/manifest.json", "e" * 64)  # no such file
+# What lies there, `ledger.audited.Published` says: an output without a file.
+MANIFEST_BYTES = orjson.dumps({"job_id": JOB, "parts": []})
+MANIFEST = PublishedManifest("file:///out/manifest.json", sha256(MANIFEST_BYTES).hexdigest())
 F32, TORCH = "exact/f32/1", "torch/f32/0badcafe"  # numeric classes
 DRAFTED = Provenance((3,), (5,), ("ngram",), (0,), (2,), (8,))
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from contracts.shorthand import MANIFEST, claim, claim_job, exhaust, verified
+import orjson
+from contracts.shorthand import MANIFEST, MANIFEST_BYTES, claim, claim_job, exhaust, verified
 from ledger.builders import JOB, NO_TIME, completion, new_group, new_job, position
 
 from specbatch.pipeline.auditing import ChainAudit, audit_chain
-from specbatch.pipeline.ingest.objects import Objects
+from specbatch.pipeline.ingest.objects import ObjectInfo, Objects
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.provenance import Provenance, Ticks
-from specbatch.schemas.records import CompletionRecord, FinishReason, JobState, RejectedRow, Stage
+from specbatch.schemas.records import (
+    Artefact,
+    CompletionRecord,
+    FinishReason,
+    JobState,
+    RejectedRow,
+    Stage,
+)
 
 OTHER = "job00000000000002"
 ROWS = 4  # of a group
@@ -66,8 +74,31 @@ def end(store: Store, state: JobState) -> None:
     store.finish_job(lease, state, error, MANIFEST)
 
 
+class Published(Objects):
+    """The output of the job, in which only a manifest and the marker lie."""
+
+    files = {  # noqa: RUF012 - nobody changes it
+        "/out/manifest.json": MANIFEST_BYTES,
+        "/out/_specbatch_job.json": orjson.dumps({"job_id": JOB}),
+    }
+
+    def head(self, uri: str) -> ObjectInfo | None:
+        data = self.files.get(uri)
+        return None if data is None else ObjectInfo(uri, len(data), "1")
+
+    def get_bytes(self, uri: str, expect: Artefact | None = None) -> bytes:
+        return self.files[uri] if expect is None else super().get_bytes(uri, expect)
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        return [
+            ObjectInfo(uri, len(data), "1")
+            for uri, data in self.files.items()
+            if uri.startswith(prefix)
+        ]
+
+
 def audited(store: Store, job_id: str = JOB) -> ChainAudit:
-    return audit_chain(store, Objects(), job_id)
+    return audit_chain(store, Published(), job_id)
 
 
 def told(store: Store, job_id: str = JOB) -> list[str]:

@@ -28,7 +28,7 @@ def test_a_publication_has_a_manifest_beside_its_output() -> None:
     assert nameless == (
         "its log says that it was published, and names no manifest: the log was written anew"
     )
-    (elsewhere,) = told(done(PublishedManifest("file:///else/manifest.json", "e" * 64)))
+    (elsewhere,) = told(done(PublishedManifest("file:///else/manifest.json", MANIFEST.sha256)))
     assert "names a manifest file:///else/manifest.json, but its output is file:///out" in elsewhere
 
 

@@ -144,7 +144,8 @@ def test_nobody_changes_or_empties_a_table(login: Login, role: str) -> None:
         assert refused(url, f"DROP TABLE {table}"), table
         assert refused(url, f"ALTER TABLE {table} ADD COLUMN more integer"), table
         assert refused(url, f"TRUNCATE {table} CASCADE"), table
-        assert refused(url, f"DELETE FROM {table}"), table
+        deletes = table in RIGHTS[role].deletes
+        assert refused(url, f"DELETE FROM {table} WHERE false") is not deletes, table
         assert refused(url, f"CREATE TRIGGER t AFTER INSERT ON {table} EXECUTE FUNCTION f()")
         hides = table in RIGHTS[role].hidden
         assert refused(url, f"SELECT * FROM {table} LIMIT 1") is hides, table

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from contracts.shorthand import RESULTS, claim, claim_job, finish, ingest, verified
+from ledger.audited import Published
 from ledger.builders import JOB, LEASE_SEC, NO_TIME, completion, new_group, new_job, position
 from sqlalchemy import text
 
@@ -192,16 +193,15 @@ def test_every_text_column_is_bound_to_a_place_of_its_own() -> None:
 
 def test_the_log_is_a_chain_over_sealed_texts_and_after_a_purge(opened: Open) -> None:
     from specbatch.pipeline.auditing import audit_chain
-    from specbatch.pipeline.ingest.objects import Objects
 
     store = opened(OLD)
     ingest(store)
     for index in range(2):
         record(store, index)
     finish(store, JobState.DONE)
-    assert audit_chain(store, Objects(), JOB).intact
+    assert audit_chain(store, Published(), JOB).intact
     assert list(store.purge(JOB, "asked for", batch_rows=3)) == [0, 3, 6, 8]
-    found = audit_chain(store, Objects(), JOB)
+    found = audit_chain(store, Published(), JOB)
     assert found.intact
     assert found.counts.purged == 8
 
@@ -225,7 +225,6 @@ def test_who_has_no_key_neither_replaces_the_reason_of_a_stop_nor_is_held_by_it(
 
 def test_without_its_key_an_audit_says_so_and_calls_nothing_changed(opened: Open) -> None:
     from specbatch.pipeline.auditing import audit_chain
-    from specbatch.pipeline.ingest.objects import Objects
 
     store = opened(OLD)
     ingest(store)
@@ -234,33 +233,31 @@ def test_without_its_key_an_audit_says_so_and_calls_nothing_changed(opened: Open
     finish(store, JobState.DONE)
     other = opened(Sealer([b"x" * 32]))
     with pytest.raises(UnknownKeyError, match="add it behind the others"):
-        audit_chain(other, Objects(), JOB)
+        audit_chain(other, Published(), JOB)
 
 
 def test_of_a_job_with_two_keys_an_audit_tells_which_rows_it_cannot_read(opened: Open) -> None:
     from specbatch.pipeline.auditing import audit_chain
-    from specbatch.pipeline.ingest.objects import Objects
 
     ingest(opened(OLD))
     record(opened(OLD), 0)
     record(opened(NEW), 1)
     finish(opened(NEW), JobState.DONE)
     newest = opened(Sealer([bytes(range(32))]))
-    assert audit_chain(opened(NEW), Objects(), JOB).intact
-    found = audit_chain(newest, Objects(), JOB).findings
+    assert audit_chain(opened(NEW), Published(), JOB).intact
+    found = audit_chain(newest, Published(), JOB).findings
     assert [one.row for one in found] == [0, 1, 2, 3]
     assert all("was written with a key that is not among those" in one.what for one in found)
 
 
 def test_an_error_that_cannot_be_read_without_its_key_is_not_called_changed(opened: Open) -> None:
     from specbatch.pipeline.auditing import audit_chain
-    from specbatch.pipeline.ingest.objects import Objects
 
     store = opened(OLD)
     store.create_job(new_job(privacy=PrivacyMode.REDACTED, sealed_spec='{"stop": "Anna"}'))
     store.fail_job(claim_job(store, Stage.INGEST).lease, SECRET)
-    assert audit_chain(store, Objects(), JOB).intact
+    assert audit_chain(store, Published(), JOB).intact
     with pytest.raises(UsageError, match=r"jobs\.error is encrypted"):
-        audit_chain(opened(None), Objects(), JOB)
+        audit_chain(opened(None), Published(), JOB)
     with pytest.raises(UsageError, match=r"jobs\.error is encrypted"):
-        audit_chain(opened(Sealer([b"x" * 32])), Objects(), JOB)
+        audit_chain(opened(Sealer([b"x" * 32])), Published(), JOB)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from contracts.shorthand import commit, ingest, verified
-from ledger.audited import OTHER, audited, tell_everything
+from ledger.audited import OTHER, Published, audited, tell_everything
 from ledger.builders import JOB, Clock, completion, new_job
 
 from specbatch.pipeline.auditing import (
@@ -20,7 +20,6 @@ from specbatch.pipeline.auditing import (
     chosen,
     record_of,
 )
-from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ledger.memory_store import MemoryStore
 from specbatch.schemas.audit import Finding, FindingKind, KeptCompletion
 from specbatch.schemas.errors import ModelError, UsageError
@@ -68,7 +67,7 @@ def no_replays(_job: JobRow, _verifier: str | None) -> LooksAgain:
 
 
 def auditor_of(store: MemoryStore, replays: Any = no_replays) -> Auditor:
-    return Auditor(store, Objects(), replays)
+    return Auditor(store, Published(), replays)
 
 
 def test_a_job_that_goes_on_is_read_again() -> None:
