@@ -23,8 +23,12 @@ from specbatch.schemas.provenance import TimeKind
 from specbatch.schemas.records import JobRow, Stage
 
 
-def of_job(store: Store, job: JobRow) -> Iterator[str]:
-    """What is wrong with the time of a job that has ended."""
+def of_job(store: Store, job: JobRow, restored: bool = False) -> Iterator[str]:
+    """What is wrong with the time of a job that has ended.
+
+    `restored`: the store was an older one meanwhile. An attempt was made twice by one number then,
+    if it was made before and after; rows were given the later one's time, and the rest is lost.
+    """
     rows = store.row_times(job.job_id)
     given, ahead = Sheet(), Amount()
     for row in rows:
@@ -36,7 +40,8 @@ def of_job(store: Store, job: JobRow) -> Iterator[str]:
             verified += by_kind(one.ticks, one.device.price_microusd)
         elif one.kept and one.attempt.stage is Stage.PROPOSE:
             drafted += at(one.ticks.total, one.device.price_microusd)
-    wasted = bool(store.failed_groups(job.job_id))  # of their time some may be in no row
+    # Of their time some may be in no row.
+    wasted = restored or bool(store.failed_groups(job.job_id))
     for what, had, in_rows in (
         *((kind, verified.of(kind), given.of(kind)) for kind in TimeKind),
         ("drafts", drafted, ahead),

@@ -1,0 +1,62 @@
+"""A store that is restored from a copy gives out numbers of attempts again that it gave before.
+
+What was made of them in the meantime is done once more, to the same outputs; and what is late from
+before touches nothing that was made since.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from faults.in_process import PLAIN, Shop, armed, shop
+
+from specbatch.schemas.crash_points import CrashPoint
+from specbatch.schemas.records import Stage
+
+
+def back_up(source: Path, target: Path) -> None:
+    with closing(sqlite3.connect(source)) as one, closing(sqlite3.connect(target)) as other:
+        one.backup(other)
+
+
+def at_stage(here: Shop, job_id: str, stage: Stage) -> None:
+    """Do what comes before."""
+    while here.store.due(job_id=job_id)[0].stage is not stage:
+        here.do_next(job_id)
+
+
+@pytest.mark.parametrize(
+    ("stage", "point"),
+    [
+        (Stage.PROPOSE, CrashPoint.DRAFT_WRITE),
+        (Stage.VERIFY, CrashPoint.ARTEFACT_WRITE),
+        (Stage.PUBLISH, CrashPoint.UPLOAD),
+        (Stage.PUBLISH, CrashPoint.MANIFEST),
+    ],
+)
+def test_who_works_on_from_before_touches_nothing_that_was_made_since(
+    tmp_path: Path, stage: Stage, point: CrashPoint
+) -> None:
+    with shop(tmp_path) as here:
+        late, other = here.workers[0], here.hire()
+        store, copy = tmp_path / "specbatch.db", tmp_path / "copy.db"
+        job_id = here.submit(PLAIN)
+        at_stage(here, job_id, stage)
+        back_up(store, copy)
+        met: list[CrashPoint] = []
+
+        def restore(reached: CrashPoint) -> None:
+            """Before its file is written, another one makes the same attempt, by its number."""
+            if reached is point and not met:
+                met.append(reached)
+                back_up(copy, store)
+                here.do_next(job_id, other)
+
+        with armed(restore):
+            here.do_next(job_id, late)
+        assert met
+        here.drain(job_id, other)
+        assert here.report(job_id, restored=True).violations == ()
