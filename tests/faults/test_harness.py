@@ -37,7 +37,7 @@ def log_of(here: Site) -> str:
 def test_outputs_are_what_the_stand_in_is_known_to_write(one_site: Site) -> None:
     job = one_site.run(PLAIN).reports[0]
     rows = read_output(one_site.store.get_job(job.job_id).output_uri).to_pylist()
-    model = weights_of(Path(one_site.verifier)) + NUMERIC_CLASS.encode()
+    model = weights_of(one_site.folder / one_site.verifier) + NUMERIC_CLASS.encode()
     checked = 0
     for row in rows:
         if row["finish_reason"] == "error":
