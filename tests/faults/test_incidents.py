@@ -14,14 +14,18 @@ of `--long` about 12.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+import os
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from faults.sites import SITES, Sites
 
-from specbatch.jobs.chaos.harness import Ran
-from specbatch.jobs.chaos.plan import INCIDENTS, incident_plan_of
+from specbatch.jobs.chaos.harness import Ran, Site, site
+from specbatch.jobs.chaos.plan import INCIDENTS, Incident, IncidentKind, Plan, incident_plan_of
+from support.servers import PrivatePostgres, PrivateRedis
 
 WORKERS = 2
 AT_A_TIME = 10
@@ -61,3 +65,62 @@ def test_nothing_is_lost_doubled_or_wrong(slow_sites: Sites, first: int) -> None
 @pytest.mark.parametrize("first", LONG)
 def test_nothing_is_lost_doubled_or_wrong_in_many_more_runs(slow_sites: Sites, first: int) -> None:
     hold_to_the_law(run(slow_sites, range(first, first + AT_A_TIME)))
+
+
+# --- PostgreSQL -----------------------------------------------------------------------------
+ON_POSTGRES = (
+    Incident(IncidentKind.STORE_RESTORED, at_rows=1, lasts_sec=0.3),
+    Incident(IncidentKind.STORE_RESTORED_STOPPED, at_rows=1, lasts_sec=0.3),
+    Incident(IncidentKind.CLOCKS_APART, at_rows=1, lasts_sec=math.inf, variant=3),
+)
+
+
+@pytest.fixture(scope="module")
+def on_postgres(
+    tmp_path_factory: pytest.TempPathFactory, postgres_server: PrivatePostgres
+) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("postgres")
+    with (
+        PrivateRedis() as redis,
+        site(
+            folder, redis.url, step_sec=0.01, database_url=postgres_server.create_database()
+        ) as here,
+    ):
+        yield here
+
+
+@pytest.mark.parametrize("incident", ON_POSTGRES, ids=lambda incident: incident.kind.name.lower())
+def test_nothing_is_lost_doubled_or_wrong_on_postgres(
+    on_postgres: Site, incident: Incident
+) -> None:
+    plan = Plan(0, (), group_size=3, writes_ahead=True, incident=incident)
+    ran = on_postgres.run(plan)
+    assert ran.happened
+    assert ran.violations == []
+
+
+# --- planted --------------------------------------------------------------------------------
+# Imported by every interpreter that finds it on its path: claims compare no models any more.
+ANY_MODEL = """
+from specbatch.pipeline.ledger import serving
+from specbatch.schemas.numeric_class import Serves
+
+serving.served = lambda serves, table=None: []
+Serves.takes = lambda self, pinned: True
+"""
+
+
+def test_a_store_that_compares_no_models_is_found_out(
+    tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "planted").mkdir()
+    (tmp_path / "planted" / "sitecustomize.py").write_text(ANY_MODEL)
+    path = os.pathsep.join([str(tmp_path / "planted"), os.environ.get("PYTHONPATH", "")])
+    monkeypatch.setenv("PYTHONPATH", path.rstrip(os.pathsep))
+    joined = Incident(IncidentKind.MODELS_MIXED, lasts_sec=math.inf)
+    with site(tmp_path / "site", redis_url, step_sec=0.01) as here:
+        for _ in range(5):  # by chance one host's workers may do it all
+            ran = here.run(Plan(0, (), group_size=3, writes_ahead=False, incident=joined))
+            if ran.violations:
+                break
+    assert "differ from the undisturbed run" in "\n".join(ran.violations)
