@@ -131,6 +131,12 @@ def _database_errors(on_postgres: bool) -> tuple[Exception, ...]:
         broken = psycopg.OperationalError("server closed the connection unexpectedly")
         return broken, psycopg.errors.DiskFull("could not extend file: no space left on device")
     return (
-        sqlite3.OperationalError("database is locked"),
-        sqlite3.OperationalError("database or disk is full"),
+        _sqlite_error("database is locked", sqlite3.SQLITE_BUSY),
+        _sqlite_error("database or disk is full", sqlite3.SQLITE_FULL),
     )
+
+
+def _sqlite_error(words: str, code: int) -> sqlite3.OperationalError:
+    error = sqlite3.OperationalError(words)
+    error.sqlite_errorcode = code
+    return error

@@ -60,3 +60,22 @@ def test_who_works_on_from_before_touches_nothing_that_was_made_since(
         assert met
         here.drain(job_id, other)
         assert here.report(job_id, restored=True).violations == ()
+
+
+def test_who_has_the_store_open_sees_the_copy_that_was_put_in_its_place(tmp_path: Path) -> None:
+    with shop(tmp_path) as here:
+        store, copy = tmp_path / "specbatch.db", tmp_path / "copy.db"
+        job_id = here.submit(PLAIN)
+        at_stage(here, job_id, Stage.VERIFY)
+        back_up(store, copy)
+        here.drain(job_id)
+        assert here.store.get_job(job_id).state.is_final
+        for beside in ("specbatch.db-wal", "specbatch.db-shm"):
+            (tmp_path / beside).unlink(missing_ok=True)
+        copy.replace(store)
+        assert not here.store.get_job(job_id).state.is_final
+        here.drain(job_id)
+        with closing(sqlite3.connect(store)) as fresh:
+            (state,) = fresh.execute("SELECT state FROM jobs WHERE job_id = ?", [job_id]).fetchone()
+        assert state == "partial"
+        assert here.report(job_id, restored=True).violations == ()
