@@ -49,7 +49,7 @@ def run(sites: Sites, seeds: Iterable[int]) -> list[Ran]:
 
 def hold_to_the_law(ran: list[Ran]) -> None:
     broken = {str(r.plan): r.violations for r in ran if r.violations}
-    assert not broken
+    assert not broken, "\n".join(f"{plan}: {found}" for plan, found in broken.items())
     idle = [str(r.plan) for r in ran if r.missed or not r.happened]
     assert not idle, "what nobody met proves nothing"
     assert all(r.reports for r in ran)

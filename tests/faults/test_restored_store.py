@@ -7,12 +7,15 @@ before touches nothing that was made since.
 from __future__ import annotations
 
 import sqlite3
+import threading
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from faults.in_process import PLAIN, Shop, armed, shop
 
+from specbatch.pipeline.ledger.sql_store import SqlStore
 from specbatch.schemas.crash_points import CrashPoint
 from specbatch.schemas.records import Stage
 
@@ -59,6 +62,43 @@ def test_who_works_on_from_before_touches_nothing_that_was_made_since(
             here.do_next(job_id, late)
         assert met
         here.drain(job_id, other)
+        assert here.report(job_id, restored=True).violations == ()
+
+
+def test_who_publishes_from_before_and_holds_the_same_lease_again_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store is restored while a publisher reads; what it read lacks what is recorded anew, and
+    then another thread of its worker is given the same number."""
+    with shop(tmp_path) as here:
+        worker = here.workers[0]
+        store, copy = tmp_path / "specbatch.db", tmp_path / "copy.db"
+        job_id = here.submit(PLAIN)
+        at_stage(here, job_id, Stage.RECORD)
+        back_up(store, copy)
+        at_stage(here, job_id, Stage.PUBLISH)
+        whole, restored = type(here.store).completions, threading.Event()
+        late, again = (
+            threading.current_thread(),
+            threading.Thread(target=here.drain, args=(job_id,)),
+        )
+
+        def completions(self: SqlStore, *arguments: Any, **values: Any) -> Any:
+            if threading.current_thread() is late and not restored.is_set():
+                restored.set()
+                back_up(copy, store)
+            yield from whole(self, *arguments, **values)
+
+        def meet(point: CrashPoint) -> None:
+            if point is CrashPoint.UPLOAD and again.ident is None:
+                again.start()
+                again.join()
+
+        monkeypatch.setattr(type(here.store), "completions", completions)
+        with armed(meet):
+            here.do_next(job_id, worker)
+        assert restored.is_set()
+        assert here.store.get_job(job_id).state.is_final
         assert here.report(job_id, restored=True).violations == ()
 
 
