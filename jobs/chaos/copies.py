@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit, urlunsplit
 
 _BUSY_SEC = 60.0  # workers write in between, and one may be frozen in the midst of it
 
@@ -65,13 +66,10 @@ class PostgresCopy:
     """A database made with the other as its template; whoever is connected is cut off for that."""
 
     def __init__(self, url: str) -> None:
-        from sqlalchemy import make_url
-
-        parsed = make_url(url)
-        self._name = str(parsed.database)
+        parsed = urlsplit(url)
+        self._name = parsed.path.removeprefix("/")
         self._copy = f"{self._name}_copy"
-        plain = parsed.set(drivername="postgresql", database="postgres")
-        self._server = plain.render_as_string(hide_password=False)
+        self._server = urlunsplit(parsed._replace(scheme="postgresql", path="/postgres"))
 
     def take(self) -> None:
         with self._connected() as server, self._alone(server):

@@ -4,7 +4,7 @@ Every case is drawn from its number, so a failing one is repeated by it. Inputs 
 (`--dry-run` reads and checks all rows); a model is loaded and run, where it passes the first look.
 Its folder's config, weights, generation config, tokenizer or chat template is damaged.
 
-The default suite has 40 cases; `--long` has 2,000, which take about MINUTES minutes on two cores.
+The default suite has 40 cases; `--long` has 2,000, most of an hour on two busy cores.
 """
 
 from __future__ import annotations
