@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from faults.in_process import PLAIN, Shop, armed, shop
 
+from specbatch.pipeline import intake
 from specbatch.pipeline.ledger.sql_store import SqlStore
 from specbatch.schemas.crash_points import CrashPoint
 from specbatch.schemas.records import Stage
@@ -99,6 +100,41 @@ def test_who_publishes_from_before_and_holds_the_same_lease_again_stops(
             here.do_next(job_id, worker)
         assert restored.is_set()
         assert here.store.get_job(job_id).state.is_final
+        assert here.report(job_id, restored=True).violations == ()
+
+
+@pytest.mark.parametrize("lacks", [0, 1])
+def test_a_reader_of_the_input_does_not_leave_out_what_the_copy_lacks(
+    tmp_path: Path, lacks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lease is in the copy too, so the store takes what it writes for the next groups."""
+    with shop(tmp_path) as here:
+        store, copy = tmp_path / "specbatch.db", tmp_path / "copy.db"
+        method = ("finish_ingest", "add_groups")[lacks]
+        add, then = SqlStore.add_groups, getattr(SqlStore, method)
+        done: list[str] = []
+
+        def adding(self: SqlStore, *arguments: Any) -> None:
+            if "copied" not in done:
+                back_up(store, copy)
+                done.append("copied")
+                add(self, *arguments)
+            else:
+                ending(self, *arguments) if lacks else add(self, *arguments)
+
+        def ending(self: SqlStore, *arguments: Any) -> None:
+            if "restored" not in done:
+                back_up(copy, store)
+                done.append("restored")
+            then(self, *arguments)
+
+        monkeypatch.setattr(intake, "MOST_TOGETHER", 1)
+        monkeypatch.setattr(SqlStore, "add_groups", adding)
+        if not lacks:
+            monkeypatch.setattr(SqlStore, "finish_ingest", ending)
+        job_id = here.submit(PLAIN)
+        here.drain(job_id)
+        assert done == ["copied", "restored"]
         assert here.report(job_id, restored=True).violations == ()
 
 
