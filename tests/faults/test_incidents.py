@@ -5,8 +5,8 @@ another numeric class, join; the store is restored from a copy, with workers at 
 queues become strings and garbage lies among unacknowledged messages; the disk is full for a while;
 clocks of workers are minutes apart. Often a worker is killed, frozen or broken besides. Each job is
 held to the law of `jobs/chaos/conservation.py`, its outputs to those of a job that had the same
-files and class and nothing in its way. After a store was restored, time that an attempt had before
-may be in no row; it counts as lost.
+files and class and nothing in its way. After a store was restored, the time of jobs that ran
+then is held to nothing: what was told of it before is gone.
 
 On two cores that do nothing else the 20 runs of the default suite take about 1 minute, and the 300
 of `--long` about 12.
