@@ -125,7 +125,7 @@ class Drafting:
         if not len(history):
             return None
         log.info("job %s: the past of %d prompts is known", job.job_id, len(history))
-        return put_own(self._objects, job, name_of(lease.generation), history.to_bytes())
+        return put_own(self._objects, job, name_of(lease), history.to_bytes())
 
     # --- while it runs --------------------------------------------------------------------------
     def history(self, job: JobRow) -> History | None:

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import re
 
-from specbatch.pipeline.ingest.confined import check_own, delete_own
+from specbatch.pipeline.ingest.confined import check_own, delete_own, name_of_attempt
 from specbatch.pipeline.ingest.objects import Objects
-from specbatch.schemas.records import Artefact, JobRow
+from specbatch.schemas.records import Artefact, JobRow, Lease
 
 HISTORY = "history"  # of a job's report: the artefact
-_NAME = re.compile(r"history-\d+\.bin|\.history-\d+\.bin\..*\.tmp")  # or an unfinished one
+_FILE = r"history-\d+(-[0-9a-f]+)?\.bin"  # older ones were named by the lease's number alone
+_NAME = re.compile(rf"{_FILE}|\.{_FILE}\..*\.tmp")  # or an unfinished one
 
 
-def name_of(generation: int) -> str:
-    """Of the file that is written under a lease of that generation."""
-    return f"history-{generation}.bin"
+def name_of(lease: Lease) -> str:
+    """Of the file that is written under this lease."""
+    return name_of_attempt("history", lease, "bin")
 
 
 def is_history(name: str) -> bool:

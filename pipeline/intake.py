@@ -96,7 +96,7 @@ class Intake:
                     self._store.release(work.lease, "its job was stopped", forgiven=True)
                     return
                 begun_ns = time.time_ns()
-                self._store_groups(work.lease, job, spec, batch, writers)
+                self._store_groups(work.lease, job, spec, batch, rows, writers)
                 telling.read(held.span, job, batch, begun_ns)
                 last = batch[-1]
                 rows, room = last.next_row, room - sum(bool(planned.rows) for planned in batch)
@@ -104,7 +104,7 @@ class Intake:
                     place = (last.cursor, rows, last.index + bool(last.rows))
                     self._keep(job.job_id, place, reading)
                     return
-        self._store.finish_ingest(work.lease, rows, reading.identity)
+        self._store.finish_ingest(work.lease, rows, reading.identity, rows)
 
     def _begin(self, work: JobWork, job: JobRow, spec: JobSpec) -> _Reading:
         self._privacy.check(job)
@@ -127,6 +127,7 @@ class Intake:
         job: JobRow,
         spec: JobSpec,
         batch: Sequence[PlannedGroup],
+        from_row: int,
         writers: Executor,
     ) -> None:
         def first_stage(index: int) -> Stage:
@@ -139,7 +140,7 @@ class Intake:
                 put_rejected(self._objects, job, planned.rejected)
         rejected = [keeper.rejected(row) for planned in batch for row in planned.rejected]
         last = batch[-1]
-        self._store.add_groups(lease, groups, rejected, last.next_row, last.cursor)
+        self._store.add_groups(lease, groups, rejected, last.next_row, last.cursor, from_row)
         for group in groups:
             first = group.first_stage
             model = job.proposer if first is Stage.PROPOSE else job.verifier

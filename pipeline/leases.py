@@ -77,15 +77,24 @@ class LeaseKeeper:
     def hold(
         self, lease: Lease, on_cancel: Callable[[], None] = lambda: None, span: Span = NO_SPAN
     ) -> Iterator[Held]:
-        """Keep the lease alive inside the block; `on_cancel` runs once if the job is cancelled."""
+        """Keep the lease alive inside the block; `on_cancel` runs once if the job is cancelled.
+
+        Only a store that was restored from a copy gives out the same lease twice. Whoever has it
+        since before then has lost it: what he read may be of a store that is no more.
+        """
         held = Held(lease, on_cancel, span=span)
         with self._lock:
+            earlier = self._held.get(lease)
             self._held[lease] = held
+        if earlier is not None:
+            log.warning("%s was leased twice: the store was restored from a copy", lease)
+            earlier.lost.set()
         try:
             yield held
         finally:
             with self._lock:
-                self._held.pop(lease, None)
+                if self._held.get(lease) is held:
+                    del self._held[lease]
 
     def mind(self, held: Held, deadline_at: float | None) -> None:
         """Look again when the deadline (seconds since the epoch) passes."""

@@ -184,14 +184,21 @@ class MeteredStore:
         rejected: Sequence[RejectedRow],
         next_row: int,
         cursor: SourcePosition,
+        from_row: int | None = None,
     ) -> None:
         with self._meter.asking(lease):
-            self._store.add_groups(lease, groups, rejected, next_row, cursor)
+            self._store.add_groups(lease, groups, rejected, next_row, cursor, from_row)
         self._meter.quarantined(row.code for row in rejected)
 
-    def finish_ingest(self, lease: Lease, rows_total: int, models: Mapping[str, Any]) -> None:
+    def finish_ingest(
+        self,
+        lease: Lease,
+        rows_total: int,
+        models: Mapping[str, Any],
+        from_row: int | None = None,
+    ) -> None:
         with self._meter.asking(lease):
-            self._store.finish_ingest(lease, rows_total, models)
+            self._store.finish_ingest(lease, rows_total, models, from_row)
             self._meter.done(lease)
 
     def pause_ingest(self, lease: Lease, most_open: int) -> int:

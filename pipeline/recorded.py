@@ -1,8 +1,8 @@
 """What a job gave, whole, where the store does not keep it whole: from the job's own files.
 
-    results-<group>-<generation>.arrow  of a group that was verified; the store names it
-    kept-<group>-<generation>.arrow     finished when the job was stopped; its report names it
-    rejected-<row>.json                 quarantined rows with ids and reasons, from that row on
+    results-<attempt>.arrow  of a group that was verified; the store names it
+    kept-<attempt>.arrow     finished when the job was stopped; its report names it
+    rejected-<row>.json      quarantined rows with ids and reasons, from that row on
 
 Only jobs whose texts are not kept need it: what the store has of the others is whole.
 """
@@ -18,7 +18,7 @@ from typing import Any
 import orjson
 
 from specbatch.pipeline.ingest.artefacts import read_results, write_results
-from specbatch.pipeline.ingest.confined import put_own, read_own, read_own_named
+from specbatch.pipeline.ingest.confined import name_of_attempt, put_own, read_own, read_own_named
 from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.prompts import reader
@@ -53,7 +53,8 @@ def put_kept(
     if job.privacy.is_full or not records:
         return {}
     name = f"kept-{lease.group_index}-{lease.generation}"
-    return {name: asdict(put_own(objects, job, f"{name}.arrow", write_results(records)))}
+    file = name_of_attempt("kept", lease)
+    return {name: asdict(put_own(objects, job, file, write_results(records)))}
 
 
 def recorded(

@@ -32,7 +32,7 @@ from specbatch.pipeline.ingest.artefacts import (
     write_results,
 )
 from specbatch.pipeline.ingest.codec import TextCodec
-from specbatch.pipeline.ingest.confined import put_own, read_own
+from specbatch.pipeline.ingest.confined import name_of_attempt, put_own, read_own
 from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ingest.rows import RowChecker
 from specbatch.pipeline.ingest.sources import READER_BYTES
@@ -437,8 +437,7 @@ class Stages(Guarding):
         return RowChecker(spec, codec, verifier.context_tokens, verifier.vocab_size)
 
     def _put(self, job: JobRow, kind: str, lease: Lease, data: bytes) -> Artefact:
-        name = f"{kind}-{lease.group_index:08d}-{lease.generation}.arrow"
-        return put_own(self._objects, job, name, data)
+        return put_own(self._objects, job, name_of_attempt(kind, lease), data)
 
     @contextmanager
     def _engaged(self, lease: Lease, host: Engines) -> Iterator[tuple[Held, list[Submitted]]]:

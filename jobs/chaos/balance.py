@@ -23,18 +23,27 @@ from specbatch.schemas.provenance import TimeKind
 from specbatch.schemas.records import JobRow, Stage
 
 
-def of_job(store: Store, job: JobRow) -> Iterator[str]:
-    """What is wrong with the time of a job that has ended."""
+def of_job(store: Store, job: JobRow, restored: bool = False) -> Iterator[str]:
+    """What is wrong with the time of a job that has ended.
+
+    An attempt is kept as a whole: a session may have been ended in its midst, by a worker whose
+    clock is ahead. `restored`: the store was an older one meanwhile. It lacks what was told before,
+    and attempts were made twice by one number: their time is held to nothing.
+    """
+    if restored:
+        return
     rows = store.row_times(job.job_id)
     given, ahead = Sheet(), Amount()
     for row in rows:
         given += by_kind(row.ticks, row.price_microusd)
         ahead += at(row.ahead_ticks, row.ahead_price_microusd)
     verified, drafted = Sheet(), Amount()
-    for one in store.time_slices(job.job_id):
-        if one.kept and one.attempt.stage is Stage.VERIFY:
+    slices = list(store.time_slices(job.job_id))
+    kept = {one.attempt for one in slices if one.kept}
+    for one in slices:
+        if one.attempt in kept and one.attempt.stage is Stage.VERIFY:
             verified += by_kind(one.ticks, one.device.price_microusd)
-        elif one.kept and one.attempt.stage is Stage.PROPOSE:
+        elif one.attempt in kept and one.attempt.stage is Stage.PROPOSE:
             drafted += at(one.ticks.total, one.device.price_microusd)
     wasted = bool(store.failed_groups(job.job_id))  # of their time some may be in no row
     for what, had, in_rows in (

@@ -105,15 +105,24 @@ def census(store: Store, objects: Objects, job_id: str, submitted: Collection[Ke
     )
 
 
-def report(store: Store, objects: Objects, job_id: str, expected: Mapping[Key, Outcome]) -> Report:
-    """What is wrong with a job of which this is expected; of one that runs, the law alone."""
+def report(
+    store: Store,
+    objects: Objects,
+    job_id: str,
+    expected: Mapping[Key, Outcome],
+    restored: bool = False,
+) -> Report:
+    """What is wrong with a job of which this is expected; of one that runs, the law alone.
+
+    `restored`: the store was replaced by an older copy while the job was there.
+    """
     job = store.get_job(job_id)
     counted = census(store, objects, job_id, expected)
     violations = list(_of_census(counted))
     if job.state.is_final:
         violations += _of_end(store, job, counted)
         violations += _of_output(store, objects, job, expected)
-        violations += balance.of_job(store, job)
+        violations += balance.of_job(store, job, restored)
     return Report(job_id, job.state, counted, tuple(violations))
 
 

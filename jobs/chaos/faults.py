@@ -16,6 +16,11 @@ from specbatch.jobs.chaos.plan import Deed, Disturbance
 from specbatch.schemas.crash_points import CrashPoint
 from specbatch.schemas.errors import DeviceLostError, EngineError, ObjectError, StoreError
 
+_WRITING = (
+    *(CrashPoint.ARTEFACT_WRITE, CrashPoint.DRAFT_WRITE, CrashPoint.SQL_COMMIT),
+    *(CrashPoint.UPLOAD, CrashPoint.MANIFEST),
+)
+
 
 class Armed:
     """Called at every crash point of this process; fires what is due there. Thread-safe."""
@@ -40,6 +45,9 @@ class Armed:
         with self._lock:  # else it might die while another thread has counted and not yet told
             for disturbance in self._due(point):
                 strike(disturbance, self._on_postgres)
+            full = self._arming.full
+        if full and point in _WRITING and Path(full).exists():
+            raise full_at(point, self._on_postgres)
 
     def _due(self, point: CrashPoint) -> list[Disturbance]:
         due = []
@@ -81,6 +89,13 @@ def strike(disturbance: Disturbance, on_postgres: bool) -> None:
             raise errors[disturbance.variant % len(errors)]
 
 
+def full_at(point: CrashPoint, on_postgres: bool) -> Exception:
+    """What a full disk raises at a place where something is written."""
+    if point is CrashPoint.SQL_COMMIT:
+        return _database_errors(on_postgres)[1]
+    return _disk_full()
+
+
 def errors_at(point: CrashPoint, on_postgres: bool) -> tuple[Exception, ...]:
     """What disk, link, device or database raise at such a place."""
     match point:
@@ -116,6 +131,12 @@ def _database_errors(on_postgres: bool) -> tuple[Exception, ...]:
         broken = psycopg.OperationalError("server closed the connection unexpectedly")
         return broken, psycopg.errors.DiskFull("could not extend file: no space left on device")
     return (
-        sqlite3.OperationalError("database is locked"),
-        sqlite3.OperationalError("database or disk is full"),
+        _sqlite_error("database is locked", sqlite3.SQLITE_BUSY),
+        _sqlite_error("database or disk is full", sqlite3.SQLITE_FULL),
     )
+
+
+def _sqlite_error(words: str, code: int) -> sqlite3.OperationalError:
+    error = sqlite3.OperationalError(words)
+    error.sqlite_errorcode = code
+    return error

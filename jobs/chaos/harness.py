@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from specbatch.jobs.chaos.conservation import (
     Census,
@@ -21,15 +22,20 @@ from specbatch.jobs.chaos.conservation import (
     outcomes,
     report,
 )
+from specbatch.jobs.chaos.copies import StoreCopy, copy_of
+from specbatch.jobs.chaos.incidents import Running, prepared
 from specbatch.jobs.chaos.job import models, spec_of, write_input
 from specbatch.jobs.chaos.nursery import Nursery
 from specbatch.jobs.chaos.orders import Arming, EngineKind, Order
 from specbatch.jobs.chaos.plan import Disturbance, Plan
 from specbatch.jobs.chaos.pool import ChaosError, Pool
+from specbatch.jobs.chaos.stand_in import NUMERIC_CLASS
 from specbatch.pipeline.bootstrap import make_client, make_store, patient
 from specbatch.pipeline.client import Client
+from specbatch.pipeline.engine.fingerprint import look_at
 from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.schemas.numeric_class import Pinned
 from specbatch.schemas.records import JobRow, JobState
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec
@@ -40,6 +46,7 @@ MOST_JOBS = 60  # of a run, until each was met: often it is the other worker tha
 _UNDISTURBED = Plan(-1, (), group_size=4, writes_ahead=True)
 
 Tell = Callable[[str], None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +67,7 @@ class Ran:
     jolted: list[str] = field(default_factory=list)
     reports: list[Report] = field(default_factory=list)
     restarts: int = 0
+    happened: bool = True  # the plan's incident, if it has one
     unlawful: list[str] = field(default_factory=list)  # found while a job ran
 
     @property
@@ -87,24 +95,36 @@ class Site:
     prompts: str
     verifier: str
     proposer: str
+    order: Order  # as its workers have it
+    workers: int
+    broker_url: str
+    copy: StoreCopy
     expected: Mapping[Key, Outcome] = field(default_factory=dict)
     tell: Tell = lambda _: None
+    full: str = ""  # see `Arming`, from the next run on
+    skews_sec: tuple[float, ...] = ()
+    _learned: dict[Pinned, Mapping[Key, Outcome]] = field(default_factory=dict)
     _number: int = 0
 
     def run(self, plan: Plan, jolts: Sequence[Jolt] = ()) -> Ran:
         """Do what is planned, and find out whether the law held."""
         ran = Ran(plan)
         before = self.pool.restarts
+        self.full, self.skews_sec = "", ()
+        incident = None if plan.incident is None else prepared(self, plan.incident)
         self._arm(plan)
         waiting = list(jolts)
         for attempt in range(MOST_JOBS):
-            self._job(ran, waiting, f"{plan.seed}-{attempt}")
-            if not ran.missed and not waiting:
+            self._job(ran, waiting, f"{plan.seed}-{attempt}", incident)
+            if not ran.missed and not waiting and (incident is None or incident.is_over):
                 break
+        if incident is not None:
+            ran.happened = incident.is_over
+            incident.close()
         self._number += 1
         self.pool.arm(Arming(self._number, (), ""))
         self.pool.settle()
-        ran.reports = [self.report(r.job_id) for r in ran.reports]
+        ran.reports = [self.report(r.job_id, plan.restores) for r in ran.reports]
         ran.restarts = self.pool.restarts - before
         return ran
 
@@ -113,28 +133,66 @@ class Site:
         ran = Ran(_UNDISTURBED)
         self._job(ran, [], "undisturbed")
         done = self.store.get_job(ran.reports[0].job_id)
-        found = outcomes(done.output_uri, self.objects)
-        self.expected = dict(found)
-        if len(self.expected) < len(found) or done.state is not JobState.PARTIAL:
-            raise ChaosError(f"the undisturbed job {done.job_id} is {done.state}, not as it should")
+        self.expected = self._learned[_plain(Pinned.of(done))] = self._outcomes(done)
 
-    def report(self, job_id: str) -> Report:
-        return report(self.store, self.objects, job_id, self.expected)
+    def learn_as(self, order: Order) -> None:
+        """The same of a worker with other files or of another class, which is there."""
+        path = Path(order.home) / self.verifier
+        fingerprint = look_at(self.verifier, path).fingerprint.digest
+        pinned = Pinned(order.numeric_class or NUMERIC_CLASS, fingerprint)
+        if pinned not in self._learned:
+            ran = Ran(_UNDISTURBED)
+            self._job(ran, [], f"undisturbed-{len(self._learned)}", pinned=pinned)
+            done = self.store.get_job(ran.reports[0].job_id)
+            self._learned[pinned] = self._outcomes(done)
+            if self._learned[pinned] == self.expected:
+                raise ChaosError(f"what {pinned} gives could not be told from what others give")
+
+    def _outcomes(self, done: JobRow) -> Mapping[Key, Outcome]:
+        found = outcomes(done.output_uri, self.objects)
+        expected = dict(found)
+        if len(expected) < len(found) or done.state is not JobState.PARTIAL:
+            raise ChaosError(f"the undisturbed job {done.job_id} is {done.state}, not as it should")
+        return expected
+
+    def report(self, job_id: str, restored: bool = False) -> Report:
+        """Held to what models of its fingerprint and class give, whichever it has pinned."""
+        pinned = _plain(Pinned.of(self.store.get_job(job_id)))
+        expected = self._learned.get(pinned, self.expected)
+        return report(self.store, self.objects, job_id, expected, restored)
+
+    def meanwhile(self, work: Callable[[], T], what: str) -> T:
+        """Take turns until it is done: what it waits for may be in a frozen worker's hand."""
+        with ThreadPoolExecutor(1) as thread:
+            doing = thread.submit(work)
+            self.pool.until(doing.done, what)
+        return doing.result()
 
     def _arm(self, plan: Plan) -> None:
         self._number += 1
         counts = str(self.folder / "counts")
         self.pool.fired.clear()
-        self.pool.arm(Arming(self._number, plan.disturbances, counts, plan.bells))
+        self.pool.arm(
+            Arming(self._number, plan.disturbances, counts, plan.bells, self.full, self.skews_sec)
+        )
 
-    def _job(self, ran: Ran, jolts: list[Jolt], name: str) -> None:
+    def _job(
+        self,
+        ran: Ran,
+        jolts: list[Jolt],
+        name: str,
+        incident: Running | None = None,
+        pinned: Pinned = Pinned(),
+    ) -> None:
         """One job to its end, and what befell it."""
         output = f"{self.outputs}/{self._number}-{name}"
-        spec = spec_of(ran.plan, self.prompts, output, self.verifier, self.proposer)
+        spec = spec_of(ran.plan, self.prompts, output, self.verifier, self.proposer, pinned)
         job = self._submit(spec)
 
         def is_over() -> bool:
             self._note_fired(ran, job.job_id)
+            if incident is not None and (what := incident.move_on(self._rows_done(job.job_id))):
+                self.tell(f"  {what}: {self._census(job.job_id)}")
             if jolts and self._rows_done(job.job_id) >= jolts[0].at_rows:
                 jolt = jolts.pop(0)
                 self.tell(f"  {jolt.name}")
@@ -143,15 +201,14 @@ class Site:
             return self.store.get_job(job.job_id).state.is_final
 
         self.pool.until(is_over, f"the end of job {job.job_id} ({ran.plan})")
+        if incident is not None:
+            incident.end()  # it may have opened the job again
+            self.pool.until(is_over, f"the end of job {job.job_id}, once more ({ran.plan})")
         self._note_fired(ran, job.job_id)
         ran.reports.append(Report(job.job_id, JobState.RUNNING, self._census(job.job_id)))
 
     def _submit(self, spec: JobSpec) -> JobRow:
-        """Take turns meanwhile: a worker may have been frozen with the database's lock in hand."""
-        with ThreadPoolExecutor(1) as thread:
-            submitted = thread.submit(self.client.submit, spec)
-            self.pool.until(submitted.done, "the submission")
-        return submitted.result()[0]
+        return self.meanwhile(lambda: self.client.submit(spec), "the submission")[0]
 
     def _rows_done(self, job_id: str) -> int:
         return self.store.progress(job_id).rows_done
@@ -171,6 +228,15 @@ class Site:
 
     def _census(self, job_id: str) -> Census:
         return census(self.store, self.objects, job_id, self.expected)
+
+
+def _plain(pinned: Pinned) -> Pinned:
+    """Less what its outputs do not depend on."""
+    return pinned._replace(proposer_fingerprint=None)
+
+
+def _names(folder: Path, *paths: str) -> list[str]:
+    return [str(Path(path).relative_to(folder.resolve())) for path in paths]
 
 
 @contextlib.contextmanager
@@ -194,6 +260,7 @@ def site(
     `workers_s3_url`: where workers find S3, when it is not where this process finds it.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    home = ""
     settings = Settings(
         broker_url=broker_url,
         database_url=database_url or f"sqlite:///{folder / 'specbatch.db'}",
@@ -207,6 +274,8 @@ def site(
         kv_cache_mib=64,
     )
     verifier, proposer = models(folder / "models", engine)
+    if engine == "stand-in":  # names that mean other files on other hosts
+        home, (verifier, proposer) = str(folder.resolve()), _names(folder, verifier, proposer)
     prompts = write_input(folder)
     orders = [
         Order(
@@ -217,6 +286,7 @@ def site(
             proposer=proposer,
             log=str(folder / f"worker-{number}.log"),
             step_sec=step_sec,
+            home=home,
         )
         for number in range(workers)
     ]
@@ -240,6 +310,10 @@ def site(
             prompts=str(prompts),
             verifier=verifier,
             proposer=proposer,
+            order=orders[0],
+            workers=workers,
+            broker_url=broker_url,
+            copy=copy_of(settings.store_url, folder),
             tell=tell,
         )
         made.learn()

@@ -8,6 +8,7 @@ from pathlib import Path
 from specbatch.jobs.chaos import stand_in_model
 from specbatch.jobs.chaos.orders import EngineKind
 from specbatch.jobs.chaos.plan import Plan
+from specbatch.schemas.numeric_class import Pinned
 from specbatch.schemas.spec import JobSpec, load_spec
 
 ROWS = 12
@@ -41,8 +42,18 @@ def models(folder: Path, engine: EngineKind) -> tuple[str, str]:
     return verifier, draft
 
 
-def spec_of(plan: Plan, prompts: str, output: str, verifier: str, proposer: str) -> JobSpec:
-    """The job of a plan. What it gives is the same for all plans."""
+def spec_of(
+    plan: Plan,
+    prompts: str,
+    output: str,
+    verifier: str,
+    proposer: str,
+    pinned: Pinned = Pinned(),
+) -> JobSpec:
+    """The job of a plan. What it gives is the same for all plans, where it pins the same.
+
+    `pinned`: what it names beforehand.
+    """
     return load_spec(
         {
             "name": "chaos",
@@ -50,6 +61,8 @@ def spec_of(plan: Plan, prompts: str, output: str, verifier: str, proposer: str)
             "output": {"uri": output},
             "verifier": verifier,
             "proposer": proposer,
+            "model_fingerprint": pinned.model_fingerprint,
+            "engine": {"numeric_class": pinned.numeric_class},
             "sampling": {
                 "max_tokens": MAX_TOKENS,
                 "temperature": 0.8,

@@ -19,6 +19,8 @@ class Arming:
     disturbances: tuple[Disturbance, ...]
     counts: str  # folder in which all of them count together
     bells: int | None = None
+    full: str = ""  # while this file is there, their disk is full
+    skews_sec: tuple[float, ...] = ()  # what their clocks are ahead, by number; beyond: nothing
 
 
 NOTHING = Arming(0, (), "")
@@ -37,6 +39,8 @@ class Order:
     kinds: tuple[str, ...] = KINDS
     concurrency: int = 4
     step_sec: float = 0.0  # of the stand-in
+    numeric_class: str = ""  # of the stand-in; empty: its usual one
+    home: str = ""  # folder that names of models start from: another one is another host's disk
     arming: Arming = NOTHING
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from specbatch.schemas.crash_points import CrashPoint
@@ -32,6 +33,39 @@ class Disturbance:
         return f"{self.deed} {who} at {self.point}, time {self.nth}"
 
 
+class IncidentKind(StrEnum):
+    """What happens to the surroundings of all workers, for a while."""
+
+    MODEL_SWAPPED = "the model's files are replaced under its name, and put back"
+    MODELS_MIXED = "workers with other files under the model's name join"
+    CLASSES_MIXED = "workers of another numeric class join"
+    STORE_RESTORED = "a copy of the store is restored while workers run"
+    STORE_RESTORED_STOPPED = "all workers are killed, and start with a copy of the store"
+    QUEUE_OF_WRONG_TYPE = "queues become strings"
+    UNACKED_GARBAGE = "garbage lies among the unacknowledged messages"
+    DISK_FULL = "the disk is full"
+    CLOCKS_APART = "clocks of workers are minutes apart"
+
+
+# A job may have pinned the files or the class of those that joined: without them it would wait.
+_WHILE_IT_RUNS = (IncidentKind.MODELS_MIXED, IncidentKind.CLASSES_MIXED, IncidentKind.CLOCKS_APART)
+_RESTORING = (IncidentKind.STORE_RESTORED, IncidentKind.STORE_RESTORED_STOPPED)
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """It begins once so many rows of the job are done, and ends some time later, or with it."""
+
+    kind: IncidentKind
+    at_rows: int = 1
+    lasts_sec: float = 1.0
+    variant: int = 0  # what an incident chooses by
+
+    def __str__(self) -> str:
+        long = f"for {self.lasts_sec:g} s" if math.isfinite(self.lasts_sec) else "while it runs"
+        return f"{self.kind} (from row {self.at_rows} on, {long}, variant {self.variant})"
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One run: a job, and what is done to it."""
@@ -41,9 +75,16 @@ class Plan:
     group_size: int
     writes_ahead: bool  # groups pass through the propose stage
     bells: int | None = None  # seeds bells that are doubled, held back and changed in order
+    incident: Incident | None = None
+
+    @property
+    def restores(self) -> bool:
+        """Whether the store becomes an older one."""
+        return self.incident is not None and self.incident.kind in _RESTORING
 
     def __str__(self) -> str:
-        done = "; ".join(map(str, self.disturbances)) or "nothing"
+        all_done = (*([] if self.incident is None else [self.incident]), *self.disturbances)
+        done = "; ".join(map(str, all_done)) or "nothing"
         return f"seed {self.seed}: {done}{'; unruly bells' if self.bells is not None else ''}"
 
 
@@ -62,6 +103,8 @@ _TIMES = {
 }
 POINTS = tuple(_TIMES)
 DEEDS = tuple(Deed)
+INCIDENTS = tuple(IncidentKind)
+_LASTS_SEC = (0.3, 1.0, 2.0)  # shorter than a lease, and longer
 _FURTHER = (0, 0, 0, 1, 1, 2)  # disturbances after the first one
 
 
@@ -80,6 +123,32 @@ def plan_of(seed: int, workers: int) -> Plan:
         group_size=draw.choice((3, 4, 6)),
         writes_ahead=drafts or draw.random() < 0.5,
         bells=draw.getrandbits(32) if draw.random() < 0.5 else None,
+    )
+
+
+def incident_plan_of(seed: int, workers: int) -> Plan:
+    """The run of a seed with an incident, and often a disturbance besides. Any nine seeds in a row
+    have every kind of incident."""
+    draw = random.Random(f"incident {seed}")
+    kind = INCIDENTS[seed % len(INCIDENTS)]
+    # Of any worker: which of them does the work is the incident's to decide.
+    disturbances = tuple(
+        replace(_at(draw, draw.choice(POINTS), draw.choice(DEEDS), workers), worker=None)
+        for _ in range(draw.choice((0, 1, 1)))
+    )
+    drafts = any(d.point is CrashPoint.DRAFT_WRITE for d in disturbances)
+    return Plan(
+        seed=seed,
+        disturbances=disturbances,
+        group_size=draw.choice((3, 4, 6)),
+        writes_ahead=drafts or draw.random() < 0.5,
+        bells=draw.getrandbits(32) if draw.random() < 0.3 else None,
+        incident=Incident(
+            kind,
+            at_rows=draw.choice((1, 1, 4, 7)),
+            lasts_sec=math.inf if kind in _WHILE_IT_RUNS else draw.choice(_LASTS_SEC),
+            variant=draw.getrandbits(16),
+        ),
     )
 
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
@@ -21,7 +21,17 @@ from pathlib import Path
 from types import TracebackType
 
 from specbatch.jobs.chaos.nursery import Nursery
-from specbatch.jobs.chaos.orders import NOTHING, Arming, Ask, Busy, Fired, IsArmed, Order, Ready
+from specbatch.jobs.chaos.orders import (
+    NOTHING,
+    Arming,
+    Ask,
+    Busy,
+    Event,
+    Fired,
+    IsArmed,
+    Order,
+    Ready,
+)
 from specbatch.jobs.chaos.plan import Deed
 from specbatch.schemas.errors import SpecbatchError
 
@@ -122,6 +132,37 @@ class Pool:
         if deed is Deed.FREEZE:
             self._note_frozen(member)
 
+    def hire(self, orders: Sequence[Order]) -> None:
+        """Further workers, until they are let go. They are restarted like all others."""
+        hired = [self._start(order) for order in orders]
+        self._members += hired
+        numbers = {order.number for order in orders}
+        self.until(
+            lambda: all(m.ready for m in self._members if m.order.number in numbers),
+            "further workers to be ready",
+        )
+
+    def let_go(self, orders: Sequence[Order]) -> None:
+        """End workers that were hired."""
+        numbers = {order.number for order in orders}
+        leaving = [m for m in self._members if m.order.number in numbers]
+        self._members = [m for m in self._members if m not in leaving]
+        for member in leaving:
+            member.signal(signal.SIGKILL)
+        for member in leaving:
+            self._bury(member)
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """All workers are killed, and started anew behind the block."""
+        for member in self._members:
+            member.signal(signal.SIGKILL)
+        for member in self._members:
+            self._bury(member)
+        self.restarts += len(self._members)
+        yield
+        self._members = [self._start(member.order) for member in self._members]
+
     def thaw_all(self) -> None:
         for member in self._members:
             self._thaw(member)
@@ -155,6 +196,9 @@ class Pool:
         except (EOFError, OSError):
             self._replace(member)
             return
+        self._take_in(member, event)
+
+    def _take_in(self, member: Member, event: Event) -> None:
         match event:
             case Ready():
                 member.ready = True
@@ -191,10 +235,10 @@ class Pool:
         self._members[self._members.index(member)] = self._start(member.order)
 
     def _bury(self, member: Member) -> None:
-        """Wait until its process is gone."""
+        """Hear what it still said, and wait until its process is gone."""
         with contextlib.suppress(EOFError, OSError):
             while True:
-                member.connection.recv()
+                self._take_in(member, member.connection.recv())
         member.connection.close()
         if member.process is not None:
             member.process.wait()

@@ -1,24 +1,33 @@
 """An engine without a model: its tokens come from a hash, so what a job should give is known.
 
-    token(i) = hash(seed, prompt ids, i)   below the vocabulary's size; the log-probability alike
+    token(i) = hash(model, class, seed, prompt ids, i)   below the vocabulary's size; the
+                                                         log-probability alike
 
-Batches, drafts, retries and other workers change nothing of it, as with the real engine. It stands
-behind the real service, so tickets, cancelling and closing are those of every worker. It imports no
-torch. Temperature, penalties and grammars are ignored.
+`model` is what the files say that it was loaded from, `class` its numeric class. Batches, drafts,
+retries and other workers change nothing of it, as with the real engine. It stands behind the real
+service, so tickets, cancelling and closing are those of every worker; when files are read, and what
+is announced of them, is as with the real host. It imports no torch. Temperature, penalties and
+grammars are ignored.
 """
 
 from __future__ import annotations
 
+import logging
 import struct
 import threading
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
+from pathlib import Path
 
+from specbatch.jobs.chaos.stand_in_model import weights_of
 from specbatch.pipeline.engine.block_proposer import Wanted
 from specbatch.pipeline.engine.draft_names import pins_of
+from specbatch.pipeline.engine.fingerprint import Look, unchanged
+from specbatch.pipeline.engine.loaded_models import LoadedModels
 from specbatch.pipeline.engine.model_folder import ModelFolder
 from specbatch.pipeline.engine.sequence import Completion, Request, Sequence
 from specbatch.pipeline.engine.service import EngineService
@@ -26,12 +35,14 @@ from specbatch.pipeline.engine.stats import EngineStats
 from specbatch.pipeline.engine.time_book import Rows, TimeBook, now
 from specbatch.pipeline.policy.journal import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge
-from specbatch.schemas.errors import DeviceLostError
+from specbatch.schemas.errors import DeviceLostError, ModelError
 from specbatch.schemas.numeric_class import Serves, all_keys
 from specbatch.schemas.records import FinishReason
 from specbatch.schemas.spec import EngineSpec
 from specbatch.schemas.speculation import AcceptanceCount
 from specbatch.schemas.speculation_spec import SpeculationSpec
+
+log = logging.getLogger(__name__)
 
 MAX_SEQUENCES = 64
 NUMERIC_CLASS = "stand-in/f32/1"
@@ -44,9 +55,13 @@ _PAIR = struct.Struct("<II")
 class Law:
     """The tokens of one request. A draft model's law is another one in some places."""
 
-    def __init__(self, request: Request, vocab_size: int, agreement: float = 1.0) -> None:
-        """`agreement`: the share of places at which it says what the verifier says."""
+    def __init__(
+        self, request: Request, vocab_size: int, agreement: float = 1.0, model: bytes = b""
+    ) -> None:
+        """`agreement`: the share of places at which it says what the verifier says. `model`: what
+        else decides, in digests."""
         seeded = blake2b(request.seed.to_bytes(8, "little"), digest_size=32)
+        seeded.update(model)
         seeded.update(array("q", request.prompt_ids).tobytes())
         self._key = seeded.digest()
         self._vocab_size = vocab_size
@@ -75,8 +90,10 @@ class StandInEngine:
         step_sec: float = 0.0,
         agreement: float = 1.0,
         pause: threading.Event | None = None,
+        model: bytes = b"",
     ) -> None:
-        """The vocabulary's last token ends a text. `pause` set: no step waits any more."""
+        """The vocabulary's last token ends a text. `pause` set: no step waits any more. `model`:
+        what the tokens are of."""
         self.stats = EngineStats()
         self._book = TimeBook(self.stats.time)
         self.knowledge = Knowledge()
@@ -85,6 +102,7 @@ class StandInEngine:
         self._max_sequences = max_sequences
         self._step_sec = step_sec
         self._agreement = agreement
+        self._model = model
         self._pause = pause or threading.Event()
         self._waiting: deque[Sequence] = deque()
         self._running: dict[Sequence, Law] = {}  # in the order of their arrival
@@ -142,7 +160,8 @@ class StandInEngine:
         refused, self._refused = self._refused, []
         while self._waiting and len(self._running) < self._max_sequences:
             sequence = self._waiting.popleft()
-            self._running[sequence] = Law(sequence.request, self._vocab_size, self._agreement)
+            law = Law(sequence.request, self._vocab_size, self._agreement, self._model)
+            self._running[sequence] = law
         if not self._running:
             return refused
         begun = now()
@@ -224,12 +243,16 @@ class StandInHost:
         step_sec: float = 0.0,
         agreement: float = 1.0,
         numeric_class: str = NUMERIC_CLASS,
+        taught_by: str | None = None,
     ) -> None:
-        """`verifier`: the model it stands in for; a propose worker's has an `agreement` below 1."""
-        self.verifier = verifier
+        """`verifier`: the model it stands in for; a propose worker's has an `agreement` below 1
+        with the model `taught_by`, which is a folder too."""
+        self._models = LoadedModels(verifier, () if proposer is None else (proposer,))
         self._numeric_class = numeric_class
         self.proposer = proposer
+        self._taught_by = taught_by
         self._pause = threading.Event()
+        self._naming = threading.Lock()
         self._service = EngineService(
             lambda: StandInEngine(
                 verifier.vocab_size,
@@ -238,16 +261,44 @@ class StandInHost:
                 step_sec,
                 agreement,
                 self._pause,
+                self._load(),
             ),
             name="stand-in",
         )
 
+    @property
+    def verifier(self) -> ModelFolder:
+        """As it was loaded, or as it was when it was looked at last."""
+        return self._models.verifier
+
     def serves(self) -> Serves:
-        """One class, whatever a job asks for."""
-        names = dict.fromkeys(all_keys(), self._numeric_class)
-        told = Serves.of(self.verifier.ref, names)
-        drafts = () if self.proposer is None else (self.proposer.fingerprint.digest,)
-        return replace(told, fingerprint=self.verifier.fingerprint, drafts=drafts)
+        """One class, whatever a job asks for; the fingerprints as `EngineHost` tells them."""
+        told = Serves.of(self.verifier.ref, dict.fromkeys(all_keys(), self._numeric_class))
+        with self._naming:
+            try:
+                self._models.look_again()
+            except ModelError as error:
+                log.warning("no job with a fingerprint is taken: %s", error)
+                return told
+            found, drafts = self._models.of(self.verifier), self._models.drafts
+        return replace(told, fingerprint=found, drafts=drafts)
+
+    def _load(self) -> bytes:
+        """What is read of the model's files when an engine is made."""
+        with self._naming:
+            self._models.check_changed()
+        for folder in self._models.draft_models:
+            self._read(folder)
+        weights = self._read(self.verifier)
+        if self._taught_by is not None:
+            weights = weights_of(Path(self._taught_by))
+        return weights + self._numeric_class.encode()
+
+    def _read(self, folder: ModelFolder) -> bytes:
+        look, weights = unchanged(folder.ref, folder.path, partial(_weights, folder.path))
+        with self._naming:
+            self._models.note(folder, look)
+        return weights
 
     def service(self, spec: EngineSpec) -> EngineService:  # noqa: ARG002 - there is only one
         return self._service
@@ -283,3 +334,7 @@ class StandInHost:
     def close(self) -> None:
         self.stop()
         self._service.close()
+
+
+def _weights(folder: Path, _: Look) -> bytes:
+    return weights_of(folder)

@@ -1,6 +1,7 @@
-"""A model folder for the stand-in engine: it can be inspected and has a tokenizer, and no weights.
+"""A model folder for the stand-in engine: it can be inspected and has a tokenizer, and no tensors.
 
-A token is a byte, and one more ends a text. `codec` reads the tokenizer without transformers.
+A token is a byte, and one more ends a text. `codec` reads the tokenizer without transformers. What
+the files say decides the tokens, as with a real model: `replace_part` makes another model of one.
 """
 
 from __future__ import annotations
@@ -8,28 +9,31 @@ from __future__ import annotations
 import itertools
 import json
 import struct
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from specbatch.pipeline.ingest.codec import TextCodec
 from specbatch.schemas.errors import ModelError
+from specbatch.schemas.fingerprint import CONFIG, GENERATION, TOKENIZER, WEIGHTS
 
 EOS = 256  # after the bytes
 VOCAB_SIZE = 257
 CONTEXT_TOKENS = 4096
 _END = "</s>"
+_FILES = {  # by part of a fingerprint
+    WEIGHTS: "model.safetensors",
+    CONFIG: "config.json",
+    GENERATION: "generation_config.json",
+    TOKENIZER: "tokenizer.json",
+}
+_DECIDING = (WEIGHTS, CONFIG, GENERATION)  # parts by which prompt ids become output ids
+REPLACED = tuple(_FILES)  # parts that `replace_part` knows
 
 
 def write_model(folder: Path, name: str = "stand-in") -> Path:
     """Write it, unless it is there. Folders of other names are other models of one vocabulary."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": VOCAB_SIZE,
-        "max_position_embeddings": CONTEXT_TOKENS,
-        "eos_token_id": EOS,
-    }
     tokenizer_config = {
         "backend": "tokenizers",
         "tokenizer_class": "TokenizersBackend",
@@ -37,16 +41,34 @@ def write_model(folder: Path, name: str = "stand-in") -> Path:
         "clean_up_tokenization_spaces": False,
     }
     files = {
-        "config.json": json.dumps(config, indent=1).encode(),
-        "tokenizer.json": json.dumps(_tokenizer(), indent=1).encode(),
         "tokenizer_config.json": json.dumps(tokenizer_config, indent=1).encode(),
-        "model.safetensors": _no_tensors(name),
+        **{_FILES[part]: _written(part, name) for part in _FILES},
     }
     for file, data in files.items():
         path = folder / file
         if not path.is_file() or path.read_bytes() != data:
             path.write_bytes(data)
     return folder
+
+
+def replace_part(folder: Path, part: str, name: str, version: int) -> None:
+    """Put another file in the place of one, as a deployment does: under its name, and whole.
+
+    Version 0 is what `write_model` wrote.
+    """
+    path = folder / _FILES[part]
+    fresh = path.with_suffix(".new")
+    fresh.write_bytes(_written(part, name, version))
+    fresh.replace(path)
+
+
+def weights_of(folder: Path) -> bytes:
+    """A digest of the files that decide output tokens. Raises `OSError`."""
+    digest = blake2b(digest_size=16)
+    for part in _DECIDING:
+        path = folder / _FILES[part]
+        digest.update(path.read_bytes() if path.exists() else b"")
+    return digest.digest()
 
 
 def codec(ref: str) -> TextCodec:
@@ -76,8 +98,25 @@ class _Tokenizer:
         return dict(self.backend_tokenizer.get_vocab(with_added_tokens=True))
 
 
-def _tokenizer() -> dict[str, Any]:
-    """`tokenizer.json` of bytes and nothing merged."""
+def _written(part: str, name: str, version: int = 0) -> bytes:
+    """What a part's file says. Other versions can be served as well, and say other things."""
+    if part == WEIGHTS:
+        return _no_tensors(name, version)
+    if part == TOKENIZER:
+        return json.dumps(_tokenizer(version), indent=1).encode()
+    values: dict[str, Any] = {"eos_token_id": EOS}
+    if part == CONFIG:
+        values |= {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "vocab_size": VOCAB_SIZE,
+            "max_position_embeddings": CONTEXT_TOKENS,
+        }
+    return json.dumps(values | ({"version": version} if version else {}), indent=1).encode()
+
+
+def _tokenizer(version: int = 0) -> dict[str, Any]:
+    """`tokenizer.json` of bytes and nothing merged. Other versions number bytes otherwise."""
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     return {
         "version": "1.0",
@@ -107,20 +146,22 @@ def _tokenizer() -> dict[str, Any]:
             "fuse_unk": False,
             "byte_fallback": False,
             "ignore_merges": False,
-            "vocab": _byte_symbols() | {_END: EOS},
+            "vocab": _byte_symbols(version) | {_END: EOS},
             "merges": [],
         },
     }
 
 
-def _byte_symbols() -> dict[str, int]:
+def _byte_symbols(shift: int = 0) -> dict[str, int]:
     """The printable symbol of every byte; those of unprintable bytes start at 256."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     spare = itertools.count(256)
-    return {chr(byte if byte in printable else next(spare)): byte for byte in range(256)}
+    symbols = [chr(byte if byte in printable else next(spare)) for byte in range(256)]
+    return {symbol: (byte + shift) % 256 for byte, symbol in enumerate(symbols)}
 
 
-def _no_tensors(name: str) -> bytes:
+def _no_tensors(name: str, version: int = 0) -> bytes:
     """A safetensors file without tensors. Its metadata makes folders differ."""
-    header = json.dumps({"__metadata__": {"stand_in": name}}).encode()
+    told = {"stand_in": name} | ({"version": str(version)} if version else {})
+    header = json.dumps({"__metadata__": told}).encode()
     return struct.pack("<Q", len(header)) + header

@@ -22,11 +22,11 @@ from pathlib import Path
 from celery.signals import worker_ready
 from celery.worker import state
 
-from specbatch.jobs.chaos import stand_in_model
+from specbatch.jobs.chaos import clock, stand_in_model
 from specbatch.jobs.chaos.bells import UnrulyRing
 from specbatch.jobs.chaos.faults import Armed
 from specbatch.jobs.chaos.orders import Arming, Ask, Busy, Event, Fired, IsArmed, Order, Ready
-from specbatch.jobs.chaos.stand_in import StandInHost
+from specbatch.jobs.chaos.stand_in import NUMERIC_CLASS, StandInHost
 from specbatch.pipeline.bootstrap import Models
 from specbatch.pipeline.client import Ring
 from specbatch.pipeline.engine.model_folder import ModelFolder
@@ -43,6 +43,7 @@ class Line:
     """This process's end of the pipe. Thread-safe."""
 
     connection: Connection
+    number: int
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def tell(self, event: Event) -> None:
@@ -59,6 +60,7 @@ class Line:
                     continue
                 armed.arm(message)
                 bells.seed(message.bells)
+                clock.set_ahead(skew_of(message, self.number))
                 self.tell(IsArmed(message.run))
         os._exit(1)
 
@@ -85,7 +87,9 @@ def work(order: Order, connection: Connection) -> int:
     """Be the worker until somebody ends it; the exit code."""
     _write_to(Path(order.log))
     tempfile.tempdir = str(Path(order.log).parent)  # what a killed one leaves there goes with it
-    line, bells = Line(connection), Bells()
+    if order.home:
+        os.chdir(order.home)
+    line, bells = Line(connection, order.number), Bells()
     settings = Settings(**order.settings)
     armed = Armed(
         order.number,
@@ -94,6 +98,7 @@ def work(order: Order, connection: Connection) -> int:
     )
     armed.arm(order.arming)
     bells.seed(order.arming.bells)
+    clock.set_ahead(skew_of(order.arming, order.number))
     crash_points.arm(armed)
     listener = threading.Thread(target=line.listen, args=(armed, bells), daemon=True)
     listener.start()
@@ -113,12 +118,24 @@ def work(order: Order, connection: Connection) -> int:
     return 0
 
 
+def skew_of(arming: Arming, number: int) -> float:
+    """What a worker's clock is ahead, in seconds."""
+    return arming.skews_sec[number] if number < len(arming.skews_sec) else 0.0
+
+
 def models_of(order: Order) -> Models:
     """The stand-in for the verifier, and one that guesses for the draft model."""
 
     def engines(model: ModelFolder, beside: ModelFolder | None) -> StandInHost:
-        agreement = AGREEMENT if model.ref == order.proposer else 1.0
-        return StandInHost(model, beside, step_sec=order.step_sec, agreement=agreement)
+        drafts = model.ref == order.proposer
+        return StandInHost(
+            model,
+            beside,
+            step_sec=order.step_sec,
+            agreement=AGREEMENT if drafts else 1.0,
+            numeric_class=order.numeric_class or NUMERIC_CLASS,
+            taught_by=order.verifier if drafts else None,
+        )
 
     return Models(engines, stand_in_model.codec)
 

@@ -1,4 +1,4 @@
-"""`specbatch chaos`: a small job again and again, its workers killed, frozen and cut off."""
+"""`specbatch chaos`: a small job again and again, its workers and what they stand on disturbed."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from specbatch.jobs.chaos.harness import Ran
 
 BROKEN = 1
+STEP_SEC = 0.01  # of the stand-in: incidents are to happen in the midst of a job
 
 
 class EngineChoice(StrEnum):
@@ -38,18 +39,24 @@ def chaos(
     redis: Annotated[
         str | None, typer.Option(help="an empty Redis database; by default one is started")
     ] = None,
+    incidents: Annotated[
+        bool, typer.Option(help="every other run changes what all workers stand on")
+    ] = True,
     json: Annotated[bool, typer.Option("--json", help="one JSON object on one line")] = False,
 ) -> None:
     """Kill, freeze and cut off workers at seeded points; exit with 1 unless nothing was lost.
 
+    Every other run also swaps models, mixes fleets, restores the store from a copy, breaks Redis'
+    structures, fills the disk or sets clocks wrong; the demo pair's files are left as they are.
     Everything happens in a temporary folder, on SQLite and Redis.
     """
     require_engine_extra()
     from specbatch.jobs.chaos.harness import site
-    from specbatch.jobs.chaos.plan import plan_of
+    from specbatch.jobs.chaos.plan import incident_plan_of, plan_of
     from specbatch.jobs.chaos.private_redis import private_redis, refuse_used
 
     tell = _silent if json else say
+    is_real = engine is EngineChoice.REAL
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specbatch-chaos-")))
         if redis is None:
@@ -61,14 +68,16 @@ def chaos(
             site(
                 folder,
                 redis,
-                engine="real" if engine is EngineChoice.REAL else "stand-in",
+                engine="real" if is_real else "stand-in",
                 workers=workers,
+                step_sec=0.0 if is_real else STEP_SEC,
                 tell=tell,
             )
         )
         ran = []
         for number in range(seed, seed + runs):
-            plan = plan_of(number, workers)
+            has_incident = incidents and not is_real and number % 2
+            plan = (incident_plan_of if has_incident else plan_of)(number, workers)
             tell(str(plan))
             ran.append(here.run(plan))
             for violation in ran[-1].violations:
@@ -86,6 +95,7 @@ def _conclude(ran: list[Ran], json: bool) -> None:
     keys = ("submitted", "ok", "failed", "cancelled", "pending")
     totals = {key: sum(getattr(r.census, key) for r in reports) for key in keys}
     violations = [v for one in ran for v in one.violations]
+    happened = sum(r.plan.incident is not None and r.happened for r in ran)
     fired, missed = sum(len(r.fired) for r in ran), sum(len(r.missed) for r in ran)
     if json:
         say_json(
@@ -94,6 +104,7 @@ def _conclude(ran: list[Ran], json: bool) -> None:
                 "jobs": len(reports),
                 "disturbances": fired,
                 "never_reached": missed,
+                "incidents": happened,
                 "workers_restarted": sum(r.restarts for r in ran),
                 **totals,
                 "violations": violations,
@@ -101,7 +112,8 @@ def _conclude(ran: list[Ran], json: bool) -> None:
         )
     else:
         say("")
-        say(f"{len(ran)} runs, {len(reports)} jobs, {fired} disturbances ({missed} never reached)")
+        done = f"{fired} disturbances ({missed} never reached), {happened} incidents"
+        say(f"{len(ran)} runs, {len(reports)} jobs, {done}")
         parts = " + ".join(f"{key} {totals[key]}" for key in keys[1:])
         sign = "=" if sum(totals[key] for key in keys[1:]) == totals["submitted"] else "≠"
         say(f"submitted {totals['submitted']} {sign} {parts}")

@@ -17,8 +17,9 @@ from specbatch.pipeline.engine.draft_model import MAX_PASS_TOKENS, DraftModelPro
 from specbatch.pipeline.engine.draft_names import DRAFT_MODEL, draft_names, pins_of
 from specbatch.pipeline.engine.drift import EVERY_STEPS
 from specbatch.pipeline.engine.engine import Engine
-from specbatch.pipeline.engine.fingerprint import Look, look_at, unchanged
+from specbatch.pipeline.engine.fingerprint import Look, unchanged
 from specbatch.pipeline.engine.history_proposer import HistoryProposer
+from specbatch.pipeline.engine.loaded_models import LoadedModels
 from specbatch.pipeline.engine.loader import LoadedModel, load_model
 from specbatch.pipeline.engine.memory import (
     MemoryBudget,
@@ -44,7 +45,6 @@ from specbatch.schemas.errors import (
     ModelError,
     RequestCancelledError,
 )
-from specbatch.schemas.fingerprint import Fingerprint, differing, listed
 from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.spec import EngineSpec, Weights
 from specbatch.schemas.speculation_spec import SpeculationSpec
@@ -87,12 +87,12 @@ class EngineHost:
 
         Raises `UsageError` where two draft models could not be told apart.
         """
-        self.verifier = verifier
         self._on_wanted = on_wanted
         self.proposer = proposer
-        self._draft_models = (*([] if proposer is None else [proposer]), *further)
-        self._pairs = {(verifier.fingerprint, f.fingerprint) for f in self._draft_models}
-        self._draft_names = draft_names([folder.ref for folder in self._draft_models])
+        draft_models = (*([] if proposer is None else [proposer]), *further)
+        self._models = LoadedModels(verifier, draft_models)
+        self._pairs = {(verifier.fingerprint, f.fingerprint) for f in draft_models}
+        self._draft_names = draft_names([folder.ref for folder in draft_models])
         self._max_sequences = max_sequences
         self._max_batch_tokens = max_batch_tokens
         self._kv_cache_bytes = kv_cache_bytes
@@ -109,48 +109,34 @@ class EngineHost:
         self._serves: Serves | None = None
         self._missing = ""  # what was last said of files that cannot be loaded
         self._naming = threading.Lock()  # held while a caller finds them out
-        self._loaded: dict[str, Fingerprint] = {}  # by name of a model: the files it was read from
+
+    @property
+    def verifier(self) -> ModelFolder:
+        """As it was loaded, or as it was when it was looked at last."""
+        return self._models.verifier
 
     def serves(self) -> Serves:
         """What the verifier can run as here, and the fingerprints: of what was loaded, and of what
         lies on disk where nothing was yet. Nothing is loaded for that."""
         with self._naming:
             try:
-                self._look_again()
+                if self._models.look_again():
+                    self._serves = None
             except ModelError as error:  # perhaps they are being replaced at this moment
                 if str(error) != self._missing:
                     log.warning("no job with a fingerprint is taken: %s", error)
                 self._missing = str(error)
                 return replace(self._named(), fingerprint=None)
             told, self._missing = self._named(), ""
-            drafts = tuple(sorted(self._of(folder).digest for folder in self._draft_models))
-            if (told.fingerprint, told.drafts) != (self._of(self.verifier), drafts):
-                told = replace(told, fingerprint=self._of(self.verifier), drafts=drafts)
-                self._serves = told
+            found = (self._models.of(self.verifier), self._models.drafts)
+            if (told.fingerprint, told.drafts) != found:
+                told = self._serves = replace(told, fingerprint=found[0], drafts=found[1])
             return told
 
     def _named(self) -> Serves:
         if self._serves is None:
             self._serves = serves(self.verifier, self._device, self._tensor_parallel)
         return self._serves
-
-    def _of(self, folder: ModelFolder) -> Fingerprint:
-        return self._loaded.get(folder.ref, folder.fingerprint)
-
-    def _look_again(self) -> None:
-        """Know folders as they are now, if nothing was loaded from them. Raises `ModelError`."""
-        if (found := self._as_it_is(self.verifier)) is not self.verifier:
-            log.info("model %s: its files changed before they were loaded", found.ref)
-            self.verifier, self._serves = found, None
-        self._draft_models = tuple(map(self._as_it_is, self._draft_models))
-
-    def _as_it_is(self, folder: ModelFolder) -> ModelFolder:
-        if folder.ref in self._loaded:
-            return folder
-        look = look_at(folder.ref, folder.path)
-        if look.fingerprint == folder.fingerprint:
-            return folder
-        return inspect_folder(folder.ref, folder.path)
 
     def service(self, spec: EngineSpec) -> EngineService:
         """The engine for a job's dtype, exactness and weights. Raises `MissingExtraError`, and
@@ -175,7 +161,7 @@ class EngineHost:
         """Names of draft models by tag. Raises `UsageError` for what is not registered here."""
         if not wanted.enabled:
             return {}
-        return pins_of(wanted.routes, [folder.ref for folder in self._draft_models])
+        return pins_of(wanted.routes, [folder.ref for folder in self._models.draft_models])
 
     def check(self) -> None:
         """Raises `DeviceLostError` once an engine here has lost its device."""
@@ -232,9 +218,9 @@ class EngineHost:
         free_for_another(on_gpu=self._device.is_gpu)  # one that failed lies in a cycle
         knowledge = (self._memory_of and self._memory_of.load(self._about(spec))) or Knowledge()
         with self._naming:
-            self._forget_lost()
-        found = look_at(self.verifier.ref, self.verifier.path).fingerprint
-        self._check_changed(self.verifier, found)  # before minutes are spent on loading it
+            if not any(service.has_engine for service in self._all()):
+                self._models.forget()
+        self._models.check_changed()  # before minutes are spent on loading
         verifier = self._load_verifier(spec)
         check_class(self.serves(), spec.key, is_native=verifier.native is not None)
         vocab_size = self.verifier.vocab_size
@@ -280,28 +266,12 @@ class EngineHost:
         """Processes that share the verifier."""
         return 1 if self._leader is None else self._leader.size
 
-    def _check_changed(self, folder: ModelFolder, found: Fingerprint) -> None:
-        """Raise `ModelChangedError` where another engine here was loaded from other files: one
-        worker has one model of a name."""
-        known = self._loaded.get(folder.ref)
-        if known is not None and known != found:
-            names = differing(known.parts, found.parts)
-            raise ModelChangedError(
-                f"the {listed(names)} of model `{folder.ref}` changed after this worker had "
-                "loaded it for other jobs: restart the worker"
-            )
-
-    def _forget_lost(self) -> None:
-        """Without a live engine nothing is loaded, and other files may be."""
-        if not any(service.has_engine for service in self._all()):
-            self._loaded.clear()
-
     def _load_drafts(
         self, verifier: ModelFolder, spec: EngineSpec
     ) -> list[tuple[str, LoadedModel]]:
         """The draft models by name. A draft is a hint: a model that was replaced is left out."""
         found = []
-        for folder, name in zip(self._draft_models, self._draft_names, strict=True):
+        for folder, name in zip(self._models.draft_models, self._draft_names, strict=True):
             try:
                 model = self._load(folder, spec, spec.proposer_weights)
             except ModelChangedError as error:
@@ -340,10 +310,9 @@ class EngineHost:
         """What is loaded, and known from then on by the files that it was read from."""
         look, loaded = unchanged(folder.ref, folder.path, load)
         with self._naming:
-            self._check_changed(folder, look.fingerprint)
-            self._loaded[folder.ref] = look.fingerprint
+            self._models.note(folder, look)
             if folder.ref == self.verifier.ref:
-                self.verifier = loaded.folder
+                self._models.verifier = loaded.folder
         return loaded
 
     def _spread(self, spec: EngineSpec) -> Callable[[TorchDecoder, int], Decoder] | None:
@@ -356,9 +325,9 @@ class EngineHost:
 
     def _about(self, spec: EngineSpec) -> str:
         """What an engine's knowledge is about: the kind of device and the models on it."""
-        weights = f"{self._of(self.verifier).digest[:16]} {spec.verifier_weights}"
-        for folder, name in zip(self._draft_models, self._draft_names, strict=True):
-            weights += f" + {self._of(folder).digest[:16]} {spec.proposer_weights}"
+        weights = f"{self._models.of(self.verifier).digest[:16]} {spec.verifier_weights}"
+        for folder, name in zip(self._models.draft_models, self._draft_names, strict=True):
+            weights += f" + {self._models.of(folder).digest[:16]} {spec.proposer_weights}"
             weights += name.removeprefix(DRAFT_MODEL)  # what is known of it is known by this
         return f"{self._device.description}; {weights}; {spec.dtype} {spec.exactness}"
 
@@ -385,7 +354,7 @@ class EngineHost:
         spread: Callable[[TorchDecoder, int], Decoder] | None = None,
     ) -> ModelRunner:
         """Made after all models are loaded: what they leave is what caches can have."""
-        models = 1 + len(self._draft_models)
+        models = 1 + len(self._models.draft_models)
         wanted = self._kv_cache_bytes
         if self._device.is_gpu:
             size = gpu_cache_bytes(wanted, models, model.device)

@@ -10,12 +10,23 @@ one again writes the same bytes. Outputs are not: they belong to who asked for t
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable
 
 from specbatch.pipeline.ingest.objects import Objects, join, local_path, tidy
 from specbatch.schemas.errors import ObjectError, StoreError, UsageError
-from specbatch.schemas.records import Artefact, JobRow
+from specbatch.schemas.records import Artefact, JobRow, Lease
 from specbatch.schemas.sealing import SETTING, is_sealed, no_key
+
+
+def name_of_attempt(kind: str, lease: Lease, ending: str = "arrow") -> str:
+    """A name that no other attempt has.
+
+    The lease's number alone would not do: a store that was restored from a copy gives out the same
+    numbers again, and who works on from before would write over what was made since.
+    """
+    group = "" if lease.group_index is None else f"-{lease.group_index:08d}"
+    return f"{kind}{group}-{lease.generation}-{secrets.token_hex(4)}.{ending}"
 
 
 def put_own(objects: Objects, job: JobRow, name: str, data: bytes) -> Artefact:

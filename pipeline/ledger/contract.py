@@ -139,18 +139,27 @@ class Store(
         rejected: Sequence[RejectedRow],
         next_row: int,
         cursor: SourcePosition,
+        from_row: int | None = None,
     ) -> None:
         """One transaction: groups, quarantined rows, and where to read on.
 
         Group indexes go on from the last one, else `StoreError`. Groups of a job with the cancel
-        flag are born CANCELLED.
+        flag are born CANCELLED. `from_row` is where the reader believes that its earlier groups
+        end. Raises `FencedError` where they do not: the store was restored from a copy that lacks
+        some.
         """
         ...
 
-    def finish_ingest(self, lease: Lease, rows_total: int, models: Mapping[str, Any]) -> None:
+    def finish_ingest(
+        self,
+        lease: Lease,
+        rows_total: int,
+        models: Mapping[str, Any],
+        from_row: int | None = None,
+    ) -> None:
         """The input is read. `models` (fingerprints) is kept in the job's report.
 
-        Moves to RUN, or straight to PUBLISH when no group is left to do.
+        Moves to RUN, or straight to PUBLISH when no group is left to do. `from_row` as above.
         """
         ...
 

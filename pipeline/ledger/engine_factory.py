@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy.exc import ArgumentError, DisconnectionError
 
 from specbatch.schemas.errors import MissingExtraError, UsageError
 from specbatch.schemas.masking import mask_url, remember
@@ -17,6 +17,7 @@ BUSY_TIMEOUT_MS = 10_000
 # Connections that a process keeps, if it ever needed as many at once: a worker's threads. Those
 # beyond it would come and go with every transaction, and each costs the server a process.
 POOL_SIZE = 16
+_FILE = "specbatch_file"  # of a SQLite connection: which file its own is
 WRITES = "specbatch_writes"  # execution option: this transaction will write
 
 _POSTGRES_DEFAULTS = {
@@ -89,6 +90,19 @@ def _sqlite(url: URL, foreign_keys: bool) -> Engine:
         connection.execute("PRAGMA secure_delete = ON")  # what a purge empties is overwritten
         connection.execute(f"PRAGMA foreign_keys = {'ON' if foreign_keys else 'OFF'}")
 
+    file = Path(url.database)
+
+    @event.listens_for(engine, "connect")
+    def _note_file(_connection: object, record: Any) -> None:
+        record.info[_FILE] = _identity(file)
+
+    @event.listens_for(engine, "checkout")
+    def _check_file(_connection: object, record: Any, _proxy: object) -> None:
+        """A copy may have been put in the file's place. Who still had the former open would go on
+        in it, and nobody would ever see what was written there."""
+        if record.info.get(_FILE) != _identity(file):
+            raise DisconnectionError("the database's file was replaced")
+
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
         # A transaction that reads first and writes later could fail half-way on a busy database.
@@ -96,6 +110,14 @@ def _sqlite(url: URL, foreign_keys: bool) -> Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     return engine
+
+
+def _identity(file: Path) -> tuple[int, int] | None:
+    try:
+        found = file.stat()
+    except OSError:
+        return None  # the operation itself says what is wrong
+    return found.st_dev, found.st_ino
 
 
 def _postgres(url: URL) -> Engine:

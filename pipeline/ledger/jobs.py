@@ -332,9 +332,11 @@ def add_groups(
     rejected: Sequence[RejectedRow],
     next_row: int,
     cursor: SourcePosition,
+    from_row: int | None = None,
 ) -> None:
     job = lock_held(conn, lease)
     rules.check_order(lease.job_id, job.groups_total, groups)
+    rules.check_place(lease, job.next_row, from_row)
     if groups:
         ready_at = conn.scalar(select(now))  # many rows in one statement need plain values
         conn.execute(
@@ -371,9 +373,15 @@ def add_groups(
 
 
 def finish_ingest(
-    conn: Connection, now: Now, lease: Lease, rows_total: int, models: Mapping[str, Any]
+    conn: Connection,
+    now: Now,
+    lease: Lease,
+    rows_total: int,
+    models: Mapping[str, Any],
+    from_row: int | None = None,
 ) -> None:
     job = lock_held(conn, lease)
+    rules.check_place(lease, job.next_row, from_row)
     values = {"ingest_done": True, "rows_total": rows_total, "report": {**job.report, **models}}
     said = entries.read(rows_total, models)
     values |= chain.link(conn, now, job, EntryKind.READ, said, lease.owner)

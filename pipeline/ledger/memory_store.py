@@ -266,10 +266,12 @@ class MemoryStore(
         rejected: Sequence[RejectedRow],
         next_row: int,
         cursor: SourcePosition,
+        from_row: int | None = None,
     ) -> None:
         with self._lock:
             job, now = self._held_job(lease), self._now()
             rules.check_order(lease.job_id, job.planned, groups)
+            rules.check_place(lease, job.next_row, from_row)
             if any(row.row_index in job.rejected for row in rejected):
                 raise StoreError(f"a row of job {lease.job_id} is in quarantine already")
             for g in groups:
@@ -288,9 +290,16 @@ class MemoryStore(
                 prompt_tokens=sum(g.new.prompt_tokens for g in job.groups.values()),
             )
 
-    def finish_ingest(self, lease: Lease, rows_total: int, models: Mapping[str, Any]) -> None:
+    def finish_ingest(
+        self,
+        lease: Lease,
+        rows_total: int,
+        models: Mapping[str, Any],
+        from_row: int | None = None,
+    ) -> None:
         with self._lock:
             job, now = self._held_job(lease), self._now()
+            rules.check_place(lease, job.next_row, from_row)
             self._say(job, EntryKind.READ, entries.read(rows_total, models), lease.owner)
             job.ingest_done = True
             job.update(rows_total=rows_total, report={**job.row.report, **models})

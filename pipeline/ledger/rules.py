@@ -110,6 +110,19 @@ def check_order(job_id: str, next_group: int, groups: Sequence[NewGroup]) -> Non
         )
 
 
+def check_place(lease: Lease, next_row: int, from_row: int | None) -> None:
+    """Raise `FencedError` unless a job's reader is where the store says that it is.
+
+    Both differ once the store was restored from a copy: what was read since is in no group then,
+    and who goes on from where he is would leave it out.
+    """
+    if from_row is not None and from_row != next_row:
+        raise FencedError(
+            f"the reader of job {lease.job_id} is at row {from_row}, the store at row {next_row}: "
+            "the store was restored from a copy meanwhile, and is read on from there"
+        )
+
+
 def check_retry(
     job: JobRow,
     quarantined: bool = False,

@@ -248,11 +248,18 @@ class SqlStore(
         rejected: Sequence[RejectedRow],
         next_row: int,
         cursor: SourcePosition,
+        from_row: int | None = None,
     ) -> None:
-        self._write(jobs.add_groups, lease, groups, rejected, next_row, cursor)
+        self._write(jobs.add_groups, lease, groups, rejected, next_row, cursor, from_row)
 
-    def finish_ingest(self, lease: Lease, rows_total: int, models: Mapping[str, Any]) -> None:
-        self._write(jobs.finish_ingest, lease, rows_total, models)
+    def finish_ingest(
+        self,
+        lease: Lease,
+        rows_total: int,
+        models: Mapping[str, Any],
+        from_row: int | None = None,
+    ) -> None:
+        self._write(jobs.finish_ingest, lease, rows_total, models, from_row)
 
     def pause_ingest(self, lease: Lease, most_open: int) -> int:
         return self._write(stopping.pause_ingest, lease, most_open)

@@ -187,7 +187,7 @@ def test_a_host_has_one_verifier(folder: Path) -> None:
     host = EngineHost(inspect_model(str(folder)), None, 4, 64, 1 << 20)
     host.make_engine(EngineSpec(dtype="float32"))
     flip(folder / "model.safetensors")
-    with pytest.raises(ModelChangedError, match="start the worker anew"):
+    with pytest.raises(ModelChangedError, match="restart the worker"):
         host.make_engine(EngineSpec(dtype="bfloat16"))
 
 

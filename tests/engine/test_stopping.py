@@ -109,7 +109,7 @@ def test_a_task_that_reads_its_prompts_while_the_host_is_stopped_gives_its_group
         job = site.submit(["a", "b"])
         site.work(site.worker("reads", site.host()), Stage.INGEST)
         (bell,) = site.store.due()
-        host.verifier = inspect_model(site.model)
+        host._models.verifier = inspect_model(site.model)
         ending = site.worker("ends", host)
         host.stop()
         for _ in range(10):  # forgiven: more often than a group may fail

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,19 @@ from support.servers import PrivateRedis, ServerError
 @pytest.fixture(scope="module")
 def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
     """On SQLite and one Redis: workers are started once and restarted when they are killed."""
+    with _sites(tmp_path_factory, step_sec=0.0) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def slow_sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
+    """The same with steps that take a while, so that things happen in the midst of a job."""
+    with _sites(tmp_path_factory, step_sec=0.01) as made:
+        yield made
+
+
+@contextmanager
+def _sites(tmp_path_factory: pytest.TempPathFactory, step_sec: float) -> Iterator[Sites]:
     made = Sites()
     with ExitStack() as stack:
         try:
@@ -24,7 +37,8 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
             pytest.fail(str(error), pytrace=False)
         for number in range(SITES):
             folder = tmp_path_factory.mktemp("site") / str(number)
-            made.free.put(stack.enter_context(site(folder, redis.url_of(number))))
+            here = site(folder, redis.url_of(number), step_sec=step_sec)
+            made.free.put(stack.enter_context(here))
         yield made
 
 

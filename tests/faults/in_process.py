@@ -112,8 +112,8 @@ class Shop:
         self.drain(job_id)
         self.expected = dict(outcomes(self.store.get_job(job_id).output_uri, self.objects))
 
-    def report(self, job_id: str) -> Report:
-        return report(self.store, self.objects, job_id, self.expected)
+    def report(self, job_id: str, restored: bool = False) -> Report:
+        return report(self.store, self.objects, job_id, self.expected, restored)
 
     def close(self) -> None:
         for worker in self.workers:

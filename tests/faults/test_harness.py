@@ -12,8 +12,8 @@ from faults.in_process import LEASE_SEC, armed, shop
 
 from specbatch.jobs.chaos.harness import Jolt, Ran, Site, site
 from specbatch.jobs.chaos.plan import Deed, Disturbance, Plan
-from specbatch.jobs.chaos.stand_in import Law
-from specbatch.jobs.chaos.stand_in_model import EOS, VOCAB_SIZE
+from specbatch.jobs.chaos.stand_in import NUMERIC_CLASS, Law
+from specbatch.jobs.chaos.stand_in_model import EOS, VOCAB_SIZE, weights_of
 from specbatch.pipeline.engine.sequence import Request
 from specbatch.pipeline.ingest.outputs import read_output
 from specbatch.pipeline.ledger import groups
@@ -37,12 +37,13 @@ def log_of(here: Site) -> str:
 def test_outputs_are_what_the_stand_in_is_known_to_write(one_site: Site) -> None:
     job = one_site.run(PLAIN).reports[0]
     rows = read_output(one_site.store.get_job(job.job_id).output_uri).to_pylist()
+    model = weights_of(one_site.folder / one_site.verifier) + NUMERIC_CLASS.encode()
     checked = 0
     for row in rows:
         if row["finish_reason"] == "error":
             continue
         prompt = tuple(f"The story of {row['row_index']} sailors and".encode())
-        law = Law(Request("", prompt, SamplingParams(), row["seed"]), VOCAB_SIZE)
+        law = Law(Request("", prompt, SamplingParams(), row["seed"]), VOCAB_SIZE, model=model)
         tokens = [law.at(place)[0] for place in range(12)]
         stop = tokens.index(EOS) + 1 if EOS in tokens else 12
         assert row["token_ids"] == tokens[:stop]

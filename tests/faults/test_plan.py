@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -10,7 +13,15 @@ import pytest
 from specbatch.jobs.chaos.bells import UnrulyRing
 from specbatch.jobs.chaos.faults import Armed, count, errors_at
 from specbatch.jobs.chaos.orders import Arming
-from specbatch.jobs.chaos.plan import DEEDS, POINTS, Deed, Disturbance, plan_of
+from specbatch.jobs.chaos.plan import (
+    DEEDS,
+    POINTS,
+    Deed,
+    Disturbance,
+    IncidentKind,
+    incident_plan_of,
+    plan_of,
+)
 from specbatch.schemas.crash_points import CrashPoint
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.records import Bell, Stage
@@ -40,6 +51,15 @@ def test_plans_vary_in_all_they_have() -> None:
     for plan in plans:
         drafts = any(d.point is CrashPoint.DRAFT_WRITE for d in plan.disturbances)
         assert plan.writes_ahead or not drafts, "it could not be reached"
+
+
+@pytest.mark.parametrize("begin", [0, 5, 1000])
+def test_any_nine_seeds_in_a_row_have_every_incident(begin: int) -> None:
+    plans = [incident_plan_of(seed, 2) for seed in range(begin, begin + 9)]
+    assert {p.incident.kind for p in plans if p.incident} == set(IncidentKind)
+    assert plans == [incident_plan_of(seed, 2) for seed in range(begin, begin + 9)]
+    assert all(d.worker is None for p in plans for d in p.disturbances)
+    assert str(plans[0]).startswith(f"seed {begin}: {plans[0].incident}")
 
 
 def test_a_plan_says_what_it_does() -> None:
@@ -77,6 +97,40 @@ def test_a_disturbance_of_one_worker_leaves_the_others_alone(tmp_path: Path) -> 
         meant(CrashPoint.UPLOAD)
     meant.arm(Arming(2, (), str(tmp_path)))
     meant(CrashPoint.UPLOAD)
+
+
+def ignore(run: int, index: int) -> None:
+    """Nobody asks."""
+
+
+def test_a_full_disk_fails_whatever_is_written_until_there_is_room(tmp_path: Path) -> None:
+    worker = Armed(0, on_postgres=False, tell=ignore)
+    full = tmp_path / "full"
+    worker.arm(Arming(1, (), str(tmp_path), full=str(full)))
+    worker(CrashPoint.SQL_COMMIT)
+    full.touch()
+    for _ in range(3):
+        with pytest.raises(sqlite3.OperationalError, match="disk is full"):
+            worker(CrashPoint.SQL_COMMIT)
+        with pytest.raises(ObjectError, match="no space left"):
+            worker(CrashPoint.MANIFEST)
+    worker(CrashPoint.LEASE)
+    full.unlink()
+    worker(CrashPoint.SQL_COMMIT)
+
+
+def test_a_clock_is_wrong_by_whatever_name_it_is_read() -> None:
+    """In a process of its own: nothing puts the true names back."""
+    code = (
+        "import time; from time import time as by_name;"
+        "from specbatch.jobs.chaos import clock; true = time.monotonic() - time.time();"
+        "clock.set_ahead(600);"
+        "said = [time.time(), by_name(), time.time_ns() / 1e9];"
+        "print([round(time.monotonic() - true - each) for each in said]);"
+        "clock.set_ahead(0); print(round(time.monotonic() - true - time.time()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["[-600, -600, -600]", "0"]
 
 
 def test_numbers_are_given_out_once(tmp_path: Path) -> None:

@@ -12,14 +12,17 @@ from specbatch.jobs.chaos.stand_in import REFUSED, Law, StandInEngine, StandInHo
 from specbatch.jobs.chaos.stand_in_model import (
     CONTEXT_TOKENS,
     EOS,
+    REPLACED,
     VOCAB_SIZE,
     codec,
+    replace_part,
     write_model,
 )
 from specbatch.pipeline.engine.model_folder import check_pair, inspect_model, vocabulary_digest
 from specbatch.pipeline.engine.sequence import Completion, Request
 from specbatch.pipeline.ingest.codec import TextCodec
 from specbatch.schemas.errors import RequestCancelledError
+from specbatch.schemas.fingerprint import TOKENIZER, WEIGHTS
 from specbatch.schemas.provenance import NO_TICKS
 from specbatch.schemas.records import FinishReason, Origin, SamplingParams
 from specbatch.schemas.spec import EngineSpec
@@ -208,3 +211,46 @@ def step_to_the_end(engine: StandInEngine) -> list[Completion]:
     while not engine.idle:
         done += engine.step()
     return done
+
+
+# --- what it was loaded from ----------------------------------------------------------------
+@pytest.mark.parametrize("part", REPLACED)
+def test_other_files_are_another_model(folder: Path, part: str) -> None:
+    asked = request(7)
+    before = StandInHost(inspect_model(str(folder)))
+    replaced = inspect_model(str(folder)).fingerprint
+    tokens = run(before, asked)[0].token_ids
+    replace_part(folder, part, folder.name, 1)
+    after = StandInHost(inspect_model(str(folder)))
+    try:
+        assert before.serves().fingerprint == replaced, "what it has loaded, not what lies there"
+        assert after.serves().fingerprint != replaced
+        if part == TOKENIZER:
+            assert codec(str(folder)).decode([65, 66]) != "AB"
+        else:
+            assert run(after, asked)[0].token_ids != tokens
+        assert run(before, asked)[0].token_ids == tokens
+    finally:
+        before.close()
+        after.close()
+
+
+def test_a_host_that_has_loaded_nothing_serves_what_lies_there(folder: Path) -> None:
+    host = StandInHost(inspect_model(str(folder)))
+    replace_part(folder, WEIGHTS, folder.name, 1)
+    try:
+        assert host.serves().fingerprint == inspect_model(str(folder)).fingerprint
+    finally:
+        host.close()
+
+
+def test_another_class_writes_other_tokens(folder: Path) -> None:
+    hosts = [
+        StandInHost(inspect_model(str(folder)), numeric_class=f"stand-in/f32/{n}") for n in (1, 2)
+    ]
+    try:
+        one, other = (run(host, request(8))[0].token_ids for host in hosts)
+        assert one != other
+    finally:
+        for host in hosts:
+            host.close()

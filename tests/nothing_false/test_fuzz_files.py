@@ -2,6 +2,9 @@
 
 Every case is drawn from its number, so a failing one is repeated by it. Inputs are planned
 (`--dry-run` reads and checks all rows); a model is loaded and run, where it passes the first look.
+Its folder's config, weights, generation config, tokenizer or chat template is damaged.
+
+The default suite has 40 cases; `--long` has 2,000, most of an hour on two busy cores.
 """
 
 from __future__ import annotations
@@ -10,8 +13,8 @@ import json
 import random
 import shutil
 import struct
-import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +27,9 @@ from support import forks
 from support.models import TinyPair
 from support.peak_memory import PeakMemory
 
-FEW = {"parquet": 16, "jsonl": 6, "model": 14}
+FEW = {"parquet": 16, "jsonl": 6, "model": 18}
 ALL = {"parquet": 900, "jsonl": 300, "model": 800}
-MOST_SEC = 30.0
+MOST_SEC = 30.0  # of processor time
 MOST_MIB = 1500.0
 GIVEN_UP_SEC = 240.0  # a busy machine is no hang: what counts is the time that was computed
 CHAT = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]
@@ -113,25 +116,59 @@ def damaged(data: bytes, draw: random.Random) -> bytes:
 
 
 # --- models ---------------------------------------------------------------------------------
+NAMES = (
+    *["config.json"] * 4, *["model.safetensors"] * 4, *["generation_config.json"] * 2,
+    *["tokenizer.json"] * 3, "tokenizer_config.json", *["chat_template.jinja"] * 3,
+)  # fmt: skip
+TEMPLATE = """{% for m in messages %}<|{{ m['role'] }}|>{{ m.content | trim }}{{ eos_token }}
+{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"""
+BAD_TEMPLATES = (
+    "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}",
+    "{% for a in range(99999) %}{{ messages }}{% endfor %}" * 20,
+    "{{ 'x' * 10**9 }}", "{{ [0] * 10**9 }}", "{{ 9 ** 9 ** 9 }}", "{{ '%999999999d' % 1 }}",
+    "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "{{ raise_exception('no ' * 10**7) }}",
+    "{{ ''.__class__.__mro__[1].__subclasses__() }}", "{% include '/etc/passwd' %}",
+    "{{ messages[99].content }}", "{{ nothing.at.all }}", "{{ messages | tojson(indent=10**8) }}",
+    "{% set x = namespace(a='x') %}{% for i in range(60) %}{% set x.a = x.a ~ x.a %}{% endfor %}",
+    "{{ lipsum(n=10**6) }}", "{{ 1 / 0 }}", "{% if %}", "\udcff", "{{ '\x00' }}", "(" * 5000,
+    "{{" + "(" * 5000, "{{ messages }}", "", " ", "{% generation %}x{% endgeneration %}",
+    "{{ strftime_now('%' * 10**6) }}",
+)  # fmt: skip
+
+
 def model(good: Path, folder: Path, draw: random.Random) -> Path:
     spoiled = shutil.copytree(good, folder / "model")
-    names = ["config.json"] * 4 + ["model.safetensors"] * 4
-    names += ["generation_config.json", "tokenizer.json", "tokenizer_config.json"]
-    name = draw.choice([n for n in names if (spoiled / n).exists()])
+    name = draw.choice([n for n in NAMES if n == "chat_template.jinja" or (spoiled / n).exists()])
     path = spoiled / name
     if name == "model.safetensors":
         path.write_bytes(spoiled_weights(path.read_bytes(), draw))
+    elif name == "chat_template.jinja":
+        path.write_bytes(spoiled_template(draw))
     elif draw.random() < 0.25:
         path.write_bytes(damaged(path.read_bytes(), draw))
     else:
         value = json.loads(path.read_text())
-        key = draw.choice(sorted(value))
-        if draw.random() < 0.15:
-            del value[key]
-        else:
-            value[key] = draw.choice(STRANGE)
+        spoil(value, draw)
         path.write_text(json.dumps(value))
     return spoiled
+
+
+def spoil(value: Any, draw: random.Random) -> None:
+    """Something in it, at whatever depth, is taken away or becomes strange."""
+    key = draw.choice(range(len(value)) if isinstance(value, list) else sorted(value))
+    inner = value[key]
+    if isinstance(inner, dict | list) and inner and draw.random() < 0.7:
+        spoil(inner, draw)
+    elif draw.random() < 0.15:
+        del value[key]
+    else:
+        value[key] = draw.choice(STRANGE)
+
+
+def spoiled_template(draw: random.Random) -> bytes:
+    if draw.random() < 0.5:
+        return draw.choice(BAD_TEMPLATES).encode(errors="surrogateescape")
+    return damaged(TEMPLATE.encode(), draw)
 
 
 def spoiled_weights(data: bytes, draw: random.Random) -> bytes:
@@ -154,8 +191,18 @@ def spoiled_weights(data: bytes, draw: random.Random) -> bytes:
 
 
 # --- what comes of it -----------------------------------------------------------------------
-def run(folder: Path, *flags: object) -> tuple[int, str, str, float]:
-    """Return code, stdout, stderr, peak MiB above a warm process."""
+@dataclass(frozen=True)
+class Came:
+    """What came of a case."""
+
+    code: int
+    out: str
+    err: str
+    peak_mib: float  # above a warm process
+    computed_sec: float
+
+
+def run(folder: Path, *flags: object) -> Came:
     command = ("submit-job", "--local", "--json", "--output", "out", "--max-tokens", "2", *flags)
     with forks.open_memory() as out, forks.open_memory() as err:
         process = forks.fork(
@@ -178,20 +225,33 @@ def run(folder: Path, *flags: object) -> tuple[int, str, str, float]:
         for stream in (out, err):
             stream.seek(0)
             texts.append(stream.read().decode(errors="replace"))
-    return code, texts[0], texts[1], peak
+    return Came(code, texts[0], texts[1], peak, memory.computed_sec)
 
 
-def check(case: str, code: int, out: str, err: str, peak_mib: float) -> None:
-    told = f"{case}: {code}\n{out}\n{err}"
-    assert "Traceback" not in out + err, told
-    assert code >= 0, f"a crash: {told}"
-    errors = [line for line in err.splitlines() if line.startswith("error: ")]
+def check(case: str, came: Came) -> None:
+    told = f"{case}: {came}"
+    assert "Traceback" not in came.out + came.err, told
+    assert came.code >= 0, f"a crash: {told}"
+    errors = [line for line in came.err.splitlines() if line.startswith("error: ")]
     if errors:
         assert len(errors) == 1, told
     else:
-        result = json.loads(out.strip().splitlines()[-1])
+        result = json.loads(came.out.strip().splitlines()[-1])
         assert result.get("dry_run") or "rows_failed" in result, told
-    assert peak_mib < MOST_MIB, f"{peak_mib:.0f} MiB: {told}"
+    assert came.peak_mib < MOST_MIB, told
+    assert came.computed_sec < MOST_SEC, told
+
+
+def of_input(number: int, form: str, folder: Path, pair: TinyPair) -> Came:
+    path = INPUTS[form](folder, random.Random(f"{form} {number}"))
+    return run(folder, "--dry-run", "--input", path, "--verifier", pair.verifier)
+
+
+def of_model(number: int, folder: Path, pair: TinyPair) -> Came:
+    lines = [{"id": "a", "prompt": "hello"}, {"id": "b", "prompt": CHAT[:1]}]
+    (folder / "in.jsonl").write_bytes(b"\n".join(map(orjson.dumps, lines)))
+    spoiled = model(pair.verifier, folder, random.Random(f"model {number}"))
+    return run(folder, "--input", "in.jsonl", "--verifier", spoiled)
 
 
 def cases(form: str, request: pytest.FixtureRequest) -> Iterator[int]:
@@ -209,11 +269,7 @@ def test_damaged_inputs(
     for number in cases(form, request):
         folder = tmp_path / f"{number}"
         folder.mkdir()
-        path = INPUTS[form](folder, random.Random(f"{form} {number}"))
-        begun = time.monotonic()
-        found = run(folder, "--dry-run", "--input", path, "--verifier", tiny_pair.verifier)
-        check(f"{form} {number}", *found)
-        assert time.monotonic() - begun < GIVEN_UP_SEC
+        check(f"{form} {number}", of_input(number, form, folder, tiny_pair))
         shutil.rmtree(folder)
 
 
@@ -223,9 +279,5 @@ def test_damaged_models(
     for number in cases("model", request):
         folder = tmp_path / f"{number}"
         folder.mkdir()
-        lines = [{"id": "a", "prompt": "hello"}, {"id": "b", "prompt": "there"}]
-        (folder / "in.jsonl").write_bytes(b"\n".join(map(orjson.dumps, lines)))
-        spoiled = model(tiny_pair.verifier, folder, random.Random(f"model {number}"))
-        found = run(folder, "--input", "in.jsonl", "--verifier", spoiled)
-        check(f"model {number}", *found)
+        check(f"model {number}", of_model(number, folder, tiny_pair))
         shutil.rmtree(folder)

@@ -1,21 +1,25 @@
-"""The memory of a process and of all that it has started, while it runs."""
+"""Memory and processor time of a process and of all that it has started, while it runs."""
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
 EVERY_SEC = 0.02
 _PAGE_MIB = 4096 / (1 << 20)
+_TICKS_PER_SEC = os.sysconf("SC_CLK_TCK")
 
 
 class PeakMemory:
-    """The most that this process tree has of its own, in MiB; shared pages are not counted."""
+    """The most that this process tree has of its own, in MiB; shared pages are not counted. And
+    the processor time that it has used, as far as it was seen."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self.first_mib = _tree_mib(pid)
         self.peak_mib = self.first_mib
+        self.computed_sec = 0.0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
@@ -28,10 +32,24 @@ class PeakMemory:
     def _look(self) -> None:
         while not self._ended.wait(EVERY_SEC):
             self.peak_mib = max(self.peak_mib, _tree_mib(self._pid))
+            self.computed_sec = max(self.computed_sec, _tree_sec(self._pid))
 
 
 def _tree_mib(pid: int) -> float:
     return _own_mib(pid) + sum(_tree_mib(child) for child in _children(pid))
+
+
+def _tree_sec(pid: int) -> float:
+    return _own_sec(pid) + sum(_tree_sec(child) for child in _children(pid))
+
+
+def _own_sec(pid: int) -> float:
+    """With that of children that have ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:15])) / _TICKS_PER_SEC
 
 
 def _own_mib(pid: int) -> float:

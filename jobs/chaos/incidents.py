@@ -1,0 +1,212 @@
+"""What incidents do: each prepares itself, begins while a job runs, and ends what it began.
+
+An incident is a generator that yields twice: before it begins, and before it ends.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specbatch.jobs.chaos import stand_in_model
+from specbatch.jobs.chaos.plan import Deed, Incident, IncidentKind
+from specbatch.workers.lifecycle import queue_names
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+    from specbatch.jobs.chaos.harness import Site
+
+Phases = Generator[None, None, None]
+
+OTHER_CLASS = "stand-in/bf16/1"
+OTHER_WEIGHTS = 1  # version of the verifier's weights on the other host
+MINUTES_APART = (-600.0, -120.0, 120.0, 600.0)  # in seconds
+_FULL = "disk-is-full"
+_EVIL = "nobody-sent-this"
+
+
+@dataclass(slots=True)
+class Running:
+    """An incident of a run, and how far it is."""
+
+    incident: Incident
+    phases: Phases
+    begun_at: float | None = None  # on the monotonic clock
+    is_over: bool = False
+
+    def move_on(self, rows_done: int) -> str | None:
+        """Begin or end it if that is due; what was done."""
+        if self.begun_at is None:
+            if rows_done < self.incident.at_rows:
+                return None
+            next(self.phases)
+            self.begun_at = time.monotonic()
+            return f"begins: {self.incident.kind}"
+        if self.is_over or time.monotonic() < self.begun_at + self.incident.lasts_sec:
+            return None
+        self.end()
+        return f"ends: {self.incident.kind}"
+
+    def close(self) -> None:
+        """Undo what it has prepared, where it never began."""
+        self.phases.close()
+
+    def end(self) -> None:
+        """At once, if it has begun."""
+        if self.begun_at is not None and not self.is_over:
+            self.is_over = True
+            next(self.phases, None)
+
+
+def prepared(here: Site, incident: Incident) -> Running:
+    """An incident that may begin."""
+    phases = _KINDS[incident.kind](here, incident)
+    next(phases)
+    return Running(incident, phases)
+
+
+def _model_swapped(here: Site, incident: Incident) -> Phases:
+    """As a deployment to the same folder does it, taken back after a while.
+
+    Some workers are killed and load what lies there by then. Behind it all are started anew: one
+    that has loaded other files keeps to them.
+    """
+    draw = random.Random(incident.variant)
+    folder = here.folder / here.verifier
+    parts = draw.sample(stand_in_model.REPLACED, draw.randint(1, 2))
+    killed = draw.sample(range(here.workers), draw.randint(1, here.workers))
+    name, version = folder.name, 1 + draw.randrange(3)
+    yield
+    for part in parts:
+        stand_in_model.replace_part(folder, part, name, version)
+    for number in killed:
+        here.pool.disturb(number, Deed.KILL)
+    yield
+    for part in parts:
+        stand_in_model.replace_part(folder, part, name, 0)
+    for number in range(here.workers):
+        here.pool.disturb(number, Deed.KILL)
+
+
+def _models_mixed(here: Site, incident: Incident) -> Phases:
+    """Workers of a host whose folder of that name has other files, of one part or another."""
+    home = here.folder / "other-host"
+    for ref in (here.verifier, here.proposer):
+        stand_in_model.write_model(home / ref, Path(ref).name)
+    verifier = home / here.verifier
+    stand_in_model.replace_part(verifier, stand_in_model.REPLACED[0], verifier.name, OTHER_WEIGHTS)
+    return _joined_by(here, incident, home=str(home))
+
+
+def _classes_mixed(here: Site, incident: Incident) -> Phases:
+    return _joined_by(here, incident, numeric_class=OTHER_CLASS)
+
+
+def _joined_by(here: Site, incident: Incident, **unlike: str) -> Phases:
+    """What they would write is learned first, then they work beside the others."""
+    orders = [
+        replace(
+            here.order,
+            number=here.workers + number,
+            log=str(here.folder / f"worker-{here.workers + number}.log"),
+            **unlike,  # type: ignore[arg-type]  # fields that are strings
+        )
+        for number in range(1 + incident.variant % 2)
+    ]
+    here.pool.hire(orders)
+    try:
+        here.learn_as(orders[0])
+        yield
+        yield
+    finally:
+        here.pool.let_go(orders)
+
+
+def _restored(here: Site, incident: Incident) -> Phases:
+    """The copy is taken when it begins, and restored at its end: also after the job's own."""
+    yield
+    here.meanwhile(here.copy.take, "the copy of the store")
+    yield
+    if incident.kind is IncidentKind.STORE_RESTORED:
+        here.meanwhile(lambda: here.copy.restore(at_work=True), "the store to be restored")
+        return
+    with here.pool.stopped():
+        here.store.close()  # the next operation connects anew
+        here.copy.restore(at_work=False)
+
+
+def _queue_of_wrong_type(here: Site, incident: Incident) -> Phases:
+    draw = random.Random(incident.variant)
+    names = queue_names(here.order.kinds, here.verifier, here.proposer)
+    chosen = draw.sample(names, draw.randint(1, 3))
+    yield
+    redis = _redis(here)
+    for name in chosen:
+        redis.set(name, "no list")
+    yield
+    for name in chosen:  # the operator deletes what the workers have not
+        if redis.type(name) == b"string":
+            redis.delete(name)
+
+
+def _unacked_garbage(here: Site, incident: Incident) -> Phases:
+    texts: Sequence[bytes] = (
+        b"garbage",
+        b"[1, 2",
+        b"null",
+        b'[{"body": "e30="}, "", ""]',
+        b"\xff\xfe",
+    )
+    yield
+    redis = _redis(here)
+    for number in range(1 + incident.variant % 3):
+        tag = f"{_EVIL}-{number}"
+        redis.hset("unacked", tag, texts[(incident.variant + number) % len(texts)])
+        redis.zadd("unacked_index", {tag: 0.0})
+    yield
+    for number in range(1 + incident.variant % 3):  # the operator deletes what the workers have not
+        redis.hdel("unacked", f"{_EVIL}-{number}")
+        redis.zrem("unacked_index", f"{_EVIL}-{number}")
+
+
+def _disk_full(here: Site, _: Incident) -> Phases:
+    """Whatever writes fails, wherever it is tried, until there is room again."""
+    flag = here.folder / _FULL
+    here.full = str(flag)
+    yield
+    flag.touch()
+    yield
+    flag.unlink()
+
+
+def _clocks_apart(here: Site, incident: Incident) -> Phases:
+    """For the whole run; the submitter's own clock is right."""
+    draw = random.Random(incident.variant)
+    here.skews_sec = tuple(draw.choice(MINUTES_APART) for _ in range(here.workers))
+    yield
+    yield
+
+
+def _redis(here: Site) -> Redis:
+    from redis import Redis
+
+    client: Redis = Redis.from_url(here.broker_url)
+    return client
+
+
+_KINDS: dict[IncidentKind, Callable[[Site, Incident], Phases]] = {
+    IncidentKind.MODEL_SWAPPED: _model_swapped,
+    IncidentKind.MODELS_MIXED: _models_mixed,
+    IncidentKind.CLASSES_MIXED: _classes_mixed,
+    IncidentKind.STORE_RESTORED: _restored,
+    IncidentKind.STORE_RESTORED_STOPPED: _restored,
+    IncidentKind.QUEUE_OF_WRONG_TYPE: _queue_of_wrong_type,
+    IncidentKind.UNACKED_GARBAGE: _unacked_garbage,
+    IncidentKind.DISK_FULL: _disk_full,
+    IncidentKind.CLOCKS_APART: _clocks_apart,
+}
