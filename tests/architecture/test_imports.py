@@ -27,6 +27,7 @@ DIRECTIONS = {
         "pipeline.auditing",
         "pipeline.bootstrap",
         "pipeline.client",
+        "pipeline.coverage",  # the rows of the table that `audit` prints
         "pipeline.ingest.folders",
         "pipeline.ledger.contract",
         "pipeline.observe",
