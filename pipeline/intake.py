@@ -31,6 +31,8 @@ from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.planned_groups import MOST_TOGETHER, WRITERS, in_batches, write_groups
 from specbatch.pipeline.privacy.tenants import NOBODY_PRIVATE, Privacy
 from specbatch.pipeline.recorded import put_rejected
+from specbatch.schemas.errors import ModelChangedError, ModelError
+from specbatch.schemas.numeric_class import UNKNOWN
 from specbatch.schemas.records import Bell, JobRow, JobWork, Lease, SourcePosition, Stage
 from specbatch.schemas.spec import JobSpec
 
@@ -108,7 +110,7 @@ class Intake:
 
     def _begin(self, work: JobWork, job: JobRow, spec: JobSpec) -> _Reading:
         self._privacy.check(job)
-        verifier, proposer = check_models(self._models, spec)
+        verifier, proposer = self._models_of(job, spec)
         self._store.pin_models(work.lease, models_of(spec, verifier, proposer))
         OutputWriter(self._objects, spec.output.uri, job.job_id).claim()
         source = open_source(spec.input, self._objects, self._reader_bytes)
@@ -120,6 +122,18 @@ class Intake:
         planned = plan(source, checker, spec.group_size, *start)
         identity = identity_of(job, spec, source.format, verifier, proposer)
         return _Reading(in_batches(planned, min(MOST_TOGETHER, self._max_open)), identity)
+
+    def _models_of(self, job: JobRow, spec: JobSpec) -> tuple[ModelFolder, ModelFolder | None]:
+        """Raises `ModelChangedError` where a job that has pinned its model finds none that works:
+        that one did, so its files are being replaced or were."""
+        try:
+            return check_models(self._models, spec)
+        except ModelError as error:
+            if job.model_fingerprint in (None, UNKNOWN):
+                raise
+            raise ModelChangedError(
+                f"the model that it began with is gone: {error}"
+            ) from error
 
     def _store_groups(
         self,
