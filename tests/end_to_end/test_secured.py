@@ -258,7 +258,7 @@ def failures(site: Site) -> dict[str, tuple[dict[str, str], tuple[str, ...], str
         ),
         "database away": (
             {"SPECBATCH_DATABASE_URL": f"postgresql://u:{wrong}@127.0.0.1:1/d"},
-            jobs, "did not answer in time",
+            jobs, "did not answer until",
         ),
         "database's certificate": (
             {"SPECBATCH_DATABASE_URL": site.database_url.replace(ca, other)},
