@@ -131,9 +131,7 @@ class Intake:
         except ModelError as error:
             if job.model_fingerprint in (None, UNKNOWN):
                 raise
-            raise ModelChangedError(
-                f"the model that it began with is gone: {error}"
-            ) from error
+            raise ModelChangedError(f"the model that it began with is gone: {error}") from error
 
     def _store_groups(
         self,

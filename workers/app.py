@@ -29,6 +29,7 @@ def make_app(settings: Settings) -> Celery:
         task_acks_late=True,  # a killed worker's message comes back
         task_reject_on_worker_lost=True,  # the same for prefork children
         task_acks_on_failure_or_timeout=True,  # a rejected one would be dropped; we re-ring instead
+        task_default_exchange="",  # it needs no binding: see `WorkQueues`
         task_create_missing_queues=True,  # queues are named after models; `broker.py` declares them
         # --- what is in a message
         task_serializer="json",
