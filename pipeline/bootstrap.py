@@ -6,8 +6,6 @@ Every part can be handed in, which is how tests put fakes in place.
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +20,8 @@ from specbatch.pipeline.ledger.migrate import grant_roles, open_store
 from specbatch.pipeline.metering import Exposure, counted, kv_blocks, metered
 from specbatch.pipeline.observe.meter import Meter
 from specbatch.pipeline.observe.tracing import UNTRACED, TraceOptions, Tracing, open_tracing
+from specbatch.pipeline.outage import Outage
+from specbatch.pipeline.owners import owner_here
 from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.pipeline.sweeper import Queued, Sweeper, unknown
 from specbatch.schemas.errors import DeviceLostError, MissingExtraError, UsageError
@@ -115,6 +115,7 @@ class Worker:
     helper: Helper | None = None
     timekeeper: Timekeeper | None = None
     tracing: Tracing = UNTRACED
+    outage: Outage = field(default_factory=Outage)
 
     def start(self) -> None:
         """Begin what is done beside the tasks: announcing itself, sweeping, asking for work."""
@@ -131,6 +132,7 @@ class Worker:
                 host.hint(known, message.position, message.token_ids)
 
     def close(self) -> None:
+        self.outage.close()
         self.sweeper.close()
         if self.helper is not None:
             self.helper.close()
@@ -170,6 +172,7 @@ def make_worker(
     instead: Models | None = None,
     queued: Queued | None = None,
     meter: Meter | None = None,
+    only_job: str | None = None,
 ) -> Worker:
     """A worker of the given kinds. Engines load when their first group arrives.
 
@@ -177,7 +180,7 @@ def make_worker(
     drafts locally, one without asks for more of blocks that run out, over `line`. `further` are
     draft models beside the proposer, for verifying only. `instead` takes the place of real models.
     `queued` tells how many bells wait for the broker's workers, where that is known. `meter` hears
-    of all that is done.
+    of all that is done. `only_job`: work of no other job is taken.
     Raises `ModelError` for folders that cannot be served, `MissingExtraError` without the engine
     extra, `UsageError` without the device and for draft models that could not be told apart.
     """
@@ -237,12 +240,13 @@ def make_worker(
             further=beside if drafts else (),
             observer=None if meter is None else meter.observer(verifies=drafts),
             drift_every=settings.drift_every_steps,
+            only_job=only_job,
         )
 
     verifying = host(0, drafts=True) if "verify" in kinds else None
     proposing = host(1, drafts=False) if "propose" in kinds else None
     objects = Objects.of_settings(settings)
-    owner = f"{socket.gethostname()}:{os.getpid()}"
+    owner = owner_here()
     engines = [h for h in (verifying, proposing) if h is not None]
     if meter is not None and verifying is not None:
         meter.ask_blocks(partial(kv_blocks, verifying))
@@ -254,9 +258,10 @@ def make_worker(
         keeper.at_heartbeats(StepWatch(engines, settings.step_deadline_sec).look)
         keeper.at_heartbeats(timekeeper.beat)
     helper = None
-    if verifier is not None and verifying is not None:
+    if verifier is not None and verifying is not None and only_job is None:
         beats = settings.lease_sec / 3  # as hearts beat
         helper = Helper(store, keeper, verifier, owner, beats, verifying.serves)
+    outage = Outage(ends=only_job is not None)
     stages = Stages(
         store=store,
         objects=objects,
@@ -277,8 +282,11 @@ def make_worker(
         privacy=privacy,
         tracing=tracing,
         reader_bytes=settings.ingest_memory_mib << 20,
+        only_job=only_job,
+        outage=outage,
     )
     return Worker(
+        outage=outage,
         tracing=tracing,
         stages=stages,
         timekeeper=timekeeper,
@@ -292,6 +300,7 @@ def make_worker(
             settings.bell_patience_sec,
             queued or unknown,
             silence_sec=LEASES_OF_SILENCE * settings.lease_sec,
+            only_job=only_job,
         ),
         engines=engines,
         leader=leader,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -32,7 +32,7 @@ from specbatch.pipeline.ingest.artefacts import (
 )
 from specbatch.pipeline.ingest.codec import TextCodec
 from specbatch.pipeline.ingest.confined import put_own, read_own
-from specbatch.pipeline.ingest.objects import Objects
+from specbatch.pipeline.ingest.objects import Objects, probe
 from specbatch.pipeline.ingest.rows import RowChecker
 from specbatch.pipeline.ingest.sources import READER_BYTES
 from specbatch.pipeline.intake import Intake
@@ -42,6 +42,7 @@ from specbatch.pipeline.leases import Held, LeaseKeeper
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.observe.context import Work, work_on
 from specbatch.pipeline.observe.tracing import UNTRACED, Tracing
+from specbatch.pipeline.outage import Outage
 from specbatch.pipeline.passing import PassingOn
 from specbatch.pipeline.policy.controls import NOTHING_MEASURED
 from specbatch.pipeline.policy.journal import Lessons
@@ -65,7 +66,14 @@ from specbatch.pipeline.requests import (
 from specbatch.pipeline.sharing import completed
 from specbatch.pipeline.text_stop import Decode
 from specbatch.pipeline.timekeeping import Timing, Untimed
-from specbatch.schemas.errors import ModelChangedError, RequestCancelledError, UsageError
+from specbatch.schemas.errors import (
+    ModelChangedError,
+    ObjectError,
+    RequestCancelledError,
+    SpecbatchError,
+    StoreError,
+    UsageError,
+)
 from specbatch.schemas.numeric_class import UNKNOWN, Pinned, Serves
 from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import (
@@ -78,6 +86,7 @@ from specbatch.schemas.records import (
     Stage,
     StageTiming,
 )
+from specbatch.schemas.refusals import refuses_writes
 from specbatch.schemas.spec import JobSpec
 from specbatch.schemas.timekeeping import LEASES_OF_SILENCE, Attempt
 
@@ -117,13 +126,16 @@ class Stages(Guarding):
         privacy: Privacy = NOBODY_PRIVATE,
         tracing: Tracing = UNTRACED,
         reader_bytes: int = READER_BYTES,
+        only_job: str | None = None,
+        outage: Outage | None = None,
     ) -> None:
         """`max_open_groups`: of a job, before its input is read on. `timing` is told what engines
-        are used for, `tracing` how it went."""
-        super().__init__(store, ring, keeper, privacy, tracing)
+        are used for, `tracing` how it went. `only_job`: work of no other job is taken."""
+        super().__init__(store, ring, keeper, privacy, tracing, outage)
         self._jobs = KnownJobs(store)
         self._passing = PassingOn(store, ring, LEASES_OF_SILENCE * lease_sec)
         self._objects = objects
+        self._only_job = only_job
         self._owner = owner
         self._lease_sec = lease_sec
         self._economy = economy
@@ -141,7 +153,19 @@ class Stages(Guarding):
         self._intake = Intake(store, objects, ring, self._drafting, self._codecs, models, *reading)
 
     def run(self, stage: Stage, job_id: str, group_index: int | None) -> None:
-        """Do what a bell asks for, if it is still to be done."""
+        """Do what a message asks for, if it is still to be done and can be written."""
+        if not self._outage.wait() or (group_index is None and self._outage.holds_back(job_id)):
+            return  # the sweeper enqueues it again
+        try:
+            self._run(stage, job_id, group_index)
+        except (StoreError, ObjectError) as error:
+            if not refuses_writes(error):
+                raise
+            self._outage.begin(error)
+        else:
+            self._outage.over()
+
+    def _run(self, stage: Stage, job_id: str, group_index: int | None) -> None:
         work_on(Work(job_id, str(stage), group_index))  # another unit, where that is claimed
         match stage:
             case Stage.INGEST:
@@ -288,6 +312,8 @@ class Stages(Guarding):
         """The group whose turn it is. Where there is none, the bell's own: its job may name the
         model otherwise, or it is to be closed."""
         who = (self._owner, self._lease_sec)
+        if self._only_job is not None and serves is None:  # else `serves` names the one job
+            return self._store.claim_group(job_id, index, stage, *who)
         work = self._store.claim_next(stage, model, *who, serves)
         return work or self._store.claim_group(job_id, index, stage, *who, serves)
 
@@ -393,6 +419,7 @@ class Stages(Guarding):
             state, error, manifest = self._publisher.publish(work, job, spec, confirm)
             words = error and self._privacy.words(job, error)
             self._store.finish_job(work.lease, state, words, manifest)
+            self._outage.published(job_id)
             self._drafting.forget(job)
             if not job.privacy.is_full:
                 clear(self._store, self._objects, job.job_id)
@@ -412,6 +439,12 @@ class Stages(Guarding):
     def _put(self, job: JobRow, kind: str, lease: Lease, data: bytes) -> Artefact:
         name = f"{kind}-{lease.group_index:08d}-{lease.generation}.arrow"
         return put_own(self._objects, job, name, data)
+
+    def _probes(self, error: SpecbatchError) -> dict[Hashable, Callable[[], object]]:
+        if not isinstance(error, ObjectError) or not error.place:
+            return {}
+        folder = error.place.rpartition("/")[0]
+        return {folder: partial(probe, self._objects, folder)}
 
     @contextmanager
     def _engaged(self, lease: Lease, host: Engines) -> Iterator[tuple[Held, list[Submitted]]]:

@@ -109,6 +109,7 @@ class Farewell:
             self._thread.join()
 
     def _begin(self, how: str = "Warm", **_: object) -> None:
+        self._worker.outage.close()
         if how == "Cold":
             self._waited.set()
         if self._thread is None:
@@ -248,8 +249,11 @@ def embedded(
     store: Store | None = None,
     concurrency: int = 16,
     kinds: tuple[str, ...] = KINDS,
+    only_job: str | None = None,
 ) -> Iterator[tuple[Celery, Worker]]:
     """These kinds of work in this process: the same tasks, also on a broker in memory.
+
+    `only_job`: work of no other job is taken.
 
     When the device is gone the worker dies (`is_alive`), its groups given back.
     """
@@ -258,7 +262,14 @@ def embedded(
     kinds = kinds if proposer else tuple(k for k in kinds if k != "propose")
     app = make_app(settings)
     worker = make_worker(
-        settings, kinds, make_ring(app), verifier, proposer, store, queued=make_queued(app)
+        settings,
+        kinds,
+        make_ring(app),
+        verifier,
+        proposer,
+        store,
+        queued=make_queued(app),
+        only_job=only_job,
     )
     lost = LastWord()
     register(app, worker, lost)

@@ -81,9 +81,11 @@ class EngineHost:
         further: Sequence[ModelFolder] = (),
         observer: Observer | None = None,
         drift_every: int = EVERY_STEPS,
+        only_job: str | None = None,
     ) -> None:
         """`further` are draft models beside `proposer`, the main one. `observer` hears what engines
         do, and every `drift_every` steps (0: never) how far a draft model is from the verifier.
+        `only_job`: no other job is served.
 
         Raises `UsageError` where two draft models could not be told apart.
         """
@@ -102,6 +104,7 @@ class EngineHost:
         self._leader = leader  # of the ranks that share the verifier; a proposer is rank 0's own
         self._observer = observer
         self._drift_every = drift_every
+        self._only_job = only_job
         self._memory_of = memory_of  # what earlier engines learned of their machines
         self._services: dict[EngineSpec, EngineService] = {}
         self._stopped = False
@@ -128,7 +131,8 @@ class EngineHost:
 
     def _named(self) -> Serves:
         if self._serves is None:
-            self._serves = serves(self.verifier, self._device, self._tensor_parallel)
+            found = serves(self.verifier, self._device, self._tensor_parallel)
+            self._serves = replace(found, only_job=self._only_job)
         return self._serves
 
     def _of(self, folder: ModelFolder) -> Fingerprint:

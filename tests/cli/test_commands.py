@@ -33,11 +33,11 @@ def test_jobs_lists_whole_ids_newest_first(cli: Any, job: Any) -> None:
 def test_show_takes_the_first_characters_of_an_id(cli: Any, job: Any) -> None:
     made = cli("submit-job", *job, "--local", "--json").json
     shown = cli("show", made["job"][:14], "--json")
-    saved = ("saved_usd", "saved_low_usd", "saved_high_usd")
+    saved = ("saved_usd", "saved_low_usd", "saved_high_usd", "drafted", "speedup")
     pinned = ("numeric_class", "model_fingerprint", "model_parts")
     told = {name: shown.json[name] for name in ("decisions", *saved, *pinned)}
     told |= {"rows_quarantined": 0, "audits": [], "waits_for": None}
-    told |= {"given_back": None, "workers": {}}
+    told |= {"given_back": None, "workers": {}, "interrupted": False}
     assert shown.json == made | told
     assert "progress: 12 of 12 prompts, 1 of 1 groups" in cli("show", made["job"]).out
 
