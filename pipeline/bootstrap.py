@@ -186,6 +186,7 @@ def make_worker(
     """
     if instead is None:
         require_engine_extra()
+    from specbatch.pipeline.engine import step_guard
     from specbatch.pipeline.engine.model_folder import check_pair, models_here
     from specbatch.pipeline.ingest.codec import TextCodec
     from specbatch.pipeline.ingest.objects import Objects
@@ -255,6 +256,7 @@ def make_worker(
     timekeeper = Timekeeper(store, owner, device_here, engines, serves) if engines else None
     keeper = LeaseKeeper(store, settings.lease_sec)
     if timekeeper is not None:
+        step_guard.guard(settings.step_deadline_sec, settings.lease_sec)
         keeper.at_heartbeats(StepWatch(engines, settings.step_deadline_sec).look)
         keeper.at_heartbeats(timekeeper.beat)
     helper = None

@@ -21,6 +21,7 @@ from specbatch.pipeline.engine.fingerprint import Look, look_at, unchanged
 from specbatch.pipeline.engine.history_proposer import HistoryProposer
 from specbatch.pipeline.engine.loader import LoadedModel, load_model
 from specbatch.pipeline.engine.memory import (
+    PROMISES,
     MemoryBudget,
     budget_of,
     cache_bytes,
@@ -240,15 +241,16 @@ class EngineHost:
         proposers: list[Proposer] = [BlockProposer(), HistoryProposer(vocab_size), NgramProposer()]
         models = []
         loaded = [self._load(f, spec, spec.proposer_weights) for f in self._draft_models]
+        share = self._cache_share(verifier)
         for name in self._draft_names:
             draft_model = loaded.pop(0)
             if not self._still_fits(verifier.folder, draft_model.folder):
                 continue
-            drafting = self._runner(draft_model)
+            drafting = self._runner(draft_model, share)
             pass_time = knowledge.draft_time_of(name)
             proposers.append(DraftModelProposer(drafting, pass_time=pass_time, name=name))
             models.append(drafting.memory(MAX_PASS_TOKENS, self._max_sequences))
-        verifying = self._runner(verifier, self._spread(spec))
+        verifying = self._runner(verifier, share, self._spread(spec))
         if verifying.shortage is not None:  # that of a draft model costs drafts only
             log.warning(
                 "the KV cache of model %s has room for %d tokens, its context is %d: "
@@ -363,21 +365,29 @@ class EngineHost:
     def _runner(
         self,
         model: LoadedModel,
+        share: int,
         spread: Callable[[TorchDecoder, int], Decoder] | None = None,
     ) -> ModelRunner:
-        """Made after all models are loaded: what they leave is what caches can have."""
-        models = 1 + len(self._draft_models)
-        wanted = self._kv_cache_bytes
-        if self._device.is_gpu:
-            size = gpu_cache_bytes(wanted, models, model.device)
-        else:
-            size = cache_bytes(wanted, models)
         capture = None if spread else capture_for(model, self._device)
-        return ModelRunner(
+        runner = ModelRunner(
             model,
-            size,
+            share,
             consume=True,
             capture=capture,
             spread=spread,
-            is_capped=size < wanted,
+            is_capped=share < self._kv_cache_bytes,
         )
+        if not self._device.is_gpu:  # a GPU's memory is taken at once
+            PROMISES.make(runner.blocks, share // (runner.blocks.untouched + 1))
+        return runner
+
+    def _cache_share(self, verifier: LoadedModel) -> int:
+        """Bytes of each model's cache, asked for when all models are loaded: what they leave, and
+        other engines of this process were not promised, is what caches can have.
+
+        Raises `NoEngineError`.
+        """
+        models = 1 + len(self._draft_models)
+        if self._device.is_gpu:
+            return gpu_cache_bytes(self._kv_cache_bytes, models, verifier.device)
+        return cache_bytes(self._kv_cache_bytes, models)
