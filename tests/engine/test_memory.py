@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from specbatch.pipeline.engine.host import EngineHost
 from specbatch.pipeline.engine.memory import Promises, available_bytes, cache_bytes
 from specbatch.pipeline.engine.model_folder import inspect_model
 from specbatch.pipeline.engine.sequence import Request
+from specbatch.schemas.errors import NoEngineError
 from specbatch.schemas.records import SamplingParams
 from specbatch.schemas.spec import EngineSpec
 from support.models import TinyPair
