@@ -128,6 +128,20 @@ def _function(loaded: ctypes.CDLL, name: str, arguments: list[type]) -> Any:
     return function
 
 
+def start_watch(step: ctypes.c_int64, seconds: float, message: str, code: int) -> bool:
+    """Have a thread without Python end the process with `code`, after `message` on stderr, once
+    `step` has held the same number but 0 for so long. False: there is no library for it.
+
+    `step` must live as long as the process.
+    """
+    loaded = _loaded()
+    if isinstance(loaded, str) or not hasattr(loaded, "specbatch_watch"):
+        return False
+    watch = loaded["specbatch_watch"]
+    watch.argtypes = [_AT, ctypes.c_double, ctypes.c_char_p, ctypes.c_int]
+    return bool(watch(ctypes.addressof(step), seconds, message.encode(), code))
+
+
 def available() -> list[str]:
     """The levels that this processor runs, the best first; none without the library."""
     loaded = _loaded()

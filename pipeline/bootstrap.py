@@ -6,8 +6,6 @@ Every part can be handed in, which is how tests put fakes in place.
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import threading
 import uuid
 from collections.abc import Callable, Sequence
@@ -23,6 +21,8 @@ from specbatch.pipeline.ledger.migrate import grant_roles, open_store
 from specbatch.pipeline.metering import Exposure, counted, kv_blocks, metered
 from specbatch.pipeline.observe.meter import Meter
 from specbatch.pipeline.observe.tracing import UNTRACED, TraceOptions, Tracing, open_tracing
+from specbatch.pipeline.outage import Outage
+from specbatch.pipeline.owners import owner_here
 from specbatch.pipeline.presence import Presence
 from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.pipeline.store_place import make_place
@@ -121,6 +121,7 @@ class Worker:
     timekeeper: Timekeeper | None = None
     tracing: Tracing = UNTRACED
     presence: Presence | None = None
+    outage: Outage = field(default_factory=Outage)
 
     def start(self) -> None:
         """Begin what is done beside the tasks: announcing itself, sweeping, asking for work."""
@@ -139,6 +140,7 @@ class Worker:
                 host.hint(known, message.position, message.token_ids)
 
     def close(self) -> None:
+        self.outage.close()
         self.sweeper.close()
         if self.helper is not None:
             self.helper.close()
@@ -181,6 +183,7 @@ def make_worker(
     queued: Queued | None = None,
     meter: Meter | None = None,
     trouble: Callable[[], str | None] = lambda: None,
+    only_job: str | None = None,
 ) -> Worker:
     """A worker of the given kinds. Engines load when their first group arrives.
 
@@ -189,12 +192,14 @@ def make_worker(
     draft models beside the proposer, for verifying only. `instead` takes the place of real models.
     `queued` tells how many bells wait for the broker's workers, where that is known. `meter` hears
     of all that is done. `trouble` tells why no messages can be taken, None: they can.
+    `only_job`: work of no other job is taken.
     Raises `ModelError` for folders that cannot be served, `MissingExtraError` without the engine
     extra, `UsageError` without the device and for draft models that could not be told apart.
     """
     if instead is None:
         require_engine_extra()
     from specbatch.pipeline.anchors import Anchors
+    from specbatch.pipeline.engine import step_guard
     from specbatch.pipeline.engine.model_folder import check_pair, models_here
     from specbatch.pipeline.ingest.codec import TextCodec
     from specbatch.pipeline.ingest.objects import Objects
@@ -215,7 +220,7 @@ def make_worker(
             if drafting is not None:
                 check_pair(folders[0], drafting)
     tracing = open_tracing(trace_options(settings))
-    owner = f"{socket.gethostname()}:{os.getpid()}"  # the form that sql_triggers.py knows
+    owner = owner_here()  # the form that sql_triggers.py knows
     store = store or make_store(settings, owner)
     if meter is not None:
         store = metered(store, meter)
@@ -250,6 +255,7 @@ def make_worker(
             further=beside if drafts else (),
             observer=None if meter is None else meter.observer(verifies=drafts),
             drift_every=settings.drift_every_steps,
+            only_job=only_job,
         )
 
     verifying = host(0, drafts=True) if "verify" in kinds else None
@@ -263,12 +269,14 @@ def make_worker(
     timekeeper = Timekeeper(store, owner, device_here, engines, serves) if engines else None
     keeper = LeaseKeeper(store, settings.lease_sec)
     if timekeeper is not None:
+        step_guard.guard(settings.step_deadline_sec, settings.lease_sec)
         keeper.at_heartbeats(StepWatch(engines, settings.step_deadline_sec).look)
         keeper.at_heartbeats(timekeeper.beat)
     helper = None
-    if verifier is not None and verifying is not None:
+    if verifier is not None and verifying is not None and only_job is None:
         beats = settings.lease_sec / 3  # as hearts beat
         helper = Helper(store, keeper, verifier, owner, beats, verifying.serves)
+    outage = Outage(ends=only_job is not None)
     stages = Stages(
         store=store,
         objects=objects,
@@ -290,6 +298,8 @@ def make_worker(
         tracing=tracing,
         reader_bytes=settings.ingest_memory_mib << 20,
         anchors=Anchors.of_settings(settings, objects),
+        only_job=only_job,
+        outage=outage,
     )
     process = WorkerProcess(
         uuid.uuid4().hex,
@@ -306,6 +316,7 @@ def make_worker(
         told=(lambda _: None) if meter is None else meter.broker_trouble,
     )
     return Worker(
+        outage=outage,
         tracing=tracing,
         presence=presence,
         stages=stages,
@@ -320,6 +331,7 @@ def make_worker(
             settings.bell_patience_sec,
             queued or unknown,
             silence_sec=LEASES_OF_SILENCE * settings.lease_sec,
+            only_job=only_job,
         ),
         engines=engines,
         leader=leader,

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.observe.context import Work, work_on
+from specbatch.pipeline.observe.interrupted import is_interrupted
 from specbatch.pipeline.observe.span_names import SUBMIT
 from specbatch.pipeline.observe.tracing import UNTRACED, Tracing
+from specbatch.pipeline.owners import is_dead_here
 from specbatch.pipeline.privacy.tenants import NOBODY_PRIVATE, Privacy
 from specbatch.schemas.errors import UsageError, WaitTimeoutError
 from specbatch.schemas.fingerprint import Models
@@ -143,6 +145,20 @@ class Client:
         self._ring_due(job.job_id)
         return count
 
+    def interrupted(self, jobs: Sequence[JobRow], lease_sec: float) -> list[str]:
+        """Ids of those of the jobs that were begun and that nobody works on any more."""
+        begun = [job for job in jobs if job.state is JobState.RUNNING]
+        workers = self._store.backlog().workers if begun else ()
+        holders = self._store.holders
+        return [j.job_id for j in begun if is_interrupted(j, holders, workers, lease_sec)]
+
+    def take_over(self, job_id: str) -> None:
+        """End the leases of processes of this machine that are no more: else whoever resumes the
+        job would wait until they have run out."""
+        for owner in self._store.holders(job_id):
+            if is_dead_here(owner):
+                self._store.expire_leases(job_id, owner)
+
     def waits_for(self, job_id: str, silence_sec: float) -> str | None:
         """In words, what a job lacks on its way to the end, and what there is; None: nothing.
 
@@ -157,7 +173,7 @@ class Client:
         found: dict[str, Models] = {}
         for serves in told:
             here, drafts = serves.fingerprint, serves.drafts
-            if serves.model != job.verifier or here is None:
+            if serves.model != job.verifier or here is None or not serves.works_on(job.job_id):
                 continue
             wanted = job.proposer_fingerprint
             draft = wanted if wanted in (None, *drafts) or len(drafts) != 1 else drafts[0]

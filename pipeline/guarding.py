@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 from specbatch.pipeline import telling
 from specbatch.pipeline.client import Ring
@@ -13,6 +14,7 @@ from specbatch.pipeline.leases import Held, LeaseKeeper
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.observe.context import Work, work_on
 from specbatch.pipeline.observe.tracing import UNTRACED, Tracing
+from specbatch.pipeline.outage import Outage
 from specbatch.pipeline.privacy.tenants import NOBODY_PRIVATE, Privacy
 from specbatch.pipeline.ringing import Ringing
 from specbatch.schemas.errors import (
@@ -23,11 +25,17 @@ from specbatch.schemas.errors import (
     ObjectError,
     RequestCancelledError,
     SpecbatchError,
+    StoreError,
     UsageError,
 )
 from specbatch.schemas.records import GroupWork, JobRow, Lease
+from specbatch.schemas.refusals import RIGHTS, refuses_writes
 
 log = logging.getLogger(__name__)
+
+
+def _lies_in(uri: str, folder: str) -> bool:
+    return uri == folder or uri.startswith(f"{folder.rstrip('/')}/")
 
 
 class UnshownError(Exception):
@@ -45,8 +53,10 @@ class Guarding(Ringing):
         keeper: LeaseKeeper,
         privacy: Privacy = NOBODY_PRIVATE,
         tracing: Tracing = UNTRACED,
+        outage: Outage | None = None,
     ) -> None:
         super().__init__(store, ring)
+        self._outage = outage or Outage()
         self._keeper = keeper
         self._privacy = privacy
         self._tracing = tracing
@@ -64,6 +74,11 @@ class Guarding(Ringing):
                 yield held
         except FencedError as error:
             log.info("dropped: %s", error)
+        except (StoreError, ObjectError) as error:
+            if self._lies_with_rights(lease, error) or not refuses_writes(error):
+                self._failed(lease, error)
+            else:
+                self._refused(lease, error)
         except RequestCancelledError:
             if held.cancelled.is_set():
                 self._store.cancel_group(lease)
@@ -88,12 +103,7 @@ class Guarding(Ringing):
             self._ring_again(lease, released.cut_off)
             raise
         except SpecbatchError as error:
-            words = self._words(lease, error)
-            log.warning("job %s group %s: %s", lease.job_id, lease.group_index, words)
-            # A file, the storage, or what an engine is made of: no row's fault.
-            damaged = isinstance(error, ObjectError | NoEngineError)
-            released = self._store.release(lease, words, whole=damaged)
-            self._ring_again(lease, released.cut_off)
+            self._failed(lease, error)
         except Exception as error:
             words = self._words(lease, error)
             released = self._store.release(lease, words)
@@ -102,6 +112,47 @@ class Guarding(Ringing):
                 raise
             # Whoever logs it must see neither its words nor those of what it came from.
             raise UnshownError(words).with_traceback(error.__traceback__) from None
+
+    def _failed(self, lease: Lease, error: SpecbatchError) -> None:
+        words = self._words(lease, error)
+        log.warning("job %s group %s: %s", lease.job_id, lease.group_index, words)
+        # A file, the storage, or what an engine is made of: no row's fault.
+        damaged = isinstance(error, ObjectError | NoEngineError)
+        released = self._store.release(lease, words, whole=damaged)
+        self._ring_again(lease, released.cut_off)
+
+    # --- places that refuse to be written -----------------------------------------------------
+    def _lies_with_rights(self, lease: Lease, error: SpecbatchError) -> bool:
+        """Whether this one job's output lacks rights, which do not come by themselves."""
+        cause = error.__cause__
+        rights = isinstance(cause, OSError) and cause.errno in RIGHTS
+        return rights and not self._outage.ends and self._is_of_one_job(lease, error)
+
+    def _is_of_one_job(self, lease: Lease, error: SpecbatchError) -> bool:
+        """Whether no other job needs the place: it is an output, or what is made on the way."""
+        if lease.group_index is not None or not isinstance(error, ObjectError):
+            return False
+        return not _lies_in(error.place, self._store.get_job(lease.job_id).workspace_uri)
+
+    def _refused(self, lease: Lease, error: SpecbatchError) -> None:
+        """Give the unit back, without an attempt, and hold back what needs that place."""
+        give_back = partial(self._store.release, lease, self._words(lease, error), forgiven=True)
+        try:
+            give_back()
+        except StoreError as unkept:
+            if not refuses_writes(unkept):
+                raise
+            self._outage.begin(error, {lease: give_back})
+            return
+        if self._is_of_one_job(lease, error):
+            self._outage.begin_of_job(lease.job_id, error)
+        else:
+            self._outage.begin(error, self._probes(error))
+
+    def _probes(self, error: SpecbatchError) -> Mapping[Hashable, Callable[[], object]]:
+        """What tries the place again, without computing anything for it, by a name."""
+        del error
+        return {}
 
     def _begin(self, held: Held, job: JobRow, work: GroupWork | None = None) -> None:
         """The job is known: mind its deadline, and tell whose work it is."""

@@ -11,6 +11,7 @@ from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.records import Stage
+from specbatch.schemas.refusals import is_news
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ class Helper:
             try:
                 self.ask()
             except StoreError as error:
-                log.warning("nobody can be asked for work: %s", error)
+                if is_news(error):
+                    log.warning("nobody can be asked for work: %s", error)
             except Exception:
                 log.exception("nobody can be asked for work")

@@ -14,6 +14,7 @@ from specbatch.pipeline.observe.span_names import LEASE_LOST, STOPPED
 from specbatch.pipeline.observe.tracing import NO_SPAN, Span
 from specbatch.schemas.errors import FencedError, StoreError
 from specbatch.schemas.records import Lease, Stage
+from specbatch.schemas.refusals import is_news
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +131,8 @@ class LeaseKeeper:
         try:
             self._beat()
         except StoreError as error:
-            log.warning("heartbeat failed, leases may run out: %s", error)
+            if is_news(error):
+                log.warning("heartbeat failed, leases may run out: %s", error)
 
     def _beat(self) -> None:
         with self._lock:
@@ -158,7 +160,8 @@ class LeaseKeeper:
         try:
             stopped = self._store.look({x: entry.spent_usd() for x, entry in going_on.items()})
         except StoreError as error:
-            log.info("could not ask whether jobs are to stop, the next look will: %s", error)
+            if is_news(error):
+                log.info("could not ask whether jobs are to stop, the next look will: %s", error)
             return
         _tell(going_on, stopped)
 

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.errors import StoreError
+from specbatch.schemas.refusals import is_news
 
 log = logging.getLogger(__name__)
 
@@ -49,4 +50,5 @@ class StoredKnowledge:
         try:
             self._store.keep_knowledge(about, state)
         except StoreError as error:
-            log.warning("what was learned of %s is not kept: %s", about, error)
+            if is_news(error):
+                log.warning("what was learned of %s is not kept: %s", about, error)

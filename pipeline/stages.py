@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -33,7 +33,7 @@ from specbatch.pipeline.ingest.artefacts import (
 )
 from specbatch.pipeline.ingest.codec import TextCodec
 from specbatch.pipeline.ingest.confined import name_of_attempt, put_own, read_own
-from specbatch.pipeline.ingest.objects import Objects
+from specbatch.pipeline.ingest.objects import Objects, probe
 from specbatch.pipeline.ingest.rows import RowChecker
 from specbatch.pipeline.ingest.sources import READER_BYTES
 from specbatch.pipeline.intake import Intake
@@ -43,6 +43,7 @@ from specbatch.pipeline.leases import Held, LeaseKeeper
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.observe.context import Work, work_on
 from specbatch.pipeline.observe.tracing import UNTRACED, Tracing
+from specbatch.pipeline.outage import Outage
 from specbatch.pipeline.passing import PassingOn
 from specbatch.pipeline.policy.controls import NOTHING_MEASURED
 from specbatch.pipeline.policy.journal import Lessons
@@ -68,8 +69,10 @@ from specbatch.pipeline.text_stop import Decode
 from specbatch.pipeline.timekeeping import Timing, Untimed
 from specbatch.schemas.errors import (
     ModelChangedError,
+    ObjectError,
     RequestCancelledError,
     SpecbatchError,
+    StoreError,
     UsageError,
 )
 from specbatch.schemas.numeric_class import UNKNOWN, Pinned, Serves
@@ -84,6 +87,7 @@ from specbatch.schemas.records import (
     Stage,
     StageTiming,
 )
+from specbatch.schemas.refusals import refuses_writes
 from specbatch.schemas.spec import JobSpec
 from specbatch.schemas.timekeeping import LEASES_OF_SILENCE, Attempt
 
@@ -124,14 +128,17 @@ class Stages(Guarding):
         tracing: Tracing = UNTRACED,
         reader_bytes: int = READER_BYTES,
         anchors: Anchors | None = None,
+        only_job: str | None = None,
+        outage: Outage | None = None,
     ) -> None:
         """`max_open_groups`: of a job, before its input is read on. `timing` is told what engines
         are used for, `tracing` how it went. `anchors`: where logs of published jobs are anchored.
-        """
-        super().__init__(store, ring, keeper, privacy, tracing)
+        `only_job`: work of no other job is taken."""
+        super().__init__(store, ring, keeper, privacy, tracing, outage)
         self._jobs = KnownJobs(store)
         self._passing = PassingOn(store, ring, LEASES_OF_SILENCE * lease_sec)
         self._objects = objects
+        self._only_job = only_job
         self._owner = owner
         self._lease_sec = lease_sec
         self._economy = economy
@@ -150,7 +157,19 @@ class Stages(Guarding):
         self._intake = Intake(store, objects, ring, self._drafting, self._codecs, models, *reading)
 
     def run(self, stage: Stage, job_id: str, group_index: int | None) -> None:
-        """Do what a bell asks for, if it is still to be done."""
+        """Do what a message asks for, if it is still to be done and can be written."""
+        if not self._outage.wait() or (group_index is None and self._outage.holds_back(job_id)):
+            return  # the sweeper enqueues it again
+        try:
+            self._run(stage, job_id, group_index)
+        except (StoreError, ObjectError) as error:
+            if not refuses_writes(error):
+                raise
+            self._outage.begin(error)
+        else:
+            self._outage.over()
+
+    def _run(self, stage: Stage, job_id: str, group_index: int | None) -> None:
         work_on(Work(job_id, str(stage), group_index))  # another unit, where that is claimed
         match stage:
             case Stage.INGEST:
@@ -297,6 +316,8 @@ class Stages(Guarding):
         """The group whose turn it is. Where there is none, the bell's own: its job may name the
         model otherwise, or it is to be closed."""
         who = (self._owner, self._lease_sec)
+        if self._only_job is not None and serves is None:  # else `serves` names the one job
+            return self._store.claim_group(job_id, index, stage, *who)
         work = self._store.claim_next(stage, model, *who, serves)
         return work or self._store.claim_group(job_id, index, stage, *who, serves)
 
@@ -404,6 +425,7 @@ class Stages(Guarding):
             words = error and self._privacy.words(job, error)
             self._store.finish_job(work.lease, state, words, manifest)
             published = True
+            self._outage.published(job_id)
             self._drafting.forget(job)
             if not job.privacy.is_full:
                 clear(self._store, self._objects, job.job_id)
@@ -438,6 +460,12 @@ class Stages(Guarding):
 
     def _put(self, job: JobRow, kind: str, lease: Lease, data: bytes) -> Artefact:
         return put_own(self._objects, job, name_of_attempt(kind, lease), data)
+
+    def _probes(self, error: SpecbatchError) -> dict[Hashable, Callable[[], object]]:
+        if not isinstance(error, ObjectError) or not error.place:
+            return {}
+        folder = error.place.rpartition("/")[0]
+        return {folder: partial(probe, self._objects, folder)}
 
     @contextmanager
     def _engaged(self, lease: Lease, host: Engines) -> Iterator[tuple[Held, list[Submitted]]]:

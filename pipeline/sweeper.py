@@ -17,6 +17,7 @@ from specbatch.pipeline.client import Ring
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.records import Bell, Stage
+from specbatch.schemas.refusals import is_news
 from specbatch.schemas.speculation import PRE_GENERATED, Decision, DecisionAction
 
 log = logging.getLogger(__name__)
@@ -60,8 +61,13 @@ class Sweeper:
         bell_patience_sec: float = PATIENCE_SEC,
         queued: Queued = unknown,
         silence_sec: float = SILENCE_SEC,
+        only_job: str | None = None,
     ) -> None:
-        """A worker of which nothing was heard for `silence_sec` is not paid for any longer."""
+        """A worker of which nothing was heard for `silence_sec` is not paid for any longer.
+
+        `only_job`: messages are enqueued for this job alone.
+        """
+        self._only_job = only_job
         self._silence_sec = silence_sec
         self._store = store
         self._ring = ring
@@ -94,7 +100,8 @@ class Sweeper:
             try:
                 part()
             except StoreError as error:
-                log.warning("%s failed: %s", part.__name__, error)
+                if is_news(error):
+                    log.warning("%s failed: %s", part.__name__, error)
                 failed.append(error)
             if failed and self._stop.is_set():  # each part may wait long for a database
                 raise failed[0]
@@ -105,7 +112,7 @@ class Sweeper:
 
     def _ring_for_due(self) -> int:
         now = time.monotonic()
-        due = self._store.due()
+        due = self._store.due(job_id=self._only_job)
         self._rung = {b: self._rung[b] for b in due if b in self._rung}
         missing = self._missing(due, [b for b in due if self._may_be_lost(b, now)], now)
         lost = sum(bell in self._rung for bell in missing)
@@ -194,14 +201,16 @@ class Sweeper:
             try:
                 self._store.note_decisions(job_id, [decision])
             except StoreError as error:  # they went on all the same, and have to be rung for
-                log.warning("this could not be noted: %s", error)
+                if is_news(error):
+                    log.warning("this could not be noted: %s", error)
 
     def _run(self) -> None:
         while True:
             try:
                 self.sweep()
             except StoreError as error:
-                log.warning("sweep failed, the next one will do: %s", error)
+                if is_news(error):
+                    log.warning("sweep failed, the next one will do: %s", error)
             except Exception:
                 log.exception("sweep failed, the next one will do")
             if self._stop.wait(self.wait_sec):

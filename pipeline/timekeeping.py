@@ -24,6 +24,7 @@ from specbatch.schemas.errors import SessionEndedError, StoreError
 from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.provenance import NO_TICKS, Ticks
 from specbatch.schemas.records import Lease
+from specbatch.schemas.refusals import is_news
 from specbatch.schemas.timekeeping import (
     HINTS,
     Attempt,
@@ -189,7 +190,8 @@ class Timekeeper:
             while not self._tell():
                 log.warning("nothing was heard of this worker for long: it begins a new session")
         except StoreError as error:
-            log.warning("the time of this worker is told with the next heartbeat: %s", error)
+            if is_news(error):
+                log.warning("the time of this worker is told with the next heartbeat: %s", error)
 
     def _tell(self) -> bool:
         """Whether the session goes on; if not, the next one does. Raises `StoreError`."""
@@ -213,7 +215,8 @@ class Timekeeper:
         try:
             self._store.end_session(*self._read())
         except StoreError as error:
-            log.warning("the session of this worker ends when it is missed: %s", error)
+            if is_news(error):
+                log.warning("the session of this worker ends when it is missed: %s", error)
 
     def _introduce(self) -> None:
         """Have the store know the session, and what it serves now. Raises `StoreError`."""

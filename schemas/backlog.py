@@ -151,7 +151,11 @@ class PinnedJob:
     def waits_to_verify(self, workers: Iterable[WorkerNow]) -> str | None:
         """In words, what it lacks to be verified, and what of that kind these workers have; None:
         one of them may verify it."""
-        told = [(one.owner, one.serves) for one in workers if one.serves is not None]
+        told = [
+            (one.owner, one.serves)
+            for one in workers
+            if one.serves is not None and one.serves.works_on(self.job_id)
+        ]
         mine = [(owner, serves) for owner, serves in told if serves.model == self.model]
         if told and not mine:
             there = _joined(f"`{serves.model}`" for _, serves in told)

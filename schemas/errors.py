@@ -104,7 +104,14 @@ class WaitTimeoutError(SpecbatchError):
 
 
 class StoreError(SpecbatchError):
-    """The database refused an operation or cannot be reached."""
+    """The database refused an operation or cannot be reached.
+
+    `refused`: it cannot be written, for want of space or rights; no work is at fault.
+    """
+
+    def __init__(self, message: str, *, refused: bool = False) -> None:
+        super().__init__(message)
+        self.refused = refused
 
 
 class UnknownKeyError(StoreError):
@@ -114,12 +121,17 @@ class UnknownKeyError(StoreError):
 class ObjectError(SpecbatchError):
     """An object store refused an operation or returned bytes of the wrong size or checksum.
 
-    `passing`: the store was out of reach, or overloaded; the same may succeed later.
+    `passing`: the store was out of reach, or overloaded; the same may succeed later. `refused`: a
+    folder cannot be written, for want of space or rights; no work is at fault. `place`: that one.
     """
 
-    def __init__(self, message: str, *, passing: bool = False) -> None:
+    def __init__(
+        self, message: str, *, passing: bool = False, refused: bool = False, place: str = ""
+    ) -> None:
         super().__init__(message)
         self.passing = passing
+        self.refused = refused
+        self.place = place
 
 
 class FencedError(SpecbatchError):

@@ -112,6 +112,7 @@ class Serves:
     facts: Mapping[str, Facts] = field(default_factory=dict, compare=False)  # by class
     fingerprint: Fingerprint | None = None  # of the model's files; None: not known
     drafts: tuple[str, ...] = ()  # fingerprints of the draft models beside it, sorted
+    only_job: str | None = None  # the one job that a local run works on; None: any
 
     @classmethod
     def of(
@@ -136,6 +137,10 @@ class Serves:
             and pinned.proposer_fingerprint in (None, *self.drafts)
         )
 
+    def works_on(self, job_id: str) -> bool:
+        """Whether it takes work of this job: a local run takes that of its own job alone."""
+        return self.only_job in (None, job_id)
+
     def has_model(self, fingerprint: str | None) -> bool:
         """Whether its verifier is the one with this fingerprint; None: any is."""
         return fingerprint in (None, UNKNOWN) or (
@@ -150,6 +155,7 @@ class Serves:
             "facts": facts,
             "fingerprint": self.fingerprint and self.fingerprint.as_json(),
             "drafts": list(self.drafts),
+            "only_job": self.only_job,
         }
 
     @classmethod
@@ -159,7 +165,8 @@ class Serves:
         of_classes = cls.of(values["model"], values["classes"], values.get("facts"))
         fingerprint = Fingerprint.from_json(values.get("fingerprint"))
         drafts = tuple(values.get("drafts", ()))
-        return replace(of_classes, fingerprint=fingerprint, drafts=drafts)
+        only_job = values.get("only_job")
+        return replace(of_classes, fingerprint=fingerprint, drafts=drafts, only_job=only_job)
 
 
 def preferred(key: str, own: Serves, alive: Iterable[Serves]) -> str | None:

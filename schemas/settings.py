@@ -63,10 +63,11 @@ class Settings(BaseSettings):
     s3_endpoint_url: str | None = Field(default=None, description="S3 endpoint other than AWS")
     lease_sec: float = Field(default=60.0, gt=0, description="a lease without heartbeat ends then")
     step_deadline_sec: float = Field(
-        default=1800.0,
+        default=900.0,
         gt=0,
-        # Far longer than any step: kernels may be compiled in one, and a large model on a processor
-        # takes minutes for a pass.
+        # The longest step is a pass of `max_batch_tokens` prompt tokens. With 8e9 weights these are
+        # 2 * 8e9 * 2,048 = 3.3e13 operations: 210 s at the 158 GFLOP/s that two cores with AVX2
+        # were measured at, 820 s at a quarter of that. Loading a model is no step.
         description="an engine whose step takes longer is given up, and its worker ends",
     )
     sweep_interval_sec: float = Field(default=5.0, gt=0, description="how often bells are re-rung")

@@ -112,6 +112,7 @@ class Farewell:
             self._thread.join()
 
     def _begin(self, how: str = "Warm", **_: object) -> None:
+        self._worker.outage.close()
         if how == "Cold":
             self._waited.set()
         if self._thread is None:
@@ -253,8 +254,11 @@ def embedded(
     store: Store | None = None,
     concurrency: int = 16,
     kinds: tuple[str, ...] = KINDS,
+    only_job: str | None = None,
 ) -> Iterator[tuple[Celery, Worker]]:
     """These kinds of work in this process: the same tasks, also on a broker in memory.
+
+    `only_job`: work of no other job is taken.
 
     When the device is gone the worker dies (`is_alive`), its groups given back.
     """
@@ -268,6 +272,7 @@ def embedded(
         *(settings, kinds, make_ring(app), verifier, proposer, store),
         queued=make_queued(app),
         trouble=consuming.trouble,
+        only_job=only_job,
     )
     register(app, worker, lost)
     # Pool threads look the app up by this, and fail without a word otherwise. (To be the current

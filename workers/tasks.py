@@ -29,6 +29,7 @@ def register(app: Celery, worker: Worker, on_lost: Callable[[DeviceLostError], N
             worker.stages.run(message.stage, message.job_id, message.group_index)
         except DeviceLostError as error:
             on_lost(error)
+            worker.outage.close()  # no task may keep the worker from ending
         reach(CrashPoint.ACK)
 
     @app.task(  # type: ignore[untyped-decorator]  # celery has no types

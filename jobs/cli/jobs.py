@@ -11,6 +11,7 @@ from rich.table import Table
 from specbatch.jobs.cli.connect import client, load_settings
 from specbatch.jobs.cli.console import say, say_json, show_whole
 from specbatch.jobs.cli.outcome import as_json
+from specbatch.pipeline.observe.interrupted import INTERRUPTED, interrupted_line
 from specbatch.schemas.records import JobState
 
 
@@ -22,10 +23,12 @@ def jobs(
     json: Annotated[bool, typer.Option("--json", help="one JSON array on one line")] = False,
 ) -> None:
     """List jobs, newest first."""
-    with client(load_settings()) as c:
+    settings = load_settings()
+    with client(settings) as c:
         found = [(job, c.progress(job.job_id)) for job in c.jobs(limit, state)]
+        stopped = c.interrupted([job for job, _ in found], settings.lease_sec)
     if json:
-        say_json([as_json(job, progress) for job, progress in found])
+        say_json([as_json(j, p) | {"interrupted": j.job_id in stopped} for j, p in found])
         return
     if not found:
         say("no jobs")
@@ -37,5 +40,8 @@ def jobs(
         created = datetime.fromtimestamp(job.created_at).strftime("%m-%d %H:%M")
         rows = f"{progress.rows_done:,}/{progress.rows_total:,}"
         counts = [f"{progress.rows_failed:,}", f"{progress.completion_tokens:,}"]
-        table.add_row(job.job_id, job.name, str(job.state), rows, *counts, created)
+        word = INTERRUPTED if job.job_id in stopped else str(job.state)
+        table.add_row(job.job_id, job.name, word, rows, *counts, created)
     show_whole(table)
+    for job_id in stopped:
+        say(interrupted_line(job_id))

@@ -14,12 +14,15 @@ from specbatch.jobs.cli.console import INTERRUPTED, err, remark
 from specbatch.jobs.cli.outcome import finish
 from specbatch.pipeline.bootstrap import make_client
 from specbatch.pipeline.client import Client
+from specbatch.pipeline.observe.interrupted import resume_command
 from specbatch.pipeline.observe.progress import EngineCounts, progress_view
 from specbatch.schemas.errors import (
     BrokenModelError,
     EngineError,
     ModelChangedError,
     ModelLostError,
+    ObjectError,
+    StoreError,
     UsageError,
     WaitTimeoutError,
 )
@@ -27,6 +30,7 @@ from specbatch.schemas.fingerprint import compared
 from specbatch.schemas.numeric_class import Pinned, Serves
 from specbatch.schemas.patience import end_within
 from specbatch.schemas.records import JobRow
+from specbatch.schemas.refusals import refuses_writes
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec
 
@@ -77,15 +81,25 @@ def run_here(
 
     settings = settings.model_copy(update={"broker_url": "memory://localhost/"})
     hint = how_to_go_on or f"`{retry_command(job)}`"
+    with client(settings) as c:  # before the first sweep, which finds what that has freed
+        c.take_over(job.job_id)
     try:
-        with _sigterm_as_interrupt(), embedded(settings, spec.verifier, job.proposer) as running:
-            app, worker = running
+        with (
+            _sigterm_as_interrupt(),
+            embedded(settings, spec.verifier, job.proposer, only_job=job.job_id) as (app, worker),
+        ):
             check_served(worker, job.job_id, spec)
-            c = make_client(settings, make_ring(app), worker.store, worker.keeper.look)
-            _follow(c, app, worker, job, spec, timeout_sec)
+            here = make_client(settings, make_ring(app), worker.store, worker.keeper.look)
+            _follow(here, app, worker, job, spec, timeout_sec)
     except KeyboardInterrupt:
         remark(f"job {job.job_id} stopped; its finished groups are kept. To go on: {hint}")
         raise typer.Exit(INTERRUPTED) from None
+    except (StoreError, ObjectError) as error:
+        if refuses_writes(error):
+            raise type(error)(
+                f"{error}. Job {job.job_id} is kept; to resume it then: {hint}"
+            ) from None
+        raise
     except WaitTimeoutError:
         raise WaitTimeoutError(
             f"job {job.job_id} did not end within {timeout_sec:g} s and was stopped; "
@@ -128,8 +142,8 @@ def _of_other_files(job: JobRow, serves: Serves) -> ModelChangedError:
 
 
 def retry_command(job: JobRow) -> str:
-    """The command that goes on with a job in one process."""
-    return f"specbatch retry {job.job_id} --local"
+    """The command that resumes a job in one process."""
+    return resume_command(job.job_id)
 
 
 def _follow(
@@ -146,6 +160,8 @@ def _follow(
         with progress_view(err, spec.sampling.n) as show:
             for progress in c.follow(job.job_id, EVERY_SEC, timeout_sec):
                 show(progress, engine_counts(worker))
+                if worker.outage.refused is not None:
+                    raise worker.outage.refused
                 check_served(worker, job.job_id, spec)  # files may change before they are loaded
                 if not is_alive(app) and not progress.state.is_final:
                     _check_model(worker, job)

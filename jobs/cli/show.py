@@ -19,6 +19,7 @@ from specbatch.pipeline.bootstrap import (
     make_store,
 )
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.observe.interrupted import interrupted_line
 from specbatch.pipeline.observe.summary import summary_table
 from specbatch.pipeline.policy.savings import drafted, savings
 from specbatch.pipeline.tools import first_rows
@@ -48,6 +49,7 @@ def show(
     settings = load_settings()
     with client(settings) as c:
         row, progress = c.job(job), c.progress(job)
+        interrupted = bool(c.interrupted([row], settings.lease_sec))
     store = make_store(settings)
     try:
         decisions = store.decisions(row.job_id)
@@ -65,9 +67,12 @@ def show(
             told |= {"given_back": row.last_error}
             told |= {"model_fingerprint": row.model_fingerprint, "model_parts": row.model_parts}
             told |= {"workers": models_here(store, row, silence_sec)}
+            told |= {"interrupted": interrupted}
             say_json(as_json(row, progress) | saved_json(saved, is_drafted) | told)
             return
         _say_how_far(row, progress)
+        if interrupted:
+            say(interrupted_line(row.job_id))
         for line in (
             *model_lines(row, models_here(store, row, silence_sec)),
             *class_lines(store, row),

@@ -15,6 +15,7 @@ from specbatch.jobs.cli.console import out, say_json
 from specbatch.jobs.cli.options import Json
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.observe.interrupted import is_interrupted
 from specbatch.pipeline.observe.plain_console import PlainConsole
 from specbatch.pipeline.observe.top import WIDE, Board, Watch, as_json, tables
 from specbatch.schemas.errors import StoreError
@@ -35,7 +36,7 @@ def top(
     settings = load_settings()
     store = make_store(settings)
     try:
-        watch = Watch(LEASES_OF_SILENCE * settings.lease_sec)
+        watch = Watch(LEASES_OF_SILENCE * settings.lease_sec, settings.lease_sec)
         if json:
             say_json(as_json(look(store, watch)))
         elif once or not out.is_terminal:
@@ -54,7 +55,13 @@ def look(store: Store, watch: Watch) -> Board:
     queued = store.list_jobs(JOBS - len(running), JobState.QUEUED) if len(running) < JOBS else []
     shown = [(job, store.progress(job.job_id)) for job in (*running, *queued)]
     backlog = store.backlog()
-    return watch.board(backlog, shown, max(0, sum(backlog.jobs.values()) - len(shown)))
+    left_out = max(0, sum(backlog.jobs.values()) - len(shown))
+    stopped = {
+        job.job_id
+        for job, _ in shown
+        if is_interrupted(job, store.holders, backlog.workers, watch.lease_sec)
+    }
+    return watch.board(backlog, shown, left_out, stopped)
 
 
 def _watch(store: Store, watch: Watch, interval: float) -> None:

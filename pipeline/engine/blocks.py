@@ -44,6 +44,11 @@ class BlockManager:
         self._key_of: dict[int, bytes] = {}
 
     @property
+    def untouched(self) -> int:
+        """Blocks that are known to hold nothing: memory that the system may not have given yet."""
+        return len(self._free)
+
+    @property
     def free_blocks(self) -> int:
         """Blocks that no sequence holds; cached ones are reclaimed when the others are gone."""
         return len(self._free) + len(self._cached)

@@ -22,6 +22,7 @@ from specbatch.pipeline.engine.history_proposer import HistoryProposer
 from specbatch.pipeline.engine.loaded_models import LoadedModels
 from specbatch.pipeline.engine.loader import LoadedModel, load_model
 from specbatch.pipeline.engine.memory import (
+    PROMISES,
     MemoryBudget,
     budget_of,
     cache_bytes,
@@ -81,9 +82,11 @@ class EngineHost:
         further: Sequence[ModelFolder] = (),
         observer: Observer | None = None,
         drift_every: int = EVERY_STEPS,
+        only_job: str | None = None,
     ) -> None:
         """`further` are draft models beside `proposer`, the main one. `observer` hears what engines
         do, and every `drift_every` steps (0: never) how far a draft model is from the verifier.
+        `only_job`: no other job is served.
 
         Raises `UsageError` where two draft models could not be told apart.
         """
@@ -102,6 +105,7 @@ class EngineHost:
         self._leader = leader  # of the ranks that share the verifier; a proposer is rank 0's own
         self._observer = observer
         self._drift_every = drift_every
+        self._only_job = only_job
         self._memory_of = memory_of  # what earlier engines learned of their machines
         self._services: dict[EngineSpec, EngineService] = {}
         self._stopped = False
@@ -135,7 +139,8 @@ class EngineHost:
 
     def _named(self) -> Serves:
         if self._serves is None:
-            self._serves = serves(self.verifier, self._device, self._tensor_parallel)
+            found = serves(self.verifier, self._device, self._tensor_parallel)
+            self._serves = replace(found, only_job=self._only_job)
         return self._serves
 
     def service(self, spec: EngineSpec) -> EngineService:
@@ -227,13 +232,14 @@ class EngineHost:
         proposers: list[Proposer] = [BlockProposer(), HistoryProposer(vocab_size), NgramProposer()]
         models = []
         loaded = self._load_drafts(verifier.folder, spec)
+        share = self._cache_share(verifier)
         while loaded:
             name, draft_model = loaded.pop(0)
-            drafting = self._runner(draft_model)
+            drafting = self._runner(draft_model, share)
             pass_time = knowledge.draft_time_of(name)
             proposers.append(DraftModelProposer(drafting, pass_time=pass_time, name=name))
             models.append(drafting.memory(MAX_PASS_TOKENS, self._max_sequences))
-        verifying = self._runner(verifier, self._spread(spec))
+        verifying = self._runner(verifier, share, self._spread(spec))
         if verifying.shortage is not None:  # that of a draft model costs drafts only
             log.warning(
                 "the KV cache of model %s has room for %d tokens, its context is %d: "
@@ -351,21 +357,29 @@ class EngineHost:
     def _runner(
         self,
         model: LoadedModel,
+        share: int,
         spread: Callable[[TorchDecoder, int], Decoder] | None = None,
     ) -> ModelRunner:
-        """Made after all models are loaded: what they leave is what caches can have."""
-        models = 1 + len(self._models.draft_models)
-        wanted = self._kv_cache_bytes
-        if self._device.is_gpu:
-            size = gpu_cache_bytes(wanted, models, model.device)
-        else:
-            size = cache_bytes(wanted, models)
         capture = None if spread else capture_for(model, self._device)
-        return ModelRunner(
+        runner = ModelRunner(
             model,
-            size,
+            share,
             consume=True,
             capture=capture,
             spread=spread,
-            is_capped=size < wanted,
+            is_capped=share < self._kv_cache_bytes,
         )
+        if not self._device.is_gpu:  # a GPU's memory is taken at once
+            PROMISES.make(runner.blocks, share // (runner.blocks.untouched + 1))
+        return runner
+
+    def _cache_share(self, verifier: LoadedModel) -> int:
+        """Bytes of each model's cache, asked for when all models are loaded: what they leave, and
+        other engines of this process were not promised, is what caches can have.
+
+        Raises `NoEngineError`.
+        """
+        models = 1 + len(self._models.draft_models)
+        if self._device.is_gpu:
+            return gpu_cache_bytes(self._kv_cache_bytes, models, verifier.device)
+        return cache_bytes(self._kv_cache_bytes, models)

@@ -5,13 +5,19 @@ from __future__ import annotations
 import ctypes
 import gc
 import logging
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
+from weakref import ref
+
+from specbatch.schemas.errors import NoEngineError
 
 log = logging.getLogger(__name__)
 
 MOST_OF_AVAILABLE = 0.8
+LEAST_CACHE = 16 << 20  # of one model, beside other engines; the least that may be set
 _MEMINFO = Path("/proc/meminfo")
 _STATUS = Path("/proc/self/status")
 
@@ -93,10 +99,61 @@ def free_for_another(on_gpu: bool) -> None:
         torch.cuda.empty_cache()  # what the allocator keeps does not count as free
 
 
-def cache_bytes(wanted: int, models: int, meminfo: Path = _MEMINFO) -> int:
-    """What is wanted for each of `models` caches, or their share of 80 % of what is available."""
+class Reserving(Protocol):
+    """The blocks of a cache."""
+
+    @property
+    def untouched(self) -> int: ...
+
+
+class Promises:
+    """What KV caches of this process on a processor may still grow by. Thread-safe.
+
+    The system hands a cache's pages out when they are written to, so what it says is available has
+    been promised already, as far as caches have not been filled.
+    """
+
+    def __init__(self) -> None:
+        self._made: list[tuple[ref[Reserving], int]] = []
+        self._lock = threading.Lock()
+
+    def make(self, blocks: Reserving, block_bytes: int) -> None:
+        """It holds as long as the blocks do."""
+        with self._lock:
+            self._made.append((ref(blocks), block_bytes))
+
+    @property
+    def outstanding(self) -> int:
+        """Bytes."""
+        with self._lock:
+            self._made = [(of, size) for of, size in self._made if of() is not None]
+            held = [(of(), size) for of, size in self._made]
+        return sum(size * blocks.untouched for blocks, size in held if blocks is not None)
+
+
+PROMISES = Promises()  # of this process: the memory is the process's too
+
+
+def cache_bytes(
+    wanted: int, models: int, meminfo: Path = _MEMINFO, promises: Promises = PROMISES
+) -> int:
+    """What is wanted for each of `models` caches of an engine, or their share of 80 % of what is
+    available and not promised to other engines.
+
+    Raises `NoEngineError` where those have nearly all of it.
+    """
     available = available_bytes(meminfo)
-    return wanted if available is None else within(wanted, models, available)
+    if available is None:
+        return wanted
+    promised = promises.outstanding
+    size = within(wanted, models, max(0, available - promised))
+    if promised and size < min(wanted, LEAST_CACHE):
+        raise NoEngineError(
+            f"there is no memory for another engine in this process: {available >> 20} MiB are "
+            f"available, and {promised >> 20} MiB of them are promised to KV caches of its other "
+            "engines; lower SPECBATCH_KV_CACHE_MIB, or start a worker for such jobs alone"
+        )
+    return size
 
 
 def within(wanted: int, models: int, available: int) -> int:

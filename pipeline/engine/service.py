@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
+from specbatch.pipeline.engine import step_guard
 from specbatch.pipeline.engine.block_proposer import Wanted
 from specbatch.pipeline.engine.faults import engine_error
 from specbatch.pipeline.engine.sequence import Completion, Request
@@ -278,9 +279,11 @@ class EngineService:
     def _deliver_step(self, engine: SteppingEngine) -> None:
         with self._gate:
             self._stepping_since = now()
+            step_guard.begins()
             try:  # `stop` sets its flag first and then looks at ours: no step runs unseen
                 finished = [] if self._closing else engine.step()
             finally:
+                step_guard.ends()
                 self._stepping_since = None  # what it took is with the tickets
         self._deliver(finished)
 

@@ -13,7 +13,7 @@ import os
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,22 +22,22 @@ from typing import BinaryIO, Protocol
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.file_modes import Access, make_folder, new_file
 from specbatch.schemas.records import Artefact
+from specbatch.schemas.refusals import REFUSALS
 from specbatch.schemas.sealing import Sealer
 from specbatch.schemas.settings import Settings
 
 CHUNK_BYTES = 4 << 20
+PROBE_BYTES = 4 << 20  # what a group's results seldom exceed
 FIRST_LOOK_SEC = 10.0  # failures of S3 may take, where a person waits to hear of it
 
 # What to do about a disk that refuses; whoever reads the error may not be who runs the worker.
 _REMEDIES = {
-    **dict.fromkeys(
-        (errno.ENOSPC, errno.EDQUOT), "free space there; `specbatch retry` goes on with the job"
-    ),
-    errno.EFBIG: "raise the limit on the size of files (`ulimit -f`), then `specbatch retry`",
-    **dict.fromkeys(
-        (errno.EROFS, errno.EACCES, errno.EPERM),
-        "let the worker's user write there, or name another place, then `specbatch retry`",
-    ),
+    errno.ENOSPC: "free space there",
+    errno.EDQUOT: "free space there, or raise this user's quota",
+    errno.EFBIG: "raise the limit on the size of files (`ulimit -f`)",
+    errno.EROFS: "let it be written again (`mount -o remount,rw`)",
+    errno.EIO: "check that disk",
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "let the worker's user write there"),
 }
 
 
@@ -161,7 +161,7 @@ class Objects:
         with explained("write", str(root)):
             root.mkdir(parents=True, exist_ok=True)
             folder = tempfile.TemporaryDirectory(prefix="specbatch-", dir=root)
-        with folder as path:
+        with folder as path, explained("write", str(root), REFUSALS):
             yield Path(path)
 
     def _store(self, uri: str) -> ObjectStore:
@@ -359,14 +359,30 @@ def _version(stat: os.stat_result) -> str:
     return f"{stat.st_size}-{stat.st_mtime_ns}"
 
 
+def probe(objects: Objects, folder: str) -> None:
+    """Raise `ObjectError` unless as much as a group's results can be written to a folder."""
+    uri = join(folder, f"probe-{uuid.uuid4().hex}")
+    try:
+        objects.put_bytes(uri, bytes(PROBE_BYTES))
+    finally:
+        objects.delete(uri)
+
+
 @contextmanager
-def explained(verb: str, uri: str) -> Iterator[None]:
-    """The system's refusals inside the block become an `ObjectError` with file and remedy."""
+def explained(verb: str, uri: str, only: Collection[int] | None = None) -> Iterator[None]:
+    """The system's refusals inside the block become an `ObjectError` with file and remedy.
+
+    `only`: those with these numbers.
+    """
     try:
         yield
     except OSError as error:
+        if only is not None and error.errno not in only:
+            raise
         reason = (error.strerror or type(error).__name__).lower()
         remedy = _REMEDIES.get(error.errno or 0) if verb == "write" else None
         raise ObjectError(
-            f"cannot {verb} {uri}: {reason}" + (f"; {remedy}" if remedy else "")
+            f"cannot {verb} {uri}: {reason}" + (f"; {remedy}" if remedy else ""),
+            refused=verb == "write" and error.errno in REFUSALS,
+            place=uri,
         ) from error

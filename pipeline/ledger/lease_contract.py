@@ -126,6 +126,17 @@ class LeaseStore(Protocol):
         """
         ...
 
+    def holders(self, job_id: str) -> list[str]:
+        """Who holds the job or groups of it under leases that have not run out, by name."""
+        ...
+
+    def expire_leases(self, job_id: str, owner: str) -> int:
+        """End the leases on the job and its groups of an owner who is known to be dead; how many.
+
+        It is as if they had run out now: attempts count, and others may claim at once.
+        """
+        ...
+
     def skip_proposals(self, patience_sec: float) -> list[tuple[str, int]]:
         """Send groups that waited too long for drafts on to VERIFY; returns (job id, index).
 

@@ -27,7 +27,7 @@ from specbatch.schemas import mapper
 from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.records import GroupWork, JobState, JobWork, Lease, Released, Stage
-from specbatch.schemas.tables import JOB_WORK, Group, Job
+from specbatch.schemas.tables import JOB_WORK, Group, Job, group_is_open
 
 # --- claims ---------------------------------------------------------------------------------
 
@@ -254,6 +254,32 @@ def sent_on(to: Stage, now: Now) -> dict[str, Any]:
     Its times stay as they are: nobody claimed it, so nobody waited for its claim.
     """
     return {"stage": to.value, "ready_at": now, "attempts": 0, **FREE}
+
+
+# --- whose they are -------------------------------------------------------------------------
+
+
+def _held_of(job_id: str, now: Now) -> list[tuple[type[Job] | type[Group], list[Any]]]:
+    """The job's row and those of its groups that somebody holds, of each table."""
+    groups = [Group.job_id == job_id, group_is_open(), Group.lease_until > now]
+    return [(Job, [Job.job_id == job_id, Job.lease_until > now]), (Group, groups)]
+
+
+def holders(conn: Connection, now: Now, job_id: str) -> list[str]:
+    found: set[str] = set()
+    for table, held in _held_of(job_id, now):
+        found |= set(conn.scalars(select(table.lease_owner).where(*held).distinct()))
+    return sorted(found)
+
+
+def expire(conn: Connection, now: Now, job_id: str, owner: str) -> int:
+    """The job's row first, as everybody locks them."""
+    return sum(
+        conn.execute(
+            update(table).where(*held, table.lease_owner == owner).values(lease_until=now)
+        ).rowcount
+        for table, held in _held_of(job_id, now)
+    )
 
 
 # --- releases -------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ class ServingInMemory(TimeInMemory):
             if session.row.ended_at is None and session.beat_at > heard
             if session.row.serves and session.row.serves.model == job.row.verifier
             if session.row.serves.has_model(job.row.model_fingerprint)
+            if session.row.serves.works_on(job.row.job_id)
             if session.row.owner != owner
         ]
         name = preferred(key_of_spec(job.row.spec), serves, [serves, *others])
@@ -50,4 +51,6 @@ class ServingInMemory(TimeInMemory):
 
 def served(job: Job, serves: Serves | None) -> bool:
     """Whether such a worker may verify the job. None: it may verify any."""
-    return serves is None or serves.takes(Pinned.of(job.row))
+    if serves is None:
+        return True
+    return serves.works_on(job.row.job_id) and serves.takes(Pinned.of(job.row))

@@ -15,7 +15,7 @@ from specbatch.pipeline.ledger.memory_privacy import PrivacyInMemory
 from specbatch.pipeline.ledger.memory_reading import ReadingInMemory
 from specbatch.pipeline.ledger.memory_serving import served
 from specbatch.pipeline.ledger.memory_turns import TurnsInMemory
-from specbatch.pipeline.ledger.memory_units import Group, new_job
+from specbatch.pipeline.ledger.memory_units import Group, Unit, new_job
 from specbatch.schemas.audit import EntryKind, PublishedManifest
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.fingerprint import Models
@@ -215,6 +215,22 @@ class MemoryStore(
             group, now = self._held_group(lease), self._now()
             group.put_down(Stage.CANCELLED, now, group.last_error)
             self._jobs[lease.job_id].settle(now)
+
+    def _held_of(self, job_id: str) -> list[Unit]:
+        job = self._jobs.get(job_id)
+        units: list[Unit] = [] if job is None else [job, *job.groups.values()]
+        return [unit for unit in units if unit.lease_until > self._now()]
+
+    def holders(self, job_id: str) -> list[str]:
+        with self._lock:
+            return sorted({str(unit.owner) for unit in self._held_of(job_id)})
+
+    def expire_leases(self, job_id: str, owner: str) -> int:
+        with self._lock:
+            held = [unit for unit in self._held_of(job_id) if unit.owner == owner]
+            for unit in held:
+                unit.lease_until = self._now()
+            return len(held)
 
     def due(self, limit: int = 256, job_id: str | None = None) -> list[Bell]:
         with self._lock:

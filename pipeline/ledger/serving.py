@@ -63,7 +63,8 @@ def served(serves: Serves | None, table: Any = Job) -> list[ColumnElement[bool]]
         (table.model_fingerprint, [UNKNOWN, *models]),
         (table.proposer_fingerprint, serves.drafts),
     )
-    return [or_(column.is_(None), column.in_(values)) for column, values in served_values]
+    own = [] if serves.only_job is None else [table.job_id == serves.only_job]
+    return [*own, *(or_(col.is_(None), col.in_(values)) for col, values in served_values)]
 
 
 def job_is_served(job_id: Any, serves: Serves | None) -> list[ColumnElement[bool]]:
@@ -113,6 +114,7 @@ def _alive(
         one
         for who, one in told
         if one and one.model == job.verifier and one.has_model(job.model_fingerprint)
+        if one.works_on(job.job_id)
         if who != owner
     ]
     return [own, *others]

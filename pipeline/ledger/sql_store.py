@@ -237,6 +237,13 @@ class SqlStore(
         now = self._db.now()
         return self._db.read(lambda conn: sweeping.due(conn, now, limit, job_id))
 
+    def holders(self, job_id: str) -> list[str]:
+        now = self._db.now()
+        return self._db.read(lambda conn: leasing.holders(conn, now, job_id))
+
+    def expire_leases(self, job_id: str, owner: str) -> int:
+        return self._write(leasing.expire, job_id, owner)
+
     def skip_proposals(self, patience_sec: float) -> list[tuple[str, int]]:
         return self._write(sweeping.skip_proposals, patience_sec)
 

@@ -29,14 +29,20 @@ _TRANSIENT_STATES = ("08", "40001", "40P01", "53300", "55P03", "57P01", "57P02",
 _MISSING_TABLE_STATES = ("42P01", "42703")
 # What a full or read-only disk is called, by SQLite and by PostgreSQL, and what to do about it.
 _REMEDIES = {
-    "disk is full": "free space there; `specbatch retry` goes on with the job",
-    "No space left on device": "free space there; `specbatch retry` goes on with the job",
+    "disk is full": "free space there",
+    "No space left on device": "free space there",
+    "disk I/O error": "free space there, or raise this user's quota, or check that disk",
     "readonly database": "let this user write the file and its folder",
     "unable to open database file": "let this user write the file and its folder",
     "permission denied for table": (
         "use a login that has the role for it: specbatch_worker, _operator, _auditor or _privacy"
     ),
 }
+_REFUSING_SQLITE = (
+    *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR),
+    *(sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN),
+)
+_REFUSING_POSTGRES = ("53100", "58030", "25006")  # disk full, I/O error, read-only
 _HOPELESS_CONNECTIONS = (
     *("authentication failed", "does not exist", "no pg_hba.conf entry"),
     *("certificate verify failed", "root certificate file", "server does not support SSL"),
@@ -111,7 +117,8 @@ class Transactions:
         except Exception as error:
             if not is_database_error(error):
                 raise
-            raise StoreError(explain(error, self.shown_url)) from error
+            refused = is_refused(error)
+            raise StoreError(explain(error, self.shown_url), refused=refused) from error
 
 
 def _in_transaction(
@@ -144,6 +151,14 @@ def is_transient(error: BaseException) -> bool:
     if type(cause).__name__ != "OperationalError" or not _is_psycopg(cause):
         return False
     return not any(words in str(cause) for words in _HOPELESS_CONNECTIONS)
+
+
+def is_refused(error: BaseException) -> bool:
+    """Whether the database cannot be written, whoever asks: no space, no rights, a broken disk."""
+    cause = _cause(error)
+    if isinstance(cause, sqlite3.Error):
+        return getattr(cause, "sqlite_errorcode", 0) & 0xFF in _REFUSING_SQLITE
+    return getattr(cause, "sqlstate", None) in _REFUSING_POSTGRES
 
 
 def explain(error: BaseException, shown_url: str) -> str:

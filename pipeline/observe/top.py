@@ -7,14 +7,15 @@ one look they are means since the beginning.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from specbatch.pipeline.observe.interrupted import INTERRUPTED, resume_command
 from specbatch.pipeline.observe.progress import Meter
 from specbatch.pipeline.observe.units import (
     NOTHING,
@@ -77,14 +78,19 @@ class Watch:
     """Makes boards of looks, and remembers the ones before."""
 
     silence_sec: float = math.inf  # after which a worker is held for dead
+    lease_sec: float = math.inf  # after which it has lost what it held
     _meters: dict[str, Meter] = field(default_factory=dict)
     _workers: dict[str, tuple[int, int, float | None]] = field(default_factory=dict)
     _time: float = 0.0
 
     def board(
-        self, backlog: Backlog, jobs: Sequence[tuple[JobRow, JobProgress]], left_out: int = 0
+        self,
+        backlog: Backlog,
+        jobs: Sequence[tuple[JobRow, JobProgress]],
+        left_out: int = 0,
+        interrupted: Collection[str] = (),
     ) -> Board:
-        """The board after this look."""
+        """The board of this sample. `interrupted`: ids of jobs that nobody works on any more."""
         self._time = backlog.at
         waiting = backlog.waiting(self.silence_sec)
         known = {worker.session_id for worker in backlog.workers}
@@ -94,8 +100,20 @@ class Watch:
         return Board(
             backlog,
             tuple(map(self._busy, backlog.workers)),
-            tuple(self._job(row, progress, waiting) for row, progress in jobs),
+            tuple(
+                self._interrupted(job) if job.job_id in interrupted else job
+                for job in (self._job(row, progress, waiting) for row, progress in jobs)
+            ),
             left_out,
+        )
+
+    @staticmethod
+    def _interrupted(job: JobNow) -> JobNow:
+        return replace(
+            job,
+            state=INTERRUPTED,
+            eta_sec=None,
+            waits=f"was interrupted: `{resume_command(job.job_id)}`",
         )
 
     def _busy(self, worker: WorkerNow) -> float | None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
 
 from specbatch.pipeline.engine.host import EngineHost
-from specbatch.pipeline.engine.memory import available_bytes, cache_bytes
+from specbatch.pipeline.engine.memory import Promises, available_bytes, cache_bytes
 from specbatch.pipeline.engine.model_folder import inspect_model
 from specbatch.pipeline.engine.sequence import Request
+from specbatch.schemas.errors import NoEngineError
 from specbatch.schemas.records import SamplingParams
 from specbatch.schemas.spec import EngineSpec
 from support.models import TinyPair
@@ -37,6 +39,38 @@ def test_a_cache_gets_what_is_wanted_or_what_there_is(
     assert bool(caplog.records) == (given < wanted)
     if caplog.records:
         assert f"{given} MiB instead of {wanted}" in caplog.text
+
+
+class Blocks:
+    """Of a cache; so many were never written to."""
+
+    def __init__(self, untouched: int) -> None:
+        self.untouched = untouched
+
+
+def test_a_second_engine_gets_what_the_first_was_not_promised(meminfo: Path) -> None:
+    promises, first = Promises(), Blocks(600)
+    promises.make(first, 1 << 20)
+    assert cache_bytes(800 << 20, 1, meminfo, promises) == 320 << 20
+    first.untouched = 0  # it is filled: what is available says so
+    assert cache_bytes(800 << 20, 1, meminfo, promises) == 800 << 20
+
+
+def test_an_engine_that_is_no_more_holds_no_memory(meminfo: Path) -> None:
+    promises, first = Promises(), Blocks(600)
+    promises.make(first, 1 << 20)
+    del first
+    gc.collect()
+    assert promises.outstanding == 0
+    assert cache_bytes(800 << 20, 1, meminfo, promises) == 800 << 20
+
+
+def test_where_other_engines_were_promised_all_of_it_the_sentence_says_so(meminfo: Path) -> None:
+    promises, first = Promises(), Blocks(990)
+    promises.make(first, 1 << 20)
+    with pytest.raises(NoEngineError, match="990 MiB of them are promised to KV caches") as told:
+        cache_bytes(800 << 20, 1, meminfo, promises)
+    assert "lower SPECBATCH_KV_CACHE_MIB" in str(told.value)
 
 
 @pytest.mark.parametrize("text", [None, "", "MemTotal: 1 kB\n"])
@@ -67,7 +101,7 @@ def test_a_worker_s_engines_ask(
         monkeypatch.setattr("specbatch.pipeline.engine.host.cache_bytes", limit)
         host = EngineHost(verifier, proposer, 4, 64, kv_cache_bytes=8 << 20)
         model = host._load(verifier, EngineSpec(), "as-is")
-        blocks.append(host._runner(model).blocks.num_blocks)
+        blocks.append(host._runner(model, host._cache_share(model)).blocks.num_blocks)
     assert asked == [models]
     assert blocks[1] == blocks[0] // 2
 

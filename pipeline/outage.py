@@ -1,0 +1,133 @@
+"""Holds work back while a place that it writes to refuses: a full disk, a quota, a read-only mount.
+
+No row and no group is at fault then. What was claimed is given back without an attempt, and nothing
+else is claimed until the place takes writes again: else each claim would compute a group in vain,
+and use up its attempts. A worker tries again ever less often, and says so once a minute; a local
+run ends instead.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+
+from specbatch.schemas.errors import SpecbatchError
+from specbatch.schemas.refusals import TELL_EVERY_SEC, is_news, refuses_writes
+
+log = logging.getLogger(__name__)
+
+Attempts = Mapping[Hashable, Callable[[], object]]
+
+FIRST_SEC = 1.0
+MOST_SEC = TELL_EVERY_SEC
+
+
+@dataclass(slots=True)
+class _Pause:
+    """When the next try is, and how long the one after that waits."""
+
+    until: float = 0.0
+    wait_sec: float = 0.0
+
+    def extend(self, now: float) -> None:
+        if now >= self.until:  # else it is another task of the same try
+            self.wait_sec = min(MOST_SEC, max(FIRST_SEC, 2 * self.wait_sec))
+            self.until = now + self.wait_sec
+
+
+@dataclass(slots=True)
+class Outage:
+    """What this process knows of places that refuse. Thread-safe.
+
+    `ends`: the process ends at the first refusal, and `refused` tells why; nothing is logged, as
+    whoever ends it says so.
+    """
+
+    ends: bool = False
+    clock: Callable[[], float] = time.monotonic
+    refused: SpecbatchError | None = None  # the last one that is not over
+    _pause: _Pause = field(default_factory=_Pause)
+    _of_jobs: dict[str, _Pause] = field(default_factory=dict)
+    _first: dict[Hashable, Callable[[], object]] = field(default_factory=dict)
+    _closed: threading.Event = field(default_factory=threading.Event)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _trying: threading.Lock = field(default_factory=threading.Lock)
+
+    def begin(self, error: SpecbatchError, first: Attempts | None = None) -> None:
+        """A place that all work here needs has refused.
+
+        `first` has to succeed before anything else is tried: what raises such an error is tried
+        again. Of two with the same name one is.
+        """
+        with self._lock:
+            self.refused = error
+            self._pause.extend(self.clock())
+            self._first |= first or {}
+        if self.ends:
+            is_news(error)  # whoever else meets it need not log it
+            self._closed.set()
+        elif is_news(error):
+            log.error("%s; this worker takes no work until then and tries again by itself", error)
+
+    def begin_of_job(self, job_id: str, error: SpecbatchError) -> None:
+        """Where this one job's output goes, writes are refused: other jobs need not wait."""
+        if self.ends:
+            self.begin(error)
+            return
+        with self._lock:
+            self._of_jobs.setdefault(job_id, _Pause()).extend(self.clock())
+        if is_news(error):
+            log.error("%s; job %s is published when that is done", error, job_id)
+
+    def holds_back(self, job_id: str) -> bool:
+        """Whether a job's output is not to be tried yet."""
+        with self._lock:
+            pause = self._of_jobs.get(job_id)
+            return pause is not None and self.clock() < pause.until
+
+    def published(self, job_id: str) -> None:
+        """A job's output took all writes."""
+        with self._lock:
+            self._of_jobs.pop(job_id, None)
+
+    def wait(self) -> bool:
+        """Wait until work may be tried. False: this process ends instead."""
+        while not self._closed.is_set():
+            with self._lock:
+                left = self._pause.until - self.clock() if self.refused is not None else 0.0
+            if left > 0:
+                self._closed.wait(left)
+            elif self._try_again():
+                return not self._closed.is_set()
+        return False
+
+    def _try_again(self) -> bool:
+        """Do what has to succeed first; False: some of it was refused once more."""
+        with self._trying:
+            for name, attempt in list(self._first.items()):
+                try:
+                    attempt()
+                except SpecbatchError as error:
+                    if refuses_writes(error):
+                        self.begin(error)
+                        return False
+                    log.warning("not tried again: %s", error)
+                with self._lock:
+                    self._first.pop(name, None)
+            return True
+
+    def over(self) -> None:
+        """Some work that was tried after the pause has succeeded."""
+        with self._lock:
+            if self.refused is None or self.clock() < self._pause.until or self._first:
+                return
+            self.refused, self._pause = None, _Pause()
+        if not self.ends:
+            log.warning("writes succeed again: this worker resumes")
+
+    def close(self) -> None:
+        """Whoever waits need not any longer."""
+        self._closed.set()

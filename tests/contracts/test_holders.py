@@ -1,0 +1,46 @@
+"""Who holds a job's work, and the leases of those who are known to be dead."""
+
+from __future__ import annotations
+
+from contracts.shorthand import claim, ingest
+from ledger.builders import JOB, LEASE_SEC, Clock
+
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.schemas.numeric_class import Serves
+from specbatch.schemas.records import Stage
+
+
+def test_holders_are_those_whose_leases_have_not_run_out(store: Store, clock: Clock) -> None:
+    ingest(store)
+    assert store.holders(JOB) == []
+    claim(store, 0)
+    assert store.holders(JOB) == ["w1"]
+    assert store.holders("no-such-job") == []
+    clock.now += LEASE_SEC + 1
+    assert store.holders(JOB) == []
+
+
+def test_leases_of_a_dead_owner_end_at_once_and_those_of_others_stay(store: Store) -> None:
+    ingest(store)
+    held = claim(store, 0).lease
+    assert store.expire_leases(JOB, "w2") == 0
+    assert store.expire_leases(JOB, "w1") == 1
+    assert store.holders(JOB) == []
+    taken = store.claim_group(JOB, 0, Stage.VERIFY, "w2", LEASE_SEC)
+    assert taken is not None
+    assert taken.lease.generation == held.generation + 1
+    assert taken.lease.attempt == held.attempt + 1, "it is as if the lease had run out"
+    assert store.heartbeat([held], LEASE_SEC).lost == {held}
+
+
+def test_who_works_on_one_job_is_given_no_other(store: Store) -> None:
+    ingest(store)
+    other = Serves.of("models/verifier", {})
+    assert store.claim_next(
+        Stage.VERIFY, store.get_job(JOB).verifier, "w1", LEASE_SEC, _only(other, "another")
+    ) is None  # fmt: skip
+    assert store.claim_group(JOB, 0, Stage.VERIFY, "w1", LEASE_SEC, _only(other, "another")) is None
+
+
+def _only(serves: Serves, job_id: str) -> Serves:
+    return Serves(serves.model, serves.classes, only_job=job_id)

@@ -1,0 +1,102 @@
+"""How a process holds its work back while a place refuses to be written."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+import pytest
+
+from specbatch.pipeline.outage import FIRST_SEC, MOST_SEC, Outage
+from specbatch.schemas.errors import ObjectError, StoreError
+from specbatch.schemas.refusals import TELL_EVERY_SEC, News, is_news
+
+FULL = ObjectError("cannot write /data/x: no space left on device", refused=True, place="/data/x")
+
+
+@dataclass
+class Clock:
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Attempt:
+    """Fails until there is space."""
+
+    outage: Outage
+    clock: Clock
+    failures: int
+    tried_at: list[float] = field(default_factory=list)
+
+    def __call__(self) -> None:
+        self.tried_at.append(self.clock.now)
+        if len(self.tried_at) <= self.failures:
+            raise FULL
+
+
+def test_tries_are_ever_further_apart_up_to_a_minute() -> None:
+    clock = Clock()
+    outage = Outage(clock=clock)
+    waits = []
+    for _ in range(9):
+        outage.begin(FULL)
+        outage.begin(FULL)  # another task of the same try
+        waits.append(outage._pause.until - clock.now)
+        clock.now = outage._pause.until
+    assert waits[:4] == [FIRST_SEC, 2 * FIRST_SEC, 4 * FIRST_SEC, 8 * FIRST_SEC]
+    assert waits[-1] == MOST_SEC
+
+
+def test_what_was_not_given_back_is_before_anything_else_is_tried() -> None:
+    clock = Clock()
+    outage = Outage(clock=clock)
+    first = Attempt(outage, clock, failures=0)
+    outage.begin(FULL, {"lease": first})
+    outage.over()
+    assert outage.refused is FULL, "it is not over before the pause is"
+    clock.now += FIRST_SEC
+    assert outage.wait()
+    assert len(first.tried_at) == 1
+    outage.over()
+    assert outage.refused is None
+
+
+def test_one_job_s_output_holds_back_that_job_alone() -> None:
+    clock = Clock()
+    outage = Outage(clock=clock)
+    outage.begin_of_job("a", FULL)
+    assert outage.holds_back("a")
+    assert not outage.holds_back("b")
+    assert outage.wait()
+    clock.now += FIRST_SEC
+    assert not outage.holds_back("a")
+
+
+def test_a_local_run_ends_at_the_first_refusal(caplog: pytest.LogCaptureFixture) -> None:
+    outage = Outage(ends=True)
+    outage.begin_of_job("a", FULL)
+    assert not outage.wait()
+    assert outage.refused is FULL
+    assert not caplog.records
+
+
+def test_refusals_are_news_once_a_minute_and_other_errors_always() -> None:
+    clock = Clock()
+    news = News(clock)
+    assert [news(FULL), news(FULL), news(StoreError("away")), news(StoreError("away"))] == [
+        *(True, False, True, True)
+    ]
+    clock.now += TELL_EVERY_SEC
+    assert news(FULL)
+
+
+def test_closing_lets_those_go_that_wait(caplog: pytest.LogCaptureFixture) -> None:
+    outage = Outage(clock=Clock())
+    with caplog.at_level(logging.ERROR):
+        outage.begin(FULL)
+    assert is_news(StoreError("away"))
+    outage.close()
+    assert not outage.wait()
