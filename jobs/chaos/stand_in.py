@@ -261,7 +261,7 @@ class StandInHost:
                 step_sec,
                 agreement,
                 self._pause,
-                self._load(),
+                self.load(),
             ),
             name="stand-in",
         )
@@ -283,7 +283,7 @@ class StandInHost:
             found, drafts = self._models.of(self.verifier), self._models.drafts
         return replace(told, fingerprint=found, drafts=drafts)
 
-    def _load(self) -> bytes:
+    def load(self) -> bytes:
         """What is read of the model's files when an engine is made."""
         with self._naming:
             self._models.check_changed()

@@ -223,8 +223,9 @@ class EngineHost:
         free_for_another(on_gpu=self._device.is_gpu)  # one that failed lies in a cycle
         knowledge = (self._memory_of and self._memory_of.load(self._about(spec))) or Knowledge()
         with self._naming:
-            if not any(service.has_engine for service in self._all()):
-                self._models.forget()
+            services = self._all()
+            if services and not any(service.has_engine for service in services):
+                self._models.forget()  # what had been loaded is lost
         self._models.check_changed()  # before minutes are spent on loading
         verifier = self._load_verifier(spec)
         check_class(self.serves(), spec.key, is_native=verifier.native is not None)

@@ -33,8 +33,8 @@ MANY = 100_000  # steps
 class Reined(StandInEngine):
     """Takes a step when it is let, and says when it waits for that."""
 
-    def __init__(self, vocab_size: int, context_tokens: int) -> None:
-        super().__init__(vocab_size, context_tokens, AT_ONCE)
+    def __init__(self, vocab_size: int, context_tokens: int, model: bytes) -> None:
+        super().__init__(vocab_size, context_tokens, AT_ONCE, model=model)
         self.steps_allowed = threading.Semaphore(0)
         self.waits = threading.Semaphore(0)
 
@@ -50,7 +50,7 @@ class Busy:
     def __init__(self, site: Site, job_id: str) -> None:
         model = inspect_model(site.model)
         host: Any = site.host()
-        self.engine = Reined(model.vocab_size, model.context_tokens)
+        self.engine = Reined(model.vocab_size, model.context_tokens, host.load())
         self.service = EngineService(lambda: self.engine)
         host.service = lambda _: self.service
         self.keeper = site.keeper()

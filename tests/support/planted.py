@@ -61,7 +61,13 @@ log = logging.getLogger("specbatch.tests")
 class Echo:
     """The prompt again, then an end."""
 
-    def __init__(self, request: Request, vocab_size: int, agreement: float = 1.0) -> None:
+    def __init__(
+        self,
+        request: Request,
+        vocab_size: int,
+        agreement: float = 1.0,
+        model: bytes = b"",  # noqa: ARG002 - the contract's
+    ) -> None:
         self._tokens = (*request.prompt_ids, vocab_size - 1)
         self._agreement = agreement
 
