@@ -312,7 +312,7 @@ def test_a_worker_that_cannot_log_in_tells_no_secret(site: Site, tmp_path: Path)
     broker = site.redis.url.replace(quote(REDIS, safe=""), OTHER)
     environment = site.environment(SPECBATCH_BROKER_URL=broker)
     with worker("ingest", environment=environment, cwd=tmp_path) as one:
-        wait_until("it says so", lambda: "annot connect" in one.text(), [one])
+        wait_until("it says so", lambda: "no messages can be taken" in one.text(), [one])
         one.kill()
         assert_secret("the worker's log", one.text())
 

@@ -15,6 +15,7 @@ from celery import Celery
 from celery.worker import state
 from ledger.builders import JOB
 
+from specbatch.pipeline.outage import Outage
 from specbatch.schemas.errors import WorkerEndedError
 from specbatch.schemas.records import NORMAL, Bell, Stage
 from specbatch.schemas.routing import queue_for
@@ -92,7 +93,7 @@ def test_a_worker_ends_as_it_is_asked_to(app: Celery, signals: list[str]) -> Non
     app.conf.worker_consumer = Asked
     model = "-".join(signals)  # a queue of its own: the broker in memory gives back what was left
     make_ring(app)(Bell(JOB, Stage.VERIFY, 0, model))
-    worker: Any = SimpleNamespace(engines=[SimpleNamespace(stop=stopped.set)])
+    worker: Any = SimpleNamespace(engines=[SimpleNamespace(stop=stopped.set)], outage=Outage())
     with Farewell(worker, patience_sec=3600.0):
         consume(app, [queue_for(Stage.VERIFY, model, NORMAL)], concurrency=1)
     assert ended == [True]
