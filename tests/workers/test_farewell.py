@@ -12,6 +12,7 @@ import psycopg
 import pytest
 from celery.signals import worker_shutting_down
 
+from specbatch.pipeline.outage import Outage
 from specbatch.workers.lifecycle import PATIENCE_SEC, Farewell
 from support import demo
 from support.workers import command, wait_until, worker
@@ -28,7 +29,7 @@ class Engines:
 
 
 def a_worker(*engines: Engines) -> Any:
-    return SimpleNamespace(engines=engines)
+    return SimpleNamespace(engines=engines, outage=Outage())
 
 
 def test_all_engines_stop_when_the_time_of_tasks_is_over() -> None:
