@@ -48,7 +48,7 @@ class Presence:
         try:
             self._store.forget_process(self._process.process_id)
         except StoreError as error:
-            log.warning("this process is held for alive for a while: %s", error)
+            log.log(_level(error), "this process counts as alive for a while: %s", error)
 
     def _run(self) -> None:
         beat_at, could = time.monotonic(), None
@@ -62,4 +62,9 @@ class Presence:
                 self._store.tell_process(self._process, trouble)
                 could = trouble is None
             except StoreError as error:
-                log.warning("this process says later that it is there: %s", error)
+                log.log(_level(error), "this process says later that it is there: %s", error)
+
+
+def _level(error: StoreError) -> int:
+    """A store that refuses to be written is told of by whatever has work to write."""
+    return logging.INFO if error.refused else logging.WARNING
