@@ -103,7 +103,7 @@ def test_each_worker_that_a_job_lacks_is_named(place: Place) -> None:
     wait_until("only recording is", lambda: "waits for a worker that records" in waits(place, job))
 
     place.worker("record")
-    wait_until("it ends", lambda: place.shown("show", job)["state"] == "succeeded")
+    wait_until("it ends", lambda: place.shown("show", job)["state"] == "done")
     assert place.shown("show", job)["waits_for"] is None
 
 
