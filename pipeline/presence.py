@@ -66,5 +66,5 @@ class Presence:
 
 
 def _level(error: StoreError) -> int:
-    """A store that refuses to be written is told of by whatever has work to write."""
+    """Whatever has work to write reports a store that refuses writes; here it is a note."""
     return logging.INFO if error.refused else logging.WARNING
