@@ -35,7 +35,7 @@ def test_available_memory_is_read_in_bytes(meminfo: Path) -> None:
 def test_a_cache_gets_what_is_wanted_or_what_there_is(
     meminfo: Path, caplog: pytest.LogCaptureFixture, wanted: int, models: int, given: int
 ) -> None:
-    assert cache_bytes(wanted << 20, models, meminfo) == given << 20
+    assert cache_bytes(wanted << 20, models, meminfo, Promises()) == given << 20
     assert bool(caplog.records) == (given < wanted)
     if caplog.records:
         assert f"{given} MiB instead of {wanted}" in caplog.text
@@ -81,7 +81,7 @@ def test_where_the_system_does_not_say_the_wish_is_granted(
     if text is not None:
         path.write_text(text)
     assert available_bytes(path) is None
-    assert cache_bytes(5 << 30, 1, path) == 5 << 30
+    assert cache_bytes(5 << 30, 1, path, Promises()) == 5 << 30
 
 
 @pytest.mark.parametrize("models", [1, 2])
