@@ -282,17 +282,41 @@ class Timekeeper:
         for attempt, ticks in list(self._past.items()):
             found[attempt] = found.get(attempt, NO_TICKS) + ticks
         totals = {a: _less(ticks, self._before.get(a, NO_TICKS)) for a, ticks in found.items()}
+        self._hold_back(totals)
         for attempt in [a for a in self._past if self._is_settled(a, totals[a], live)]:
             self._settled += totals.pop(attempt).total
             for known in (self._past, self._before, self._told):
                 known.pop(attempt, None)
         return totals
 
+    def _hold_back(self, totals: dict[Attempt, Ticks]) -> None:
+        """Take out what was before this session: of a step that began in an ended one, the time up
+        to that one's end is counted there already, as lost. Steps count when they end, so it shows
+        when more was counted than has passed."""
+        passed = self._clock() - self._origin
+        excess = self._settled + sum(ticks.total for ticks in totals.values()) - passed
+        for attempt in sorted(totals, key=lambda a: a not in self._before):
+            if excess <= 0:
+                return
+            new = _less(totals[attempt], self._told.get(attempt, NO_TICKS))
+            early = _first(excess, new)
+            self._before[attempt] = self._before.get(attempt, NO_TICKS) + early
+            totals[attempt] = _less(totals[attempt], early)
+            excess -= early.total
+
     def _is_settled(self, attempt: Attempt, ticks: Ticks, live: Sequence[Account]) -> bool:
         """Over, and told of. Of hints there may always be more."""
         if attempt.generation == HINTS or any(a.attempt == attempt for a in live):
             return False
         return ticks == self._told.get(attempt, NO_TICKS)
+
+
+def _first(most: int, ticks: Ticks) -> Ticks:
+    """So many of them, or all."""
+    taken = []
+    for of_kind in astuple(ticks):
+        taken.append(min(of_kind, most - sum(taken)))
+    return Ticks(*taken)
 
 
 def _less(ticks: Ticks, before: Ticks) -> Ticks:

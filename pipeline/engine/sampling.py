@@ -58,18 +58,23 @@ class Columns:
         rows = self._one_row_each
         if one_each:
             return rows
-        times, size = to_device(counts, rows.top_k.device), int(counts.sum())
-
-        def spread(column: Tensor) -> Tensor:  # the size is told: a GPU is not waited for
-            return column.repeat_interleave(times, output_size=size)
-
+        of_row = sequence_of_row(counts, rows.top_k.device)
         return replace(
             rows,
-            temperature=spread(rows.temperature),
-            top_k=spread(rows.top_k),
-            top_p=spread(rows.top_p),
-            min_p=spread(rows.min_p),
+            temperature=rows.temperature[of_row],
+            top_k=rows.top_k[of_row],
+            top_p=rows.top_p[of_row],
+            min_p=rows.min_p[of_row],
         )
+
+
+def sequence_of_row(counts: Ids, device: torch.device) -> Tensor:
+    """int64 [rows]: 0 `counts[0]` times, then 1 `counts[1]` times, and so on.
+
+    Not by `torch.repeat_interleave`: for any size it wakes torch's threads, which then spin for
+    milliseconds on the cores of the next passes and make these half as slow again.
+    """
+    return to_device(np.repeat(np.arange(len(counts)), counts), device)
 
 
 class LastColumns:

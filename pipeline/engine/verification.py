@@ -32,10 +32,9 @@ def verify(
     if columns.kind is not None:
         return _verify_kind(sampler, columns, sequences, drafts, makers, logits, most)
     kinds = [s.verification for s in sequences]
-    counts = torch.tensor([1 + len(d) for d in drafts], device=logits.device)
-    kind_of_row = torch.tensor(
-        [list(Verification).index(kind) for kind in kinds], device=logits.device
-    ).repeat_interleave(counts)
+    counts = np.array([1 + len(d) for d in drafts])
+    numbers = np.array([list(Verification).index(kind) for kind in kinds])
+    kind_of_row = to_device(np.repeat(numbers, counts), logits.device)
     tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
     logprobs = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
     accepted = torch.empty(len(sequences), dtype=torch.int64, device=logits.device)
