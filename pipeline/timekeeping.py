@@ -313,7 +313,7 @@ class Timekeeper:
 
 def _first(most: int, ticks: Ticks) -> Ticks:
     """So many of them, or all."""
-    taken = []
+    taken: list[int] = []
     for of_kind in astuple(ticks):
         taken.append(min(of_kind, most - sum(taken)))
     return Ticks(*taken)

@@ -358,26 +358,31 @@ class Engine:
         count, rows = len(work.deciding), len(work.plan) + sum(map(len, work.drafts))
         step_time = self._speculator.knowledge.step_time
         price = step_time.plain(count) or step_time.predict(count, count)  # of before this step
-        step_time.observe(rows, count, (ticks - work.drafting_ticks) / TICKS_PER_SEC)
+        if self._speculator.arm is not Arm.SETTLES:
+            step_time.observe(rows, count, ticks / TICKS_PER_SEC - self._beside_depth_0(work))
         if self._speculator.arm is not Arm.APART:
             self._compare(work, ticks, shares, price)
 
     def _compare(self, work: Work, ticks: int, shares: Seq[int], price_sec: float) -> None:
         """Note what a decoding step took, beside what its tokens would have taken at depth 0."""
         arm, count = self._speculator.arm, len(work.deciding)
-        drafting = work.drafting_ticks / ticks if ticks else 0.0
-        if arm is Arm.DRAFTS:
+        beside = self._beside_depth_0(work) * TICKS_PER_SEC / ticks if ticks else 0.0
+        if arm in (Arm.DRAFTS, Arm.SETTLES):
             per_token = self._controls.level * price_sec / count
             for sequence in work.deciding:
                 sequence.baseline_sec += work.emitted[sequence] * per_token
         else:
-            per_tick = (1.0 - drafting) / TICKS_PER_SEC
+            per_tick = (1.0 - beside) / TICKS_PER_SEC
             for sequence, share in zip(work.deciding, shares, strict=True):
                 sequence.baseline_sec += share * per_tick
         for sequence, share in zip(work.deciding, shares, strict=True):
             sequence.decode_sec += share / TICKS_PER_SEC
         parts = self._parts(work, ticks, shares)
-        self._controls.step(arm, self._speculator.odds, price_sec, drafting, parts)
+        self._controls.step(arm, self._speculator.odds, price_sec, beside, parts)
+
+    def _beside_depth_0(self, work: Work) -> float:
+        """Seconds that the step spent on drafts and on choosing them, before its pass."""
+        return work.drafting_ticks / TICKS_PER_SEC + self._speculator.replanning_sec
 
     def _parts(self, work: Work, ticks: int, shares: Seq[int]) -> dict[str, Part]:
         """A step's time, tokens and sequences by job; mostly there is one."""

@@ -78,7 +78,8 @@ class Speculator:
         self.max_draft_tokens = max_draft_tokens
         self.journal = Journal(self.knowledge.acceptance)
         self.steps = 0
-        self.drafting_sec = 0.0  # of the last step, in models of proposers
+        self.drafting_sec = 0.0  # of the last step, in models of proposers …
+        self.replanning_sec = 0.0  # … and in choosing who drafts
         for proposer in self.proposers:
             if proposer.pass_time is not None:
                 self.knowledge.draft_times[proposer.name] = proposer.pass_time
@@ -91,6 +92,7 @@ class Speculator:
         self._coin = coin or random.Random().random
         self.arm = Arm.RESTS  # this step
         self.odds = 0.0  # of this step, unless it rests: to draft, by those of being a control
+        self._settling = 0  # steps until the control
         self._shadowing = False  # some sequences were to be drafted for in shadow at the last look
         self._own: dict[Sequence, dict[str, Own]] = {}  # by proposer
         self._tracks: dict[Sequence, Track] = {}  # of the draft that is being verified
@@ -106,19 +108,21 @@ class Speculator:
         """
         drafts: list[list[int]] = [[] for _ in deciding]
         makers: list[Proposer | None] = [None] * len(deciding)
-        self.drafting_sec = 0.0
+        self.drafting_sec = self.replanning_sec = 0.0
         self.arm = Arm.RESTS
         if not (self.proposers and deciding):
             return drafts, makers
         self.steps += 1
         if looks := self._is_over(len(deciding)):
+            self._settling = 0
             begun = time.perf_counter()
             self._look(deciding)
-            self._controller.looked(time.perf_counter() - begun)
+            self.replanning_sec = time.perf_counter() - begun
+            self._controller.looked(self.replanning_sec)
         if self._shadowing:
             self._draft_in_shadow(deciding)
         self._opens = self.steps < self._course.opening_until
-        self.arm = self._drawn(may_be_control=not looks)
+        self.arm = self._drawn(len(deciding), may_be_control=not looks)
         self._pauses = self.arm is not Arm.DRAFTS
         if self._pauses:
             if not any(sequence.request.depth for sequence in deciding):
@@ -169,16 +173,21 @@ class Speculator:
             proposer.forget(sequence)
 
     # --- one step ------------------------------------------------------------------------------
-    def _drawn(self, may_be_control: bool) -> Arm:
+    def _drawn(self, count: int, may_be_control: bool) -> Arm:
         """Whether this step drafts, or measures depth 0 instead: that is chance, see `controls.py`.
 
         A step that looked is no control, as depth 0 alone would not look.
         """
+        if self._settling:
+            self._settling -= 1
+            return Arm.SETTLES if self._settling else Arm.CONTROL
         if self._course.rests and not self._opens:
             return Arm.RESTS
         self.odds = self._control_every - 1.0
         if may_be_control and self._coin() * self._control_every < 1.0:
-            return Arm.CONTROL
+            self._settling = self._controller.settling_steps(count)
+            self._course.until = max(self._course.until, self.steps + self._settling + 1)
+            return Arm.SETTLES
         return Arm.DRAFTS
 
     def _choice(self, sequence: Sequence) -> Choice | None:
@@ -308,7 +317,8 @@ class Speculator:
             options, wants = self._wants(deciding, len(deciding))
             chosen = self._controller.look(candidates(wants), len(deciding) - len(wants))
         self._take(chosen, wants, len(deciding))
-        self._control_every = chosen.control_every if known else _FIRST_CONTROLS
+        settling = self._controller.settling_steps(len(deciding))
+        self._control_every = chosen.control_every(settling) if known else _FIRST_CONTROLS
         if chosen.weighed and wants:
             if is_full:  # a few cannot pay for a draft model's call
                 judge(self.journal, self._controller, chosen, wants, self.steps, len(deciding))

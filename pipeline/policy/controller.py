@@ -9,6 +9,7 @@ beside a step, so that looking never takes more than a small share of the time e
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -38,6 +39,8 @@ TRY_EVERY_STEPS = 64  # those who are not drafted for are tried …
 TRIED_SHARE = 8  # … one token each, for one sequence in so many
 CONTROL_SHARE = 0.005  # of the time may be lost by going at depth 0 while drafting pays …
 CONTROL_EVERY_STEPS = (16, 192)  # … which is done to know its price, and what drafting saves
+SETTLING_SEC = 0.002  # at depth 0 before a control: by then what drafts left in caches has gone
+MOST_SETTLING_STEPS = 6
 HYSTERESIS = 1.015  # drafting must promise so much more before it is taken up
 JUDGED = 40  # draft tokens, before a choice stands for long
 _UNJUDGED_STEPS = 2
@@ -61,13 +64,13 @@ class Course:
         """Whether nothing is drafted, but for what is tried."""
         return not any(self.depths)
 
-    @property
-    def control_every(self) -> int:
-        """One step in so many goes at depth 0, by chance: the more, the less is lost by it."""
+    def control_every(self, settling: int) -> int:
+        """One step in so many begins to go at depth 0, by chance: the more, the less is lost by it.
+        `settling`: steps before the one that is measured."""
         least, most = CONTROL_EVERY_STEPS
         if not self.weighed:
             return most
-        return int(min(max((self.gain - 1.0) / CONTROL_SHARE, least), most))
+        return int(min(max((self.gain - 1.0) * (1 + settling) / CONTROL_SHARE, least), most))
 
     def opened(self, depths: tuple[int, ...], steps: int) -> Course:
         """The same course behind so many steps of other depths."""
@@ -152,6 +155,11 @@ class Controller:
     def plain_sec(self, sequences: int) -> float:
         """Seconds of a step of depth 0."""
         return float(self.knowledge.step_time.curve(sequences, sequences, sequences)[0])
+
+    def settling_steps(self, sequences: int) -> int:
+        """At depth 0, before a step of so many sequences is as if nothing had been drafted."""
+        steps = math.ceil(SETTLING_SEC / self.plain_sec(sequences))
+        return min(max(steps, 1), MOST_SETTLING_STEPS)
 
     def promise(self, candidates: Sequence[Candidate], others: int = 0) -> DepthDecision:
         """The best that is known to be had of candidates; nothing is decided by it."""

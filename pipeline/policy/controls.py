@@ -6,6 +6,11 @@ when it turns out a control: summed with these weights, controls take in expecta
 the drafting steps would have taken at depth 0, whatever the machine did meanwhile and however its
 times are distributed. Nothing is clipped here: a slow pass was paid for, and counts in full.
 
+A step that follows one with drafts finds caches and predictors full of other code and weights: with
+a small model it takes a fifth longer, and several steps pass before that has worn off. Depth 0 does
+not pay for it. So when the coin falls, some steps settle at depth 0 first, and only the one behind
+them is the control; what settling costs is the drafts', and so are its tokens.
+
 Few steps are controls, so their sum alone would waver. What wavers least is how much longer real
 steps take than the policy's price of depth 0 says (`StepTime.plain`, known before the step):
 
@@ -37,7 +42,8 @@ class Arm(Enum):
     """What a step is in the experiment."""
 
     RESTS = auto()  # nothing was to be drafted
-    CONTROL = auto()  # the coin fell on depth 0
+    SETTLES = auto()  # the coin fell on depth 0, but what drafts left behind has not worn off
+    CONTROL = auto()
     DRAFTS = auto()
     APART = auto()  # depths that somebody asked for: no coin is thrown, so nothing is measured
 
@@ -63,7 +69,7 @@ class Measured:
     control_price_squares: float = 0.0  # Σ (odds·m)²
     plain_taken: float = 0.0  # of steps at depth 0, controls among them
     plain_tokens: float = 0.0  # decided in these
-    plain_baseline: float = 0.0  # their time without what models drafted meanwhile, in shadow
+    plain_baseline: float = 0.0  # their time without drafts in shadow and choosing who drafts
     usd: float = 0.0  # of all that was taken; known once it is `priced`
 
     def __add__(self, other: Measured) -> Measured:
@@ -138,16 +144,16 @@ class Controls:
         arm: Arm,
         odds: float,
         price_sec: float,
-        drafting_share: float,
+        beside: float,
         parts: Mapping[str, Part],
     ) -> None:
         """A step without prompts. `price_sec`: the policy's for it at depth 0, before it was met.
-        `drafting_share` of its time went into models that draft. `parts` by job."""
+        `beside`: the share of its time that went into drafts and choosing them. `parts` by job."""
         count = sum(part.sequences for part in parts.values())
         for job, part in parts.items():
             sums = self._sums(job)
-            own = 1.0 - drafting_share
-            if arm is Arm.DRAFTS:
+            own = 1.0 - beside
+            if arm in (Arm.DRAFTS, Arm.SETTLES):
                 price = price_sec * part.tokens / count
                 _add(sums, 0, 1.0, part.seconds, part.tokens, price, price * price)
                 continue

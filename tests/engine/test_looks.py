@@ -49,21 +49,30 @@ def test_a_worse_free_source_is_not_watched(clock: Clock) -> None:
 
 
 def test_control_steps_come_by_chance_and_draft_nothing(clock: Clock) -> None:
-    """As many as the course says, never in a step that looked, and every other step drafts."""
+    """As many as the course says, never in a step that looked, and every other step drafts but
+    those that settle before a control."""
     made = simulation(clock, Source("a", 0.9))
     speculator = made.speculator
-    controls, expected, variance = 0, 0.0, 0.0
+    begun, controls, expected, variance, settling = 0, 0, 0.0, 0.0, 0
     for _ in range(3000):
         looks = speculator._looks
         made.step()
-        assert (speculator.arm is Arm.CONTROL) == (made.drafted == 0)
+        assert (speculator.arm in (Arm.SETTLES, Arm.CONTROL)) == (made.drafted == 0)
+        if settling:
+            settling -= 1
+            assert speculator.arm is (Arm.SETTLES if settling else Arm.CONTROL)
+            controls += not settling
+            continue
         if speculator._looks > looks:
             assert speculator.arm is Arm.DRAFTS
             continue
         chance = 1.0 / (speculator.odds + 1.0)
         expected, variance = expected + chance, variance + chance * (1.0 - chance)
-        controls += speculator.arm is Arm.CONTROL
-    assert abs(controls - expected) < 3.0 * variance**0.5
+        if speculator.arm is Arm.SETTLES:
+            begun += 1
+            settling = speculator._controller.settling_steps(len(made.sequences))
+    assert abs(begun - expected) < 3.0 * variance**0.5
+    assert controls == begun - bool(settling)
     assert speculator.odds + 1.0 == CONTROL_EVERY_STEPS[1], "there is much to lose"
     assert speculator.knowledge.step_time.plain(8) == pytest.approx(linear(8, 8), rel=0.01)
 

@@ -1,0 +1,60 @@
+"""A step with drafts leaves torch's own threads asleep: they would spin on the cores of the pass."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from support.models import tiny_llama
+
+STEPS = """
+import os, sys, threading
+from pathlib import Path
+import torch
+from specbatch.pipeline.engine.engine import Engine
+from specbatch.pipeline.engine.loader import load_model
+from specbatch.pipeline.engine.model_folder import inspect_model
+from specbatch.pipeline.engine.ngram_proposer import NgramProposer
+from specbatch.pipeline.engine.runner import ModelRunner
+from specbatch.pipeline.engine.sequence import Request
+from specbatch.schemas.records import SamplingParams
+
+torch.set_num_threads(2)
+torch.ones(1 << 20).add_(1.0)  # torch's threads exist from now on
+own = threading.get_native_id()
+theirs = [task for task in os.listdir("/proc/self/task") if int(task) != own]
+assert theirs, "torch has no thread to be woken"
+
+def ran():
+    return sum(int(Path(f"/proc/self/task/{task}/schedstat").read_text().split()[2]) for task in theirs)
+
+model = load_model(inspect_model(sys.argv[1]), "float32")
+engine = Engine(ModelRunner(model, kv_cache_bytes=8 << 20), (NgramProposer(),), 4, 64)
+for i in range(4):
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    engine.add(Request(str(i), (5, 6, 7) * 6, params, i, depth=4))
+while not engine.stats.proposed:
+    engine.step()
+before = ran()
+while not engine.idle:
+    engine.step()
+print(engine.stats.proposed, ran() - before)
+"""
+
+
+def test_torchs_threads_are_not_woken(tmp_path: Path) -> None:
+    model = tiny_llama(
+        tmp_path / "model", vocab_size=300, hidden=128, layers=2, heads=4, kv_heads=2
+    )
+    path = ":".join(p for p in sys.path if p)
+    done = subprocess.run(
+        [sys.executable, "-c", STEPS, str(model)],
+        env={"PYTHONPATH": path, "PATH": "/usr/bin:/bin", "OMP_WAIT_POLICY": "passive"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    proposed, times_on_a_core = map(int, done.stdout.split())
+    assert proposed > 8
+    assert times_on_a_core == 0
