@@ -44,7 +44,7 @@ class Anchor:
     job_id: str
     number: int
     hash: bytes
-    at: float  # by the clock of who wrote it
+    at: float  # by the signer's clock
     key: str  # the public key
     stamp: bytes | None = None  # what the RFC 3161 authority answered
 
@@ -249,8 +249,8 @@ def _public_key(text: str) -> bytes:
     key = _key_bytes(text)
     if key is None:
         raise UsageError(
-            f"{PUBLIC} must be keys of {_KEY_BYTES} bytes in URL-safe base64, with commas: each "
-            "anchor names that of who signed it as `key`"
+            f"{PUBLIC} must be a comma-separated list of keys of {_KEY_BYTES} bytes in URL-safe "
+            "base64; an anchor's `key` field holds its signer's public key"
         )
     return key
 
