@@ -87,7 +87,6 @@ from specbatch.schemas.records import (
     Stage,
     StageTiming,
 )
-from specbatch.schemas.refusals import refuses_writes
 from specbatch.schemas.spec import JobSpec
 from specbatch.schemas.timekeeping import LEASES_OF_SILENCE, Attempt
 
@@ -163,7 +162,7 @@ class Stages(Guarding):
         try:
             self._run(stage, job_id, group_index)
         except (StoreError, ObjectError) as error:
-            if not refuses_writes(error):
+            if not error.refused:
                 raise
             self._outage.begin(error)
         else:

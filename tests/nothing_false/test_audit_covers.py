@@ -619,7 +619,7 @@ def test_an_authority_stamps_what_is_anchored(jobs: Jobs, place: Place, tmp_path
     assert code == 0, said
     last = place.entry(jobs.plain, "published")
     assert f"; entry {last} stamped at 20" in said
-    assert f" by {tsa.url}" in said
+    assert " by CN=time stamps" in said
     [path] = (place.home / "elsewhere" / jobs.plain).iterdir()
     kept = json.loads(path.read_text())
 
@@ -630,6 +630,12 @@ def test_an_authority_stamps_what_is_anchored(jobs: Jobs, place: Place, tmp_path
     assert "stamped at" not in said
     checked = place.anchored(SPECBATCH_TIMESTAMP_ROOTS=str(tsa.roots))
     assert f"; entry {last} stamped at 20" in place.audit(jobs.plain, environment=checked)[1]
+    moved = place.anchored(
+        SPECBATCH_TIMESTAMP_ROOTS=str(tsa.roots), SPECBATCH_TIMESTAMP_URL="http://another.invalid"
+    )
+    said = place.audit(jobs.plain, environment=moved)[1]
+    assert " by CN=time stamps" in said, "who stamped it is who signed it, not who is set now"
+    assert "another.invalid" not in said
 
     with authority(tmp_path / "other") as other:
         stranger = place.anchored(SPECBATCH_TIMESTAMP_ROOTS=str(other.roots))
@@ -646,15 +652,24 @@ def test_an_authority_stamps_what_is_anchored(jobs: Jobs, place: Place, tmp_path
     assert f"the time stamp in {path} does not hold" in said
 
 
-def test_an_authority_that_does_not_answer_anchors_nothing_and_ends_no_job(
-    jobs: Jobs, place: Place, tmp_path: Path
+# What an authority answers, and what is said of it.
+REFUSALS = {
+    "503": (503, "refuses with HTTP status 503 (Service Unavailable)"),
+    "400": (400, "refuses with HTTP status 400 (Bad Request)"),
+    "no HTTP": (None, "does not answer: "),
+}
+
+
+@pytest.mark.parametrize(("status", "why"), REFUSALS.values(), ids=REFUSALS)
+def test_an_authority_that_stamps_nothing_anchors_nothing_and_ends_no_job(
+    jobs: Jobs, place: Place, tmp_path: Path, status: int | None, why: str
 ) -> None:
     with authority(tmp_path / "tsa") as tsa:
-        tsa.open = False
+        tsa.status = status
         stamped = place.anchored(SPECBATCH_TIMESTAMP_URL=tsa.url)
         code, said = place.audit(jobs.plain, "--anchor", environment=stamped)
         assert code == 4
-        assert f"the time stamp authority {tsa.url} does not answer: HTTP Error 503" in said
+        assert f"the time stamp authority {tsa.url} {why}" in said
         done = place.run(*place.submitting("unstamped"), environment=stamped)
     assert done.returncode == 0, done.stderr
     [[job_id]] = place.sql("SELECT job_id FROM jobs ORDER BY created_at DESC LIMIT 1")
