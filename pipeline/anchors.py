@@ -107,8 +107,8 @@ class Anchors:
             )
         return cls(objects, settings.anchor_uri, signer, keys, Timestamps.of_settings(settings))
 
-    def put(self, job_id: str, head: Head) -> str:
-        """Anchor the end of a job's log; where that lies. One that is there stays.
+    def put(self, job_id: str, head: Head) -> None:
+        """Anchor the end of a job's log. One that is there stays.
 
         Raises `UsageError` without a key to sign with, and `ObjectError`.
         """
@@ -128,7 +128,6 @@ class Anchors:
             values["timestamp"] = _encoded(self._timestamps.stamp(said))
         uri = join(self._folder(job_id), _name(head.number, head.hash.hex()))
         self._objects.put_new(uri, orjson.dumps(values) + b"\n")
-        return uri
 
     def known(self, job_id: str) -> bool:
         """Whether there are any of a job. Raises `ObjectError`."""

@@ -13,7 +13,7 @@ from specbatch.pipeline.ledger.checking import Counts
 from specbatch.pipeline.ledger.log_facts import LogFacts
 from specbatch.pipeline.observe.units import plural
 from specbatch.pipeline.published import OutputCounts
-from specbatch.schemas.provenance import TICKS_PER_SEC
+from specbatch.schemas.provenance import in_seconds
 
 NO_LOG = "the store has no entry of this job's log"
 OLDER_COPY = "a restored older copy of the store cannot be seen"
@@ -182,10 +182,12 @@ class Coverage:
         found = self.accounts
         how = f"{plural(found.groups, 'group')} and the report, compared with the log"
         yield Covered(names[0], Extent.COVERED, how)
-        how = f"{plural(found.slices, 'slice')} with {_sec(found.ticks)}, compared with the log"
+        how = (
+            f"{plural(found.slices, 'slice')} with {in_seconds(found.ticks)}, compared with the log"
+        )
         if found.late_slices:
-            how += f"; {_sec(found.late_ticks)} of attempts that were not kept are not: such time "
-            how += "may be told later"
+            how += f"; {in_seconds(found.late_ticks)} of attempts that were not kept are not: such "
+            how += "time may be told later"
         yield _row(names[1], found.late_slices, how)
         how = f"{plural(found.decisions, 'decision')}, compared with the log"
         if found.late_decisions:
@@ -211,10 +213,6 @@ def _replays(replayed: int, completions: int) -> Covered:
 
 def _row(name: str, late: int, how: str) -> Covered:
     return Covered(name, Extent.IN_PART if late else Extent.COVERED, how)
-
-
-def _sec(ticks: int) -> str:
-    return f"{ticks / TICKS_PER_SEC:,.2f} s"
 
 
 def _time(at: float) -> str:
