@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 URI, KEY, PUBLIC = "SPECBATCH_ANCHOR_URI", "SPECBATCH_ANCHOR_KEY", "SPECBATCH_ANCHOR_PUBLIC_KEYS"
+_NAME = re.compile(r"(\d{8,18})-[0-9a-f]{16}\.json")
 _DOMAIN = b"specbatch anchor 1\n"
 _KEY_BYTES = 32
 
@@ -132,6 +134,15 @@ class Anchors:
     def known(self, job_id: str) -> bool:
         """Whether there are any of a job. Raises `ObjectError`."""
         return bool(self._objects.list(self._folder(job_id) + "/"))
+
+    def last_number(self, job_id: str) -> int:
+        """The last entry of a job's log that files here name, believed or not; 0: none does.
+
+        Raises `ObjectError`.
+        """
+        files = self._objects.list(self._folder(job_id) + "/")
+        names = (_NAME.fullmatch(file.uri.rpartition("/")[2]) for file in files)
+        return max((int(name[1]) for name in names if name is not None), default=0)
 
     def findings(
         self, job_id: str, log: Mapping[int, bytes], counts: AnchorCounts

@@ -20,7 +20,7 @@ from support import forks
 from support.databases import migrated
 from support.models import tiny_llama
 from support.timestamping import authority
-from support.workers import WAIT_SEC, wait_until
+from support.workers import WAIT_SEC, wait_until, worker
 
 ROWS, GROUP, TOKENS = 48, 8, 24
 KEY = base64.urlsafe_b64encode(bytes(range(32))).decode()
@@ -543,6 +543,20 @@ def test_a_job_is_anchored_when_it_is_published(jobs: Jobs, place: Place) -> Non
     code, told = place.audit(job_id, environment=auditor)
     assert code == 3, "the whole job is gone with the newer store"
     assert "the store is an older copy" in told
+
+
+def test_a_worker_anchors_what_was_published_without_an_anchor(
+    jobs: Jobs, place: Place, redis_url: str
+) -> None:
+    """As where another worker died just after it had published the job."""
+    environment = place.anchored(SPECBATCH_BROKER_URL=redis_url)
+    with worker("record", environment=environment, cwd=place.home) as one:
+        folder = place.home / "elsewhere" / jobs.plain
+        wait_until("the anchor", lambda: any(folder.glob("[0-9]*.json")), [one])
+        wait_until("its line in the log", lambda: f"job {jobs.plain} was pub" in one.text(), [one])
+    code, said = place.audit(jobs.plain, environment=environment)
+    last = place.entry(jobs.plain, "published")
+    assert (code, f"anchored up to entry {last} of {last} with" in said) == (0, True), said
 
 
 def test_an_anchor_that_was_changed_moved_or_signed_by_others_is_named(
