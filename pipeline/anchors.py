@@ -153,6 +153,8 @@ class Anchors:
         try:
             files = self._objects.list(self._folder(job_id) + "/")
             for file in files:
+                if file.uri.rpartition("/")[2].startswith("."):
+                    continue  # a process that was killed left it; no anchor has such a name
                 anchor = self._read(job_id, file.uri)
                 if isinstance(anchor, str):
                     yield _found(f"{file.uri} {anchor}")

@@ -559,6 +559,15 @@ def test_a_worker_anchors_what_was_published_without_an_anchor(
     assert (code, f"anchored up to entry {last} of {last} with" in said) == (0, True), said
 
 
+def test_half_an_anchor_of_a_killed_process_is_no_finding(jobs: Jobs, place: Place) -> None:
+    assert place.audit(jobs.plain, "--anchor", environment=place.anchored())[0] == 0
+    folder = place.home / "elsewhere" / jobs.plain
+    [anchor] = folder.iterdir()
+    (folder / f".{anchor.name}.0123456789abcdef.tmp").write_bytes(anchor.read_bytes()[:40])
+    code, said = place.audit(jobs.plain, environment=place.anchored())
+    assert (code, INTACT in said) == (0, True), said
+
+
 def test_an_anchor_that_was_changed_moved_or_signed_by_others_is_named(
     jobs: Jobs, place: Place
 ) -> None:
