@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 URI, KEY, PUBLIC = "SPECBATCH_ANCHOR_URI", "SPECBATCH_ANCHOR_KEY", "SPECBATCH_ANCHOR_PUBLIC_KEYS"
+_NAME = re.compile(r"(\d{8,18})-[0-9a-f]{16}\.json")
 _DOMAIN = b"specbatch anchor 1\n"
 _KEY_BYTES = 32
 
@@ -44,7 +46,7 @@ class Anchor:
     job_id: str
     number: int
     hash: bytes
-    at: float  # by the clock of who wrote it
+    at: float  # by the signer's clock
     key: str  # the public key
     stamp: bytes | None = None  # what the RFC 3161 authority answered
 
@@ -107,8 +109,8 @@ class Anchors:
             )
         return cls(objects, settings.anchor_uri, signer, keys, Timestamps.of_settings(settings))
 
-    def put(self, job_id: str, head: Head) -> str:
-        """Anchor the end of a job's log; where that lies. One that is there stays.
+    def put(self, job_id: str, head: Head) -> None:
+        """Anchor the end of a job's log. One that is there stays.
 
         Raises `UsageError` without a key to sign with, and `ObjectError`.
         """
@@ -128,11 +130,19 @@ class Anchors:
             values["timestamp"] = _encoded(self._timestamps.stamp(said))
         uri = join(self._folder(job_id), _name(head.number, head.hash.hex()))
         self._objects.put_new(uri, orjson.dumps(values) + b"\n")
-        return uri
 
     def known(self, job_id: str) -> bool:
         """Whether there are any of a job. Raises `ObjectError`."""
         return bool(self._objects.list(self._folder(job_id) + "/"))
+
+    def last_number(self, job_id: str) -> int:
+        """The last entry of a job's log that files here name, believed or not; 0: none does.
+
+        Raises `ObjectError`.
+        """
+        files = self._objects.list(self._folder(job_id) + "/")
+        names = (_NAME.fullmatch(file.uri.rpartition("/")[2]) for file in files)
+        return max((int(name[1]) for name in names if name is not None), default=0)
 
     def findings(
         self, job_id: str, log: Mapping[int, bytes], counts: AnchorCounts
@@ -143,6 +153,8 @@ class Anchors:
         try:
             files = self._objects.list(self._folder(job_id) + "/")
             for file in files:
+                if file.uri.rpartition("/")[2].startswith("."):
+                    continue  # a process that was killed left it; no anchor has such a name
                 anchor = self._read(job_id, file.uri)
                 if isinstance(anchor, str):
                     yield _found(f"{file.uri} {anchor}")
@@ -249,8 +261,8 @@ def _public_key(text: str) -> bytes:
     key = _key_bytes(text)
     if key is None:
         raise UsageError(
-            f"{PUBLIC} must be keys of {_KEY_BYTES} bytes in URL-safe base64, with commas: each "
-            "anchor names that of who signed it as `key`"
+            f"{PUBLIC} must be a comma-separated list of keys of {_KEY_BYTES} bytes in URL-safe "
+            "base64; an anchor's `key` field holds its signer's public key"
         )
     return key
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from specbatch.pipeline.anchors import URI, AnchorCounts, Anchors
-from specbatch.pipeline.coverage import Coverage, Covered
+from specbatch.pipeline.anchors import KEY, URI, AnchorCounts, Anchors
+from specbatch.pipeline.coverage import Coverage, Covered, Part
 from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ledger.accounts import AccountCounts, compared
 from specbatch.pipeline.ledger.checking import Checker, Counts
@@ -37,6 +37,8 @@ from specbatch.schemas.records import FinishReason, JobRow
 
 MOST_FINDINGS = 1000  # that are told; the others are counted
 
+# What values raise that specbatch would not write.
+_SPOILT = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
 _TRIES = 3  # of a job that goes on while its log is read
 _ENDED = (FinishReason.STOP, FinishReason.LENGTH)
 
@@ -97,6 +99,7 @@ class ChainAudit:
     output: OutputCounts = field(default_factory=OutputCounts)
     accounts: AccountCounts = field(default_factory=AccountCounts)
     anchors: AnchorCounts = field(default_factory=AnchorCounts)
+    compared: set[Part] = field(default_factory=set)  # to their end
     to_replay: Keys = field(default_factory=Keys)  # completions that ended of themselves
 
     @property
@@ -106,13 +109,23 @@ class ChainAudit:
     @property
     def end(self) -> Head:
         """The last entry that is there."""
-        number = max(self.facts.anchors, default=0)
-        return Head(number, self.facts.anchors[number]) if number else EMPTY
+        number = max(self.facts.hashes, default=0)
+        return Head(number, self.facts.hashes[number]) if number else EMPTY
 
     def covered(self, replayed: int) -> list[Covered]:
         """The table of what this audit covers; so many completions were replayed."""
-        coverage = Coverage(self.facts, self.counts, self.output, self.accounts, self.anchors)
+        found = (self.output, self.accounts, self.anchors, self.compared)
+        coverage = Coverage(self.facts, self.counts, *found)
         return list(coverage.rows(replayed, self.counts.completions))
+
+    def compare(self, part: Part, found: Iterator[Finding]) -> None:
+        """Add what is found of a part of the store; what cannot be read is a finding of its own."""
+        try:
+            self.add(found)
+            self.compared.add(part)
+        except (StoreError, *_SPOILT) as error:
+            what = f"{part} of the job cannot be read: {error}"
+            self.add([Finding(FindingKind.JOB, what)])
 
     def add(self, found: Iterable[Finding]) -> None:
         for finding in found:
@@ -182,22 +195,22 @@ class Auditor:
         """Of a job that only its anchors know."""
         facts = LogFacts(job_id)
         audit = ChainAudit(job_id, facts, Counts())
-        audit.add(anchors.findings(job_id, facts.anchors, audit.anchors))
+        audit.add(anchors.findings(job_id, facts.hashes, audit.anchors))
         return audit
 
     def anchor(self, chain: ChainAudit) -> None:
         """Anchor the end of the log that was just checked, and found to be intact.
 
-        Raises `UsageError` where nothing says where to or with which key, and `ObjectError`.
+        Raises `UsageError` where the place or the key is not set, and `ObjectError`.
         """
         if self.anchors is None:
             raise UsageError(
-                f"nothing says where anchors lie: set {URI} to a folder or bucket outside the "
-                "store, and SPECBATCH_ANCHOR_KEY"
+                f"{URI} is not set, so there is no place for anchors: set {URI} to a folder or "
+                f"bucket outside the store, and {KEY} to the key that signs them"
             )
         self.anchors.put(chain.job_id, chain.end)
         chain.anchors = AnchorCounts()
-        chain.add(self.anchors.findings(chain.job_id, chain.facts.anchors, chain.anchors))
+        chain.add(self.anchors.findings(chain.job_id, chain.facts.hashes, chain.anchors))
 
     def replay(
         self,
@@ -279,17 +292,20 @@ def audit_chain(
 
     row = store.job_facts(job_id)
     audit.add(facts.follow(store.log(job_id), None if row is None else store.log_head(job_id)))
-    audit.add(checker.job(row))
-    if row is not None:
-        audit.add(_read("the groups", checker.groups(store.groups(job_id))))
-        audit.add(_read("the quarantined rows", checker.rejected(store.rejected(job_id))))
+    if row is None:
+        audit.add(checker.job(row))
+    else:
+        audit.compare(Part.JOB, checker.job(row))
+        audit.compare(Part.GROUPS, checker.groups(store.groups(job_id)))
+        audit.compare(Part.REJECTED, checker.rejected(store.rejected(job_id)))
         audit.add(checker.completions(store.kept(job_id), seen))
+        audit.compared.add(Part.COMPLETIONS)
         if facts.accounts is not None:
-            audit.add(_read("the figures", _accounts(store, facts, audit.accounts)))
+            audit.compare(Part.FIGURES, _accounts(store, facts, audit.accounts))
     place = facts.expected.get("output_uri", (row or {}).get("output_uri"))
     audit.add(output_findings(objects, facts, place, audit.output))
     if anchors is not None:
-        audit.add(anchors.findings(job_id, facts.anchors, audit.anchors))
+        audit.add(anchors.findings(job_id, facts.hashes, audit.anchors))
         audit.remarks += audit.anchors.remarks
     if checker.counts.uncovered:
         audit.remarks.append(
@@ -301,15 +317,7 @@ def audit_chain(
 
 def _accounts(store: Store, facts: LogFacts, counts: AccountCounts) -> Iterator[Finding]:
     assert facts.accounts is not None
-    return compared(facts.accounts, store.accounts(facts.job_id), counts)
-
-
-def _read(what: str, findings: Iterator[Finding]) -> Iterator[Finding]:
-    """The same; what cannot be read is a finding of its own."""
-    try:
-        yield from findings
-    except (StoreError, ValueError, TypeError, KeyError) as error:
-        yield Finding(FindingKind.JOB, f"{what} of the job cannot be read: {error}")
+    yield from compared(facts.accounts, store.accounts(facts.job_id), counts)
 
 
 def chosen(keys: Keys, job_id: str, share: float, seed: int = 0) -> list[tuple[int, int]]:

@@ -37,6 +37,7 @@ from specbatch.schemas.settings import Settings
 from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
 
 if TYPE_CHECKING:  # the light install has no torch and no pyarrow
+    from specbatch.pipeline.anchoring import Anchoring
     from specbatch.pipeline.engine.device import DeviceOptions
     from specbatch.pipeline.engine.model_folder import ModelFolder
     from specbatch.pipeline.engine.parallel import Leader
@@ -122,6 +123,7 @@ class Worker:
     tracing: Tracing = UNTRACED
     presence: Presence | None = None
     outage: Outage = field(default_factory=Outage)
+    anchoring: Anchoring | None = None  # that searches for logs without an anchor
 
     def start(self) -> None:
         """Begin what is done beside the tasks: announcing itself, sweeping, asking for work."""
@@ -130,6 +132,8 @@ class Worker:
         if self.presence is not None:
             self.presence.start()
         self.sweeper.start()
+        if self.anchoring is not None:
+            self.anchoring.start()
         if self.helper is not None:
             self.helper.start()
 
@@ -142,6 +146,8 @@ class Worker:
     def close(self) -> None:
         self.outage.close()
         self.sweeper.close()
+        if self.anchoring is not None:
+            self.anchoring.close()
         if self.helper is not None:
             self.helper.close()
         if self.refills is not None:
@@ -198,6 +204,7 @@ def make_worker(
     """
     if instead is None:
         require_engine_extra()
+    from specbatch.pipeline.anchoring import Anchoring
     from specbatch.pipeline.anchors import Anchors
     from specbatch.pipeline.engine import step_guard
     from specbatch.pipeline.engine.model_folder import check_pair, models_here
@@ -277,6 +284,8 @@ def make_worker(
         beats = settings.lease_sec / 3  # as hearts beat
         helper = Helper(store, keeper, verifier, owner, beats, verifying.serves)
     outage = Outage(ends=only_job is not None)
+    anchors = Anchors.of_settings(settings, objects)
+    anchoring = None if anchors is None else Anchoring(store, anchors)
     stages = Stages(
         store=store,
         objects=objects,
@@ -297,7 +306,7 @@ def make_worker(
         privacy=privacy,
         tracing=tracing,
         reader_bytes=settings.ingest_memory_mib << 20,
-        anchors=Anchors.of_settings(settings, objects),
+        anchoring=anchoring,
         only_job=only_job,
         outage=outage,
     )
@@ -317,6 +326,7 @@ def make_worker(
     )
     return Worker(
         outage=outage,
+        anchoring=anchoring if only_job is None else None,
         tracing=tracing,
         presence=presence,
         stages=stages,

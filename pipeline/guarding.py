@@ -29,7 +29,7 @@ from specbatch.schemas.errors import (
     UsageError,
 )
 from specbatch.schemas.records import GroupWork, JobRow, Lease
-from specbatch.schemas.refusals import RIGHTS, refuses_writes
+from specbatch.schemas.refusals import RIGHTS
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class Guarding(Ringing):
         except FencedError as error:
             log.info("dropped: %s", error)
         except (StoreError, ObjectError) as error:
-            if self._lies_with_rights(lease, error) or not refuses_writes(error):
+            if self._lies_with_rights(lease, error) or not error.refused:
                 self._failed(lease, error)
             else:
                 self._refused(lease, error)
@@ -140,7 +140,7 @@ class Guarding(Ringing):
         try:
             give_back()
         except StoreError as unkept:
-            if not refuses_writes(unkept):
+            if not unkept.refused:
                 raise
             self._outage.begin(error, {lease: give_back})
             return

@@ -15,14 +15,13 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 
 from specbatch.schemas.errors import SpecbatchError
-from specbatch.schemas.refusals import TELL_EVERY_SEC, is_news, refuses_writes
+from specbatch.schemas.refusals import TELL_EVERY_SEC, is_news
 
 log = logging.getLogger(__name__)
 
 Attempts = Mapping[Hashable, Callable[[], object]]
 
 FIRST_SEC = 1.0
-MOST_SEC = TELL_EVERY_SEC
 
 
 @dataclass(slots=True)
@@ -34,7 +33,7 @@ class _Pause:
 
     def extend(self, now: float) -> None:
         if now >= self.until:  # else it is another task of the same try
-            self.wait_sec = min(MOST_SEC, max(FIRST_SEC, 2 * self.wait_sec))
+            self.wait_sec = min(TELL_EVERY_SEC, max(FIRST_SEC, 2 * self.wait_sec))
             self.until = now + self.wait_sec
 
 
@@ -70,7 +69,7 @@ class Outage:
             is_news(error)  # whoever else meets it need not log it
             self._closed.set()
         elif is_news(error):
-            log.error("%s; this worker takes no work until then and tries again by itself", error)
+            log.error("%s; this worker pauses and retries by itself", error)
 
     def begin_of_job(self, job_id: str, error: SpecbatchError) -> None:
         """Where this one job's output goes, writes are refused: other jobs need not wait."""
@@ -80,7 +79,7 @@ class Outage:
         with self._lock:
             self._of_jobs.setdefault(job_id, _Pause()).extend(self.clock())
         if is_news(error):
-            log.error("%s; job %s is published when that is done", error, job_id)
+            log.error("%s; this worker retries job %s by itself", error, job_id)
 
     def holds_back(self, job_id: str) -> bool:
         """Whether a job's output is not to be tried yet."""
@@ -111,7 +110,7 @@ class Outage:
                 try:
                     attempt()
                 except SpecbatchError as error:
-                    if refuses_writes(error):
+                    if error.refused:
                         self.begin(error)
                         return False
                     log.warning("not tried again: %s", error)

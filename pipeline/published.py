@@ -18,6 +18,7 @@ from specbatch.pipeline.ledger.log_facts import LogFacts
 from specbatch.schemas.audit import Finding, FindingKind
 from specbatch.schemas.errors import ObjectError
 
+_MOST_ENTRIES = 2**63 - 1
 _RESTORE = "restore it from a copy"
 
 
@@ -26,20 +27,23 @@ class OutputCounts:
     """What was compared."""
 
     uri: str = ""  # of the manifest
-    files: int = 0
+    named: int = 0  # files that the manifest names
+    files: int = 0  # of these, whose size and SHA-256 were compared
     size_bytes: int = 0
-    confirms: int | None = None  # the entry of the log that the manifest holds down
+    confirms: int | None = None  # the last entry of the log that the manifest confirms
     purged: bool = False  # it was deleted on purpose, as the log says
+    gap: str = "the log does not say where they lie"  # why not all of it was compared, if so
 
 
 def output_findings(
     objects: Objects, facts: LogFacts, output_uri: str | None, counts: OutputCounts
 ) -> Iterator[Finding]:
     """What is not as it was published. `output_uri`: where the job's output lies, by its log."""
-    if output_uri is None:
+    if not isinstance(output_uri, str):
         return  # the log lacks its beginning, which is told
     folder = tidy(output_uri)
     counts.uri = uri = join(folder, MANIFEST)
+    counts.gap = f"the output in {folder} cannot be read"
     named = _named(facts, output_uri)
     if named is not None:
         yield named
@@ -49,7 +53,7 @@ def output_findings(
             yield from _without_manifest(facts, uri, counts)
             return
         yield from _with_manifest(objects, facts, folder, data, counts)
-    except ObjectError as error:
+    except (ObjectError, ValueError) as error:  # a name may be none that a system takes
         yield _output(
             f"the output in {folder} cannot be read, so nothing confirms it: {error}; make it "
             "readable and audit again"
@@ -70,6 +74,7 @@ def _named(facts: LogFacts, output_uri: str) -> Finding | None:
 
 def _without_manifest(facts: LogFacts, uri: str, counts: OutputCounts) -> Iterator[Finding]:
     counts.purged = facts.output_purged
+    counts.gap = f"{uri} is missing"
     if facts.published and not facts.output_purged:
         yield _output(
             f"{uri} is missing, and entry {facts.published_by} of the log says that it was "
@@ -84,6 +89,7 @@ def _with_manifest(
     manifest = _parsed(data)
     owner = manifest.get("job_id")
     if owner is not None and owner != facts.job_id:
+        counts.gap = f"{uri} is the manifest of another job"
         if facts.published:
             yield _output(
                 f"{uri} is the manifest of job {owner}, not of {facts.job_id}: {_RESTORE}"
@@ -93,28 +99,30 @@ def _with_manifest(
     if not facts.published:
         return
     known = facts.manifest["sha256"] if facts.manifest is not None else None
-    if known is not None and hashlib.sha256(data).hexdigest() != known:
+    is_published_one = hashlib.sha256(data).hexdigest() == known
+    if known is not None and not is_published_one:
         yield _output(f"{uri} is not the manifest that was published: it was changed; {_RESTORE}")
     yield from _files(objects, facts, folder, manifest, counts)
+    counts.gap = "" if is_published_one else f"{uri} is not the manifest that was published"
 
 
 def _log_of(
     facts: LogFacts, uri: str, manifest: Mapping[str, Any], counts: OutputCounts
 ) -> Iterator[Finding]:
-    """The manifest holds a part of the log down from outside the store."""
+    """The manifest confirms a part of the log from outside the store."""
     try:
         said = manifest["info"]["audit_log"]
-        number, hashed = int(said["number"]), bytes.fromhex(said["hash"])
+        number, hashed = _entry_number(said["number"]), bytes.fromhex(said["hash"])
     except (ValueError, TypeError, KeyError):
         return  # then it is not the one that was published, which is told
-    last = max(facts.anchors, default=0)
+    last = max(facts.hashes, default=0)
     if number > last:
         yield _entry(
             f"{uri} names entry {number} of the log, which ends at entry {last} in the store: the "
             "store is an older copy, or the log's end was cut off; restore the newer store",
             number,
         )
-    elif facts.anchors.get(number) != hashed:
+    elif facts.hashes.get(number) != hashed:
         yield _entry(
             f"entry {number} of the log is not the one that {uri} names: the log was written anew",
             number,
@@ -142,6 +150,7 @@ def _files(
     for file in _listed(manifest):
         name = str(file.get("name"))
         names.add(name)
+        counts.named += 1
         if "/" in name or "\\" in name:
             yield _output(f"the manifest in {folder} names {name}, which is not beside it")
             continue
@@ -170,7 +179,7 @@ def _difference(
     if info is None:
         return "is missing"
     if info.size != file.get("size_bytes"):
-        return f"has {info.size:,} bytes, and was published with {file.get('size_bytes'):,}"
+        return f"has {info.size:,} bytes, and {_said_size(file.get('size_bytes'))}"
     counts.files += 1
     counts.size_bytes += info.size
     digest = hashlib.sha256()
@@ -178,8 +187,22 @@ def _difference(
         while chunk := opened.read(CHUNK_BYTES):
             digest.update(chunk)
     if digest.hexdigest() != file.get("sha256"):
-        return "was changed: it has not the SHA-256 with which it was published"
+        return "was changed: its SHA-256 differs from the published one"
     return None
+
+
+def _entry_number(value: Any) -> int:
+    """Raises `ValueError` for what numbers no entry."""
+    if not isinstance(value, int) or not 0 < value <= _MOST_ENTRIES:
+        raise ValueError("no number of an entry")
+    return value
+
+
+def _said_size(size: Any) -> str:
+    """What the manifest says of a file's size, whatever stands there."""
+    if isinstance(size, int) and not isinstance(size, bool):
+        return f"was published with {size:,}"
+    return "the manifest does not say with how many it was published"
 
 
 def _parsed(data: bytes) -> Mapping[str, Any]:

@@ -16,7 +16,7 @@ from functools import cache, partial
 from itertools import chain
 
 from specbatch.pipeline import telling
-from specbatch.pipeline.anchors import Anchors
+from specbatch.pipeline.anchoring import Anchoring
 from specbatch.pipeline.client import Ring
 from specbatch.pipeline.codecs import Codecs
 from specbatch.pipeline.drafting import READS_OF_DRAFTS, Drafting, check_drafts_here, uses_history
@@ -87,7 +87,6 @@ from specbatch.schemas.records import (
     Stage,
     StageTiming,
 )
-from specbatch.schemas.refusals import refuses_writes
 from specbatch.schemas.spec import JobSpec
 from specbatch.schemas.timekeeping import LEASES_OF_SILENCE, Attempt
 
@@ -127,12 +126,12 @@ class Stages(Guarding):
         privacy: Privacy = NOBODY_PRIVATE,
         tracing: Tracing = UNTRACED,
         reader_bytes: int = READER_BYTES,
-        anchors: Anchors | None = None,
+        anchoring: Anchoring | None = None,
         only_job: str | None = None,
         outage: Outage | None = None,
     ) -> None:
         """`max_open_groups`: of a job, before its input is read on. `timing` is told what engines
-        are used for, `tracing` how it went. `anchors`: where logs of published jobs are anchored.
+        are used for, `tracing` how it went. `anchoring`: what anchors logs of published jobs.
         `only_job`: work of no other job is taken."""
         super().__init__(store, ring, keeper, privacy, tracing, outage)
         self._jobs = KnownJobs(store)
@@ -151,7 +150,7 @@ class Stages(Guarding):
         self._drafting = Drafting(store, objects, beside, max_attempts)
         self._refills = refills
         self._timing = timing or Untimed()
-        self._anchors = anchors
+        self._anchoring = anchoring
         self._publisher = Publisher(store, objects, self._decode, self._checker, max_attempts)
         reading = (max_open_groups, privacy, reader_bytes)
         self._intake = Intake(store, objects, ring, self._drafting, self._codecs, models, *reading)
@@ -163,7 +162,7 @@ class Stages(Guarding):
         try:
             self._run(stage, job_id, group_index)
         except (StoreError, ObjectError) as error:
-            if not refuses_writes(error):
+            if not error.refused:
                 raise
             self._outage.begin(error)
         else:
@@ -429,22 +428,8 @@ class Stages(Guarding):
             self._drafting.forget(job)
             if not job.privacy.is_full:
                 clear(self._store, self._objects, job.job_id)
-        if published:
-            self._anchor(job_id)
-
-    def _anchor(self, job_id: str) -> None:
-        """Anchor the log of a job that was published, which stays so where that does not work."""
-        if self._anchors is None:
-            return
-        try:
-            self._anchors.put(job_id, self._store.log_head(job_id))
-        except SpecbatchError as error:
-            log.warning(
-                "job %s is published and its log is not anchored: %s; `specbatch audit %s "
-                "--anchor` tries again",
-                *(job_id, error, job_id),
-                extra={"job": job_id},
-            )
+        if published and self._anchoring is not None:
+            self._anchoring.published(job_id)
 
     # --- shared ----------------------------------------------------------------------------
     def _decode(self, job: JobRow) -> Decode:

@@ -7,21 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC
+from http.client import HTTPException
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.error import URLError
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from specbatch.schemas.errors import MissingExtraError, ObjectError, UsageError
+from specbatch.schemas.errors import MissingExtraError, ObjectError, UsageError, first_line
 from specbatch.schemas.settings import Settings
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
+    from rfc3161_client import TimeStampResponse
 
 URL, ROOTS = "SPECBATCH_TIMESTAMP_URL", "SPECBATCH_TIMESTAMP_ROOTS"
 _PATIENCE_SEC = 10.0
 _MOST_BYTES = 1 << 20  # of an answer
+# HTTP statuses after which the same may succeed later: a timeout, too many requests, the server's.
+_PASSING, _OF_SERVER = (408, 429), 500
 
 
 class Timestamps:
@@ -70,9 +74,17 @@ class Timestamps:
         try:
             with urlopen(asked, timeout=_PATIENCE_SEC) as answer:
                 stamp: bytes = answer.read(_MOST_BYTES)
-        except (URLError, OSError) as error:
+        except HTTPError as error:  # it answers, and refuses
             raise ObjectError(
-                f"the time stamp authority {self._url} does not answer: {error}", passing=True
+                f"the time stamp authority {self._url} refuses with HTTP status {error.code} "
+                f"({error.reason}); see that {URL} names it and what it asks of its users",
+                passing=error.code in _PASSING or error.code >= _OF_SERVER,
+            ) from None
+        except (OSError, HTTPException, ValueError) as error:
+            raise ObjectError(
+                f"the time stamp authority {self._url} does not answer: {first_line(error)}; see "
+                f"that it runs and that {URL} names it",
+                passing=True,
             ) from None
         wrong = self.check(stamp, statement) if self.checks else _refused(stamp)
         if isinstance(wrong, str):
@@ -90,7 +102,22 @@ class Timestamps:
             return str(error) or type(error).__name__
         info = answer.tst_info
         when = info.gen_time.astimezone(UTC).isoformat(timespec="seconds")
-        return when, self._url or "the authority of " + ROOTS
+        return when, _signer_of(answer)
+
+
+def _signer_of(answer: TimeStampResponse) -> str:
+    """Who signed a stamp that was verified, as the signature names its certificate."""
+    from cryptography.x509 import load_der_x509_certificate
+
+    signers = answer.signed_data.signer_infos
+    named = {(signer.issuer, signer.serial_number) for signer in signers}
+    for data in answer.signed_data.certificates:
+        one = load_der_x509_certificate(data)
+        if (one.issuer, one.serial_number) in named:
+            return one.subject.rfc4514_string()
+    # The answer does not carry the certificate itself, which lies among the roots then.
+    signed = [f"serial {number} of {issuer.rfc4514_string()}" for issuer, number in named]
+    return "the certificate with " + " and ".join(signed)
 
 
 def _refused(stamp: bytes) -> str | None:

@@ -34,10 +34,21 @@ URLs are masked here, so that no error carries one into the store, a log or a te
 from specbatch.schemas.masking import masked
 
 
+def first_line(error: BaseException, most: int = 1000) -> str:
+    """Any error as part of a sentence: libraries add paragraphs of advice to theirs, or quotes."""
+    line = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+    is_quoted = line[0] in "'\"" and line.count(line[0]) == 2 and line[0] == line[-1]
+    return (line[1:-1] if is_quoted else line)[:most]
+
+
 class SpecbatchError(Exception):
-    """Base of all errors raised on purpose."""
+    """Base of all errors raised on purpose.
+
+    `refused`: the place that it names cannot be written, for want of space or rights.
+    """
 
     exit_code = 4
+    refused = False
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(masked(arg) if isinstance(arg, str) else arg for arg in args))

@@ -11,6 +11,11 @@ _PLAIN, _ACCEPTED = 0, 1  # of `records.Origin`, which imports this file
 TICKS_PER_SEC = 10_000_000  # 100 ns each: a share of up to 214 s fits four bytes
 
 
+def in_seconds(ticks: int, digits: int = 2) -> str:
+    """`1,234.50 s`."""
+    return f"{ticks / TICKS_PER_SEC:,.{digits}f} s"
+
+
 class TimeKind(StrEnum):
     """What a device's time went into. Each tick of a worker is of exactly one kind."""
 

@@ -154,7 +154,7 @@ class Settings(BaseSettings):
     )
     anchor_public_keys: str = Field(
         default="",
-        description="public keys whose anchors are believed too, with commas",
+        description="public keys whose anchors are believed too, separated by commas",
     )
     timestamp_url: str = Field(
         default="", description="RFC 3161 authority that stamps anchors too; empty: none does"

@@ -14,9 +14,9 @@ from kombu import compression
 from kombu.connection import Connection
 from kombu.message import Message
 
-from specbatch.schemas.errors import BrokerLostError
+from specbatch.schemas.errors import BrokerLostError, first_line
 from specbatch.schemas.masking import mask_url
-from specbatch.workers.consuming import consuming_of, one_line
+from specbatch.workers.consuming import MOST_WORDS, consuming_of
 from specbatch.workers.guard import RefusedMessageError, check
 
 log = logging.getLogger(__name__)
@@ -80,11 +80,11 @@ class CheckedConsumer(Consumer):  # type: ignore[misc]  # celery has no types
     def _try_again(self, error: Exception) -> None:
         """Wait before the next attempt; after too many in a row, end the worker."""
         failures, most = self._consuming.failed(error), self._consuming.most_failures
-        shown = mask_url(self.app.conf.broker_url or "")
+        shown, why = mask_url(self.app.conf.broker_url or ""), first_line(error, MOST_WORDS)
         log.warning(
             "no messages can be taken from the broker %s: %s; attempt %d%s",
             shown,
-            one_line(error),
+            why,
             failures,
             f" of {most}" if most else "",
         )
@@ -92,7 +92,7 @@ class CheckedConsumer(Consumer):  # type: ignore[misc]  # celery has no types
             self._consuming.on_lost(
                 BrokerLostError(
                     f"no messages could be taken from the broker {shown} in {failures} attempts "
-                    f"({one_line(error)}): see that it runs and what is in it, then start the "
+                    f"({why}): see that it runs and what is in it, then start the "
                     "worker anew"
                 )
             )

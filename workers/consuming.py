@@ -13,13 +13,14 @@ from weakref import WeakKeyDictionary
 
 from celery import Celery
 
-from specbatch.schemas.errors import BrokerLostError
+from specbatch.schemas.errors import BrokerLostError, first_line
 
 SETTLED_SEC = 2.0  # a consumer that was lost counts again once it has run for so long
 STEADY_SEC = 10.0  # one that ran for so long was not a failed attempt
 STUCK_SEC = 30.0  # a loop that does not turn for so long hears nothing
 FIRST_PAUSE_SEC, MOST_PAUSE_SEC = 0.2, 10.0
 
+MOST_WORDS = 300  # characters of a client library's error
 NOT_YET = "it has not connected yet"
 
 
@@ -61,7 +62,7 @@ class Consuming:
             ran = self._ran_sec()
             self._failures = 1 if ran >= STEADY_SEC else self._failures + 1
             self._running_since = None
-            self._trouble = one_line(error)
+            self._trouble = first_line(error, MOST_WORDS)
             return self._failures
 
     @property
@@ -97,9 +98,3 @@ def tell(app: Celery, consuming: Consuming) -> Consuming:
     """Have the app's consumer tell this one, from its making on."""
     _of_apps[app] = consuming
     return consuming
-
-
-def one_line(error: BaseException) -> str:
-    """An error of a client library as part of a sentence."""
-    lines = str(error).strip().splitlines()
-    return (lines[0] if lines else type(error).__name__).strip("'\"")[:300]

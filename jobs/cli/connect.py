@@ -14,7 +14,7 @@ from pydantic_settings import SettingsError
 from specbatch.jobs.cli.console import log_as, remark
 from specbatch.pipeline.bootstrap import make_client, make_store
 from specbatch.pipeline.client import Client, Ring
-from specbatch.schemas.errors import SpecbatchError, UsageError
+from specbatch.schemas.errors import SpecbatchError, UsageError, first_line
 from specbatch.schemas.masking import mask_url, masked
 from specbatch.schemas.patience import NoAnswerError, patiently
 from specbatch.schemas.records import Bell
@@ -89,7 +89,7 @@ def check_broker(settings: Settings) -> None:
         raise BrokerError(f"{error}; check SPECBATCH_BROKER_URL") from None
     except Exception as error:  # each transport has its own kinds; all mean the same here
         raise BrokerError(
-            f"the broker {shown} cannot be reached ({_first_line(error)}); check "
+            f"the broker {shown} cannot be reached ({first_line(error)}); check "
             "SPECBATCH_BROKER_URL and that it runs"
         ) from None
 
@@ -115,7 +115,7 @@ def make_broker_app(settings: Settings) -> Celery:
         app.connection_for_write().get_transport_cls()
     except Exception as error:
         raise UsageError(
-            f"SPECBATCH_BROKER_URL {shown!r} cannot be used ({_first_line(error)}); use redis://, "
+            f"SPECBATCH_BROKER_URL {shown!r} cannot be used ({first_line(error)}); use redis://, "
             "amqp:// or memory://"
         ) from None
     return app
@@ -138,11 +138,8 @@ def _forgiving_ring(settings: Settings) -> Ring:
             patiently("the broker", REACH_SEC, lambda _: ring(bell))
         except Exception as error:  # the change is stored; workers sweep the store anyway
             remark(
-                f"no answer from the broker ({_first_line(error)}); workers find it in the store"
+                f"no message was sent to the broker ({first_line(error)}); workers find the work "
+                "in the store"
             )
 
     return forgiving
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].strip("'\"")

@@ -30,7 +30,6 @@ from specbatch.schemas.fingerprint import compared
 from specbatch.schemas.numeric_class import Pinned, Serves
 from specbatch.schemas.patience import end_within
 from specbatch.schemas.records import JobRow
-from specbatch.schemas.refusals import refuses_writes
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec
 
@@ -95,7 +94,7 @@ def run_here(
         remark(f"job {job.job_id} stopped; its finished groups are kept. To go on: {hint}")
         raise typer.Exit(INTERRUPTED) from None
     except (StoreError, ObjectError) as error:
-        if refuses_writes(error):
+        if error.refused:
             raise type(error)(
                 f"{error}. Job {job.job_id} is kept; to resume it then: {hint}"
             ) from None

@@ -16,7 +16,7 @@ from typing import Protocol, TypeGuard
 
 from torch import Tensor
 
-from specbatch.pipeline.engine.faults import Fault, fault_of, first_line
+from specbatch.pipeline.engine.faults import Fault, fault_of, with_type
 from specbatch.pipeline.engine.proposer import Proposer
 from specbatch.pipeline.engine.sequence import Sequence
 
@@ -71,7 +71,7 @@ class DriftWatch:
         except Exception as error:
             if fault_of(error) in (Fault.DEVICE, Fault.KERNEL):
                 raise
-            log.warning("drift is not measured any more: %s", first_line(error), exc_info=error)
+            log.warning("drift is not measured any more: %s", with_type(error), exc_info=error)
             self._models = []
             return True
         if law is not None:

@@ -20,7 +20,7 @@ from specbatch.pipeline.engine.admission import all_within, refusal
 from specbatch.pipeline.engine.batch import Chunk
 from specbatch.pipeline.engine.block_proposer import BlockProposer, Wanted
 from specbatch.pipeline.engine.drift import EVERY_STEPS
-from specbatch.pipeline.engine.faults import Fault, fault_of, first_line
+from specbatch.pipeline.engine.faults import Fault, fault_of, with_type
 from specbatch.pipeline.engine.guarded_proposer import guarded
 from specbatch.pipeline.engine.isolation import isolate
 from specbatch.pipeline.engine.most_likely import MostLikely
@@ -330,7 +330,7 @@ class Engine:
         request_id = sequence.request.request_id
         told = {"request": request_id}
         log.warning("request %s: %s", request_id, where, exc_info=error, extra=told)
-        return f"{where}: {first_line(error)}"
+        return f"{where}: {with_type(error)}"
 
     @staticmethod
     def _fail(sequence: Sequence, error: str) -> None:
@@ -434,7 +434,7 @@ class Engine:
         except Exception as error:  # the completion stands; it is only not looked at
             if fault_of(error) in (Fault.DEVICE, Fault.KERNEL):
                 raise
-            log.warning("no second look: %s", first_line(error), exc_info=error)
+            log.warning("no second look: %s", with_type(error), exc_info=error)
             self._runner.free_unused()
         self._book.add(sequence, OVERHEAD, now() - begun)
         if found is not None:

@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass
 from enum import StrEnum
 
-from specbatch.schemas.errors import DeviceLostError, EngineError
+from specbatch.schemas.errors import DeviceLostError, EngineError, first_line
 
 
 class Fault(StrEnum):
@@ -110,16 +110,13 @@ def _is_torch(error: BaseException, name: str) -> bool:
 def engine_error(error: BaseException, doing: str) -> EngineError:
     """The error that tickets fail with: `DeviceLostError` if a new process is needed to go on."""
     fault = fault_of(error)
-    message = f"{doing} failed: {_first_line_of_text(error) or type(error).__name__}"
+    message = f"{doing} failed: {first_line(error)}"
     if fault in (Fault.DEVICE, Fault.KERNEL):
         return DeviceLostError(message, blameless=fault is Fault.DEVICE)
     return EngineError(message)
 
 
-def first_line(error: BaseException) -> str:
-    """`Type: message` in one line: torch adds paragraphs of advice to its own."""
-    return f"{type(error).__name__}: {_first_line_of_text(error)}".removesuffix(": ")
-
-
-def _first_line_of_text(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), "")
+def with_type(error: BaseException) -> str:
+    """`Type: message` in one line."""
+    name, said = type(error).__name__, first_line(error)
+    return name if said == name else f"{name}: {said}"

@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 
 from torch import Tensor
 
-from specbatch.pipeline.engine.faults import Fault, fault_of, first_line
+from specbatch.pipeline.engine.faults import Fault, fault_of, with_type
 from specbatch.pipeline.engine.proposer import LawfulProposer, Proposer, has_laws, tokens_behind
 from specbatch.pipeline.engine.sequence import Sequence
 from specbatch.pipeline.policy.linear_cost import LinearCost
@@ -106,7 +106,7 @@ class GuardedProposer:
                     f"proposer {self.name} failed {self._in_a_row} times in a row and rests for "
                     f"{REST_SEC:.0f} s"
                 )
-                log.warning("%s: %s", rests, first_line(error))
+                log.warning("%s: %s", rests, with_type(error))
                 if self._on_rest is not None:
                     # Every job's decisions get it, and what was raised may quote one job's text.
                     self._on_rest(self.name, f"{rests}: {type(error).__name__}")

@@ -16,7 +16,7 @@ from transformers.utils import logging as transformers_logging
 from specbatch.kernels.decoder.contract import DecoderShape, DecoderWeights
 from specbatch.kernels.paged_attention.contract import RaggedBatch
 from specbatch.pipeline.engine.device import native_level
-from specbatch.pipeline.engine.faults import engine_error, first_line, may_pass
+from specbatch.pipeline.engine.faults import engine_error, may_pass, with_type
 from specbatch.pipeline.engine.kernel_choice import Attention, Kernels, choose_kernels
 from specbatch.pipeline.engine.model_folder import ModelFolder, check_again
 from specbatch.pipeline.engine.native_model import NotNativeError, lower
@@ -87,7 +87,7 @@ def load_model(
         if may_pass(error):
             raise engine_error(error, f"loading model `{folder.ref}`") from error
         raise BrokenModelError(
-            f"model `{folder.ref}` cannot be loaded ({first_line(error)}): copy or save it anew"
+            f"model `{folder.ref}` cannot be loaded ({with_type(error)}): copy or save it anew"
         ) from error
 
 

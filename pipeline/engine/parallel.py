@@ -24,7 +24,7 @@ from torch import Tensor
 
 from specbatch.kernels.decoder.contract import DecoderBatch
 from specbatch.kernels.paged_attention.contract import RaggedBatch
-from specbatch.pipeline.engine.faults import Fault, fault_of, first_line
+from specbatch.pipeline.engine.faults import Fault, fault_of, with_type
 from specbatch.pipeline.engine.loader import LoadedModel, load_model
 from specbatch.pipeline.engine.model_folder import ModelFolder, inspect_model
 from specbatch.pipeline.engine.sharding import check_shareable
@@ -141,7 +141,7 @@ class Leader:
             yield
         except Exception as error:
             lost = DeviceLostError(
-                f"the ranks are out of step: {first_line(error)}",
+                f"the ranks are out of step: {with_type(error)}",
                 blameless=fault_of(error) is Fault.DEVICE,
             )
             self.give_up(lost)

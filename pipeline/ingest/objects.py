@@ -6,7 +6,6 @@ Versions are the ETag (S3) or size and mtime (local), so a changed file is notic
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import io
 import os
@@ -14,7 +13,7 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -22,23 +21,13 @@ from typing import BinaryIO, Protocol
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.file_modes import Access, make_folder, new_file
 from specbatch.schemas.records import Artefact
-from specbatch.schemas.refusals import REFUSALS
+from specbatch.schemas.refusals import REFUSALS, REMEDIES
 from specbatch.schemas.sealing import Sealer
 from specbatch.schemas.settings import Settings
 
 CHUNK_BYTES = 4 << 20
 PROBE_BYTES = 4 << 20  # what a group's results seldom exceed
 FIRST_LOOK_SEC = 10.0  # failures of S3 may take, where a person waits to hear of it
-
-# What to do about a disk that refuses; whoever reads the error may not be who runs the worker.
-_REMEDIES = {
-    errno.ENOSPC: "free space there",
-    errno.EDQUOT: "free space there, or raise this user's quota",
-    errno.EFBIG: "raise the limit on the size of files (`ulimit -f`)",
-    errno.EROFS: "let it be written again (`mount -o remount,rw`)",
-    errno.EIO: "check that disk",
-    **dict.fromkeys((errno.EACCES, errno.EPERM), "let the worker's user write there"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,16 +197,9 @@ class LocalObjects:
                 path.hardlink_to(temporary)  # unlike a rename, refuses to replace
             except FileExistsError:
                 return False
-            except OSError:  # a file system without hard links: take the name first
-                try:
-                    path.open("xb").close()
-                except FileExistsError:
+            except OSError:  # a file system without hard links
+                if not _rename_new(temporary, path):
                     return False
-                try:
-                    temporary.replace(path)
-                except OSError:
-                    path.unlink(missing_ok=True)
-                    raise
             sync_folder(path.parent)
         return True
 
@@ -339,6 +321,37 @@ def is_unchanged(file: BinaryIO, info: ObjectInfo) -> bool:
     return "://" in info.uri or _version(os.fstat(file.fileno())) == info.version
 
 
+def _rename_new(temporary: Path, path: Path) -> bool:
+    """Give a file its name unless another one has it: whole at once, so a crash leaves none.
+
+    Writers take turns by a lock on the folder, which ends with its process. Where the file system
+    has no such locks, or does not share them between machines, both of two writers at the same
+    moment may be told that theirs is the file; the later one is, and it is whole.
+    """
+    with _locked(path.parent):
+        if path.exists():
+            return False
+        temporary.rename(path)
+    return True
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold other processes' `_locked` blocks on a local folder back."""
+    if os.name == "nt":  # a rename does not replace there
+        yield
+        return
+    import fcntl
+
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
 def sync_folder(folder: Path) -> None:
     """Make a rename in `folder` survive a power cut, where the system can."""
     if os.name == "nt":
@@ -380,7 +393,7 @@ def explained(verb: str, uri: str, only: Collection[int] | None = None) -> Itera
         if only is not None and error.errno not in only:
             raise
         reason = (error.strerror or type(error).__name__).lower()
-        remedy = _REMEDIES.get(error.errno or 0) if verb == "write" else None
+        remedy = REMEDIES.get(error.errno or 0) if verb == "write" else None
         raise ObjectError(
             f"cannot {verb} {uri}: {reason}" + (f"; {remedy}" if remedy else ""),
             refused=verb == "write" and error.errno in REFUSALS,

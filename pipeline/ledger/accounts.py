@@ -16,7 +16,7 @@ from itertools import groupby
 from typing import Any
 
 from specbatch.schemas.audit import Finding, FindingKind
-from specbatch.schemas.provenance import NO_TICKS, TICKS_PER_SEC, Ticks
+from specbatch.schemas.provenance import NO_TICKS, Ticks, in_seconds
 from specbatch.schemas.speculation import Decision
 from specbatch.schemas.timekeeping import SessionRow, TimeSlice
 
@@ -136,8 +136,8 @@ def _sessions(said: Sequence[Sequence[Any]], sessions: Sequence[SessionRow]) -> 
         if session.leased is not None and session.leased != session.accounted:
             yield _found(
                 f"the worker's session {session.session_id[:_SHOWN]} does not balance: it lasted "
-                f"{_sec(session.leased)}, and {_sec(session.accounted)} are accounted for: one of "
-                "both was changed"
+                f"{_exactly(session.leased)}, and {_exactly(session.accounted)} are accounted for: "
+                "one of both was changed"
             )
 
 
@@ -150,10 +150,10 @@ def _slices(
     counts.late_slices, counts.late_ticks = len(late), _ticks(late).total
     if _digest("slices", map(_of_slice, final)) == said["digest"]:
         return
-    before = f"{said['count']} slices with {_sec(sum(said['ticks']))}"
+    before = f"{said['count']} slices with {_exactly(sum(said['ticks']))}"
     yield _found(
         f"the job's device time was changed: it was published with {before}, and now there are "
-        f"{len(final)} with {_sec(_ticks(final).total)}"
+        f"{len(final)} with {_exactly(_ticks(final).total)}"
     )
 
 
@@ -241,8 +241,9 @@ def _digest(what: str, rows: Iterable[Any]) -> str:
     return digest.hexdigest()
 
 
-def _sec(ticks: int) -> str:
-    return f"{ticks / TICKS_PER_SEC:.4f} s"
+def _exactly(ticks: int) -> str:
+    """What was changed may be small."""
+    return in_seconds(ticks, digits=4)
 
 
 def _found(what: str) -> Finding:

@@ -153,7 +153,7 @@ class Checker:
     def _pinned_rejected(self) -> Iterator[tuple[int, tuple[str, str, int]]]:
         """Row, and its code, digest and entry."""
         for number in self.log.with_rejected:
-            said = believed(self.entry_at(number), self.log.anchors)
+            said = believed(self.entry_at(number), self.log.hashes)
             for row_index, code, digest in said["rejected"]:
                 yield row_index, (code, digest, number)
 
@@ -234,7 +234,7 @@ class Checker:
             advance(rest, at)
 
     def _of_entry(self, number: int) -> Iterator[Placed]:
-        said = believed(self.entry_at(number), self.log.anchors)
+        said = believed(self.entry_at(number), self.log.hashes)
         for row, sample, digest in sorted(said["completions"]):
             yield (row, sample), number, digest, said["index"]
 

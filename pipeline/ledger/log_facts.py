@@ -42,7 +42,7 @@ class LogFacts:
     published_by: int | None = None  # the number of its entry
     accounts: Mapping[str, Any] | None = None  # that it pinned; None: it is older than that
     output_purged: bool = False  # or may be, by the log of an earlier version
-    anchors: dict[int, bytes] = field(default_factory=dict)  # number → hash, of all entries
+    hashes: dict[int, bytes] = field(default_factory=dict)  # number → hash, of all entries
     # (first row and sample, number) of entries with completions; numbers of those with rejected.
     completed: list[tuple[Key, int]] = field(default_factory=list)
     with_rejected: list[int] = field(default_factory=list)
@@ -66,7 +66,7 @@ class LogFacts:
                 self.lacks = True
                 yield _of_entry(entry.number, f"entry {entry.number} ({entry.kind}) {fault}")
             last, believed = entry.head, fault is None
-            self.anchors[entry.number] = entry.hash
+            self.hashes[entry.number] = entry.hash
             self.entries += 1
         if head is not None:
             yield from self._check_end(last, head, believed)
@@ -139,7 +139,7 @@ class LogFacts:
             if not self.published and said["state"] != JobState.FAILED:
                 raise ValueError(f"a job that failed is not {said['state']}")
             self.expected |= {name: said[name] for name in ("state", "error_sha256")}
-            self.manifest, self.accounts = said["manifest"], said.get("accounts")
+            self.manifest, self.accounts = _manifest(said), _accounts(said)
             self.published_by = number
         elif kind is EntryKind.PURGED:
             self.purges.append((number, said.get("rows")))
@@ -172,9 +172,23 @@ class LogFacts:
         return None if "state" not in self.expected else self.expected["state"] is None
 
 
-def believed(entry: LogEntry | None, anchors: Mapping[int, bytes]) -> dict[str, Any]:
+def _manifest(said: Mapping[str, Any]) -> Mapping[str, str] | None:
+    """The manifest that an end of the job names. Raises what `_SPOILT` has."""
+    manifest = said["manifest"]
+    return None if manifest is None else {name: str(manifest[name]) for name in ("uri", "sha256")}
+
+
+def _accounts(said: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The figures that it pins. Raises `ValueError`."""
+    accounts = said.get("accounts")
+    if accounts is None or isinstance(accounts, Mapping):
+        return accounts
+    raise ValueError("accounts are an object")
+
+
+def believed(entry: LogEntry | None, hashes: Mapping[int, bytes]) -> dict[str, Any]:
     """What an entry says that was followed before, unless it has changed since."""
-    if entry is None or _fault(entry) or anchors.get(entry.number) != entry.hash:
+    if entry is None or _fault(entry) or hashes.get(entry.number) != entry.hash:
         raise ValueError("the log changed while it was read: audit again")
     said: dict[str, Any] = orjson.loads(entry.payload)
     return said

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Double, cast, func, literal
@@ -13,9 +14,10 @@ from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random
 
 from specbatch.pipeline.ledger.engine_factory import WRITES, make_engine
 from specbatch.schemas.crash_points import CrashPoint, reach
-from specbatch.schemas.errors import StoreError
+from specbatch.schemas.errors import StoreError, first_line
 from specbatch.schemas.masking import mask_url
 from specbatch.schemas.patience import NoAnswerError, patiently
+from specbatch.schemas.refusals import CHECK_DISK, FREE_SPACE, FREE_SPACE_OR_QUOTA
 from specbatch.schemas.sealing import Sealer
 from specbatch.schemas.text_columns import use_sealer
 
@@ -29,15 +31,55 @@ _TRANSIENT_STATES = ("08", "40001", "40P01", "53300", "55P03", "57P01", "57P02",
 _MISSING_TABLE_STATES = ("42P01", "42703")
 # What a full or read-only disk is called, by SQLite and by PostgreSQL, and what to do about it.
 _REMEDIES = {
-    "disk is full": "free space there",
-    "No space left on device": "free space there",
-    "disk I/O error": "free space there, or raise this user's quota, or check that disk",
+    "disk is full": FREE_SPACE,
+    "No space left on device": FREE_SPACE,
+    "disk I/O error": f"{FREE_SPACE_OR_QUOTA}, or {CHECK_DISK}",
     "readonly database": "let this user write the file and its folder",
     "unable to open database file": "let this user write the file and its folder",
     "permission denied for table": (
         "use a login that has the role for it: specbatch_worker, _operator, _auditor or _privacy"
     ),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class _InVain:
+    """Why the same work failed each time, by what the database answers, and what to do then."""
+
+    states: tuple[str, ...]  # of PostgreSQL, or how they begin
+    words: tuple[str, ...]  # where there is no state: on connecting, and of SQLite
+    said: str
+    remedy: str
+
+
+_IN_VAIN = (
+    _InVain(
+        *(("40001", "40P01"), ()),
+        "undid this work each time in favour of other work",
+        "try again when it is less busy",
+    ),
+    _InVain(
+        *(("55P03",), ("is locked",)),
+        "is locked by another process",
+        "try again when that one has ended its work",
+    ),
+    _InVain(
+        *(
+            ("53300",),
+            ("too many clients", "too many connections", "connection slots are reserved"),
+        ),
+        "takes no more connections",
+        "raise its limit on connections, or run fewer processes",
+    ),
+    _InVain(
+        ("57P",),
+        ("is starting up", "is shutting down", "not yet accepting", "in recovery mode"),
+        "is starting or stopping",
+        "try again when it runs",
+    ),
+    _InVain(("25P03",), (), "ended a transaction that had paused for too long", "try again"),
+)
+_NO_ANSWER = _InVain((), (), "did not answer in time", "see that it runs and is reachable")
 _REFUSING_SQLITE = (
     *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR),
     *(sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN),
@@ -169,11 +211,21 @@ def explain(error: BaseException, shown_url: str) -> str:
         return (
             f"the database {shown_url} lacks specbatch's tables or has old ones; migrate it first"
         )
-    lines = str(cause).strip().splitlines() or [type(cause).__name__]
+    line = first_line(cause)
     if is_transient(error):
-        return f"the database {shown_url} did not answer in time: {lines[0]}"
-    remedy = next((what for sign, what in _REMEDIES.items() if sign in lines[0]), None)
-    return f"the database {shown_url} refused: {lines[0]}" + (f"; {remedy}" if remedy else "")
+        why = _why_in_vain(state, line)
+        return f"the database {shown_url} {why.said}: {line}; {why.remedy}"
+    remedy = next((what for sign, what in _REMEDIES.items() if sign in line), None)
+    return f"the database {shown_url} refused: {line}" + (f"; {remedy}" if remedy else "")
+
+
+def _why_in_vain(state: str | None, line: str) -> _InVain:
+    for why in _IN_VAIN:
+        if state is not None and state.startswith(why.states):
+            return why
+        if state is None and any(words in line for words in why.words):
+            return why
+    return _NO_ANSWER
 
 
 def _cause(error: BaseException) -> BaseException:

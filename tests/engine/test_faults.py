@@ -12,8 +12,8 @@ from specbatch.pipeline.engine.faults import (
     Fault,
     engine_error,
     fault_of,
-    first_line,
     may_pass,
+    with_type,
 )
 from specbatch.pipeline.engine.loader import load_model
 from specbatch.pipeline.engine.model_folder import inspect_model
@@ -96,8 +96,8 @@ def test_other_failures_are_the_engine_s() -> None:
     error = engine_error(KeyError(), "engine step")
     assert type(error) is EngineError
     assert str(error) == "engine step failed: KeyError"
-    assert first_line(KeyError()) == "KeyError"
-    assert first_line(RuntimeError("a\nb")) == "RuntimeError: a"
+    assert with_type(KeyError()) == "KeyError"
+    assert with_type(RuntimeError("a\nb")) == "RuntimeError: a"
 
 
 def test_a_token_budget_shrinks_to_one_and_grows_back() -> None:

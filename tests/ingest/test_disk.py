@@ -92,6 +92,7 @@ def test_each_refusal_names_the_file_and_what_to_do(
                 patch.setattr(os, "fsync", refuse)  # where a full disk shows at the latest
             case _:
                 patch.setattr(Path, "replace", refuse)
+                patch.setattr(Path, "rename", refuse)
                 patch.setattr(Path, "hardlink_to", refuse)
         with pytest.raises(ObjectError) as caught:
             getattr(objects, operation)(uri, value)

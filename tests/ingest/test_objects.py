@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -160,11 +161,57 @@ def test_a_list_lacks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         Objects().list(str(tmp_path))
 
 
-def test_put_new_does_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def no_hard_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on exFAT, and on some shares and mounts."""
+
     def refuse(self: Path, target: Path) -> None:
         raise PermissionError(1, "Operation not permitted", str(self), None, str(target))
 
     monkeypatch.setattr(Path, "hardlink_to", refuse)
+
+
+class Killed(BaseException):
+    """What nobody catches."""
+
+
+@pytest.mark.usefixtures("no_hard_links")
+def test_put_new_without_hard_links_leaves_a_whole_file_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process is killed just before the file gets its name."""
+    path = tmp_path / "m"
+
+    def kill(*_: Any) -> None:
+        assert not path.exists(), "nobody meets half a file"
+        raise Killed
+
+    for name in ("rename", "replace"):
+        monkeypatch.setattr(Path, name, kill)
+    with pytest.raises(Killed):
+        Objects().put_new(str(path), b"first")
+    assert not path.exists()
+
+
+@pytest.mark.usefixtures("no_hard_links")
+def test_one_of_many_writers_at_once_wins_without_hard_links(tmp_path: Path) -> None:
+    uri, writers = str(tmp_path / "m"), 8
+    together = threading.Barrier(writers)
+
+    def write(number: int) -> bool:
+        together.wait()
+        return Objects().put_new(uri, bytes([number]))
+
+    for _ in range(20):
+        with ThreadPoolExecutor(writers) as pool:
+            won = list(pool.map(write, range(writers)))
+        assert won.count(True) == 1
+        assert Path(uri).read_bytes() == bytes([won.index(True)])
+        Path(uri).unlink()
+
+
+@pytest.mark.usefixtures("no_hard_links")
+def test_put_new_does_without_hard_links(tmp_path: Path) -> None:
     assert Objects().put_new(str(tmp_path / "m"), b"first")
     assert not Objects().put_new(str(tmp_path / "m"), b"second")
     assert [path.name for path in tmp_path.iterdir()] == ["m"]

@@ -320,7 +320,7 @@ def test_a_busy_sqlite_file_is_waited_for(tmp_path: Path, monkeypatch: pytest.Mo
     blocker = sqlite3.connect(tmp_path / "store.db", isolation_level=None, check_same_thread=False)
     blocker.execute("BEGIN IMMEDIATE")
     impatient = SqlStore(url, retry_sec=0.1)
-    with pytest.raises(StoreError, match="did not answer in time: database is locked"):
+    with pytest.raises(StoreError, match="is locked by another process: database is locked; try"):
         impatient.create_job(new_job())
     assert impatient.list_jobs() == [], "readers do not wait"
     ending = threading.Timer(0.2, blocker.execute, ["ROLLBACK"])

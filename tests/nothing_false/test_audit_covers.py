@@ -20,7 +20,7 @@ from support import forks
 from support.databases import migrated
 from support.models import tiny_llama
 from support.timestamping import authority
-from support.workers import WAIT_SEC, wait_until
+from support.workers import WAIT_SEC, wait_until, worker
 
 ROWS, GROUP, TOKENS = 48, 8, 24
 KEY = base64.urlsafe_b64encode(bytes(range(32))).decode()
@@ -89,6 +89,11 @@ class Place:
             "specbatch", "audit", job_id, "--sample", "0", *more, environment=environment
         )
         return done.returncode, done.stdout + done.stderr
+
+    def covered(self, job_id: str, environment: Environment | None = None) -> dict[str, Any]:
+        """The table of what an audit covers, by its first column."""
+        _, said = self.audit(job_id, "--json", environment=environment)
+        return {row["what"]: row for row in json.loads(said.splitlines()[0])["covered"]}
 
     def sql(self, *statements: str) -> list[tuple[Any, ...]]:
         """What the last one finds."""
@@ -227,7 +232,7 @@ def test_a_file_of_the_output_is_as_it_was_published_or_named(
     path = place.home / name.format(job_id)
     if deed == "flip":
         flip(path, path.stat().st_size // 2)
-        expected = "was changed: it has not the SHA-256 with which it was published"
+        expected = "was changed: its SHA-256 differs from the published one"
     elif deed == "cut":
         path.write_bytes(path.read_bytes()[:-1])
         expected = " bytes, and was published with "
@@ -277,6 +282,67 @@ def test_a_missing_manifest_and_that_of_another_job_are_named(jobs: Jobs, place:
     code, said = place.audit(jobs.plain)
     assert code == 3
     assert "_specbatch_job.json, which keeps other jobs away from this output" in said
+
+
+def spoil_size(manifest: Path, size: Any) -> None:
+    """Have the manifest say this of the size of its first file; nothing where it is `None`."""
+    values = json.loads(manifest.read_bytes())
+    [file, *_] = values["parts"]
+    del file["size_bytes"]
+    file |= {} if size is None else {"size_bytes": size}
+    manifest.write_text(json.dumps(values))
+
+
+@pytest.mark.parametrize("size", [None, "12", [1], True, 1e300])
+def test_a_manifest_with_a_size_that_is_none_is_named_and_the_audit_is_kept(
+    jobs: Jobs, place: Place, size: Any
+) -> None:
+    spoil_size(place.home / "out" / "manifest.json", size)
+    code, said = place.audit(jobs.plain)
+    assert (code, INTACT in said) == (3, False), said
+    assert "manifest.json is not the manifest that was published: it was changed" in said
+    assert "and the manifest does not say with how many it was published" in said
+    assert place.sql("SELECT what FROM audit_findings WHERE what LIKE '%it was changed%'")
+
+
+def test_a_manifest_that_names_an_entry_beyond_all_numbers_is_named(
+    jobs: Jobs, place: Place
+) -> None:
+    manifest = place.home / "out" / "manifest.json"
+    values = json.loads(manifest.read_bytes())
+    values["info"]["audit_log"]["number"] = 2**63
+    manifest.write_text(json.dumps(values))
+    code, said = place.audit(jobs.plain)
+    assert (code, INTACT in said) == (3, False), said
+    assert "manifest.json is not the manifest that was published: it was changed" in said
+
+
+@pytest.mark.parametrize("deed", ["gone", "another's", "no JSON", "other names"])
+def test_an_output_that_nobody_could_compare_is_not_called_covered(
+    jobs: Jobs, place: Place, deed: str
+) -> None:
+    manifest = place.home / "out" / "manifest.json"
+    if deed == "gone":
+        manifest.unlink()
+    elif deed == "another's":
+        shutil.copy(place.home / "chats" / "manifest.json", manifest)
+    elif deed == "no JSON":
+        manifest.write_bytes(b"\x00\xff")
+    else:
+        values = json.loads(manifest.read_bytes())
+        values["parts"] = [{**values["parts"][0], "name": "a\0b"}]
+        manifest.write_text(json.dumps(values))
+    row = place.covered(jobs.plain)["output files"]
+    assert row["extent"] == "not covered", row
+    assert "size and SHA-256" not in row["how"]
+    assert str(manifest) in row["how"]
+
+
+def test_files_that_are_missing_make_the_output_covered_in_part(jobs: Jobs, place: Place) -> None:
+    (place.home / "chats" / "errors.jsonl").unlink()
+    row = place.covered(jobs.openai)["output files"]
+    assert row["extent"] == "in part", row
+    assert row["how"].endswith("; not compared: 1 of 3 files that the manifest names")
 
 
 def test_an_output_that_was_purged_is_not_missed(jobs: Jobs, place: Place) -> None:
@@ -399,6 +465,49 @@ def test_decisions_that_are_gone_or_others_are_named(
     assert "decisions about drafting" in said
 
 
+OF_THE_STORE = ("order and actions", "which prompts and quarantined rows", "completions")
+OF_THE_FIGURES = (
+    *("figures of job and groups", "device time of attempts", "decisions about drafting"),
+)
+
+
+def test_a_job_whose_row_is_gone_is_compared_with_nothing(jobs: Jobs, place: Place) -> None:
+    place.sql(f"DELETE FROM jobs WHERE job_id = '{jobs.plain}'")
+    table = place.covered(jobs.plain)
+    assert {table[name]["extent"] for name in (*OF_THE_STORE, *OF_THE_FIGURES)} == {"not covered"}
+    assert table["audit log"]["extent"] == "covered", "its log outlives it"
+
+
+def test_of_a_job_that_only_its_anchors_know_nothing_is_covered(jobs: Jobs, place: Place) -> None:
+    gone = place.submit("gone", **place.anchored())
+    place.restore_store(jobs.older)
+    table = place.covered(gone, place.anchored())
+    assert {row["extent"] for row in table.values()} == {"not covered"}
+    assert table["audit log"]["how"] == "the store has no entry of this job's log"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE time_slices SET stage = 'nonsense'",
+        "UPDATE decisions SET action = 'nonsense'",
+    ],
+)
+def test_figures_that_cannot_be_read_are_not_covered(
+    jobs: Jobs, place: Place, statement: str
+) -> None:
+    place.sql(statement)
+    code, said = place.audit(jobs.plain)
+    assert (code, INTACT in said) == (3, False), said
+    assert "the figures of the job cannot be read" in said
+    table = place.covered(jobs.plain)
+    for name in OF_THE_FIGURES:
+        assert (table[name]["extent"], table[name]["how"]) == (
+            "not covered",
+            "the figures cannot be read",
+        )
+
+
 # --- anchors --------------------------------------------------------------------------------
 
 
@@ -434,6 +543,29 @@ def test_a_job_is_anchored_when_it_is_published(jobs: Jobs, place: Place) -> Non
     code, told = place.audit(job_id, environment=auditor)
     assert code == 3, "the whole job is gone with the newer store"
     assert "the store is an older copy" in told
+
+
+def test_a_worker_anchors_what_was_published_without_an_anchor(
+    jobs: Jobs, place: Place, redis_url: str
+) -> None:
+    """As where another worker died just after it had published the job."""
+    environment = place.anchored(SPECBATCH_BROKER_URL=redis_url)
+    with worker("record", environment=environment, cwd=place.home) as one:
+        folder = place.home / "elsewhere" / jobs.plain
+        wait_until("the anchor", lambda: any(folder.glob("[0-9]*.json")), [one])
+        wait_until("its line in the log", lambda: f"job {jobs.plain} was pub" in one.text(), [one])
+    code, said = place.audit(jobs.plain, environment=environment)
+    last = place.entry(jobs.plain, "published")
+    assert (code, f"anchored up to entry {last} of {last} with" in said) == (0, True), said
+
+
+def test_half_an_anchor_of_a_killed_process_is_no_finding(jobs: Jobs, place: Place) -> None:
+    assert place.audit(jobs.plain, "--anchor", environment=place.anchored())[0] == 0
+    folder = place.home / "elsewhere" / jobs.plain
+    [anchor] = folder.iterdir()
+    (folder / f".{anchor.name}.0123456789abcdef.tmp").write_bytes(anchor.read_bytes()[:40])
+    code, said = place.audit(jobs.plain, environment=place.anchored())
+    assert (code, INTACT in said) == (0, True), said
 
 
 def test_an_anchor_that_was_changed_moved_or_signed_by_others_is_named(
@@ -510,7 +642,7 @@ def test_an_authority_stamps_what_is_anchored(jobs: Jobs, place: Place, tmp_path
     assert code == 0, said
     last = place.entry(jobs.plain, "published")
     assert f"; entry {last} stamped at 20" in said
-    assert f" by {tsa.url}" in said
+    assert " by CN=time stamps" in said
     [path] = (place.home / "elsewhere" / jobs.plain).iterdir()
     kept = json.loads(path.read_text())
 
@@ -521,6 +653,12 @@ def test_an_authority_stamps_what_is_anchored(jobs: Jobs, place: Place, tmp_path
     assert "stamped at" not in said
     checked = place.anchored(SPECBATCH_TIMESTAMP_ROOTS=str(tsa.roots))
     assert f"; entry {last} stamped at 20" in place.audit(jobs.plain, environment=checked)[1]
+    moved = place.anchored(
+        SPECBATCH_TIMESTAMP_ROOTS=str(tsa.roots), SPECBATCH_TIMESTAMP_URL="http://another.invalid"
+    )
+    said = place.audit(jobs.plain, environment=moved)[1]
+    assert " by CN=time stamps" in said, "who stamped it is who signed it, not who is set now"
+    assert "another.invalid" not in said
 
     with authority(tmp_path / "other") as other:
         stranger = place.anchored(SPECBATCH_TIMESTAMP_ROOTS=str(other.roots))
@@ -537,15 +675,24 @@ def test_an_authority_stamps_what_is_anchored(jobs: Jobs, place: Place, tmp_path
     assert f"the time stamp in {path} does not hold" in said
 
 
-def test_an_authority_that_does_not_answer_anchors_nothing_and_ends_no_job(
-    jobs: Jobs, place: Place, tmp_path: Path
+# What an authority answers, and what is said of it.
+REFUSALS = {
+    "503": (503, "refuses with HTTP status 503 (Service Unavailable)"),
+    "400": (400, "refuses with HTTP status 400 (Bad Request)"),
+    "no HTTP": (None, "does not answer: "),
+}
+
+
+@pytest.mark.parametrize(("status", "why"), REFUSALS.values(), ids=REFUSALS)
+def test_an_authority_that_stamps_nothing_anchors_nothing_and_ends_no_job(
+    jobs: Jobs, place: Place, tmp_path: Path, status: int | None, why: str
 ) -> None:
     with authority(tmp_path / "tsa") as tsa:
-        tsa.open = False
+        tsa.status = status
         stamped = place.anchored(SPECBATCH_TIMESTAMP_URL=tsa.url)
         code, said = place.audit(jobs.plain, "--anchor", environment=stamped)
         assert code == 4
-        assert f"the time stamp authority {tsa.url} does not answer: HTTP Error 503" in said
+        assert f"the time stamp authority {tsa.url} {why}" in said
         done = place.run(*place.submitting("unstamped"), environment=stamped)
     assert done.returncode == 0, done.stderr
     [[job_id]] = place.sql("SELECT job_id FROM jobs ORDER BY created_at DESC LIMIT 1")

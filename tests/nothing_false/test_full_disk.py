@@ -107,6 +107,40 @@ def test_a_worker_waits_for_space_and_no_group_loses_an_attempt(
     store.close()
 
 
+def test_each_output_that_refuses_is_named(
+    disk: RefusingDisk, place: LocalRuns, redis_url: str, postgres_url: str
+) -> None:
+    """Two jobs of one worker, each with an output of its own on a full disk."""
+    environment = place.environment | {
+        "SPECBATCH_BROKER_URL": redis_url,
+        "SPECBATCH_DATABASE_URL": postgres_url,
+        "SPECBATCH_BELL_PATIENCE_SEC": "1",
+    }
+    disk.refuse(errno.ENOSPC, "/.part-")
+    for name in ("here", "there"):
+        submit = [word for word in place.job(name) if word != "--local"]
+        command(*submit, environment=environment, cwd=place.home)
+    with worker(
+        *("all", "--verifier", str(place.model)),
+        environment=environment | disk.environment,
+        cwd=place.home,
+        by_shell=True,
+    ) as one:
+        wait_until(
+            "both are named",
+            lambda: (
+                {
+                    name
+                    for name in ("here", "there")
+                    for line in one.text().splitlines()
+                    if f"/{name}/part-" in line and "no space left on device" in line
+                }
+                == {"here", "there"}
+            ),
+            [one],
+        )
+
+
 def test_space_comes_back_without_any_command(
     disk: RefusingDisk, place: LocalRuns, redis_url: str
 ) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from specbatch.pipeline.outage import FIRST_SEC, MOST_SEC, Outage
+from specbatch.pipeline.outage import FIRST_SEC, Outage
 from specbatch.schemas.errors import ObjectError, StoreError
 from specbatch.schemas.refusals import TELL_EVERY_SEC, News, is_news
 
@@ -47,7 +47,7 @@ def test_tries_are_ever_further_apart_up_to_a_minute() -> None:
         waits.append(outage._pause.until - clock.now)
         clock.now = outage._pause.until
     assert waits[:4] == [FIRST_SEC, 2 * FIRST_SEC, 4 * FIRST_SEC, 8 * FIRST_SEC]
-    assert waits[-1] == MOST_SEC
+    assert waits[-1] == TELL_EVERY_SEC
 
 
 def test_what_was_not_given_back_is_before_anything_else_is_tried() -> None:
@@ -91,6 +91,35 @@ def test_refusals_are_news_once_a_minute_and_other_errors_always() -> None:
     ]
     clock.now += TELL_EVERY_SEC
     assert news(FULL)
+
+
+def test_each_place_that_refuses_is_named() -> None:
+    clock = Clock()
+    news = News(clock)
+    of_store = StoreError("the database refused: disk is full", refused=True)
+    other = ObjectError(
+        "cannot write /out/b/part-1: disk full", refused=True, place="/out/b/part-1"
+    )
+    beside = ObjectError("cannot write /data/y: disk full", refused=True, place="/data/y")
+    assert [news(FULL), news(other), news(of_store)] == [True, True, True]
+    assert [news(beside), news(other), news(of_store)] == [False, False, False]
+    clock.now += TELL_EVERY_SEC
+    assert [news(beside), news(FULL), news(other)] == [True, False, True]
+
+
+def test_places_that_are_remembered_are_bounded_and_forgotten() -> None:
+    clock = Clock()
+    news = News(clock)
+
+    def full(number: int) -> ObjectError:
+        return ObjectError("disk full", refused=True, place=f"/out/{number}/part-0")
+
+    told = sum(news(full(number)) for number in range(1000))
+    assert 1 < told < 1000
+    assert len(news._told_at) == told
+    clock.now += TELL_EVERY_SEC
+    assert news(full(999)), "its turn has come"
+    assert len(news._told_at) == 1
 
 
 def test_closing_lets_those_go_that_wait(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -30,14 +31,14 @@ ess_cert_id_alg = sha256
 
 
 class Authority:
-    """Stamps what it is asked for as long as it is `open`."""
+    """Stamps what it is asked for while its `status` is 200; None: what it sends is no HTTP."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir()
         self.roots = folder / "root.pem"
         self.url = ""
-        self.open = True
+        self.status: int | None = 200
         self.asked = 0
         (folder / "serial").write_text("01\n")
         (folder / "tsa.cnf").write_text(_CONFIG.format(folder=folder))
@@ -71,8 +72,11 @@ def authority(folder: Path) -> Iterator[Authority]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             query = self.rfile.read(int(self.headers["Content-Length"]))
-            if not made.open:
-                self.send_error(503)
+            if made.status is None:
+                self.wfile.write(b"this is no HTTP\r\n\r\n")
+                return
+            if made.status != HTTPStatus.OK:
+                self.send_error(made.status)
                 return
             answer = made.stamp(query)
             self.send_response(200)
