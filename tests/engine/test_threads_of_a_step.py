@@ -27,7 +27,8 @@ theirs = [task for task in os.listdir("/proc/self/task") if int(task) != own]
 assert theirs, "torch has no thread to be woken"
 
 def slept():
-    lines = [l for t in theirs for l in Path(f"/proc/self/task/{t}/status").read_text().splitlines()]
+    told = [Path(f"/proc/self/task/{task}/status").read_text() for task in theirs]
+    lines = [line for status in told for line in status.splitlines()]
     return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt"))
 
 model = load_model(inspect_model(sys.argv[1]), "float32")
