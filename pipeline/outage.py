@@ -70,7 +70,7 @@ class Outage:
             is_news(error)  # whoever else meets it need not log it
             self._closed.set()
         elif is_news(error):
-            log.error("%s; this worker takes no work until then and tries again by itself", error)
+            log.error("%s; this worker pauses and retries by itself", error)
 
     def begin_of_job(self, job_id: str, error: SpecbatchError) -> None:
         """Where this one job's output goes, writes are refused: other jobs need not wait."""
