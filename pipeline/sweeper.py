@@ -96,12 +96,18 @@ class Sweeper:
         is raised at the end.
         """
         failed: list[StoreError] = []
-        for part in (self.skip_proposals, self.stop_overdue, self.close_over, self.end_silent):
+        parts = {
+            "send on groups that wait for drafts in vain": self.skip_proposals,
+            "stop jobs that are over a limit": self.stop_overdue,
+            "close what nobody may work on any more": self.close_over,
+            "end the sessions of workers that are gone": self.end_silent,
+        }
+        for what, part in parts.items():
             try:
                 part()
             except StoreError as error:
                 if is_news(error):
-                    log.warning("%s failed: %s", part.__name__, error)
+                    log.warning("could not %s; will retry at the next sweep: %s", what, error)
                 failed.append(error)
             if failed and self._stop.is_set():  # each part may wait long for a database
                 raise failed[0]

@@ -191,7 +191,9 @@ class Timekeeper:
                 log.warning("nothing was heard of this worker for long: it begins a new session")
         except StoreError as error:
             if is_news(error):
-                log.warning("could not report device time; retrying at the next heartbeat: %s", error)
+                log.warning(
+                    "could not report device time; retrying at the next heartbeat: %s", error
+                )
 
     def _tell(self) -> bool:
         """Whether the session goes on; if not, the next one does. Raises `StoreError`."""

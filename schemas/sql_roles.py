@@ -152,7 +152,7 @@ RIGHTS: Mapping[str, Rights] = {
             "completions": (*TEXTS, "logprobs", "top_logprobs", "error"),
             "rejected_rows": ("row_id", "reason"),
         },
-        hidden={"completions": TEXTS},
+        hidden={"completions": TEXTS, "rejected_rows": ("row_id", "reason")},
     ),
 }
 
