@@ -317,13 +317,7 @@ def make_worker(
         verifier if "verify" in kinds else None,
         proposer if "propose" in kinds else None,
     )
-    presence = Presence(
-        store,
-        process,
-        trouble,
-        settings.lease_sec / 3,
-        told=(lambda _: None) if meter is None else meter.broker_trouble,
-    )
+    presence = Presence(store, process, trouble, settings.lease_sec / 3)
     return Worker(
         outage=outage,
         anchoring=anchoring if only_job is None else None,
@@ -352,12 +346,17 @@ def make_worker(
     )
 
 
-def make_exposure(settings: Settings) -> Exposure | None:
+def make_exposure(
+    settings: Settings, trouble: Callable[[], str | None] = lambda: None
+) -> Exposure | None:
     """What a worker's metrics are counted with and served by; None: no port is set.
+
+    `trouble` tells why no messages can be taken, None: they can. It is asked whenever somebody
+    reads.
 
     Raises `UsageError` when the port cannot be had, `MissingExtraError` without the extra.
     """
-    return Exposure.of_settings(settings) if settings.metrics_port else None
+    return Exposure.of_settings(settings, trouble) if settings.metrics_port else None
 
 
 def priced_device(settings: Settings) -> Device:

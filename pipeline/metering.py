@@ -54,11 +54,16 @@ class Exposure:
         self._endpoint = endpoint
 
     @classmethod
-    def of_settings(cls, settings: Settings) -> Exposure:
-        """Served from now on. Raises `UsageError`, `MissingExtraError`."""
+    def of_settings(cls, settings: Settings, trouble: Callable[[], str | None]) -> Exposure:
+        """Served from now on. `trouble`: why no messages can be taken, None: they can; asked
+        whenever somebody reads, so nothing that hangs elsewhere makes the answer an old one.
+
+        Raises `UsageError`, `MissingExtraError`.
+        """
         metrics = Metrics(settings.metrics_label_values)
         metrics.set(names.BUILD, 1, _version())
         metrics.set(names.PLANNED_ROLLOUT, float(settings.planned_rollout))
+        metrics.ask(names.DEAF, lambda: {(): float(trouble() is not None)})
         folder = Path(settings.metrics_dir) if settings.metrics_dir else None
         if folder is not None:
             with suppress(OSError):  # the endpoint says what is wrong with it

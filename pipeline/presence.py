@@ -14,6 +14,7 @@ from specbatch.schemas.presence import WorkerProcess
 log = logging.getLogger(__name__)
 
 LOOK_SEC = 0.5  # between two looks at whether something has changed
+AGAIN_SEC = 10.0  # between two attempts to tell a store that did not take it
 
 
 class Presence:
@@ -25,14 +26,13 @@ class Presence:
         process: WorkerProcess,
         trouble: Callable[[], str | None],
         beat_sec: float,
-        told: Callable[[str | None], None] = lambda _: None,
     ) -> None:
-        """`trouble`: why no messages can be taken, None: they can. `told` hears of each look."""
+        """`trouble`: why no messages can be taken, None: they can."""
         self._store = store
         self._process = process
         self._trouble = trouble
         self._beat_sec = beat_sec
-        self._told = told
+        self._failure = ""  # that was logged, and is not over
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="presence", daemon=True)
 
@@ -51,18 +51,27 @@ class Presence:
             log.log(_level(error), "this process counts as alive for a while: %s", error)
 
     def _run(self) -> None:
-        beat_at, could = time.monotonic(), None
+        tell_at, told = time.monotonic(), None  # whether it can, as the store was told last
         while not self._stop.wait(LOOK_SEC):
-            now, trouble = time.monotonic(), self._trouble()
-            self._told(trouble)
-            if now < beat_at and could == (trouble is None):
+            trouble = self._trouble()
+            if time.monotonic() < tell_at and told == (trouble is None):
                 continue
-            beat_at = now + self._beat_sec
-            try:
-                self._store.tell_process(self._process, trouble)
-                could = trouble is None
-            except StoreError as error:
-                log.log(_level(error), "this process says later that it is there: %s", error)
+            told = trouble is None  # also where the store refuses: it is not asked at every look
+            wait_sec = self._beat_sec if self._tell(trouble) else min(AGAIN_SEC, self._beat_sec)
+            tell_at = time.monotonic() + wait_sec
+
+    def _tell(self, trouble: str | None) -> bool:
+        """Whether the store took it. The same failure again and again is logged once."""
+        try:
+            self._store.tell_process(self._process, trouble)
+        except StoreError as error:
+            if str(error) != self._failure:
+                self._failure = str(error)
+                what = "could not announce this process to the store; will retry: %s"
+                log.log(_level(error), what, error)
+            return False
+        self._failure = ""
+        return True
 
 
 def _level(error: StoreError) -> int:

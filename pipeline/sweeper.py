@@ -97,17 +97,17 @@ class Sweeper:
         """
         failed: list[StoreError] = []
         parts = {
-            "groups that wait for drafts in vain": self.skip_proposals,
-            "jobs over their limits": self.stop_overdue,
-            "jobs that nobody may work on any more": self.close_over,
-            "workers that are silent": self.end_silent,
+            "send on groups that wait for drafts in vain": self.skip_proposals,
+            "stop jobs that are over a limit": self.stop_overdue,
+            "close what nobody may work on any more": self.close_over,
+            "end the sessions of workers that are gone": self.end_silent,
         }
         for what, part in parts.items():
             try:
                 part()
             except StoreError as error:
                 if is_news(error):
-                    log.warning("could not sweep %s: %s; the next sweep will do", what, error)
+                    log.warning("could not %s; will retry at the next sweep: %s", what, error)
                 failed.append(error)
             if failed and self._stop.is_set():  # each part may wait long for a database
                 raise failed[0]

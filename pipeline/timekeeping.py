@@ -191,7 +191,9 @@ class Timekeeper:
                 log.warning("nothing was heard of this worker for long: it begins a new session")
         except StoreError as error:
             if is_news(error):
-                log.warning("the time of this worker is told with the next heartbeat: %s", error)
+                log.warning(
+                    "could not report device time; retrying at the next heartbeat: %s", error
+                )
 
     def _tell(self) -> bool:
         """Whether the session goes on; if not, the next one does. Raises `StoreError`."""
@@ -216,7 +218,7 @@ class Timekeeper:
             self._store.end_session(*self._read())
         except StoreError as error:
             if is_news(error):
-                log.warning("the session of this worker ends when it is missed: %s", error)
+                log.warning("could not close this worker's session; it will time out: %s", error)
 
     def _introduce(self) -> None:
         """Have the store know the session, and what it serves now. Raises `StoreError`."""

@@ -20,6 +20,7 @@ T = TypeVar("T")
 
 NOTICE_SEC = 1.5
 LEAST_SEC = 1.0  # that a server has to answer, however little of the command's timeout is left
+_LOOK_SEC = 0.1  # between two looks at whether it has answered, or has to be asked anew
 
 
 class NoAnswerError(Exception):
@@ -32,24 +33,48 @@ class Patience:
 
     notice: Callable[[str], None]
     deadline: float | None = None  # by `time.monotonic`: the command's own timeout
-    is_told: bool = False  # of a server that has not answered since
+    told: set[str] = field(default_factory=set)  # servers that have not answered since it was said
 
 
 _current: ContextVar[Patience | None] = ContextVar("patience", default=None)
 
 
+class Asking:
+    """What work tells of its server: that it asks it, and that it has answered."""
+
+    is_awaited = False  # whether anybody waits for the answer: only then is it worth a question
+
+    def asks(self) -> None:
+        """From here on an answer is missing; to ask again because none came changes nothing."""
+
+    def answered(self) -> None:
+        """The server is there and works."""
+
+
+NOBODY = Asking()
+
+
 @dataclass(slots=True)
-class _Work:
+class _Work(Asking):
     """What a thread does, and what came of it."""
 
     done: threading.Event = field(default_factory=threading.Event)
-    connected: threading.Event = field(default_factory=threading.Event)
+    silent_since: float | None = field(default_factory=time.monotonic)  # None: it has answered
     result: Any = None
     error: BaseException | None = None
 
-    def run(self, work: Callable[[Callable[[], None]], Any]) -> None:
+    is_awaited = True
+
+    def asks(self) -> None:
+        if self.silent_since is None:
+            self.silent_since = time.monotonic()
+
+    def answered(self) -> None:
+        self.silent_since = None
+
+    def run(self, work: Callable[[Asking], Any]) -> None:
         try:
-            self.result = work(self.connected.set)
+            self.result = work(self)
         except BaseException as error:  # it is raised where it is waited for
             self.error = error
         self.done.set()
@@ -71,40 +96,50 @@ def end_within(timeout_sec: float | None) -> None:
         patience.deadline = None if timeout_sec is None else time.monotonic() + timeout_sec
 
 
-def patiently(server: str, budget_sec: float, work: Callable[[Callable[[], None]], T]) -> T:
-    """What `work` returns. It is called with what it calls once the server has answered: from then
-    on only the command's own timeout ends it.
+def patiently(server: str, budget_sec: float, work: Callable[[Asking], T]) -> T:
+    """What `work` returns. It tells when it asks the server and when it has an answer: while it has
+    one, only the command's own timeout ends it.
 
-    Raises `NoAnswerError` when there was no answer in `budget_sec`.
+    Raises `NoAnswerError` when there was no answer in `budget_sec`, or too late for the timeout.
     """
     patience = _current.get()
     if patience is None:
-        return work(lambda: None)
-    until = time.monotonic() + budget_sec
-    if patience.deadline is not None:
-        until = min(until, max(patience.deadline, time.monotonic() + LEAST_SEC))
+        return work(NOBODY)
     doing = _Work()
     threading.Thread(target=doing.run, args=(work,), name="waiting", daemon=True).start()
-    _wait(doing, patience, server, until)
-    patience.is_told = False
+    while not doing.done.wait(_LOOK_SEC):
+        _look(doing, patience, server, budget_sec)
+    patience.told.discard(server)
     if doing.error is not None:
         raise doing.error
     done: T = doing.result
     return done
 
 
-def _wait(doing: _Work, patience: Patience, server: str, until: float) -> None:
-    left = until - time.monotonic()
-    when = (datetime.now(UTC) + timedelta(seconds=left)).strftime("%H:%M:%S UTC")
-    if doing.done.wait(min(NOTICE_SEC, left)):
+def _look(doing: _Work, patience: Patience, server: str, budget_sec: float) -> None:
+    """Say that the server does not answer, once; raise `NoAnswerError` when it is time to."""
+    now, since, end = time.monotonic(), doing.silent_since, patience.deadline
+    if since is None:
+        patience.told.discard(server)
+        if end is not None and now >= end:
+            raise NoAnswerError(
+                f"{server} was still at work at {_clock(now)}, when the command's --timeout ended: "
+                "give it more time"
+            )
         return
-    if not doing.connected.is_set() and not patience.is_told:
-        patience.notice(f"{server} does not answer, trying again until {when}")
-        patience.is_told = True
-    if doing.done.wait(max(0.0, until - time.monotonic())):
-        return
-    if doing.connected.is_set():  # it works; only what the user asked for ends it
-        left_sec = None if patience.deadline is None else patience.deadline - time.monotonic()
-        if doing.done.wait(left_sec if left_sec is None else max(0.0, left_sec)):
-            return
-    raise NoAnswerError(f"{server} did not answer until {when}: see that it runs and is reachable")
+    until = since + budget_sec
+    if end is not None:
+        until = min(until, max(end, since + LEAST_SEC))
+    if now >= until:
+        raise NoAnswerError(
+            f"{server} did not answer until {_clock(now)}: see that it runs and is reachable"
+        )
+    if now - since >= NOTICE_SEC and server not in patience.told:
+        patience.notice(f"{server} does not answer, trying again until {_clock(until)}")
+        patience.told.add(server)
+
+
+def _clock(at: float) -> str:
+    """A time of `time.monotonic` as people have it."""
+    when = datetime.now(UTC) + timedelta(seconds=at - time.monotonic())
+    return when.strftime("%H:%M:%S UTC")

@@ -8,6 +8,7 @@ lower case (the environment wins). Secrets only ever travel in URLs read here; t
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -238,6 +239,17 @@ class Settings(BaseSettings):
         if "/" in value:
             raise ValueError("a slash parts the names in the price book, so none can have one")
         return value
+
+    @field_validator("actor", mode="after")
+    @classmethod
+    def _is_no_workers(cls, name: str) -> str:
+        """The store's roles tell workers from people by their names."""
+        if re.search(r":[0-9]+$", name):
+            raise ValueError(
+                "only workers are called HOST:NUMBER: give a name that does not end in a colon and "
+                "digits"
+            )
+        return name
 
     @field_validator("workspace", mode="after")
     @classmethod

@@ -2,9 +2,10 @@
 
 Nobody works as one of them: they are granted to logins (`GRANT specbatch_worker TO nightly`). The
 tables' owner migrates and is none of them. The statements may be run again, and on databases of any
-revision: what is not there is passed by. They first take from a role whatever it had, so what
-stands here is all that it has. Rights on columns must be given again when a table gets another one:
-a migration that adds a column ends with `granting()`.
+revision: what is not there is passed by. They first take from a role whatever it had on tables,
+partitions, views, sequences and functions of the schema, so what stands here is all that it has.
+Rights on columns must be given again when a table gets another one: a migration that adds a column
+ends with `granting()`.
 
 What a right on a column cannot say (only together with an entry in the log, only to empty it) is
 held by the triggers of `sql_triggers.py`.
@@ -151,7 +152,7 @@ RIGHTS: Mapping[str, Rights] = {
             "completions": (*TEXTS, "logprobs", "top_logprobs", "error"),
             "rejected_rows": ("row_id", "reason"),
         },
-        hidden={"completions": TEXTS},
+        hidden={"completions": TEXTS, "rejected_rows": ("row_id", "reason")},
     ),
 }
 
@@ -185,8 +186,7 @@ def granting() -> Iterator[str]:
     for role in ROLES:
         yield _CREATE.format(role=role)
         rights = RIGHTS[role]
-        for table in (*TABLES, *VIEWS):
-            yield _grant(role, table, f"REVOKE ALL ON {table} FROM {role}")
+        yield _REVOKE_ALL.format(role=role)
         for table in TABLES:
             if table in rights.hidden:
                 names = _quoted(rights.hidden[table])
@@ -239,6 +239,25 @@ def _grant(role: str, target: str, statement: str) -> str:
     find = "to_regprocedure" if target.endswith(")") else "to_regclass"
     return _GRANT.format(role=role, find=find, target=target, statement=statement)
 
+
+# On whatever lies in the schema: also what nobody here would think of granting. Rights on a table
+# take those on its columns with them. Objects of other owners are theirs to grant.
+_REVOKE_ALL = """
+DO $$ DECLARE one record; BEGIN
+  IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = '{role}') THEN RETURN; END IF;
+  FOR one IN
+    SELECT CASE WHEN relkind = 'S' THEN 'SEQUENCE ' ELSE 'TABLE ' END || oid::regclass AS named
+      FROM pg_class
+      WHERE relnamespace = current_schema()::regnamespace
+        AND relkind IN ('r', 'p', 'v', 'm', 'f', 'S') AND pg_has_role(relowner, 'USAGE')
+    UNION ALL
+    SELECT 'ROUTINE ' || oid::regprocedure FROM pg_proc
+      WHERE pronamespace = current_schema()::regnamespace AND pg_has_role(proowner, 'USAGE')
+  LOOP
+    EXECUTE 'REVOKE ALL ON ' || one.named || ' FROM {role} CASCADE';
+  END LOOP;
+EXCEPTION WHEN insufficient_privilege THEN NULL;
+END $$"""
 
 # Roles belong to the whole server, so another database's migration may make them meanwhile.
 _CREATE = """

@@ -5,8 +5,10 @@
 - A job's head is its log's last entry, at the end of every transaction that touches one of them.
 - What a job is verified with, its limits, its stop and its end change only together with an entry.
 - Workers pin a job's models and class once; a report loses nothing, and ends with its job.
-- Who may write texts but not read them may only empty them, and only of a job that its log says is
-  purged.
+- Jobs and groups that have ended stay as they are for workers, with an entry or without one. Device
+  time that is told late may still come: it only grows.
+- A job is purged with the entry that says so. Who may write texts but not read them may only empty
+  them, and only of a job that is purged.
 
 The tables' owner is not held to it, for it could drop the triggers; neither is who has none of the
 roles. Their functions have a search path of their own, for a caller's temporary table must not be
@@ -17,11 +19,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from specbatch.schemas.audit import FIRST
+from specbatch.schemas.audit import FIRST, EntryKind
+from specbatch.schemas.provenance import Ticks
 from specbatch.schemas.records import JobState, Stage
 from specbatch.schemas.sql_roles import AUDITOR, ENTRIES, OPERATOR, PRIVACY, ROLES, WORKER
 
 _ENDS = "ARRAY[" + ", ".join(f"'{state.value}'" for state in JobState if state.is_final) + "]"
+_CLOSED = f"('{Stage.DONE.value}', '{Stage.FAILED.value}', '{Stage.CANCELLED.value}')"
+_TURNING = (
+    f"('{EntryKind.PUBLISHED.value}', '{EntryKind.FAILED.value}', '{EntryKind.RETRIED.value}')"
+)
+# What auditors and who purges write of a job that has ended; their other rights say how.
+_AFTER_THE_END = (
+    "ARRAY['log_number', 'log_head', 'purged_at', 'purged_to', 'sealed_spec', 'last_error']"
+)
+_SHRINKS = " OR ".join(f"NEW.{kind}_ticks < OLD.{kind}_ticks" for kind in Ticks.__slots__)
 _DOERS = f"ARRAY['{WORKER}', '{OPERATOR}']"
 _PEOPLE = f"ARRAY['{OPERATOR}', '{AUDITOR}', '{PRIVACY}']"
 _KINDS = " ".join(
@@ -51,7 +63,7 @@ BEGIN
   <body>
   IF why IS NOT NULL THEN
     RAISE insufficient_privilege
-      USING MESSAGE = 'permission denied for table ' || TG_TABLE_NAME || ': ' || why;
+      USING MESSAGE = 'table ' || TG_TABLE_NAME || ': ' || why;
   END IF;
   RETURN NEW;
 END $body$
@@ -66,9 +78,10 @@ _BODIES = {
     "specbatch_entry": f"""{_LAST}
   why := CASE
     WHEN NOT CASE NEW.kind {_KINDS} ELSE ARRAY[]::text[] END && mine
-      THEN 'entries of this kind are not for this role'
+      THEN 'entries of kind ' || NEW.kind || ' are for another role: use a login that has it'
     WHEN NOT CASE WHEN NEW.actor ~ ':[0-9]+$' THEN ARRAY['{WORKER}'] ELSE {_PEOPLE} END && mine
-      THEN 'the actor is not one of this role'
+      THEN 'the actor is not one of this role: workers are called HOST:PROCESS, and nobody else '
+        'may end in a colon and a number, which SPECBATCH_ACTOR decides'
     WHEN NEW.number <> coalesce(last.number, 0) + 1
         OR NEW.previous <> coalesce(last.hash, decode('{FIRST.hex()}', 'hex'))
       THEN 'the entry does not follow the last one'
@@ -95,6 +108,15 @@ _BODIES = {
       (OLD.deadline_at, OLD.budget_usd, OLD.cancel_requested, OLD.stop_reason, OLD.purged_at)
       OR (NEW.state <> OLD.state AND ARRAY[NEW.state, OLD.state] && {_ENDS})
     ) THEN 'models, limits, stop and end of a job change only with an entry in its log'
+    WHEN NEW.state <> OLD.state AND ARRAY[NEW.state, OLD.state] && {_ENDS} AND NOT EXISTS (
+      SELECT FROM audit_log WHERE job_id = NEW.job_id AND number = NEW.log_number
+        AND kind IN {_TURNING}
+    ) THEN 'a job ends, and is sent back to work, with the entry in its log that says so'
+    WHEN NEW.purged_at IS DISTINCT FROM OLD.purged_at AND NOT (
+      NEW.purged_at IS NOT NULL AND OLD.state = ANY({_ENDS}) AND EXISTS (
+        SELECT FROM audit_log WHERE job_id = NEW.job_id AND number = NEW.log_number
+          AND number > OLD.log_number AND kind = '{EntryKind.PURGED.value}')
+    ) THEN 'a job is purged once it has ended, with an entry in its log that says so'
     WHEN NOT '{OPERATOR}' = ANY(mine) AND (
       NEW.numeric_class IS DISTINCT FROM coalesce(OLD.numeric_class, NEW.numeric_class)
       OR NEW.model_fingerprint
@@ -112,6 +134,21 @@ _BODIES = {
         IS DISTINCT FROM CASE WHEN NEW.sealed_spec IS NOT NULL THEN OLD.sealed_spec END
     ) THEN 'this role only empties texts'
   END;""",
+    "specbatch_ended_job": f"""
+  why := CASE
+    WHEN mine = ARRAY['{WORKER}'] THEN 'a job that has ended stays as it is for workers'
+    WHEN NOT ('{OPERATOR}' = ANY(mine) AND NEW.log_number > OLD.log_number)
+        AND to_jsonb(NEW) - {_AFTER_THE_END} <> to_jsonb(OLD) - {_AFTER_THE_END}
+      THEN 'a job that has ended changes only with an entry in its log, by an operator'
+  END;""",
+    "specbatch_ended_group": f"""
+  IF NOT '{OPERATOR}' = ANY(mine)
+      AND to_jsonb(NEW) - 'last_error' <> to_jsonb(OLD) - 'last_error'
+      OR mine = ARRAY['{WORKER}'] THEN
+    why := 'a group that has ended stays as it is for workers';
+  END IF;""",
+    "specbatch_slice": """
+  why := 'device time only grows, and what is kept of it stays kept';""",
     "specbatch_group": f"""
   IF NOT {_DOERS} && mine THEN why := 'this role only empties texts'; END IF;""",
     "specbatch_completion": """
@@ -148,6 +185,18 @@ _TRIGGERS = {
     "jobs_change": (
         "jobs", f"BEFORE UPDATE OF {', '.join(_CHECKED)}", "FOR EACH ROW", "specbatch_job"
     ),
+    "jobs_ended": (
+        "jobs", "BEFORE UPDATE", f"FOR EACH ROW WHEN (OLD.state = ANY({_ENDS}))",
+        "specbatch_ended_job",
+    ),
+    "groups_ended": (
+        "groups", "BEFORE UPDATE", f"FOR EACH ROW WHEN (OLD.stage IN {_CLOSED})",
+        "specbatch_ended_group",
+    ),
+    "time_slices_grow": (
+        "time_slices", "BEFORE UPDATE", f"FOR EACH ROW WHEN (NEW.kept < OLD.kept OR {_SHRINKS})",
+        "specbatch_slice",
+    ),
     "groups_error": (
         "groups",
         "BEFORE UPDATE OF last_error",
@@ -162,20 +211,31 @@ _TRIGGERS = {
     ),
 }  # fmt: skip
 
+_OF_ENDED = ("jobs_ended", "groups_ended", "time_slices_grow")  # since revision 0016
+
 
 def creating() -> Iterator[str]:
-    """Statements for PostgreSQL, where all tables are there."""
+    """Statements for PostgreSQL, where all tables are there; they replace those of before."""
     yield _BOUND
     for name, body in _BODIES.items():
         yield _FUNCTION.replace("<name>", name).replace("<body>", body)
     for name, (table, when, how, function) in _TRIGGERS.items():
         kind = "CONSTRAINT TRIGGER" if how == _AT_END else "TRIGGER"
+        yield f"DROP TRIGGER IF EXISTS {name} ON {table}"
         yield f"CREATE {kind} {name} {when} ON {table} {how} EXECUTE FUNCTION {function}()"
 
 
 def dropping() -> Iterator[str]:
     """The inverse of `creating`, before the tables go."""
     for name, (table, *_) in _TRIGGERS.items():
-        yield f"DROP TRIGGER {name} ON {table}"
+        yield f"DROP TRIGGER IF EXISTS {name} ON {table}"
     for name in (*_BODIES, "specbatch_bound"):
-        yield f"DROP FUNCTION {name}"
+        yield f"DROP FUNCTION IF EXISTS {name}"
+
+
+def dropping_of_ended() -> Iterator[str]:
+    """Statements that take away what came with revision 0016."""
+    for name in _OF_ENDED:
+        table, _, _, function = _TRIGGERS[name]
+        yield f"DROP TRIGGER IF EXISTS {name} ON {table}"
+        yield f"DROP FUNCTION IF EXISTS {function}"

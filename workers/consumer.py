@@ -58,6 +58,7 @@ class CheckedConsumer(Consumer):  # type: ignore[misc]  # celery has no types
         consumer, connection, *rest = super().loop_args()
         self._consuming.runs()
         if self.hub is not None:
+            self._consuming.turned()  # a loop that stops before its first turn is told of too
             self.hub.call_repeatedly(_TURN_SEC, self._consuming.turned)
         return consumer, _Brisk(connection) if self.hub is None else connection, *rest
 

@@ -177,7 +177,7 @@ def run_worker(
     proposer, further = (proposers[0] if proposers else None), proposers[1:]
     with ExitStack() as measured, LastWord() as lost:
         consuming = tell(app, Consuming(settings.broker_reconnects, lost))
-        exposure = make_exposure(settings)
+        exposure = make_exposure(settings, consuming.trouble)
         if exposure is not None:
             measured.callback(exposure.close)
         worker = make_worker(

@@ -33,10 +33,16 @@ def ends() -> None:
 
 def guard(deadline_sec: float, lease_sec: float) -> None:
     """Have the process end, with a lost device's code, `2 * lease_sec` after a step's deadline."""
+    wait_sec = deadline_sec + 2 * lease_sec
     message = (
-        f"a step of the engine has not ended for {deadline_sec:g} s (SPECBATCH_STEP_DEADLINE_SEC), "
-        "and the native call in it holds the interpreter: the worker ends, other workers take its "
-        "groups when their leases have run out\n"
+        f"a step of the engine has not ended for {wait_sec:g} s (SPECBATCH_STEP_DEADLINE_SEC is "
+        f"{deadline_sec:g}; two leases of {lease_sec:g} s came after it), and the native call in "
+        "it holds the interpreter: the worker ends, other workers take its groups when their "
+        "leases have run out\n"
     )
-    if not start_watch(_step, deadline_sec + 2 * lease_sec, message, StepHungError.exit_code):
-        log.info("without the C library a step that holds the interpreter is not ended")
+    if not start_watch(_step, wait_sec, message, StepHungError.exit_code):
+        log.warning(
+            "the C library is missing, so a step that hangs and holds the interpreter will not be "
+            "ended: build it with `pip install --no-deps -e .` and a C compiler, or "
+            "install a wheel for this machine"
+        )

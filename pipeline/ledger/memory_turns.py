@@ -135,7 +135,7 @@ class TurnsInMemory(CuttingInMemory):
         with self._lock:
             for lease, usd in spent_usd.items():
                 unit = self._unit(lease)
-                if isinstance(unit, Group) and unit.generation == lease.generation:
+                if isinstance(unit, Group) and unit.is_held_by(lease):
                     unit.in_flight_usd = usd
             asked = {lease.job_id for lease in spent_usd} & set(self._jobs)
             self._stop(sorted(asked))

@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import resources
-from typing import Any
+from typing import Any, TypeVar
 
 from alembic import command
 from alembic.autogenerate import compare_metadata
@@ -22,16 +22,19 @@ from specbatch.pipeline.ledger.sql_store import SqlStore
 from specbatch.pipeline.ledger.transactions import (
     RETRY_SEC,
     explain,
+    heard,
     is_database_error,
     is_transient,
 )
 from specbatch.schemas import audit_tables as _audit_tables  # noqa: F401 - its tables join the metadata
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.masking import mask_url
-from specbatch.schemas.patience import NoAnswerError, patiently
+from specbatch.schemas.patience import NOBODY, Asking, NoAnswerError, patiently
 from specbatch.schemas.sealing import Sealer
 from specbatch.schemas.sql_roles import ROLES, granting
 from specbatch.schemas.tables import Base, is_described
+
+T = TypeVar("T")
 
 _LOCK_ID = 5_770_237_462  # any number that only specbatch's migrations use
 
@@ -72,22 +75,23 @@ def upgrade(url: str, revision: str = "head") -> None:
 
     Raises `StoreError` when the database cannot be migrated, or belongs to a newer specbatch.
     """
-    try:
-        # The first time that a command asks the database for anything.
-        there = patiently(
-            f"the database {mask_url(url)}", RETRY_SEC, lambda _: _again(current)(url)
-        )
-    except NoAnswerError as error:
-        raise StoreError(str(error)) from error
+    there = _patiently(url, lambda asking: _again(current)(url, asking))
     if revision == "head" and there == head():
         return
-    _upgrade(url, revision)
+    _patiently(url, lambda asking: _upgrade(url, revision, asking))
 
 
 @_again
-def _upgrade(url: str, revision: str) -> None:
-    with _locked(url) as config:
+def _upgrade(url: str, revision: str, asking: Asking) -> None:
+    with _locked(url, asking) as config:
         command.upgrade(config, revision)
+
+
+def _patiently(url: str, work: Callable[[Asking], T]) -> T:
+    try:
+        return patiently(f"the database {mask_url(url)}", RETRY_SEC, work)
+    except NoAnswerError as error:
+        raise StoreError(str(error)) from error
 
 
 def downgrade(url: str, revision: str = "base") -> None:
@@ -103,7 +107,11 @@ def grant_roles(url: str) -> list[str]:
     """
     if make_url(url).get_backend_name() == "sqlite":
         return []
-    with _connected(url, writes=True) as connection:
+    return _patiently(url, lambda asking: _again(_grant)(url, asking))
+
+
+def _grant(url: str, asking: Asking) -> list[str]:
+    with _connected(url, writes=True, asking=asking) as connection:
         _one_at_a_time(connection)
         for statement in granting():
             connection.exec_driver_sql(statement)
@@ -111,9 +119,9 @@ def grant_roles(url: str) -> list[str]:
         return [role for role in ROLES if role not in found]
 
 
-def current(url: str) -> str | None:
+def current(url: str, asking: Asking = NOBODY) -> str | None:
     """The database's revision; None when it was never migrated."""
-    with _connected(url) as connection:
+    with _connected(url, asking=asking) as connection:
         return MigrationContext.configure(connection).get_current_revision()
 
 
@@ -144,11 +152,13 @@ def _config() -> Config:
 
 
 @contextmanager
-def _connected(url: str, writes: bool = False) -> Iterator[Connection]:
+def _connected(url: str, writes: bool = False, asking: Asking = NOBODY) -> Iterator[Connection]:
     """A connection in a transaction. Batch migrations rebuild tables, so foreign keys are off."""
     engine: Engine = make_engine(url, foreign_keys=False)
+    asking.asks()
     try:
         with engine.execution_options(**{WRITES: writes}).begin() as connection:
+            heard(connection, asking)
             yield connection
     except CommandError as error:
         raise StoreError(
@@ -164,9 +174,9 @@ def _connected(url: str, writes: bool = False) -> Iterator[Connection]:
 
 
 @contextmanager
-def _locked(url: str) -> Iterator[Config]:
+def _locked(url: str, asking: Asking = NOBODY) -> Iterator[Config]:
     """Alembic's configuration with a connection; no other migration runs at the same time."""
-    with _connected(url, writes=True) as connection:  # on SQLite that is the lock
+    with _connected(url, writes=True, asking=asking) as connection:  # on SQLite that is the lock
         if connection.dialect.name == "postgresql":
             _one_at_a_time(connection)
         else:  # a table that is rebuilt is gone for a moment, which a view of it must bear

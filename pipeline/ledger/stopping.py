@@ -31,6 +31,7 @@ def note_in_flight(conn: Connection, _now: Now, spent_usd: Mapping[Lease, float]
             "at_job": lease.job_id,
             "at_index": lease.group_index,
             "at_generation": lease.generation,
+            "at_owner": lease.owner,
             "usd": usd,
         }
         for lease, usd in spent_usd.items()
@@ -41,6 +42,7 @@ def note_in_flight(conn: Connection, _now: Now, spent_usd: Mapping[Lease, float]
             Group.job_id == bindparam("at_job"),
             Group.group_index == bindparam("at_index"),
             Group.generation == bindparam("at_generation"),
+            Group.lease_owner == bindparam("at_owner"),  # none, once the group has ended
         )
         table = Group.__table__
         conn.execute(update(table).where(*held).values(in_flight_usd=bindparam("usd")), values)  # type: ignore[arg-type]  # a mapped class's table is a Table

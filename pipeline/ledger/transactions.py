@@ -16,7 +16,7 @@ from specbatch.pipeline.ledger.engine_factory import WRITES, make_engine
 from specbatch.schemas.crash_points import CrashPoint, reach
 from specbatch.schemas.errors import StoreError, first_line
 from specbatch.schemas.masking import mask_url
-from specbatch.schemas.patience import NoAnswerError, patiently
+from specbatch.schemas.patience import Asking, NoAnswerError, patiently
 from specbatch.schemas.refusals import CHECK_DISK, FREE_SPACE, FREE_SPACE_OR_QUOTA
 from specbatch.schemas.sealing import Sealer
 from specbatch.schemas.text_columns import use_sealer
@@ -151,7 +151,7 @@ class Transactions:
             done: T = patiently(
                 f"the database {self.shown_url}",
                 self._retry_sec,
-                lambda connected: retrying(_in_transaction, engine, work, connected),
+                lambda asking: retrying(_in_transaction, engine, work, asking),
             )
             return done
         except NoAnswerError as error:
@@ -163,18 +163,24 @@ class Transactions:
             raise StoreError(explain(error, self.shown_url), refused=refused) from error
 
 
-def _in_transaction(
-    engine: Any, work: Callable[[Connection], T], connected: Callable[[], None]
-) -> T:
+def _in_transaction(engine: Any, work: Callable[[Connection], T], asking: Asking) -> T:
     writes = engine.get_execution_options().get(WRITES, False)
+    asking.asks()
     with engine.begin() as connection:
-        connected()
+        heard(connection, asking)
         done = work(connection)
         if writes:
             reach(CrashPoint.SQL_COMMIT)
     if writes:
         reach(CrashPoint.COMMITTED)
     return done
+
+
+def heard(connection: Connection, asking: Asking) -> None:
+    """Tell who waits for it that the database answers. One of the pool may be long dead."""
+    if asking.is_awaited and connection.dialect.name == "postgresql":
+        connection.exec_driver_sql("SELECT 1")  # BEGIN goes with it: it was not sent yet
+    asking.answered()
 
 
 def is_transient(error: BaseException) -> bool:

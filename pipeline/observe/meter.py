@@ -73,10 +73,6 @@ class Meter:
         self._turned: dict[str, dict[str, bool]] = {}  # by job id and proposer: drafting is off
         metrics.ask(names.BREAKER_OPEN, self._breakers)
 
-    def broker_trouble(self, trouble: str | None) -> None:
-        """Whether this process can take messages; None: it can."""
-        self.metrics.set(names.DEAF, float(trouble is not None))
-
     # --- jobs -------------------------------------------------------------------------------
     @_harmless
     def knows(self, job: JobRow) -> None:

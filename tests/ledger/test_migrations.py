@@ -128,7 +128,7 @@ def test_a_migrated_database_needs_no_further_migration(url: str) -> None:
     assert migrate.current(url) is None
     assert migrate.check(url) != []
     migrate.upgrade(url)
-    assert migrate.current(url) == migrate.head() == "0015"
+    assert migrate.current(url) == migrate.head() == "0016"
     assert migrate.check(url) == []
 
 

@@ -185,6 +185,23 @@ def test_a_worker_that_can_take_no_messages_says_so(place: Place) -> None:
     assert able(place) == [], "who has ended is not there"
 
 
+def test_a_worker_is_not_well_before_it_has_connected(place: Place) -> None:
+    port = free_port()
+    place.redis.kill()
+    one = place.worker(SPECBATCH_METRICS_PORT=str(port), SPECBATCH_METRICS_ADDRESS="127.0.0.1")
+    answers: list[int] = []
+
+    def fails_to_connect() -> bool:
+        if status := health(port)[0]:
+            answers.append(status)
+        return len(said(one, "no messages can be taken")) >= 2
+
+    wait_until("it tried", fails_to_connect, [one])
+    assert set(answers) == {503}
+    place.redis.start()
+    wait_until("it is well", lambda: health(port) == (200, "ok\n"), [one])
+
+
 def able(place: Place) -> list[bool]:
     return [process["can_consume"] for process in place.shown("top")["processes"]]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import stat
 import subprocess
@@ -112,6 +113,40 @@ def test_a_store_that_others_can_read_is_told_of_once_and_left_as_it_is(
     assert said(tmp_path, "jobs", SPECBATCH_STORE_MODE="umask") == ""
     subprocess.run(["chmod", "-R", "go=", str(tmp_path / "data")], check=True)
     assert said(tmp_path, "jobs") == ""
+
+
+@pytest.mark.parametrize("where", ["everybodys", "where_people_work"])
+def test_nothing_but_the_stores_own_files_is_to_be_changed(tmp_path: Path, where: str) -> None:
+    """The folder of a SQLite file may be /tmp, or hold somebody's own files."""
+    folder = tmp_path / where
+    folder.mkdir()
+    folder.chmod(0o1777 if where == "everybodys" else 0o755)
+    own = folder / "own.txt"
+    own.write_text("somebody's")
+    settings = {"SPECBATCH_DATABASE_URL": f"sqlite:///{folder}/x.db"}
+    said(folder, "jobs", SPECBATCH_STORE_MODE="umask", **settings)
+    told = said(folder, "jobs", **settings)
+    (advised,) = re.findall(r"`(chmod [^`]*)`", told)
+    assert "-R" not in advised
+    subprocess.run(["sh", "-c", advised], check=True)
+    assert (
+        with_bits({"x": stat.S_IMODE((folder / "x.db").stat().st_mode)}, OF_GROUP | OF_OTHERS) == []
+    )
+    assert own.stat().st_mode & 0o044, "it is nobody's business"
+    assert said(folder, "jobs", **settings) == ""
+
+
+@pytest.mark.parametrize("workspace", [".", "everybodys"])
+def test_a_workspace_that_holds_more_is_not_changed_as_a_whole(
+    tmp_path: Path, workspace: str
+) -> None:
+    folder = tmp_path / workspace
+    folder.mkdir(exist_ok=True)
+    folder.chmod(0o755 if workspace == "." else 0o1777)
+    settings = {"SPECBATCH_WORKSPACE": str(folder)}
+    said(tmp_path, "jobs", SPECBATCH_STORE_MODE="umask", **settings)
+    (advised,) = re.findall(r"`(chmod [^`]*)`", said(tmp_path, "jobs", **settings))
+    assert advised == f"chmod go= {folder.resolve() / 'specbatch.db'}"
 
 
 def reached(address: str, port: int) -> bool:

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import make_url
 
+from specbatch.pipeline.ledger.transactions import explain
 from support import forks
 from support.models import TinyPair
 from support.servers import PrivatePostgres, PrivateRedis
@@ -59,12 +60,12 @@ class Installation:
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
 
-    def submitted(self, output: str, *more: str) -> str:
+    def submitted(self, output: str, verifier: Path | None = None) -> str:
         """The id of a job that an operator submits."""
         arguments = ("--input", "in.parquet", "--output", output, "--max-tokens", "4")
-        model = ("--verifier", str(self.models.verifier))
+        model = ("--verifier", str(verifier or self.models.verifier))
         told = command(
-            *("submit-job", *arguments, *model, *more),
+            *("submit-job", *arguments, *model),
             environment=self.environment("operator"), cwd=self.folder,
         )  # fmt: skip
         return str(told["job"])
@@ -134,6 +135,12 @@ def done(here: Installation) -> str:
         wait_until("it is done", lambda: here.value(state) == "done", [one])
         one.end()
     return job_id
+
+
+@pytest.fixture(scope="module")
+def ongoing(here: Installation) -> str:
+    """The id of a job that has not ended: no worker has its model."""
+    return here.submitted("later", verifier=here.models.draft)
 
 
 def test_every_right_is_one_that_was_decided_on(here: Installation) -> None:
@@ -222,44 +229,136 @@ def entry(
     ],
 )
 def test_a_role_writes_its_own_kinds_of_entries_in_its_own_name(
-    here: Installation, done: str, role: str, own: str, foreign: str
+    here: Installation, ongoing: str, role: str, own: str, foreign: str
 ) -> None:
     names = ("host-7:4711", "alice@laptop")
     mine, others = names if role == "worker" else names[::-1]
     for kind in own.split():
-        assert here.may(role, *entry(done, kind, mine)), kind
-        assert not here.may(role, *entry(done, kind, others)), kind
+        assert here.may(role, *entry(ongoing, kind, mine)), kind
+        assert not here.may(role, *entry(ongoing, kind, others)), kind
     for kind in foreign.split():
-        assert not here.may(role, *entry(done, kind, mine)), kind
+        assert not here.may(role, *entry(ongoing, kind, mine)), kind
 
 
 def test_an_entry_follows_the_last_one_and_comes_with_the_head(
-    here: Installation, done: str
+    here: Installation, ongoing: str
 ) -> None:
     kind, who = "lost", "host-7:4711"
-    both = entry(done, kind, who)
+    both = entry(ongoing, kind, who)
     assert here.may("worker", *both)
     assert not here.may("worker", both[0]), "without the head"
     assert not here.may("worker", both[1]), "without the entry"
-    assert not here.may("worker", *entry(done, kind, who, previous="sha256('another')"))
-    assert not here.may("worker", entry(done, kind, who, further=2)[0])
+    assert not here.may("worker", *entry(ongoing, kind, who, previous="sha256('another')"))
+    assert not here.may("worker", entry(ongoing, kind, who, further=2)[0])
+
+
+def updated(entries: tuple[str, str], change: str) -> tuple[str, str]:
+    """The same statements, which change something else of the job's row with its head."""
+    return entries[0], entries[1].replace("SET ", f"SET {change}, ")
+
+
+# Another value for a column of each type.
+FORGED = {
+    "boolean": "NOT coalesce({}, false)",
+    "integer": "coalesce({}, 0) + 1",
+    "bigint": "coalesce({}, 0) + 1",
+    "double precision": "coalesce({}, 0) + 1",
+    "text": "coalesce({}, '') || 'x'",
+    "character varying": "coalesce({}, '') || 'x'",
+    "json": "json_build_object('forged', {})",
+    "jsonb": "jsonb_build_object('forged', {})",
+    "bytea": "sha256('forged')",
+}
+
+
+def forgeries(here: Installation, table: str) -> dict[str, str]:
+    """For each column of the table that a worker may write at all: a change of it."""
+    decided = [line.split() for line in DECIDED.read_text().splitlines()[1:]]
+    may = {line[0].split(".")[1] for line in decided if line[0].startswith(f"{table}.")
+           and "u" in line[1]}  # fmt: skip
+    types = rows(
+        here.owner,
+        "SELECT column_name, data_type FROM information_schema.columns"
+        f" WHERE table_name = '{table}'",
+    )
+    return {
+        str(name): f"{name} = {FORGED[str(of)].format(name)}" for name, of in types if name in may
+    }
 
 
 def test_a_worker_leaves_a_job_that_has_ended_as_it_is(here: Installation, done: str) -> None:
-    for change in (
-        "state = 'running', finished_at = NULL",
-        "report = '{}'",
-        "report = (report::jsonb || '{\"steps\": 1}')::json",
-        "numeric_class = 'exact/f32/999'",
-        "model_fingerprint = 'forged'",
-        "cancel_requested = true",
-        "stop_reason = 'forged'",
-    ):
+    """Each column that it may write of others: with an entry in the log, and without one."""
+    changes = forgeries(here, "jobs")
+    assert len(changes) > 20
+    for column, change in changes.items():
         assert not here.may("worker", f"UPDATE jobs SET {change} WHERE job_id = '{done}'"), change
-        moved = entry(done, "pinned", "host-7:4711")
-        if "numeric" in change or "fingerprint" in change:
-            both = moved[1].replace("SET ", f"SET {change}, ")
-            assert not here.may("worker", moved[0], both), "what is pinned stays"
+        for kind in ("lost", "pinned", "published", "failed", "adopted"):
+            if not column.startswith("log_"):
+                both = updated(entry(done, kind, "host-7:4711"), change)
+                assert not here.may("worker", *both), change
+    sent_back = ("state = 'running'", "state = 'running', finished_at = NULL, stage = 'run'")
+    for change in sent_back:
+        assert not here.may("worker", *updated(entry(done, "lost", "host-7:4711"), change))
+    assert not here.may("worker", *entry(done, "lost", "host-7:4711")), "nor its log"
+
+
+def test_a_worker_leaves_a_group_that_has_ended_as_it_is(here: Installation, done: str) -> None:
+    changes = forgeries(here, "groups")
+    assert {"cost_usd", "device_usd", "completion_tokens", "stage", "results"} <= set(changes)
+    for change in changes.values():
+        assert not here.may("worker", f"UPDATE groups SET {change} WHERE job_id = '{done}'"), change
+
+
+def test_device_time_is_never_less(here: Installation, done: str) -> None:
+    """More of it may come late, from a worker whose session is open."""
+    where = f"WHERE job_id = '{done}'"
+    assert int(str(here.value(f"SELECT sum(verify_ticks) FROM time_slices {where}"))) > 0
+    for change in ("verify_ticks = 0", "prefill_ticks = prefill_ticks - 1", "kept = false"):
+        assert not here.may("worker", f"UPDATE time_slices SET {change} {where}"), change
+    assert here.may("worker", f"UPDATE time_slices SET verify_ticks = verify_ticks + 1 {where}")
+
+
+def test_a_job_ends_with_the_entry_that_says_so(here: Installation, ongoing: str) -> None:
+    end = "state = 'done', finished_at = 1"
+    for kind in ("lost", "group", "pinned"):
+        assert not here.may("worker", *updated(entry(ongoing, kind, "host-7:4711"), end)), kind
+    assert here.may("worker", *updated(entry(ongoing, "published", "host-7:4711"), end))
+
+
+def test_an_ended_job_changes_with_an_entry_of_an_operator_alone(
+    here: Installation, done: str
+) -> None:
+    for change in ("error = 'forged'", "finished_at = 1", "deadline_at = 1", "attempts = 7"):
+        assert not here.may("operator", f"UPDATE jobs SET {change} WHERE job_id = '{done}'"), change
+    again = "state = 'running', finished_at = NULL"
+    assert here.may("operator", *updated(entry(done, "retried", "alice@laptop"), again))
+    assert not here.may("operator", *updated(entry(done, "exported", "alice@laptop"), again))
+
+
+def test_a_refusal_of_an_actor_names_the_setting(here: Installation) -> None:
+    """Whoever is called as a worker is would be taken for one, and no other login would help."""
+    said = forks.run(
+        *("specbatch", "submit-job", "--input", "in.parquet", "--output", "no"),
+        *("--verifier", str(here.models.verifier)),
+        environment=here.environment("operator") | {"SPECBATCH_ACTOR": "ci:42"},
+        cwd=here.folder, timeout=200,
+    )  # fmt: skip
+    assert said.returncode != 0
+    assert "SPECBATCH_ACTOR" in said.stderr
+    assert "use a login" not in said.stderr
+    assert said.stderr.count("error:") == 1
+
+
+def test_what_a_trigger_refuses_is_not_taken_for_a_right_that_is_missing(
+    here: Installation, done: str
+) -> None:
+    """The remedy for those is another login."""
+    with psycopg.connect(here.logins["worker"]) as connection:
+        with pytest.raises(psycopg.errors.InsufficientPrivilege) as refused:
+            connection.execute(f"UPDATE jobs SET attempts = 7 WHERE job_id = '{done}'".encode())
+        told = explain(refused.value, "here")
+    assert "table jobs: a job that has ended stays as it is for workers" in told
+    assert "login" not in told
 
 
 def test_who_purges_writes_no_text(here: Installation, done: str) -> None:
@@ -268,7 +367,10 @@ def test_who_purges_writes_no_text(here: Installation, done: str) -> None:
     everything = f"UPDATE completions SET {empty}, {more}"
     assert not here.may("privacy", everything), "of a job that is not purged"
     purged = entry(done, "purged", "alice@laptop")
-    both = (purged[0], purged[1].replace("SET ", "SET purged_at = 1, purged_to = 0, "))
+    at = "purged_at = 1, purged_to = 0"
+    for kind in ("adopted", "exported"):
+        assert not here.may("privacy", *updated(entry(done, kind, "alice@laptop"), at)), kind
+    both = updated(purged, at)
     assert here.may("privacy", *both, everything), "the same of one that is"
     with rejected_row(here, done):
         for forged in (
@@ -330,10 +432,29 @@ def test_every_command_works_for_the_role_that_it_is_for(here: Installation, don
         assert "NOT" not in here.says("auditor", "audit", job, "--sample", "0")
 
 
+def test_nobody_purges_a_job_that_has_not_ended(here: Installation, ongoing: str) -> None:
+    at = "purged_at = 1, purged_to = 0"
+    assert not here.may("privacy", *updated(entry(ongoing, "purged", "alice@laptop"), at))
+
+
 def test_migrating_again_takes_back_what_was_granted_beside_it(here: Installation) -> None:
-    """As an installation of an earlier version has it: rights on whole tables."""
+    """As an installation of an earlier version has it, and what was granted by hand."""
+    month = here.value(
+        "SELECT relname FROM pg_class WHERE relispartition AND relkind = 'r' LIMIT 1"
+    )
+    beside = (
+        f"has_table_privilege('specbatch_worker', '{month}', 'UPDATE')"
+        " OR has_sequence_privilege('specbatch_operator', 'audits_id_seq', 'USAGE')"
+        " OR has_function_privilege('specbatch_auditor', 'made_by_hand()', 'EXECUTE')"
+    )
     with psycopg.connect(here.owner, autocommit=True) as connection:
         connection.execute("GRANT UPDATE ON jobs, completions TO specbatch_worker")
+        connection.execute(f"GRANT ALL ON {month} TO specbatch_worker".encode())
+        connection.execute("GRANT ALL ON SEQUENCE audits_id_seq TO specbatch_operator")
+        connection.execute("CREATE FUNCTION made_by_hand() RETURNS int RETURN 1")
+        connection.execute("REVOKE ALL ON FUNCTION made_by_hand() FROM PUBLIC")
+        connection.execute("GRANT ALL ON FUNCTION made_by_hand() TO specbatch_auditor")
+    assert here.value(f"SELECT {beside}") is True
     assert here.may("worker", "UPDATE completions SET tag = NULL WHERE false")
     for _ in range(2):
         said = forks.run(
@@ -342,3 +463,4 @@ def test_migrating_again_takes_back_what_was_granted_beside_it(here: Installatio
         )  # fmt: skip
         assert said.returncode == 0, said.stderr
         assert "\n".join(decisions(here.owner)) + "\n" == DECIDED.read_text()
+        assert here.value(f"SELECT {beside}") is False

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
 import socket
 import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from datetime import time as datetime_time
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +26,7 @@ from specbatch.pipeline.bootstrap import make_store
 from specbatch.schemas.settings import Settings
 from support import forks
 from support.models import tiny_llama
-from support.servers import free_port
+from support.servers import PrivatePostgres, free_port
 from support.workers import BIN, WAIT_SEC, WorkerProcess, wait_until, worker
 
 TIMEOUT_SEC = 12.0
@@ -124,7 +129,13 @@ def deaf_port() -> Iterator[int]:
 class Spoken:
     """A command from the shell: when it said what, and when it ended."""
 
-    def __init__(self, place: Place, *arguments: str, **settings: str) -> None:
+    def __init__(
+        self,
+        place: Place,
+        *arguments: str,
+        on_line: Callable[[str], None] = lambda _: None,
+        **settings: str,
+    ) -> None:
         self.lines: list[tuple[float, str]] = []
         process = subprocess.Popen(
             [str(BIN / arguments[0]), *arguments[1:]],
@@ -138,6 +149,7 @@ class Spoken:
         assert process.stderr is not None
         for line in process.stderr:
             self.lines.append((time.monotonic() - begun, line))
+            on_line(line)
         self.code = process.wait(WAIT_SEC)
         self.took_sec = time.monotonic() - begun
 
@@ -161,7 +173,7 @@ def start_sec(place: Place) -> float:
     return time.monotonic() - begun
 
 
-def holds_to_its_timeout(place: Place, server: str, **settings: str) -> None:
+def holds_to_its_timeout(place: Place, server: str, **settings: Any) -> None:
     """It says within two seconds that it waits, then ends in time with one sentence."""
     slow = start_sec(place)
     timeout = ("--wait", "--timeout", str(TIMEOUT_SEC))
@@ -194,6 +206,42 @@ def test_a_database_that_another_process_has_locked(place: Place) -> None:
         holds_to_its_timeout(place, "database")
     finally:
         other.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_database_that_goes_away_while_a_command_waits(
+    place: Place, own_postgres: PrivatePostgres, number: signal.Signals
+) -> None:
+    """It is in the pool by then: what the pool gives is no answer of the server."""
+    gone_at: list[float] = []
+
+    def go_away(line: str) -> None:
+        if "waits for a worker" in line and not gone_at:
+            gone_at.append(time.monotonic())
+            for pid in (int(str(own_postgres.pid)), *children(int(str(own_postgres.pid)))):
+                os.kill(pid, number)
+        elif "does not answer, trying again until" in line:
+            gone_at.append(time.monotonic())
+
+    url = own_postgres.create_database()
+    timeout = ("--wait", "--timeout", str(TIMEOUT_SEC))
+    said = Spoken(place, *place.job(), *timeout, on_line=go_away, SPECBATCH_DATABASE_URL=url)
+    if number is signal.SIGSTOP:
+        for pid in (int(str(own_postgres.pid)), *children(int(str(own_postgres.pid)))):
+            os.kill(pid, signal.SIGCONT)
+    assert len(gone_at) == 2, said.text
+    assert gone_at[1] - gone_at[0] <= 2 * SOON_SEC  # it is asked twice a second
+    assert said.code == 6, said.text
+    ended = re.findall(r"did not answer until ([0-9:]+) UTC", said.text)
+    assert len(ended) == 1, said.text
+    now = datetime.now(UTC)
+    at = datetime.combine(now.date(), datetime_time.fromisoformat(ended[0]), UTC)
+    assert 0 <= (now - at).total_seconds() % 86400 <= GRACE_SEC, "the time is that of the end"
+    assert said.text.count("error:") == 1
+
+
+def children(pid: int) -> list[int]:
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def test_a_broker_that_never_answers(place: Place) -> None:

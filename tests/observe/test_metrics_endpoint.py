@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,32 @@ def test_closing_frees_the_port_and_ends_its_threads() -> None:
         assert set(threading.enumerate()) == before
     with pytest.raises(OSError, match="refused"):
         scrape(port)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_health_is_what_is_so_when_it_is_asked(tmp_path: Path, shared: bool) -> None:
+    """From the first moment on: a worker that has not connected yet is not ready."""
+    port, trouble = free_port(), ["not yet"]
+    settings = Settings(
+        workspace="unused",
+        metrics_port=port,
+        metrics_address=HERE,
+        metrics_dir=str(tmp_path) if shared else "",
+    )
+    exposure = make_exposure(settings, lambda: trouble[0] or None)
+    assert exposure is not None
+    for why, status in (("not yet", 503), ("", 200), ("gone", 503), ("", 200)):
+        trouble[0] = why
+        assert health(port) == status
+    exposure.close()
+
+
+def health(port: int) -> int:
+    try:
+        with urllib.request.urlopen(f"http://{HERE}:{port}/healthz", timeout=30) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
 
 
 def served(*sources: StoreMetrics) -> tuple[MetricsEndpoint, int]:

@@ -146,7 +146,8 @@ def test_a_part_that_fails_keeps_no_bell_from_ringing(
     with pytest.raises(StoreError, match="one job cannot be read"):
         sweeper(store, queue, queue).sweep()
     assert len(queue.bells) == GROUPS
-    assert "one job cannot be read" in caplog.text
+    assert "will retry at the next sweep: one job cannot be read" in caplog.text
+    assert broken not in caplog.text, "it says what it could not do, not how the code is called"
 
 
 def test_one_that_is_closed_begins_no_other_part(

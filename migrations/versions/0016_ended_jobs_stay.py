@@ -1,0 +1,27 @@
+"""Jobs and groups that have ended stay as they are for workers; rights granted beside ours go.
+
+Revision 0016. PostgreSQL alone. Running workers resume: what they do is what they may. The triggers
+of 0014 are made anew, and stay so after the downgrade, which takes the new ones away.
+"""
+
+from alembic import op
+
+from specbatch.schemas.sql_roles import granting
+from specbatch.schemas.sql_triggers import creating, dropping_of_ended
+
+revision = "0016"
+down_revision = "0015"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    if op.get_context().dialect.name == "postgresql":
+        for statement in (*creating(), *granting()):
+            op.execute(statement)
+
+
+def downgrade() -> None:
+    if op.get_context().dialect.name == "postgresql":
+        for statement in dropping_of_ended():
+            op.execute(statement)
