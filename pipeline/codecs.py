@@ -9,18 +9,34 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from specbatch.pipeline.engine.fingerprint import Look, unchanged
 from specbatch.pipeline.engine.model_folder import ModelFolder
 from specbatch.pipeline.ingest.codec import TextCodec
-from specbatch.schemas.errors import ModelChangedError
+from specbatch.schemas.errors import ModelChangedError, ModelError
 from specbatch.schemas.fingerprint import TEXT_PARTS, Fingerprint, differing, listed
+from specbatch.schemas.numeric_class import UNKNOWN
 from specbatch.schemas.records import JobRow
 
 MOST_KEPT = 16
 
 Text = tuple[str, ...]  # `Fingerprint.text`
+
+
+@contextmanager
+def with_its_model(job: JobRow) -> Iterator[None]:
+    """What cannot be loaded is not the model that a job has pinned: that one could be, so its files
+    are being replaced or were. Raises `ModelChangedError` then, and no attempt is used up."""
+    try:
+        yield
+    except ModelChangedError:
+        raise
+    except ModelError as error:
+        if job.model_fingerprint in (None, UNKNOWN):
+            raise
+        raise ModelChangedError(f"the model that it began with is gone: {error}") from error
 
 
 class Codecs:
@@ -38,11 +54,16 @@ class Codecs:
     def of_job(self, job: JobRow) -> TextCodec:
         """The tokenizer that a job has pinned; of one that has not, that of its verifier's folder.
 
-        Raises `ModelChangedError` where the folder has another one, and `ModelError`.
+        Raises `ModelChangedError` where the folder has another one or none that can be loaded, and
+        `ModelError` where the job has pinned none.
         """
         wanted = Fingerprint(job.model_fingerprint or "", job.model_parts).text
         if wanted is not None and (known := self._known(wanted)) is not None:
             return known
+        with with_its_model(job):
+            return self._of_its_folder(job)
+
+    def _of_its_folder(self, job: JobRow) -> TextCodec:
         folder = self._models(job.verifier)
         names = [n for n in differing(job.model_parts, folder.fingerprint.parts) if n in TEXT_PARTS]
         if names:

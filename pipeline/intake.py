@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from specbatch.pipeline import telling
 from specbatch.pipeline.client import Ring
-from specbatch.pipeline.codecs import Codecs
+from specbatch.pipeline.codecs import Codecs, with_its_model
 from specbatch.pipeline.drafting import Drafting
 from specbatch.pipeline.engine.model_folder import ModelFolder, vocabulary_digest
 from specbatch.pipeline.identity import check_models, identity_of, models_of
@@ -31,8 +31,6 @@ from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.planned_groups import MOST_TOGETHER, WRITERS, in_batches, write_groups
 from specbatch.pipeline.privacy.tenants import NOBODY_PRIVATE, Privacy
 from specbatch.pipeline.recorded import put_rejected
-from specbatch.schemas.errors import ModelChangedError, ModelError
-from specbatch.schemas.numeric_class import UNKNOWN
 from specbatch.schemas.records import Bell, JobRow, JobWork, Lease, SourcePosition, Stage
 from specbatch.schemas.spec import JobSpec
 
@@ -87,7 +85,8 @@ class Intake:
         place = (work.cursor, work.next_row, work.next_group)
         reading = self._going_on(job.job_id, place)
         if reading is None:
-            reading = self._begin(work, job, spec)
+            with with_its_model(job):
+                reading = self._begin(work, job, spec)
             # At once: a job may be stopped while its reading pauses, and is published all the same.
             self._store.note_report(work.lease, reading.identity)
         rows, room = work.next_row, 1
@@ -110,7 +109,7 @@ class Intake:
 
     def _begin(self, work: JobWork, job: JobRow, spec: JobSpec) -> _Reading:
         self._privacy.check(job)
-        verifier, proposer = self._models_of(job, spec)
+        verifier, proposer = check_models(self._models, spec)
         self._store.pin_models(work.lease, models_of(spec, verifier, proposer))
         OutputWriter(self._objects, spec.output.uri, job.job_id).claim()
         source = open_source(spec.input, self._objects, self._reader_bytes)
@@ -122,16 +121,6 @@ class Intake:
         planned = plan(source, checker, spec.group_size, *start)
         identity = identity_of(job, spec, source.format, verifier, proposer)
         return _Reading(in_batches(planned, min(MOST_TOGETHER, self._max_open)), identity)
-
-    def _models_of(self, job: JobRow, spec: JobSpec) -> tuple[ModelFolder, ModelFolder | None]:
-        """Raises `ModelChangedError` where a job that has pinned its model finds none that works:
-        that one did, so its files are being replaced or were."""
-        try:
-            return check_models(self._models, spec)
-        except ModelError as error:
-            if job.model_fingerprint in (None, UNKNOWN):
-                raise
-            raise ModelChangedError(f"the model that it began with is gone: {error}") from error
 
     def _store_groups(
         self,

@@ -18,7 +18,7 @@ from itertools import chain
 from specbatch.pipeline import telling
 from specbatch.pipeline.anchoring import Anchoring
 from specbatch.pipeline.client import Ring
-from specbatch.pipeline.codecs import Codecs
+from specbatch.pipeline.codecs import Codecs, with_its_model
 from specbatch.pipeline.drafting import READS_OF_DRAFTS, Drafting, check_drafts_here, uses_history
 from specbatch.pipeline.engine.model_folder import ModelFolder, inspect_model
 from specbatch.pipeline.engine.sequence import Completion
@@ -420,7 +420,8 @@ class Stages(Guarding):
             job, spec = self._jobs.fresh(job_id)
             telling.begun(held.span, Stage.PUBLISH, job)
             confirm = partial(self._keeper.confirm, held)
-            state, error, manifest = self._publisher.publish(work, job, spec, confirm)
+            with with_its_model(job):  # the rest of a stopped job is checked with it
+                state, error, manifest = self._publisher.publish(work, job, spec, confirm)
             words = error and self._privacy.words(job, error)
             self._store.finish_job(work.lease, state, words, manifest)
             published = True

@@ -149,9 +149,10 @@ def _queue_of_wrong_type(here: Site, incident: Incident) -> Phases:
     for name in chosen:
         redis.set(name, "no list")
     yield
-    for name in chosen:  # the operator deletes what the workers have not
-        if redis.type(name) == b"string":
-            redis.delete(name)
+    here.pool.until(
+        lambda: all(redis.type(name) != b"string" for name in chosen),
+        "the strings to be moved aside",
+    )
 
 
 def _unacked_garbage(here: Site, incident: Incident) -> Phases:
@@ -162,16 +163,18 @@ def _unacked_garbage(here: Site, incident: Incident) -> Phases:
         b'[{"body": "e30="}, "", ""]',
         b"\xff\xfe",
     )
+    tags = [f"{_EVIL}-{number}" for number in range(1 + incident.variant % 3)]
     yield
     redis = _redis(here)
-    for number in range(1 + incident.variant % 3):
-        tag = f"{_EVIL}-{number}"
+    for number, tag in enumerate(tags):
         redis.hset("unacked", tag, texts[(incident.variant + number) % len(texts)])
         redis.zadd("unacked_index", {tag: 0.0})
+    here.pool.disturb(incident.variant % here.workers, Deed.KILL)  # its successor looks at them all
     yield
-    for number in range(1 + incident.variant % 3):  # the operator deletes what the workers have not
-        redis.hdel("unacked", f"{_EVIL}-{number}")
-        redis.zrem("unacked_index", f"{_EVIL}-{number}")
+    here.pool.until(
+        lambda: all(redis.zscore("unacked_index", tag) is None for tag in tags),
+        "the garbage to be dropped",
+    )
 
 
 def _disk_full(here: Site, _: Incident) -> Phases:

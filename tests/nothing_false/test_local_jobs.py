@@ -66,13 +66,13 @@ def test_another_local_job_leaves_a_killed_one_alone_and_the_command_resumes_it(
     job_id, _ = place.ended_in_the_middle(signal.SIGKILL, "first")
     place.leases_run_out()
     done_before = place.done(job_id)
-    resume = shown_everywhere(place, job_id)
 
     other = place.run(*place.job("second", "--json"))
     assert other.returncode == 0, other.stderr[-3000:]
     assert place.output("second") == expected
     assert place.store.get_job(job_id).state is JobState.RUNNING
     assert place.done(job_id) == done_before
+    resume = shown_everywhere(place, job_id)
     assert interrupted(place) == {job_id: True, json.loads(other.stdout)["job"]: False}
 
     resumed = place.run(*resume)

@@ -38,6 +38,7 @@ class Place:
     folder: Path
     model: Path
     job: str
+    said: str  # by the command that submitted it
 
     @property
     def environment(self) -> dict[str, str]:
@@ -88,15 +89,15 @@ def place(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Plac
     shutil.copytree(tiny_pair.verifier, model)
     source = folder / f"in{TITLE}{FLIP}[bold].jsonl"
     source.write_bytes(b"\n".join(map(orjson.dumps, rows())))
-    made = Place(folder, model, "")
+    made = Place(folder, model, "", "")
     done = forks.run(
         "specbatch", "submit-job", "--local", "--json", "--input", str(source),
         "--output", f"out{TITLE}{FLIP}[bold]", "--max-tokens", "4", "--verifier", str(model),
         environment=made.environment, cwd=folder, timeout=240,
     )  # fmt: skip
     assert done.stdout.strip(), done.stderr
-    assert not OBEYED.search(done.stdout + done.stderr)
-    return Place(folder, model, json.loads(done.stdout.strip().splitlines()[-1])["job"])
+    job = json.loads(done.stdout.strip().splitlines()[-1])["job"]
+    return Place(folder, model, job, done.stdout + done.stderr)
 
 
 def commands(place: Place) -> Iterator[tuple[str, ...]]:
@@ -118,6 +119,10 @@ def commands(place: Place) -> Iterator[tuple[str, ...]]:
     missing = ("--verifier", f"none{TITLE}{FLIP}[bold]")
     yield ("submit-job", "--input", source, "--output", "o", *missing, "--local")
     yield ("submit-job", "--input", source, "--output", "again", *order, "--local", "--name", EVIL)
+
+
+def test_a_submission_prints_nothing_that_a_terminal_obeys(place: Place) -> None:
+    assert OBEYED.findall(place.said) == []
 
 
 def test_no_command_prints_what_a_terminal_obeys(place: Place) -> None:
