@@ -1,4 +1,5 @@
-"""A small process that has imported a module, and forks children which run its `main`.
+"""A small process that has imported a module and called its `prepare`, and forks children which
+run its `main`.
 
 Starting Python and importing pyarrow takes a second; a fork of a process that has done so takes
 milliseconds, and begins as small as the first. There is one such server per module in a process. It
@@ -168,7 +169,9 @@ def main(descriptor: int, module: str) -> None:
     """Fork for each request, kill what is asked, report how each child ended, until nobody is
     left who asks."""
     line = socket.socket(fileno=descriptor)
-    run = import_module(module).main
+    library = import_module(module)
+    library.prepare()
+    run = library.main
     gc.collect()
     gc.freeze()  # so that a child's collections leave shared memory shared
     woken, wakes = socket.socketpair()
@@ -227,7 +230,7 @@ def _become(run: object, arguments: list[str], stdin: int, stdout: int, server: 
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.dup2(stdin, 0)
         os.dup2(stdout, 1)
-        os.closerange(3, max(map(int, os.listdir("/proc/self/fd"))) + 1)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         sys.argv = arguments
         if os.getppid() == server and callable(run):  # else it ended before the kernel was told
             run()

@@ -12,6 +12,7 @@ import resource
 import signal
 import subprocess
 import sys
+import weakref
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -37,7 +38,10 @@ class KilledError(LimitError):
 
 
 class LimitedProcess:
-    """`main()` of a module, in a process with a pipe each way. Not safe to share between threads."""
+    """`main()` of a module, in a process with a pipe each way. Not safe to share between threads.
+
+    It ends at the latest with its last reference, or with this process.
+    """
 
     def __init__(
         self, process: subprocess.Popen[bytes] | ForkedProcess, to: IO[bytes], answers: IO[bytes]
@@ -45,6 +49,7 @@ class LimitedProcess:
         self._process = process
         self._in = to
         self._out = answers
+        weakref.finalize(self, _end, process, to, answers)
 
     @classmethod
     def start(cls, module: str, *arguments: str) -> LimitedProcess:
@@ -115,17 +120,18 @@ class LimitedProcess:
 
     def close(self) -> None:
         """End it, whatever it does. It may be closed twice."""
-        self._close_streams()
-        try:
-            self._process.wait(0.2)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        _end(self._process, self._in, self._out)
 
-    def _close_streams(self) -> None:
-        for stream in (self._in, self._out):
-            with suppress(OSError):
-                stream.close()
+
+def _end(process: subprocess.Popen[bytes] | ForkedProcess, *streams: IO[bytes]) -> None:
+    for stream in streams:
+        with suppress(OSError):
+            stream.close()
+    try:
+        process.wait(0.2)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _environment() -> dict[str, str]:
@@ -140,7 +146,10 @@ def size_of_this_process() -> int:
 
 def limit_memory(more_bytes: int) -> None:
     """From now on this process may have so many bytes more of addresses, and leaves no core."""
-    for kind, most in ((resource.RLIMIT_AS, size_of_this_process() + more_bytes), (resource.RLIMIT_CORE, 0)):
+    for kind, most in (
+        (resource.RLIMIT_AS, size_of_this_process() + more_bytes),
+        (resource.RLIMIT_CORE, 0),
+    ):
         _, hard = resource.getrlimit(kind)
         resource.setrlimit(kind, (most if hard < 0 else min(most, hard), hard))
 

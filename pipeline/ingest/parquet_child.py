@@ -35,9 +35,16 @@ BATCH_SEC = 20.0  # of the processor, for one batch
 Sizes = NDArray[np.int64]  # [rows] bytes
 
 
-def main() -> None:
+def prepare() -> None:
+    """Once, before any child: what the libraries set up at the first use of them."""
     pa.set_cpu_count(1)
-    pa.set_memory_pool(pa.system_memory_pool())  # gives back what it does not need
+    texts = pa.array(["a", "b"]), pa.array(["a", "a"]).dictionary_encode(), pa.array([[1], [2]])
+    batch = pa.RecordBatch.from_arrays(list(texts), names=["a", "b", "c"])
+    for cap in (0, 100):
+        list(_pieces(batch, cap))
+
+
+def main() -> None:
     parquet: pq.ParquetFile | None = None
     first_size = size_of_this_process()
     while line := sys.stdin.buffer.readline():

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from specbatch.pipeline.ingest.arrow_kinds import is_list, is_text
-from specbatch.pipeline.ingest.limited import LimitedProcess, LimitError
+from specbatch.pipeline.ingest.limited import KilledError, LimitedProcess, LimitError
 from specbatch.pipeline.ingest.objects import ObjectInfo, Objects
 from specbatch.pipeline.ingest.parquet_reader import DamagedError, FileFacts, ParquetReader, Rows
 from specbatch.pipeline.ingest.sources import (
@@ -63,7 +63,6 @@ class ParquetSource:
         self._memory_bytes = memory_bytes
         self._readers: weakref.WeakSet[ParquetReader] = weakref.WeakSet()  # of open files
         self._spare: list[LimitedProcess] = []  # for the next file; never for another job's
-        weakref.finalize(self, _close, self._spare)
         with self._open(files[0]) as (_, first):
             names = first.schema.names
         self._id = spec.id_column or ("id" if "id" in names else None)
@@ -110,7 +109,8 @@ class ParquetSource:
     def pause(self) -> None:
         for reader in list(self._readers):
             reader.close()
-        _close(self._spare)
+        while self._spare:
+            self._spare.pop().close()
 
     def _ids(
         self, reader: ParquetReader, place: _Group, skip: int, limit: int | None
@@ -133,6 +133,7 @@ class ParquetSource:
         """(row in the group, rows) of one row group, after its first `skip` rows. Where the rest of
         them cannot be read at all, the last has the reason in the place of rows."""
         offset, at_once = skip, place.batch_rows(columns)
+        killed_at: int | None = None
         while True:
             try:
                 with _damage_named(str(place)):
@@ -141,6 +142,9 @@ class ParquetSource:
                         offset += rows.batch.num_rows
                 break
             except LimitError as error:
+                if isinstance(error, KilledError) and killed_at != offset:
+                    killed_at = offset  # by no limit of ours: the same rows once more
+                    continue
                 if at_once == 1:
                     yield offset, str(error)
                     return
@@ -293,11 +297,6 @@ class _Group:
 
     def __str__(self) -> str:
         return f"row group {self.number} of {self.info.uri}"
-
-
-def _close(spare: list[LimitedProcess]) -> None:
-    while spare:
-        spare.pop().close()
 
 
 def _repeated(value: Any, count: int) -> Iterator[list[Any]]:
