@@ -124,8 +124,8 @@ class ParquetSource:
                 return
             keep = max(0, min(found.batch.num_rows, end - offset))
             yield plain(found.batch.column(0).slice(0, keep))
-            if offset + found.batch.num_rows >= end:
-                return
+            if offset + found.batch.num_rows >= end and end < place.rows:
+                return  # else to the end of what the process sends: only then it can be kept
 
     def _batches(
         self, reader: ParquetReader, place: _Group, columns: list[str], skip: int
