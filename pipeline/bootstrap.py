@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from specbatch.pipeline.announcing import Announcing
 from specbatch.pipeline.client import Client, Ring
 from specbatch.pipeline.helping import Helper
 from specbatch.pipeline.leases import LeaseKeeper
@@ -272,7 +273,7 @@ def make_worker(
     if meter is not None and verifying is not None:
         meter.ask_blocks(partial(kv_blocks, verifying))
     device_here = priced_device(settings)
-    serves = None if verifying is None else verifying.serves
+    serves = None if verifying is None else Announcing(verifying.serves, settings.lease_sec / 6)
     timekeeper = Timekeeper(store, owner, device_here, engines, serves) if engines else None
     keeper = LeaseKeeper(store, settings.lease_sec)
     if timekeeper is not None:
@@ -282,7 +283,7 @@ def make_worker(
     helper = None
     if verifier is not None and verifying is not None and only_job is None:
         beats = settings.lease_sec / 3  # as hearts beat
-        helper = Helper(store, keeper, verifier, owner, beats, verifying.serves)
+        helper = Helper(store, keeper, verifier, owner, beats, serves)
     outage = Outage(ends=only_job is not None)
     anchors = Anchors.of_settings(settings, objects)
     anchoring = None if anchors is None else Anchoring(store, anchors)

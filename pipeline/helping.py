@@ -29,9 +29,10 @@ class Helper:
         model: str,
         owner: str,
         interval_sec: float,
-        serves: Callable[[], Serves] | None = None,
+        serves: Callable[[], Serves | None] | None = None,
     ) -> None:
-        """`serves` tells what this process verifies with; None: it may verify any job."""
+        """`serves` tells what this process verifies with, or None while that is not known; no such
+        function: it may verify any job."""
         self._store = store
         self._keeper = keeper
         self._model = model
@@ -54,6 +55,8 @@ class Helper:
         if self._keeper.holds(Stage.VERIFY):
             return False
         serves = None if self._serves is None else self._serves()
+        if self._serves is not None and serves is None:
+            return False
         asked = self._store.want_cut(self._model, self._owner, serves)
         if asked is not None:
             log.info(

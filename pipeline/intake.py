@@ -25,7 +25,7 @@ from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ingest.outputs import OutputWriter
 from specbatch.pipeline.ingest.planner import PlannedGroup, plan
 from specbatch.pipeline.ingest.rows import RowChecker
-from specbatch.pipeline.ingest.sources import READER_BYTES, open_source
+from specbatch.pipeline.ingest.sources import READER_BYTES, Source, open_source
 from specbatch.pipeline.leases import Held
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.planned_groups import MOST_TOGETHER, WRITERS, in_batches, write_groups
@@ -35,6 +35,7 @@ from specbatch.schemas.records import Bell, JobRow, JobWork, Lease, SourcePositi
 from specbatch.schemas.spec import JobSpec
 
 MOST_PAUSED = 8  # readings kept in memory; of further ones the oldest is forgotten
+MOST_WITH_PROCESS = 2  # of them keep the process that decodes; the others start one to resume
 
 Place = tuple[SourcePosition | None, int, int]  # cursor, next row, next group
 
@@ -43,6 +44,7 @@ Place = tuple[SourcePosition | None, int, int]  # cursor, next row, next group
 class _Reading:
     """An input that is being read, and what the report keeps of it."""
 
+    source: Source
     batches: Iterator[list[PlannedGroup]]
     identity: dict[str, str]
 
@@ -120,7 +122,8 @@ class Intake:
         start = (work.cursor, work.next_row, work.next_group)
         planned = plan(source, checker, spec.group_size, *start)
         identity = identity_of(job, spec, source.format, verifier, proposer)
-        return _Reading(in_batches(planned, min(MOST_TOGETHER, self._max_open)), identity)
+        batches = in_batches(planned, min(MOST_TOGETHER, self._max_open))
+        return _Reading(source, batches, identity)
 
     def _store_groups(
         self,
@@ -154,6 +157,8 @@ class Intake:
             self._paused.move_to_end(job_id)
             while len(self._paused) > MOST_PAUSED:
                 self._paused.popitem(last=False)
+            for _, paused in list(self._paused.values())[:-MOST_WITH_PROCESS]:
+                paused.source.pause()
 
     def _going_on(self, job_id: str, place: Place) -> _Reading | None:
         """The reading that paused just there. Elsewhere it is stale: another worker went on."""

@@ -15,7 +15,7 @@ from specbatch.pipeline.ingest.output_names import MANIFEST
 from specbatch.pipeline.ingest.outputs import OutputWriter
 from specbatch.pipeline.ingest.planner import PlannedGroup, plan
 from specbatch.pipeline.ingest.rows import RowChecker
-from specbatch.pipeline.ingest.sources import open_source
+from specbatch.pipeline.ingest.sources import READER_BYTES, open_source
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.rules import FIRST_CUT_INDEX
 from specbatch.pipeline.prompts import reader
@@ -47,6 +47,7 @@ class Publisher:
     decode: Callable[[JobRow], Decode]
     checker: Callable[[JobSpec], RowChecker]
     attempts: int  # that a job has
+    reader_bytes: int = READER_BYTES
 
     def publish(
         self, work: JobWork, job: JobRow, spec: JobSpec, still_mine: Callable[[], None]
@@ -116,9 +117,10 @@ class _Unread:
     format: str | None = None
 
     def __iter__(self) -> Iterator[PlannedGroup]:
-        source = open_source(self.spec.input, self.publisher.objects)
+        publisher = self.publisher
+        source = open_source(self.spec.input, publisher.objects, publisher.reader_bytes)
         self.format = source.format
-        checker = self.publisher.checker(self.spec)
+        checker = publisher.checker(self.spec)
         yield from plan(source, checker, self.spec.group_size, self.work.cursor, self.work.next_row)
 
 

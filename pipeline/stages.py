@@ -151,7 +151,9 @@ class Stages(Guarding):
         self._refills = refills
         self._timing = timing or Untimed()
         self._anchoring = anchoring
-        self._publisher = Publisher(store, objects, self._decode, self._checker, max_attempts)
+        self._publisher = Publisher(
+            store, objects, self._decode, self._checker, max_attempts, reader_bytes
+        )
         reading = (max_open_groups, privacy, reader_bytes)
         self._intake = Intake(store, objects, ring, self._drafting, self._codecs, models, *reading)
 

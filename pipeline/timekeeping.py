@@ -115,10 +115,11 @@ class Timekeeper:
         owner: str,
         device: Device,
         hosts: Sequence[Engines],
-        serves: Callable[[], Serves] | None = None,
+        serves: Callable[[], Serves | None] | None = None,
         clock: Callable[[], int] = now,
     ) -> None:
-        """`serves` tells what this process verifies with; None: it verifies nothing. `clock`: in
+        """`serves` tells what this process verifies with, or None while that is not known; no such
+        function: it verifies nothing. It is asked at heartbeats and must not take long. `clock`: in
         ticks, the one that engines count with."""
         self._store = store
         self._owner = owner

@@ -88,6 +88,9 @@ class JsonlSource:
             if here:
                 return
 
+    def pause(self) -> None:
+        """No other process reads it."""
+
     def _check_file(self, info: ObjectInfo) -> None:
         seen: dict[str, None] = {}
         lines = good = size = 0

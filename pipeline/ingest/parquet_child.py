@@ -5,7 +5,7 @@ reads it. The file itself stays with who asked: its bytes are asked for, so this
 neither names nor credentials. Answers are frames: a letter, a length, the payload.
 
     ?  offset and length of bytes that are wanted; the answer is their number and they
-    J  JSON: what the footer says          S  the schema
+    J  JSON: what the footer says, or by how much this process has grown      S  the schema
     B  rows: a JSON line, then an Arrow stream      D  no more of them
     E  JSON: why it cannot go on: `damaged` or `memory`
 """
@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from specbatch.pipeline.ingest.arrow_kinds import is_list, is_text
-from specbatch.pipeline.ingest.limited import limit_memory, limit_time
+from specbatch.pipeline.ingest.limited import limit_memory, limit_time, size_of_this_process
 
 READ_BUFFER_BYTES = 4 << 20  # per column; one request to S3
 PIECE_BYTES = 8 << 20  # of rows that go back together, about
@@ -35,17 +35,29 @@ BATCH_SEC = 20.0  # of the processor, for one batch
 Sizes = NDArray[np.int64]  # [rows] bytes
 
 
-def main() -> None:
-    limit_memory(int(sys.argv[1]))
+def prepare() -> None:
+    """Once, before any child: what the libraries set up at the first use of them."""
     pa.set_cpu_count(1)
-    pa.set_memory_pool(pa.system_memory_pool())  # gives back what it does not need
+    texts = pa.array(["a", "b"]), pa.array(["a", "a"]).dictionary_encode(), pa.array([[1], [2]])
+    batch = pa.RecordBatch.from_arrays(list(texts), names=["a", "b", "c"])
+    for cap in (0, 100):
+        list(_pieces(batch, cap))
+
+
+def main() -> None:
     parquet: pq.ParquetFile | None = None
+    first_size = size_of_this_process()
     while line := sys.stdin.buffer.readline():
         asked = json.loads(line)
         limit_time(BATCH_SEC)
         try:
             if asked["do"] == "open":
+                limit_memory(asked["memory"])  # more than now: each file has all of it
                 parquet = _open(asked["size"])
+            elif asked["do"] == "close":
+                parquet = None
+                grown = size_of_this_process() - first_size
+                _say(b"J", json.dumps({"grown": grown}).encode())
             else:
                 assert parquet is not None, "a file is opened first"
                 _read(parquet, asked)

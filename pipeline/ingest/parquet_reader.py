@@ -10,7 +10,9 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from specbatch.pipeline.ingest.limited import LimitedProcess, LimitError
+from specbatch.pipeline.ingest.limited import KilledError, LimitedProcess, LimitError
+
+GROWN_SHARE = 8  # of its memory a process may still hold this part, to be given another file
 
 _CHILD = "specbatch.pipeline.ingest.parquet_child"
 
@@ -46,67 +48,92 @@ class Rows:
 
 
 class ParquetReader:
-    """One file at a time, in one process for many. Not safe to share between threads.
+    """One file, in a process with a budget for it alone. Not safe to share between threads.
 
     All methods raise `LimitError` where the process needed more memory or time than it may have, or
     crashed; a new one is started for what is asked next. What reading `file` raises goes through.
     """
 
-    def __init__(self, memory_bytes: int) -> None:
+    def __init__(
+        self, file: BinaryIO, memory_bytes: int, child: LimitedProcess | None = None
+    ) -> None:
+        """`child`: one that another reader has released."""
+        self._file = file
         self._memory_bytes = memory_bytes
-        self._child: LimitedProcess | None = None
-        self._file: BinaryIO | None = None
-        self._size = 0
-        self._is_open = False  # in the child
+        self._size = file.seek(0, 2)
+        self._child = child
+        self._is_reading = False
 
-    def open(self, file: BinaryIO) -> FileFacts:
+    def facts(self) -> FileFacts:
         """What its footer says. Raises `DamagedError`."""
-        self._file, self._size, self._is_open = file, file.seek(0, 2), False
-        return self._opened()
+        try:
+            return self._opened()
+        except KilledError:  # by no limit of ours: the machine's trouble condemns no file
+            return self._opened()
 
     def rows(
         self, group: int, columns: Sequence[str], batch_rows: int, skip: int, cap: int
     ) -> Iterator[Rows]:
         """The rows of a row group after the first `skip`, decoded `batch_rows` at a time.
 
-        Cells of more than `cap` bytes are null. Raises `DamagedError`.
+        Cells of more than `cap` bytes are null. Between two batches the reader may be closed; the
+        rest is then read by another process. Raises `DamagedError`.
         """
-        if not self._is_open:
-            self._opened()
+        ask = {"do": "read", "group": group, "columns": list(columns), "rows": batch_rows}
         is_done = False
+        while not is_done:
+            if self._child is None:
+                self.facts()
+            child = self._child
+            self._is_reading = True
+            self._ask(**ask, skip=skip, cap=cap)
+            try:
+                while self._child is child and not is_done:
+                    kind, payload = self._answer()
+                    is_done = kind == b"D"
+                    if not is_done:
+                        rows = _rows(payload)
+                        skip += rows.batch.num_rows
+                        yield rows
+            except DamagedError:
+                is_done = True
+                raise
+            finally:
+                if not is_done:
+                    self.close()
+                self._is_reading = False
+
+    def release(self) -> LimitedProcess | None:
+        """The process, where it is fit for another file of the same job."""
+        if self._child is None or self._is_reading:
+            self.close()
+            return None
         try:
-            self._ask(
-                do="read", group=group, columns=list(columns), rows=batch_rows, skip=skip, cap=cap
-            )
-            while (answer := self._answer())[0] != b"D":
-                line, _, rest = answer[1].partition(b"\n")
-                long = {int(row): sizes for row, sizes in json.loads(line).items()}
-                yield Rows(pa.ipc.open_stream(rest).read_next_batch(), long)
-            is_done = True
-        except DamagedError:
-            is_done = True
-            raise
-        finally:
-            if not is_done:
-                self.close()
+            self._ask(do="close")
+            grown = json.loads(self._answer()[1])["grown"]
+        except (LimitError, DamagedError):
+            self.close()
+            return None
+        if grown > self._memory_bytes // GROWN_SHARE:
+            self.close()
+        child, self._child = self._child, None
+        return child
 
     def close(self) -> None:
         """End the process; the next question starts another one."""
-        self._is_open = False
         if self._child is not None:
             self._child.close()
             self._child = None
 
     def _opened(self) -> FileFacts:
-        self._ask(do="open", size=self._size)
+        self._ask(do="open", size=self._size, memory=self._memory_bytes)
         schema = pa.ipc.read_schema(pa.py_buffer(self._answer()[1]))
         facts = json.loads(self._answer()[1])
-        self._is_open = True
         return FileFacts(schema, tuple(GroupFacts(g["rows"], g["bytes"]) for g in facts["groups"]))
 
     def _ask(self, **asked: Any) -> None:
         if self._child is None:
-            self._child = LimitedProcess(_CHILD, str(self._memory_bytes))
+            self._child = LimitedProcess.fork(_CHILD)
         try:
             self._child.send(json.dumps(asked).encode(), b"\n")
         except LimitError:
@@ -136,6 +163,11 @@ class ParquetReader:
         return kind, payload
 
     def _bytes(self, offset: int, size: int) -> bytes:
-        assert self._file is not None, "a file is opened first"
         self._file.seek(offset)
         return self._file.read(size)
+
+
+def _rows(payload: bytes) -> Rows:
+    line, _, rest = payload.partition(b"\n")
+    long = {int(row): sizes for row, sizes in json.loads(line).items()}
+    return Rows(pa.ipc.open_stream(rest).read_next_batch(), long)

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from specbatch.pipeline.ingest.arrow_kinds import is_list, is_text
-from specbatch.pipeline.ingest.limited import LimitError
+from specbatch.pipeline.ingest.limited import KilledError, LimitedProcess, LimitError
 from specbatch.pipeline.ingest.objects import ObjectInfo, Objects
 from specbatch.pipeline.ingest.parquet_reader import DamagedError, FileFacts, ParquetReader, Rows
 from specbatch.pipeline.ingest.sources import (
@@ -61,54 +61,56 @@ class ParquetSource:
         self._spec = spec
         self._objects = objects
         self._memory_bytes = memory_bytes
-        self._idle: list[ParquetReader] = []  # processes that wait for the next pass
-        weakref.finalize(self, _close, self._idle)
-        with self._reading() as reader, self._open(reader, files[0]) as first:
+        self._readers: weakref.WeakSet[ParquetReader] = weakref.WeakSet()  # of open files
+        self._spare: list[LimitedProcess] = []  # for the next file; never for another job's
+        with self._open(files[0]) as (_, first):
             names = first.schema.names
         self._id = spec.id_column or ("id" if "id" in names else None)
         self._tag = spec.tag_column or ("tag" if "tag" in names else None)
         self.has_ids = self._id is not None
 
     def check(self) -> None:
-        with self._reading() as reader:
-            for info in self.files:
-                with self._open(reader, info) as facts:
-                    self._check_columns(info, facts.schema)
+        for info in self.files:
+            with self._open(info) as (_, facts):
+                self._check_columns(info, facts.schema)
 
     def count_rows(self) -> int:
         """Rows by the files' footers; reads no data."""
         total = 0
-        with self._reading() as reader:
-            for info in self.files:
-                with self._open(reader, info) as facts:
-                    total += facts.rows
+        for info in self.files:
+            with self._open(info) as (_, facts):
+                total += facts.rows
         return total
 
     def read(self, start: SourcePosition | None = None) -> Iterator[RawBatch]:
-        with self._reading() as reader:
-            for info in files_from(self.files, start):
-                begin = start if start is not None and info.uri == start.uri else None
-                with self._open(reader, info) as facts:
-                    kind = self._check_columns(info, facts.schema)
-                    for group in range(begin.row_group if begin else 0, len(facts.groups)):
-                        skip = begin.row_offset if begin and group == begin.row_group else 0
-                        yield from self._raws(reader, _Group(info, facts, group), skip, kind)
+        for info in files_from(self.files, start):
+            begin = start if start is not None and info.uri == start.uri else None
+            with self._open(info) as (reader, facts):
+                kind = self._check_columns(info, facts.schema)
+                for group in range(begin.row_group if begin else 0, len(facts.groups)):
+                    skip = begin.row_offset if begin and group == begin.row_group else 0
+                    yield from self._raws(reader, _Group(info, facts, group), skip, kind)
 
     def ids_until(self, position: SourcePosition) -> Iterator[list[Any]]:
         if self._id is None:
             return
-        with self._reading() as reader:
-            for info in self.files:
-                here = info.uri == position.uri
-                with self._open(reader, info) as facts:
-                    for group in range(len(facts.groups)):
-                        if here and group > position.row_group:
-                            return
-                        last = here and group == position.row_group
-                        limit = position.row_offset if last else None
-                        yield from self._ids(reader, _Group(info, facts, group), 0, limit)
-                if here:
-                    return
+        for info in self.files:
+            here = info.uri == position.uri
+            with self._open(info) as (reader, facts):
+                for group in range(len(facts.groups)):
+                    if here and group > position.row_group:
+                        return
+                    last = here and group == position.row_group
+                    limit = position.row_offset if last else None
+                    yield from self._ids(reader, _Group(info, facts, group), 0, limit)
+            if here:
+                return
+
+    def pause(self) -> None:
+        for reader in list(self._readers):
+            reader.close()
+        while self._spare:
+            self._spare.pop().close()
 
     def _ids(
         self, reader: ParquetReader, place: _Group, skip: int, limit: int | None
@@ -131,6 +133,7 @@ class ParquetSource:
         """(row in the group, rows) of one row group, after its first `skip` rows. Where the rest of
         them cannot be read at all, the last has the reason in the place of rows."""
         offset, at_once = skip, place.batch_rows(columns)
+        killed_at: int | None = None
         while True:
             try:
                 with _damage_named(str(place)):
@@ -139,6 +142,9 @@ class ParquetSource:
                         offset += rows.batch.num_rows
                 break
             except LimitError as error:
+                if isinstance(error, KilledError) and killed_at != offset:
+                    killed_at = offset  # by no limit of ours: the same rows once more
+                    continue
                 if at_once == 1:
                     yield offset, str(error)
                     return
@@ -244,32 +250,31 @@ class ParquetSource:
         return kind
 
     @contextmanager
-    def _reading(self) -> Iterator[ParquetReader]:
-        """A reader for one pass over files; its process is kept for the next one."""
-        reader = self._idle.pop() if self._idle else ParquetReader(self._memory_bytes)
-        try:
-            yield reader
-        except BaseException:
-            reader.close()
-            raise
-        self._idle.append(reader)
-
-    @contextmanager
-    def _open(self, reader: ParquetReader, info: ObjectInfo) -> Iterator[FileFacts]:
+    def _open(self, info: ObjectInfo) -> Iterator[tuple[ParquetReader, FileFacts]]:
         try:
             file = self._objects.open(info.uri, info.version)
         except ObjectError as error:
             raise as_input_error(error) from error
         with file:
+            child = self._spare.pop() if self._spare else None
+            reader = ParquetReader(file, self._memory_bytes, child)
+            self._readers.add(reader)
             try:
-                facts = reader.open(file)
-            except ObjectError as error:
-                raise as_input_error(error) from error
-            except (DamagedError, LimitError, OSError) as error:
-                raise InputError(
-                    f"{info.uri} is truncated or not Parquet; write it again, or leave it out"
-                ) from error
-            yield facts
+                yield reader, self._facts(reader, info)
+                if (child := reader.release()) is not None:
+                    self._spare.append(child)
+            finally:
+                reader.close()
+
+    def _facts(self, reader: ParquetReader, info: ObjectInfo) -> FileFacts:
+        try:
+            return reader.facts()
+        except ObjectError as error:
+            raise as_input_error(error) from error
+        except (DamagedError, LimitError, OSError) as error:
+            raise InputError(
+                f"{info.uri} is truncated or not Parquet; write it again, or leave it out"
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,11 +297,6 @@ class _Group:
 
     def __str__(self) -> str:
         return f"row group {self.number} of {self.info.uri}"
-
-
-def _close(readers: list[ParquetReader]) -> None:
-    for reader in readers:
-        reader.close()
 
 
 def _repeated(value: Any, count: int) -> Iterator[list[Any]]:

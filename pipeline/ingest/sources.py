@@ -107,6 +107,10 @@ class Source(Protocol):
         nothing else where the format allows."""
         ...
 
+    def pause(self) -> None:
+        """End the processes that read it; what is read further starts them where they were."""
+        ...
+
 
 def open_source(spec: InputSpec, objects: Objects, memory_bytes: int = READER_BYTES) -> Source:
     """Find the input's files and choose the reader. `memory_bytes`: what decoding may take.

@@ -75,7 +75,7 @@ class ChatTemplate:
     def _ask(self, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         line = json.dumps(list(messages), default=_placeholder).encode()
         if self._child is None:
-            self._child = LimitedProcess(_CHILD)
+            self._child = LimitedProcess.start(_CHILD)
             self._child.send(json.dumps(self._setup, default=_placeholder).encode(), b"\n")
         self._child.send(line, b"\n")
         answer: dict[str, Any] = json.loads(self._child.line())

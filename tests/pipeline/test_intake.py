@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.records import JobState, Stage
 from support.databases import migrated
 from support.one_thread import OneThread, one_thread
+from support.peak_memory import below
 
 GROUPS = 20
 
@@ -133,6 +135,43 @@ def test_of_many_readings_that_pause_the_oldest_are_forgotten(
         assert list(bed.stages._intake._paused) == jobs[2:]
         bed.run()
         assert {bed.client.job(job_id).state for job_id in jobs} == {JobState.DONE}
+
+
+def test_readings_that_pause_keep_few_processes(store: Store, uri: Path, tmp_path: Path) -> None:
+    with one_thread(store, tmp_path, max_open_groups=1) as bed:
+        before = set(below(os.getpid()))
+        jobs = [bed.submit(uri, tmp_path / f"out-{n}").job_id for n in range(5)]
+        bed.run(most=5)
+        assert all(bed.client.job(job_id).paused for job_id in jobs)
+        assert len(set(below(os.getpid())) - before) <= 2 + 1, "and the one they are forked from"
+        bed.run()
+        assert {bed.client.job(job_id).state for job_id in jobs} == {JobState.DONE}
+    for n in range(5):
+        ids = read_output(str(tmp_path / f"out-{n}"))["id"].to_pylist()
+        assert ids == [f"row-{i}" for i in range(GROUPS * 4)]
+
+
+@pytest.mark.parametrize("paused", [True, False], ids=["while it pauses", "before it is read"])
+def test_all_who_read_an_input_do_so_within_the_memory_that_is_set(
+    store: Store, uri: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paused: bool
+) -> None:
+    """Also when a stopped job is published, with what was never read."""
+    told: list[Any] = []
+    init = ParquetSource.__init__
+
+    def noted(self: ParquetSource, *arguments: Any) -> None:
+        told.append(arguments[3])
+        init(self, *arguments)
+
+    monkeypatch.setattr(ParquetSource, "__init__", noted)
+    with one_thread(store, tmp_path, max_open_groups=1, reader_bytes=300 << 20) as bed:
+        job_id = bed.submit(uri, tmp_path / "out").job_id
+        bed.run(most=1 if paused else 0)
+        bed.client.cancel(job_id)
+        bed.run()
+        assert bed.client.job(job_id).state is JobState.CANCELLED
+    assert told
+    assert set(told) == {300 << 20}
 
 
 def test_a_batch_file_stopped_while_its_reading_pauses_has_its_files(

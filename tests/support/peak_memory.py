@@ -36,11 +36,11 @@ class PeakMemory:
 
 
 def _tree_mib(pid: int) -> float:
-    return _own_mib(pid) + sum(_tree_mib(child) for child in _children(pid))
+    return _own_mib(pid) + sum(_tree_mib(child) for child in children(pid))
 
 
 def _tree_sec(pid: int) -> float:
-    return _own_sec(pid) + sum(_tree_sec(child) for child in _children(pid))
+    return _own_sec(pid) + sum(_tree_sec(child) for child in children(pid))
 
 
 def _own_sec(pid: int) -> float:
@@ -60,7 +60,13 @@ def _own_mib(pid: int) -> float:
     return (int(resident) - int(shared)) * _PAGE_MIB
 
 
-def _children(pid: int) -> list[int]:
+def below(pid: int) -> set[int]:
+    """All processes that it has started, and those that they have."""
+    own = set(children(pid))
+    return own.union(*(below(child) for child in own))
+
+
+def children(pid: int) -> list[int]:
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("[0-9]*/children"):
         try:
