@@ -119,7 +119,7 @@ def test_a_store_that_compares_no_models_is_found_out(
     monkeypatch.setenv("PYTHONPATH", path.rstrip(os.pathsep))
     joined = Incident(IncidentKind.MODELS_MIXED, lasts_sec=math.inf)
     with site(tmp_path / "site", redis_url, step_sec=0.01) as here:
-        for _ in range(5):  # by chance one host's workers may do it all
+        for _ in range(25):  # by chance one host's workers may do it all
             ran = here.run(Plan(0, (), group_size=3, writes_ahead=False, incident=joined))
             if ran.violations:
                 break
