@@ -102,7 +102,8 @@ def _with_manifest(
     is_published_one = hashlib.sha256(data).hexdigest() == known
     if known is not None and not is_published_one:
         yield _output(f"{uri} is not the manifest that was published: it was changed; {_RESTORE}")
-    yield from _files(objects, facts, folder, manifest, counts)
+    may_tell_strangers = known is None or is_published_one
+    yield from _files(objects, facts, folder, manifest, counts, may_tell_strangers)
     counts.gap = "" if is_published_one else f"{uri} is not the manifest that was published"
 
 
@@ -144,8 +145,10 @@ def _files(
     folder: str,
     manifest: Mapping[str, Any],
     counts: OutputCounts,
+    may_tell_strangers: bool,
 ) -> Iterator[Finding]:
-    """The files that the manifest names, each as it was, and no other one of ours."""
+    """The files that the manifest names, each as it was, and no other one of ours. Only the
+    manifest that was published can tell which those are."""
     names = {MANIFEST, MARKER}
     for file in _listed(manifest):
         name = str(file.get("name"))
@@ -160,7 +163,7 @@ def _files(
     root = f"{folder.rstrip('/')}/"
     for info in objects.list(root):
         name = info.uri.removeprefix(root)
-        if name not in names and is_published(name, facts.job_id):
+        if may_tell_strangers and name not in names and is_published(name, facts.job_id):
             yield _output(
                 f"{info.uri} is not named by the manifest, so the job did not publish it: remove it"
             )

@@ -26,7 +26,7 @@ from specbatch.schemas.errors import (
     UsageError,
     WaitTimeoutError,
 )
-from specbatch.schemas.fingerprint import compared
+from specbatch.schemas.fingerprint import TEXT_PARTS, compared, differing
 from specbatch.schemas.numeric_class import Pinned, Serves
 from specbatch.schemas.patience import end_within
 from specbatch.schemas.records import JobRow
@@ -134,9 +134,12 @@ def _of_other_files(job: JobRow, serves: Serves) -> ModelChangedError:
     if serves.fingerprint is None:
         return ModelChangedError(f"the files of model `{job.verifier}` cannot be read now")
     how = compared(str(job.model_fingerprint), job.model_parts, serves.fingerprint)
+    other = f"continue with these by `{retry_command(job)} --accept-model`"
+    if set(differing(job.model_parts, serves.fingerprint.parts)) & set(TEXT_PARTS):
+        other = "submit a new job"  # what is read already is tokens
     return ModelChangedError(
-        f"model `{job.verifier}` has {how}: job {job.job_id} goes on with the files that it began "
-        f"with; put those back, or go on with these by `{retry_command(job)} --accept-model`"
+        f"model `{job.verifier}` has {how}: job {job.job_id} needs the files that it began with; "
+        f"put those back, or {other}"
     )
 
 

@@ -111,5 +111,7 @@ def _tell(settings: Settings, job_id: str, count: int, json: bool) -> None:
 
 
 def _found(job_id: str, count: int) -> str:
-    units = f"{count} unit{'s' if count != 1 else ''} back to work" if count else "nothing to retry"
+    units = f"{count} unit{'s' if count != 1 else ''} back to work"
+    if not count:
+        units = "nothing to retry; a row that was refused when it was read needs a corrected input"
     return f"job {job_id}: {units}"

@@ -147,7 +147,8 @@ class OutputWriter:
 
     def _taken(self, owner: str | None) -> OutputError:
         return OutputError(
-            f"output {self._uri} holds job {owner}; choose another location or remove it"
+            f"output {self._uri} holds job {owner}: choose another location, or see with "
+            f"`specbatch show {owner}` how that job is resumed"
         )
 
     def write(
