@@ -68,8 +68,8 @@ class Exporter:
         job = self.store.get_job(job_id)
         if not (job.state.is_final or order.so_far):
             raise UsageError(
-                f"job {job.job_id} is still {job.state}: wait for it (`specbatch show` says whether "
-                "it is to be resumed), or export what is finished so far with --so-far"
+                f"job {job.job_id} is still {job.state}: wait for it (`specbatch show` tells if "
+                "it must be resumed), or export what is finished so far with --so-far"
             )
         writer = ExportWriter(self.objects, order.to, order.kind, order.overwrite)
         writer.check(self.first_look)
