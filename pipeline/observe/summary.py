@@ -98,7 +98,7 @@ def summary_rows(summary: JobSummary) -> list[tuple[str, str]]:
         ("time from start to end", _shown(s.wall_sec, "{:.1f} s")),
         ("time in queue, all groups", f"{s.queue_sec:.1f} s"),
         ("time in compute, all groups", f"{s.compute_sec:.1f} s"),
-        ("cost", f"${s.cost_usd:.6f}"),
+        _cost(s),
         ("cost per 1k tokens", _shown(s.cost_per_1k_usd, "${:.6f}")),
         ("measured speed-up over depth 0", _shown(s.speedup, "{:.2f}×", unknown)),
     ]
@@ -113,6 +113,14 @@ def summary_rows(summary: JobSummary) -> list[tuple[str, str]]:
         aside = f" (margin at most {s.largest_margin:.2g})" if s.differing_tokens else ""
         rows.append(("tokens that differ when decided alone, sampled", found + aside))
     return rows
+
+
+def _cost(s: JobSummary) -> tuple[str, str]:
+    """Device time that came to nothing, or has no rows yet, is in the cost report alone."""
+    shown = f"${s.cost_usd:.6f}"
+    if s.state is JobState.DONE:
+        return "cost", shown
+    return "cost of recorded rows", f"{shown} (`specbatch cost` has what was lost, too)"
 
 
 def summary_table(summary: JobSummary) -> Table:
