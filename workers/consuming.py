@@ -15,7 +15,7 @@ from celery import Celery
 
 from specbatch.schemas.errors import BrokerLostError, first_line
 
-SETTLED_SEC = 2.0  # a consumer that was lost counts again once it has run for so long
+SETTLED_SEC = 2.0  # a consumer counts once it has run for so long
 STEADY_SEC = 10.0  # one that ran for so long was not a failed attempt
 STUCK_SEC = 30.0  # a loop that does not turn for so long hears nothing
 FIRST_PAUSE_SEC, MOST_PAUSE_SEC = 0.2, 10.0
@@ -44,12 +44,11 @@ class Consuming:
         self._failures = 0
 
     def runs(self) -> None:
-        """The consumer is connected, and waits for messages."""
+        """The consumer waits for messages. It connects to Redis no earlier than that, so it counts
+        only when it has lasted."""
         with self._lock:
             self._running_since = self._clock()
             self._turned_at = None
-            if self._trouble == NOT_YET:
-                self._trouble = None
 
     def turned(self) -> None:
         """Its loop turns."""

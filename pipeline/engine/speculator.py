@@ -110,7 +110,8 @@ class Speculator:
         makers: list[Proposer | None] = [None] * len(deciding)
         self.drafting_sec = self.replanning_sec = 0.0
         self.arm = Arm.RESTS
-        if not (self.proposers and deciding):
+        if not (self.proposers and any(_may_be_drafted_for(s) for s in deciding)):
+            self._settling = 0
             return drafts, makers
         self.steps += 1
         if looks := self._is_over(len(deciding)):
@@ -427,3 +428,7 @@ class Speculator:
         if own is None or proposer.name not in own:
             return overall
         return own[proposer.name].rate(overall, self.knowledge.spread_of(proposer.name))
+
+
+def _may_be_drafted_for(sequence: Sequence) -> bool:
+    return sequence.request.depth != 0 or sequence.request.shadow

@@ -60,7 +60,7 @@ def reached(
         if step >= until:
             course = controller.look(candidates)
             begun, until = step, step + course.steps
-        depths = list(course.at(step - begun)) if step % course.control_every else [0] * count
+        depths = list(course.at(step - begun)) if step % course.control_every(0) else [0] * count
         size = count + sum(depths)
         took = machine(size, count)
         brought = took * tokens_per_sec(machine, rates, depths)

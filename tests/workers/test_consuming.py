@@ -25,9 +25,12 @@ class Clock:
 
 
 def test_it_can_once_its_consumer_runs() -> None:
-    one = Consuming(clock=Clock())
+    clock = Clock()
+    one = Consuming(clock=clock)
     assert one.trouble() == NOT_YET
     one.runs()
+    assert one.trouble() == NOT_YET, "it may fail at the first read"
+    clock.now += SETTLED_SEC
     assert one.trouble() is None
 
 
