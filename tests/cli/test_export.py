@@ -91,7 +91,7 @@ def test_a_job_that_goes_on_is_exported_so_far(cli: Any, folder: Path) -> None:
     export = ("export", job, "--what", "costs", "--to", "c.parquet")
     refused = cli(*export)
     assert refused.code == 2
-    assert "is still running: wait for it, or" in refused.complaint
+    assert "is still running: wait for it" in refused.complaint
     done = cli(*export, "--so-far")
     assert done.code == 0
     assert "these are the rows finished so far" in done.err
