@@ -20,6 +20,7 @@ from specbatch.schemas.errors import ObjectError
 
 _MOST_ENTRIES = 2**63 - 1
 _RESTORE = "restore it from a copy"
+MOST_MANIFEST_BYTES = 64 << 20  # half a million parts
 
 
 @dataclass
@@ -48,10 +49,15 @@ def output_findings(
     if named is not None:
         yield named
     try:
-        data = objects.get_bytes(uri) if objects.exists(uri) else None
-        if data is None:
+        info = objects.head(uri)
+        if info is None:
             yield from _without_manifest(facts, uri, counts)
             return
+        if info.size > MOST_MANIFEST_BYTES:
+            counts.gap = f"{uri} has {info.size:,} bytes, which no manifest has"
+            yield _output(f"{counts.gap}: {_RESTORE}")
+            return
+        data = objects.get_bytes(uri)
         yield from _with_manifest(objects, facts, folder, data, counts)
     except (ObjectError, ValueError) as error:  # a name may be none that a system takes
         yield _output(

@@ -15,6 +15,7 @@ from specbatch.schemas.errors import ObjectError
 
 MARKER = "_specbatch_job.json"
 MANIFEST = MANIFEST_NAME
+MOST_MARKER_BYTES = 1 << 16
 OPENAI = ("output.jsonl", "errors.jsonl")
 LISTED = ("parts", "openai_files", "remainder")  # of a manifest, each with the files it names
 _PART = "part-"
@@ -62,8 +63,11 @@ def owner_of(objects: Objects, uri: str) -> str | None:
     """The id of the job whose location it is; None where none has claimed it. Raises
     `ObjectError`."""
     marker = join(uri, MARKER)
-    if not objects.exists(marker):
+    info = objects.head(marker)
+    if info is None:
         return None
+    if info.size > MOST_MARKER_BYTES:
+        raise ObjectError(f"{marker} is not a specbatch marker: it has {info.size:,} bytes")
     try:
         return str(orjson.loads(objects.get_bytes(marker))["job_id"])
     except (orjson.JSONDecodeError, KeyError, TypeError):

@@ -271,6 +271,11 @@ class ParquetSource:
             return reader.facts()
         except ObjectError as error:
             raise as_input_error(error) from error
+        except KilledError as error:
+            raise InputError(
+                f"{info.uri} could not be read twice, which need not be the file's fault: {error}; "
+                "free memory on this machine, then submit the job again"
+            ) from error
         except (DamagedError, LimitError, OSError) as error:
             raise InputError(
                 f"{info.uri} is truncated or not Parquet; write it again, or leave it out"

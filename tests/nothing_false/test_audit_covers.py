@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import shutil
 import sqlite3
 from collections.abc import Iterator
@@ -315,6 +316,15 @@ def test_a_manifest_that_names_an_entry_beyond_all_numbers_is_named(
     code, said = place.audit(jobs.plain)
     assert (code, INTACT in said) == (3, False), said
     assert "manifest.json is not the manifest that was published: it was changed" in said
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "_specbatch_job.json"])
+def test_a_file_that_is_far_too_large_is_not_read(jobs: Jobs, place: Place, name: str) -> None:
+    os.truncate(place.home / "out" / name, 1 << 40)
+    code, said = place.audit(jobs.plain)
+    assert (code, INTACT in said) == (3, False), said
+    assert f"{name}" in said
+    assert "1,099,511,627,776 bytes" in said
 
 
 @pytest.mark.parametrize("deed", ["gone", "another's", "no JSON", "other names"])
