@@ -45,7 +45,9 @@ class Announcing:
         try:
             self._last = self._find()
         except Exception:
-            log.exception("what this worker serves cannot be found out; it is tried again")
+            log.exception(
+                "could not find out what this worker serves; will retry at the next heartbeat"
+            )
         finally:
             with self._lock:
                 self._finding = False

@@ -106,10 +106,10 @@ def _with_manifest(
         return
     known = facts.manifest["sha256"] if facts.manifest is not None else None
     is_published_one = hashlib.sha256(data).hexdigest() == known
-    if known is not None and not is_published_one:
+    may_be_trusted = known is None or is_published_one
+    if not may_be_trusted:
         yield _output(f"{uri} is not the manifest that was published: it was changed; {_RESTORE}")
-    may_tell_strangers = known is None or is_published_one
-    yield from _files(objects, facts, folder, manifest, counts, may_tell_strangers)
+    yield from _files(objects, facts, folder, manifest, counts, may_be_trusted)
     counts.gap = "" if is_published_one else f"{uri} is not the manifest that was published"
 
 
@@ -151,10 +151,10 @@ def _files(
     folder: str,
     manifest: Mapping[str, Any],
     counts: OutputCounts,
-    may_tell_strangers: bool,
+    may_be_trusted: bool,
 ) -> Iterator[Finding]:
-    """The files that the manifest names, each as it was, and no other one of ours. Only the
-    manifest that was published can tell which those are."""
+    """The files that the manifest names, each as it was, and no other one of ours. A manifest that
+    was changed cannot tell which file is another."""
     names = {MANIFEST, MARKER}
     for file in _listed(manifest):
         name = str(file.get("name"))
@@ -169,7 +169,7 @@ def _files(
     root = f"{folder.rstrip('/')}/"
     for info in objects.list(root):
         name = info.uri.removeprefix(root)
-        if may_tell_strangers and name not in names and is_published(name, facts.job_id):
+        if may_be_trusted and name not in names and is_published(name, facts.job_id):
             yield _output(
                 f"{info.uri} is not named by the manifest, so the job did not publish it: remove it"
             )

@@ -293,14 +293,14 @@ class Timekeeper:
         return totals
 
     def _hold_back(self, totals: dict[Attempt, Ticks]) -> None:
-        """Take out what was before this session: of a step that began in an ended one, the time up
-        to that one's end is counted there already, as lost. Steps count when they end, so it shows
-        when more was counted than has passed."""
+        """Take out what belongs to an ended session. A step that began there is counted whole when
+        it ends, but its time up to that session's end was booked there, as lost. So more ticks are
+        counted than have passed, and that excess is taken out."""
         passed = self._clock() - self._origin
         excess = self._settled + sum(ticks.total for ticks in totals.values()) - passed
-        for attempt in sorted(totals, key=lambda a: a not in self._before):
-            if excess <= 0:
-                return
+        if excess <= 0:
+            return
+        for attempt in sorted(totals, key=lambda a: a not in self._before):  # those of old first
             new = _less(totals[attempt], self._told.get(attempt, NO_TICKS))
             early = _first(excess, new)
             self._before[attempt] = self._before.get(attempt, NO_TICKS) + early
@@ -315,10 +315,11 @@ class Timekeeper:
 
 
 def _first(most: int, ticks: Ticks) -> Ticks:
-    """So many of them, or all."""
+    """At most so many of them, by kind in order."""
     taken: list[int] = []
     for of_kind in astuple(ticks):
-        taken.append(min(of_kind, most - sum(taken)))
+        taken.append(min(of_kind, most))
+        most -= taken[-1]
     return Ticks(*taken)
 
 

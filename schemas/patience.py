@@ -56,7 +56,7 @@ NOBODY = Asking()
 
 @dataclass(slots=True)
 class _Work(Asking):
-    """What a thread does, and what came of it."""
+    """What a thread does, and its result."""
 
     done: threading.Event = field(default_factory=threading.Event)
     silent_since: float | None = field(default_factory=time.monotonic)  # None: it has answered

@@ -1,6 +1,6 @@
 """Refused writes: errors that are the fault of a disk, a quota or a mount, and of no work.
 
-Many threads of a process meet the same one again and again, so each place is told of once a minute.
+Many threads of a process meet the same one again and again, so each place is logged once a minute.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from kombu.message import Message
 
 from specbatch.schemas.errors import BrokerLostError, first_line
 from specbatch.schemas.masking import mask_url
-from specbatch.workers.consuming import MOST_WORDS, consuming_of
+from specbatch.workers.consuming import MOST_CHARACTERS, consuming_of
 from specbatch.workers.guard import RefusedMessageError, check
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class CheckedConsumer(Consumer):  # type: ignore[misc]  # celery has no types
         consumer, connection, *rest = super().loop_args()
         self._consuming.runs()
         if self.hub is not None:
-            self._consuming.turned()  # a loop that stops before its first turn is told of too
+            self._consuming.turned()  # a loop that stops before its first turn is noticed, too
             self.hub.call_repeatedly(_TURN_SEC, self._consuming.turned)
         return consumer, _Brisk(connection) if self.hub is None else connection, *rest
 
@@ -81,7 +81,7 @@ class CheckedConsumer(Consumer):  # type: ignore[misc]  # celery has no types
     def _try_again(self, error: Exception) -> None:
         """Wait before the next attempt; after too many in a row, end the worker."""
         failures, most = self._consuming.failed(error), self._consuming.most_failures
-        shown, why = mask_url(self.app.conf.broker_url or ""), first_line(error, MOST_WORDS)
+        shown, why = mask_url(self.app.conf.broker_url or ""), first_line(error, MOST_CHARACTERS)
         log.warning(
             "no messages can be taken from the broker %s: %s; attempt %d%s",
             shown,

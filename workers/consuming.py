@@ -20,7 +20,7 @@ STEADY_SEC = 10.0  # one that ran for so long was not a failed attempt
 STUCK_SEC = 30.0  # a loop that does not turn for so long hears nothing
 FIRST_PAUSE_SEC, MOST_PAUSE_SEC = 0.2, 10.0
 
-MOST_WORDS = 300  # characters of a client library's error
+MOST_CHARACTERS = 300  # of a client library's error
 NOT_YET = "it has not connected yet"
 
 
@@ -61,7 +61,7 @@ class Consuming:
             ran = self._ran_sec()
             self._failures = 1 if ran >= STEADY_SEC else self._failures + 1
             self._running_since = None
-            self._trouble = first_line(error, MOST_WORDS)
+            self._trouble = first_line(error, MOST_CHARACTERS)
             return self._failures
 
     @property

@@ -113,7 +113,7 @@ def report_lines(chain: ChainAudit, replays: ReplayAudit, record: AuditRecord) -
     kinds = {finding.kind for finding in record.findings}
     state = "intact" if chain.intact else "NOT intact"
     if kinds == {FindingKind.OUTPUT} and not chain.left_out:
-        state += " (its output; the log itself is)"
+        state += " (its output differs, the log does not)"
     purged = f", {counts.purged:,} of them purged" if counts.purged else ""
     yield f"log of job {chain.job_id}: {entries:,} entries, {counts.completions:,} completions" + (
         f"{purged}: {state}"
