@@ -42,51 +42,51 @@ format: $(VENV)/.dev ## sort imports, apply safe fixes, format
 	@$(BIN)/ruff check --fix --quiet . || true
 	@$(BIN)/ruff format .
 
-bench-engine: $(VENV)/.engine ## tokens/s beside other engines, on an idle machine; JSON in jobs/bench/results; takes ARGS
+bench-engine: $(VENV)/.engine ## tokens/s beside other engines, on an idle machine; JSON in benchmarks/results; takes ARGS
 	@$(BIN)/python -m specbatch.jobs.bench.engine --model demo $(ARGS)
 	@$(BIN)/python -m specbatch.jobs.bench.engine --model llama-230m $(ARGS)
 
 bench-kernels: $(VENV)/.engine ## every C kernel beside what the processor can do, at every level it has; takes ARGS
-	@$(BIN)/python -m specbatch.jobs.bench.native_kernels $(ARGS)
+	@$(BIN)/python -m specbatch.benchmarks.native_kernels $(ARGS)
 
-bench-memory: $(VENV)/.engine ## what an engine announces beside what it takes; JSON in jobs/bench/results
-	@$(BIN)/python -m specbatch.jobs.bench.memory
+bench-memory: $(VENV)/.engine ## what an engine announces beside what it takes; JSON in benchmarks/results
+	@$(BIN)/python -m specbatch.benchmarks.memory
 
 bench-exactness: $(VENV)/.engine ## what `exactness: bitwise` costs on the torch path, and what `fast` changes
-	@$(BIN)/python -m specbatch.jobs.bench.exactness
+	@$(BIN)/python -m specbatch.benchmarks.exactness
 
 bench-acceptance: $(VENV)/.engine ## how many drafts of the demo pair each verification keeps, sampled
-	@$(BIN)/python -m specbatch.jobs.bench.acceptance
+	@$(BIN)/python -m specbatch.benchmarks.acceptance
 
 bench-depth: $(VENV)/.engine ## what auto makes of drafts, beside depth 0 and fixed depths; takes ARGS
-	@$(BIN)/python -m specbatch.jobs.bench.depth --model demo $(ARGS)
-	@$(BIN)/python -m specbatch.jobs.bench.depth --model demo --history $(ARGS)
-	@$(BIN)/python -m specbatch.jobs.bench.depth --model demo --real $(ARGS)
-	@$(BIN)/python -m specbatch.jobs.bench.depth --model llama-230m $(ARGS)
+	@$(BIN)/python -m specbatch.benchmarks.depth --model demo $(ARGS)
+	@$(BIN)/python -m specbatch.benchmarks.depth --model demo --history $(ARGS)
+	@$(BIN)/python -m specbatch.benchmarks.depth --model demo --real $(ARGS)
+	@$(BIN)/python -m specbatch.benchmarks.depth --model llama-230m $(ARGS)
 
 bench-collapse: $(VENV)/.engine ## drafts that stop fitting in the middle of a job, beside depth 0
-	@$(BIN)/python -m specbatch.jobs.bench.collapse $(ARGS)
+	@$(BIN)/python -m specbatch.benchmarks.collapse $(ARGS)
 
 bench-savings: $(VENV)/.engine ## whether jobs save what they are told to: auto and off in turns, and sham jobs; takes ARGS
-	@$(BIN)/python -m specbatch.jobs.bench.savings $(ARGS)
+	@$(BIN)/python -m specbatch.benchmarks.savings $(ARGS)
 
 bench-overhead: $(VENV)/.dev ## a job's whole path beside the engine alone, on an idle machine; takes ARGS
-	@PYTHONPATH=tests $(BIN)/python -m specbatch.jobs.bench.overhead $(ARGS)
+	@PYTHONPATH=tests $(BIN)/python -m specbatch.benchmarks.overhead $(ARGS)
 
 bench-scale: $(VENV)/.dev ## 1 to 32 verifier processes that wait instead of computing, and what the store takes; takes ARGS
-	@PYTHONPATH=tests $(BIN)/python -m specbatch.jobs.bench.scale $(ARGS)
+	@PYTHONPATH=tests $(BIN)/python -m specbatch.benchmarks.scale $(ARGS)
 
 bench-ledger: $(VENV)/.dev ## bytes of a token's record in the store, and how many are written a second; takes ARGS
-	@PYTHONPATH=tests $(BIN)/python -m specbatch.jobs.bench.ledger $(ARGS)
+	@PYTHONPATH=tests $(BIN)/python -m specbatch.benchmarks.ledger $(ARGS)
 
 bench-drain: $(VENV)/.dev ## a million rows through all stages but the model: seconds and memory; takes ARGS
-	@PYTHONPATH=tests $(BIN)/python -m specbatch.jobs.bench.drain $(ARGS)
+	@PYTHONPATH=tests $(BIN)/python -m specbatch.benchmarks.drain $(ARGS)
 
 bench-report: $(VENV)/.dev ## the report of a job of 100,000 rows: seconds to make, bytes, and how soon a browser opens it; takes ARGS
-	@PYTHONPATH=tests $(BIN)/python -m specbatch.jobs.bench.job_report $(ARGS)
+	@PYTHONPATH=tests $(BIN)/python -m specbatch.benchmarks.job_report $(ARGS)
 
-bench-gpu: $(VENV)/.dev ## on a GPU: its tests, rooflines of the kernels, tokens/s; JSON in jobs/bench/results
-	@$(BIN)/python -m specbatch.jobs.bench.gpu
+bench-gpu: $(VENV)/.dev ## on a GPU: its tests, rooflines of the kernels, tokens/s; JSON in benchmarks/results
+	@$(BIN)/python -m specbatch.benchmarks.gpu
 
 wheel: $(BIN)/python ## a wheel with the C kernels inside, into ./dist; installing it needs no compiler
 	@rm -f dist/specbatch-*.whl

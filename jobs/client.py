@@ -20,10 +20,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from specbatch.jobs.cli.connect import check_broker_url, load_settings
-from specbatch.jobs.cli.spec_input import build_spec, parse_spec, resolved_spec
 from specbatch.pipeline.bootstrap import make_client, make_store, patient
-from specbatch.pipeline.client import Client
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.operations.spec_input import build_spec, parse_spec, resolved_spec
+from specbatch.pipeline.runtime.client import Client
 from specbatch.schemas.audit import MANIFEST_NAME
 from specbatch.schemas.records import JobState
 from specbatch.schemas.settings import Settings

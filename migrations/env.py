@@ -1,6 +1,6 @@
 """How Alembic reaches the database: a Connection or a URL in `config.attributes`.
 
-`specbatch.pipeline.ledger.migrate` passes a connection with everything locked; there is no
+`specbatch.pipeline.ledger.sql.migrate` passes a connection with everything locked; there is no
 alembic.ini. A URL names its driver (`postgresql+psycopg://`) and is for Alembic's own commands.
 """
 

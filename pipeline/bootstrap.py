@@ -13,21 +13,21 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from specbatch.pipeline.announcing import Announcing
-from specbatch.pipeline.client import Client, Ring
-from specbatch.pipeline.helping import Helper
-from specbatch.pipeline.leases import LeaseKeeper
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.ledger.migrate import grant_roles, open_store
-from specbatch.pipeline.metering import Exposure, counted, kv_blocks, metered
-from specbatch.pipeline.observe.meter import Meter
-from specbatch.pipeline.observe.tracing import UNTRACED, TraceOptions, Tracing, open_tracing
-from specbatch.pipeline.outage import Outage
-from specbatch.pipeline.owners import owner_here
-from specbatch.pipeline.presence import Presence
+from specbatch.pipeline.ledger.sql.migrate import grant_roles, open_store
+from specbatch.pipeline.ledger.sql.store_place import make_place
+from specbatch.pipeline.observe.metrics.meter import Meter
+from specbatch.pipeline.observe.tracing.tracing import UNTRACED, TraceOptions, Tracing, open_tracing
 from specbatch.pipeline.privacy.tenants import Privacy
-from specbatch.pipeline.store_place import make_place
-from specbatch.pipeline.sweeper import Queued, Sweeper, unknown
+from specbatch.pipeline.runtime.announcing import Announcing
+from specbatch.pipeline.runtime.client import Client, Ring
+from specbatch.pipeline.runtime.helping import Helper
+from specbatch.pipeline.runtime.leases import LeaseKeeper
+from specbatch.pipeline.runtime.metering import Exposure, counted, kv_blocks, metered
+from specbatch.pipeline.runtime.outage import Outage
+from specbatch.pipeline.runtime.owners import owner_here
+from specbatch.pipeline.runtime.presence import Presence
+from specbatch.pipeline.runtime.sweeper import Queued, Sweeper, unknown
 from specbatch.schemas.errors import DeviceLostError, MissingExtraError, UsageError
 from specbatch.schemas.masking import hide_in_logs
 from specbatch.schemas.messages import HintMessage
@@ -38,16 +38,16 @@ from specbatch.schemas.settings import Settings
 from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
 
 if TYPE_CHECKING:  # the light install has no torch and no pyarrow
-    from specbatch.pipeline.anchoring import Anchoring
-    from specbatch.pipeline.engine.device import DeviceOptions
-    from specbatch.pipeline.engine.model_folder import ModelFolder
-    from specbatch.pipeline.engine.parallel import Leader
-    from specbatch.pipeline.engines import Engines
-    from specbatch.pipeline.ingest.codec import TextCodec
-    from specbatch.pipeline.refill import Line, Refiller, Refills
-    from specbatch.pipeline.remembering import StoredKnowledge
-    from specbatch.pipeline.stages import Stages
-    from specbatch.pipeline.timekeeping import Timekeeper
+    from specbatch.pipeline.engines.contract import Engines
+    from specbatch.pipeline.engines.exact.model.device import DeviceOptions
+    from specbatch.pipeline.engines.exact.model.model_folder import ModelFolder
+    from specbatch.pipeline.engines.exact.model.parallel import Leader
+    from specbatch.pipeline.inputs.codec import TextCodec
+    from specbatch.pipeline.runtime.anchoring import Anchoring
+    from specbatch.pipeline.runtime.remembering import StoredKnowledge
+    from specbatch.pipeline.runtime.timekeeping import Timekeeper
+    from specbatch.pipeline.stages.refill import Line, Refiller, Refills
+    from specbatch.pipeline.stages.stages import Stages
     from specbatch.schemas.timekeeping import Device
 
 log = logging.getLogger(__name__)
@@ -205,17 +205,17 @@ def make_worker(
     """
     if instead is None:
         require_engine_extra()
-    from specbatch.pipeline.anchoring import Anchoring
-    from specbatch.pipeline.anchors import Anchors
-    from specbatch.pipeline.engine import step_guard
-    from specbatch.pipeline.engine.model_folder import check_pair, models_here
-    from specbatch.pipeline.ingest.codec import TextCodec
-    from specbatch.pipeline.ingest.objects import Objects
-    from specbatch.pipeline.refill import Refiller, Refills
-    from specbatch.pipeline.remembering import StoredKnowledge
-    from specbatch.pipeline.stages import Economy, Stages
-    from specbatch.pipeline.step_watch import StepWatch
-    from specbatch.pipeline.timekeeping import Timekeeper
+    from specbatch.pipeline.engines.exact import step_guard
+    from specbatch.pipeline.engines.exact.model.model_folder import check_pair, models_here
+    from specbatch.pipeline.inputs.codec import TextCodec
+    from specbatch.pipeline.runtime.anchoring import Anchoring
+    from specbatch.pipeline.runtime.anchors import Anchors
+    from specbatch.pipeline.runtime.remembering import StoredKnowledge
+    from specbatch.pipeline.runtime.step_watch import StepWatch
+    from specbatch.pipeline.runtime.timekeeping import Timekeeper
+    from specbatch.pipeline.stages.refill import Refiller, Refills
+    from specbatch.pipeline.stages.stages import Economy, Stages
+    from specbatch.pipeline.storage.objects import Objects
 
     sweepers_ring = patient(ring if meter is None else counted(ring, meter.rung))
     ring = patient(ring)
@@ -246,7 +246,7 @@ def make_worker(
             return None
         if instead is not None:
             return instead.engines(folder, beside_it)
-        from specbatch.pipeline.engine.host import EngineHost
+        from specbatch.pipeline.engines.exact.host import EngineHost
 
         assert device is not None
         return EngineHost(
@@ -362,7 +362,7 @@ def make_exposure(
 
 def priced_device(settings: Settings) -> Device:
     """The device of a worker here, or all those that share its verifier."""
-    from specbatch.pipeline.policy.pricing import priced
+    from specbatch.pipeline.policy.costs.pricing import priced
 
     return priced(
         settings.device_kind or settings.device.partition(":")[0],
@@ -376,7 +376,7 @@ def priced_device(settings: Settings) -> Device:
 
 def _device(settings: Settings) -> tuple[DeviceOptions, Leader | None]:
     """Where engines run, and what leads the other ranks, if there are any."""
-    from specbatch.pipeline.engine.device import DeviceOptions
+    from specbatch.pipeline.engines.exact.model.device import DeviceOptions
 
     device = DeviceOptions(settings.device, settings.cuda_graphs, settings.torch_compile)
     device.check()
@@ -388,7 +388,7 @@ def _device(settings: Settings) -> tuple[DeviceOptions, Leader | None]:
 
 def join_as_leader(settings: Settings) -> tuple[Leader, str]:
     """(what leads the other ranks, the device of this one). Raises `UsageError` on other ranks."""
-    from specbatch.pipeline.engine.parallel import Leader, join_ranks
+    from specbatch.pipeline.engines.exact.model.parallel import Leader, join_ranks
 
     rank, device = join_ranks(settings.tensor_parallel, settings.device)
     if rank:
@@ -406,7 +406,7 @@ def follow_leader(settings: Settings) -> bool:
     if settings.tensor_parallel == 1:
         return False
     require_engine_extra()
-    from specbatch.pipeline.engine.parallel import follow, join_ranks
+    from specbatch.pipeline.engines.exact.model.parallel import follow, join_ranks
 
     rank, device = join_ranks(settings.tensor_parallel, settings.device)
     if rank == 0:

@@ -1,7 +1,7 @@
 """Arrow schemas of every file specbatch writes. Imports pyarrow: the light base must not import it.
 
 Prompts, drafts and results are a group's artefacts (Arrow IPC, inside the workspace); `OUTPUT` is
-the Parquet schema of a job's published part files, documented in `pipeline/ingest/outputs.py`.
+the Parquet schema of a job's published part files, documented in `pipeline/outputs/outputs.py`.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class EntryKind(StrEnum):
     STOPPED = "stopped"  # by its deadline or budget: reason
     RETRIED = "retried"  # quarantined, units, the limits that it has then, its class if that moved
     FAILED = "failed"  # the job ended without an output: error
-    # The job ended: state, error, manifest (uri, sha256), accounts (`ledger/accounts.py`).
+    # The job ended: state, error, manifest (uri, sha256), accounts (`audit/accounts.py`).
     PUBLISHED = "published"
     PURGED = "purged"  # what was emptied: rows, null for all that were there; and why
     EXPORTED = "exported"  # what left the store: what, to

@@ -1,7 +1,8 @@
 """Numeric classes: two workers of one class write the same bits for the same request.
 
 A name is `ENGINE/DTYPE/VERSION`, as in `exact/f32/1` or `torch/bf16/5d0c1a2b`. The store and the
-claims need the names alone; how a worker finds its own is `pipeline/engine/numeric_class.py`.
+claims need the names alone; how a worker finds its own is
+`pipeline/engines/exact/model/numeric_class.py`.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ def redis_url(redis_server: PrivateRedis) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def migrated_postgres(postgres_server: PrivatePostgres) -> str:
     """URL of a database that nobody works in: others are copies of it."""
-    from specbatch.pipeline.ledger.migrate import upgrade
+    from specbatch.pipeline.ledger.sql.migrate import upgrade
 
     url = postgres_server.create_database()
     upgrade(url)

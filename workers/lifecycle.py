@@ -25,8 +25,8 @@ from specbatch.pipeline.bootstrap import (
     make_exposure,
     make_worker,
 )
-from specbatch.pipeline.client import Ring
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.runtime.client import Ring
 from specbatch.schemas.errors import (
     BrokerLostError,
     DeviceLostError,

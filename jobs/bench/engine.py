@@ -1,7 +1,7 @@
 """`make bench-engine`: this engine beside transformers' paths and other engines, in one run.
 
 For each number of prompts every contender runs once to warm up and three times for the median, in
-turns. The result is one JSON file in `jobs/bench/results/`, written after each N, and a table.
+turns. The result is one JSON file in `benchmarks/results/`, written after each N, and a table.
 OpenVINO GenAI, vLLM and llama.cpp take part where SPECBATCH_BENCH_OPENVINO_PYTHON,
 SPECBATCH_BENCH_VLLM_PYTHON and SPECBATCH_BENCH_LLAMA_PYTHON name an interpreter that has them.
 """
@@ -25,11 +25,11 @@ from specbatch.jobs.bench.idling import Idling
 from specbatch.jobs.bench.isa import forced_level, restart_held
 from specbatch.jobs.bench.measuring import measure
 from specbatch.jobs.bench.models import demo_model, random_model
-from specbatch.jobs.bench.peers.roster import Roster
+from specbatch.jobs.bench.peer_roster import Roster
 from specbatch.jobs.bench.report import Results, print_table
 
 RUNS = 3
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from specbatch.jobs.bench.contenders import NEW_TOKENS, OURS, Completed, Contender, Prompts
 from specbatch.jobs.bench.idling import Idling
-from specbatch.jobs.bench.peers.client import PeerError
+from specbatch.jobs.bench.peer_client import PeerError
 
 DEFINITION = "generate"  # whose outputs the others' are compared with
 Row = dict[str, Any]

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from specbatch.jobs.bench.models import demo_model
 from specbatch.jobs.bench.plan import Plan
-from specbatch.pipeline.ingest.codec import TextCodec
+from specbatch.pipeline.inputs.codec import TextCodec
 from specbatch.schemas.errors import InputError
 
 DEMO_PROMPTS = Path(__file__).parents[1] / "demo" / "prompts.parquet"

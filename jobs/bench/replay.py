@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
-from specbatch.pipeline.engine.sequence import Sequence
+from specbatch.pipeline.engines.exact.state.sequence import Sequence
 
 
 class ReplayProposer:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from specbatch.jobs.bench.contenders import DEPTH_0
 from specbatch.jobs.bench.measuring import Row
-from specbatch.pipeline.observe.plain_console import PlainConsole
+from specbatch.pipeline.observe.terminal.plain_console import PlainConsole
 
 Header = dict[str, Any]
 

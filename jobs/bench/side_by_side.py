@@ -27,9 +27,9 @@ from specbatch.jobs.bench.huggingface import ENGINE, Transformers
 from specbatch.jobs.bench.idling import Idling
 from specbatch.jobs.bench.isa import forced_level
 from specbatch.jobs.bench.models import BenchModel
-from specbatch.jobs.bench.peers.client import PeerError
-from specbatch.jobs.bench.peers.ways import HOW as PEERS_HOW
-from specbatch.jobs.bench.peers.ways import PeerWays
+from specbatch.jobs.bench.peer_client import PeerError
+from specbatch.jobs.bench.peer_ways import HOW as PEERS_HOW
+from specbatch.jobs.bench.peer_ways import PeerWays
 from specbatch.jobs.bench.plan import OURS_KEY, Plan
 from specbatch.jobs.bench.prompt_set import PromptSet, read_prompts
 from specbatch.jobs.bench.ways import (

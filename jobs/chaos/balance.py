@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.policy.balance import (
+from specbatch.pipeline.policy.costs.balance import (
     Amount,
     Sheet,
     at,

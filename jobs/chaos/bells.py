@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 
-from specbatch.pipeline.client import Ring
+from specbatch.pipeline.runtime.client import Ring
 from specbatch.schemas.records import Bell
 
 _COPIES = (1, 1, 2, 3)

@@ -11,13 +11,13 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from specbatch.jobs.chaos import balance
-from specbatch.pipeline.ingest.artefacts import read_prompts
-from specbatch.pipeline.ingest.confined import read_own
-from specbatch.pipeline.ingest.objects import Objects, join
-from specbatch.pipeline.ingest.output_names import MANIFEST, MARKER
-from specbatch.pipeline.ingest.outputs import read_manifest, read_output
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.publishing import with_unfinished_rows
+from specbatch.pipeline.outputs.names import MANIFEST, MARKER
+from specbatch.pipeline.outputs.outputs import read_manifest, read_output
+from specbatch.pipeline.stages.publishing import with_unfinished_rows
+from specbatch.pipeline.storage.artefacts import read_prompts
+from specbatch.pipeline.storage.confined import read_own
+from specbatch.pipeline.storage.objects import Objects, join
 from specbatch.schemas.errors import SpecbatchError
 from specbatch.schemas.records import CompletionRecord, FinishReason, JobRow, JobState, Stage
 

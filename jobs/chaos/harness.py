@@ -31,10 +31,10 @@ from specbatch.jobs.chaos.plan import Disturbance, Plan
 from specbatch.jobs.chaos.pool import ChaosError, Pool
 from specbatch.jobs.chaos.stand_in import NUMERIC_CLASS
 from specbatch.pipeline.bootstrap import make_client, make_store, patient
-from specbatch.pipeline.client import Client
-from specbatch.pipeline.engine.fingerprint import look_at
-from specbatch.pipeline.ingest.objects import Objects
+from specbatch.pipeline.engines.exact.model.fingerprint import look_at
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.runtime.client import Client
+from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.numeric_class import Pinned
 from specbatch.schemas.records import JobRow, JobState
 from specbatch.schemas.settings import Settings

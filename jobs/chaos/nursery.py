@@ -105,8 +105,8 @@ def _warm_up() -> tuple[object, ...]:
     from celery.concurrency import thread
     from celery.worker import WorkController
 
-    from specbatch.pipeline.ingest import parquet_source
-    from specbatch.pipeline.ledger import migrate
+    from specbatch.pipeline.inputs import parquet_source
+    from specbatch.pipeline.ledger.sql import migrate
 
     libraries = (kombu, pyarrow, tokenizers, thread, WorkController)
     return (*libraries, parquet_source, migrate)
@@ -116,7 +116,7 @@ def _warm_up_models() -> tuple[object, ...]:
     """What one of models imports besides, seconds long. No device is touched by that."""
     import transformers
 
-    from specbatch.pipeline.engine import host
+    from specbatch.pipeline.engines.exact import host
 
     return transformers, host
 

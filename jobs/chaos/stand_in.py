@@ -24,15 +24,15 @@ from hashlib import blake2b
 from pathlib import Path
 
 from specbatch.jobs.chaos.stand_in_model import weights_of
-from specbatch.pipeline.engine.block_proposer import Wanted
-from specbatch.pipeline.engine.draft_names import pins_of
-from specbatch.pipeline.engine.fingerprint import Look, unchanged
-from specbatch.pipeline.engine.loaded_models import LoadedModels
-from specbatch.pipeline.engine.model_folder import ModelFolder
-from specbatch.pipeline.engine.sequence import Completion, Request, Sequence
-from specbatch.pipeline.engine.service import EngineService
-from specbatch.pipeline.engine.stats import EngineStats
-from specbatch.pipeline.engine.time_book import Rows, TimeBook, now
+from specbatch.pipeline.engines.exact.model.fingerprint import Look, unchanged
+from specbatch.pipeline.engines.exact.model.loaded_models import LoadedModels
+from specbatch.pipeline.engines.exact.model.model_folder import ModelFolder
+from specbatch.pipeline.engines.exact.proposers.block_proposer import Wanted
+from specbatch.pipeline.engines.exact.proposers.draft_names import pins_of
+from specbatch.pipeline.engines.exact.service import EngineService
+from specbatch.pipeline.engines.exact.state.sequence import Completion, Request, Sequence
+from specbatch.pipeline.engines.exact.state.stats import EngineStats
+from specbatch.pipeline.engines.exact.state.time_book import Rows, TimeBook, now
 from specbatch.pipeline.policy.journal import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.errors import DeviceLostError, ModelError

@@ -13,7 +13,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from specbatch.pipeline.ingest.codec import TextCodec
+from specbatch.pipeline.inputs.codec import TextCodec
 from specbatch.schemas.errors import ModelError
 from specbatch.schemas.fingerprint import CONFIG, GENERATION, TOKENIZER, WEIGHTS
 

@@ -16,12 +16,12 @@ from rich.text import Text
 from specbatch.jobs.cli.connect import load_settings
 from specbatch.jobs.cli.console import complain, err, remark, say, say_json, show_whole
 from specbatch.jobs.cli.options import JobId
-from specbatch.pipeline.auditing import Auditor, ChainAudit, ReplayAudit, record_of
 from specbatch.pipeline.bootstrap import (
     make_store,
 )
-from specbatch.pipeline.coverage import Covered
-from specbatch.pipeline.tools import make_auditor
+from specbatch.pipeline.operations.auditing import Auditor, ChainAudit, ReplayAudit, record_of
+from specbatch.pipeline.operations.coverage import Covered
+from specbatch.pipeline.operations.tools import make_auditor
 from specbatch.schemas.audit import AuditRecord, Correctness, Finding, FindingKind
 from specbatch.schemas.errors import StoreError, UsageError
 

@@ -20,8 +20,8 @@ from rich.logging import RichHandler
 from rich.table import Table
 from rich.text import Text
 
-from specbatch.pipeline.observe.logs import JsonFormatter
-from specbatch.pipeline.observe.plain_console import PlainConsole
+from specbatch.pipeline.observe.terminal.plain_console import PlainConsole
+from specbatch.pipeline.observe.tracing.logs import JsonFormatter
 from specbatch.schemas.errors import SpecbatchError
 from specbatch.schemas.masking import masked, masked_log
 from specbatch.schemas.patience import patient

@@ -17,8 +17,8 @@ from specbatch.jobs.cli.cost_tables import (
 )
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.policy.balance import Amount, Sheet, leased, sessions_sheet
-from specbatch.pipeline.policy.job_costs import By, JobCost, line_of, lines_by
+from specbatch.pipeline.policy.costs.balance import Amount, Sheet, leased, sessions_sheet
+from specbatch.pipeline.policy.costs.job_costs import By, JobCost, line_of, lines_by
 from specbatch.schemas.records import JobRow
 
 MOST_JOBS = 1_000_000

@@ -7,9 +7,9 @@ from typing import Any
 
 from rich.table import Table
 
-from specbatch.pipeline.policy.balance import Amount, Sheet
-from specbatch.pipeline.policy.job_costs import By, Line
-from specbatch.pipeline.policy.savings import NOT_MEASURED, NOTHING_DRAFTED, Savings
+from specbatch.pipeline.policy.costs.balance import Amount, Sheet
+from specbatch.pipeline.policy.costs.job_costs import By, Line
+from specbatch.pipeline.policy.costs.savings import NOT_MEASURED, NOTHING_DRAFTED, Savings
 from specbatch.schemas.provenance import TimeKind
 
 _MEANING = {

@@ -16,7 +16,7 @@ from rich.text import Text
 from specbatch.jobs.cli.connect import load_settings, silent
 from specbatch.jobs.cli.console import out, remark, say
 from specbatch.jobs.cli.outcome import leave, print_summary
-from specbatch.jobs.cli.spec_input import build_spec
+from specbatch.pipeline.operations.spec_input import build_spec
 from specbatch.schemas.errors import MissingExtraError, OutputError, UsageError
 from specbatch.schemas.privacy import NOT_KEPT
 from specbatch.schemas.records import CompletionRecord
@@ -24,7 +24,7 @@ from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec
 
 if TYPE_CHECKING:
-    from specbatch.pipeline.preflight import Checked
+    from specbatch.pipeline.operations.preflight import Checked
 
 MARKER = ".specbatch-demo"
 EXAMPLES = 5
@@ -125,7 +125,7 @@ def show_examples(spec: JobSpec, checked: Checked, records: list[CompletionRecor
     """Prompts and completions, each token in the colour of its origin."""
     import pyarrow.parquet as pq
 
-    from specbatch.pipeline.observe.token_view import legend, token_pieces, token_text
+    from specbatch.pipeline.observe.terminal.token_view import legend, token_pieces, token_text
 
     color = out.is_terminal and not out.no_color
     decode = checked.codec.decode_batch

@@ -15,15 +15,15 @@ from specbatch.jobs.cli.console import err, out, say, say_json
 from specbatch.jobs.cli.foretelling import forecast_rows, foretold
 from specbatch.jobs.cli.preflight import check_job
 from specbatch.pipeline.bootstrap import priced_device
-from specbatch.pipeline.policy.forecast import Forecast
-from specbatch.pipeline.policy.pricing import MICROUSD_PER_USD, device_usd
+from specbatch.pipeline.policy.costs.forecast import Forecast
+from specbatch.pipeline.policy.costs.pricing import MICROUSD_PER_USD, device_usd
 from specbatch.schemas.errors import SpecbatchError
 from specbatch.schemas.records import JobRow, JobState
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec
 
 if TYPE_CHECKING:
-    from specbatch.pipeline.preflight import Checked
+    from specbatch.pipeline.operations.preflight import Checked
 
 ASSUMED_TOKENS_PER_SEC = 1000.0
 HISTORY = 5  # finished jobs that the speed is taken from

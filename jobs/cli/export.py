@@ -15,7 +15,7 @@ from specbatch.jobs.cli import options as o
 from specbatch.jobs.cli.connect import load_settings
 from specbatch.jobs.cli.console import err, remark, say, say_json
 from specbatch.pipeline.bootstrap import make_store
-from specbatch.pipeline.tools import make_exporter
+from specbatch.pipeline.operations.tools import make_exporter
 from specbatch.schemas.exports import Exported, ExportKind, ExportOrder, Selection, kind_of
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from specbatch.jobs.cli.cost import cost_of
 from specbatch.pipeline.bootstrap import make_store
-from specbatch.pipeline.policy.forecast import Forecast, PastJob, Range, forecast
-from specbatch.pipeline.policy.job_costs import JobCost
+from specbatch.pipeline.policy.costs.forecast import Forecast, PastJob, Range, forecast
+from specbatch.pipeline.policy.costs.job_costs import JobCost
 from specbatch.schemas.provenance import TimeKind
 from specbatch.schemas.records import JobState
 from specbatch.schemas.settings import Settings

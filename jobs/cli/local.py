@@ -13,9 +13,9 @@ from specbatch.jobs.cli.connect import client
 from specbatch.jobs.cli.console import INTERRUPTED, err, remark
 from specbatch.jobs.cli.outcome import finish
 from specbatch.pipeline.bootstrap import make_client
-from specbatch.pipeline.client import Client
-from specbatch.pipeline.observe.interrupted import resume_command
-from specbatch.pipeline.observe.progress import EngineCounts, progress_view
+from specbatch.pipeline.observe.terminal.interrupted import resume_command
+from specbatch.pipeline.observe.terminal.progress import EngineCounts, progress_view
+from specbatch.pipeline.runtime.client import Client
 from specbatch.schemas.errors import (
     BrokenModelError,
     EngineError,

@@ -7,9 +7,9 @@ from typing import NoReturn
 import typer
 
 from specbatch.jobs.cli.console import complain, out, remark, say, say_json
-from specbatch.pipeline.client import Client
-from specbatch.pipeline.observe.summary import JobSummary, summarize, summary_table
-from specbatch.pipeline.policy.savings import drafted, savings
+from specbatch.pipeline.observe.terminal.summary import JobSummary, summarize, summary_table
+from specbatch.pipeline.policy.costs.savings import drafted, savings
+from specbatch.pipeline.runtime.client import Client
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.records import (
     JobRow,

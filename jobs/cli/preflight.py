@@ -11,7 +11,7 @@ from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec
 
 if TYPE_CHECKING:
-    from specbatch.pipeline.preflight import Checked
+    from specbatch.pipeline.operations.preflight import Checked
 
 
 def check_job(
@@ -26,7 +26,7 @@ def check_job(
     `key`'s.
     """
     require_engine_extra()
-    from specbatch.pipeline import preflight
+    from specbatch.pipeline.operations import preflight
 
     def is_mine(job_id: str) -> bool:
         if key is None or is_keys_job is None:

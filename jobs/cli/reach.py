@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-from specbatch.pipeline.ingest.folders import is_glob, local_files, local_matches, wanted_suffixes
+from specbatch.pipeline.inputs.folders import is_glob, local_files, local_matches, wanted_suffixes
 from specbatch.schemas.errors import InputError, ObjectError
 from specbatch.schemas.spec import InputSpec
 

@@ -10,8 +10,8 @@ from specbatch.jobs.cli.connect import check_broker, client
 from specbatch.jobs.cli.console import INTERRUPTED, err, remark, say, say_json
 from specbatch.jobs.cli.outcome import as_json, finish
 from specbatch.jobs.cli.reach import check_input_here
-from specbatch.pipeline.client import Client
-from specbatch.pipeline.observe.progress import progress_view
+from specbatch.pipeline.observe.terminal.progress import progress_view
+from specbatch.pipeline.runtime.client import Client
 from specbatch.schemas.errors import StoreError, WaitTimeoutError
 from specbatch.schemas.patience import NoAnswerError, end_within
 from specbatch.schemas.records import JobRow

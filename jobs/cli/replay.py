@@ -14,12 +14,12 @@ from specbatch.pipeline.bootstrap import (
     make_store,
     require_engine_extra,
 )
-from specbatch.pipeline.tools import make_replays
+from specbatch.pipeline.operations.tools import make_replays
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.numeric_class import class_note
 
 if TYPE_CHECKING:
-    from specbatch.pipeline.replaying import Twice
+    from specbatch.pipeline.operations.replaying import Twice
 
 Named = Annotated[
     str,

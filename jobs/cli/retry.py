@@ -9,8 +9,8 @@ import typer
 from specbatch.jobs.cli import options as o
 from specbatch.jobs.cli.connect import client, load_settings
 from specbatch.jobs.cli.console import remark, say, say_json
-from specbatch.pipeline.client import Client
-from specbatch.pipeline.tools import models_now
+from specbatch.pipeline.operations.tools import models_now
+from specbatch.pipeline.runtime.client import Client
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.fingerprint import Models, shown
 from specbatch.schemas.records import JobRow, JobState

@@ -19,10 +19,10 @@ from specbatch.pipeline.bootstrap import (
     make_store,
 )
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.observe.interrupted import interrupted_line
-from specbatch.pipeline.observe.summary import summary_table
-from specbatch.pipeline.policy.savings import drafted, savings
-from specbatch.pipeline.tools import first_rows
+from specbatch.pipeline.observe.terminal.interrupted import interrupted_line
+from specbatch.pipeline.observe.terminal.summary import summary_table
+from specbatch.pipeline.operations.tools import first_rows
+from specbatch.pipeline.policy.costs.savings import drafted, savings
 from specbatch.schemas.audit import AuditRecord, Correctness
 from specbatch.schemas.fingerprint import shown
 from specbatch.schemas.job_progress import JobProgress

@@ -8,7 +8,7 @@ from typing import Any
 from specbatch.jobs.cli import options as o
 from specbatch.jobs.cli.connect import load_settings
 from specbatch.jobs.cli.console import new_app, run
-from specbatch.jobs.cli.spec_input import build_spec
+from specbatch.pipeline.operations.spec_input import build_spec
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.patience import end_within
 

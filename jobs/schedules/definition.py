@@ -21,9 +21,9 @@ from pydantic import (
     field_validator,
 )
 
-from specbatch.jobs.cli.spec_input import read_spec_file, resolved_spec
 from specbatch.jobs.schedules.cron import CronTimes
 from specbatch.jobs.schedules.template import NAME, Value, built_in, filled
+from specbatch.pipeline.operations.spec_input import read_spec_file, resolved_spec
 from specbatch.schemas.errors import SpecError, UsageError
 from specbatch.schemas.schedules import PAUSED
 from specbatch.schemas.spec import JobSpec

@@ -17,8 +17,8 @@ from datetime import UTC, datetime, timedelta
 
 from specbatch.jobs.schedules import policy
 from specbatch.jobs.schedules.definition import Schedule
-from specbatch.pipeline.client import Client
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.runtime.client import Client
 from specbatch.schemas.errors import (
     IdempotencyError,
     JobNotFoundError,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
-from specbatch.pipeline.ledger.accounts import AccountRows
+from specbatch.pipeline.audit.accounts import AccountRows
 from specbatch.schemas.audit import (
     AuditRecord,
     Correctness,

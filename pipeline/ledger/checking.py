@@ -15,15 +15,10 @@ from operator import itemgetter
 from struct import error as struct_error
 from typing import Any
 
+from specbatch.pipeline.audit.digests import chained, content_digest, facts_digest, rejected_digest
+from specbatch.pipeline.audit.entries import PINNED, sha256_of
+from specbatch.pipeline.audit.log_facts import LATER_PINNED, Key, LogFacts, believed, is_final
 from specbatch.pipeline.ledger import rules
-from specbatch.pipeline.ledger.digests import (
-    chained,
-    content_digest,
-    facts_digest,
-    rejected_digest,
-)
-from specbatch.pipeline.ledger.entries import PINNED, sha256_of
-from specbatch.pipeline.ledger.log_facts import LATER_PINNED, Key, LogFacts, believed, is_final
 from specbatch.schemas.audit import Finding, FindingKind, KeptCompletion, LogEntry
 from specbatch.schemas.months import month_of
 from specbatch.schemas.records import CompletionRecord, Prompts, RejectedRow

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from specbatch.pipeline.policy.acceptance import Acceptance
 from specbatch.pipeline.policy.breaker import Breaker
-from specbatch.pipeline.policy.controls import NOTHING_MEASURED, Measured
+from specbatch.pipeline.policy.costs.controls import NOTHING_MEASURED, Measured
 from specbatch.pipeline.policy.tracks import Track, Tracks, label_of
 from specbatch.schemas.speculation import (
     ALL_PROPOSERS,

@@ -8,8 +8,8 @@ import statistics
 
 import pytest
 
-from specbatch.jobs.bench.beside import beside_best, beside_others
-from specbatch.jobs.bench.depth import Bed
+from specbatch.benchmarks.beside import beside_best, beside_others
+from specbatch.benchmarks.depth import Bed
 from specbatch.jobs.bench.models import demo_model
 from specbatch.pipeline.policy.knowledge import Knowledge
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specbatch.jobs.bench.drain import POINTS, WORKERS, drain
+from specbatch.benchmarks.drain import POINTS, WORKERS, drain
 from specbatch.schemas.settings import Settings
 
 ROWS, GROUP_SIZE = 100_000, 100

@@ -10,10 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from specbatch.jobs.bench import gpu
-from specbatch.jobs.bench.contenders import OURS, Completed, Contender, Prompts
-from specbatch.jobs.bench.measuring import measure
-from specbatch.jobs.bench.roofline import (
+from specbatch.benchmarks import gpu
+from specbatch.benchmarks.roofline import (
     Roofs,
     all_work,
     attention_work,
@@ -22,6 +20,8 @@ from specbatch.jobs.bench.roofline import (
     roofs,
     verify_work,
 )
+from specbatch.jobs.bench.contenders import OURS, Completed, Contender, Prompts
+from specbatch.jobs.bench.measuring import measure
 from support.devices import TRITON_DEVICE
 from support.tree import ROOT
 
@@ -40,7 +40,7 @@ class Clock:
 
 def test_without_a_gpu_it_says_so_and_exits_with_2() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "specbatch.jobs.bench.gpu"],
+        [sys.executable, "-m", "specbatch.benchmarks.gpu"],
         env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,

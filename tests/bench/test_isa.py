@@ -18,7 +18,7 @@ from specbatch.jobs.bench import isa
 from specbatch.jobs.bench.contenders import Completed, looked_at
 from specbatch.jobs.bench.idling import Idling, cpu_seconds
 from specbatch.jobs.bench.isa import Seen, denying, facts, forced_level, limits, verdict
-from specbatch.jobs.bench.peers.client import PeerSpec, environment_of
+from specbatch.jobs.bench.peer_client import PeerSpec, environment_of
 from specbatch.jobs.bench.peers.serve import seen_since
 
 V3 = "x86-64-v3"

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
+from specbatch.benchmarks.pass_prices import Spent, TimedRunner, common_prices, priced_sec
 from specbatch.jobs.bench.models import demo_model
-from specbatch.jobs.bench.pass_prices import Spent, TimedRunner, common_prices, priced_sec
-from specbatch.pipeline.engine.engine import Engine
-from specbatch.pipeline.engine.loader import load_model
-from specbatch.pipeline.engine.model_folder import inspect_model
-from specbatch.pipeline.engine.sequence import Request
+from specbatch.pipeline.engines.exact.engine import Engine
+from specbatch.pipeline.engines.exact.model.loader import load_model
+from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
+from specbatch.pipeline.engines.exact.state.sequence import Request
 from specbatch.schemas.records import SamplingParams
 
 PLAIN, DRAFTED = (8, 8, 8), (8, 24, 24)

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from specbatch.jobs.bench.models import BenchModel
-from specbatch.jobs.bench.peers.client import Peer, PeerError, PeerSpec
-from specbatch.jobs.bench.peers.roster import KNOWN, Roster
+from specbatch.jobs.bench.peer_client import Peer, PeerError, PeerSpec
+from specbatch.jobs.bench.peer_roster import KNOWN, Roster
 
 # Completes a prompt by counting on from its last token. The first token may ask for trouble.
 COUNTING = """
@@ -119,7 +119,7 @@ def test_a_peer_ends_with_the_run_that_asked_it(spec: PeerSpec, tmp_path: Path) 
     text = f"""
 import os
 from pathlib import Path
-from specbatch.jobs.bench.peers.client import Peer, PeerSpec
+from specbatch.jobs.bench.peer_client import Peer, PeerSpec
 paths = [Path(p) for p in {[str(spec.engine), str(spec.model), str(spec.work)]}]
 peer = Peer(PeerSpec("p", {spec.python!r}, paths[0], paths[1], "float32", 1, paths[2]))
 peer.complete([[5]], 2)

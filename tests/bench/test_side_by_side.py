@@ -18,7 +18,7 @@ from specbatch.jobs.bench.candidates import ReplayCandidates
 from specbatch.jobs.bench.contenders import OURS, Completed
 from specbatch.jobs.bench.huggingface import Transformers
 from specbatch.jobs.bench.models import demo_model
-from specbatch.jobs.bench.peers.client import PeerError
+from specbatch.jobs.bench.peer_client import PeerError
 from specbatch.jobs.bench.plan import ENGINES, Plan
 from specbatch.jobs.bench.prompt_set import read_prompts
 from specbatch.jobs.bench.replay import spoilt

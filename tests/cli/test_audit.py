@@ -17,12 +17,12 @@ from ledger.builders import JOB, new_job
 from sqlalchemy import text, update
 
 from specbatch.jobs.cli.main import main
+from specbatch.pipeline.audit import entries
+from specbatch.pipeline.audit.digests import KEPT_BYTES, chained, completion_digest
 from specbatch.pipeline.bootstrap import make_store
-from specbatch.pipeline.ingest.objects import Objects
-from specbatch.pipeline.ledger import entries
-from specbatch.pipeline.ledger.digests import KEPT_BYTES, chained, completion_digest
-from specbatch.pipeline.ledger.engine_factory import make_engine
-from specbatch.pipeline.ledger.sql_store import SqlStore
+from specbatch.pipeline.ledger.sql.engine_factory import make_engine
+from specbatch.pipeline.ledger.sql.store import SqlStore
+from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.audit import EMPTY, EntryKind
 from specbatch.schemas.audit_tables import AuditLog
 from specbatch.schemas.errors import ObjectError

@@ -194,7 +194,9 @@ def test_a_wrong_setting_is_named_without_its_password(
     cli: Any, monkeypatch: pytest.MonkeyPatch, name: str, value: str, code: int, words: str
 ) -> None:
     monkeypatch.setenv(f"SPECBATCH_{name}", value)
-    monkeypatch.setattr("specbatch.pipeline.ledger.migrate.RETRY_SEC", 1.0)  # else it is patient
+    monkeypatch.setattr(
+        "specbatch.pipeline.ledger.sql.migrate.RETRY_SEC", 1.0
+    )  # else it is patient
     refused = cli("jobs")
     assert refused.code == code
     assert words in refused.complaint

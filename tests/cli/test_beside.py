@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from specbatch.pipeline.ingest.outputs import read_output
+from specbatch.pipeline.outputs.outputs import read_output
 from support import demo
 from support.workers import WorkerProcess, command, wait_until, worker
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from specbatch.pipeline import preflight
+from specbatch.pipeline.operations import preflight
 
 
 def test_a_plan_counts_rows_tokens_groups_and_bad_rows(

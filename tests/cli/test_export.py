@@ -13,7 +13,7 @@ from conftest import S3
 from ledger.builders import JOB
 
 from specbatch.pipeline.bootstrap import make_store
-from specbatch.pipeline.ingest import objects
+from specbatch.pipeline.storage import objects
 from specbatch.schemas.exports import ExportKind
 from specbatch.schemas.settings import Settings
 from support.exported import exported_job

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from specbatch.pipeline.ingest.codec import TextCodec
+from specbatch.pipeline.inputs.codec import TextCodec
 from support.models import TinyPair
 
 OWN = ['{"top_logprobs": 1}'] * 4 + [None] * 4 + ['{"logprobs": false}'] * 4

@@ -11,7 +11,7 @@ from contracts.shorthand import F32, TORCH, ingest, serving
 from ledger.builders import JOB, LEASE_SEC
 
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.ledger.migrate import open_store
+from specbatch.pipeline.ledger.sql.migrate import open_store
 from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.provenance import Ticks
 from specbatch.schemas.records import Stage

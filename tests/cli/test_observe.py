@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from specbatch.pipeline.observe.progress import EngineCounts, Meter, progress_view
-from specbatch.pipeline.observe.summary import summarize, summary_rows
-from specbatch.pipeline.observe.token_view import legend, token_pieces, token_text
+from specbatch.pipeline.observe.terminal.progress import EngineCounts, Meter, progress_view
+from specbatch.pipeline.observe.terminal.summary import summarize, summary_rows
+from specbatch.pipeline.observe.terminal.token_view import legend, token_pieces, token_text
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.records import (
     JobRow,

@@ -13,9 +13,9 @@ from cli.conftest import Cli
 from contracts.shorthand import commit, ended, finish, ingest, verified
 from ledger.builders import JOB, Clock, new_job
 
-from specbatch.pipeline import purging
-from specbatch.pipeline.ledger.migrate import open_store
-from specbatch.pipeline.purging import Due, Purger
+from specbatch.pipeline.ledger.sql.migrate import open_store
+from specbatch.pipeline.runtime import purging
+from specbatch.pipeline.runtime.purging import Due, Purger
 from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.records import JobRow, JobState
 
@@ -158,7 +158,7 @@ def test_an_interrupted_purge_goes_on_with_what_others_draft_from(
 
     with monkeypatch.context() as during:
         name = "delete_own" if when == "in the next job" else "delete_histories"
-        during.setattr(f"specbatch.pipeline.purging.{name}", interrupted)
+        during.setattr(f"specbatch.pipeline.runtime.purging.{name}", interrupted)
         assert cli("purge", "--older-than", "30d").code == 130
     assert texts(done) == {""}
     assert list(folder.iterdir())

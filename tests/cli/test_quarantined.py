@@ -13,8 +13,8 @@ from specbatch.pipeline.bootstrap import (
     make_store,
     make_worker,
 )
-from specbatch.pipeline.ledger.memory_store import MemoryStore
-from specbatch.pipeline.tools import first_rows
+from specbatch.pipeline.ledger.memory.store import MemoryStore
+from specbatch.pipeline.operations.tools import first_rows
 from specbatch.schemas.records import Artefact, Bell, PromptRow, Prompts, Stage
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import load_spec

@@ -17,8 +17,8 @@ from cli.conftest import Cli
 from specbatch.jobs.cli import scheduled
 from specbatch.jobs.cli.scheduled import time_of
 from specbatch.jobs.schedules.definition import load_schedule
-from specbatch.pipeline.ledger.migrate import open_store
-from specbatch.pipeline.ledger.sql_store import SqlStore
+from specbatch.pipeline.ledger.sql.migrate import open_store
+from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.schedules import RunState, ScheduleRun
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from specbatch.jobs.cli.spec_input import build_spec
+from specbatch.pipeline.operations.spec_input import build_spec
 from specbatch.schemas.errors import SpecError
 from specbatch.schemas.spec import JobSpec
 from support.tree import ROOT

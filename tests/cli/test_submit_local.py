@@ -18,7 +18,7 @@ import torch
 import yaml
 
 from specbatch.pipeline.bootstrap import make_client, make_store
-from specbatch.pipeline.ingest.codec import TextCodec
+from specbatch.pipeline.inputs.codec import TextCodec
 from specbatch.schemas.settings import Settings
 from support.models import TinyPair
 

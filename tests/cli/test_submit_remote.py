@@ -40,7 +40,7 @@ def test_ctrl_c_ends_only_the_waiting(
     def interrupt(_seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("specbatch.pipeline.client.time.sleep", interrupt)
+    monkeypatch.setattr("specbatch.pipeline.runtime.client.time.sleep", interrupt)
     done = shared("submit-job", *job, "--wait")
     assert done.code == 130
     assert "goes on" in done.err

@@ -15,7 +15,7 @@ from typing import Any
 from contracts.shorthand import claim, ingest
 from ledger.builders import JOB
 
-from specbatch.pipeline.ledger.migrate import open_store
+from specbatch.pipeline.ledger.sql.migrate import open_store
 
 
 def busy_store(path: Path) -> str:

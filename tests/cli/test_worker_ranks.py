@@ -18,7 +18,7 @@ WORKER = "from specbatch.jobs.cli.main import main; main()"
 LOSING = """
 import os
 from specbatch.jobs.cli.main import main
-from specbatch.pipeline.engine.torch_decoder import TorchDecoder
+from specbatch.pipeline.engines.exact.model.torch_decoder import TorchDecoder
 
 forward, passes = TorchDecoder.forward, []
 

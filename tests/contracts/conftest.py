@@ -9,8 +9,8 @@ import pytest
 from ledger.builders import Clock
 
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.ledger.memory_store import MemoryStore
-from specbatch.pipeline.ledger.migrate import open_store
+from specbatch.pipeline.ledger.memory.store import MemoryStore
+from specbatch.pipeline.ledger.sql.migrate import open_store
 from support.databases import migrated
 
 

@@ -9,10 +9,10 @@ from contracts.shorthand import commit, finish, ingest, verified
 from ledger.audited import audited, told
 from ledger.builders import JOB
 
-from specbatch.pipeline.coverage import Extent
-from specbatch.pipeline.ledger import accounts, entries
+from specbatch.pipeline.audit import accounts, entries
+from specbatch.pipeline.audit.log_facts import LogFacts
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.ledger.log_facts import LogFacts
+from specbatch.pipeline.operations.coverage import Extent
 from specbatch.schemas.audit import EMPTY, EntryKind, LogEntry
 from specbatch.schemas.provenance import Ticks
 from specbatch.schemas.records import Stage

@@ -8,10 +8,10 @@ from contracts.shorthand import claim, claim_job, commit, finish, found, ingest,
 from ledger.audited import ROWS, audited, record, tell_everything, told
 from ledger.builders import JOB, LEASE_SEC, NO_TIME, Clock, completion, new_job
 
+from specbatch.pipeline.audit.digests import KEPT_BYTES, chained, completion_digest
 from specbatch.pipeline.ledger.actor import whoami
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.ledger.digests import KEPT_BYTES, chained, completion_digest
-from specbatch.pipeline.ledger.memory_store import MemoryStore
+from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.schemas.audit import (
     AuditRecord,
     EntryKind,

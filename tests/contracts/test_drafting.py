@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from ledger.builders import JOB, LEASE_SEC, Clock, new_job
 
-from specbatch.pipeline.drafting import Drafting
-from specbatch.pipeline.ingest.objects import Objects
-from specbatch.pipeline.ledger.memory_store import MemoryStore
+from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.policy.journal import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge
-from specbatch.pipeline.remembering import StoredKnowledge
+from specbatch.pipeline.runtime.remembering import StoredKnowledge
+from specbatch.pipeline.stages.drafting import Drafting
+from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.errors import FencedError, StoreError
 from specbatch.schemas.records import Artefact, JobRow, Lease, Stage
 from specbatch.schemas.spec import JobSpec, load_spec

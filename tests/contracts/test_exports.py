@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from ledger.builders import JOB, Clock
 
-from specbatch.pipeline.exporting import Exporter
-from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.ledger.memory_store import MemoryStore
+from specbatch.pipeline.ledger.memory.store import MemoryStore
+from specbatch.pipeline.operations.exporting import Exporter
+from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.exports import ExportedFile, ExportKind, ExportOrder
 from support.exported import exported_job
 

@@ -11,11 +11,11 @@ import pytest
 from contracts.shorthand import ended, found
 from ledger.builders import LEASE_SEC, NO_TIME, RESULTS, completion, new_group, new_job, position
 
-from specbatch.pipeline.drafting import Drafting
-from specbatch.pipeline.histories import HISTORY
-from specbatch.pipeline.ingest.objects import Objects, local_path
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.purging import Due, Purger
+from specbatch.pipeline.runtime.purging import Due, Purger
+from specbatch.pipeline.stages.drafting import Drafting
+from specbatch.pipeline.storage.histories import HISTORY
+from specbatch.pipeline.storage.objects import Objects, local_path
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.records import JobRow, JobState, Stage
 from specbatch.schemas.spec import load_spec

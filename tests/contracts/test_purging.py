@@ -9,10 +9,10 @@ import pytest
 from contracts.shorthand import DRAFTED, commit, ended, finish, ingest, verified
 from ledger.builders import JOB, NO_TIME, Clock, completion, new_job
 
-from specbatch.pipeline.ingest.objects import Objects
+from specbatch.pipeline.audit.digests import facts_digest
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.ledger.digests import facts_digest
-from specbatch.pipeline.purging import Purger
+from specbatch.pipeline.runtime.purging import Purger
+from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.privacy import NOT_KEPT, PrivacyMode

@@ -22,8 +22,8 @@ from ledger.builders import (
 )
 
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.ledger.memory_store import MemoryStore
-from specbatch.pipeline.ledger.migrate import open_store
+from specbatch.pipeline.ledger.memory.store import MemoryStore
+from specbatch.pipeline.ledger.sql.migrate import open_store
 from specbatch.schemas.records import GroupWork, Lease, NewGroup, Stage
 from support.databases import migrated
 

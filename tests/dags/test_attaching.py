@@ -20,9 +20,9 @@ from specbatch.jobs.dags.attaching import (
     revive,
     wait,
 )
-from specbatch.pipeline.client import Client
-from specbatch.pipeline.ledger.memory_store import MemoryStore
+from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.privacy.tenants import Privacy
+from specbatch.pipeline.runtime.client import Client
 from specbatch.schemas.errors import StoreError, UsageError
 from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.records import JobState

@@ -10,11 +10,11 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specbatch.jobs import demo
-from specbatch.jobs.demo.corpus import HELD_OUT, functions, held_out_files, training_files
-from specbatch.jobs.demo.learning import load_model
-from specbatch.jobs.demo.measure import count_accepted, greedy_matches
-from specbatch.jobs.demo.prompts import MAX_TOKENS, MIN_TOKENS, read_prompts
-from specbatch.jobs.demo.tokens import END_OF_TEXT, VOCAB_SIZE, load_tokenizer
+from specbatch.tools.demo_pair.corpus import HELD_OUT, functions, held_out_files, training_files
+from specbatch.tools.demo_pair.learning import load_model
+from specbatch.tools.demo_pair.measure import count_accepted, greedy_matches
+from specbatch.tools.demo_pair.prompts import MAX_TOKENS, MIN_TOKENS, read_prompts
+from specbatch.tools.demo_pair.tokens import END_OF_TEXT, VOCAB_SIZE, load_tokenizer
 
 DEMO = Path(demo.__file__).parent
 MODELS = DEMO / "models"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specbatch.jobs.bench.acceptance import complete, demo_prompts, demo_runners, one_ahead
+from specbatch.benchmarks.acceptance import complete, demo_prompts, demo_runners, one_ahead
 from specbatch.schemas.records import Verification
 
 

@@ -16,7 +16,7 @@ import yaml
 
 from specbatch.jobs.cli import main as every_command
 from specbatch.jobs.cli import submit_job
-from specbatch.pipeline.observe.metric_names import METRICS, Kind
+from specbatch.pipeline.observe.metrics.metric_names import METRICS, Kind
 from specbatch.schemas.settings import Settings
 from support.servers import find_binary
 from support.tree import ROOT

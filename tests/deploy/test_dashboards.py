@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from deploy.deployed import DEPLOY, DOCS, RUNBOOKS, check_promql, documents, problems_of, rules
 
-from specbatch.pipeline.observe.metric_names import METRICS
+from specbatch.pipeline.observe.metrics.metric_names import METRICS
 
 GRAFANA = DEPLOY / "grafana"
 MAKER = runpy.run_path(str(GRAFANA / "make.py"))

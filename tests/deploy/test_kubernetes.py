@@ -16,8 +16,8 @@ from contracts.shorthand import claim, claim_job
 from deploy.deployed import DEPLOY, SETTINGS, check_command, documents
 from ledger.builders import JOB, new_group, new_job, position
 
-from specbatch.pipeline.ledger import migrate
-from specbatch.pipeline.ledger.sql_store import SqlStore
+from specbatch.pipeline.ledger.sql import migrate
+from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.schemas.records import Stage
 from specbatch.schemas.sql_roles import TABLES
 from specbatch.workers.lifecycle import PATIENCE_SEC

@@ -20,7 +20,7 @@ from deploy.deployed import (
     problems_of,
 )
 
-from specbatch.pipeline.ledger import migrate
+from specbatch.pipeline.ledger.sql import migrate
 from specbatch.schemas.sql_roles import OPERATOR
 from support.servers import PrivatePostgres
 

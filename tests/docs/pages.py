@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from docs.elsewhere import ELSEWHERE as PROGRAMS_ELSEWHERE
 
-from specbatch.jobs.site.navigation import flat, nav_of
+from specbatch.tools.site.navigation import flat, nav_of
 from support.tree import ROOT
 
 DOCS = ROOT / "docs"

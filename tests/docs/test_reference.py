@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from specbatch.jobs.site.cli_page import cli_page, commands
-from specbatch.jobs.site.errors_page import EXIT_CODES, errors_page, quarantine_codes
-from specbatch.jobs.site.exports_page import exports_page
-from specbatch.jobs.site.figures import few, machines
-from specbatch.jobs.site.metrics_page import metrics_page
-from specbatch.jobs.site.plots import Panel, charts
-from specbatch.jobs.site.spec_page import settings_page, spec_page
-from specbatch.jobs.site.tables_page import column_remarks, mapped_classes, tables_page
-from specbatch.pipeline.observe.metric_names import METRICS
+from specbatch.pipeline.observe.metrics.metric_names import METRICS
 from specbatch.schemas.arrow import OUTPUT
 from specbatch.schemas.export_arrow import SCHEMAS
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec
 from specbatch.schemas.tables import Base, Job
+from specbatch.tools.site.cli_page import cli_page, commands
+from specbatch.tools.site.errors_page import EXIT_CODES, errors_page, quarantine_codes
+from specbatch.tools.site.exports_page import exports_page
+from specbatch.tools.site.figures import few, machines
+from specbatch.tools.site.metrics_page import metrics_page
+from specbatch.tools.site.plots import Panel, charts
+from specbatch.tools.site.spec_page import settings_page, spec_page
+from specbatch.tools.site.tables_page import column_remarks, mapped_classes, tables_page
 from support.tree import ROOT
 
 

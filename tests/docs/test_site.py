@@ -14,7 +14,7 @@ import pytest
 from docs.conftest import Site
 from docs.pages import DOCS, written_pages
 
-from specbatch.jobs.site.hooks import MADE
+from specbatch.tools.site.hooks import MADE
 from support.tree import ROOT
 
 # Where pages may link to. Nothing is fetched in a test: their form is checked.

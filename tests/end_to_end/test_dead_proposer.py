@@ -16,8 +16,8 @@ from contracts.shorthand import claim, ingest
 from ledger.builders import JOB, Clock
 
 from specbatch.pipeline.bootstrap import make_store
-from specbatch.pipeline.ledger.memory_store import MemoryStore
-from specbatch.pipeline.sweeper import Sweeper
+from specbatch.pipeline.ledger.memory.store import MemoryStore
+from specbatch.pipeline.runtime.sweeper import Sweeper
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.records import Bell, Stage
 from specbatch.schemas.settings import Settings

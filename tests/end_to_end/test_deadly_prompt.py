@@ -12,7 +12,7 @@ import pytest
 
 from specbatch.jobs.chaos.stand_in_model import write_model
 from specbatch.pipeline.bootstrap import make_client, make_store
-from specbatch.pipeline.ingest.outputs import read_output
+from specbatch.pipeline.outputs.outputs import read_output
 from specbatch.schemas.records import Bell, JobState
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import load_spec
@@ -26,7 +26,7 @@ import os, sys
 from specbatch.jobs.chaos.stand_in import StandInHost
 from specbatch.jobs.chaos.stand_in_model import codec
 from specbatch.pipeline.bootstrap import Models
-from specbatch.pipeline.engine import service
+from specbatch.pipeline.engines.exact import service
 from specbatch.schemas.settings import Settings
 from specbatch.workers.lifecycle import run_worker
 

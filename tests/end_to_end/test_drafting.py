@@ -19,13 +19,13 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from specbatch.pipeline.bootstrap import make_client, make_store
-from specbatch.pipeline.client import Client
-from specbatch.pipeline.engine.model_folder import inspect_model
-from specbatch.pipeline.ingest.artefacts import read_drafts
+from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.policy.journal import Journal
 from specbatch.pipeline.policy.knowledge import Knowledge
-from specbatch.pipeline.remembering import StoredKnowledge
+from specbatch.pipeline.runtime.client import Client
+from specbatch.pipeline.runtime.remembering import StoredKnowledge
+from specbatch.pipeline.storage.artefacts import read_drafts
 from specbatch.schemas.records import CompletionRecord, JobRow, JobState
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import load_spec

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from specbatch.pipeline.bootstrap import make_client, make_store
-from specbatch.pipeline.ingest.objects import LocalObjects
-from specbatch.pipeline.ingest.outputs import read_output
+from specbatch.pipeline.outputs.outputs import read_output
+from specbatch.pipeline.storage.objects import LocalObjects
 from specbatch.schemas.records import (
     JobState,
 )

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from sqlalchemy import create_engine, text
 
-from specbatch.pipeline.ingest.outputs import read_output
+from specbatch.pipeline.outputs.outputs import read_output
 from support import demo, forks
 from support.workers import worker
 

@@ -16,9 +16,9 @@ import pytest
 
 from specbatch.pipeline.bootstrap import make_client, make_store
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.observe.draft_counts import by_maker
-from specbatch.pipeline.observe.meter import saved_usd
-from specbatch.pipeline.observe.metric_names import METRICS, Kind, Metric
+from specbatch.pipeline.observe.metrics.draft_counts import by_maker
+from specbatch.pipeline.observe.metrics.meter import saved_usd
+from specbatch.pipeline.observe.metrics.metric_names import METRICS, Kind, Metric
 from specbatch.schemas.records import JobRow, Origin
 from specbatch.schemas.schedules import RunState, ScheduleRun
 from specbatch.schemas.settings import Settings

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from specbatch.pipeline.bootstrap import make_store
-from specbatch.pipeline.ingest.outputs import read_output
+from specbatch.pipeline.outputs.outputs import read_output
 from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.settings import Settings
 from support import demo

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from conftest import S3
 
-from specbatch.pipeline.ingest.outputs import read_manifest, read_output
+from specbatch.pipeline.outputs.outputs import read_manifest, read_output
 from support import demo
 
 # What a run measures of itself differs from run to run; everything else may not.

@@ -13,9 +13,9 @@ import pytest
 
 from specbatch.jobs.cli.main import main
 from specbatch.pipeline.bootstrap import make_client, make_store
-from specbatch.pipeline.ingest.outputs import read_output
-from specbatch.pipeline.observe.logs import JsonFormatter
-from specbatch.pipeline.tools import make_exporter
+from specbatch.pipeline.observe.tracing.logs import JsonFormatter
+from specbatch.pipeline.operations.tools import make_exporter
+from specbatch.pipeline.outputs.outputs import read_output
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.exports import ExportKind, ExportOrder, Selection
 from specbatch.schemas.privacy import NOT_KEPT, PrivacyMode

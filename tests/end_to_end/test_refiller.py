@@ -12,12 +12,12 @@ from contracts.shorthand import claim
 from engine.decoding import alone
 from ledger.builders import JOB, LEASE_SEC, new_group, new_job, position
 
-from specbatch.pipeline.engine.host import EngineHost
-from specbatch.pipeline.engine.model_folder import inspect_model
-from specbatch.pipeline.ingest.artefacts import write_prompts
-from specbatch.pipeline.ingest.objects import Objects
-from specbatch.pipeline.ledger.memory_store import MemoryStore
-from specbatch.pipeline.refill import Refiller
+from specbatch.pipeline.engines.exact.host import EngineHost
+from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
+from specbatch.pipeline.ledger.memory.store import MemoryStore
+from specbatch.pipeline.stages.refill import Refiller
+from specbatch.pipeline.storage.artefacts import write_prompts
+from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.messages import HintMessage, RefillMessage
 from specbatch.schemas.records import PromptRow, Stage
 from specbatch.schemas.seeds import sample_seed

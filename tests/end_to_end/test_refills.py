@@ -16,10 +16,10 @@ import yaml
 from pydantic import ValidationError
 
 from specbatch.pipeline.bootstrap import make_store
-from specbatch.pipeline.engine.block_proposer import Wanted
-from specbatch.pipeline.engine.sequence import Request
-from specbatch.pipeline.ingest.outputs import read_output
-from specbatch.pipeline.refill import MOST_OPEN, PATIENCE, REST_SEC, Refills
+from specbatch.pipeline.engines.exact.proposers.block_proposer import Wanted
+from specbatch.pipeline.engines.exact.state.sequence import Request
+from specbatch.pipeline.outputs.outputs import read_output
+from specbatch.pipeline.stages.refill import MOST_OPEN, PATIENCE, REST_SEC, Refills
 from specbatch.schemas.messages import (
     HINT_EXPIRES_SEC,
     MAX_HINT_TOKENS,

@@ -17,7 +17,7 @@ import pytest
 import redis
 import yaml
 
-from specbatch.pipeline.ingest.outputs import read_output
+from specbatch.pipeline.outputs.outputs import read_output
 from support import demo, forks
 from support.servers import PrivateS3
 from support.tls import Certificates, TlsFront, TlsPostgres, TlsRabbit, TlsRedis
@@ -211,7 +211,7 @@ def test_a_job_over_tls_and_passwords_is_done_and_leaves_no_secret(
     with pytest.MonkeyPatch.context() as patch:
         for key, value in environment.items():
             patch.setenv(key, value)
-        from specbatch.pipeline.ingest.objects import Objects
+        from specbatch.pipeline.storage.objects import Objects
 
         got = read_output(output, Objects(site.endpoint))
     expected = read_output(str(tmp_path / "plain"))

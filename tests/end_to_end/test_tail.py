@@ -12,13 +12,13 @@ from contracts.shorthand import claim, found, ingest
 from ledger.builders import JOB, LEASE_SEC, NO_TIME, RESULTS, Clock
 
 from specbatch.jobs.chaos.stand_in import StandInEngine
-from specbatch.pipeline.engine.model_folder import inspect_model
-from specbatch.pipeline.engine.sequence import Completion
-from specbatch.pipeline.engine.service import EngineService
-from specbatch.pipeline.helping import Helper
-from specbatch.pipeline.leases import LeaseKeeper
-from specbatch.pipeline.ledger.memory_store import MemoryStore
+from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
+from specbatch.pipeline.engines.exact.service import EngineService
+from specbatch.pipeline.engines.exact.state.sequence import Completion
+from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.ledger.rules import FIRST_CUT_INDEX
+from specbatch.pipeline.runtime.helping import Helper
+from specbatch.pipeline.runtime.leases import LeaseKeeper
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.records import JobState, Stage
 from support.stand_ins import Outcome, Site

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from end_to_end.test_drafting import Done, Night
 
-from specbatch.pipeline.engine.engine import Engine
-from specbatch.pipeline.engine.sequence import Sequence
-from specbatch.pipeline.engine.transfer import to_host
-from specbatch.pipeline.requests import row_and_sample
+from specbatch.pipeline.engines.exact.engine import Engine
+from specbatch.pipeline.engines.exact.model.transfer import to_host
+from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.stages.requests import row_and_sample
 
 PRICE_USD = 0.37
 KINDS = ("plain", "accepted", "corrected", "bonus")

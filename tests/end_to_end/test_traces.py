@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from specbatch.jobs.chaos.stand_in_model import write_model
-from specbatch.pipeline.observe.context import root_span_id_of, trace_id_of
-from specbatch.pipeline.observe.span_names import ATTRIBUTES
+from specbatch.pipeline.observe.tracing.context import root_span_id_of, trace_id_of
+from specbatch.pipeline.observe.tracing.span_names import ATTRIBUTES
 from support.traces import ERROR, Told, read_traces
 from support.workers import WorkerProcess, command, worker_of
 

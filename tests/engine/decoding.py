@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from specbatch.kernels.decoder.contract import BLOCK_SIZE
-from specbatch.pipeline.engine.block_proposer import BlockProposer
-from specbatch.pipeline.engine.draft_model import DraftModelProposer
-from specbatch.pipeline.engine.engine import Engine
-from specbatch.pipeline.engine.loader import LoadedModel, load_model
-from specbatch.pipeline.engine.model_folder import inspect_model
-from specbatch.pipeline.engine.observing import Observer
-from specbatch.pipeline.engine.proposer import Proposer
-from specbatch.pipeline.engine.runner import ModelRunner
-from specbatch.pipeline.engine.sequence import Completion, Request
-from specbatch.pipeline.engine.sequence import Sequence as Row
-from specbatch.pipeline.text_stop import TextStop
+from specbatch.pipeline.engines.exact.engine import Engine
+from specbatch.pipeline.engines.exact.model.loader import LoadedModel, load_model
+from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
+from specbatch.pipeline.engines.exact.model.runner import ModelRunner
+from specbatch.pipeline.engines.exact.observing import Observer
+from specbatch.pipeline.engines.exact.proposers.block_proposer import BlockProposer
+from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelProposer
+from specbatch.pipeline.engines.exact.state.proposer import Proposer
+from specbatch.pipeline.engines.exact.state.sequence import Completion, Request
+from specbatch.pipeline.engines.exact.state.sequence import Sequence as Row
+from specbatch.pipeline.stages.text_stop import TextStop
 from specbatch.schemas.records import FinishReason, Origin, SamplingParams
 from support.engines import loaded
 from support.models import byte_tokenizer

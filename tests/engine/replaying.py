@@ -6,8 +6,8 @@ import random
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
-from specbatch.pipeline.engine.proposer import Proposer
-from specbatch.pipeline.engine.sequence import Request, Sequence
+from specbatch.pipeline.engines.exact.state.proposer import Proposer
+from specbatch.pipeline.engines.exact.state.sequence import Request, Sequence
 from specbatch.schemas.records import SamplingParams
 
 PLAIN = Request("r", (1, 2, 3), SamplingParams(max_tokens=10_000), seed=1)

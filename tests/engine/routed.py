@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 
 from engine.replaying import PLAIN
 
-from specbatch.pipeline.engine.proposer import Proposer
-from specbatch.pipeline.engine.sequence import Route, Sequence
-from specbatch.pipeline.engine.speculator import Speculator
+from specbatch.pipeline.engines.exact.speculation.speculator import Speculator
+from specbatch.pipeline.engines.exact.state.proposer import Proposer
+from specbatch.pipeline.engines.exact.state.sequence import Route, Sequence
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.pipeline.policy.linear_cost import LinearCost
 from specbatch.schemas.speculation import Decision

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 import pytest
 from policy.machines import Machine, linear
 
-from specbatch.pipeline.engine.proposer import Proposer
-from specbatch.pipeline.engine.sequence import Request, Route, Sequence
-from specbatch.pipeline.engine.speculator import Speculator
+from specbatch.pipeline.engines.exact.speculation.speculator import Speculator
+from specbatch.pipeline.engines.exact.state.proposer import Proposer
+from specbatch.pipeline.engines.exact.state.sequence import Request, Route, Sequence
 from specbatch.pipeline.policy.linear_cost import LinearCost
 from specbatch.schemas.records import SamplingParams
 
@@ -215,5 +215,5 @@ def depths_of(source: Source) -> dict[Sequence, int]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """A clock of ours in the speculator's hands."""
     clock = Clock()
-    monkeypatch.setattr("specbatch.pipeline.engine.speculator.time", clock)
+    monkeypatch.setattr("specbatch.pipeline.engines.exact.speculation.speculator.time", clock)
     return clock

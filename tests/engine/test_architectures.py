@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from specbatch.pipeline.engine.loader import load_model
-from specbatch.pipeline.engine.model_folder import SUPPORTED_MODEL_TYPES, inspect_model
-from specbatch.pipeline.engine.sequence import Completion
-from specbatch.pipeline.engine.tiled_modules import tile_rows
+from specbatch.pipeline.engines.exact.model.batch_invariant.tiled_modules import tile_rows
+from specbatch.pipeline.engines.exact.model.loader import load_model
+from specbatch.pipeline.engines.exact.model.model_folder import SUPPORTED_MODEL_TYPES, inspect_model
+from specbatch.pipeline.engines.exact.state.sequence import Completion
 from specbatch.schemas.errors import ModelError
 from specbatch.schemas.records import SamplingParams
 from support.architectures import CONFIGS, VOCAB, WINDOW, tiny_model

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from specbatch.pipeline.engine.block_proposer import BlockProposer
-from specbatch.pipeline.engine.sequence import Request, Sequence
+from specbatch.pipeline.engines.exact.proposers.block_proposer import BlockProposer
+from specbatch.pipeline.engines.exact.state.sequence import Request, Sequence
 from specbatch.schemas.records import SamplingParams
 
 DEPTH = 4

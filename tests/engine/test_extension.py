@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from engine.decoding import Bench, assert_same, baseline_of, bench, prompts
 
-from specbatch.pipeline.engine.block_proposer import (
+from specbatch.pipeline.engines.exact.proposers.block_proposer import (
     ASK_AGAIN_AFTER,
     LOST_FOR,
     LOW_WATER,
@@ -17,8 +17,8 @@ from specbatch.pipeline.engine.block_proposer import (
     BlockProposer,
     Wanted,
 )
-from specbatch.pipeline.engine.sequence import Completion, Request, Sequence
-from specbatch.pipeline.engine.service import EngineService
+from specbatch.pipeline.engines.exact.service import EngineService
+from specbatch.pipeline.engines.exact.state.sequence import Completion, Request, Sequence
 from specbatch.schemas.records import FinishReason, SamplingParams
 from support.models import TinyPair
 

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from specbatch.pipeline.engine.faults import (
+from specbatch.pipeline.engines.exact.model.loader import load_model
+from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
+from specbatch.pipeline.engines.exact.state.faults import (
     Fault,
     engine_error,
     fault_of,
     may_pass,
     with_type,
 )
-from specbatch.pipeline.engine.loader import load_model
-from specbatch.pipeline.engine.model_folder import inspect_model
-from specbatch.pipeline.engine.token_budget import RECOVER_AFTER_PASSES, TokenBudget
+from specbatch.pipeline.engines.exact.state.token_budget import RECOVER_AFTER_PASSES, TokenBudget
 from specbatch.schemas.errors import DeviceLostError, EngineError, ModelError
 from support.models import TinyPair
 
@@ -156,7 +156,7 @@ def test_what_its_surroundings_did_is_not_taken_for_a_model_that_cannot_be_serve
         raise error
 
     monkeypatch.setattr(
-        "specbatch.pipeline.engine.loader.AutoModelForCausalLM.from_pretrained", fail
+        "specbatch.pipeline.engines.exact.model.loader.AutoModelForCausalLM.from_pretrained", fail
     )
     assert may_pass(error) is passes
     folder = inspect_model(str(tiny_pair.verifier))

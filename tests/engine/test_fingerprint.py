@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from specbatch.pipeline.codecs import Codecs
-from specbatch.pipeline.engine import fingerprint
-from specbatch.pipeline.engine.fingerprint import look_at, unchanged
-from specbatch.pipeline.engine.host import EngineHost
-from specbatch.pipeline.engine.loader import load_model
-from specbatch.pipeline.engine.model_folder import inspect_model
-from specbatch.pipeline.ingest.codec import TextCodec
+from specbatch.pipeline.engines.exact.host import EngineHost
+from specbatch.pipeline.engines.exact.model import fingerprint
+from specbatch.pipeline.engines.exact.model.fingerprint import look_at, unchanged
+from specbatch.pipeline.engines.exact.model.loader import load_model
+from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
+from specbatch.pipeline.inputs.codec import TextCodec
+from specbatch.pipeline.runtime.codecs import Codecs
 from specbatch.schemas.errors import ModelChangedError, ModelError
 from specbatch.schemas.fingerprint import NONE, PARTS, Fingerprint, compared, differing
 from specbatch.schemas.spec import EngineSpec

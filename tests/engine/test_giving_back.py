@@ -12,10 +12,10 @@ from engine.decoding import assert_same, baseline_of, bench, prompts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specbatch.pipeline.engine.engine import Engine
-from specbatch.pipeline.engine.sequence import Completion, Request
-from specbatch.pipeline.engine.service import EngineService
-from specbatch.pipeline.engine.ticket import Ticket, Units, last_unstarted
+from specbatch.pipeline.engines.exact.engine import Engine
+from specbatch.pipeline.engines.exact.service import EngineService
+from specbatch.pipeline.engines.exact.state.sequence import Completion, Request
+from specbatch.pipeline.engines.exact.ticket import Ticket, Units, last_unstarted
 from specbatch.schemas.errors import EngineError, RequestCancelledError
 from specbatch.schemas.records import SamplingParams
 from support.models import TinyPair

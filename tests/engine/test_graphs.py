@@ -14,21 +14,21 @@ from torch import Tensor
 
 from specbatch.kernels.decoder.contract import BLOCK_SIZE, DecoderBatch
 from specbatch.kernels.paged_attention.triton import PREPARED, Tiles, prepare
-from specbatch.pipeline.engine import graphs
-from specbatch.pipeline.engine.batch import Chunk, build_batch
-from specbatch.pipeline.engine.blocks import TRASH_BLOCK, KvState
-from specbatch.pipeline.engine.engine import Engine
-from specbatch.pipeline.engine.graphs import (
+from specbatch.pipeline.engines.exact.engine import Engine
+from specbatch.pipeline.engines.exact.model import graphs
+from specbatch.pipeline.engines.exact.model.batch import Chunk, build_batch
+from specbatch.pipeline.engines.exact.model.graphs import (
     ROW_BUCKETS,
     TOKEN_BUCKETS,
     GraphedDecoder,
     capture_eagerly,
     why_not,
 )
-from specbatch.pipeline.engine.loader import LoadedModel, load_model
-from specbatch.pipeline.engine.model_folder import inspect_model
-from specbatch.pipeline.engine.runner import ModelRunner
-from specbatch.pipeline.engine.torch_decoder import TorchDecoder
+from specbatch.pipeline.engines.exact.model.loader import LoadedModel, load_model
+from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
+from specbatch.pipeline.engines.exact.model.runner import ModelRunner
+from specbatch.pipeline.engines.exact.model.torch_decoder import TorchDecoder
+from specbatch.pipeline.engines.exact.state.blocks import TRASH_BLOCK, KvState
 from specbatch.schemas.records import SamplingParams
 from support.architectures import VOCAB, tiny_model
 from support.devices import INTERPRETED, TRITON_DEVICE

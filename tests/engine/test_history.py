@@ -7,9 +7,9 @@ import json
 import pytest
 from engine.replaying import text
 
-from specbatch.pipeline.engine.history import _HEADER, _KIND, History
-from specbatch.pipeline.engine.sealed_bytes import seal
-from specbatch.pipeline.engine.suffix_index import SuffixIndex
+from specbatch.pipeline.engines.exact.proposers.history import _HEADER, _KIND, History
+from specbatch.pipeline.engines.exact.proposers.sealed_bytes import seal
+from specbatch.pipeline.engines.exact.proposers.suffix_index import SuffixIndex
 from specbatch.schemas.speculation import PastOutput
 
 PLENTY = 10_000

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
-from specbatch.pipeline.engine import fixed_modules
-from specbatch.pipeline.engine.loader import load_model
-from specbatch.pipeline.engine.model_folder import inspect_model
-from specbatch.pipeline.engine.runner import ModelRunner
+from specbatch.pipeline.engines.exact.model.batch_invariant import fixed_modules
+from specbatch.pipeline.engines.exact.model.loader import load_model
+from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
+from specbatch.pipeline.engines.exact.model.runner import ModelRunner
 from specbatch.schemas.errors import ModelError
 from support.architectures import tiny_model
 from support.devices import TRITON_DEVICE

@@ -8,9 +8,9 @@ import pytest
 from engine.simulating import Clock, ModelSource, Source, clock, depths_of, route, simulation
 from policy.machines import linear
 
-from specbatch.pipeline.engine import speculator
+from specbatch.pipeline.engines.exact.speculation import speculator
 from specbatch.pipeline.policy.controller import CONTROL_EVERY_STEPS
-from specbatch.pipeline.policy.controls import Arm
+from specbatch.pipeline.policy.costs.controls import Arm
 
 __all__ = ["clock"]
 

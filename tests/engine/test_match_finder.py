@@ -6,7 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbatch.pipeline.engine.match_finder import LONGEST_MATCH, LONGEST_REPEAT, MatchFinder
+from specbatch.pipeline.engines.exact.proposers.match_finder import (
+    LONGEST_MATCH,
+    LONGEST_REPEAT,
+    MatchFinder,
+)
 
 Pieces = list[list[int]]
 

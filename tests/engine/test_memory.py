@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from specbatch.pipeline.engine.host import EngineHost
-from specbatch.pipeline.engine.memory import Promises, available_bytes, cache_bytes
-from specbatch.pipeline.engine.model_folder import inspect_model
-from specbatch.pipeline.engine.sequence import Request
+from specbatch.pipeline.engines.exact.host import EngineHost
+from specbatch.pipeline.engines.exact.model.memory import Promises, available_bytes, cache_bytes
+from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
+from specbatch.pipeline.engines.exact.state.sequence import Request
 from specbatch.schemas.errors import NoEngineError
 from specbatch.schemas.records import SamplingParams
 from specbatch.schemas.spec import EngineSpec
@@ -98,7 +98,7 @@ def test_a_worker_s_engines_ask(
     proposer = inspect_model(str(tiny_pair.draft)) if models == 2 else None
     blocks = []
     for limit in (lambda wanted, _: wanted, half):
-        monkeypatch.setattr("specbatch.pipeline.engine.host.cache_bytes", limit)
+        monkeypatch.setattr("specbatch.pipeline.engines.exact.host.cache_bytes", limit)
         host = EngineHost(verifier, proposer, 4, 64, kv_cache_bytes=8 << 20)
         model = host._load(verifier, EngineSpec(), "as-is")
         blocks.append(host._runner(model, host._cache_share(model)).blocks.num_blocks)
@@ -120,7 +120,7 @@ def test_a_cache_that_is_shorter_than_the_context_is_told_of_once_and_why(
 ) -> None:
     """Of the verifier's: where a draft model's is too short, prompts only go without its drafts."""
     monkeypatch.setattr(
-        "specbatch.pipeline.engine.host.cache_bytes", lambda wanted, _: wanted // share
+        "specbatch.pipeline.engines.exact.host.cache_bytes", lambda wanted, _: wanted // share
     )
     folders = [inspect_model(str(folder)) for folder in (tiny_pair.verifier, tiny_pair.draft)]
     host = EngineHost(*folders, 4, 64, kv_cache_bytes=128 << 10)

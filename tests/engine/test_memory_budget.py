@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from specbatch.jobs.bench.memory import TOLERANCE, measure_apart
-from specbatch.pipeline.engine.host import EngineHost
-from specbatch.pipeline.engine.loader import load_model
-from specbatch.pipeline.engine.memory import (
+from specbatch.benchmarks.memory import TOLERANCE, measure_apart
+from specbatch.pipeline.engines.exact.host import EngineHost
+from specbatch.pipeline.engines.exact.model.loader import load_model
+from specbatch.pipeline.engines.exact.model.memory import (
     ModelMemory,
     budget_of,
     free_for_another,
@@ -20,7 +20,7 @@ from specbatch.pipeline.engine.memory import (
     peak_bytes,
     resident_bytes,
 )
-from specbatch.pipeline.engine.model_folder import inspect_model
+from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
 from specbatch.schemas.records import SamplingParams
 from specbatch.schemas.spec import EngineSpec
 from support.engines import complete, decided, make_engine
@@ -106,8 +106,8 @@ def test_what_is_no_more_makes_room_before_anything_is_loaded(
         order.append("loads")
         return load_model(*how, **named)
 
-    monkeypatch.setattr("specbatch.pipeline.engine.host.free_for_another", free)
-    monkeypatch.setattr("specbatch.pipeline.engine.host.load_model", load)
+    monkeypatch.setattr("specbatch.pipeline.engines.exact.host.free_for_another", free)
+    monkeypatch.setattr("specbatch.pipeline.engines.exact.host.load_model", load)
     host.make_engine(EngineSpec(dtype="float32"))
     assert order == ["freed", "loads"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from specbatch.pipeline.engine.model_folder import check_pair, inspect_model
+from specbatch.pipeline.engines.exact.model.model_folder import check_pair, inspect_model
 from specbatch.schemas.errors import ModelError
 from support.models import TinyPair, tiny_llama
 
@@ -92,7 +92,7 @@ def test_an_adapter(folder: Path) -> None:
 
 def test_weights_are_read_as_safetensors_even_where_pickles_lie_beside_them(folder: Path) -> None:
     """A pickle that would leave a trace if anybody unpickled it."""
-    from specbatch.pipeline.engine.loader import load_model
+    from specbatch.pipeline.engines.exact.model.loader import load_model
 
     trace = folder / "trace"
     evil = f"cposix\nsystem\n(S'touch {trace}'\ntR.".encode()
@@ -104,7 +104,7 @@ def test_weights_are_read_as_safetensors_even_where_pickles_lie_beside_them(fold
 
 
 def test_a_tokenizer_with_code_of_its_own_is_loaded_without_it(folder: Path) -> None:
-    from specbatch.pipeline.ingest.codec import TextCodec
+    from specbatch.pipeline.inputs.codec import TextCodec
 
     trace = folder / "trace"
     (folder / "tokens.py").write_text(f"open({str(trace)!r}, 'w')\nclass Evil: pass")

@@ -21,9 +21,9 @@ from engine.decoding import (
 )
 
 from specbatch.kernels.verify.reference import process
-from specbatch.pipeline.engine.adjusting import Adjuster, BadWords
-from specbatch.pipeline.engine.sampling import sampling_rows
-from specbatch.pipeline.engine.sequence import Request, Sequence
+from specbatch.pipeline.engines.exact.sampling.sampling import sampling_rows
+from specbatch.pipeline.engines.exact.state.adjusting import Adjuster, BadWords
+from specbatch.pipeline.engines.exact.state.sequence import Request, Sequence
 from specbatch.schemas.records import FinishReason, SamplingParams
 from support.models import TinyPair
 

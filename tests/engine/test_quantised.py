@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from specbatch.pipeline.engine.draft_model import DraftModelProposer
-from specbatch.pipeline.engine.engine import Engine
-from specbatch.pipeline.engine.host import EngineHost
-from specbatch.pipeline.engine.loader import LoadedModel, load_model
-from specbatch.pipeline.engine.model_folder import inspect_model
-from specbatch.pipeline.engine.quantised import fingerprint_of
-from specbatch.pipeline.engine.runner import ModelRunner
-from specbatch.pipeline.engine.torch_decoder import TorchDecoder
+from specbatch.pipeline.engines.exact.engine import Engine
+from specbatch.pipeline.engines.exact.host import EngineHost
+from specbatch.pipeline.engines.exact.model.loader import LoadedModel, load_model
+from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
+from specbatch.pipeline.engines.exact.model.quantised import fingerprint_of
+from specbatch.pipeline.engines.exact.model.runner import ModelRunner
+from specbatch.pipeline.engines.exact.model.torch_decoder import TorchDecoder
+from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelProposer
 from specbatch.schemas.errors import MissingExtraError, ModelError
 from specbatch.schemas.records import SamplingParams
 from specbatch.schemas.spec import EngineSpec, Weights
@@ -128,7 +128,7 @@ def test_without_torchao_the_message_names_the_extra(
 ) -> None:
     known = importlib.util.find_spec
     monkeypatch.setattr(
-        "specbatch.pipeline.engine.quantised.find_spec",
+        "specbatch.pipeline.engines.exact.model.quantised.find_spec",
         lambda name: None if name == "torchao" else known(name),
     )
     folder = inspect_model(str(tiny_pair.verifier))

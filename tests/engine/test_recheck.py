@@ -10,15 +10,15 @@ from engine.decoding import prompts, runner_of
 from engine.faulty import FaultyDecoder
 
 from specbatch.kernels.counters.reference import gumbel
-from specbatch.pipeline.engine.batch import Chunk
-from specbatch.pipeline.engine.blocks import KvState
-from specbatch.pipeline.engine.draft_model import DraftModelProposer
-from specbatch.pipeline.engine.engine import Engine
-from specbatch.pipeline.engine.host import EngineHost
-from specbatch.pipeline.engine.model_folder import inspect_model
-from specbatch.pipeline.engine.recheck import ONE_IN, Rechecker
-from specbatch.pipeline.engine.runner import ModelRunner
-from specbatch.pipeline.engine.sequence import Completion, Request, Sequence
+from specbatch.pipeline.engines.exact.engine import Engine
+from specbatch.pipeline.engines.exact.host import EngineHost
+from specbatch.pipeline.engines.exact.model.batch import Chunk
+from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
+from specbatch.pipeline.engines.exact.model.runner import ModelRunner
+from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelProposer
+from specbatch.pipeline.engines.exact.recheck import ONE_IN, Rechecker
+from specbatch.pipeline.engines.exact.state.blocks import KvState
+from specbatch.pipeline.engines.exact.state.sequence import Completion, Request, Sequence
 from specbatch.schemas.records import Recheck, SamplingParams, Verification
 from specbatch.schemas.spec import EngineSpec
 from support.architectures import tiny_model

@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from specbatch.pipeline.engine import rotary
+from specbatch.pipeline.engines.exact.model import rotary
 
 LLAMA3 = {
     "rope_type": "llama3",

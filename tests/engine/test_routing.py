@@ -11,14 +11,14 @@ from engine.decoding import prompts as make_prompts
 from engine.replaying import PLAIN
 from engine.routed import FakeModel, Simulation
 
-from specbatch.pipeline.engine import router
-from specbatch.pipeline.engine.draft_model import DraftModelProposer
-from specbatch.pipeline.engine.engine import Engine
-from specbatch.pipeline.engine.host import EngineHost
-from specbatch.pipeline.engine.model_folder import inspect_model
-from specbatch.pipeline.engine.router import Router
-from specbatch.pipeline.engine.sequence import Request, Route, Sequence
-from specbatch.pipeline.engine.wants import Want
+from specbatch.pipeline.engines.exact.engine import Engine
+from specbatch.pipeline.engines.exact.host import EngineHost
+from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
+from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelProposer
+from specbatch.pipeline.engines.exact.speculation import router
+from specbatch.pipeline.engines.exact.speculation.router import Router
+from specbatch.pipeline.engines.exact.speculation.wants import Want
+from specbatch.pipeline.engines.exact.state.sequence import Request, Route, Sequence
 from specbatch.pipeline.policy.controller import Controller
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.pipeline.policy.tracks import Tracks

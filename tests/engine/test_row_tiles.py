@@ -8,8 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from specbatch.pipeline.engine import row_tiles
-from specbatch.pipeline.engine.row_tiles import LADDER, RowTiles, TiledLinear, calibrate
+from specbatch.pipeline.engines.exact.model.batch_invariant import row_tiles
+from specbatch.pipeline.engines.exact.model.batch_invariant.row_tiles import (
+    LADDER,
+    RowTiles,
+    TiledLinear,
+    calibrate,
+)
 
 SIZES = [(8,), (512,), (8, 64), (8, 16, 48), (32, 128, 512), (16, 96, 384), LADDER]
 SHAPES = [(32, 32), (32, 300), (64, 111), (96, 7)]

@@ -9,10 +9,10 @@ import pytest
 
 from specbatch.jobs.chaos.stand_in import StandInEngine
 from specbatch.jobs.chaos.stand_in_model import CONTEXT_TOKENS, VOCAB_SIZE
-from specbatch.pipeline.engine.sequence import Completion, Request
-from specbatch.pipeline.engine.service import EngineService
-from specbatch.pipeline.engine.ticket import Ticket
-from specbatch.pipeline.engine.time_book import now
+from specbatch.pipeline.engines.exact.service import EngineService
+from specbatch.pipeline.engines.exact.state.sequence import Completion, Request
+from specbatch.pipeline.engines.exact.state.time_book import now
+from specbatch.pipeline.engines.exact.ticket import Ticket
 from specbatch.schemas.errors import EngineError, RequestCancelledError
 from specbatch.schemas.provenance import NO_TICKS, Ticks
 from specbatch.schemas.records import SamplingParams

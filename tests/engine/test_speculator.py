@@ -20,8 +20,8 @@ from engine.simulating import (
 )
 from policy.machines import linear, saturating
 
-from specbatch.pipeline.engine.sequence import Sequence
-from specbatch.pipeline.engine.speculator import MAX_DEPTH
+from specbatch.pipeline.engines.exact.speculation.speculator import MAX_DEPTH
+from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.policy.journal import Journal
 from specbatch.schemas.records import Verification
 from specbatch.schemas.speculation import AcceptanceCount

@@ -6,7 +6,10 @@ import pytest
 import torch
 from transformers.activations import ACT2FN
 
-from specbatch.pipeline.engine.steady_activations import is_activation, steady
+from specbatch.pipeline.engines.exact.model.batch_invariant.steady_activations import (
+    is_activation,
+    steady,
+)
 
 NAMES = (
     *("silu", "swish", "gelu_pytorch_tanh"),

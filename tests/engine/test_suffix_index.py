@@ -11,8 +11,8 @@ from engine.replaying import text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbatch.pipeline.engine.sealed_bytes import seal, unseal
-from specbatch.pipeline.engine.suffix_index import (
+from specbatch.pipeline.engines.exact.proposers.sealed_bytes import seal, unseal
+from specbatch.pipeline.engines.exact.proposers.suffix_index import (
     _HEADER,
     _KIND,
     LONGEST_CONTEXT,

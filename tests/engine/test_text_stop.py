@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from specbatch.pipeline.text_stop import TextStop, text_before_stop
+from specbatch.pipeline.stages.text_stop import TextStop, text_before_stop
 from support.models import EOS, byte_tokenizer
 
 TOKENIZER = byte_tokenizer(300)

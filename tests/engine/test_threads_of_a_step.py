@@ -12,12 +12,12 @@ STEPS = """
 import os, sys, threading
 from pathlib import Path
 import torch
-from specbatch.pipeline.engine.engine import Engine
-from specbatch.pipeline.engine.loader import load_model
-from specbatch.pipeline.engine.model_folder import inspect_model
-from specbatch.pipeline.engine.ngram_proposer import NgramProposer
-from specbatch.pipeline.engine.runner import ModelRunner
-from specbatch.pipeline.engine.sequence import Request
+from specbatch.pipeline.engines.exact.engine import Engine
+from specbatch.pipeline.engines.exact.model.loader import load_model
+from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
+from specbatch.pipeline.engines.exact.proposers.ngram_proposer import NgramProposer
+from specbatch.pipeline.engines.exact.model.runner import ModelRunner
+from specbatch.pipeline.engines.exact.state.sequence import Request
 from specbatch.schemas.records import SamplingParams
 
 torch.set_num_threads(2)

@@ -10,12 +10,12 @@ from engine.faulty import real_tokens, spoil
 from engine.test_engine_errors import poisoned, requests
 
 from specbatch.kernels.decoder.contract import DecoderBatch
-from specbatch.pipeline.engine.engine import Engine
-from specbatch.pipeline.engine.loader import load_model
-from specbatch.pipeline.engine.model_folder import inspect_model
-from specbatch.pipeline.engine.recheck import Rechecker
-from specbatch.pipeline.engine.sequence import Completion, Request, Sequence
-from specbatch.pipeline.engine.time_book import TimeBook, spread
+from specbatch.pipeline.engines.exact.engine import Engine
+from specbatch.pipeline.engines.exact.model.loader import load_model
+from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
+from specbatch.pipeline.engines.exact.recheck import Rechecker
+from specbatch.pipeline.engines.exact.state.sequence import Completion, Request, Sequence
+from specbatch.pipeline.engines.exact.state.time_book import TimeBook, spread
 from specbatch.schemas.provenance import NO_TICKS, TICKS_PER_SEC, Ticks
 from specbatch.schemas.records import FinishReason, Origin, SamplingParams
 from support.engines import loaded

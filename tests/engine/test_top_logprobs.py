@@ -19,8 +19,8 @@ from engine.decoding import (
 )
 
 from specbatch.kernels.verify import reference
-from specbatch.pipeline.engine.sampling import Columns, top_rows
-from specbatch.pipeline.engine.sequence import Completion, Request, Sequence
+from specbatch.pipeline.engines.exact.sampling.sampling import Columns, top_rows
+from specbatch.pipeline.engines.exact.state.sequence import Completion, Request, Sequence
 from specbatch.schemas.records import FinishReason, SamplingParams
 from support.models import TinyPair
 

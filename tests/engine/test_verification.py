@@ -19,15 +19,15 @@ from scipy import stats
 
 from specbatch.kernels.decoder.contract import DecoderBatch
 from specbatch.kernels.verify.reference import process
-from specbatch.pipeline.engine.batch import Chunk
-from specbatch.pipeline.engine.block_proposer import BlockProposer
-from specbatch.pipeline.engine.blocks import KvState
-from specbatch.pipeline.engine.draft_model import DraftModelProposer
-from specbatch.pipeline.engine.guarded_proposer import guarded
-from specbatch.pipeline.engine.proposer import has_laws
-from specbatch.pipeline.engine.runner import ModelRunner
-from specbatch.pipeline.engine.sampling import sampling_rows
-from specbatch.pipeline.engine.sequence import Completion, Request, Sequence
+from specbatch.pipeline.engines.exact.model.batch import Chunk
+from specbatch.pipeline.engines.exact.model.runner import ModelRunner
+from specbatch.pipeline.engines.exact.proposers.block_proposer import BlockProposer
+from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelProposer
+from specbatch.pipeline.engines.exact.proposers.guarded_proposer import guarded
+from specbatch.pipeline.engines.exact.sampling.sampling import sampling_rows
+from specbatch.pipeline.engines.exact.state.blocks import KvState
+from specbatch.pipeline.engines.exact.state.proposer import has_laws
+from specbatch.pipeline.engines.exact.state.sequence import Completion, Request, Sequence
 from specbatch.schemas.records import SamplingParams, Verification
 from support.engines import loaded
 from support.models import TinyPair, tiny_llama

@@ -16,7 +16,7 @@ from faults.in_process import Shop, shop
 
 from specbatch.jobs.chaos.conservation import census
 from specbatch.jobs.chaos.job import ROWS, SAMPLES
-from specbatch.pipeline.ingest.objects import LocalObjects
+from specbatch.pipeline.storage.objects import LocalObjects
 from specbatch.schemas.records import JobState, Stage
 
 KEYS = (ROWS - 1) * SAMPLES + 1  # one row is quarantined

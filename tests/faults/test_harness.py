@@ -14,9 +14,9 @@ from specbatch.jobs.chaos.harness import Jolt, Ran, Site, site
 from specbatch.jobs.chaos.plan import Deed, Disturbance, Plan
 from specbatch.jobs.chaos.stand_in import NUMERIC_CLASS, Law
 from specbatch.jobs.chaos.stand_in_model import EOS, VOCAB_SIZE, weights_of
-from specbatch.pipeline.engine.sequence import Request
-from specbatch.pipeline.ingest.outputs import read_output
-from specbatch.pipeline.ledger import groups
+from specbatch.pipeline.engines.exact.state.sequence import Request
+from specbatch.pipeline.ledger.sql import groups
+from specbatch.pipeline.outputs.outputs import read_output
 from specbatch.schemas.crash_points import CrashPoint
 from specbatch.schemas.errors import FencedError
 from specbatch.schemas.records import JobState, Lease, SamplingParams, Stage, StageTiming
@@ -172,7 +172,7 @@ def test_workers_end_with_their_supervisor(tmp_path: Path, redis_url: str) -> No
 IN_TWO = """
 from pathlib import Path
 from specbatch.pipeline.ledger import groups
-from specbatch.pipeline.ledger.sql_store import SqlStore
+from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.schemas.crash_points import CrashPoint, reach
 
 NOW = Path(__file__).with_name("now")

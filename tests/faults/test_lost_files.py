@@ -9,9 +9,9 @@ import pytest
 from faults.in_process import PLAIN, shop
 from ledger.builders import JOB, new_group, new_job
 
-from specbatch.pipeline.drafting import Drafting
-from specbatch.pipeline.ingest.objects import Objects, local_path
-from specbatch.pipeline.ledger.memory_store import MemoryStore
+from specbatch.pipeline.ledger.memory.store import MemoryStore
+from specbatch.pipeline.stages.drafting import Drafting
+from specbatch.pipeline.storage.objects import Objects, local_path
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.records import Artefact, GroupWork, Lease, Stage
 

@@ -23,8 +23,8 @@ from specbatch.jobs.chaos.harness import site
 from specbatch.jobs.chaos.plan import Deed, Plan, plan_of
 from specbatch.pipeline.bootstrap import Worker
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.ledger.migrate import open_store
-from specbatch.pipeline.policy.balance import job_sheet, leased, rows_sheet, sessions_sheet
+from specbatch.pipeline.ledger.sql.migrate import open_store
+from specbatch.pipeline.policy.costs.balance import job_sheet, leased, rows_sheet, sessions_sheet
 from specbatch.schemas.crash_points import CrashPoint
 from specbatch.schemas.errors import DeviceLostError
 from specbatch.schemas.provenance import TimeKind

@@ -143,7 +143,7 @@ def test_every_point_has_an_error_of_its_own_kind(on_postgres: bool) -> None:
     for point in CrashPoint:
         assert errors_at(point, on_postgres)
     once, for_good = errors_at(CrashPoint.SQL_COMMIT, on_postgres)
-    from specbatch.pipeline.ledger.transactions import is_transient
+    from specbatch.pipeline.ledger.sql.transactions import is_transient
 
     assert is_transient(once)
     assert not is_transient(for_good)

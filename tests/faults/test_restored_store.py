@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from faults.in_process import PLAIN, Shop, armed, shop
 
-from specbatch.pipeline import intake
-from specbatch.pipeline.ledger.sql_store import SqlStore
+from specbatch.pipeline.ledger.sql.store import SqlStore
+from specbatch.pipeline.stages import intake
 from specbatch.schemas.crash_points import CrashPoint
 from specbatch.schemas.records import Stage
 

@@ -18,9 +18,13 @@ from specbatch.jobs.chaos.stand_in_model import (
     replace_part,
     write_model,
 )
-from specbatch.pipeline.engine.model_folder import check_pair, inspect_model, vocabulary_digest
-from specbatch.pipeline.engine.sequence import Completion, Request
-from specbatch.pipeline.ingest.codec import TextCodec
+from specbatch.pipeline.engines.exact.model.model_folder import (
+    check_pair,
+    inspect_model,
+    vocabulary_digest,
+)
+from specbatch.pipeline.engines.exact.state.sequence import Completion, Request
+from specbatch.pipeline.inputs.codec import TextCodec
 from specbatch.schemas.errors import RequestCancelledError
 from specbatch.schemas.fingerprint import TOKENIZER, WEIGHTS
 from specbatch.schemas.provenance import NO_TICKS

@@ -14,7 +14,7 @@ from conftest import S3
 
 from specbatch.jobs.chaos.harness import Jolt, Ran, Site, site
 from specbatch.jobs.chaos.plan import Deed, Disturbance, Plan
-from specbatch.pipeline.ingest.objects import Objects
+from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.crash_points import CrashPoint
 from specbatch.schemas.errors import ObjectError
 from support.faulty_s3 import Fault, FaultyS3, Seeded

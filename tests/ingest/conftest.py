@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from ingest.making import CHAT_TEMPLATE, save_tokenizer
 
-from specbatch.pipeline.ingest.codec import TextCodec
-from specbatch.pipeline.ingest.objects import Objects
-from specbatch.pipeline.ingest.rows import RowChecker
+from specbatch.pipeline.inputs.codec import TextCodec
+from specbatch.pipeline.inputs.rows import RowChecker
+from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.spec import JobSpec
 
 

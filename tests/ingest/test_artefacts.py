@@ -7,7 +7,7 @@ from dataclasses import fields
 import pytest
 from ingest.making import completion
 
-from specbatch.pipeline.ingest.artefacts import (
+from specbatch.pipeline.storage.artefacts import (
     DraftBlock,
     read_drafts,
     read_prompts,

@@ -10,9 +10,9 @@ import orjson
 import pytest
 from ingest.making import CHAT_TEMPLATE, save_tokenizer
 
-from specbatch.pipeline.ingest import codec as codec_module
-from specbatch.pipeline.ingest.codec import TextCodec
-from specbatch.pipeline.ingest.templates import ChatError
+from specbatch.pipeline.inputs import codec as codec_module
+from specbatch.pipeline.inputs.codec import TextCodec
+from specbatch.pipeline.inputs.templates import ChatError
 from specbatch.schemas.errors import ModelError
 
 
@@ -84,7 +84,7 @@ def test_threads_that_load_the_first_tokenizer_at_once_all_have_it(tmp_path: Pat
 LOADING = """
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from specbatch.pipeline.ingest.codec import TextCodec
+from specbatch.pipeline.inputs.codec import TextCodec
 
 with ThreadPoolExecutor(8) as pool:
     print(len(list(pool.map(TextCodec.load, sys.argv[1:] * 8))))

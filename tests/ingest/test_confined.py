@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ledger.builders import JOB, new_job
 
-from specbatch.pipeline.ingest.confined import check_own, delete_own, read_own
-from specbatch.pipeline.ingest.objects import Objects, join
-from specbatch.pipeline.ingest.outputs import OutputWriter
-from specbatch.pipeline.ledger.memory_store import MemoryStore
-from specbatch.pipeline.purging import Due, Purger
+from specbatch.pipeline.ledger.memory.store import MemoryStore
+from specbatch.pipeline.outputs.outputs import OutputWriter
+from specbatch.pipeline.runtime.purging import Due, Purger
+from specbatch.pipeline.storage.confined import check_own, delete_own, read_own
+from specbatch.pipeline.storage.objects import Objects, join
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.records import Artefact, JobRow
 from support.faulty_s3 import Fault, FaultyS3

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from specbatch.pipeline.ingest.export_columns import token_batch
-from specbatch.pipeline.ingest.exports import ExportWriter
-from specbatch.pipeline.ingest.objects import Objects
+from specbatch.pipeline.outputs.export_columns import token_batch
+from specbatch.pipeline.outputs.exports import ExportWriter
+from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.errors import ObjectError, OutputError
 from specbatch.schemas.export_arrow import TOKENS
 from specbatch.schemas.exports import ExportedFile, ExportKind

@@ -14,12 +14,12 @@ import pytest
 ROWS = 200_000
 PROGRAM = """
 import resource, sys
-from specbatch.pipeline.ingest.codec import TextCodec
-from specbatch.pipeline.ingest.objects import Objects
-from specbatch.pipeline.ingest.outputs import OutputWriter
-from specbatch.pipeline.ingest.planner import estimate
-from specbatch.pipeline.ingest.rows import RowChecker
-from specbatch.pipeline.ingest.sources import open_source
+from specbatch.pipeline.inputs.codec import TextCodec
+from specbatch.pipeline.storage.objects import Objects
+from specbatch.pipeline.outputs.outputs import OutputWriter
+from specbatch.pipeline.inputs.planner import estimate
+from specbatch.pipeline.inputs.rows import RowChecker
+from specbatch.pipeline.inputs.sources import open_source
 from specbatch.schemas.spec import load_spec
 
 def peak_mib():

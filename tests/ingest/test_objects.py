@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from specbatch.pipeline.ingest import s3_objects
-from specbatch.pipeline.ingest.objects import Objects
-from specbatch.pipeline.ingest.s3_objects import S3Objects
+from specbatch.pipeline.storage import s3_objects
+from specbatch.pipeline.storage.objects import Objects
+from specbatch.pipeline.storage.s3_objects import S3Objects
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.records import Artefact
 
@@ -281,7 +281,7 @@ def test_an_upload_that_arrives_damaged_is_deleted(s3: Objects, bucket: str) -> 
 def test_without_boto3_the_extra_is_named() -> None:
     code = (
         "import sys; sys.modules['boto3'] = None\n"
-        "from specbatch.pipeline.ingest.objects import Objects\n"
+        "from specbatch.pipeline.storage.objects import Objects\n"
         "assert Objects().head('/local/paths/need/none') is None\n"
         "Objects().head('s3://bucket/key')"
     )

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from ingest.making import completion
 
-from specbatch.pipeline.ingest.objects import Objects
-from specbatch.pipeline.ingest.outputs import OutputWriter, read_manifest, read_output
+from specbatch.pipeline.outputs.outputs import OutputWriter, read_manifest, read_output
+from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.errors import FencedError, ObjectError, OutputError
 from specbatch.schemas.records import CompletionRecord, FinishReason, RejectedRow
 

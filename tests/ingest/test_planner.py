@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ingest.making import make_spec, write_parquet
 
-from specbatch.pipeline.ingest.objects import Objects
-from specbatch.pipeline.ingest.planner import PlannedGroup, estimate, plan
-from specbatch.pipeline.ingest.rows import RowChecker
-from specbatch.pipeline.ingest.sources import open_source
+from specbatch.pipeline.inputs.planner import PlannedGroup, estimate, plan
+from specbatch.pipeline.inputs.rows import RowChecker
+from specbatch.pipeline.inputs.sources import open_source
+from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.errors import InputError
 from specbatch.schemas.spec import JobSpec
 

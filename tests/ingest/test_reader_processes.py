@@ -17,16 +17,16 @@ import pyarrow.parquet as pq
 import pytest
 from ingest.making import make_spec
 
-from specbatch.pipeline.ingest import parquet_source
-from specbatch.pipeline.ingest.limited import KilledError, LimitedProcess, LimitError
-from specbatch.pipeline.ingest.objects import Objects
-from specbatch.pipeline.ingest.parquet_source import ParquetSource
-from specbatch.pipeline.ingest.sources import Source, open_source
-from specbatch.pipeline.ingest.templates import ChatTemplate
+from specbatch.pipeline.inputs import parquet_source
+from specbatch.pipeline.inputs.limited import KilledError, LimitedProcess, LimitError
+from specbatch.pipeline.inputs.parquet_source import ParquetSource
+from specbatch.pipeline.inputs.sources import Source, open_source
+from specbatch.pipeline.inputs.templates import ChatTemplate
+from specbatch.pipeline.storage.objects import Objects
 from support.peak_memory import below, children
 
 WAIT_SEC = 60.0
-CHILD = "specbatch.pipeline.ingest.parquet_child"
+CHILD = "specbatch.pipeline.inputs.parquet_child"
 
 
 def opened(uri: Path, memory_bytes: int = 768 << 20) -> ParquetSource:

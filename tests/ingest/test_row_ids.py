@@ -10,10 +10,10 @@ import orjson
 import pytest
 from ingest.making import make_spec
 
-from specbatch.pipeline.ingest.objects import Objects
-from specbatch.pipeline.ingest.planner import plan
-from specbatch.pipeline.ingest.rows import RowChecker
-from specbatch.pipeline.ingest.sources import open_source
+from specbatch.pipeline.inputs.planner import plan
+from specbatch.pipeline.inputs.rows import RowChecker
+from specbatch.pipeline.inputs.sources import open_source
+from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.records import PromptRow
 from specbatch.schemas.spec import JobSpec
 

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 from ingest.making import make_spec, save_tokenizer, write_parquet
 
-from specbatch.pipeline.ingest.artefacts import read_prompts, write_prompts
-from specbatch.pipeline.ingest.codec import TextCodec
-from specbatch.pipeline.ingest.objects import Objects
-from specbatch.pipeline.ingest.planner import plan
-from specbatch.pipeline.ingest.rows import RowChecker
-from specbatch.pipeline.ingest.sources import open_source
+from specbatch.pipeline.inputs.codec import TextCodec
+from specbatch.pipeline.inputs.planner import plan
+from specbatch.pipeline.inputs.rows import RowChecker
+from specbatch.pipeline.inputs.sources import open_source
+from specbatch.pipeline.storage.artefacts import read_prompts, write_prompts
+from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.errors import InputError, SpecError
 from specbatch.schemas.records import PromptRow, RejectedRow
 from specbatch.schemas.seeds import derive_seed, sample_seed

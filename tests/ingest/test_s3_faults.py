@@ -13,11 +13,11 @@ import pytest
 from botocore import exceptions
 from ledger.builders import completion
 
-from specbatch.pipeline.ingest import s3_objects
-from specbatch.pipeline.ingest.objects import Objects
-from specbatch.pipeline.ingest.outputs import OutputWriter, read_output
-from specbatch.pipeline.ingest.s3_client import Patience, is_transient
-from specbatch.pipeline.ingest.s3_objects import S3Objects
+from specbatch.pipeline.outputs.outputs import OutputWriter, read_output
+from specbatch.pipeline.storage import s3_objects
+from specbatch.pipeline.storage.objects import Objects
+from specbatch.pipeline.storage.s3_client import Patience, is_transient
+from specbatch.pipeline.storage.s3_objects import S3Objects
 from specbatch.schemas.errors import ObjectError
 from support.faulty_s3 import Call, Fault, FaultyS3
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from ledger.builders import completion
 
-from specbatch.pipeline.ingest.export_columns import token_batch
-from specbatch.pipeline.ingest.token_table import token_table
+from specbatch.pipeline.outputs.export_columns import token_batch
+from specbatch.pipeline.outputs.token_table import token_table
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.provenance import NO_PROVENANCE, Provenance
 from specbatch.schemas.records import CompletionRecord

@@ -10,10 +10,10 @@ import torch
 from specbatch.kernels.decoder.contract import BLOCK_SIZE, DecoderBatch
 from specbatch.kernels.drafting import cpu, reference
 from specbatch.kernels.verify.contract import SamplingRows
-from specbatch.pipeline.engine.batch import Chunk, build_batch
-from specbatch.pipeline.engine.blocks import BlockManager, KvState
-from specbatch.pipeline.engine.loader import load_model
-from specbatch.pipeline.engine.model_folder import inspect_model
+from specbatch.pipeline.engines.exact.model.batch import Chunk, build_batch
+from specbatch.pipeline.engines.exact.model.loader import load_model
+from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
+from specbatch.pipeline.engines.exact.state.blocks import BlockManager, KvState
 from support.demo import DRAFT
 
 BLOCKS = 64

@@ -207,7 +207,7 @@ def test_triton_is_imported_only_by_those_who_ask_for_it() -> None:
     code = (
         "import sys, specbatch.kernels.counters.cpu, specbatch.kernels.paged_attention.cpu\n"
         "import specbatch.kernels.verify.cpu, specbatch.kernels.rejection.reference\n"
-        "import specbatch.pipeline.engine.sampler\n"
+        "import specbatch.pipeline.engines.exact.sampling.sampler\n"
         "assert 'triton' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=240)

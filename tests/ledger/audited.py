@@ -6,9 +6,9 @@ import orjson
 from contracts.shorthand import MANIFEST, MANIFEST_BYTES, claim, claim_job, exhaust, verified
 from ledger.builders import JOB, NO_TIME, completion, new_group, new_job, position
 
-from specbatch.pipeline.auditing import ChainAudit, audit_chain
-from specbatch.pipeline.ingest.objects import ObjectInfo, Objects
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.operations.auditing import ChainAudit, audit_chain
+from specbatch.pipeline.storage.objects import ObjectInfo, Objects
 from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.provenance import Provenance, Ticks
 from specbatch.schemas.records import (

@@ -14,8 +14,8 @@ import pytest
 from ledger.builders import LEASE_SEC, NO_TIME, RESULTS, completion, new_group, new_job, position
 from sqlalchemy import event, text
 
-from specbatch.pipeline.ledger.migrate import open_store
-from specbatch.pipeline.ledger.sql_store import SqlStore
+from specbatch.pipeline.ledger.sql.migrate import open_store
+from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.schemas.records import Stage
 from support.databases import migrated
 
@@ -135,7 +135,7 @@ def test_looking_takes_one_statement_where_no_job_has_a_limit(
 
 CLAIMER = """
 import sys
-from specbatch.pipeline.ledger.migrate import open_store
+from specbatch.pipeline.ledger.sql.migrate import open_store
 from specbatch.schemas.records import Stage
 store = open_store(sys.argv[1])
 while work := store.claim_next(Stage.VERIFY, "big", sys.argv[2], 600):

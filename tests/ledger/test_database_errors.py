@@ -6,8 +6,8 @@ import psycopg
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from specbatch.pipeline.ledger.sql_store import SqlStore
-from specbatch.pipeline.ledger.transactions import explain
+from specbatch.pipeline.ledger.sql.store import SqlStore
+from specbatch.pipeline.ledger.sql.transactions import explain
 from specbatch.schemas.errors import StoreError
 from support.servers import PrivatePostgres
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from ledger.audited import record
 
-from specbatch.pipeline.ledger import entries
-from specbatch.pipeline.ledger.digests import (
+from specbatch.pipeline.audit import entries
+from specbatch.pipeline.audit.digests import (
     CONTENT,
     FACTS,
     NOT_KEPT,

@@ -19,8 +19,8 @@ from ledger.builders import (
 )
 from sqlalchemy import event, text
 
-from specbatch.pipeline.ledger.migrate import open_store
-from specbatch.pipeline.ledger.sql_store import SqlStore
+from specbatch.pipeline.ledger.sql.migrate import open_store
+from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.schemas.records import Lease, Stage
 from specbatch.schemas.speculation import VOCABULARY, AcceptanceCount, Decision, DecisionAction
 from support.databases import migrated

@@ -6,10 +6,10 @@ from contracts.shorthand import MANIFEST, commit, finish, ingest, verified
 from ledger.audited import told
 from ledger.builders import JOB
 
+from specbatch.pipeline.audit.entries import ended, follow
+from specbatch.pipeline.audit.log_facts import LogFacts
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.ledger.entries import ended, follow
-from specbatch.pipeline.ledger.log_facts import LogFacts
-from specbatch.pipeline.ledger.memory_store import MemoryStore
+from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.schemas.audit import EntryKind, PublishedManifest
 from specbatch.schemas.records import JobState
 

@@ -15,8 +15,8 @@ from ledger.builders import JOB, NO_TIME, RESULTS, completion, new_job
 from sqlalchemy import inspect, text
 from sqlalchemy.exc import DBAPIError
 
-from specbatch.pipeline.ledger import migrate
-from specbatch.pipeline.ledger.engine_factory import make_engine
+from specbatch.pipeline.ledger.sql import migrate
+from specbatch.pipeline.ledger.sql.engine_factory import make_engine
 from specbatch.schemas import sql_triggers
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.months import is_partition

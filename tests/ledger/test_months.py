@@ -12,8 +12,8 @@ from contracts.shorthand import claim_job, verified
 from ledger.builders import JOB, NO_TIME, RESULTS, Clock, completion, new_group, new_job, position
 from ledger.test_roles import WHO, Login, login, run, scalar, store_of
 
-from specbatch.pipeline.ledger import migrate
-from specbatch.pipeline.ledger.sql_store import SqlStore
+from specbatch.pipeline.ledger.sql import migrate
+from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.schemas.months import month_of
 from specbatch.schemas.records import Stage
 from specbatch.schemas.sql_roles import AUDITOR, OPERATOR, WORKER

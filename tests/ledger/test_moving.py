@@ -9,10 +9,10 @@ from contracts.shorthand import F32, TORCH, ingest, serving
 from ledger.builders import JOB, LEASE_SEC, NO_TIME, RESULTS
 from ledger.test_lock_order import until_somebody_waits
 
-from specbatch.pipeline.ledger import choosing, leases, moving
-from specbatch.pipeline.ledger.engine_factory import make_engine
-from specbatch.pipeline.ledger.migrate import open_store
-from specbatch.pipeline.ledger.transactions import SERVER_TIME
+from specbatch.pipeline.ledger.sql import choosing, leases, moving
+from specbatch.pipeline.ledger.sql.engine_factory import make_engine
+from specbatch.pipeline.ledger.sql.migrate import open_store
+from specbatch.pipeline.ledger.sql.transactions import SERVER_TIME
 from specbatch.schemas.errors import FencedError
 from specbatch.schemas.numeric_class import Change
 from specbatch.schemas.records import Stage

@@ -14,10 +14,10 @@ from ledger.audited import told
 from ledger.builders import JOB, LEASE_SEC, NO_TIME, completion, new_group, new_job, position
 from sqlalchemy import make_url
 
-from specbatch.pipeline.exporting import Exporter
-from specbatch.pipeline.ingest.objects import Objects
-from specbatch.pipeline.ledger import migrate
-from specbatch.pipeline.ledger.sql_store import SqlStore
+from specbatch.pipeline.ledger.sql import migrate
+from specbatch.pipeline.ledger.sql.store import SqlStore
+from specbatch.pipeline.operations.exporting import Exporter
+from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.audit import AuditRecord, EntryKind
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.exports import ExportKind, ExportOrder

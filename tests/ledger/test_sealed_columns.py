@@ -12,9 +12,9 @@ from ledger.audited import Published
 from ledger.builders import JOB, LEASE_SEC, NO_TIME, completion, new_group, new_job, position
 from sqlalchemy import text
 
-from specbatch.pipeline.ledger import migrate
-from specbatch.pipeline.ledger.engine_factory import make_engine
-from specbatch.pipeline.ledger.sql_store import SqlStore
+from specbatch.pipeline.ledger.sql import migrate
+from specbatch.pipeline.ledger.sql.engine_factory import make_engine
+from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.schemas.errors import StoreError, UnknownKeyError, UsageError
 from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.records import CompletionRecord, JobState, RejectedRow, Stage, StageTiming
@@ -192,7 +192,7 @@ def test_every_text_column_is_bound_to_a_place_of_its_own() -> None:
 
 
 def test_the_log_is_a_chain_over_sealed_texts_and_after_a_purge(opened: Open) -> None:
-    from specbatch.pipeline.auditing import audit_chain
+    from specbatch.pipeline.operations.auditing import audit_chain
 
     store = opened(OLD)
     ingest(store)
@@ -224,7 +224,7 @@ def test_who_has_no_key_neither_replaces_the_reason_of_a_stop_nor_is_held_by_it(
 
 
 def test_without_its_key_an_audit_says_so_and_calls_nothing_changed(opened: Open) -> None:
-    from specbatch.pipeline.auditing import audit_chain
+    from specbatch.pipeline.operations.auditing import audit_chain
 
     store = opened(OLD)
     ingest(store)
@@ -237,7 +237,7 @@ def test_without_its_key_an_audit_says_so_and_calls_nothing_changed(opened: Open
 
 
 def test_of_a_job_with_two_keys_an_audit_tells_which_rows_it_cannot_read(opened: Open) -> None:
-    from specbatch.pipeline.auditing import audit_chain
+    from specbatch.pipeline.operations.auditing import audit_chain
 
     ingest(opened(OLD))
     record(opened(OLD), 0)
@@ -251,7 +251,7 @@ def test_of_a_job_with_two_keys_an_audit_tells_which_rows_it_cannot_read(opened:
 
 
 def test_an_error_that_cannot_be_read_without_its_key_is_not_called_changed(opened: Open) -> None:
-    from specbatch.pipeline.auditing import audit_chain
+    from specbatch.pipeline.operations.auditing import audit_chain
 
     store = opened(OLD)
     store.create_job(new_job(privacy=PrivacyMode.REDACTED, sealed_spec='{"stop": "Anna"}'))

@@ -26,11 +26,11 @@ from ledger.builders import (
 )
 from sqlalchemy import event, text
 
-from specbatch.pipeline.ledger import engine_factory
-from specbatch.pipeline.ledger.engine_factory import make_engine, parse_url
-from specbatch.pipeline.ledger.migrate import open_store
-from specbatch.pipeline.ledger.sql_store import SqlStore
-from specbatch.pipeline.ledger.transactions import Transactions
+from specbatch.pipeline.ledger.sql import engine_factory
+from specbatch.pipeline.ledger.sql.engine_factory import make_engine, parse_url
+from specbatch.pipeline.ledger.sql.migrate import open_store
+from specbatch.pipeline.ledger.sql.store import SqlStore
+from specbatch.pipeline.ledger.sql.transactions import Transactions
 from specbatch.schemas.errors import MissingExtraError, StoreError, UsageError
 from specbatch.schemas.records import Lease, Stage
 from support.databases import migrated
@@ -151,7 +151,7 @@ def test_a_large_group_is_committed_and_read_in_pages(store: SqlStore) -> None:
 
 CLAIMER = f"""
 import sys
-from specbatch.pipeline.ledger.migrate import open_store
+from specbatch.pipeline.ledger.sql.migrate import open_store
 from specbatch.schemas.records import Stage
 store = open_store(sys.argv[1])
 for index in range(int(sys.argv[2])):

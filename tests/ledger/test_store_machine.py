@@ -28,10 +28,10 @@ from ledger.builders import (
 from sqlalchemy import event
 
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.ledger.memory_store import MemoryStore
-from specbatch.pipeline.ledger.memory_units import Job
-from specbatch.pipeline.ledger.migrate import upgrade
-from specbatch.pipeline.ledger.sql_store import SqlStore
+from specbatch.pipeline.ledger.memory.store import MemoryStore
+from specbatch.pipeline.ledger.memory.units import Job
+from specbatch.pipeline.ledger.sql.migrate import upgrade
+from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.schemas.errors import FencedError, SpecbatchError
 from specbatch.schemas.records import (
     Bell,

@@ -15,11 +15,11 @@ from ledger.builders import JOB, LEASE_SEC, Clock, new_group, new_job, position
 from sqlalchemy import Engine, Row, Table, delete, event, insert, select, text, update
 from sqlalchemy.exc import DBAPIError
 
-from specbatch.pipeline.ledger import entries
-from specbatch.pipeline.ledger.digests import KEPT_BYTES, chained, completion_digest
-from specbatch.pipeline.ledger.engine_factory import make_engine
-from specbatch.pipeline.ledger.migrate import open_store
-from specbatch.pipeline.ledger.sql_store import SqlStore
+from specbatch.pipeline.audit import entries
+from specbatch.pipeline.audit.digests import KEPT_BYTES, chained, completion_digest
+from specbatch.pipeline.ledger.sql.engine_factory import make_engine
+from specbatch.pipeline.ledger.sql.migrate import open_store
+from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.schemas.audit import EntryKind, FindingKind, Head
 from specbatch.schemas.audit_tables import AuditLog
 from specbatch.schemas.records import Lease, Stage

@@ -13,10 +13,10 @@ from contracts.shorthand import ingest, verified
 from ledger.builders import JOB, NO_TIME, completion
 from sqlalchemy import text
 
-from specbatch.pipeline.ingest.export_columns import token_batch
-from specbatch.pipeline.ledger.engine_factory import make_engine
-from specbatch.pipeline.ledger.migrate import open_store
-from specbatch.pipeline.ledger.sql_store import SqlStore
+from specbatch.pipeline.ledger.sql.engine_factory import make_engine
+from specbatch.pipeline.ledger.sql.migrate import open_store
+from specbatch.pipeline.ledger.sql.store import SqlStore
+from specbatch.pipeline.outputs.export_columns import token_batch
 from specbatch.schemas.export_arrow import TOKENS
 from specbatch.schemas.provenance import NO_PROVENANCE, NO_TICKS
 from specbatch.schemas.records import CompletionRecord, FinishReason

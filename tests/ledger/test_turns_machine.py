@@ -11,7 +11,7 @@ from hypothesis.stateful import precondition, rule
 from ledger.builders import LEASE_SEC, completion
 from ledger.test_store_machine import LEASES, OWNERS, TwinStores
 
-from specbatch.pipeline.ledger.migrate import upgrade
+from specbatch.pipeline.ledger.sql.migrate import upgrade
 from specbatch.schemas.records import Stage, StageTiming
 
 CLAIMS = st.sampled_from([(Stage.VERIFY, "big"), (Stage.VERIFY, "big"), (Stage.PROPOSE, "small")])

@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 import pytest
 from engine.routed import FakeModel, Simulation
 
-from specbatch.pipeline.engine.sequence import Sequence
+from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.schemas.speculation import Decision, DecisionAction
 
 DRAFT_MODEL, HISTORY = "draft-model", "history"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from specbatch.pipeline.bootstrap import make_store
-from specbatch.pipeline.ingest.outputs import read_output
+from specbatch.pipeline.outputs.outputs import read_output
 from specbatch.schemas.records import JobState
 from specbatch.schemas.settings import Settings
 from support.local_runs import LocalRuns

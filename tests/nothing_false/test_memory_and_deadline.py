@@ -12,7 +12,7 @@ import pytest
 
 from specbatch.jobs.chaos.stand_in_model import write_model
 from specbatch.pipeline.bootstrap import make_client, make_store
-from specbatch.pipeline.ingest.outputs import read_output
+from specbatch.pipeline.outputs.outputs import read_output
 from specbatch.schemas.errors import DeviceLostError
 from specbatch.schemas.records import Bell, JobState
 from specbatch.schemas.settings import Settings

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import make_url
 
-from specbatch.pipeline.ledger.transactions import explain
+from specbatch.pipeline.ledger.sql.transactions import explain
 from support import forks
 from support.models import TinyPair
 from support.servers import PrivatePostgres, PrivateRedis

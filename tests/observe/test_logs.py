@@ -14,13 +14,8 @@ from typing import Any
 
 import pytest
 
-from specbatch.pipeline.observe.context import (
-    Work,
-    attempt_span_id,
-    trace_id_of,
-    work_on,
-)
-from specbatch.pipeline.observe.logs import JsonFormatter
+from specbatch.pipeline.observe.tracing.context import Work, attempt_span_id, trace_id_of, work_on
+from specbatch.pipeline.observe.tracing.logs import JsonFormatter
 from specbatch.schemas import masking
 from specbatch.schemas.records import Lease, Stage
 from support.workers import BIN

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specbatch.pipeline.observe.markup import Html, join, tag, text
+from specbatch.pipeline.observe.report.markup import Html, join, tag, text
 from specbatch.pipeline.observe.units import count, figure, percent, plural, seconds, usd, when
 
 

@@ -11,13 +11,13 @@ import pytest
 from ledger.builders import JOB, LEASE_SEC, Clock, completion, new_group, new_job, position
 
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.ledger.memory_store import MemoryStore
-from specbatch.pipeline.metering import metered
-from specbatch.pipeline.observe import metric_names as names
-from specbatch.pipeline.observe.draft_counts import UNTOLD, Drafted, by_maker
-from specbatch.pipeline.observe.meter import NO_TAG, PRIVATE, Meter, saved_usd
-from specbatch.pipeline.observe.metric_names import Metric
-from specbatch.pipeline.observe.metrics import Metrics
+from specbatch.pipeline.ledger.memory.store import MemoryStore
+from specbatch.pipeline.observe.metrics import metric_names as names
+from specbatch.pipeline.observe.metrics.draft_counts import UNTOLD, Drafted, by_maker
+from specbatch.pipeline.observe.metrics.meter import NO_TAG, PRIVATE, Meter, saved_usd
+from specbatch.pipeline.observe.metrics.metric_names import Metric
+from specbatch.pipeline.observe.metrics.metrics import Metrics
+from specbatch.pipeline.runtime.metering import metered
 from specbatch.schemas.errors import FencedError, StoreError
 from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.provenance import NO_PROVENANCE, TICKS_PER_SEC, Provenance

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from specbatch.pipeline.observe.metric_names import METRICS, Kind, Metric
-from specbatch.pipeline.observe.metric_table import reference_table
+from specbatch.pipeline.observe.metrics.metric_names import METRICS, Kind, Metric
+from specbatch.pipeline.observe.metrics.metric_table import reference_table
 
 UNITS = ("_tokens", "_seconds", "_usd", "_nats", "_ratio")
 each = pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)

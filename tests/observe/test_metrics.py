@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from specbatch.pipeline.observe import metric_names as names
-from specbatch.pipeline.observe.metrics import OTHER, Metrics, counted, merged
+from specbatch.pipeline.observe.metrics import metric_names as names
+from specbatch.pipeline.observe.metrics.metrics import OTHER, Metrics, counted, merged
 
 PROPOSED, DEPTH, BLOCKS = names.PROPOSED.name, names.DEPTH.name, names.KV_BLOCKS.name
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from specbatch.pipeline.bootstrap import make_exposure
-from specbatch.pipeline.observe import metric_names as names
-from specbatch.pipeline.observe.metric_names import METRICS
-from specbatch.pipeline.observe.metrics import Metrics
-from specbatch.pipeline.observe.metrics_endpoint import MetricsEndpoint
-from specbatch.pipeline.observe.store_metrics import (
+from specbatch.pipeline.observe.metrics import metric_names as names
+from specbatch.pipeline.observe.metrics.endpoint import MetricsEndpoint
+from specbatch.pipeline.observe.metrics.metric_names import METRICS
+from specbatch.pipeline.observe.metrics.metrics import Metrics
+from specbatch.pipeline.observe.metrics.store_metrics import (
     FRESH_SEC,
     KEPT_SEC,
     StoreMetrics,

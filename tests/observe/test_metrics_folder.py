@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from specbatch.pipeline.observe import metric_names as names
-from specbatch.pipeline.observe.metrics import Metrics, Snapshot, merged
-from specbatch.pipeline.observe.metrics_endpoint import MetricsEndpoint
-from specbatch.pipeline.observe.metrics_folder import PAST, MetricsFolder
+from specbatch.pipeline.observe.metrics import metric_names as names
+from specbatch.pipeline.observe.metrics.endpoint import MetricsEndpoint
+from specbatch.pipeline.observe.metrics.folder import PAST, MetricsFolder
+from specbatch.pipeline.observe.metrics.metrics import Metrics, Snapshot, merged
 from specbatch.schemas.errors import UsageError
 from support.scraping import scrape
 from support.servers import free_port
@@ -25,7 +25,7 @@ PROCESS = """
 import sys
 from pathlib import Path
 from specbatch.pipeline.observe import metric_names as names, metrics_endpoint
-from specbatch.pipeline.observe.metrics import Metrics
+from specbatch.pipeline.observe.metrics.metrics import Metrics
 
 metrics_endpoint.WRITE_SEC = 0.05
 metrics = Metrics()

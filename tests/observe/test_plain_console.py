@@ -9,9 +9,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from specbatch.pipeline.observe.metric_names import METRICS, Kind
-from specbatch.pipeline.observe.metrics_endpoint import family
-from specbatch.pipeline.observe.plain_console import PlainConsole
+from specbatch.pipeline.observe.metrics.endpoint import family
+from specbatch.pipeline.observe.metrics.metric_names import METRICS, Kind
+from specbatch.pipeline.observe.terminal.plain_console import PlainConsole
 from specbatch.schemas.visible import visible
 
 EVIL = "\x1b]0;owned\x9b\u202e[link=https://evil.example]x[/link]:smile:"

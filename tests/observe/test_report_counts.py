@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from specbatch.pipeline.observe.report_counts import (
+from specbatch.pipeline.observe.report.counts import (
     MOMENTS,
     NO_TAG,
     OTHER_TAGS,
@@ -18,7 +18,7 @@ from specbatch.pipeline.observe.report_counts import (
     passes_of,
     spread,
 )
-from specbatch.pipeline.observe.report_facts import Bar
+from specbatch.pipeline.observe.report.facts import Bar
 from specbatch.schemas.job_figures import GroupFigures, RowFigures
 from specbatch.schemas.records import FinishReason, Stage
 
@@ -93,7 +93,7 @@ def test_drafts_of_before_their_makers_were_kept_still_count() -> None:
 
 
 def test_tags_are_summed_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specbatch.pipeline.observe.report_counts.MOST_TAGS", 2)
+    monkeypatch.setattr("specbatch.pipeline.observe.report.counts.MOST_TAGS", 2)
     counted = tally()
     for index, tag in enumerate((None, "a", "a", "b", "c")):
         counted.see(row(index, tag=tag))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from specbatch.pipeline.observe.top import Board, Watch, as_json, tables
+from specbatch.pipeline.observe.terminal.top import Board, Watch, as_json, tables
 from specbatch.schemas.backlog import WORK, Backlog, StageBacklog, WorkerNow
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.provenance import TICKS_PER_SEC

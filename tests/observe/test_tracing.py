@@ -17,25 +17,25 @@ import pytest
 from ledger.builders import LEASE_SEC
 
 from specbatch.jobs.chaos.stand_in import StandInHost
-from specbatch.pipeline import telling
 from specbatch.pipeline.bootstrap import make_client
-from specbatch.pipeline.observe import tracing as module
-from specbatch.pipeline.observe.context import (
+from specbatch.pipeline.observe.tracing import tracing as module
+from specbatch.pipeline.observe.tracing.context import (
     attempt_span_id,
     current_work,
     is_chosen,
     root_span_id_of,
     trace_id_of,
 )
-from specbatch.pipeline.observe.otel import MOST_CLOSE_SEC, OtelTracing
-from specbatch.pipeline.observe.span_names import ATTEMPTS, ATTRIBUTES, EVENTS
-from specbatch.pipeline.observe.tracing import (
+from specbatch.pipeline.observe.tracing.otel import MOST_CLOSE_SEC, OtelTracing
+from specbatch.pipeline.observe.tracing.span_names import ATTEMPTS, ATTRIBUTES, EVENTS
+from specbatch.pipeline.observe.tracing.tracing import (
     NO_SPAN,
     UNTRACED,
     TraceOptions,
     Tracing,
     open_tracing,
 )
+from specbatch.pipeline.stages import telling
 from specbatch.schemas.errors import EngineError, FencedError, MissingExtraError
 from specbatch.schemas.records import JobState, Lease, Stage
 from specbatch.schemas.settings import Settings

@@ -14,10 +14,10 @@ from typing import Any, cast
 
 from ledger.builders import new_job
 
-from specbatch.pipeline.exporting import Exporter
-from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.ledger.memory_store import MemoryStore
+from specbatch.pipeline.ledger.memory.store import MemoryStore
+from specbatch.pipeline.operations.exporting import Exporter
+from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.exports import ExportKind, ExportOrder
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.records import CompletionRecord, JobRow

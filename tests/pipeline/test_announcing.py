@@ -7,12 +7,12 @@ from pathlib import Path
 
 from specbatch.jobs.chaos import stand_in_model
 from specbatch.jobs.chaos.stand_in import StandInHost
-from specbatch.pipeline.announcing import Announcing
-from specbatch.pipeline.engine.model_folder import inspect_model
-from specbatch.pipeline.helping import Helper
-from specbatch.pipeline.leases import LeaseKeeper
-from specbatch.pipeline.ledger.memory_store import MemoryStore
-from specbatch.pipeline.timekeeping import Timekeeper
+from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
+from specbatch.pipeline.ledger.memory.store import MemoryStore
+from specbatch.pipeline.runtime.announcing import Announcing
+from specbatch.pipeline.runtime.helping import Helper
+from specbatch.pipeline.runtime.leases import LeaseKeeper
+from specbatch.pipeline.runtime.timekeeping import Timekeeper
 from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.timekeeping import Device
 

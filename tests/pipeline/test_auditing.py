@@ -10,7 +10,8 @@ from contracts.shorthand import commit, ingest, verified
 from ledger.audited import OTHER, Published, audited, tell_everything
 from ledger.builders import JOB, Clock, completion, new_job
 
-from specbatch.pipeline.auditing import (
+from specbatch.pipeline.ledger.memory.store import MemoryStore
+from specbatch.pipeline.operations.auditing import (
     MOST_FINDINGS,
     Auditor,
     Keys,
@@ -20,7 +21,6 @@ from specbatch.pipeline.auditing import (
     chosen,
     record_of,
 )
-from specbatch.pipeline.ledger.memory_store import MemoryStore
 from specbatch.schemas.audit import Finding, FindingKind, KeptCompletion
 from specbatch.schemas.errors import ModelError, UsageError
 from specbatch.schemas.records import JobRow

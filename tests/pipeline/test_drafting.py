@@ -20,12 +20,12 @@ from ledger.builders import (
     position,
 )
 
-from specbatch.pipeline.drafting import Drafting, cap_of, uses_history
-from specbatch.pipeline.engine.history import History
-from specbatch.pipeline.histories import HISTORY
-from specbatch.pipeline.ingest.objects import Objects, local_path
-from specbatch.pipeline.ledger.memory_store import MemoryStore
+from specbatch.pipeline.engines.exact.proposers.history import History
+from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.policy.journal import Lessons
+from specbatch.pipeline.stages.drafting import Drafting, cap_of, uses_history
+from specbatch.pipeline.storage.histories import HISTORY
+from specbatch.pipeline.storage.objects import Objects, local_path
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.records import JobRow, Lease, PromptRow, Stage
 from specbatch.schemas.spec import JobSpec, SamplingSpec

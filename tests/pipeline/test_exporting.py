@@ -16,11 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 from ledger.builders import JOB
 
-from specbatch.pipeline.exporting import BATCH_ROWS, Exporter, _page_rows, in_batches
-from specbatch.pipeline.ingest import corrections, export_columns
-from specbatch.pipeline.ingest.corrections import Corrections
-from specbatch.pipeline.ingest.objects import ObjectInfo, Objects
-from specbatch.pipeline.ledger.memory_store import MemoryStore
+from specbatch.pipeline.ledger.memory.store import MemoryStore
+from specbatch.pipeline.operations.exporting import BATCH_ROWS, Exporter, _page_rows, in_batches
+from specbatch.pipeline.outputs import corrections, export_columns
+from specbatch.pipeline.outputs.corrections import Corrections
+from specbatch.pipeline.storage.objects import ObjectInfo, Objects
 from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.errors import (
     JobNotFoundError,

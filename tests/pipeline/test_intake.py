@@ -15,14 +15,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from specbatch.jobs.chaos import stand_in_model
-from specbatch.pipeline import intake
-from specbatch.pipeline.ingest.codec import TextCodec
-from specbatch.pipeline.ingest.objects import Objects
-from specbatch.pipeline.ingest.outputs import read_manifest, read_output
-from specbatch.pipeline.ingest.parquet_source import ParquetSource
+from specbatch.pipeline.inputs.codec import TextCodec
+from specbatch.pipeline.inputs.parquet_source import ParquetSource
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.ledger.memory_store import MemoryStore
-from specbatch.pipeline.ledger.migrate import open_store
+from specbatch.pipeline.ledger.memory.store import MemoryStore
+from specbatch.pipeline.ledger.sql.migrate import open_store
+from specbatch.pipeline.outputs.outputs import read_manifest, read_output
+from specbatch.pipeline.stages import intake
+from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.records import JobState, Stage
 from support.databases import migrated
@@ -258,12 +258,12 @@ import resource, sys
 from functools import lru_cache
 from pathlib import Path
 from specbatch.jobs.chaos import stand_in_model
-from specbatch.pipeline.client import Client
-from specbatch.pipeline.engine.model_folder import inspect_model
-from specbatch.pipeline.ingest.objects import Objects
-from specbatch.pipeline.leases import LeaseKeeper
-from specbatch.pipeline.ledger.migrate import open_store
-from specbatch.pipeline.stages import Economy, Stages
+from specbatch.pipeline.runtime.client import Client
+from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
+from specbatch.pipeline.storage.objects import Objects
+from specbatch.pipeline.runtime.leases import LeaseKeeper
+from specbatch.pipeline.ledger.sql.migrate import open_store
+from specbatch.pipeline.stages.stages import Economy, Stages
 from specbatch.schemas.records import Artefact, Stage, StageTiming
 from specbatch.schemas.spec import load_spec
 

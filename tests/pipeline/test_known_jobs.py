@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from ledger.builders import JOB, Clock, new_job
 
-from specbatch.pipeline.known_jobs import KnownJobs
-from specbatch.pipeline.ledger.memory_store import MemoryStore
+from specbatch.pipeline.ledger.memory.store import MemoryStore
+from specbatch.pipeline.stages.known_jobs import KnownJobs
 from specbatch.schemas.errors import JobNotFoundError
 from specbatch.schemas.records import JobRow
 from specbatch.schemas.spec import load_spec

@@ -10,8 +10,8 @@ import pytest
 from contracts.shorthand import claim
 from ledger.builders import JOB, new_group, new_job, position
 
-from specbatch.pipeline.leases import Held, LeaseKeeper
-from specbatch.pipeline.ledger.memory_store import MemoryStore
+from specbatch.pipeline.ledger.memory.store import MemoryStore
+from specbatch.pipeline.runtime.leases import Held, LeaseKeeper
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.records import Beat, Lease, Stage
 

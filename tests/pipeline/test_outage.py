@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from specbatch.pipeline.outage import FIRST_SEC, Outage
+from specbatch.pipeline.runtime.outage import FIRST_SEC, Outage
 from specbatch.schemas.errors import ObjectError, StoreError
 from specbatch.schemas.refusals import TELL_EVERY_SEC, News, is_news
 

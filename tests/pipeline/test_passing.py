@@ -6,8 +6,8 @@ import pytest
 from contracts.shorthand import F32, TORCH, claim, ingest, serving
 from ledger.builders import JOB, LEASE_SEC, Clock
 
-from specbatch.pipeline.ledger.memory_store import MemoryStore
-from specbatch.pipeline.passing import FRESH_SEC, PassingOn
+from specbatch.pipeline.ledger.memory.store import MemoryStore
+from specbatch.pipeline.runtime.passing import FRESH_SEC, PassingOn
 from specbatch.schemas.numeric_class import UNKNOWN
 from specbatch.schemas.records import Bell, Stage
 from specbatch.schemas.timekeeping import Device, NewSession

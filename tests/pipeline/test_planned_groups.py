@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from ledger.builders import new_job
 
-from specbatch.pipeline.ingest.artefacts import read_prompts
-from specbatch.pipeline.ingest.objects import Objects
-from specbatch.pipeline.ingest.planner import MAX_GROUP_TOKENS, PlannedGroup
-from specbatch.pipeline.ledger.memory_store import MemoryStore
-from specbatch.pipeline.planned_groups import (
+from specbatch.pipeline.inputs.planned_groups import (
     MOST_ROWS_TOGETHER,
     MOST_TOGETHER,
     in_batches,
     write_groups,
 )
+from specbatch.pipeline.inputs.planner import MAX_GROUP_TOKENS, PlannedGroup
+from specbatch.pipeline.ledger.memory.store import MemoryStore
+from specbatch.pipeline.storage.artefacts import read_prompts
+from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.records import JobRow, PromptRow, RejectedRow, SourcePosition, Stage
 

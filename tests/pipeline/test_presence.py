@@ -8,9 +8,9 @@ from typing import cast
 
 import pytest
 
-from specbatch.pipeline import presence
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.presence import Presence
+from specbatch.pipeline.runtime import presence
+from specbatch.pipeline.runtime.presence import Presence
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.presence import WorkerProcess
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from ledger.builders import JOB, LEASE_SEC, NO_TIME, RESULTS, completion, new_job, position
 
-from specbatch.pipeline.ingest.artefacts import write_prompts
-from specbatch.pipeline.ingest.objects import Objects
-from specbatch.pipeline.ledger.memory_store import MemoryStore
-from specbatch.pipeline.prompts import reader, rows_of
-from specbatch.pipeline.publishing import with_unfinished_rows
+from specbatch.pipeline.ledger.memory.store import MemoryStore
+from specbatch.pipeline.stages.publishing import with_unfinished_rows
+from specbatch.pipeline.storage.artefacts import write_prompts
+from specbatch.pipeline.storage.objects import Objects
+from specbatch.pipeline.storage.prompts import reader, rows_of
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.records import (
     Artefact,

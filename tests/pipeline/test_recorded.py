@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from ledger.builders import JOB, NO_TIME, completion, new_group, new_job, position
 
-from specbatch.pipeline.ingest.artefacts import write_prompts, write_results
-from specbatch.pipeline.ingest.confined import delete_own, put_own, read_own
-from specbatch.pipeline.ingest.objects import Objects
-from specbatch.pipeline.ledger.memory_store import MemoryStore
-from specbatch.pipeline.recorded import put_kept, put_rejected, recorded, rejected_whole
+from specbatch.pipeline.ledger.memory.store import MemoryStore
+from specbatch.pipeline.stages.recorded import put_kept, put_rejected, recorded, rejected_whole
+from specbatch.pipeline.storage.artefacts import write_prompts, write_results
+from specbatch.pipeline.storage.confined import delete_own, put_own, read_own
+from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.errors import ObjectError, UsageError
 from specbatch.schemas.privacy import NOT_KEPT, PrivacyMode
 from specbatch.schemas.records import (

@@ -18,14 +18,14 @@ from conftest import S3
 from ledger.builders import Clock
 
 from specbatch.jobs.chaos.stand_in import StandInEngine
-from specbatch.jobs.cli.spec_input import build_spec
-from specbatch.pipeline import publishing
-from specbatch.pipeline.engine.time_book import OVERHEAD
-from specbatch.pipeline.ingest.objects import Objects
-from specbatch.pipeline.ingest.outputs import read_manifest, read_output
+from specbatch.pipeline.engines.exact.state.time_book import OVERHEAD
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.ledger.memory_store import MemoryStore
-from specbatch.pipeline.ledger.migrate import open_store
+from specbatch.pipeline.ledger.memory.store import MemoryStore
+from specbatch.pipeline.ledger.sql.migrate import open_store
+from specbatch.pipeline.operations.spec_input import build_spec
+from specbatch.pipeline.outputs.outputs import read_manifest, read_output
+from specbatch.pipeline.stages import publishing
+from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import Bell, JobRow, JobState, Stage

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from specbatch.pipeline.ledger.memory_store import MemoryStore
+from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.policy.knowledge import Knowledge
-from specbatch.pipeline.remembering import StoredKnowledge
+from specbatch.pipeline.runtime.remembering import StoredKnowledge
 from specbatch.schemas.errors import StoreError
 
 ABOUT = "verifier on cpu"

@@ -13,12 +13,12 @@ from ledger.builders import JOB, NO_TIME, RESULTS, Clock, completion, new_group,
 from tokenizers import Tokenizer
 
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.ledger.memory_store import MemoryStore
-from specbatch.pipeline.ledger.migrate import open_store
-from specbatch.pipeline.policy.controls import Arm, Controls, Measured, Part
-from specbatch.pipeline.report_texts import make_pieces
-from specbatch.pipeline.reporting import make_report
-from specbatch.pipeline.requests import group_report
+from specbatch.pipeline.ledger.memory.store import MemoryStore
+from specbatch.pipeline.ledger.sql.migrate import open_store
+from specbatch.pipeline.operations.report_texts import make_pieces
+from specbatch.pipeline.operations.reporting import make_report
+from specbatch.pipeline.policy.costs.controls import Arm, Controls, Measured, Part
+from specbatch.pipeline.stages.requests import group_report
 from specbatch.schemas.audit import AuditRecord
 from specbatch.schemas.errors import JobNotFoundError, StoreError
 from specbatch.schemas.privacy import NOT_KEPT, PrivacyMode
@@ -126,7 +126,7 @@ def test_money_is_that_of_the_cost_command(store: Store) -> None:
     whole_job(store)
     finish(store)
     from specbatch.pipeline.observe.units import usd
-    from specbatch.pipeline.policy.job_costs import JobCost
+    from specbatch.pipeline.policy.costs.job_costs import JobCost
 
     total = JobCost(store.get_job(JOB), store.job_times(JOB), store.row_times(JOB)).sheet.total
     assert total.usd > 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specbatch.pipeline.step_watch import StepWatch
+from specbatch.pipeline.runtime.step_watch import StepWatch
 from specbatch.schemas.errors import DeviceLostError, StepHungError
 from specbatch.schemas.provenance import TICKS_PER_SEC
 

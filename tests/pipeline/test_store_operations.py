@@ -16,15 +16,15 @@ from sqlalchemy import event
 
 from specbatch.jobs.chaos import stand_in_model
 from specbatch.jobs.chaos.stand_in import StandInEngine, StandInHost
-from specbatch.pipeline.client import Client
-from specbatch.pipeline.engine.model_folder import inspect_model
-from specbatch.pipeline.ingest.objects import Objects
-from specbatch.pipeline.leases import LeaseKeeper
-from specbatch.pipeline.ledger.migrate import open_store
-from specbatch.pipeline.ledger.sql_store import SqlStore
+from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
+from specbatch.pipeline.ledger.sql.migrate import open_store
+from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.pipeline.policy.journal import Lessons
-from specbatch.pipeline.stages import Economy, Stages
-from specbatch.pipeline.timekeeping import Timekeeper
+from specbatch.pipeline.runtime.client import Client
+from specbatch.pipeline.runtime.leases import LeaseKeeper
+from specbatch.pipeline.runtime.timekeeping import Timekeeper
+from specbatch.pipeline.stages.stages import Economy, Stages
+from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.records import Bell, JobState
 from specbatch.schemas.spec import load_spec
 from specbatch.schemas.speculation import AcceptanceCount, Decision, DecisionAction

@@ -8,8 +8,8 @@ from typing import NoReturn
 import pytest
 from ledger.builders import JOB, LEASE_SEC, Clock, new_group, new_job, position
 
-from specbatch.pipeline.ledger.memory_store import MemoryStore
-from specbatch.pipeline.sweeper import Queued, Sweeper
+from specbatch.pipeline.ledger.memory.store import MemoryStore
+from specbatch.pipeline.runtime.sweeper import Queued, Sweeper
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.records import Bell, Stage
 from specbatch.schemas.timekeeping import Device, NewSession
@@ -71,7 +71,7 @@ def test_where_nothing_is_queued_its_own_bells_are_rung_again_soon_and_ever_late
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
-    monkeypatch.setattr("specbatch.pipeline.sweeper.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("specbatch.pipeline.runtime.sweeper.time.monotonic", lambda: now[0])
     queue = Queue()
     one = sweeper(store, queue, queue)
     rung = []
@@ -87,7 +87,7 @@ def test_a_bell_that_may_still_be_queued_is_waited_for(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
-    monkeypatch.setattr("specbatch.pipeline.sweeper.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("specbatch.pipeline.runtime.sweeper.time.monotonic", lambda: now[0])
     queue = Queue()
     one = sweeper(store, queue, queue)
     assert one.sweep() == GROUPS
@@ -102,7 +102,7 @@ def test_sweeps_come_sooner_while_messages_get_lost(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
-    monkeypatch.setattr("specbatch.pipeline.sweeper.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("specbatch.pipeline.runtime.sweeper.time.monotonic", lambda: now[0])
     queue = Queue()
     one = sweeper(store, queue, queue)
     one.sweep()

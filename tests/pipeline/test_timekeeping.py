@@ -16,12 +16,12 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from ledger.builders import JOB, LEASE_SEC, NO_TIME, RESULTS, Clock
 from sqlalchemy import event
 
-from specbatch.pipeline.engines import Engines, Submitted
+from specbatch.pipeline.engines.contract import Engines, Submitted
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.ledger.memory_store import MemoryStore
-from specbatch.pipeline.ledger.migrate import upgrade
-from specbatch.pipeline.ledger.sql_store import SqlStore
-from specbatch.pipeline.timekeeping import Rest, Timekeeper, Untimed
+from specbatch.pipeline.ledger.memory.store import MemoryStore
+from specbatch.pipeline.ledger.sql.migrate import upgrade
+from specbatch.pipeline.ledger.sql.store import SqlStore
+from specbatch.pipeline.runtime.timekeeping import Rest, Timekeeper, Untimed
 from specbatch.schemas.errors import FencedError, StoreError
 from specbatch.schemas.provenance import NO_TICKS, Ticks
 from specbatch.schemas.records import Lease, Stage

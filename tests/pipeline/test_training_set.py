@@ -10,9 +10,9 @@ import torch
 from ledger.builders import JOB
 from torch.nn import functional
 
-from specbatch.pipeline.exporting import Exporter
-from specbatch.pipeline.ingest.objects import Objects
-from specbatch.pipeline.ledger.memory_store import MemoryStore
+from specbatch.pipeline.ledger.memory.store import MemoryStore
+from specbatch.pipeline.operations.exporting import Exporter
+from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.exports import ExportKind, ExportOrder
 from support.exported import exported_job
 from support.models import TinyPair

@@ -9,8 +9,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 
-from specbatch.pipeline.policy.controls import Arm, Controls, Part
-from specbatch.pipeline.policy.savings import Savings, savings
+from specbatch.pipeline.policy.costs.controls import Arm, Controls, Part
+from specbatch.pipeline.policy.costs.savings import Savings, savings
 from specbatch.pipeline.policy.step_time import StepTime
 
 PRICE_MICROUSD = 3_600_000  # an hour; so that a tenth of a cent is a second

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specbatch.pipeline.policy.balance import (
+from specbatch.pipeline.policy.costs.balance import (
     Amount,
     Sheet,
     job_sheet,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from specbatch.pipeline.policy.forecast import PastJob, Range, forecast
+from specbatch.pipeline.policy.costs.forecast import PastJob, Range, forecast
 
 NIGHT = PastJob(
     prefill_usd=0.01,

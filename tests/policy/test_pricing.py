@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specbatch.pipeline.policy.pricing import cost_units, device_usd, price_microusd, usd_of
+from specbatch.pipeline.policy.costs.pricing import cost_units, device_usd, price_microusd, usd_of
 from specbatch.schemas.provenance import TICKS_PER_SEC
 
 

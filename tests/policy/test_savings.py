@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from policy.sham import Noise, covered, lognormal, sham_job, slow, spells, wandering
 
-from specbatch.pipeline.policy.controls import NOTHING_MEASURED, Arm, Controls, Measured, Part
-from specbatch.pipeline.policy.savings import (
+from specbatch.pipeline.policy.costs.controls import NOTHING_MEASURED, Arm, Controls, Measured, Part
+from specbatch.pipeline.policy.costs.savings import (
     Savings,
     at_depth_0,
     drafted,

@@ -6,11 +6,11 @@ from contextlib import nullcontext
 
 from ledger.builders import new_job
 
-from specbatch.pipeline.engine.history import History
-from specbatch.pipeline.ledger.memory_store import MemoryStore
+from specbatch.pipeline.engines.exact.proposers.history import History
+from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.privacy.tenants import Privacy
-from specbatch.pipeline.refill import Refills, refilled
-from specbatch.pipeline.requests import requests_of
+from specbatch.pipeline.stages.refill import Refills, refilled
+from specbatch.pipeline.stages.requests import requests_of
 from specbatch.schemas.messages import RefillMessage
 from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.records import JobRow, PromptRow

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ledger.builders import completion, new_job
 
-from specbatch.pipeline.ledger.memory_store import MemoryStore
+from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.privacy.keeping import EVERYTHING, NO_WORDS
 from specbatch.pipeline.privacy.redactor import Redactor, Span
 from specbatch.pipeline.privacy.tenants import Privacy

@@ -14,10 +14,10 @@ from ledger.builders import Clock
 
 from specbatch.jobs.schedules.definition import Schedule, load_schedule
 from specbatch.jobs.schedules.ticker import Ticker
-from specbatch.pipeline.client import Client
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.ledger.memory_store import MemoryStore
-from specbatch.pipeline.ledger.migrate import open_store
+from specbatch.pipeline.ledger.memory.store import MemoryStore
+from specbatch.pipeline.ledger.sql.migrate import open_store
+from specbatch.pipeline.runtime.client import Client
 from specbatch.schemas.records import Bell, JobState, Stage
 from specbatch.schemas.schedules import RunState
 

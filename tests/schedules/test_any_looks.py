@@ -13,7 +13,7 @@ from ledger.builders import Clock
 from schedules.conftest import Site
 from schedules.test_cron import CHANGES, walk
 
-from specbatch.pipeline.ledger.memory_store import MemoryStore
+from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.schemas.schedules import RunState
 
 EXPRESSIONS = ("30 2 * * *", "0 */3 * * *", "15 * * * *", "0,30 1,2,3 * * *", "@daily")

@@ -22,9 +22,9 @@ from specbatch.jobs.schedules.definition import load_schedule
 from specbatch.jobs.schedules.folder import Folder
 from specbatch.jobs.schedules.ticker import Ticker
 from specbatch.pipeline.bootstrap import make_store
-from specbatch.pipeline.client import Client
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.ledger.memory_store import MemoryStore
+from specbatch.pipeline.ledger.memory.store import MemoryStore
+from specbatch.pipeline.runtime.client import Client
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.records import JobState
 from specbatch.schemas.schedules import RunState, ScheduleRun

@@ -10,7 +10,7 @@ from contracts.shorthand import successes, together
 from schedules.conftest import Site, at, silent
 
 from specbatch.jobs.schedules.ticker import key_of
-from specbatch.pipeline.client import Client
+from specbatch.pipeline.runtime.client import Client
 from specbatch.schemas.errors import InputError, StoreError, UsageError
 from specbatch.schemas.schedules import RunState, ScheduleRun
 from specbatch.schemas.spec import JobSpec

@@ -7,9 +7,9 @@ import re
 import pyarrow as pa
 import pytest
 
-from specbatch.jobs.site.exports_page import type_name
 from specbatch.schemas.export_arrow import SCHEMAS, description
 from specbatch.schemas.exports import ExportKind
+from specbatch.tools.site.exports_page import type_name
 from support.tree import ROOT
 
 DOCUMENT = (ROOT / "docs" / "howto" / "exports.md").read_text()

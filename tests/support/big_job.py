@@ -8,7 +8,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-from specbatch.pipeline.ledger.migrate import open_store
+from specbatch.pipeline.ledger.sql.migrate import open_store
 from specbatch.schemas.provenance import TICKS_PER_SEC, Provenance, Ticks
 from specbatch.schemas.records import (
     Artefact,

@@ -20,7 +20,7 @@ def migrated(path: Path) -> str:
 
 @cache
 def _sqlite() -> bytes:
-    from specbatch.pipeline.ledger.migrate import upgrade
+    from specbatch.pipeline.ledger.sql.migrate import upgrade
 
     with TemporaryDirectory() as folder:
         path = Path(folder) / "store.db"

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 
 from ledger.builders import JOB, LEASE_SEC, NO_TIME, RESULTS, new_job, position
 
-from specbatch.pipeline.ingest.artefacts import write_prompts
-from specbatch.pipeline.ingest.objects import Objects
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.storage.artefacts import write_prompts
+from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.provenance import Ticks
 from specbatch.schemas.records import (
     Artefact,

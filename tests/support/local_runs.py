@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from specbatch.pipeline.bootstrap import make_store
-from specbatch.pipeline.ingest.outputs import read_output
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.outputs.outputs import read_output
 from specbatch.schemas.settings import Settings
 from support import forks
 from support.databases import migrated

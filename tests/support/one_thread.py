@@ -15,12 +15,12 @@ from typing import Any
 
 from specbatch.jobs.chaos import stand_in_model
 from specbatch.jobs.chaos.stand_in import StandInHost
-from specbatch.pipeline.client import Client
-from specbatch.pipeline.engine.model_folder import inspect_model
-from specbatch.pipeline.ingest.objects import Objects
-from specbatch.pipeline.leases import LeaseKeeper
+from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.stages import Economy, Stages
+from specbatch.pipeline.runtime.client import Client
+from specbatch.pipeline.runtime.leases import LeaseKeeper
+from specbatch.pipeline.stages.stages import Economy, Stages
+from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.records import Bell, JobRow
 from specbatch.schemas.spec import JobSpec, load_spec
 

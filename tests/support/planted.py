@@ -29,9 +29,9 @@ from specbatch.pipeline.bootstrap import (
     make_store,
     make_worker,
 )
-from specbatch.pipeline.engine.model_folder import ModelFolder
-from specbatch.pipeline.engine.sequence import Request
-from specbatch.pipeline.ingest.codec import TextCodec
+from specbatch.pipeline.engines.exact.model.model_folder import ModelFolder
+from specbatch.pipeline.engines.exact.state.sequence import Request
+from specbatch.pipeline.inputs.codec import TextCodec
 from specbatch.schemas import masking
 from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.records import Bell, JobRow

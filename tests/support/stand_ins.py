@@ -13,15 +13,15 @@ from ledger.builders import LEASE_SEC, Clock
 
 from specbatch.jobs.chaos.stand_in import StandInHost
 from specbatch.jobs.chaos.stand_in_model import codec, write_model
-from specbatch.pipeline.client import Client
-from specbatch.pipeline.engine.model_folder import inspect_model
-from specbatch.pipeline.engines import Engines
-from specbatch.pipeline.ingest.objects import Objects
-from specbatch.pipeline.ingest.outputs import read_output
-from specbatch.pipeline.leases import LeaseKeeper
-from specbatch.pipeline.ledger.migrate import open_store
-from specbatch.pipeline.observe.tracing import UNTRACED, Tracing
-from specbatch.pipeline.stages import Economy, Stages
+from specbatch.pipeline.engines.contract import Engines
+from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
+from specbatch.pipeline.ledger.sql.migrate import open_store
+from specbatch.pipeline.observe.tracing.tracing import UNTRACED, Tracing
+from specbatch.pipeline.outputs.outputs import read_output
+from specbatch.pipeline.runtime.client import Client
+from specbatch.pipeline.runtime.leases import LeaseKeeper
+from specbatch.pipeline.stages.stages import Economy, Stages
+from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.records import Bell, JobState, Stage
 from specbatch.schemas.spec import load_spec
 from support.databases import migrated

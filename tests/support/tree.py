@@ -10,6 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("schemas", "kernels", "pipeline", "workers", "jobs", "migrations")
+NOT_SHIPPED = ("benchmarks", "tools")  # importable from a checkout only
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,9 @@ class Module:
 
 
 def modules(*rooms: str) -> list[Module]:
-    """Every Python file of the rooms (all of them by default)."""
+    """Every Python file of the rooms (all of them by default, also those not in the wheel)."""
     found = []
-    for room in rooms or ROOMS:
+    for room in rooms or (*ROOMS, *NOT_SHIPPED):
         for path in sorted((ROOT / room).rglob("*.py")):
             parts = path.relative_to(ROOT).with_suffix("").parts
             found.append(Module(".".join(p for p in parts if p != "__init__"), path))

@@ -15,7 +15,7 @@ from celery import Celery
 from celery.worker import state
 from ledger.builders import JOB
 
-from specbatch.pipeline.outage import Outage
+from specbatch.pipeline.runtime.outage import Outage
 from specbatch.schemas.errors import WorkerEndedError
 from specbatch.schemas.records import NORMAL, Bell, Stage
 from specbatch.schemas.routing import queue_for

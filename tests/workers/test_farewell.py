@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from celery.signals import worker_shutting_down
 
-from specbatch.pipeline.outage import Outage
+from specbatch.pipeline.runtime.outage import Outage
 from specbatch.workers.lifecycle import PATIENCE_SEC, Farewell
 from support import demo
 from support.workers import command, wait_until, worker

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from specbatch.pipeline.bootstrap import Worker, make_client, make_worker
-from specbatch.pipeline.ledger.memory_store import MemoryStore
+from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.records import Artefact, JobState, Lease, Stage, StageTiming
 from specbatch.schemas.settings import Settings

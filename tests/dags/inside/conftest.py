@@ -123,7 +123,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with (folder / "worker.log").open("w") as log:
         worker = subprocess.Popen(
             [
-                *(python, "-m", "specbatch.jobs.bench.stand_in_worker"),
+                *(python, "-m", "specbatch.benchmarks.stand_in_worker"),
                 *("--model", str(model), "--kinds", "ingest", "verify", "record"),
                 *("--step-sec", "0.05", "--max-sequences", str(GROUP), "--concurrency", "4"),
             ],

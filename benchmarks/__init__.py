@@ -1,0 +1,1 @@
+"""Benchmarks: figures come from here, never from tests. Not in the wheel."""

@@ -1,0 +1,1 @@
+"""Digests and entries of the audit log. No SQL, no clock."""

@@ -1,0 +1,1 @@
+"""What verify engines offer, and how one is chosen."""

@@ -1,0 +1,449 @@
+"""The verify engine: one ragged forward pass per step over every sequence of every group.
+
+The engine knows nothing of Celery, SQL or text. Read `step` first: it is the table of contents.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+
+from torch import Tensor
+
+from specbatch.kernels.verify.contract import Verdict
+from specbatch.pipeline.engines.exact.admission import all_within, refusal
+from specbatch.pipeline.engines.exact.model.batch import Chunk
+from specbatch.pipeline.engines.exact.model.runner import ModelRunner
+from specbatch.pipeline.engines.exact.model.transfer import to_host
+from specbatch.pipeline.engines.exact.observing import Observer, Unwatched, Watch
+from specbatch.pipeline.engines.exact.proposers.block_proposer import BlockProposer, Wanted
+from specbatch.pipeline.engines.exact.proposers.guarded_proposer import guarded
+from specbatch.pipeline.engines.exact.recheck import Rechecker
+from specbatch.pipeline.engines.exact.sampling.most_likely import MostLikely
+from specbatch.pipeline.engines.exact.sampling.sampler import choose_sampler
+from specbatch.pipeline.engines.exact.sampling.sampling import LastColumns
+from specbatch.pipeline.engines.exact.sampling.verification import verify
+from specbatch.pipeline.engines.exact.speculation.drift import EVERY_STEPS
+from specbatch.pipeline.engines.exact.speculation.speculator import Speculator
+from specbatch.pipeline.engines.exact.state.faults import Fault, fault_of, with_type
+from specbatch.pipeline.engines.exact.state.isolation import isolate
+from specbatch.pipeline.engines.exact.state.proposer import Proposer
+from specbatch.pipeline.engines.exact.state.scheduler import Planned, Scheduler
+from specbatch.pipeline.engines.exact.state.sequence import (
+    Completion,
+    Request,
+    Sequence,
+    stop_ids_of,
+)
+from specbatch.pipeline.engines.exact.state.stats import EngineStats
+from specbatch.pipeline.engines.exact.state.time_book import OVERHEAD, TimeBook, now
+from specbatch.pipeline.engines.exact.state.token_budget import TokenBudget
+from specbatch.pipeline.engines.exact.state.work import Work
+from specbatch.pipeline.policy.costs.controls import Arm, Controls, Part
+from specbatch.pipeline.policy.journal import Lessons
+from specbatch.pipeline.policy.knowledge import Knowledge
+from specbatch.schemas.provenance import TICKS_PER_SEC
+from specbatch.schemas.records import FinishReason, TopLogprobs
+from specbatch.schemas.speculation import AcceptanceCount
+
+log = logging.getLogger(__name__)
+
+
+class Engine:
+    """Continuous batching with verification of drafts. Only one thread may use it."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        proposers: tuple[Proposer, ...] = (),
+        max_sequences: int = 64,
+        max_batch_tokens: int = 2048,
+        rechecker: Rechecker | None = None,
+        knowledge: Knowledge | None = None,
+        observer: Observer | None = None,
+        drift_every: int = EVERY_STEPS,
+    ) -> None:
+        """`observer` hears what is done, and every `drift_every` steps how far a draft model is."""
+        self._runner = runner
+        self._rechecker = rechecker
+        self._sampler = choose_sampler(runner.device, runner.kernels)
+        self._speculator = Speculator(
+            [guarded(proposer, self._count_failure, self._tell_rest) for proposer in proposers],
+            knowledge or Knowledge(),
+        )
+        self._block = next((p for p in proposers if isinstance(p, BlockProposer)), None)
+        self._budget = TokenBudget(max_batch_tokens)
+        self._scheduler = Scheduler(
+            runner.blocks, max_sequences, max_batch_tokens, self._speculator.forget
+        )
+        self._columns = LastColumns()
+        self._rejected: list[Completion] = []
+        self.stats = EngineStats()
+        self._book = TimeBook(self.stats.time)
+        self._controls = Controls()
+        self._jobs: Counter[str] = Counter()  # requests on their way
+        self._watch = Unwatched()
+        if observer is not None:
+            blocks = runner.blocks
+            self._watch = Watch(observer, self.stats, blocks, max_sequences, proposers, drift_every)
+            self._speculator.journal.on_turn = observer.turned
+
+    # --- what callers do -----------------------------------------------------------------------
+    def add(self, request: Request) -> None:
+        """Queue a request. One that cannot fit is answered with an error by the next step."""
+        limit, vocab_size = self._runner.context_tokens, self._runner.vocab_size
+        if not all_within(request.draft_ids, vocab_size):  # a hint that cannot be right
+            request = replace(request, draft_ids=())
+        sequence = Sequence(
+            request=request,
+            stop_ids=stop_ids_of(request, self._runner.eos_ids, vocab_size),
+            max_length=min(limit, len(request.prompt_ids) + request.params.max_tokens),
+        )
+        sequence.error = refusal(sequence, limit, vocab_size, self._runner.shortage)
+        if sequence.error is not None:
+            sequence.finish_reason = FinishReason.ERROR
+            self._rejected.append(sequence.completion())
+            return
+        self._scheduler.waiting.append(sequence)
+        self._jobs[request.route.job] += 1
+
+    def cancel(self, matches: Callable[[Request], bool]) -> list[Completion]:
+        """Drop all requests that match; what they had so far is returned as cancelled."""
+        return [self._finish(s, FinishReason.CANCELLED) for s in self.begun if matches(s.request)]
+
+    @property
+    def begun(self) -> list[Sequence]:
+        """All sequences that are not finished; any thread may look at them."""
+        return [*self._scheduler.running, *self._scheduler.waiting]
+
+    def unstarted(self) -> list[str]:
+        """Ids of the requests that no pass has seen yet."""
+        return [s.request.request_id for s in self._scheduler.waiting if not s.compute_sec]
+
+    def prime(self, job: str, counts: Iterable[AcceptanceCount]) -> None:
+        """What earlier nights of a job found about drafts; counts only before its first request."""
+        self._speculator.journal.prime(job, counts)
+
+    def lessons(self, job: str) -> Lessons:
+        """What a job taught about drafts since this was last asked."""
+        lessons = self._speculator.journal.lessons(job)
+        return replace(lessons, measured=self._controls.take(job))
+
+    @property
+    def knowledge(self) -> Knowledge:
+        """Of the machine and the proposers; grows while the engine runs."""
+        return self._speculator.knowledge
+
+    def hint(self, request_id: str, position: int, token_ids: tuple[int, ...]) -> None:
+        """What may follow a request's first `position` output tokens. Unknown ones are ignored."""
+        if self._block is None or not all_within(token_ids, self._runner.vocab_size):
+            return
+        for sequence in self._scheduler.running:
+            if sequence.request.request_id == request_id:
+                followed = self._block.extend(sequence, position, token_ids)
+                self.stats.hints_followed += followed
+                self.stats.hints_dropped += not followed
+
+    def wanted(self) -> list[Wanted]:
+        """Requests for which hints are wanted, each told once: see `BlockProposer.wanting`."""
+        return [] if self._block is None else self._block.wanting()
+
+    @property
+    def runner(self) -> ModelRunner:
+        """The verifier's, for who looks at what it wrote while no step is going on."""
+        return self._runner
+
+    @property
+    def largest_pass(self) -> tuple[int, int]:
+        """The most tokens of the verifier's pass, and the most rows of logits."""
+        drafts = self._speculator.max_draft_tokens if self._speculator.proposers else 0
+        deciding = min(self._scheduler.max_sequences, self._budget.most)
+        return self._budget.most + drafts, deciding + drafts
+
+    @property
+    def idle(self) -> bool:
+        return self._scheduler.idle and not self._rejected
+
+    def step(self) -> list[Completion]:
+        """Decide at least one token for every decoding sequence; returns what finished."""
+        work = self._schedule_and_propose()
+        if not work.plan:
+            return self._take_rejected()
+        parts = self._decide(work)  # all of it, unless its pass raised
+        for part, verdict in parts:
+            self._commit(part, verdict)
+        self._share(work)
+        self._account(work, [part for part, _ in parts])
+        done = self._take_rejected() + self._take_finished(work)
+        self._watch.stepped([part for part, _ in parts])
+        return done
+
+    # --- the stages of a step ------------------------------------------------------------------
+    def _schedule_and_propose(self) -> Work:
+        begun = now()
+        self._scheduler.max_batch_tokens = self._budget.now
+        plan = self._scheduler.schedule()
+        deciding = [p.sequence for p in plan if p.decides]
+        asking = self._watch.ask(deciding)
+        drafts, makers = self._speculator.propose(deciding, self._room_for_draft)
+        drafting = asking + int(self._speculator.drafting_sec * TICKS_PER_SEC)
+        return Work(plan, deciding, drafts, makers, begun, drafting)
+
+    def _room_for_draft(self, sequence: Sequence, wanted: int) -> int:
+        return 0 if self._budget.strained else self._scheduler.room_for_draft(sequence, wanted)
+
+    def _decide(self, work: Work) -> list[tuple[Work, Verdict | None]]:
+        """Verdicts on all of the work, or on the parts of it whose pass does not raise."""
+        try:
+            verdict = self._pass(work)
+        except Exception as error:
+            work.whole = False
+            self.stats.raised_passes += 1
+            failed, fault = error, fault_of(error)
+            if fault not in (Fault.MEMORY, Fault.OTHER):
+                raise
+        else:
+            self._budget.passed()
+            return [(work, verdict)]
+        if fault is Fault.OTHER:
+            return self._decide_apart(work, failed)
+        # Its frames hold what the pass had made, which is to be had again.
+        return self._decide_less(work, failed.with_traceback(None))
+
+    def _decide_less(self, work: Work, error: Exception) -> list[tuple[Work, Verdict | None]]:
+        """Memory ran out: fewer tokens, and no drafts. The rest has its turn in later steps."""
+        tokens = sum(p.take for p in work.plan) + sum(map(len, work.drafts))
+        if not self._budget.halve(tokens):
+            raise error
+        log.warning("no memory for a pass of %d tokens, trying %d", tokens, self._budget.now)
+        self._runner.free_unused()
+        less = work.part(work.first_tokens(self._budget.now))
+        for sequence, maker in zip(work.deciding, work.makers, strict=True):
+            if maker is not None and sequence not in less.deciding:
+                maker.forget(sequence)  # it will not hear what became of its draft
+        return self._decide(less)
+
+    def _decide_apart(self, work: Work, error: Exception) -> list[tuple[Work, Verdict | None]]:
+        """Some sequence may be at fault: those that raise alone too fail, the others go on."""
+        log.warning("a pass of %d sequences raised", len(work.plan), exc_info=error)
+
+        def attempt(plan: list[Planned]) -> tuple[Work, Verdict | None]:
+            part = work.part(plan)
+            return part, self._pass(part)
+
+        found = isolate(work.plan, attempt, lambda e: fault_of(e) is not Fault.OTHER)
+        if not found.passed and not (len(work.plan) == 1 and self._runner.is_sound()):
+            raise error  # nothing goes through any more: that is no sequence's fault
+        for planned, reason in found.raising:
+            self._fail(planned.sequence, self._raised(planned.sequence, reason))
+        return [result for _, result in found.passed]
+
+    def _pass(self, work: Work) -> Verdict | None:
+        """One forward pass and its verdict; None if all of it went into parts of prompts.
+
+        If it raises, no sequence has changed: it can be repeated in part.
+        """
+        lengths = [p.sequence.kv.length for p in work.plan]
+        begun = now()
+        try:
+            logits = self._forward(work)
+            verdict = self._verify(work, logits) if work.deciding else None
+            work.pass_ticks = now() - begun
+            return verdict
+        except Exception:
+            for planned, length in zip(work.plan, lengths, strict=True):
+                self._runner.blocks.trim(planned.sequence.kv, length)
+            raise
+
+    def _forward(self, work: Work) -> Tensor:
+        """Logits of every row to be verified: the pending token's, then one per draft token."""
+        drafts = iter(work.drafts)
+        chunks = []
+        for planned in work.plan:
+            sequence, start = planned.sequence, planned.sequence.kv.length
+            tokens = sequence.tokens[start : start + planned.take]
+            if planned.decides:
+                draft = next(drafts)
+                chunks.append(Chunk(sequence.kv, tokens + draft, 1 + len(draft)))
+            else:
+                chunks.append(Chunk(sequence.kv, tokens, 0))
+        begun = time.perf_counter()
+        logits = self._runner.forward(chunks)
+        self.stats.forward_sec += time.perf_counter() - begun
+        return logits
+
+    def _verify(self, work: Work, logits: Tensor) -> Verdict:
+        self._watch.compare(work, logits)
+        columns = self._columns.of(work.deciding, logits.device)
+        return verify(self._sampler, work.deciding, work.drafts, work.makers, logits, columns)
+
+    def _commit(self, work: Work, verdict: Verdict | None) -> None:
+        """Append what was decided; forget the KV of rejected drafts."""
+        if verdict is None:
+            return
+        begun = now()
+        tokens, logprobs, accepted = to_host(verdict)
+        work.pass_ticks += now() - begun  # a GPU's pass has been queued, and is waited for here
+        most_likely = MostLikely(verdict.top) if verdict.top is not None else None
+        has_nan = any(map(math.isnan, logprobs))
+        row = 0
+        for sequence, draft, maker, agreed in zip(
+            work.deciding, work.drafts, work.makers, accepted, strict=True
+        ):
+            before, end = len(sequence.tokens), row + agreed + 1
+            if has_nan and any(map(math.isnan, logprobs[row:end])):
+                at = sequence.num_output
+                self._fail(sequence, f"the verifier's logits are NaN at token {at}")
+            else:
+                tops = most_likely.of(sequence, row, end) if most_likely is not None else ()
+                verdict_on = (tokens[row:end], logprobs[row:end], tops)
+                if self._accept(sequence, draft, *verdict_on, maker):
+                    self._speculator.observe(sequence, maker, draft, agreed)
+            work.emitted[sequence] = len(sequence.tokens) - before
+            row += len(draft) + 1
+        self.stats.proposed += row - len(work.deciding)
+        self.stats.accepted += sum(accepted)
+        self.stats.generated_tokens += sum(work.emitted[s] for s in work.deciding)
+        self.stats.verifier_passes += len(work.deciding)
+        self._watch.decided(work.deciding)
+
+    def _accept(
+        self,
+        sequence: Sequence,
+        draft: list[int],
+        tokens: list[int],
+        logprobs: list[float],
+        tops: Seq[TopLogprobs],
+        maker: Proposer | None,
+    ) -> bool:
+        """Append a verdict; False: the request's own watch over its text raised."""
+        try:
+            sequence.accept(draft, tokens, logprobs, tops, maker.name if maker else "")
+        except Exception as error:
+            self._fail(sequence, self._raised(sequence, error))
+            return False
+        self._runner.blocks.trim(sequence.kv, len(sequence.tokens) - 1)
+        return True
+
+    def _raised(self, sequence: Sequence, error: Exception) -> str:
+        where = f"step {self.stats.steps + 1} of the engine, at token {sequence.num_output}"
+        request_id = sequence.request.request_id
+        told = {"request": request_id}
+        log.warning("request %s: %s", request_id, where, exc_info=error, extra=told)
+        return f"{where}: {with_type(error)}"
+
+    @staticmethod
+    def _fail(sequence: Sequence, error: str) -> None:
+        sequence.finish_reason, sequence.error = FinishReason.ERROR, error
+
+    def _share(self, work: Work) -> None:
+        """Offer full blocks to sequences that begin alike; a NaN must not outlive its sequence."""
+        blocks = self._runner.blocks
+        for sequence in (p.sequence for p in work.plan):
+            if sequence.error is None:
+                blocks.seal(sequence.kv, sequence.tokens)
+            else:
+                blocks.disown(sequence.kv)
+
+    def _account(self, work: Work, parts: Seq[Work]) -> None:
+        """Share the step's time among its sequences, and note what depth 0 would have taken."""
+        self.stats.steps += 1
+        self.stats.reused_tokens = self._scheduler.reused_tokens
+        self.stats.preemptions = self._scheduler.preemptions
+        ticks, shares = self._book.share_step(work, parts, self.stats.steps, self._runner.padded)
+        self.stats.busy_sec += ticks / TICKS_PER_SEC
+        if not (work.whole and work.decoding):
+            return
+        # A prompt's rows are cheaper, for they need no logits: only these steps are measurements.
+        count, rows = len(work.deciding), len(work.plan) + sum(map(len, work.drafts))
+        step_time = self._speculator.knowledge.step_time
+        price = step_time.plain(count) or step_time.predict(count, count)  # of before this step
+        if self._speculator.arm is not Arm.SETTLES:
+            step_time.observe(rows, count, ticks / TICKS_PER_SEC - self._beside_depth_0(work))
+        if self._speculator.arm is not Arm.APART:
+            self._compare(work, ticks, shares, price)
+
+    def _compare(self, work: Work, ticks: int, shares: Seq[int], price_sec: float) -> None:
+        """Note what a decoding step took, beside what its tokens would have taken at depth 0."""
+        arm, count = self._speculator.arm, len(work.deciding)
+        beside = self._beside_depth_0(work) * TICKS_PER_SEC / ticks if ticks else 0.0
+        if arm in (Arm.DRAFTS, Arm.SETTLES):
+            per_token = self._controls.level * price_sec / count
+            for sequence in work.deciding:
+                sequence.baseline_sec += work.emitted[sequence] * per_token
+        else:
+            per_tick = (1.0 - beside) / TICKS_PER_SEC
+            for sequence, share in zip(work.deciding, shares, strict=True):
+                sequence.baseline_sec += share * per_tick
+        for sequence, share in zip(work.deciding, shares, strict=True):
+            sequence.decode_sec += share / TICKS_PER_SEC
+        parts = self._parts(work, ticks, shares)
+        self._controls.step(arm, self._speculator.odds, price_sec, beside, parts)
+
+    def _beside_depth_0(self, work: Work) -> float:
+        """Seconds that the step spent on drafts and on choosing them, before its pass."""
+        return work.drafting_ticks / TICKS_PER_SEC + self._speculator.replanning_sec
+
+    def _parts(self, work: Work, ticks: int, shares: Seq[int]) -> dict[str, Part]:
+        """A step's time, tokens and sequences by job; mostly there is one."""
+        if len(self._jobs) == 1:
+            (job,) = self._jobs
+            tokens = sum(work.emitted.values())
+            return {job: Part(ticks / TICKS_PER_SEC, tokens, len(work.deciding))}
+        found: dict[str, list[int]] = {}
+        for sequence, share in zip(work.deciding, shares, strict=True):
+            of = found.setdefault(sequence.request.route.job, [0, 0, 0])
+            of[0] += share
+            of[1] += work.emitted[sequence]
+            of[2] += 1
+        return {job: Part(t / TICKS_PER_SEC, tokens, n) for job, (t, tokens, n) in found.items()}
+
+    def _count_failure(self) -> None:
+        self.stats.proposer_failures += 1
+
+    def _tell_rest(self, proposer: str, reason: str) -> None:
+        self._speculator.journal.rests(proposer, reason)
+
+    # --- ends ----------------------------------------------------------------------------------
+    def _take_finished(self, work: Work) -> list[Completion]:
+        done = [p.sequence for p in work.plan if p.sequence.finish_reason is not None]
+        return [self._finish(s, s.finish_reason or FinishReason.ERROR) for s in done]
+
+    def _take_rejected(self) -> list[Completion]:
+        rejected, self._rejected = self._rejected, []
+        return rejected
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> Completion:
+        sequence.finish_reason = reason
+        self._scheduler.remove(sequence)
+        self._jobs -= Counter((sequence.request.route.job,))
+        self._speculator.forget(sequence)
+        self._watch.finished(sequence)
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self._look_again(sequence)
+        self.stats.finished += 1
+        return sequence.completion()
+
+    def _look_again(self, sequence: Sequence) -> None:
+        if self._rechecker is None or not self._rechecker.wants(sequence.request):
+            return
+        begun = now()
+        found = None
+        try:
+            found = self._rechecker.check(sequence)
+        except Exception as error:  # the completion stands; it is only not looked at
+            if fault_of(error) in (Fault.DEVICE, Fault.KERNEL):
+                raise
+            log.warning("no second look: %s", with_type(error), exc_info=error)
+            self._runner.free_unused()
+        self._book.add(sequence, OVERHEAD, now() - begun)
+        if found is not None:
+            sequence.recheck = found
+            self.stats.checked_tokens += found.tokens
+            self.stats.differing_tokens += found.differing
+            self.stats.largest_margin = max(self.stats.largest_margin, found.largest_margin)

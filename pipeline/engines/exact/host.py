@@ -1,0 +1,397 @@
+"""The engines of one worker process: one per `EngineSpec` that its jobs ask for."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from specbatch.pipeline.engines.exact.engine import Engine
+from specbatch.pipeline.engines.exact.model.device import (
+    DeviceOptions,
+    capture_for,
+    gpu_cache_bytes,
+)
+from specbatch.pipeline.engines.exact.model.fingerprint import Look, unchanged
+from specbatch.pipeline.engines.exact.model.loaded_models import LoadedModels
+from specbatch.pipeline.engines.exact.model.loader import LoadedModel, load_model
+from specbatch.pipeline.engines.exact.model.memory import (
+    PROMISES,
+    MemoryBudget,
+    budget_of,
+    cache_bytes,
+    free_for_another,
+)
+from specbatch.pipeline.engines.exact.model.model_folder import (
+    ModelFolder,
+    check_pair,
+    inspect_folder,
+)
+from specbatch.pipeline.engines.exact.model.numeric_class import check_class, serves
+from specbatch.pipeline.engines.exact.model.quantised import check_weights
+from specbatch.pipeline.engines.exact.model.runner import Decoder, ModelRunner
+from specbatch.pipeline.engines.exact.model.torch_decoder import TorchDecoder
+from specbatch.pipeline.engines.exact.observing import Observer
+from specbatch.pipeline.engines.exact.proposers.block_proposer import BlockProposer, Wanted
+from specbatch.pipeline.engines.exact.proposers.draft_model import (
+    MAX_PASS_TOKENS,
+    DraftModelProposer,
+)
+from specbatch.pipeline.engines.exact.proposers.draft_names import DRAFT_MODEL, draft_names, pins_of
+from specbatch.pipeline.engines.exact.proposers.history_proposer import HistoryProposer
+from specbatch.pipeline.engines.exact.proposers.ngram_proposer import NgramProposer
+from specbatch.pipeline.engines.exact.recheck import Rechecker
+from specbatch.pipeline.engines.exact.service import EngineService
+from specbatch.pipeline.engines.exact.speculation.drift import EVERY_STEPS
+from specbatch.pipeline.engines.exact.state.proposer import Proposer
+from specbatch.pipeline.engines.exact.state.stats import EngineStats
+from specbatch.pipeline.policy.knowledge import Knowledge
+from specbatch.schemas.errors import (
+    DeviceLostError,
+    ModelChangedError,
+    ModelError,
+    RequestCancelledError,
+)
+from specbatch.schemas.numeric_class import Serves
+from specbatch.schemas.spec import EngineSpec, Weights
+from specbatch.schemas.speculation_spec import SpeculationSpec
+
+if TYPE_CHECKING:
+    from specbatch.pipeline.engines.exact.model.parallel import Leader
+
+log = logging.getLogger(__name__)
+
+
+class KnowledgeKeeper(Protocol):
+    """Where knowledge is kept between processes; neither method raises."""
+
+    def load(self, about: str) -> Knowledge | None: ...
+
+    def keep(self, about: str, knowledge: Knowledge) -> None: ...
+
+
+class EngineHost:
+    """Makes engines when first needed and keeps them. Thread-safe."""
+
+    def __init__(
+        self,
+        verifier: ModelFolder,
+        proposer: ModelFolder | None,
+        max_sequences: int,
+        max_batch_tokens: int,
+        kv_cache_bytes: int,
+        gate: AbstractContextManager[object] | None = None,
+        device: DeviceOptions = DeviceOptions(),
+        leader: Leader | None = None,
+        memory_of: KnowledgeKeeper | None = None,
+        on_wanted: Callable[[Wanted], None] | None = None,
+        further: Sequence[ModelFolder] = (),
+        observer: Observer | None = None,
+        drift_every: int = EVERY_STEPS,
+        only_job: str | None = None,
+    ) -> None:
+        """`further` are draft models beside `proposer`, the main one. `observer` hears what engines
+        do, and every `drift_every` steps (0: never) how far a draft model is from the verifier.
+        `only_job`: no other job is served.
+
+        Raises `UsageError` where two draft models could not be told apart.
+        """
+        self._on_wanted = on_wanted
+        self.proposer = proposer
+        draft_models = (*([] if proposer is None else [proposer]), *further)
+        self._models = LoadedModels(verifier, draft_models)
+        self._pairs = {(verifier.fingerprint, f.fingerprint) for f in draft_models}
+        self._draft_names = draft_names([folder.ref for folder in draft_models])
+        self._max_sequences = max_sequences
+        self._max_batch_tokens = max_batch_tokens
+        self._kv_cache_bytes = kv_cache_bytes
+        self._gate = gate
+        self._device = device
+        self.memory: MemoryBudget | None = None  # of the engine made last
+        self._leader = leader  # of the ranks that share the verifier; a proposer is rank 0's own
+        self._observer = observer
+        self._drift_every = drift_every
+        self._only_job = only_job
+        self._memory_of = memory_of  # what earlier engines learned of their machines
+        self._services: dict[EngineSpec, EngineService] = {}
+        self._stopped = False
+        self._lock = threading.Lock()
+        self._serves: Serves | None = None
+        self._missing = ""  # what was last said of files that cannot be loaded
+        self._naming = threading.Lock()  # held while a caller finds them out
+
+    @property
+    def verifier(self) -> ModelFolder:
+        """As it was loaded, or as it was when it was looked at last."""
+        return self._models.verifier
+
+    def serves(self) -> Serves:
+        """What the verifier can run as here, and the fingerprints: of what was loaded, and of what
+        lies on disk where nothing was yet. Nothing is loaded for that."""
+        with self._naming:
+            try:
+                if self._models.look_again():
+                    self._serves = None
+            except ModelError as error:  # perhaps they are being replaced at this moment
+                if str(error) != self._missing:
+                    log.warning("no job with a fingerprint is taken: %s", error)
+                self._missing = str(error)
+                return replace(self._named(), fingerprint=None)
+            told, self._missing = self._named(), ""
+            found = (self._models.of(self.verifier), self._models.drafts)
+            if (told.fingerprint, told.drafts) != found:
+                told = self._serves = replace(told, fingerprint=found[0], drafts=found[1])
+            return told
+
+    def _named(self) -> Serves:
+        if self._serves is None:
+            found = serves(self.verifier, self._device, self._tensor_parallel)
+            self._serves = replace(found, only_job=self._only_job)
+        return self._serves
+
+    def service(self, spec: EngineSpec) -> EngineService:
+        """The engine for a job's dtype, exactness and weights. Raises `MissingExtraError`, and
+        `RequestCancelledError` once the worker ends: nobody would wait for another engine."""
+        check_weights(spec.verifier_weights)
+        if self.proposer is not None:
+            check_weights(spec.proposer_weights)
+        with self._lock:
+            if self._stopped:
+                raise RequestCancelledError("the engines were closed")
+            if spec not in self._services:
+                self._services[spec] = EngineService(
+                    partial(self.make_engine, spec),
+                    self._gate,
+                    name=f"engine-{spec.dtype}",
+                    keep=self._keeping(spec),
+                    on_wanted=self._on_wanted,
+                )
+            return self._services[spec]
+
+    def pins(self, wanted: SpeculationSpec) -> dict[str, str]:
+        """Names of draft models by tag. Raises `UsageError` for what is not registered here."""
+        if not wanted.enabled:
+            return {}
+        return pins_of(wanted.routes, [folder.ref for folder in self._models.draft_models])
+
+    def check(self) -> None:
+        """Raises `DeviceLostError` once an engine here has lost its device."""
+        for service in self._all():
+            service.check()
+
+    def cancel(self, job_id: str) -> None:
+        for service in self._all():
+            service.cancel(job_id)
+
+    def hint(self, request_id: str, position: int, token_ids: tuple[int, ...]) -> None:
+        """For whichever engine has the request; the others ignore it."""
+        for service in self._all():
+            service.hint(request_id, position, token_ids)
+
+    @property
+    def stats(self) -> list[EngineStats]:
+        return [service.stats for service in self._all()]
+
+    @property
+    def stepping_since(self) -> int | None:
+        begun = [s for service in self._all() if (s := service.stepping_since) is not None]
+        return min(begun, default=None)
+
+    def give_up(self, error: DeviceLostError) -> None:
+        """A step here will not end: all engines' tickets fail, and none is waited for."""
+        if self._leader is not None:
+            self._leader.give_up(error)  # the other ranks may be in that step
+        with self._lock:
+            self._stopped = True
+        for service in self._all():
+            service.give_up(error)
+
+    def stop(self) -> None:
+        """As `close` does, without waiting."""
+        with self._lock:
+            self._stopped = True
+        for service in self._all():
+            service.stop()
+
+    def close(self) -> None:
+        """Stop after the current steps; open tickets fail with `RequestCancelledError`."""
+        self.stop()  # all of them, before one is waited for
+        for service in self._all():
+            service.close()
+
+    def _all(self) -> list[EngineService]:
+        with self._lock:
+            return list(self._services.values())
+
+    def make_engine(self, spec: EngineSpec) -> Engine:
+        """A new engine, its memory announced; for the caller alone, in whose thread it runs."""
+        self._device.enter()
+        free_for_another(on_gpu=self._device.is_gpu)  # one that failed lies in a cycle
+        knowledge = (self._memory_of and self._memory_of.load(self._about(spec))) or Knowledge()
+        with self._naming:
+            services = self._all()
+            if services and not any(service.has_engine for service in services):
+                self._models.forget()  # what had been loaded is lost
+        self._models.check_changed()  # before minutes are spent on loading
+        verifier = self._load_verifier(spec)
+        check_class(self.serves(), spec.key, is_native=verifier.native is not None)
+        vocab_size = self.verifier.vocab_size
+        proposers: list[Proposer] = [BlockProposer(), HistoryProposer(vocab_size), NgramProposer()]
+        models = []
+        loaded = self._load_drafts(verifier.folder, spec)
+        share = self._cache_share(verifier)
+        while loaded:
+            name, draft_model = loaded.pop(0)
+            drafting = self._runner(draft_model, share)
+            pass_time = knowledge.draft_time_of(name)
+            proposers.append(DraftModelProposer(drafting, pass_time=pass_time, name=name))
+            models.append(drafting.memory(MAX_PASS_TOKENS, self._max_sequences))
+        verifying = self._runner(verifier, share, self._spread(spec))
+        if verifying.shortage is not None:  # that of a draft model costs drafts only
+            log.warning(
+                "the KV cache of model %s has room for %d tokens, its context is %d: "
+                "longer prompts are refused, and longer outputs end there; %s",
+                self.verifier.ref,
+                verifying.context_tokens,
+                self.verifier.context_tokens,
+                verifying.shortage,
+            )
+        engine = Engine(
+            verifying,
+            tuple(proposers),
+            self._max_sequences,
+            self._max_batch_tokens,
+            None if verifying.steady else Rechecker(verifying),
+            knowledge,
+            self._observer,
+            self._drift_every,
+        )
+        models.append(verifying.memory(*engine.largest_pass))
+        # Its tensors are held until the last reference goes, native form or not.
+        del verifier
+        gc.collect()
+        self.memory = budget_of(models, on_processor=not self._device.is_gpu)
+        log.info("memory budget of the %s engine: %s", spec.dtype, self.memory)
+        return engine
+
+    @property
+    def _tensor_parallel(self) -> int:
+        """Processes that share the verifier."""
+        return 1 if self._leader is None else self._leader.size
+
+    def _load_drafts(
+        self, verifier: ModelFolder, spec: EngineSpec
+    ) -> list[tuple[str, LoadedModel]]:
+        """The draft models by name. A draft is a hint: a model that was replaced is left out."""
+        found = []
+        for folder, name in zip(self._models.draft_models, self._draft_names, strict=True):
+            try:
+                model = self._load(folder, spec, spec.proposer_weights)
+            except ModelChangedError as error:
+                log.warning("a draft model is left out: %s", error)
+                continue
+            if self._still_fits(verifier, model.folder):
+                found.append((name, model))
+        return found
+
+    def _still_fits(self, verifier: ModelFolder, draft_model: ModelFolder) -> bool:
+        """Whether both still speak the same tokens, if one has changed since that was looked at."""
+        if (verifier.fingerprint, draft_model.fingerprint) in self._pairs:
+            return True
+        try:
+            check_pair(verifier, draft_model)
+        except ModelError as error:
+            log.warning("draft model %s is left out: %s", draft_model.ref, error)
+            return False
+        return True
+
+    def _load_verifier(self, spec: EngineSpec) -> LoadedModel:
+        if self._leader is None:
+            return self._load(self.verifier, spec, spec.verifier_weights)
+        load = partial(
+            self._leader.load,
+            self._name(spec),
+            self.verifier.ref,
+            self._device.name,
+            dtype=spec.dtype,
+            exactness=spec.exactness,
+            weights=spec.verifier_weights,
+        )
+        return self._as_loaded(self.verifier, lambda _: load())
+
+    def _as_loaded(self, folder: ModelFolder, load: Callable[[Look], LoadedModel]) -> LoadedModel:
+        """What is loaded, and known from then on by the files that it was read from."""
+        look, loaded = unchanged(folder.ref, folder.path, load)
+        with self._naming:
+            self._models.note(folder, look)
+            if folder.ref == self.verifier.ref:
+                self._models.verifier = loaded.folder
+        return loaded
+
+    def _spread(self, spec: EngineSpec) -> Callable[[TorchDecoder, int], Decoder] | None:
+        if self._leader is None:
+            return None
+        return partial(self._leader.decoder, self._name(spec))
+
+    def _keeping(self, spec: EngineSpec) -> Callable[[Knowledge], None] | None:
+        return None if self._memory_of is None else partial(self._memory_of.keep, self._about(spec))
+
+    def _about(self, spec: EngineSpec) -> str:
+        """What an engine's knowledge is about: the kind of device and the models on it."""
+        weights = f"{self._models.of(self.verifier).digest[:16]} {spec.verifier_weights}"
+        for folder, name in zip(self._models.draft_models, self._draft_names, strict=True):
+            weights += f" + {self._models.of(folder).digest[:16]} {spec.proposer_weights}"
+            weights += name.removeprefix(DRAFT_MODEL)  # what is known of it is known by this
+        return f"{self._device.description}; {weights}; {spec.dtype} {spec.exactness}"
+
+    def _name(self, spec: EngineSpec) -> str:
+        """Of the verifier's like on other ranks."""
+        return f"{self.verifier.ref} {spec}"
+
+    def _load(self, folder: ModelFolder, spec: EngineSpec, weights: Weights) -> LoadedModel:
+        return self._as_loaded(
+            folder,
+            lambda _: load_model(
+                inspect_folder(folder.ref, folder.path),
+                spec.dtype,
+                spec.exactness,
+                self._device.name,
+                weights=weights,
+                compiled=self._device.compile,
+            ),
+        )
+
+    def _runner(
+        self,
+        model: LoadedModel,
+        share: int,
+        spread: Callable[[TorchDecoder, int], Decoder] | None = None,
+    ) -> ModelRunner:
+        capture = None if spread else capture_for(model, self._device)
+        runner = ModelRunner(
+            model,
+            share,
+            consume=True,
+            capture=capture,
+            spread=spread,
+            is_capped=share < self._kv_cache_bytes,
+        )
+        if not self._device.is_gpu:  # a GPU's memory is taken at once
+            PROMISES.make(runner.blocks, share // (runner.blocks.untouched + 1))
+        return runner
+
+    def _cache_share(self, verifier: LoadedModel) -> int:
+        """Bytes of each model's cache, asked for when all models are loaded: what they leave, and
+        other engines of this process were not promised, is what caches can have.
+
+        Raises `NoEngineError`.
+        """
+        models = 1 + len(self._models.draft_models)
+        if self._device.is_gpu:
+            return gpu_cache_bytes(self._kv_cache_bytes, models, verifier.device)
+        return cache_bytes(self._kv_cache_bytes, models)

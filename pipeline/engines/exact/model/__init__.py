@@ -1,0 +1,1 @@
+"""Models: files, loading, decoders, passes."""

@@ -1,0 +1,1 @@
+"""Products and norms whose bits do not depend on the batch."""

@@ -1,0 +1,91 @@
+"""On what a worker's engines run, and how."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from specbatch.kernels.native import (
+    InstructionSetError,
+    NativeUnavailableError,
+    library,
+    processor_name,
+)
+from specbatch.pipeline.engines.exact.model.memory import within
+from specbatch.schemas.errors import UsageError
+
+if TYPE_CHECKING:  # recording needs Triton, which only a GPU does
+    from specbatch.pipeline.engines.exact.model.graphs import Capture
+    from specbatch.pipeline.engines.exact.model.loader import LoadedModel
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceOptions:
+    """An installation's choice; on a processor only the name matters."""
+
+    name: str = "cpu"  # as torch names it: cpu, cuda, cuda:1
+    graphs: bool = True  # record short passes
+    compile: bool = False  # torch.compile, of models that run with `exactness: fast`
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.name != "cpu"
+
+    def check(self) -> None:
+        """Raise `UsageError` when the device, or the instruction set asked for, is not here."""
+        if not self.is_gpu:
+            native_level()
+            return
+        index = torch.device(self.name).index or 0
+        if not torch.cuda.is_available() or index >= torch.cuda.device_count():
+            raise UsageError(
+                f"device `{self.name}` is not here, or this build of torch cannot use it: "
+                "set SPECBATCH_DEVICE=cpu"
+            )
+
+    @property
+    def description(self) -> str:
+        """The kind of device, and what decides its speed: equal ones take equal times."""
+        if self.is_gpu:
+            return torch.cuda.get_device_name(torch.device(self.name))
+        return f"{processor_name()}, {native_level()}, {torch.get_num_threads()} threads"
+
+    def enter(self) -> None:
+        """Make it this thread's: Triton launches on the thread's device, whatever its tensors'."""
+        device = torch.device(self.name)
+        if device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)
+
+
+def native_level() -> str:
+    """The instruction set of the C kernels here; `torch` where there are none."""
+    try:
+        return library().level
+    except NativeUnavailableError:
+        return "torch"
+    except InstructionSetError as error:
+        raise UsageError(str(error)) from error
+
+
+def capture_for(model: LoadedModel, options: DeviceOptions) -> Capture | None:
+    """What records the passes of a model, or None; the reason is logged."""
+    if not (options.is_gpu and options.graphs):
+        return None
+    from specbatch.pipeline.engines.exact.model.graphs import CudaCapture, why_not
+
+    reason = why_not(model)
+    if reason is not None:
+        log.info("passes of model %s are not recorded: %s", model.folder.ref, reason)
+        return None
+    return CudaCapture()
+
+
+def gpu_cache_bytes(wanted: int, models: int, device: torch.device) -> int:
+    """As `memory.cache_bytes`, of the memory that the loaded models leave on the GPU."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return within(wanted, models, free)

@@ -1,0 +1,261 @@
+"""Loads a checked model folder through transformers, with our attention and our linear layers."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from specbatch.kernels.decoder.contract import DecoderShape, DecoderWeights
+from specbatch.kernels.paged_attention.contract import RaggedBatch
+from specbatch.pipeline.engines.exact.model.batch_invariant.row_tiles import RowTiles
+from specbatch.pipeline.engines.exact.model.batch_invariant.tiled_modules import tile_rows
+from specbatch.pipeline.engines.exact.model.device import native_level
+from specbatch.pipeline.engines.exact.model.kernel_choice import Attention, Kernels, choose_kernels
+from specbatch.pipeline.engines.exact.model.model_folder import ModelFolder, check_again
+from specbatch.pipeline.engines.exact.model.native_model import NotNativeError, lower
+from specbatch.pipeline.engines.exact.model.quantised import check_weights, quantise
+from specbatch.pipeline.engines.exact.model.sharding import check_shareable, shared_among
+from specbatch.pipeline.engines.exact.state.faults import engine_error, may_pass, with_type
+from specbatch.schemas.errors import BrokenModelError, ModelError, SpecbatchError
+from specbatch.schemas.spec import Weights
+
+log = logging.getLogger(__name__)
+
+ATTENTION_NAME = "specbatch_paged"
+COMPILED_ATTENTION_NAME = "specbatch_paged_compiled"
+# transformers keeps global state while it loads: two threads at once lose each other's weights.
+_loading = threading.Lock()
+_DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to run, and what a runner must know of it."""
+
+    folder: ModelFolder
+    module: nn.Module
+    dtype: torch.dtype
+    device: torch.device
+    native: tuple[DecoderShape, DecoderWeights] | None  # None: the torch path
+    tiles: RowTiles | None  # of the torch path on a processor; None: passes are not padded
+    kernels: Kernels  # of the torch path
+    exactness: str
+    num_layers: int
+    num_kv_heads: int  # of this rank, where several share the model
+    head_dim: int
+    eos_ids: frozenset[int]
+
+
+def load_model(
+    folder: ModelFolder,
+    dtype: str = "auto",
+    exactness: str = "bitwise",
+    device: str = "cpu",
+    native: bool = True,
+    kernels: Literal["auto", "torch", "triton"] = "auto",
+    weights: Weights = "as-is",
+    compiled: bool = False,
+    tensor_parallel: int = 1,
+) -> LoadedModel:
+    """Load a model for the native pass if it can run there and `native`, else for the torch path.
+
+    The choice and its reason are logged. `compiled` is for `fast` models with Triton's kernels, and
+    passes the others by. So many ranks as `tensor_parallel` call this together and share the model.
+    Raises `BrokenModelError` when its files cannot be loaded, `ModelError` when it cannot be had
+    as asked,
+    `MissingExtraError` when a package lacks, and `EngineError` when it may be loaded later: memory,
+    the storage or the device failed.
+    """
+    asked = (dtype, exactness, device, native, kernels, weights, compiled, tensor_parallel)
+    try:
+        return _load(folder, *asked)
+    except SpecbatchError:
+        raise
+    except Exception as error:  # transformers and safetensors raise many kinds
+        if may_pass(error):
+            raise engine_error(error, f"loading model `{folder.ref}`") from error
+        raise BrokenModelError(
+            f"model `{folder.ref}` cannot be loaded ({with_type(error)}): copy or save it anew"
+        ) from error
+
+
+def _load(
+    folder: ModelFolder,
+    dtype: str,
+    exactness: str,
+    device: str,
+    native: bool,
+    kernels: Literal["auto", "torch", "triton"],
+    weights: Weights,
+    compiled: bool,
+    tensor_parallel: int,
+) -> LoadedModel:
+    if tensor_parallel > 1:
+        check_shareable(folder, tensor_parallel, exactness, weights)
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    by = choose_kernels(kernels, torch.device(device))
+    check_weights(weights)
+    if weights != "as-is" and by == "triton" and exactness == "bitwise":
+        raise ModelError(
+            f"model `{folder.ref}` has no bitwise products of `{weights}` weights on a GPU: "
+            "use `exactness: fast`, or its weights as they are"
+        )
+    chosen = choose_dtype(dtype, torch.device(device))
+    AttentionInterface.register(ATTENTION_NAME, _attention)
+    transformers_logging.disable_progress_bar()  # in the middle of a log, or beside ours
+    check_again(folder)
+    with _loading:
+        module, read = AutoModelForCausalLM.from_pretrained(
+            str(folder.path),
+            dtype=chosen,
+            attn_implementation=ATTENTION_NAME,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            **shared_among(tensor_parallel),
+        )
+    if missing := sorted(read["missing_keys"]):  # they would be drawn at random
+        raise BrokenModelError(
+            f"the weights of model `{folder.ref}` lack {len(missing)} tensors, the first is "
+            f"{missing[0]}: copy or save the model anew"
+        )
+    module = module.to(device).eval().requires_grad_(False)
+    _detach(module)  # what went to another device is its own already
+    quantise(module, weights)
+    plain = device == "cpu" and by == "torch" and weights == "as-is" and tensor_parallel == 1
+    lowered = _lowered(module, folder) if native and plain else None
+    tiles = None
+    if lowered is None and exactness == "bitwise":
+        tiles = _made_bitwise(module, folder.ref, by)
+    config = module.config.get_text_config()
+    heads = int(config.num_attention_heads)
+    log.info(
+        "model %s: %s on %s, exactness %s, weights %s",
+        *(folder.ref, chosen, device, exactness, weights),
+    )
+    eos_ids, num_layers = _eos_ids(module), int(config.num_hidden_layers)
+    if compiled and by == "triton" and exactness == "fast":
+        module = _compiled(module)
+    return LoadedModel(
+        folder=folder,
+        module=module,
+        dtype=chosen,
+        device=torch.device(device),
+        native=lowered,
+        tiles=tiles,
+        kernels=by,
+        exactness=exactness,
+        num_layers=num_layers,
+        num_kv_heads=int(getattr(config, "num_key_value_heads", None) or heads) // tensor_parallel,
+        head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
+        eos_ids=eos_ids,
+    )
+
+
+def _detach(module: nn.Module) -> None:
+    """Give the module tensors of its own: who writes to the file afterwards changes nothing here.
+
+    A mapped file shows what is written to it later, and to read where it was cut off ends the
+    process.
+    """
+    own: dict[tuple[int, torch.Size], Tensor] = {}  # by place: tied weights stay tied
+    for tensor in (*module.parameters(), *module.buffers()):
+        if not tensor.untyped_storage().resizable():  # memory that torch did not allocate
+            key = (tensor.data_ptr(), tensor.shape)
+            if key not in own:
+                own[key] = tensor.data.clone()
+            tensor.data = own[key]
+
+
+def _compiled(module: Any) -> Any:
+    """Compiled for any number of tokens. Attention is left as it is: it is one kernel already."""
+    attention = torch.compiler.disable(_attention, recursive=True)
+    AttentionInterface.register(COMPILED_ATTENTION_NAME, attention)
+    module.set_attn_implementation(COMPILED_ATTENTION_NAME)
+    return torch.compile(module, dynamic=True)
+
+
+def _made_bitwise(module: nn.Module, ref: str, kernels: Kernels) -> RowTiles | None:
+    """Make the rows of the torch path keep their bits; the tiles to which passes are padded."""
+    if kernels == "torch":
+        return tile_rows(module, ref)
+    from specbatch.pipeline.engines.exact.model.batch_invariant.fixed_modules import fix_rows
+
+    fix_rows(module, ref)
+    return None
+
+
+def _lowered(module: Any, folder: ModelFolder) -> tuple[DecoderShape, DecoderWeights] | None:
+    try:
+        lowered = lower(module, folder.context_tokens)
+    except NotNativeError as reason:
+        log.info("model %s takes the torch path: %s", folder.ref, reason)
+        return None
+    log.info("model %s runs as one native pass", folder.ref)
+    return lowered
+
+
+def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """`auto` is bfloat16 where the device computes it, else float32 (float16 on a GPU).
+
+    A lower instruction set that is forced counts as the processor's.
+    """
+    if dtype != "auto":
+        return _DTYPES[dtype]
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    computed = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    narrow = native_level() in ("portable", "x86-64-v3")  # as a processor that ends there chooses
+    return torch.bfloat16 if computed and not narrow else torch.float32
+
+
+def _eos_ids(module: Any) -> frozenset[int]:
+    """End tokens of the generation config, or of the model's."""
+    eos = getattr(module.generation_config, "eos_token_id", None)
+    eos = module.config.eos_token_id if eos is None else eos
+    if eos is None:
+        return frozenset()
+    return frozenset([eos] if isinstance(eos, int) else eos)
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,  # [1, num_heads, num_tokens, head_dim]
+    key: Tensor,  # [1, num_kv_heads, num_tokens, head_dim]
+    value: Tensor,  # [1, num_kv_heads, num_tokens, head_dim]
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    paged: tuple[RaggedBatch, list[tuple[Tensor, Tensor]], Attention] | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """What transformers calls in place of its own attention: write the KV, then attend."""
+    assert paged is not None, "the runner passes the batch to every forward pass"
+    assert attention_mask is None, "an unregistered mask function yields no mask"
+    batch, caches, attend = paged
+    key_cache, value_cache = caches[cast(int, module.layer_idx)]
+    for cache, new in ((key_cache, key), (value_cache, value)):
+        cache.view(-1, *cache.shape[2:]).index_copy_(0, batch.slots, new[0].transpose(0, 1))
+    out = attend(
+        query[0].transpose(0, 1),
+        key_cache,
+        value_cache,
+        batch,
+        scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        window=sliding_window,
+        softcap=softcap,
+    )
+    return out[None], None

@@ -1,0 +1,130 @@
+"""The numeric class of an engine: everything that can change a bit, under one readable name.
+
+It follows from the model's config and from the process's settings, so a worker knows its classes
+before it has loaded any weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+from specbatch.kernels import native
+from specbatch.pipeline.engines.exact.model.device import DeviceOptions, native_level
+from specbatch.pipeline.engines.exact.model.loader import choose_dtype
+from specbatch.pipeline.engines.exact.model.model_folder import ModelFolder
+from specbatch.pipeline.engines.exact.model.native_model import why_not_native
+from specbatch.schemas.errors import ModelError
+from specbatch.schemas.numeric_class import DTYPES, Serves, all_keys
+
+log = logging.getLogger(__name__)
+
+_SHORT = {name: short for short, name in DTYPES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class NumericClass:
+    """A name, and what it stands for."""
+
+    name: str
+    facts: Mapping[str, str]
+
+
+def native_class(dtype: str) -> NumericClass:
+    """Of the native decoder: its bits follow from the arithmetic alone."""
+    arithmetic = native.arithmetic(dtype)
+    return NumericClass(
+        f"exact/{arithmetic}/{native.ARITHMETIC_VERSION}",
+        {"engine": "exact", "arithmetic": arithmetic, "version": native.ARITHMETIC_VERSION},
+    )
+
+
+def torch_class(dtype: str, facts: Mapping[str, str]) -> NumericClass:
+    """Of the torch path: a digest of everything its bits depend on."""
+    told = {"engine": "torch", "dtype": dtype, **facts}
+    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    return NumericClass(f"torch/{_SHORT[dtype]}/{digest[:8]}", told)
+
+
+def class_of(
+    folder: ModelFolder, key: str, device: DeviceOptions, tensor_parallel: int = 1
+) -> NumericClass:
+    """The class in which a process with these settings runs a model, asked for by an engine key."""
+    dtype, exactness, weights = key.split("/")
+    where = torch.device(device.name)
+    chosen = choose_dtype(dtype, where)
+    named = str(chosen).removeprefix("torch.")
+    plain = device.name == "cpu" and weights == "as-is" and tensor_parallel == 1
+    if plain and why_not_native(folder, chosen) is None:
+        return native_class(named)
+    facts = _of_device(device, exactness)
+    facts |= {"exactness": exactness, "weights": weights, "tensor parallel": str(tensor_parallel)}
+    if weights != "as-is":
+        facts["torchao"] = _version("torchao")
+    return torch_class(named, facts)
+
+
+def serves(folder: ModelFolder, device: DeviceOptions, tensor_parallel: int = 1) -> Serves:
+    """Every way in which a process with these settings may be asked to run a model."""
+    classes: dict[str, str] = {}
+    facts: dict[str, Mapping[str, str]] = {}
+    for key in all_keys():
+        found = class_of(folder, key, device, tensor_parallel)
+        classes[key] = found.name
+        facts[found.name] = found.facts
+    log.info("numeric classes of model %s: %s", folder.ref, ", ".join(sorted(facts)))
+    return Serves.of(folder.ref, classes, facts)
+
+
+def check_class(serves: Serves, key: str, is_native: bool) -> None:
+    """Raise `ModelError` unless a loaded model runs as its worker has announced."""
+    name = serves.class_of(key)
+    if name is None or name.startswith("exact/") == is_native:
+        return
+    path = "the native pass" if is_native else "the torch path"
+    raise ModelError(
+        f"model `{serves.model}` was announced in numeric class {name}, but was loaded for {path}: "
+        "start the worker anew"
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
+
+
+def _of_device(device: DeviceOptions, exactness: str) -> dict[str, str]:
+    """What the torch path's bits depend on beside the model and how it was asked for."""
+    facts = {
+        "torch": torch.__version__,
+        "transformers": version("transformers"),
+        "kernels": "triton" if device.is_gpu else "torch",  # as `choose_kernels` has it
+        "version": native.ARITHMETIC_VERSION,
+        "sampling": "native" if native_level() != "torch" else "torch",
+    }
+    if device.is_gpu:
+        compiled = device.compile and exactness == "fast"
+        return {
+            **facts,
+            "device": torch.cuda.get_device_name(torch.device(device.name)),
+            "cuda": str(torch.version.cuda),
+            "triton": _version("triton"),
+            "compiled": str(compiled).lower(),
+        }
+    return {
+        **facts,
+        "device": "cpu",
+        "processor": native.processor_name(),
+        "instruction set": torch.backends.cpu.get_cpu_capability(),
+        "onednn": os.environ.get("ONEDNN_MAX_CPU_ISA", "all"),
+        "threads": str(torch.get_num_threads()),
+    }

@@ -1,0 +1,125 @@
+"""The verifier once more, for who doubts what it wrote: teacher-forced, or from nothing.
+
+It knows nothing of SQL or text. An engine of its own, with nothing that drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+
+from specbatch.pipeline.engines.exact.host import EngineHost
+from specbatch.pipeline.engines.exact.model.device import DeviceOptions
+from specbatch.pipeline.engines.exact.model.model_folder import ModelFolder
+from specbatch.pipeline.engines.exact.model.quantised import check_weights
+from specbatch.pipeline.engines.exact.recheck import Difference, Rechecker
+from specbatch.pipeline.engines.exact.state.sequence import (
+    Completion,
+    Request,
+    Sequence,
+    stop_ids_of,
+)
+from specbatch.schemas.records import FinishReason, Verification
+from specbatch.schemas.spec import EngineSpec
+
+# The largest margin, in logits, at which another order of additions explains another token. Of
+# random models in bfloat16 the two best logits lay up to 0.6 apart where `fast` decided otherwise;
+# the other types have 8 and 65,536 times finer steps.
+NEAR_TIE = {"bfloat16": 1.0, "float16": 0.125, "float32": 0.001}
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What a second look at one completion found."""
+
+    differences: Seq[Difference]
+    ending: str | None  # what is wrong with where and why it ended
+
+
+class Replayer:
+    """One verifier as a job asks for it. Only one thread may use it."""
+
+    def __init__(
+        self,
+        verifier: ModelFolder,
+        spec: EngineSpec,
+        device: DeviceOptions,
+        kv_cache_bytes: int,
+        max_batch_tokens: int = 2048,
+    ) -> None:
+        """Raises `ModelError`, and `MissingExtraError` where the job's weights need one."""
+        host = EngineHost(verifier, None, 1, max_batch_tokens, kv_cache_bytes, device=device)
+        check_weights(spec.verifier_weights)
+        self.numeric_class = host.serves().class_of(spec.key)
+        self._engine = host.make_engine(spec)
+        loaded = host.serves().fingerprint
+        self.model_fingerprint = None if loaded is None else loaded.digest
+        self._rechecker = Rechecker(self._engine.runner)
+
+    @property
+    def dtype(self) -> str:
+        """What the model computes in."""
+        return self._engine.runner.dtype
+
+    def near_tie(self, margin: float) -> bool:
+        """Whether so small a margin is explained by arithmetic in another order."""
+        return margin <= NEAR_TIE[self.dtype]
+
+    def look(self, request: Request, written: Seq[int], reason: FinishReason) -> Looked | None:
+        """Compare each written token with the verifier's own choice, in one prefill.
+
+        None when it cannot be told: the request does not fit this KV cache, or its tokens were
+        decided by a ratio test, and so by drafts that nobody has any more.
+        """
+        runner = self._engine.runner
+        stop_ids = stop_ids_of(request, runner.eos_ids, runner.vocab_size)
+        limit = min(runner.context_tokens, len(request.prompt_ids) + request.params.max_tokens)
+        done = Sequence(replace(request, watch_text=None), stop_ids, limit)
+        if done.verification is not Verification.COUPLED:
+            return None
+        strange = [t for t in (*request.prompt_ids, *written) if not 0 <= t < runner.vocab_size]
+        if strange:
+            return Looked((), f"has token {strange[0]}, which is not in the model's vocabulary")
+        done.tokens += written
+        found = self._rechecker.differences(done)
+        if found is None:
+            return None
+        return Looked(found, wrong_end(request, written, reason, stop_ids, limit))
+
+    def again(self, request: Request) -> Completion:
+        """The completion as the verifier writes it by itself, nothing drafted."""
+        plain = replace(request, depth=0, shadow=False, verification=Verification.COUPLED)
+        self._engine.add(plain)
+        done: list[Completion] = []
+        while not self._engine.idle:
+            done += self._engine.step()
+        return done[0]
+
+
+def wrong_end(
+    request: Request,
+    written: Seq[int],
+    reason: FinishReason,
+    stop_ids: frozenset[int],
+    limit: int,  # tokens of prompt and output together
+) -> str | None:
+    """What is wrong with the end of an output, in words that follow "it"; None: nothing."""
+    watch = request.watch_text() if request.watch_text is not None else None
+    most = limit - len(request.prompt_ids)
+    for place, token in enumerate(written):
+        text_ends = watch is not None and watch(token)
+        if not (text_ends or token in stop_ids):
+            continue
+        if place < len(written) - 1:
+            return f"goes on behind token {place}, which ends it"
+        return None if reason is FinishReason.STOP else f"ended by a stop, not by {reason}"
+    if reason is FinishReason.STOP:
+        return "says that it stopped, but its last token stops nothing"
+    if len(written) > request.params.max_tokens:
+        return f"has {len(written)} tokens, more than the {request.params.max_tokens} asked for"
+    if len(written) < most:
+        return (
+            f"ends by length after {len(written)} tokens, though {most} were to be had: tokens "
+            "were taken away, or its worker's KV cache was smaller than this one"
+        )
+    return None

@@ -1,0 +1,52 @@
+"""Which implementation of verification runs here. Chosen once, the reason logged."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from specbatch.kernels.native import NativeUnavailableError, library
+from specbatch.kernels.rejection import cpu as rejection_cpu
+from specbatch.kernels.rejection import reference as rejection
+from specbatch.kernels.verify import cpu, reference
+from specbatch.kernels.verify.contract import SamplingRows, Verdict
+from specbatch.pipeline.engines.exact.model.kernel_choice import Kernels
+
+_RatioTest = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, SamplingRows], Verdict]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampler:
+    """`verify` and `sample` of `kernels.verify.reference`, the two tests of `kernels.rejection`."""
+
+    name: str
+    verify: Callable[[Tensor, Tensor, Tensor, Tensor, SamplingRows], Verdict]
+    sample: Callable[[Tensor, Tensor, SamplingRows], Tensor]
+    verify_tokens: _RatioTest
+    verify_blocks: _RatioTest
+
+
+@lru_cache(maxsize=4)
+def choose_sampler(device: torch.device, kernels: Kernels = "torch") -> Sampler:
+    """Triton where the model runs with it, C on processors that have a compiler, else torch."""
+    of_drafts: tuple[_RatioTest, _RatioTest] = (rejection.verify_tokens, rejection.verify_blocks)
+    if kernels == "triton":
+        from specbatch.kernels.verify import triton
+
+        return Sampler("triton", triton.verify, triton.sample, *of_drafts)
+    if device.type == "cpu":
+        try:
+            library()
+        except NativeUnavailableError as reason:
+            log.info("sampling in torch: %s", reason)
+        else:
+            of_drafts = (rejection_cpu.verify_tokens, rejection_cpu.verify_blocks)
+            return Sampler("native", cpu.verify, cpu.sample, *of_drafts)
+    return Sampler("torch", reference.verify, reference.sample, *of_drafts)

@@ -1,0 +1,101 @@
+"""Decides the tokens of one step: each sequence by the test it asks for, in batches of one kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specbatch.kernels.verify.contract import PLACEHOLDER, TopTokens, Verdict
+from specbatch.pipeline.engines.exact.model.transfer import to_device
+from specbatch.pipeline.engines.exact.sampling.sampler import Sampler
+from specbatch.pipeline.engines.exact.sampling.sampling import Columns, sampling_rows, top_rows
+from specbatch.pipeline.engines.exact.state.proposer import Proposer, has_laws
+from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.schemas.records import Verification
+
+
+@torch.inference_mode()
+def verify(
+    sampler: Sampler,
+    sequences: Seq[Sequence],
+    drafts: Seq[list[int]],
+    makers: Seq[Proposer | None],
+    logits: Tensor,  # [num_rows, vocab_size]: 1 + len(draft) rows of each sequence
+    columns: Columns,  # of the sequences
+) -> Verdict:
+    """The verdict on every row. A coupled sequence gets the same bits in any company."""
+    most = max(columns.top, default=0)
+    if columns.kind is not None:
+        return _verify_kind(sampler, columns, sequences, drafts, makers, logits, most)
+    kinds = [s.verification for s in sequences]
+    counts = np.array([1 + len(d) for d in drafts])
+    numbers = np.array([list(Verification).index(kind) for kind in kinds])
+    kind_of_row = to_device(np.repeat(numbers, counts), logits.device)
+    tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    logprobs = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
+    accepted = torch.empty(len(sequences), dtype=torch.int64, device=logits.device)
+    tops: list[TopTokens] = []
+    for number, kind in enumerate(Verification):
+        of_kind = [i for i, k in enumerate(kinds) if k is kind]
+        if not of_kind:
+            continue
+        rows = (kind_of_row == number).nonzero()[:, 0]
+        alike = [sequences[i] for i in of_kind]
+        part = _verify_kind(
+            sampler,
+            Columns(alike, logits.device),
+            alike,
+            [drafts[i] for i in of_kind],
+            [makers[i] for i in of_kind],
+            logits[rows],
+            most,
+        )
+        tokens[rows], logprobs[rows], accepted[of_kind] = part.tokens, part.logprobs, part.accepted
+        if part.top is not None:
+            tops.append(replace(part.top, rows=rows[part.top.rows]))
+    return Verdict(tokens, logprobs, accepted, _joined(tops))
+
+
+def _verify_kind(
+    sampler: Sampler,
+    columns: Columns,  # of sequences that ask for one kind of test
+    sequences: Seq[Sequence],
+    drafts: Seq[list[int]],
+    makers: Seq[Proposer | None],
+    logits: Tensor,
+    most: int,  # likely tokens of a row, where any are wanted: as many in every kind
+) -> Verdict:
+    counts = [1 + len(d) for d in drafts]
+    sampling, counters = sampling_rows(sequences, counts, logits.device, drafts, columns=columns)
+    if top := top_rows(columns, counts, logits.device):
+        sampling = replace(sampling, top=replace(top, count=most))
+    draft, offsets = columns.undrafted
+    if any(drafts):
+        draft_rows = [token for d in drafts for token in (*d, PLACEHOLDER)]
+        draft = to_device(np.array(draft_rows, dtype=np.int64), logits.device)
+        offsets = to_device(np.cumsum([0, *counts]), logits.device)
+    if columns.kind is Verification.COUPLED:
+        return sampler.verify(logits, draft, offsets, counters, sampling)
+    laws = [logits.new_empty(0, logits.shape[1])]
+    for sequence, tokens, maker in zip(sequences, drafts, makers, strict=True):
+        if tokens:
+            assert has_laws(maker), "the speculator asks nobody else for such a sequence"
+            laws.append(maker.laws(sequence))
+    test = (
+        sampler.verify_tokens if columns.kind is Verification.REJECTION else sampler.verify_blocks
+    )
+    return test(logits, torch.cat(laws), draft, offsets, counters, sampling)
+
+
+def _joined(tops: Seq[TopTokens]) -> TopTokens | None:
+    """One of several kinds' with equally many tokens a row, its rows ascending again."""
+    if not tops:
+        return None
+    rows = torch.cat([top.rows for top in tops])
+    order = rows.argsort()
+    tokens = torch.cat([top.tokens for top in tops])[order]
+    return TopTokens(rows[order], tokens, torch.cat([top.logprobs for top in tops])[order])

@@ -1,0 +1,332 @@
+"""One engine for many callers: a thread steps it, tickets wait for their completions."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+from specbatch.pipeline.engines.exact import step_guard
+from specbatch.pipeline.engines.exact.proposers.block_proposer import Wanted
+from specbatch.pipeline.engines.exact.state.faults import engine_error
+from specbatch.pipeline.engines.exact.state.sequence import Completion, Request
+from specbatch.pipeline.engines.exact.state.stats import EngineStats
+from specbatch.pipeline.engines.exact.state.time_book import now
+from specbatch.pipeline.engines.exact.stepping import SteppingEngine
+from specbatch.pipeline.engines.exact.ticket import Ticket, Units, last_unstarted
+from specbatch.pipeline.policy.knowledge import Knowledge
+from specbatch.schemas.crash_points import CrashPoint, reach
+from specbatch.schemas.errors import (
+    BrokenModelError,
+    DeviceLostError,
+    EngineError,
+    ModelLostError,
+    NoEngineError,
+    RequestCancelledError,
+    SpecbatchError,
+    UsageError,
+)
+from specbatch.schemas.speculation import AcceptanceCount
+
+log = logging.getLogger(__name__)
+
+KEEP_EVERY = 2000  # measured steps between two notes of what was learned
+KEEP_AT_END = 50
+CLOSED = "the engine was closed"
+MAX_HINTS = 256  # that wait for the next step; beyond that the oldest are dropped
+
+
+class EngineService:
+    """Runs one engine in a thread of its own.
+
+    `make_engine` is called in that thread, first and again after a failure: a failed pass takes its
+    tickets with it (their groups are retried), not the process. A lost device ends the service:
+    tickets fail with `DeviceLostError`, and no more are taken; so does a model that cannot be
+    loaded, with `ModelLostError`. `gate` is held during a step, so
+    that engines of one process share the processor in turns. `keep` is called in the engine's
+    thread, now and then and at the end, with what the engine has learned, and `on_wanted` there
+    for each request that a hint is wanted for; neither may block.
+    """
+
+    def __init__(
+        self,
+        make_engine: Callable[[], SteppingEngine],
+        gate: AbstractContextManager[object] | None = None,
+        name: str = "engine",
+        keep: Callable[[Knowledge], None] | None = None,
+        on_wanted: Callable[[Wanted], None] | None = None,
+    ) -> None:
+        self._make_engine = make_engine
+        self._on_wanted = on_wanted
+        self._hints: deque[tuple[str, int, tuple[int, ...]]] = deque(maxlen=MAX_HINTS)
+        self._gate = gate or nullcontext()
+        self._keep = keep
+        self._kept_at = 0  # observations
+        self._inbox: deque[Ticket] = deque()
+        self._arrived: list[Ticket] = []  # taken out of it last, maybe for an engine to be made
+        self._cancelled: set[str] = set()
+        self._asked_back: dict[Ticket, Units] = {}
+        self._tickets: dict[str, Ticket] = {}  # by request id
+        self._changed = threading.Condition()
+        self._closing = False
+        self._lost: DeviceLostError | None = None
+        self._is_given_up = False
+        self._past = EngineStats()
+        self._stepping_since: int | None = None
+        self._engine: SteppingEngine | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(
+        self, job_id: str, requests: Sequence[Request], priors: Sequence[AcceptanceCount] = ()
+    ) -> Ticket:
+        """Hand requests over; they join the running batch at its next step.
+
+        `priors`: what earlier nights of the job found about drafts.
+        """
+        ticket = Ticket(job_id, requests, priors, self._ask_back)
+        with self._changed:
+            self.check()
+            if self._closing:
+                raise RequestCancelledError("the engine is closed")
+            self._inbox.append(ticket)
+            self._changed.notify()
+        reach(CrashPoint.SUBMIT)
+        return ticket
+
+    def hint(self, request_id: str, position: int, token_ids: tuple[int, ...]) -> None:
+        """What may follow the first `position` output tokens of a request, before its next step.
+
+        One that is not known any more is ignored, so nobody is woken for it.
+        """
+        self._hints.append((request_id, position, token_ids))
+
+    def _ask_back(self, ticket: Ticket, units: Units) -> None:
+        with self._changed:
+            self._asked_back[ticket] = units
+            self._changed.notify()
+
+    def check(self) -> None:
+        """Raises `DeviceLostError` once the device is lost."""
+        if self._lost is not None:
+            raise self._lost
+
+    def cancel(self, job_id: str) -> None:
+        """Drop all requests of a job before the next step; their tickets raise."""
+        with self._changed:
+            self._cancelled.add(job_id)
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """As `close` does, without waiting. Where no step runs, tickets fail at once: the thread
+        may make an engine, or wait until another one is made, which takes minutes.
+        """
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+            if self._stepping_since is None:
+                # A list of them is made in one go, whatever the thread does meanwhile.
+                for ticket in [*self._inbox, *self._arrived, *list(self._tickets.values())]:
+                    ticket.fail(RequestCancelledError(CLOSED))
+
+    def give_up(self, error: DeviceLostError) -> None:
+        """The current step will not end. All tickets fail, no more are taken, and `close` does not
+        wait; should it end after all, nothing comes of it."""
+        with self._changed:
+            self._lost = error
+            self._is_given_up = True
+            self._changed.notify()
+            for ticket in [*self._inbox, *self._arrived, *list(self._tickets.values())]:
+                ticket.fail(error)
+
+    def close(self) -> None:
+        """Stop after the current step; open tickets fail with `RequestCancelledError`."""
+        self.stop()
+        if self._is_given_up:
+            return
+        self._thread.join()
+        self._past, self._engine = self.stats, None  # its memory must not wait for ours
+
+    @property
+    def has_engine(self) -> bool:
+        return self._engine is not None
+
+    @property
+    def stats(self) -> EngineStats:
+        return self._engine.stats if self._engine is not None else self._past
+
+    @property
+    def stepping_since(self) -> int | None:
+        """When the step that runs now began, by `time_book.now`; None: none does."""
+        return self._stepping_since
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not (
+                    self._inbox
+                    or self._cancelled
+                    or self._asked_back
+                    or self._closing
+                    or self._is_given_up
+                    or self._tickets
+                ):
+                    self._changed.wait()
+                arrived = self._arrived = list(self._inbox)
+                self._inbox.clear()
+                cancelled, self._cancelled = self._cancelled, set()
+                asked_back, self._asked_back = self._asked_back, {}
+                closing = self._closing or self._is_given_up
+            if closing:
+                self._learn(at_end=True)
+                self._fail_all(arrived, RequestCancelledError(CLOSED))
+                return
+            try:
+                self._step(arrived, cancelled, asked_back)
+            except (ModelLostError, NoEngineError) as error:
+                log.error("no engine can be made: %s", error)
+                if isinstance(error, ModelLostError):
+                    arrived += self._lose(error)
+                self._fail_all(arrived, error)
+                if self._lost is not None:
+                    return
+            except Exception as error:
+                log.exception("engine step failed; its requests are given back")
+                failure = engine_error(error, "engine step")
+                self._engine = None
+                if isinstance(failure, DeviceLostError):
+                    arrived += self._lose(failure)
+                self._fail_all(arrived, failure)
+                if self._lost is not None:
+                    return
+
+    def _learn(self, at_end: bool = False) -> None:
+        """Have what was learned kept, when it is a good deal more than the last time."""
+        if self._engine is None or self._keep is None:
+            return
+        seen = self._engine.knowledge.step_time.observations
+        new = seen - self._kept_at
+        if new >= (KEEP_AT_END if at_end else KEEP_EVERY):
+            self._kept_at = seen
+            self._keep(self._engine.knowledge)
+
+    def _lose(self, error: DeviceLostError) -> list[Ticket]:
+        """Take no more tickets; those that came during the failed step."""
+        with self._changed:
+            self._lost = error
+            late = list(self._inbox)
+            self._inbox.clear()
+        return late
+
+    def _step(
+        self, arrived: list[Ticket], cancelled: set[str], asked_back: dict[Ticket, Units]
+    ) -> None:
+        if self._engine is None:
+            if not arrived:
+                return  # what was to be cancelled or given back is gone with the engine
+            # Loading sets torch's default dtype for every thread: no other engine may step then.
+            with self._gate:
+                if not self._closing:
+                    try:
+                        self._engine = self._made()
+                    except BrokenModelError as error:  # whatever the job
+                        raise ModelLostError(str(error)) from None
+                    except UsageError as error:  # no retry will help, and no row is at fault
+                        log.error("no engine can be made: %s", error)
+                        self._fail_all(arrived, error)
+                        return
+                    self._kept_at = self._engine.knowledge.step_time.observations  # earlier
+        if self._closing or self._engine is None:  # meanwhile; nobody waits for a step any more
+            self._fail_all(arrived, RequestCancelledError(CLOSED))
+            return
+        for ticket in arrived:
+            self._supersede(ticket, self._engine)
+            self._engine.prime(ticket.job_id, ticket.priors)
+            for request in ticket.requests:
+                self._tickets[request.request_id] = ticket
+                self._engine.add(request)
+            ticket.watch(self._engine.begun)
+        if cancelled:
+            self._deliver(
+                self._engine.cancel(lambda r: self._tickets[r.request_id].job_id in cancelled)
+            )
+        for ticket, units in asked_back.items():
+            self._give_back(ticket, units, self._engine)
+        self._pass_hints(self._engine)
+        if not self._engine.idle:
+            self._deliver_step(self._engine)
+            if self._on_wanted is not None:
+                for wanted in self._engine.wanted():
+                    self._on_wanted(wanted)
+            self._learn()
+
+    def _made(self) -> SteppingEngine:
+        """A new engine. Raises `NoEngineError` where it may be had later: no row is at fault."""
+        try:
+            return self._make_engine()
+        except SpecbatchError as error:
+            if type(error) is EngineError:
+                raise NoEngineError(str(error)) from error
+            raise
+        except Exception as error:
+            failure = engine_error(error, "making an engine")
+            if isinstance(failure, DeviceLostError):
+                raise failure from error
+            raise NoEngineError(str(failure)) from error
+
+    def _deliver_step(self, engine: SteppingEngine) -> None:
+        with self._gate:
+            self._stepping_since = now()
+            step_guard.begins()
+            try:  # `stop` sets its flag first and then looks at ours: no step runs unseen
+                finished = [] if self._closing else engine.step()
+            finally:
+                step_guard.ends()
+                self._stepping_since = None  # what it took is with the tickets
+        self._deliver(finished)
+
+    def _pass_hints(self, engine: SteppingEngine) -> None:
+        while self._hints:
+            engine.hint(*self._hints.popleft())
+
+    def _give_back(self, ticket: Ticket, units: Units, engine: SteppingEngine) -> None:
+        """Take the last unstarted units out of the engine and the ticket, at once."""
+        mine = {request.request_id for request in ticket.requests}
+        units = [unit for unit in units if mine.issuperset(unit)]  # it may have been asked before
+        unstarted = {i for i in engine.unstarted() if self._tickets.get(i) is ticket}
+        given = {i for unit in last_unstarted(units, unstarted) for i in unit}
+        if not given:
+            return
+        engine.cancel(lambda r: r.request_id in given)
+        for request_id in given:
+            del self._tickets[request_id]
+        if len(ticket.completions) + len(given) == len(ticket.requests):
+            ticket.lessons = engine.lessons(ticket.job_id)
+        ticket.give_back(given)
+
+    def _supersede(self, ticket: Ticket, engine: SteppingEngine) -> None:
+        """Drop older tickets for the same requests: their group came back under a newer lease."""
+        older = {self._tickets.get(request.request_id) for request in ticket.requests} - {None}
+        if not older:
+            return
+        engine.cancel(lambda r: self._tickets.get(r.request_id) in older)
+        self._tickets = {k: t for k, t in self._tickets.items() if t not in older}
+        for stale in older:
+            if stale is not None:
+                stale.fail(RequestCancelledError("a newer attempt took the requests over"))
+
+    def _deliver(self, completions: list[Completion]) -> None:
+        for completion in completions:
+            ticket = self._tickets.pop(completion.request_id, None)
+            if ticket is None:
+                continue  # superseded
+            if self._engine is not None and ticket.lacks_one:
+                ticket.lessons = self._engine.lessons(ticket.job_id)
+            ticket.put(completion)
+
+    def _fail_all(self, arrived: list[Ticket], error: SpecbatchError) -> None:
+        for ticket in {*self._tickets.values(), *arrived}:
+            ticket.fail(error)
+        self._tickets.clear()

@@ -1,0 +1,1 @@
+"""Which drafts are taken, and how deep."""

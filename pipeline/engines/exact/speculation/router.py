@@ -1,0 +1,310 @@
+"""Who drafts where several draft models are there: rows of a tag go where they are worth most.
+
+A model that is not asked costs nothing: its KV is not kept in step, so it has to read what it
+missed when its turn comes. That is counted against it, and keeps sequences where they are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from functools import partial
+
+from specbatch.pipeline.engines.exact.speculation.wants import Want, candidates, model_of
+from specbatch.pipeline.engines.exact.state.proposer import Proposer, tokens_behind
+from specbatch.pipeline.engines.exact.state.sequence import Route, Sequence
+from specbatch.pipeline.policy.controller import Controller
+from specbatch.pipeline.policy.journal import JUDGED_TESTS, Journal
+from specbatch.pipeline.policy.routing import Price, fade, hopeful, pace, slowed, teams
+from specbatch.pipeline.policy.tracks import Track
+
+HORIZON_TOKENS = 128  # a sequence is thought to stay with a model for so many, or to its end
+STAYS = 1.03  # what another model must promise a sequence, beside the one that drafted last …
+TEAM_STAYS = 1.02  # … and another set of models, beside the one that works now, …
+REGRET_STEPS = 8.0  # … until staying has cost the time of so many
+MOST_STOOD_STEPS = 64
+TRIAL_STEPS = 3
+TRIAL_DEPTH = 3
+TRIED_SEQUENCES = 8
+ALLOWANCE = 0.005  # of all steps may go into trials of models that are not asked …
+FIRST_ALLOWANCE = 16.0  # … and so many at the beginning
+MOST_ALLOWANCE = 64.0
+MOST_ASKED = 4096  # routes and models of which it is known when they were asked
+
+TrackOf = Callable[[Proposer, Sequence], Track]
+
+
+class Router:
+    """Chooses among the sources of a sequence. With one draft model: the best by score."""
+
+    def __init__(self, proposers: Seq[Proposer], controller: Controller, track_of: TrackOf) -> None:
+        self._models = {p.name: p for p in proposers if p.pass_time is not None}
+        self._controller = controller
+        self._track_of = track_of
+        self._teams = teams(list(self._models))
+        self._team: tuple[str, ...] = ()
+        self._picked_at = 0  # step
+        self._regret = 0.0  # of not having left the team, in steps
+        self._count = 1  # sequences in a step
+        self._burdens: dict[str, float] = {}
+        self._prices: dict[str, Price] = {}
+        self._paces: dict[tuple[str, float, int], float] = {}
+        self._last: dict[Sequence, str] = {}  # the model that drafted last, trials apart
+        self._held: dict[Sequence, set[str]] = {}  # models that hold KV of it
+        self._routed: dict[Route, str] = {}  # the model that most rows of a tag go to
+        self._asked_at: OrderedDict[tuple[Route, str], int] = OrderedDict()  # step of the last look
+        self._allowance = FIRST_ALLOWANCE
+        self._weighed_at = 0  # step
+
+    @property
+    def several(self) -> bool:
+        return len(self._models) > 1
+
+    # --- a look ----------------------------------------------------------------------------------
+    def begin(self, count: int) -> None:
+        """Prices as they are now, for steps of so many sequences."""
+        self._burdens = {name: self._controller.burden(count, name) for name in self._models}
+        if self.several:
+            self._count = count
+            self._prices = {name: self._controller.price(count, name) for name in self._models}
+            self._paces.clear()
+
+    def burden(self, proposer: Proposer) -> float:
+        """Price of a draft token, in tokens that depth 0 would decide meanwhile."""
+        return self._burdens.get(proposer.name, 0.0)
+
+    def pick(self, options: Seq[Seq[Want]], step: int) -> list[Want]:
+        """One source for each sequence, of those it has; together the most tokens per second."""
+        if not self.several:
+            return [self.best(of_sequence) for of_sequence in options]
+        found: dict[tuple[str, ...], tuple[float, list[Want]]] = {}
+        seen = set()
+        for team in sorted(self._teams, key=lambda t: t != self._team):
+            wants = [self.best(of_sequence, team) for of_sequence in options]
+            makers = tuple(want.proposer.name for want in wants)
+            if makers not in seen:
+                seen.add(makers)
+                found[team] = (self._promise(wants), wants)
+        self._team = self._next_team({team: promise for team, (promise, _) in found.items()}, step)
+        wants = found[self._team][1]
+        self._note_routes(wants, step)
+        return wants
+
+    def _next_team(self, promises: dict[tuple[str, ...], float], step: int) -> tuple[str, ...]:
+        """The best set of models; but one that works is only left once staying has cost enough.
+
+        Rates waver by some hundredths, and who followed each of them would move all the time.
+        """
+        stood, self._picked_at = min(step - self._picked_at, MOST_STOOD_STEPS), step
+        best = max(promises, key=lambda team: promises[team])
+        if self._team not in promises:
+            return best
+        others = [promise for team, promise in promises.items() if team != self._team]
+        if not others or not promises[self._team]:
+            return self._team
+        gain = max(others) / promises[self._team] - TEAM_STAYS
+        self._regret = max(0.0, self._regret + gain * stood)
+        if self._regret < REGRET_STEPS or best == self._team:
+            return self._team
+        self._regret = 0.0
+        return best
+
+    def best(self, options: Seq[Want], team: Seq[str] | None = None) -> Want:
+        """The most promising source of one sequence; of models, the team's count where they may."""
+        if len(options) == 1:
+            return options[0]
+        models = [w for w in options if w.model is not None] if self.several else []
+        if len(models) < 2:
+            return max(options, key=_score)
+        of_team = [w for w in models if team is None or w.proposer.name in team] or models
+        model = max(of_team, key=self._pace)
+        return max((w for w in options if w.model is None or w is model), key=_score)
+
+    def trial(
+        self, options: Seq[Seq[Want]], wants: Seq[Want], rests: bool, step: int
+    ) -> list[Want]:
+        """Sequences by which to find out what another model is worth for a tag; mostly none.
+
+        Tried is where most may be gained, and only for what has been put aside.
+        """
+        earned = ALLOWANCE * (step - self._weighed_at)
+        self._allowance = min(self._allowance + earned, MOST_ALLOWANCE)
+        self._weighed_at = step
+        if not self.several:
+            return []
+        best: tuple[float, Route, str] | None = None
+        seen = set()
+        for of_sequence, want in zip(options, wants, strict=True):
+            route = want.sequence.request.route
+            if route in seen:
+                continue
+            seen.add(route)
+            beats = TEAM_STAYS * (1.0 if rests else self._plain_pace(want, want.rate))
+            for other in of_sequence:
+                if other.model is None or other.proposer is want.proposer:
+                    continue
+                gain = self._plain_pace(other, self._hope(other, step)) / beats
+                if gain > 1.0 and (best is None or gain > best[0]):
+                    best = (gain, route, other.proposer.name)
+        if best is None:
+            return []
+        _, route, name = best
+        return self._afforded(_members(options, route, name), route, name, step)
+
+    def tell(self, journal: Journal, options: Seq[Seq[Want]]) -> None:
+        """Have it noted which model the rows of each tag go to, once that rests on something."""
+        told: set[Route] = set()
+        for of_sequence in options if self.several else ():
+            models = [want for want in of_sequence if want.model is not None]
+            sequence = of_sequence[0].sequence
+            route = sequence.request.route
+            if len(models) < 2 or route in told or route not in self._routed:
+                continue
+            told.add(route)
+            name = self._routed[route]
+            if self._track_of(self._models[name], sequence).judged >= JUDGED_TESTS:
+                reason = partial(self._reason, models, name)
+                journal.routed(route.job, route.tag, name, reason, self._count)
+
+    def _reason(self, models: Seq[Want], name: str) -> str:
+        tag = models[0].sequence.request.route.tag
+        paces = {
+            want.proposer.name: self._plain_pace(
+                want, self._track_of(want.proposer, want.sequence).rate
+            )
+            for want in models
+        }
+        others = ", ".join(f"{p:.2f} by {other}" for other, p in paces.items() if other != name)
+        rows = "rows" if tag is None else f"rows tagged {tag}"
+        return (
+            f"{rows} go to {name}: in the time of a step at depth 0 its drafts promise "
+            f"{paces.get(name, 1.0):.2f} tokens, beside {others}, "
+            f"with {self._count} sequences in a step"
+        )
+
+    # --- between looks ---------------------------------------------------------------------------
+    def instead(self, proposer: Proposer, sequence: Sequence) -> Proposer:
+        """For a newcomer: the model that rows of its tag go to, if a model is to draft for it."""
+        if not self.several or model_of(proposer) is None:
+            return proposer
+        return self._models[self._routed.get(sequence.request.route, proposer.name)]
+
+    def suits(self, proposer: Proposer, sequence: Sequence) -> bool:
+        """Whether it may stand in for a source that has nothing to say."""
+        if not self.several or model_of(proposer) is None:
+            return True
+        if sequence in self._last:
+            return self._last[sequence] == proposer.name
+        return self._routed.get(sequence.request.route, proposer.name) == proposer.name
+
+    def asked(self, proposer: Proposer, sequence: Sequence, in_trial: bool) -> None:
+        """A sequence that is gone to another model for good leaves nothing with the former."""
+        if not self.several or model_of(proposer) is None:
+            return
+        held = self._held.setdefault(sequence, set())
+        held.add(proposer.name)
+        if in_trial:
+            return
+        self._last[sequence] = proposer.name
+        if len(held) > 1:
+            for name in held - {proposer.name}:
+                self._models[name].forget(sequence)
+            self._held[sequence] = {proposer.name}
+
+    def forget(self, sequence: Sequence) -> None:
+        self._last.pop(sequence, None)
+        self._held.pop(sequence, None)
+
+    # --- worth -----------------------------------------------------------------------------------
+    def _promise(self, wants: Seq[Want]) -> float:
+        """Tokens per second of a step, with what models have to read first."""
+        decision = self._controller.promise(candidates(wants), self._count - len(wants))
+        per_sequence = decision.expected_tokens / self._count
+        steps = sum(
+            self._behind(want) * self._prices[want.model].row * per_sequence / _horizon(want)
+            for want, depth in zip(wants, decision.depths, strict=True)
+            if depth and want.model is not None
+        )
+        seconds = decision.expected_sec + steps * self._controller.plain_sec(self._count)
+        return decision.expected_tokens / seconds
+
+    def _pace(self, want: Want) -> float:
+        name = want.proposer.name
+        found = slowed(
+            self._plain_pace(want, want.rate),
+            self._behind(want),
+            self._prices[name],
+            self._count,
+            _horizon(want),
+        )
+        return found * STAYS if self._last.get(want.sequence) == name else found
+
+    def _plain_pace(self, want: Want, rate: float) -> float:
+        """Of a sequence that its model knows."""
+        price = self._prices.get(want.proposer.name) or self._controller.price(self._count, None)
+        key = (want.proposer.name, round(rate, 2), want.limit)
+        if key not in self._paces:
+            self._paces[key] = pace(key[1], want.limit, price)
+        return self._paces[key]
+
+    def _hope(self, want: Want, step: int) -> float:
+        idle = self._idle(want.sequence.request.route, want.proposer.name, step)
+        return hopeful(self._track_of(want.proposer, want.sequence), idle)
+
+    def _afforded(self, members: list[Want], route: Route, name: str, step: int) -> list[Want]:
+        price = self._prices[name]
+        members.sort(key=self._behind)
+        tried = members[:TRIED_SEQUENCES]
+        fed = sum(self._behind(want) for want in tried)
+        cost = TRIAL_STEPS * (price.call + TRIAL_DEPTH * price.token) + fed * price.row
+        if cost > self._allowance:
+            return []
+        self._allowance -= cost
+        idle = self._idle(route, name, step)
+        for track in {self._track_of(want.proposer, want.sequence) for want in members}:
+            fade(track, idle)  # else a trial changes nothing beside all that was found long ago
+        self._note_asked(route, name, step)
+        return tried
+
+    def _behind(self, want: Want) -> int:
+        return tokens_behind(want.proposer, want.sequence)
+
+    def _idle(self, route: Route, name: str, step: int) -> int:
+        """Steps since the model was asked for the route, or since somebody first thought of it."""
+        if (route, name) not in self._asked_at:
+            self._note_asked(route, name, step)
+        return step - self._asked_at[route, name]
+
+    def _note_asked(self, route: Route, name: str, step: int) -> None:
+        self._asked_at[route, name] = step
+        self._asked_at.move_to_end((route, name))
+        while len(self._asked_at) > MOST_ASKED:
+            self._asked_at.popitem(last=False)
+
+    def _note_routes(self, wants: Seq[Want], step: int) -> None:
+        counts: dict[Route, Counter[str]] = {}
+        for want in wants:
+            if want.model is not None:
+                counts.setdefault(want.sequence.request.route, Counter())[want.model] += 1
+        self._routed = {route: of.most_common(1)[0][0] for route, of in counts.items()}
+        for route, of in counts.items():
+            for name in of:
+                self._note_asked(route, name, step)
+
+
+def _members(options: Seq[Seq[Want]], route: Route, name: str) -> list[Want]:
+    return [
+        want
+        for of_sequence in options
+        for want in of_sequence
+        if want.proposer.name == name and want.sequence.request.route == route
+    ]
+
+
+def _score(want: Want) -> float:
+    return want.score
+
+
+def _horizon(want: Want) -> int:
+    return min(want.sequence.remaining, HORIZON_TOKENS)

@@ -1,0 +1,67 @@
+"""Drafts that nobody verifies: they wait until depth 0 has decided the same places.
+
+That counts acceptance exactly, for a draft is accepted where it is what depth 0 decides, and costs
+nothing but the drafting. Only some sequences are drafted for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from specbatch.pipeline.engines.exact.state.proposer import Proposer
+from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.policy.tracks import Track
+
+SHARE = 4  # one sequence in so many
+DEPTH = 8
+_GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: multiples of it are spread evenly
+
+
+def is_watched(seed: int) -> bool:
+    """Whether a request is one of the few; no pattern in seeds makes it all of them, or none."""
+    return (seed * _GOLDEN % 2**64) * SHARE >> 64 == 0
+
+
+@dataclass(slots=True)
+class _Waiting:
+    begin: int  # output tokens there were
+    draft: list[int]
+    track: Track
+
+
+@dataclass(slots=True)
+class Shadow:
+    """The drafts in waiting. A sequence has one at most."""
+
+    _waiting: dict[Sequence, _Waiting] = field(default_factory=dict)
+
+    def wants(self, sequence: Sequence) -> bool:
+        """Whether it is one of the few, and has no draft in waiting."""
+        request = sequence.request
+        return request.shadow and is_watched(request.seed) and sequence not in self._waiting
+
+    def keep(self, sequence: Sequence, proposer: Proposer, draft: list[int], track: Track) -> None:
+        """A draft behind the sequence's newest token. Its maker drops its traces at once."""
+        proposer.settle(sequence)
+        if draft:
+            self._waiting[sequence] = _Waiting(sequence.num_output, draft, track)
+
+    def compare(self) -> None:
+        """Judge the drafts whose places are all decided."""
+        over = [s for s, w in self._waiting.items() if s.num_output >= w.begin + len(w.draft)]
+        for sequence in over:
+            self.forget(sequence)
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence ends or is over its draft: what can be judged of that is."""
+        waiting = self._waiting.pop(sequence, None)
+        if waiting is None:
+            return
+        decided = sequence.output[waiting.begin : waiting.begin + len(waiting.draft)]
+        draft = waiting.draft[: len(decided)]
+        agreed = next(
+            (i for i, (a, b) in enumerate(zip(draft, decided, strict=True)) if a != b), len(draft)
+        )
+        waiting.track.observe(len(draft), agreed)
+        sequence.shadow_proposed += len(draft)
+        sequence.shadow_accepted += agreed

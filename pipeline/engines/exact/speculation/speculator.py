@@ -1,0 +1,434 @@
+"""Chooses who drafts for each sequence, and how far.
+
+Looking at all sequences and prices takes longer than a small model's step, so a choice stands for
+some steps. In between, sequences that arrive are drafted for like the others on average, and free
+drafts that turn up take the place of what was chosen where they are better.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+
+from specbatch.pipeline.engines.exact.proposers.draft_names import kind_of
+from specbatch.pipeline.engines.exact.speculation.judging import judge
+from specbatch.pipeline.engines.exact.speculation.router import TRIAL_DEPTH, TRIAL_STEPS, Router
+from specbatch.pipeline.engines.exact.speculation.shadow import DEPTH as SHADOW_DEPTH
+from specbatch.pipeline.engines.exact.speculation.shadow import Shadow
+from specbatch.pipeline.engines.exact.speculation.wants import (
+    Choice,
+    Want,
+    candidates,
+    choices,
+    depth_worth,
+    usual,
+)
+from specbatch.pipeline.engines.exact.state.proposer import Proposer, has_laws
+from specbatch.pipeline.engines.exact.state.sequence import Route, Sequence
+from specbatch.pipeline.policy.controller import Controller, Course
+from specbatch.pipeline.policy.costs.controls import Arm
+from specbatch.pipeline.policy.journal import JUDGED_TESTS, Journal
+from specbatch.pipeline.policy.knowledge import Knowledge
+from specbatch.pipeline.policy.spread import Own
+from specbatch.pipeline.policy.tracks import Track
+from specbatch.schemas.records import Verification
+
+_FIRST_CONTROLS = 16  # one step in so many goes at depth 0 while its price is not known at all
+MAX_DEPTH = 16
+GLANCE_SHARE = 8  # while nothing is drafted, most looks take in one sequence in so many
+FULL_EVERY_LOOKS = 4
+_CLEARLY = 0.05  # better than what is chosen, for something else to take its place
+
+
+@dataclass(slots=True)
+class _Course:
+    """What a look decided, until the next one."""
+
+    until: int  # step
+    sequences: int
+    rests: bool = True
+    opening_until: int = 0  # step; other choices are tried until then
+    opening: dict[Sequence, Choice] = field(default_factory=dict)
+    choices: dict[Sequence, Choice] = field(default_factory=dict)
+    newcomers: dict[Route, Choice] = field(default_factory=dict)  # for those who were not there
+    newcomer: Choice | None = None  # of a route that was not there either
+    left: dict[Route, list[Choice]] = field(default_factory=dict)  # of those that ended meanwhile
+    watched: tuple[Proposer, ...] = ()  # free sources that may turn up with something better …
+    beats: float = 1.0  # … than this acceptance
+    least_worth: float = 1.0  # of a draft token that is verified
+    tried: set[Sequence] = field(default_factory=set)  # with a model that is not theirs
+
+
+class Speculator:
+    """Owns the proposers and what is known of them. Without proposers every depth is 0."""
+
+    def __init__(
+        self,
+        proposers: Seq[Proposer],
+        knowledge: Knowledge | None = None,
+        max_draft_tokens: int = 1024,  # per step
+        coin: Callable[[], float] | None = None,
+    ) -> None:
+        """`coin` gives numbers in [0, 1) by which control steps are drawn; None: at random."""
+        self.proposers = tuple(proposers)
+        self.knowledge = knowledge or Knowledge()
+        self.max_draft_tokens = max_draft_tokens
+        self.journal = Journal(self.knowledge.acceptance)
+        self.steps = 0
+        self.drafting_sec = 0.0  # of the last step, in models of proposers …
+        self.replanning_sec = 0.0  # … and in choosing who drafts
+        for proposer in self.proposers:
+            if proposer.pass_time is not None:
+                self.knowledge.draft_times[proposer.name] = proposer.pass_time
+        self._controller = Controller(self.knowledge, max_draft_tokens)
+        self._router = Router(self.proposers, self._controller, self._track)
+        self._course = _Course(0, 0)
+        self._shadow = Shadow()
+        self._opens = False  # this step: something is tried
+        self._pauses = True  # this step: nothing is drafted but at fixed depths
+        self._coin = coin or random.Random().random
+        self.arm = Arm.RESTS  # this step
+        self.odds = 0.0  # of this step, unless it rests: to draft, by those of being a control
+        self._settling = 0  # steps until the control
+        self._shadowing = False  # some sequences were to be drafted for in shadow at the last look
+        self._own: dict[Sequence, dict[str, Own]] = {}  # by proposer
+        self._tracks: dict[Sequence, Track] = {}  # of the draft that is being verified
+        self._control_every = _FIRST_CONTROLS
+        self._looks = 0
+
+    def propose(
+        self, deciding: Seq[Sequence], room: Callable[[Sequence, int], int]
+    ) -> tuple[list[list[int]], list[Proposer | None]]:
+        """Draft tokens for every deciding sequence (empty: depth 0), and who made them.
+
+        `room(sequence, wanted)` says how many draft tokens there are KV blocks for.
+        """
+        drafts: list[list[int]] = [[] for _ in deciding]
+        makers: list[Proposer | None] = [None] * len(deciding)
+        self.drafting_sec = self.replanning_sec = 0.0
+        self.arm = Arm.RESTS
+        if not (self.proposers and any(_may_be_drafted_for(s) for s in deciding)):
+            self._settling = 0
+            return drafts, makers
+        self.steps += 1
+        if looks := self._is_over(len(deciding)):
+            self._settling = 0
+            begun = time.perf_counter()
+            self._look(deciding)
+            self.replanning_sec = time.perf_counter() - begun
+            self._controller.looked(self.replanning_sec)
+        if self._shadowing:
+            self._draft_in_shadow(deciding)
+        self._opens = self.steps < self._course.opening_until
+        self.arm = self._drawn(len(deciding), may_be_control=not looks)
+        self._pauses = self.arm is not Arm.DRAFTS
+        if self._pauses:
+            if not any(sequence.request.depth for sequence in deciding):
+                return drafts, makers
+            self.arm = Arm.APART
+        asked: dict[str, list[tuple[int, int]]] = {}
+        left = self.max_draft_tokens
+        for i, sequence in enumerate(deciding):
+            choice = self._choice(sequence)
+            if choice is None:
+                continue
+            proposer, depth = choice
+            depth = min(depth, sequence.remaining - 1, left)
+            if depth > 0 and (granted := room(sequence, depth)):
+                asked.setdefault(proposer.name, []).append((i, granted))
+                left -= granted
+        for proposer in self.proposers:
+            if proposer.name in asked:
+                self._ask(proposer, asked[proposer.name], deciding, drafts, makers)
+        return drafts, makers
+
+    def observe(
+        self, sequence: Sequence, maker: Proposer | None, draft: list[int], accepted: int
+    ) -> None:
+        """The verdict on a draft: estimates learn, proposers drop what was rejected."""
+        if maker is None:
+            return
+        own = self._own.setdefault(sequence, {})
+        track = self._tracks.get(sequence)
+        if track is not None:
+            mine = own.setdefault(maker.name, Own())
+            if mine.observe(len(draft), accepted):
+                mine.close(track.rate, self.knowledge.spread_of(maker.name))
+            track.observe(len(draft), accepted)
+        maker.settle(sequence)
+
+    def forget(self, sequence: Sequence) -> None:
+        self._shadow.forget(sequence)
+        self._own.pop(sequence, None)
+        self._tracks.pop(sequence, None)
+        course = self._course
+        course.opening.pop(sequence, None)
+        if (choice := course.choices.pop(sequence, None)) and sequence not in course.tried:
+            course.left.setdefault(sequence.request.route, []).append(choice)
+        course.tried.discard(sequence)
+        self._router.forget(sequence)
+        for proposer in self.proposers:
+            proposer.forget(sequence)
+
+    # --- one step ------------------------------------------------------------------------------
+    def _drawn(self, count: int, may_be_control: bool) -> Arm:
+        """Whether this step drafts, or measures depth 0 instead: that is chance, see `controls.py`.
+
+        A step that looked is no control, as depth 0 alone would not look.
+        """
+        if self._settling:
+            self._settling -= 1
+            return Arm.SETTLES if self._settling else Arm.CONTROL
+        if self._course.rests and not self._opens:
+            return Arm.RESTS
+        self.odds = self._control_every - 1.0
+        if may_be_control and self._coin() * self._control_every < 1.0:
+            self._settling = self._controller.settling_steps(count)
+            self._course.until = max(self._course.until, self.steps + self._settling + 1)
+            return Arm.SETTLES
+        return Arm.DRAFTS
+
+    def _choice(self, sequence: Sequence) -> Choice | None:
+        """Who drafts for it now, and how many tokens of what there is."""
+        if sequence.request.depth is not None:
+            return self._fixed(sequence, sequence.request.depth)
+        if self._pauses:
+            return None
+        course = self._course
+        chosen = course.opening if self._opens else course.choices
+        choice = chosen.get(sequence) or self._of_newcomer(sequence)
+        if choice is None:
+            return None
+        for proposer in course.watched:
+            if proposer is choice[0]:
+                break
+            if better := self._better(proposer, sequence):
+                return better
+        proposer, depth = choice
+        if depth <= 0:
+            return None
+        there = proposer.available(sequence)
+        if there > 0 or len(self.proposers) == 1:
+            return proposer, min(depth, there)
+        for other in self.proposers:
+            if other is proposer or not self._router.suits(other, sequence):
+                continue
+            if self._may(other, sequence):
+                there = other.available(sequence)
+                if there > 0:
+                    return other, min(depth, there)
+        return None
+
+    def _fixed(self, sequence: Sequence, depth: int) -> Choice | None:
+        if not depth:
+            return None
+        self.arm = Arm.APART
+        if len(self.proposers) == 1 and self._may(self.proposers[0], sequence):
+            return self.proposers[0], min(depth, self.proposers[0].available(sequence))
+        want = self._want(sequence, depth)
+        return None if want is None else (want.proposer, want.limit)
+
+    def _of_newcomer(self, sequence: Sequence) -> Choice | None:
+        """What one of its route had that has ended, or as they have it on average, rounded."""
+        course, route = self._course, sequence.request.route
+        left = course.left.get(route)
+        found = left.pop() if left else course.newcomers.get(route, course.newcomer)
+        if found is None:
+            return None
+        proposer, depth = self._router.instead(found[0], sequence), found[1]
+        if not self._may(proposer, sequence):
+            return None
+        course.choices[sequence] = choice = (proposer, min(depth, self._cap(sequence)))
+        return choice
+
+    def _better(self, proposer: Proposer, sequence: Sequence) -> Choice | None:
+        """A free draft that turned up since the last look, as long as it is worth verifying."""
+        if not self._may(proposer, sequence):
+            return None
+        there = min(proposer.available(sequence), self._cap(sequence))
+        if there <= 0:
+            return None
+        rate = self._rate(proposer, sequence)
+        if rate <= self._course.beats:
+            return None
+        return proposer, min(there, depth_worth(rate, self._course.least_worth, MAX_DEPTH))
+
+    def _ask(
+        self,
+        proposer: Proposer,
+        asked: list[tuple[int, int]],
+        deciding: Seq[Sequence],
+        drafts: list[list[int]],
+        makers: list[Proposer | None],
+    ) -> None:
+        begun = time.perf_counter()
+        sequences = [deciding[i] for i, _ in asked]
+        for sequence in sequences:
+            self._tracks[sequence] = self._track(proposer, sequence)
+            if self._router.several:
+                self._router.asked(proposer, sequence, sequence in self._course.tried)
+        made = proposer.propose(sequences, [depth for _, depth in asked])
+        if proposer.pass_time is not None:
+            self.drafting_sec += time.perf_counter() - begun
+        for (i, _), draft in zip(asked, made, strict=True):
+            drafts[i] = draft
+            makers[i] = proposer if draft else None
+
+    def _draft_in_shadow(self, deciding: Seq[Sequence]) -> None:
+        self._shadow.compare()
+        wants: dict[str, list[Want]] = {}
+        for sequence in deciding:
+            most = min(SHADOW_DEPTH, self._cap(sequence), sequence.remaining - 1)
+            if self._shadow.wants(sequence) and (want := self._want(sequence, most)):
+                wants.setdefault(want.proposer.name, []).append(want)
+        for proposer in self.proposers:
+            of = wants.get(proposer.name)
+            if not of:
+                continue
+            begun = time.perf_counter()
+            tracks = [self._track(proposer, want.sequence) for want in of]
+            made = proposer.propose([w.sequence for w in of], [w.limit for w in of])
+            self.drafting_sec += time.perf_counter() - begun
+            for want, track, draft in zip(of, tracks, made, strict=True):
+                self._shadow.keep(want.sequence, proposer, draft, track)
+
+    # --- a look at all of it -------------------------------------------------------------------
+    def _is_over(self, count: int) -> bool:
+        """Whether the choice has stood long enough, was made for another number of sequences, or
+        rests on an acceptance that drafts do not reach any more."""
+        course = self._course
+        if self.steps >= course.until or 4 * abs(count - course.sequences) > course.sequences:
+            return True
+        return not course.rests and self.journal.tracks.surprised()
+
+    def _look(self, deciding: Seq[Sequence]) -> None:
+        self._looks += 1
+        self._shadowing = any(s.request.shadow for s in deciding)
+        known = self.knowledge.step_time.plain(len(deciding)) is not None
+        self.journal.tracks.settle()
+        view = self._view(deciding)
+        options, wants = self._wants(view, len(deciding))
+        is_full = len(view) == len(deciding)
+        chosen = self._controller.look(candidates(wants), len(deciding) - len(wants), is_full)
+        if not (is_full or chosen.rests):
+            is_full = True  # a glance found that it may pay
+            options, wants = self._wants(deciding, len(deciding))
+            chosen = self._controller.look(candidates(wants), len(deciding) - len(wants))
+        self._take(chosen, wants, len(deciding))
+        settling = self._controller.settling_steps(len(deciding))
+        self._control_every = chosen.control_every(settling) if known else _FIRST_CONTROLS
+        if chosen.weighed and wants:
+            if is_full:  # a few cannot pay for a draft model's call
+                judge(self.journal, self._controller, chosen, wants, self.steps, len(deciding))
+            if not chosen.rests:
+                self._router.tell(self.journal, options)
+            self._try(self._router.trial(options, wants, chosen.rests, self.steps))
+
+    def _view(self, deciding: Seq[Sequence]) -> Seq[Sequence]:
+        """Whom to look at: while nothing is drafted, mostly a few."""
+        few = self._course.rests and len(deciding) > GLANCE_SHARE
+        if not (few and self._looks % FULL_EVERY_LOOKS and self.steps > 1):
+            return deciding
+        return deciding[self._looks % GLANCE_SHARE :: GLANCE_SHARE]
+
+    def _wants(self, view: Seq[Sequence], count: int) -> tuple[list[list[Want]], list[Want]]:
+        """All sources of each sequence that has any, and the one chosen for it."""
+        self._router.begin(count)
+        free = (s for s in view if s.request.depth is None)
+        options = [found for s in free if (found := self._options(s, self._cap(s)))]
+        return options, self._router.pick(options, self.steps)
+
+    def _take(self, chosen: Course, wants: Seq[Want], count: int) -> None:
+        self._course = course = _Course(self.steps + chosen.steps, count, chosen.rests)
+        if chosen.opening is not None:
+            course.opening_until = self.steps + chosen.opening_steps
+            course.opening = choices(wants, chosen.opening)
+        if chosen.rests:
+            return
+        course.least_worth = chosen.least_worth
+        course.choices = choices(wants, chosen.depths)
+        by_route: dict[Route, list[tuple[Want, int]]] = {}
+        for want, depth in zip(wants, chosen.depths, strict=True):
+            by_route.setdefault(want.sequence.request.route, []).append((want, depth))
+        course.newcomers = {route: usual(of) for route, of in by_route.items()}
+        course.newcomer = usual(list(zip(wants, chosen.depths, strict=True)))
+        course.beats = sum(w.rate for w in wants) / len(wants) + _CLEARLY
+        free = [p for p in self.proposers if p.pass_time is None]
+        course.watched = tuple(p for p in free if self._is_worth_watching(p, course.beats))
+
+    def _try(self, tried: Seq[Want]) -> None:
+        """Let a model that is not theirs draft for a few sequences, for a few steps."""
+        if not tried:
+            return
+        course = self._course
+        course.rests = False
+        course.until = min(course.until, self.steps + TRIAL_STEPS)
+        course.opening_until = 0
+        course.tried = {want.sequence for want in tried}
+        for want in tried:
+            course.choices[want.sequence] = (want.proposer, min(want.limit, TRIAL_DEPTH))
+
+    def _is_worth_watching(self, proposer: Proposer, beats: float) -> bool:
+        """Whether its best drafts were better than what is chosen on average."""
+        return any(
+            track.judged >= JUDGED_TESTS and track.rate > beats
+            for track in self.journal.tracks.of_proposer(proposer.name)
+        )
+
+    # --- one sequence and one proposer ---------------------------------------------------------
+    def _want(self, sequence: Sequence, most: int) -> Want | None:
+        """The most promising source: by its acceptance, less what its drafts cost."""
+        options = self._options(sequence, most)
+        return self._router.best(options) if options else None
+
+    def _options(self, sequence: Sequence, most: int) -> list[Want]:
+        """All sources of a sequence. Its end is no limit: a choice is for those that follow too."""
+        found: list[Want] = []
+        for proposer in self.proposers if most > 0 else ():
+            if not self._may(proposer, sequence):
+                continue
+            there = proposer.available(sequence)
+            if there <= 0:
+                continue
+            limit = most if there >= sequence.remaining - 1 else min(most, there)
+            rate = self._rate(proposer, sequence)
+            score = rate - self._router.burden(proposer)
+            found.append(Want(sequence, proposer, limit, rate, score))
+        for want in found if len(found) > 1 else ():
+            want.score += self._track(want.proposer, sequence).doubt
+        return found
+
+    def _may(self, proposer: Proposer, sequence: Sequence) -> bool:
+        """Ratio tests need to know what a draft was sampled from; jobs may name their sources."""
+        request = sequence.request
+        if request.sources is not None and kind_of(proposer.name) not in request.sources:
+            return False
+        if proposer.pass_time is not None and request.draft_model not in (None, proposer.name):
+            return False
+        if sequence.verification is not Verification.COUPLED and not has_laws(proposer):
+            return False
+        if request.depth is not None and not request.shadow:
+            return True  # a fixed depth is what was asked for, whether it pays or not
+        return self.journal.allows(request.route.job, proposer.name, self.steps)
+
+    def _cap(self, sequence: Sequence) -> int:
+        cap = sequence.request.max_depth
+        return MAX_DEPTH if cap is None else min(MAX_DEPTH, cap)
+
+    def _track(self, proposer: Proposer, sequence: Sequence) -> Track:
+        route = sequence.request.route
+        return self.journal.track(proposer.name, proposer.grade(sequence), route.job, route.tag)
+
+    def _rate(self, proposer: Proposer, sequence: Sequence) -> float:
+        overall = self._track(proposer, sequence).rate
+        own = self._own.get(sequence)
+        if own is None or proposer.name not in own:
+            return overall
+        return own[proposer.name].rate(overall, self.knowledge.spread_of(proposer.name))
+
+
+def _may_be_drafted_for(sequence: Sequence) -> bool:
+    return sequence.request.depth != 0 or sequence.request.shadow

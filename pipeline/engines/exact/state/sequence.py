@@ -1,0 +1,267 @@
+"""One completion on its way: what was asked, what is decided, where each token came from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from specbatch.pipeline.engines.exact.state.adjusting import (
+    Adjuster,
+    BadWords,
+    adjuster_of,
+    bad_words_of,
+)
+from specbatch.pipeline.engines.exact.state.blocks import KvState
+from specbatch.pipeline.engines.exact.state.time_book import now
+from specbatch.schemas.provenance import (
+    NO_PROVENANCE,
+    NO_TICKS,
+    TICKS_PER_SEC,
+    Provenance,
+    Ticks,
+)
+from specbatch.schemas.records import (
+    NOT_LOOKED_AT,
+    FinishReason,
+    Origin,
+    Recheck,
+    SamplingParams,
+    TopLogprobs,
+    Verification,
+)
+
+if TYPE_CHECKING:
+    from specbatch.pipeline.engines.exact.proposers.suffix_index import SuffixIndex
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What requests have in common by which drafts are judged."""
+
+    job: str = ""
+    tag: str | None = None  # of the row: a language, a domain
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the engine is asked to complete. Ids are the caller's and need only be unique now."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int  # Philox key, in [0, 2**63)
+    draft_ids: tuple[int, ...] = ()  # a pre-generated continuation, only ever a hint
+    depth: int | None = None  # draft tokens per step; None: as many as pay
+    # Makes what is called with each token decided, and answers whether the text ends with it.
+    watch_text: Callable[[], Callable[[int], bool]] | None = None
+    verification: Verification = Verification.COUPLED
+    route: Route = Route()
+    max_depth: int | None = None  # a cap on what `depth` None may choose
+    sources: frozenset[str] | None = None  # names of proposers that may be asked; None: all
+    draft_model: str | None = None  # name of the only one that may be asked; None: any of them
+    shadow: bool = False  # drafts are only compared with what depth 0 decides
+    past_ids: tuple[int, ...] = ()  # what the same prompt gave before, only ever a hint
+    history: SuffixIndex | None = None  # outputs of earlier jobs; shared by a job's requests
+    decided_ids: tuple[int, ...] = ()  # output that is there already: it is gone on from
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What came of a request: `token_ids` are those decided here, without `decided_ids`.
+
+    Per-token tuples have one entry per token of `token_ids`.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    origins: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: FinishReason
+    proposed: int
+    accepted: int
+    verifier_passes: int
+    compute_sec: float  # this request's share of the steps it took part in
+    decode_sec: float  # of that, in steps whose depth-0 price is known
+    baseline_sec: float  # what the tokens of those steps would have taken at depth 0
+    proposed_at_depth: tuple[int, ...]
+    accepted_at_depth: tuple[int, ...]
+    error: str | None = None
+    top_logprobs: tuple[TopLogprobs, ...] | None = None  # None: log-probabilities not asked for
+    recheck: Recheck = NOT_LOOKED_AT
+    shadow_proposed: int = 0  # draft tokens compared with what depth 0 decided …
+    shadow_accepted: int = 0  # … and of those, the same
+    provenance: Provenance = NO_PROVENANCE
+    ticks: Ticks = NO_TICKS
+
+
+def stop_ids_of(request: Request, eos_ids: frozenset[int], vocab_size: int) -> frozenset[int]:
+    """The tokens that end a request's output: the model's own, unless they are off, and its own."""
+    eos = frozenset() if request.params.ignore_eos else eos_ids
+    stop_ids = eos | frozenset(request.params.stop_token_ids)
+    return frozenset(token for token in stop_ids if 0 <= token < vocab_size)
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """The row state of the engine: the only mutable thing a step works on."""
+
+    request: Request
+    stop_ids: frozenset[int]
+    max_length: int  # prompt and output together
+    tokens: list[int] = field(default_factory=list)  # prompt, then output
+    kv: KvState = field(default_factory=KvState)
+    origins: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top_logprobs: list[TopLogprobs] | None = None
+    proposed: int = 0
+    accepted: int = 0
+    passes: int = 0
+    time: list[int] = field(default_factory=lambda: [0] * 6)  # ticks by kind: see `time_book.py`
+    steps: list[int] = field(default_factory=list)  # these six: see `Provenance`
+    pass_ticks: list[int] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    makers: list[int] = field(default_factory=list)
+    drafted: list[int] = field(default_factory=list)
+    rejected: list[int] = field(default_factory=list)
+    decode_sec: float = 0.0
+    baseline_sec: float = 0.0
+    shadow_proposed: int = 0
+    shadow_accepted: int = 0
+    proposed_at_depth: list[int] = field(default_factory=list)
+    accepted_at_depth: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    arrived: int = field(default_factory=now)  # ticks
+    adjuster: Adjuster | None = None  # only of requests with penalties or biases
+    bad_words: BadWords | None = None
+    ends_text: Callable[[int], bool] | None = None
+    recheck: Recheck = NOT_LOOKED_AT  # once finished
+
+    def __post_init__(self) -> None:
+        self.tokens = [*self.request.prompt_ids, *self.request.decided_ids]
+        self.adjuster = adjuster_of(self.request.params, self.request.prompt_ids)
+        if self.adjuster is not None:
+            for token in self.request.decided_ids:
+                self.adjuster.append(token)
+        self.bad_words = bad_words_of(self.request.params)
+        if self.request.params.tells_logprobs:
+            self.top_logprobs = []
+        if self.request.watch_text is not None:
+            self.ends_text = self.request.watch_text()
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - len(self.request.prompt_ids)
+
+    @property
+    def compute_sec(self) -> float:
+        """Its share of the engine's time so far."""
+        return sum(self.time) / TICKS_PER_SEC
+
+    @property
+    def verification(self) -> Verification:
+        """All tests are the same for greedy requests: they keep a draft that is the argmax."""
+        greedy = self.request.params.temperature == 0
+        return Verification.COUPLED if greedy else self.request.verification
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[len(self.request.prompt_ids) :]
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be decided."""
+        return self.max_length - len(self.tokens)
+
+    @property
+    def pending(self) -> int:
+        """Decided tokens whose KV is not cached yet: 1 while decoding, more while prefilling."""
+        return len(self.tokens) - self.kv.length
+
+    def accept(
+        self,
+        draft: list[int],
+        tokens: list[int],
+        logprobs: list[float],
+        tops: Seq[TopLogprobs] = (),
+        maker: str = "",
+    ) -> None:
+        """Append the verdict on `maker`'s draft: the agreed prefix and the verifier's token after.
+
+        `tokens` holds the agreed prefix and one more, `tops` as many or none. A stop token, the end
+        of a stop string or the length limit inside it cuts the rest.
+        """
+        agreed = len(tokens) - 1
+        self.passes += 1
+        self._count(len(draft), agreed)
+        last = Origin.PLAIN
+        if draft:
+            last = Origin.BONUS if agreed == len(draft) else Origin.CORRECTED
+            self._note_draft(maker, len(draft))
+        for i, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
+            self.tokens.append(token)
+            if self.adjuster is not None:
+                self.adjuster.append(token)
+            self.logprobs.append(logprob)
+            if self.top_logprobs is not None:
+                self.top_logprobs.append(tops[i] if tops else ((), ()))
+            self.origins.append(Origin.ACCEPTED if i < agreed else last)
+            if i == agreed and last is Origin.CORRECTED:
+                self.rejected.append(draft[agreed])
+            ends = self.ends_text is not None and self.ends_text(token)
+            if ends or token in self.stop_ids:
+                self.finish_reason = FinishReason.STOP
+                return
+            if self.remaining <= 0:
+                self.finish_reason = FinishReason.LENGTH
+                return
+
+    def _note_draft(self, maker: str, tokens: int) -> None:
+        if maker not in self.sources:
+            self.sources.append(maker)
+        self.makers.append(self.sources.index(maker))
+        self.drafted.append(tokens)
+
+    def _count(self, proposed: int, agreed: int) -> None:
+        """Positions after the first mismatch count as proposed: they were paid for."""
+        self.proposed += proposed
+        self.accepted += agreed
+        while len(self.proposed_at_depth) < proposed:
+            self.proposed_at_depth.append(0)
+            self.accepted_at_depth.append(0)
+        for depth in range(proposed):
+            self.proposed_at_depth[depth] += 1
+            self.accepted_at_depth[depth] += depth < agreed
+
+    def completion(self) -> Completion:
+        return Completion(
+            request_id=self.request.request_id,
+            token_ids=tuple(self.output[len(self.request.decided_ids) :]),
+            origins=tuple(int(o) for o in self.origins),
+            logprobs=tuple(self.logprobs),
+            finish_reason=self.finish_reason or FinishReason.ERROR,
+            proposed=self.proposed,
+            accepted=self.accepted,
+            verifier_passes=self.passes,
+            compute_sec=self.compute_sec,
+            decode_sec=self.decode_sec,
+            baseline_sec=self.baseline_sec,
+            proposed_at_depth=tuple(self.proposed_at_depth),
+            accepted_at_depth=tuple(self.accepted_at_depth),
+            error=self.error,
+            top_logprobs=None if self.top_logprobs is None else tuple(self.top_logprobs),
+            recheck=self.recheck,
+            shadow_proposed=self.shadow_proposed,
+            shadow_accepted=self.shadow_accepted,
+            provenance=Provenance(
+                steps=tuple(self.steps),
+                pass_ticks=tuple(self.pass_ticks),
+                sources=tuple(self.sources),
+                makers=tuple(self.makers),
+                drafted=tuple(self.drafted),
+                rejected=tuple(self.rejected),
+            ),
+            ticks=Ticks(*self.time),
+        )

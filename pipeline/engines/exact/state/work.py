@@ -1,0 +1,91 @@
+"""What one step of the engine works on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from specbatch.pipeline.engines.exact.state.proposer import Proposer
+from specbatch.pipeline.engines.exact.state.scheduler import Planned
+from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.exact.state.time_book import Rows
+
+
+@dataclass(slots=True)
+class Work:
+    """One step's sequences that decide tokens, with their drafts."""
+
+    plan: list[Planned]
+    deciding: list[Sequence]
+    drafts: list[list[int]]
+    makers: list[Proposer | None]
+    begun: int  # ticks, by the performance counter
+    drafting_ticks: int  # in proposers' models, before the verifier's part
+    pass_ticks: int = 0  # of a pass that did not raise, until its verdict is on the host
+    emitted: dict[Sequence, int] = field(default_factory=dict)  # tokens decided
+    whole: bool = True  # one pass did it all; else its times say nothing of other steps
+
+    def part(self, plan: list[Planned]) -> Work:
+        """Some of it, without drafts, which are only hints; their makers still hear of the end."""
+        maker_of = dict(zip(self.deciding, self.makers, strict=True))
+        deciding = [p.sequence for p in plan if p.decides]
+        makers = [maker_of.get(sequence) for sequence in deciding]
+        return replace(
+            self,
+            plan=plan,
+            deciding=deciding,
+            drafts=[[] for _ in deciding],
+            makers=makers,
+            pass_ticks=0,
+        )
+
+    @property
+    def draft_weights(self) -> list[int]:
+        """Of each sequence in the pass: tokens that a proposer's model drafted for it.
+
+        Where none were (they were dropped, or kept to be compared), 1 for each that decides.
+        """
+        weight_of = {
+            sequence: len(draft) if maker is not None and maker.pass_time is not None else 0
+            for sequence, draft, maker in zip(self.deciding, self.drafts, self.makers, strict=True)
+        }
+        if not any(weight_of.values()):
+            weight_of = dict.fromkeys(self.deciding, 1)
+        return [weight_of.get(planned.sequence, 0) for planned in self.plan]
+
+    @property
+    def rows(self) -> list[Rows]:
+        """Rows of each sequence in the pass: of its prompt, that decided, and rejected ones.
+
+        One that failed with its verdict had one row that decided.
+        """
+        found, at = [], 0
+        deciding, emitted = self.deciding, self.emitted
+        for planned in self.plan:
+            if at < len(deciding) and deciding[at] is planned.sequence:
+                kept = emitted.get(planned.sequence) or 1
+                refused = len(self.drafts[at]) + 1 - kept
+                found.append((planned.take - 1, kept, refused))
+                at += 1
+            else:
+                found.append((planned.take, 0, 0))
+        return found
+
+    def first_tokens(self, budget: int) -> list[Planned]:
+        """The plan's first `budget` tokens."""
+        cut = []
+        for planned in self.plan:
+            take = min(planned.take, budget)
+            if take:
+                cut.append(Planned(planned.sequence, take))
+            budget -= take
+        return cut
+
+    @property
+    def plain(self) -> bool:
+        """A pure decoding step at depth 0: a measurement of the baseline."""
+        return not any(self.drafts) and self.decoding
+
+    @property
+    def decoding(self) -> bool:
+        """No prompt takes part."""
+        return len(self.deciding) == len(self.plan) and all(p.take == 1 for p in self.plan)

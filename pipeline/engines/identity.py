@@ -1,0 +1,56 @@
+"""Which models a job runs with: checked before it starts, and noted in its report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from specbatch.pipeline.engines.exact.model.model_folder import ModelFolder, check_pair
+from specbatch.pipeline.engines.exact.model.quantised import fingerprint_of
+from specbatch.schemas.fingerprint import Models
+from specbatch.schemas.numeric_class import UNKNOWN
+from specbatch.schemas.records import JobRow, Verification
+from specbatch.schemas.spec import JobSpec
+
+
+def check_models(
+    models: Callable[[str], ModelFolder], spec: JobSpec
+) -> tuple[ModelFolder, ModelFolder | None]:
+    """The job's verifier and its proposer, if it names one. Raises `ModelError`."""
+    verifier = models(spec.verifier)
+    proposer = models(spec.proposer) if spec.proposer else None
+    if proposer is not None:
+        check_pair(verifier, proposer)
+    return verifier, proposer
+
+
+def models_of(spec: JobSpec, verifier: ModelFolder, proposer: ModelFolder | None) -> Models:
+    """What a job pins. Drafts are only hints, but under ratio tests outputs depend on them."""
+    counts = spec.speculation.enabled and spec.speculation.verification is not Verification.COUPLED
+    drafts = proposer.fingerprint.digest if proposer is not None and counts else None
+    return Models(verifier.fingerprint, drafts)
+
+
+def identity_of(
+    job: JobRow,
+    spec: JobSpec,
+    input_format: str,
+    verifier: ModelFolder,
+    proposer: ModelFolder | None,
+) -> dict[str, str]:
+    """What the report keeps of input and models, so that it can be told later what decided."""
+    engine = spec.engine
+    if job.model_fingerprint == UNKNOWN:  # from before: it knows its models otherwise
+        return {"input_format": input_format} | {
+            name: value for name, value in job.report.items() if name.endswith("_sha256")
+        }
+    identity = {
+        "input_format": input_format,
+        "verifier_sha256": fingerprint_of(verifier.fingerprint.digest, engine.verifier_weights),
+        "verifier_weights": engine.verifier_weights,
+    }
+    if verifier.revision is not None:
+        identity["verifier_revision"] = verifier.revision
+    if proposer is not None:
+        drafts = fingerprint_of(proposer.fingerprint.digest, engine.proposer_weights)
+        identity["proposer_sha256"] = drafts
+    return identity

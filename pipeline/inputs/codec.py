@@ -1,0 +1,142 @@
+"""Text to token ids and back: the model's own tokenizer, nothing more.
+
+Text gets the special tokens the tokenizer adds by itself (a BOS, if it has one); a chat gets those
+its template writes. Remote code is never run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+import orjson
+
+from specbatch.pipeline.inputs.templates import ChatError, ChatTemplate
+from specbatch.schemas.errors import ModelError
+
+_CHARS_PER_CALL = 1 << 20  # an encoding takes about 100 bytes per token while it is made
+_importing = threading.Lock()  # transformers raises ImportError in threads that import it at once
+
+
+class TextCodec:
+    """One tokenizer. Safe to share between threads."""
+
+    def __init__(self, tokenizer: Any, name: str, extra_eos_ids: Sequence[int] = ()):
+        self.name = name
+        self.vocab_size: int = len(tokenizer)  # token ids, added tokens included
+        self._tokenizer = tokenizer
+        self._backend = getattr(tokenizer, "backend_tokenizer", None)
+        if self._backend is not None:
+            self._backend.no_truncation()
+            self._backend.no_padding()
+        own = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
+        self.eos_ids: tuple[int, ...] = tuple(dict.fromkeys([*own, *extra_eos_ids]))
+
+    @classmethod
+    def load(cls, ref: str) -> TextCodec:
+        """Load from a model folder or hub id. Raises `ModelError` naming it."""
+        folder = Path(ref)
+        if not folder.is_dir() and ref.startswith(("/", ".", "~")):
+            raise ModelError(f"model folder {ref} does not exist")
+        try:
+            with _importing:
+                from transformers import AutoTokenizer
+
+                tokenizer = AutoTokenizer.from_pretrained(ref, trust_remote_code=False)
+        except BaseException as error:  # of many kinds; each means the same here
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise  # but not Ctrl-C; a panic is how the Rust of tokenizers gives up
+            first = str(error).strip().partition("\n")[0]
+            raise ModelError(
+                f"model {ref} has no tokenizer that can be loaded ({first or type(error).__name__})"
+            ) from error
+        return cls(tokenizer, ref, _generation_eos_ids(folder))
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(getattr(self._tokenizer, "chat_template", None))
+
+    def encode_batch(self, texts: Sequence[str], special: bool = True) -> list[list[int]]:
+        """Token ids of each text; memory is bounded by the text, not by the batch."""
+        result: list[list[int]] = []
+        for part in portions(texts):
+            if self._backend is not None:
+                made = self._backend.encode_batch_fast(part, add_special_tokens=special)
+                result.extend(item.ids for item in made)
+            else:
+                result.extend(self._tokenizer(part, add_special_tokens=special)["input_ids"])
+        return result
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """A chat as the model's template writes it, ready for the assistant's answer.
+
+        Raises `ChatError` (`no_chat_template`, or what `ChatTemplate.render` says), and
+        `ModelError` for a template that no chat can be rendered with.
+        """
+        if not self.has_chat_template:
+            raise ChatError(
+                "no_chat_template",
+                f"the tokenizer of {self.name} has no chat template; use text prompts, or a model "
+                "with a template",
+            )
+        return self._template.render(messages)
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        names = self._tokenizer.special_tokens_map
+        try:
+            return ChatTemplate(self._tokenizer.get_chat_template(), names, self.name)
+        except ValueError as error:  # several templates, and none is the default
+            raise ChatError("no_chat_template", str(error).partition("\n")[0]) from None
+
+    def chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Token ids of a chat. Raises `ChatError`."""
+        return self.encode_batch([self.render(messages)], special=False)[0]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids, without special tokens."""
+        return self.decode_batch([ids])[0]
+
+    def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]:
+        if self._backend is not None:
+            rows = [list(ids) for ids in batch]
+            return cast("list[str]", self._backend.decode_batch(rows, skip_special_tokens=True))
+        return [self._tokenizer.decode(list(ids), skip_special_tokens=True) for ids in batch]
+
+    @cached_property
+    def _digest(self) -> str:
+        vocab = sorted(self._tokenizer.get_vocab().items())
+        return hashlib.sha256(orjson.dumps(vocab)).hexdigest()
+
+    def vocab_digest(self) -> str:
+        """SHA-256 of all (token, id) pairs: equal for models whose drafts mean the same."""
+        return self._digest
+
+
+def portions(texts: Sequence[str]) -> list[list[str]]:
+    """Runs of texts of about `_CHARS_PER_CALL` characters."""
+    portions: list[list[str]] = [[]]
+    size = 0
+    for text in texts:
+        if size and size + len(text) > _CHARS_PER_CALL:
+            portions.append([])
+            size = 0
+        portions[-1].append(text)
+        size += len(text)
+    return [portion for portion in portions if portion]
+
+
+def _generation_eos_ids(folder: Path) -> list[int]:
+    """The end tokens a local model's generation_config.json names besides the tokenizer's."""
+    path = folder / "generation_config.json"
+    if not path.is_file():
+        return []
+    try:
+        value = orjson.loads(path.read_bytes()).get("eos_token_id")
+    except (orjson.JSONDecodeError, AttributeError) as error:
+        raise ModelError(f"{path} is not a JSON object") from error
+    return value if isinstance(value, list) else [value] if isinstance(value, int) else []

@@ -1,0 +1,90 @@
+"""Which files of an input folder, or of a glob, are meant."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from specbatch.pipeline.storage.objects import explained, files_below
+from specbatch.schemas.errors import InputError
+
+_SUFFIXES = {"parquet": (".parquet",), "jsonl": (".jsonl",), "openai": (".jsonl",)}
+_ALL = (".parquet", ".jsonl")
+_HIDING = ("_", ".")
+
+
+def wanted_suffixes(wanted_format: str) -> tuple[str, ...]:
+    """Of a spec's `input.format`."""
+    return _SUFFIXES.get(wanted_format, _ALL)
+
+
+def is_hidden(name: str, pattern: str = "") -> bool:
+    """Spark's `_SUCCESS`, temporary and dot files, at any depth below the input folder; but for
+    what a glob's `pattern` names by its first character."""
+    named = [part for part in pattern.split("/") if part.startswith(_HIDING)]
+    return any(
+        part.startswith(_HIDING) and not any(fnmatchcase(part, one) for one in named)
+        for part in name.split("/")
+    )
+
+
+def is_glob(uri: str) -> bool:
+    """Whether it looks like one: files and folders may be called so too, and come first."""
+    return any(sign in uri for sign in "*?[")
+
+
+def split_glob(uri: str) -> tuple[str, str]:
+    """The folder before a glob's first sign, with its slash, and the pattern below it."""
+    root, slash, _ = re.split(r"[*?\[]", uri, maxsplit=1)[0].rpartition("/")
+    root += slash
+    return root, uri[len(root) :]
+
+
+def local_files(folder: Path) -> list[Path]:
+    """What an input folder holds here, in order of name. Raises `ObjectError` for a subfolder that
+    may not be read, unless it is hidden."""
+    found = files_below(folder, lambda name: not is_hidden(name))
+    return sorted((path for path in found if not is_hidden(path.name)), key=str)
+
+
+def local_matches(glob: str) -> list[Path]:
+    """What a glob finds here, in order of name. Raises `ObjectError` for a folder on its way that
+    may not be read, unless it is hidden."""
+    root, pattern = split_glob(glob)
+    _check_readable(Path(root), pattern)
+    found = _found(Path(root), pattern)
+    visible = (p for p in found if not is_hidden(p.relative_to(root).as_posix(), pattern))
+    return sorted(visible, key=str)
+
+
+def _found(root: Path, pattern: str) -> Iterator[Path]:
+    try:
+        yield from root.glob(pattern)
+    except ValueError as error:  # of Python 3.11 and 3.12: `**` beside other signs
+        raise InputError(f"input {root / pattern} is not a glob: {error}") from None
+
+
+def _check_readable(root: Path, pattern: str) -> None:
+    """`Path.glob` leaves out folders that may not be read, and says nothing."""
+    parts = pattern.split("/")
+    for depth, part in enumerate(parts):
+        for folder in _passed(root, parts[:depth], pattern):
+            with explained("list", str(folder)):
+                if not folder.is_dir():
+                    continue
+                if is_glob(part):
+                    os.scandir(folder).close()
+                else:
+                    (folder / part).exists()
+
+
+def _passed(root: Path, parts: list[str], pattern: str) -> Iterator[Path]:
+    if not parts:
+        yield root
+        return
+    for path in _found(root, "/".join(parts)):
+        if path == root or not is_hidden(path.relative_to(root).as_posix(), pattern):
+            yield path

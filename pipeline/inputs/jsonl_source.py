@@ -1,0 +1,220 @@
+"""Rows of JSONL files and of OpenAI batch files. A line that is not JSON is a bad row, not a bad
+file; blank lines are no rows. Positions are byte offsets, so a resume seeks straight there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import orjson
+
+from specbatch.pipeline.inputs.sources import (
+    BYTES_PER_BATCH,
+    MAX_ROW_BYTES,
+    NO_ID,
+    ROWS_PER_BATCH,
+    Format,
+    PromptKind,
+    RawBatch,
+    RawRow,
+    as_input_error,
+    changed_since,
+    files_from,
+)
+from specbatch.pipeline.storage.objects import ObjectInfo, Objects, is_unchanged
+from specbatch.schemas.errors import InputError, ObjectError
+from specbatch.schemas.records import SourcePosition
+from specbatch.schemas.spec import InputSpec
+
+MAX_LINE_BYTES = MAX_ROW_BYTES
+_BOM = b"\xef\xbb\xbf"
+_LINES_CHECKED = 100  # by the preflight, per file
+_PASSED_BY_BYTES = 1 << 20
+_CHAT_URL = "/v1/chat/completions"
+
+
+@dataclass(frozen=True, slots=True)
+class _Giant:
+    """A line of more bytes than are kept."""
+
+    size: int
+
+    def __len__(self) -> int:
+        return 0
+
+
+class JsonlSource:
+    """A list of JSONL files; `format` openai reads `custom_id` and `body` of each line."""
+
+    def __init__(self, spec: InputSpec, objects: Objects, files: list[ObjectInfo], name: Format):
+        self.files = files
+        self.format = name
+        if name == "openai" and spec.sampling_column is not None:
+            raise InputError("input.sampling_column is not for openai files: their bodies say it")
+        self._spec = spec
+        self._objects = objects
+        self._id = "custom_id" if name == "openai" else spec.id_column or "id"
+        self._tag = spec.tag_column or "tag"
+        self._prompt = "body" if name == "openai" else spec.prompt_column
+        self._kind: PromptKind = "messages" if name == "openai" else spec.prompt_kind
+        self.has_ids = True  # any line may bring one
+
+    def check(self) -> None:
+        for info in self.files:
+            self._check_file(info)
+
+    def read(self, start: SourcePosition | None = None) -> Iterator[RawBatch]:
+        for info in files_from(self.files, start):
+            begin = start.row_offset if start is not None and info.uri == start.uri else 0
+            for offsets, lines in self._chunks(info, begin):
+                rows = [self._row(line) for line in lines]
+                yield RawBatch(info.uri, info.version, 0, offsets, self._kind, rows)
+
+    def ids_until(self, position: SourcePosition) -> Iterator[list[Any]]:
+        for info in self.files:
+            here = info.uri == position.uri
+            for offsets, lines in self._chunks(info, 0):
+                keep = [
+                    line
+                    for offset, line in zip(offsets, lines, strict=False)
+                    if not here or offset < position.row_offset
+                ]
+                rows = map(self._row, keep)
+                yield [NO_ID if row.is_nameless else row.id for row in rows]
+                if here and offsets[-1] >= position.row_offset:
+                    return
+            if here:
+                return
+
+    def pause(self) -> None:
+        """No other process reads it."""
+
+    def _check_file(self, info: ObjectInfo) -> None:
+        seen: dict[str, None] = {}
+        lines = good = size = 0
+        with self._open(info) as file:
+            for _, _, line in _lines(file, 0):
+                lines, size = lines + 1, size + len(line)
+                value = _parse(line)
+                if isinstance(value, dict):
+                    good += 1
+                    seen.update(dict.fromkeys(value))
+                if lines >= _LINES_CHECKED or size >= BYTES_PER_BATCH:
+                    break
+        if lines and not good:
+            raise InputError(f"{info.uri} is not JSONL: none of its first lines is a JSON object")
+        spec = self._spec
+        needed = {self._prompt, spec.id_column, spec.seed_column, spec.tag_column}
+        needed.add(spec.sampling_column)
+        for name in sorted(filter(None, needed)):
+            if good and name not in seen:
+                raise InputError(
+                    f"{info.uri} has no field `{name}` in its first lines; "
+                    f"its fields are {', '.join(seen)}"
+                )
+
+    def _chunks(
+        self, info: ObjectInfo, begin: int
+    ) -> Iterator[tuple[list[int], list[bytes | _Giant]]]:
+        """(offset of every line and of what follows, lines) in bounded pieces.
+
+        Raises `InputError` where the file was written to meanwhile: offsets would be those of other
+        lines, and rows be lost or halved.
+        """
+        offsets: list[int] = []
+        lines: list[bytes | _Giant] = []
+        size, end = 0, begin
+        try:
+            with self._open(info) as file:
+                for offset, end, line in _lines(file, begin):
+                    offsets.append(offset)
+                    lines.append(line)
+                    size += len(line)
+                    if len(lines) >= ROWS_PER_BATCH or size >= BYTES_PER_BATCH:
+                        _check_unchanged(file, info)
+                        yield [*offsets, end], lines
+                        offsets, lines, size = [], [], 0
+                _check_unchanged(file, info)
+        except ObjectError as error:
+            raise as_input_error(error) from error
+        except OSError as error:
+            raise InputError(f"{info.uri} cannot be read: {error.strerror}") from error
+        if lines:
+            yield [*offsets, end], lines
+
+    def _row(self, line: bytes | _Giant) -> RawRow:
+        value = _parse(line)
+        if isinstance(value, tuple):
+            return RawRow(problem=value)
+        if self.format == "openai":
+            return self._request(value)
+        return RawRow(
+            value.get(self._id),
+            value.get(self._prompt),
+            value.get(self._spec.seed_column) if self._spec.seed_column else None,
+            value.get(self._tag),
+            sampling=value.get(self._spec.sampling_column) if self._spec.sampling_column else None,
+        )
+
+    def _request(self, value: dict[str, Any]) -> RawRow:
+        row = RawRow(id=value.get("custom_id"), tag=value.get(self._tag))
+        body, url, method = value.get("body"), value.get("url", _CHAT_URL), value.get("method")
+        if row.id is None or row.id == "":
+            row.problem = ("bad_parameter", "custom_id is missing")
+        elif not isinstance(body, dict):
+            row.problem = ("bad_json", "body is not a JSON object")
+        elif url != _CHAT_URL or method not in (None, "POST"):
+            row.problem = ("unsupported_parameter", f"only POST {_CHAT_URL} is supported")
+        else:
+            row.body, row.prompt = body, body.get("messages")
+        return row
+
+    def _open(self, info: ObjectInfo) -> BinaryIO:
+        try:
+            return self._objects.open(info.uri, info.version)
+        except ObjectError as error:
+            raise as_input_error(error) from error
+
+
+def _check_unchanged(file: BinaryIO, info: ObjectInfo) -> None:
+    if not is_unchanged(file, info):
+        raise changed_since(info.uri)
+
+
+def _lines(file: BinaryIO, begin: int) -> Iterator[tuple[int, int, bytes | _Giant]]:
+    """(offset, end, line) of every line that is not blank. What is too long is passed by in pieces:
+    nothing is kept of it but its length."""
+    file.seek(begin)
+    offset = begin
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        start = offset
+        offset += len(line)
+        if len(line) > MAX_LINE_BYTES:
+            ended = line.endswith(b"\n")
+            del line
+            while not ended and (rest := file.readline(_PASSED_BY_BYTES)):
+                offset += len(rest)
+                ended = rest.endswith(b"\n")
+            yield start, offset, _Giant(offset - start - ended)
+            continue
+        if start == 0:
+            line = line.removeprefix(_BOM)
+        if line.strip():
+            yield start, offset, line
+
+
+def _parse(line: bytes | _Giant) -> dict[str, Any] | tuple[str, str]:
+    """The line's object, or the (code, reason) that ends the row."""
+    if isinstance(line, _Giant):
+        return "too_long", f"the line has {line.size} bytes; at most {MAX_LINE_BYTES} are read"
+    try:
+        value = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        try:
+            line.decode()
+        except UnicodeDecodeError:
+            return "invalid_utf8", "the line is not valid UTF-8"
+        return "bad_json", f"the line is not JSON: {str(error).partition(':')[0]}"
+    return value if isinstance(value, dict) else ("bad_json", "the line is not a JSON object")

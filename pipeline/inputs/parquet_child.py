@@ -1,0 +1,274 @@
+"""Decodes Parquet for `parquet_reader.py`, in a process whose memory and time are limited.
+
+A file of a few kilobytes can decode to gigabytes, and a damaged one can crash the library that
+reads it. The file itself stays with who asked: its bytes are asked for, so this process needs
+neither names nor credentials. Answers are frames: a letter, a length, the payload.
+
+    ?  offset and length of bytes that are wanted; the answer is their number and they
+    J  JSON: what the footer says, or by how much this process has grown      S  the schema
+    B  rows: a JSON line, then an Arrow stream      D  no more of them
+    E  JSON: why it cannot go on: `damaged` or `memory`
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from specbatch.pipeline.inputs.arrow_kinds import is_list, is_text
+from specbatch.pipeline.inputs.limited import limit_memory, limit_time, size_of_this_process
+
+READ_BUFFER_BYTES = 4 << 20  # per column; one request to S3
+PIECE_BYTES = 8 << 20  # of rows that go back together, about
+BATCH_SEC = 20.0  # of the processor, for one batch
+
+Sizes = NDArray[np.int64]  # [rows] bytes
+
+
+def prepare() -> None:
+    """Once, before any child: what the libraries set up at the first use of them."""
+    pa.set_cpu_count(1)
+    texts = pa.array(["a", "b"]), pa.array(["a", "a"]).dictionary_encode(), pa.array([[1], [2]])
+    batch = pa.RecordBatch.from_arrays(list(texts), names=["a", "b", "c"])
+    for cap in (0, 100):
+        list(_pieces(batch, cap))
+
+
+def main() -> None:
+    parquet: pq.ParquetFile | None = None
+    first_size = size_of_this_process()
+    while line := sys.stdin.buffer.readline():
+        asked = json.loads(line)
+        limit_time(BATCH_SEC)
+        try:
+            if asked["do"] == "open":
+                limit_memory(asked["memory"])  # more than now: each file has all of it
+                parquet = _open(asked["size"])
+            elif asked["do"] == "close":
+                parquet = None
+                grown = size_of_this_process() - first_size
+                _say(b"J", json.dumps({"grown": grown}).encode())
+            else:
+                assert parquet is not None, "a file is opened first"
+                _read(parquet, asked)
+        except MemoryError:
+            _refuse("memory", "")
+        except (pa.ArrowException, OSError, ValueError) as error:
+            _refuse("damaged", str(error))
+        limit_time(0)
+
+
+# --- frames -------------------------------------------------------------------------------------
+def _say(kind: bytes, *parts: bytes | memoryview) -> None:
+    size = sum(len(part) for part in parts)
+    sys.stdout.buffer.write(kind + struct.pack("<q", size))
+    for part in parts:
+        sys.stdout.buffer.write(part)
+    sys.stdout.buffer.flush()
+
+
+def _refuse(kind: str, words: str) -> None:
+    _say(b"E", json.dumps({"kind": kind, "words": words[:500]}).encode())
+
+
+class _Remote(io.RawIOBase):
+    """The file, as far away as the other end of the pipe."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._at = (0, self._at, self._size)[whence] + offset
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        size = self._size - self._at if size is None or size < 0 else size
+        size = max(0, min(size, self._size - self._at))
+        if not size:
+            return b""
+        _say(b"?", struct.pack("<qq", self._at, size))
+        (there,) = struct.unpack("<q", sys.stdin.buffer.read(8))
+        data = sys.stdin.buffer.read(there)
+        self._at += len(data)
+        return data
+
+
+# --- what is asked ------------------------------------------------------------------------------
+def _open(size: int) -> pq.ParquetFile:
+    file = _Remote(size)
+    first = pq.ParquetFile(file, page_checksum_verification=True)
+    schema, metadata = first.schema_arrow, first.metadata
+    groups = [_group(metadata.row_group(i)) for i in range(metadata.num_row_groups)]
+    parquet = pq.ParquetFile(
+        file,
+        metadata=metadata,
+        read_dictionary=_with_dictionary(metadata, schema),
+        buffer_size=READ_BUFFER_BYTES,
+        page_checksum_verification=True,
+    )
+    _say(b"S", memoryview(schema.remove_metadata().serialize()))
+    _say(b"J", json.dumps({"groups": groups}).encode())
+    return parquet
+
+
+def _group(group: pq.RowGroupMetaData) -> dict[str, Any]:
+    sizes: dict[str, int] = {}
+    for index in range(group.num_columns):
+        chunk = group.column(index)
+        path = chunk.path_in_schema
+        sizes[path] = sizes.get(path, 0) + chunk.total_uncompressed_size
+    return {"rows": group.num_rows, "bytes": sizes}
+
+
+def _with_dictionary(metadata: pq.FileMetaData, schema: pa.Schema) -> list[str]:
+    """Columns of texts that are written once for many rows. They are read so too: as many copies
+    as there are rows may be a million times the file."""
+    named = {name for name in schema.names if is_text(schema.field(name).type)}
+    found: set[str] = set()
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        for index in range(group.num_columns):
+            chunk = group.column(index)
+            if chunk.path_in_schema in named and any("DICT" in e for e in chunk.encodings):
+                found.add(chunk.path_in_schema)
+    return sorted(found)
+
+
+def _read(parquet: pq.ParquetFile, asked: dict[str, Any]) -> None:
+    """All rows of a row group after the first `skip`, in batches of `rows`."""
+    at = 0
+    batches = parquet.iter_batches(
+        batch_size=asked["rows"],
+        row_groups=[asked["group"]],
+        columns=asked["columns"],
+        use_threads=False,  # the next stage has the processor busy; fewer buffers in flight
+    )
+    for batch in batches:
+        drop = min(max(0, asked["skip"] - at), batch.num_rows)
+        at += batch.num_rows
+        if drop < batch.num_rows:
+            for piece in _pieces(batch.slice(drop), asked["cap"]):
+                _say(b"B", *piece)
+        limit_time(BATCH_SEC)
+    _say(b"D")
+
+
+# --- sizes --------------------------------------------------------------------------------------
+def _pieces(batch: pa.RecordBatch, cap: int) -> Iterator[tuple[bytes, memoryview]]:
+    """The batch in parts of about `PIECE_BYTES`, without cells of more than `cap` bytes."""
+    long: dict[int, dict[str, int]] = {}
+    columns = []
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        sizes = sizes_of(column)
+        over = np.flatnonzero(sizes > cap)
+        for row in over.tolist():
+            long.setdefault(row, {})[name] = int(sizes[row])
+        columns.append(_without(column, over) if len(over) else column)
+    first = 0
+    while first < batch.num_rows:
+        parts = [column.slice(first) for column in columns]
+        cost = np.cumsum(sum(_cost(part) for part in parts))
+        # Whatever the first row takes: the others may be the same text.
+        count = max(1, int(np.searchsorted(cost - cost[0], PIECE_BYTES, side="right")))
+        count = min(count, batch.num_rows - first)
+        piece = [_compact(part.slice(0, count)) for part in parts]
+        mine = {row - first: long[row] for row in long if first <= row < first + count}
+        sink = pa.BufferOutputStream()
+        table = pa.RecordBatch.from_arrays(piece, names=batch.schema.names)
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_batch(table)
+        yield json.dumps(mine).encode() + b"\n", memoryview(sink.getvalue())
+        first += count
+
+
+def sizes_of(array: pa.Array) -> Sizes:
+    """Bytes of each row, about."""
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        of_values = sizes_of(array.dictionary)
+        return np.where(_valid(array), _at(of_values, array), 0)
+    if is_text(kind):
+        if "view" in str(kind):
+            array = array.cast(pa.large_binary())
+        return _numbers(pc.binary_length(array))
+    if is_list(kind):
+        counts = _numbers(pc.list_value_length(array))
+        inner = np.concatenate([[0], np.cumsum(sizes_of(array.flatten()))])
+        ends = np.cumsum(counts)
+        return np.asarray(inner[ends] - inner[ends - counts] + 8 * counts)
+    if pa.types.is_struct(kind):
+        fields = [sizes_of(field) for field in array.flatten()]
+        return np.asarray(sum(fields, np.zeros(len(array), dtype=np.int64)))
+    return np.full(len(array), 8, dtype=np.int64)
+
+
+def _cost(array: pa.Array) -> Sizes:
+    """The same for rows that travel together: a text of a dictionary travels once."""
+    if not pa.types.is_dictionary(array.type):
+        return sizes_of(array)
+    cost = np.full(len(array), 8, dtype=np.int64)
+    used, first = np.unique(_numbers(array.indices), return_index=True)
+    if len(array.dictionary):
+        cost[first] += sizes_of(array.dictionary)[np.clip(used, 0, len(array.dictionary) - 1)]
+    return cost
+
+
+def _compact(array: pa.Array) -> pa.Array:
+    """With no more of a dictionary than these rows use."""
+    if not pa.types.is_dictionary(array.type) or not len(array.dictionary):
+        return array
+    used, places = np.unique(_numbers(array.indices), return_inverse=True)
+    places = pa.array(places.astype(np.int32), mask=~_valid(array))
+    return pa.DictionaryArray.from_arrays(places, array.dictionary.take(pa.array(used)))
+
+
+def _without(array: pa.Array, rows: NDArray[np.intp]) -> pa.Array:
+    """With null in these rows."""
+    keep = np.ones(len(array), dtype=np.bool_)
+    keep[rows] = False
+    if pa.types.is_dictionary(array.type):
+        return pa.DictionaryArray.from_arrays(
+            pa.array(_numbers(array.indices).astype(np.int32), mask=~(keep & _valid(array))),
+            array.dictionary,
+        )
+    places = pa.array(np.arange(len(array)), mask=~keep)
+    return array.take(places)
+
+
+def _valid(array: pa.Array) -> NDArray[np.bool_]:
+    return np.asarray(array.is_valid().to_numpy(zero_copy_only=False), dtype=np.bool_)
+
+
+def _numbers(array: pa.Array) -> Sizes:
+    found = pc.fill_null(array, 0).to_numpy(zero_copy_only=False)
+    return np.asarray(found).astype(np.int64)
+
+
+def _at(values: Sizes, array: pa.Array) -> Sizes:
+    if not len(values):
+        return np.zeros(len(array), dtype=np.int64)
+    return values[np.clip(_numbers(array.indices), 0, len(values) - 1)]
+
+
+if __name__ == "__main__":
+    main()

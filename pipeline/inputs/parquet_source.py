@@ -1,0 +1,371 @@
+"""Rows of Parquet files, one row group at a time and only the columns that are needed.
+
+They are decoded in a process with limits (`parquet_reader.py`), whatever the size of the file or of
+a row group. Where a batch is beyond them fewer rows are asked for; rows that cannot be had even one
+by one are quarantined. The work id of a row is (file version, row group, row).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from specbatch.pipeline.inputs.arrow_kinds import is_list, is_text
+from specbatch.pipeline.inputs.limited import KilledError, LimitedProcess, LimitError
+from specbatch.pipeline.inputs.parquet_reader import DamagedError, FileFacts, ParquetReader, Rows
+from specbatch.pipeline.inputs.sources import (
+    BYTES_PER_BATCH,
+    MAX_ROW_BYTES,
+    NO_ID,
+    READER_BYTES,
+    ROWS_PER_BATCH,
+    Format,
+    PromptKind,
+    RawBatch,
+    RawRow,
+    as_input_error,
+    files_from,
+)
+from specbatch.pipeline.storage.objects import ObjectInfo, Objects
+from specbatch.schemas.errors import InputError, ObjectError
+from specbatch.schemas.records import SourcePosition
+from specbatch.schemas.spec import InputSpec
+
+MOST_UNREADABLE = 100_000  # rows of a row group that are quarantined for it
+_FEWER = 16  # times, where rows are beyond a limit
+_ACCEPTED = {
+    "text": "text (string, binary, or a dictionary of strings)",
+    "token_ids": "token ids (a list of integers)",
+    "messages": "chat messages (a list of {role, content}, or JSON text with prompt_kind messages)",
+}
+
+
+class ParquetSource:
+    """A list of Parquet files with the same columns."""
+
+    format: Format = "parquet"
+
+    def __init__(
+        self,
+        spec: InputSpec,
+        objects: Objects,
+        files: list[ObjectInfo],
+        memory_bytes: int = READER_BYTES,
+    ):
+        self.files = files
+        self._spec = spec
+        self._objects = objects
+        self._memory_bytes = memory_bytes
+        self._readers: weakref.WeakSet[ParquetReader] = weakref.WeakSet()  # of open files
+        self._spare: list[LimitedProcess] = []  # for the next file; never for another job's
+        with self._open(files[0]) as (_, first):
+            names = first.schema.names
+        self._id = spec.id_column or ("id" if "id" in names else None)
+        self._tag = spec.tag_column or ("tag" if "tag" in names else None)
+        self.has_ids = self._id is not None
+
+    def check(self) -> None:
+        for info in self.files:
+            with self._open(info) as (_, facts):
+                self._check_columns(info, facts.schema)
+
+    def count_rows(self) -> int:
+        """Rows by the files' footers; reads no data."""
+        total = 0
+        for info in self.files:
+            with self._open(info) as (_, facts):
+                total += facts.rows
+        return total
+
+    def read(self, start: SourcePosition | None = None) -> Iterator[RawBatch]:
+        for info in files_from(self.files, start):
+            begin = start if start is not None and info.uri == start.uri else None
+            with self._open(info) as (reader, facts):
+                kind = self._check_columns(info, facts.schema)
+                for group in range(begin.row_group if begin else 0, len(facts.groups)):
+                    skip = begin.row_offset if begin and group == begin.row_group else 0
+                    yield from self._raws(reader, _Group(info, facts, group), skip, kind)
+
+    def ids_until(self, position: SourcePosition) -> Iterator[list[Any]]:
+        if self._id is None:
+            return
+        for info in self.files:
+            here = info.uri == position.uri
+            with self._open(info) as (reader, facts):
+                for group in range(len(facts.groups)):
+                    if here and group > position.row_group:
+                        return
+                    last = here and group == position.row_group
+                    limit = position.row_offset if last else None
+                    yield from self._ids(reader, _Group(info, facts, group), 0, limit)
+            if here:
+                return
+
+    def pause(self) -> None:
+        for reader in list(self._readers):
+            reader.close()
+        while self._spare:
+            self._spare.pop().close()
+
+    def _ids(
+        self, reader: ParquetReader, place: _Group, skip: int, limit: int | None
+    ) -> Iterator[list[Any]]:
+        """The ids of a row group's rows from `skip` on; `NO_ID` for those that cannot be read."""
+        assert self._id is not None, "asked only where there are ids"
+        end = place.rows if limit is None else limit
+        for offset, found in self._batches(reader, place, [self._id], skip):
+            if isinstance(found, str):
+                yield from _repeated(NO_ID, end - offset)
+                return
+            keep = max(0, min(found.batch.num_rows, end - offset))
+            yield plain(found.batch.column(0).slice(0, keep))
+            if offset + found.batch.num_rows >= end and end < place.rows:
+                return  # else to the end of what the process sends: only then it can be kept
+
+    def _batches(
+        self, reader: ParquetReader, place: _Group, columns: list[str], skip: int
+    ) -> Iterator[tuple[int, Rows | str]]:
+        """(row in the group, rows) of one row group, after its first `skip` rows. Where the rest of
+        them cannot be read at all, the last has the reason in the place of rows."""
+        offset, at_once = skip, place.batch_rows(columns)
+        killed_at: int | None = None
+        while True:
+            try:
+                with _damage_named(str(place)):
+                    for rows in reader.rows(place.number, columns, at_once, offset, MAX_ROW_BYTES):
+                        yield offset, rows
+                        offset += rows.batch.num_rows
+                break
+            except LimitError as error:
+                if isinstance(error, KilledError) and killed_at != offset:
+                    killed_at = offset  # by no limit of ours: the same rows once more
+                    continue
+                if at_once == 1:
+                    yield offset, str(error)
+                    return
+                at_once = max(1, at_once // _FEWER)
+        if offset != max(skip, place.rows):
+            raise InputError(f"{place} is cut short; write the file again")
+
+    def _raws(
+        self, reader: ParquetReader, place: _Group, skip: int, kind: PromptKind
+    ) -> Iterator[RawBatch]:
+        for offset, found in self._batches(reader, place, self._columns(), skip):
+            if isinstance(found, str):
+                yield from self._unreadable(reader, place, offset, kind, found)
+            else:
+                yield self._raw(place, offset, found, kind)
+
+    def _unreadable(
+        self, reader: ParquetReader, place: _Group, offset: int, kind: PromptKind, reason: str
+    ) -> Iterator[RawBatch]:
+        """The rows from `offset` on, each with what is wrong, and its id where that can be read."""
+        if place.rows - offset > MOST_UNREADABLE:
+            raise InputError(
+                f"{place} cannot be read within {self._memory_bytes >> 20} MiB ({reason}); write "
+                "the file again with smaller row groups, or raise SPECBATCH_INGEST_MEMORY_MIB"
+            )
+        problem = (
+            "unreadable",
+            f"{place} cannot be read from row {offset} on within {self._memory_bytes >> 20} MiB "
+            f"({reason}): write the file again with smaller values or smaller row groups",
+        )
+        for ids in (
+            _repeated(None, place.rows - offset)
+            if self._id is None
+            else self._ids(reader, place, offset, None)
+        ):
+            rows = [RawRow(None if i == NO_ID else i, problem=problem) for i in ids]
+            offsets = range(offset, offset + len(rows) + 1)
+            info = place.info
+            yield RawBatch(info.uri, info.version, place.number, offsets, kind, rows)
+            offset += len(rows)
+
+    def _raw(self, place: _Group, offset: int, found: Rows, kind: PromptKind) -> RawBatch:
+        batch, info = found.batch, place.info
+
+        def column(name: str | None) -> list[Any]:
+            return [None] * batch.num_rows if name is None else plain(batch.column(name))
+
+        rows = [
+            RawRow(row_id, prompt, seed, tag, sampling=sampling)
+            for row_id, prompt, seed, tag, sampling in zip(
+                column(self._id), column(self._spec.prompt_column), column(self._spec.seed_column),
+                column(self._tag), column(self._spec.sampling_column), strict=True,
+            )
+        ]  # fmt: skip
+        for row, sizes in found.long.items():
+            name, size = next(iter(sizes.items()))
+            rows[row].problem = (
+                "too_long",
+                f"column `{name}` has {size} bytes here; at most {MAX_ROW_BYTES} are read",
+            )
+        offsets = range(offset, offset + batch.num_rows + 1)
+        return RawBatch(info.uri, info.version, place.number, offsets, kind, rows)
+
+    def _columns(self) -> list[str]:
+        spec = self._spec
+        named = [spec.prompt_column, self._id, spec.seed_column, self._tag, spec.sampling_column]
+        return list(dict.fromkeys(name for name in named if name is not None))
+
+    def _check_columns(self, info: ObjectInfo, schema: pa.Schema) -> PromptKind:
+        for name in self._columns():
+            if name not in schema.names:
+                raise InputError(
+                    f"{info.uri} has no column `{name}`; its columns are {', '.join(schema.names)}"
+                )
+            if schema.names.count(name) > 1:
+                raise InputError(f"{info.uri} has several columns `{name}`; rename all but one")
+        seed = self._spec.seed_column
+        if seed and not pa.types.is_integer(schema.field(seed).type):
+            raise InputError(
+                f"column `{seed}` of {info.uri} is {schema.field(seed).type}; "
+                "seeds must be integers"
+            )
+        sampling = self._spec.sampling_column
+        if sampling and not _is_sampling(schema.field(sampling).type):
+            raise InputError(
+                f"column `{sampling}` of {info.uri} is {schema.field(sampling).type}; "
+                "sampling values must be a struct or JSON text"
+            )
+        for name in filter(None, (self._id, self._tag)):
+            if pa.types.is_nested(schema.field(name).type):
+                raise InputError(
+                    f"column `{name}` of {info.uri} is {schema.field(name).type}; "
+                    "ids and tags must be strings or numbers"
+                )
+        prompt = schema.field(self._spec.prompt_column)
+        kind = prompt_kind(prompt.type, self._spec.prompt_kind)
+        if kind is None:
+            wanted = self._spec.prompt_kind
+            accepted = "; or ".join(_ACCEPTED.values()) if wanted == "auto" else _ACCEPTED[wanted]
+            raise InputError(
+                f"column `{prompt.name}` of {info.uri} is {prompt.type}; accepted: {accepted}"
+            )
+        return kind
+
+    @contextmanager
+    def _open(self, info: ObjectInfo) -> Iterator[tuple[ParquetReader, FileFacts]]:
+        try:
+            file = self._objects.open(info.uri, info.version)
+        except ObjectError as error:
+            raise as_input_error(error) from error
+        with file:
+            child = self._spare.pop() if self._spare else None
+            reader = ParquetReader(file, self._memory_bytes, child)
+            self._readers.add(reader)
+            try:
+                yield reader, self._facts(reader, info)
+                if (child := reader.release()) is not None:
+                    self._spare.append(child)
+            finally:
+                reader.close()
+
+    def _facts(self, reader: ParquetReader, info: ObjectInfo) -> FileFacts:
+        try:
+            return reader.facts()
+        except ObjectError as error:
+            raise as_input_error(error) from error
+        except KilledError as error:
+            raise InputError(
+                f"{info.uri} could not be read twice, which need not be the file's fault: {error}; "
+                "free memory on this machine, then submit the job again"
+            ) from error
+        except (DamagedError, LimitError, OSError) as error:
+            raise InputError(
+                f"{info.uri} is truncated or not Parquet; write it again, or leave it out"
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A row group of a file."""
+
+    info: ObjectInfo
+    facts: FileFacts
+    number: int
+
+    @property
+    def rows(self) -> int:
+        return self.facts.groups[self.number].rows
+
+    def batch_rows(self, columns: list[str]) -> int:
+        """Rows per batch, fewer where rows are large."""
+        sizes = self.facts.groups[self.number].bytes
+        size = sum(sizes[path] for path in sizes if path.startswith(tuple(columns)))
+        return max(1, min(ROWS_PER_BATCH, BYTES_PER_BATCH * self.rows // max(1, size)))
+
+    def __str__(self) -> str:
+        return f"row group {self.number} of {self.info.uri}"
+
+
+def _repeated(value: Any, count: int) -> Iterator[list[Any]]:
+    while count > 0:
+        yield [value] * min(count, ROWS_PER_BATCH)
+        count -= ROWS_PER_BATCH
+
+
+def prompt_kind(kind: pa.DataType, wanted: PromptKind) -> PromptKind | None:
+    """What a column of this type holds, or None when it cannot be what is wanted."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if is_text(kind):
+        return None if wanted == "token_ids" else "messages" if wanted == "messages" else "text"
+    if not is_list(kind):
+        return None
+    item = kind.value_type
+    if pa.types.is_integer(item):
+        return "token_ids" if wanted in ("auto", "token_ids") else None
+    if pa.types.is_struct(item) and {"role", "content"} <= {f.name for f in item}:
+        return "messages" if wanted in ("auto", "messages") else None
+    return None
+
+
+def plain(column: pa.Array) -> list[Any]:
+    """Python values; text that is not valid UTF-8 stays `bytes`, and so marks its row."""
+    if pa.types.is_dictionary(column.type):  # one object for all rows that have it
+        values = plain(column.dictionary)
+        return [None if i is None else values[i] for i in column.indices.to_pylist()]
+    if is_text(column.type) and not pa.types.is_string(column.type):
+        column = column.cast(pa.large_binary())
+    try:
+        values = column.to_pylist()
+    except UnicodeDecodeError:
+        if not pa.types.is_string(column.type):
+            return [_nested(item) for item in column]
+        values = column.cast(pa.binary()).to_pylist()
+    return [_text(value) if isinstance(value, bytes) else value for value in values]
+
+
+def _text(value: bytes) -> str | bytes:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value
+
+
+def _nested(item: pa.Scalar) -> Any:
+    try:
+        return item.as_py()
+    except UnicodeDecodeError:
+        return b""
+
+
+def _is_sampling(kind: pa.DataType) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return is_text(kind) or bool(pa.types.is_struct(kind))
+
+
+@contextmanager
+def _damage_named(what: str) -> Iterator[None]:
+    """Name the place where the reader or the store fails; errors of our own pass through."""
+    try:
+        yield
+    except (DamagedError, OSError) as error:
+        raise InputError(f"{what} is damaged; write the file again, or leave it out") from error
+    except ObjectError as error:
+        raise as_input_error(error) from error

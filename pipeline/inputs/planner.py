@@ -1,0 +1,156 @@
+"""Rows into groups. Pure: it reads and computes, and writes nothing.
+
+The groups depend only on the rows, the limits and the start: planning on from the cursor of any
+group gives the groups an uninterrupted run would have given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from specbatch.pipeline.inputs.rows import RowChecker
+from specbatch.pipeline.inputs.sources import RawBatch, Source, files_from
+from specbatch.schemas.errors import InputError
+from specbatch.schemas.records import PromptRow, RejectedRow, SourcePosition
+
+MAX_GROUP_TOKENS = 1 << 18  # prompt tokens of one group
+MAX_REJECTED_PER_GROUP = 10_000  # so that an input of bad rows stays bounded too
+ROWS_PER_CHECK = 512  # tokenised together: the first group need not wait for all that was read
+_EXAMPLES_PER_CODE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedGroup:
+    """A group's rows, and the bad rows met on the way to its end.
+
+    `rows` may be empty (the tail of the input, or a long run of bad rows); such a plan takes no
+    group index. `source` is where the first row begins; `cursor` and `next_row` are where the
+    next group's reading begins.
+    """
+
+    index: int
+    rows: tuple[PromptRow, ...]
+    rejected: tuple[RejectedRow, ...]
+    source: SourcePosition
+    cursor: SourcePosition
+    next_row: int
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(len(row.prompt_ids) for row in self.rows)
+
+
+@dataclass(slots=True)
+class _Open:
+    """The group being filled."""
+
+    rows: list[PromptRow] = field(default_factory=list)
+    rejected: list[RejectedRow] = field(default_factory=list)
+    tokens: int = 0
+    source: SourcePosition | None = None  # of the first accepted row, else of the first row
+
+    def close(self, index: int, cursor: SourcePosition, next_row: int) -> PlannedGroup:
+        return PlannedGroup(
+            index, tuple(self.rows), tuple(self.rejected), self.source or cursor, cursor, next_row
+        )
+
+    def add(self, row: PromptRow | RejectedRow, position: SourcePosition) -> None:
+        if isinstance(row, RejectedRow):
+            self.rejected.append(row)
+            self.source = self.source or position
+            return
+        if not self.rows:
+            self.source = position
+        self.rows.append(row)
+        self.tokens += len(row.prompt_ids)
+
+
+def plan(
+    source: Source,
+    checker: RowChecker,
+    group_size: int,
+    start: SourcePosition | None = None,
+    next_row: int = 0,
+    next_group: int = 0,
+    max_group_tokens: int = MAX_GROUP_TOKENS,
+) -> Iterator[PlannedGroup]:
+    """Groups of at most `group_size` rows and `max_group_tokens` prompt tokens (or one row).
+
+    To resume, pass the last `cursor` with its `next_row` and the next group index: the ids before
+    the cursor are read again, so that duplicates are still known. Raises `InputError`, also where
+    these are no longer as many.
+    """
+    if start is not None and source.has_ids:
+        _remember(source, checker, start, next_row)
+    filling, index, row_index, cursor = _Open(), next_group, next_row, start
+    for batch in _parts(source.read(start)):
+        for i, row in enumerate(checker.check(batch, row_index, source.has_ids)):
+            here = batch.position(i)
+            full = isinstance(row, PromptRow) and filling.rows and (
+                filling.tokens + len(row.prompt_ids) > max_group_tokens
+            )  # fmt: skip
+            if full:
+                yield filling.close(index, here, row_index + i)
+                filling, index = _Open(), index + 1
+            filling.add(row, here)
+            if len(filling.rows) >= group_size or len(filling.rejected) >= MAX_REJECTED_PER_GROUP:
+                yield filling.close(index, batch.position(i + 1), row_index + i + 1)
+                filling, index = _Open(), index + bool(filling.rows)
+        row_index += len(batch.rows)
+        cursor = batch.position(len(batch.rows))
+    if cursor is not None and (filling.rows or filling.rejected):
+        yield filling.close(index, cursor, row_index)
+
+
+def _remember(source: Source, checker: RowChecker, start: SourcePosition, next_row: int) -> None:
+    files_from(source.files, start)  # says it better where `start`'s own file is another
+    if checker.remember(source.ids_until(start)) != next_row:
+        # The ids of rows without one would be numbers of rows still to come.
+        raise InputError(
+            f"files before {start.uri} were added, removed or changed since this job began reading "
+            "its input; make them as they were, or submit a new job"
+        )
+
+
+def _parts(batches: Iterable[RawBatch]) -> Iterator[RawBatch]:
+    for batch in batches:
+        yield from batch.parts(ROWS_PER_CHECK)
+
+
+@dataclass(slots=True)
+class Estimate:
+    """What a job would do, by reading its whole input. Nothing is kept but counts."""
+
+    rows: int = 0
+    accepted: int = 0
+    rejected: dict[str, int] = field(default_factory=dict)  # by code
+    examples: dict[str, list[RejectedRow]] = field(default_factory=dict)  # the first few by code
+    prompt_tokens: int = 0
+    longest_prompt_tokens: int = 0
+    completions: int = 0
+    groups: int = 0
+
+
+def estimate(
+    source: Source,
+    checker: RowChecker,
+    group_size: int,
+    max_group_tokens: int = MAX_GROUP_TOKENS,
+) -> Estimate:
+    """Plan everything and count. Raises `InputError`."""
+    total = Estimate()
+    for group in plan(source, checker, group_size, max_group_tokens=max_group_tokens):
+        total.rows = group.next_row
+        total.groups += bool(group.rows)
+        total.accepted += len(group.rows)
+        for row in group.rows:
+            total.prompt_tokens += len(row.prompt_ids)
+            total.longest_prompt_tokens = max(total.longest_prompt_tokens, len(row.prompt_ids))
+            total.completions += row.n
+        for bad in group.rejected:
+            total.rejected[bad.code] = total.rejected.get(bad.code, 0) + 1
+            examples = total.examples.setdefault(bad.code, [])
+            if len(examples) < _EXAMPLES_PER_CODE:
+                examples.append(bad)
+    return total

@@ -1,0 +1,322 @@
+"""Good rows and bad rows: a raw row becomes a `PromptRow`, or a `RejectedRow` with its reason.
+
+    code                   meaning
+    null_prompt            the prompt is null or absent
+    empty_prompt           no text, or no tokens
+    invalid_utf8           text bytes that are not UTF-8
+    bad_json               a line (or the body) is not a JSON object
+    wrong_type             the prompt is neither text, token ids nor messages (JSONL)
+    bad_messages           not a list of {role, content} with text, or refused by the template
+    unknown_role           a role other than system, user, assistant, tool, developer
+    no_chat_template       messages, but the model's tokenizer has no template
+    bad_token_id           a token id outside the vocabulary
+    too_long               does not leave room for one token, or above max_prompt_tokens; or a cell
+                           or line of more bytes than are read
+    unreadable             its part of the file cannot be decoded within the memory for that
+    bad_id                 an id above 512 characters, with a NUL, or too large a number to be exact
+    duplicate_id           an earlier row has the id; the first one counts
+    bad_seed               not an integer in [0, 2**63)
+    bad_parameter          a request value out of range
+    unsupported_parameter  a request field that cannot be honoured
+
+A prompt whose `max_tokens` reaches over the context is fine: the engine stops there with finish
+reason `length`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from specbatch.pipeline.inputs.codec import TextCodec, portions
+from specbatch.pipeline.inputs.idset import IdSet
+from specbatch.pipeline.inputs.overrides import (
+    ParameterError,
+    check_vocabulary,
+    read_body,
+    read_column,
+    read_seed,
+)
+from specbatch.pipeline.inputs.sources import NO_ID, RawBatch, RawRow
+from specbatch.pipeline.inputs.templates import ChatError
+from specbatch.schemas.records import PromptRow, RejectedRow
+from specbatch.schemas.seeds import derive_seed
+from specbatch.schemas.spec import JobSpec
+
+ROLES = ("system", "user", "assistant", "tool", "developer")
+_MAX_ID_CHARS = 512
+# A text far longer than what may be read is not tokenised as a whole: its beginning tells. Tokens
+# at the cut may differ from those of the whole text, but not half of them.
+_CHARS_PER_TOKEN = 16
+_SURELY = 2  # times as many tokens as there may be
+_EXACT_BELOW = 2.0**53  # numbers that were read as floats: those of larger ids run together
+
+
+class _RowError(Exception):
+    def __init__(self, code: str, reason: str):
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A row on its way: either `text` still to be tokenised, or `ids`, or a verdict."""
+
+    row_id: str | None
+    text: str | None = None
+    special: bool = True  # whether the tokenizer adds its own special tokens
+    ids: Sequence[int] | None = None
+    seed: int | None = None
+    tag: str | None = None
+    n: int = 1
+    overrides: dict[str, Any] = field(default_factory=dict)
+    problem: tuple[str, str] | None = None
+
+
+class RowChecker:
+    """Checks and tokenises batches in input order; remembers every id it has met."""
+
+    def __init__(self, spec: JobSpec, codec: TextCodec, context_tokens: int, vocab_size: int):
+        self._spec = spec
+        self._codec = codec
+        self._context_tokens = context_tokens
+        self._vocab_size = vocab_size
+        self._ids = IdSet()
+        self._most_tokens = min(context_tokens, spec.max_prompt_tokens or context_tokens)
+        self._most_chars = _CHARS_PER_TOKEN * _SURELY * (self._most_tokens + 1)
+        check_vocabulary(spec.sampling, vocab_size)
+
+    def remember(self, earlier_ids: Iterable[list[Any]]) -> int:
+        """Learn the ids of rows read before a resume; how many rows these are."""
+        row = 0
+        for batch in earlier_ids:
+            self._ids.add([_row_id(value, row) for value in batch if not _is_absent(value)])
+            row += len(batch)
+        return row
+
+    def check(
+        self, batch: RawBatch, first_row: int, has_ids: bool = True
+    ) -> list[PromptRow | RejectedRow]:
+        """One verdict per row, in order; `first_row` is the row_index of the first."""
+        drafts = [self._draft(raw, batch, first_row + i) for i, raw in enumerate(batch.rows)]
+        if has_ids:
+            self._mark_duplicates(drafts, batch, first_row)
+        for special in (True, False):
+            self._tokenise([d for d in drafts if d.text is not None and d.special is special])
+        return [self._verdict(draft, first_row + i) for i, draft in enumerate(drafts)]
+
+    # 1) everything that can be said before tokenising
+    def _draft(self, raw: RawRow, batch: RawBatch, row_index: int) -> _Draft:
+        draft = _Draft(None, n=self._spec.sampling.n)
+        if raw.is_nameless:
+            draft.problem = raw.problem
+            return draft
+        draft.row_id = _row_id(raw.id, row_index)
+        try:
+            if raw.problem:
+                raise _RowError(*raw.problem)
+            draft.row_id = _checked_id(draft, raw.id)
+            draft.tag = _tag(raw.tag)
+            draft.seed = read_seed(raw.seed)
+            if raw.body is not None:
+                self._take(draft, read_body(raw.body, self._spec.sampling, self._vocab_size))
+            if raw.sampling is not None:
+                self._take(draft, read_column(raw.sampling, self._spec.sampling, self._vocab_size))
+            self._read_prompt(draft, raw.prompt, batch.kind)
+        except (_RowError, ParameterError, ChatError) as error:
+            draft.problem = (error.code, str(error))
+            draft.text = draft.ids = None
+        except RecursionError:
+            draft.problem = ("wrong_type", "a value of the row is nested too deeply")
+            draft.text = draft.ids = None
+        return draft
+
+    @staticmethod
+    def _take(draft: _Draft, read: tuple[dict[str, Any], int, int | None]) -> None:
+        overrides, n, seed = read
+        draft.overrides, draft.n = overrides, n
+        draft.seed = seed if seed is not None else draft.seed
+
+    def _read_prompt(self, draft: _Draft, prompt: Any, kind: str) -> None:
+        if prompt is None:
+            raise _RowError("null_prompt", "the prompt is null")
+        if isinstance(prompt, bytes):
+            raise _RowError("invalid_utf8", "the prompt is not valid UTF-8")
+        if kind == "auto":
+            kind = _kind_of(prompt)
+        if kind == "messages":
+            draft.text, draft.special = self._codec.render(_messages(prompt)), False
+        elif kind == "token_ids":
+            draft.ids = self._checked_ids(prompt)
+        elif not isinstance(prompt, str):
+            raise _RowError("wrong_type", f"the prompt is a {type(prompt).__name__}, not text")
+        else:
+            draft.text = prompt
+        if draft.text == "" or (draft.ids is not None and len(draft.ids) == 0):
+            raise _RowError("empty_prompt", "the prompt is empty")
+
+    def _checked_ids(self, prompt: Any) -> Sequence[int]:
+        if not isinstance(prompt, list):
+            raise _RowError("wrong_type", f"the prompt is a {type(prompt).__name__}, not token ids")
+        for token in prompt:
+            if isinstance(token, bool) or not isinstance(token, int):
+                raise _RowError("bad_token_id", f"token id {token!r:.50} is not an integer")
+        if prompt and not (min(prompt) >= 0 and max(prompt) < self._vocab_size):
+            wrong = next(t for t in prompt if not 0 <= t < self._vocab_size)
+            raise _RowError("bad_token_id", self._outside(wrong))
+        return prompt
+
+    def _outside(self, token: int) -> str:
+        return f"token id {token} is outside the model's vocabulary of {self._vocab_size}"
+
+    # 2) ids must be new, whatever else is wrong with the row
+    def _mark_duplicates(self, drafts: list[_Draft], batch: RawBatch, first_row: int) -> None:
+        # A row without an id is named by its number, which no other row can have: it is no id.
+        named = [i for i, raw in enumerate(batch.rows) if not _is_absent(raw.id)]
+        ids = [_row_id(batch.rows[i].id, first_row + i) for i in named]
+        for i, row_id, seen in zip(named, ids, self._ids.add(ids), strict=True):
+            draft = drafts[i]
+            if seen and draft.problem is None:
+                draft.problem = ("duplicate_id", f"an earlier row has the id {row_id!r:.100}")
+                draft.text = None
+
+    # 3) one tokenizer call for many rows; the same text once
+    def _tokenise(self, drafts: list[_Draft]) -> None:
+        by_text: dict[str, list[_Draft]] = {}
+        for draft in drafts:
+            by_text.setdefault(draft.text or "", []).append(draft)
+            draft.text = None
+        special = drafts[0].special if drafts else True
+        texts = list(by_text)
+        for part in portions([text[: self._most_chars] for text in texts]):
+            for begin, ids in zip(part, self._codec.encode_batch(part, special), strict=True):
+                text = texts.pop(0)
+                is_whole = len(begin) == len(text)
+                if not is_whole and len(ids) <= _SURELY * (self._most_tokens + 1):
+                    ids, is_whole = self._codec.encode_batch([text], special)[0], True
+                problem = self._length_problem(ids, is_whole)
+                for draft in by_text.pop(text):
+                    draft.problem, draft.ids = problem, None if problem else ids
+
+    # 4) lengths, then the verdict
+    def _verdict(self, draft: _Draft, row_index: int) -> PromptRow | RejectedRow:
+        problem = draft.problem
+        if problem is None:
+            problem = self._length_problem(draft.ids or ())
+        if problem or draft.row_id is None or draft.ids is None:
+            code, reason = problem or ("empty_prompt", "the prompt is empty")
+            return RejectedRow(row_index, draft.row_id, code, reason)
+        seed = draft.seed
+        if seed is None:
+            seed = derive_seed(self._spec.sampling.seed, draft.row_id)
+        return PromptRow(
+            row_index, draft.row_id, tuple(draft.ids), seed, draft.tag, draft.n, draft.overrides
+        )
+
+    def _length_problem(self, ids: Sequence[int], is_whole: bool = True) -> tuple[str, str] | None:
+        if not ids:
+            return "empty_prompt", "the prompt has no tokens"
+        limit = self._spec.max_prompt_tokens
+        count = str(len(ids)) if is_whole else f"more than {len(ids) - 1}"
+        if limit is not None and len(ids) > limit:
+            return "too_long", f"the prompt has {count} tokens; max_prompt_tokens is {limit}"
+        if len(ids) + 1 > self._context_tokens:
+            return (
+                "too_long",
+                f"the prompt has {count} tokens; with one generated token it exceeds the "
+                f"model's context of {self._context_tokens}",
+            )
+        if self._codec.vocab_size > self._vocab_size and max(ids) >= self._vocab_size:
+            return "bad_token_id", self._outside(max(ids))
+        return None
+
+
+def _is_absent(value: Any) -> bool:
+    """Whether this says that the row has no id of its own."""
+    return value is None or value == "" or value == NO_ID
+
+
+def _row_id(value: Any, row_index: int) -> str:
+    """The row's id as text; the row's number when it has none."""
+    if _is_absent(value):
+        return str(row_index)
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return value if isinstance(value, str) else _plain_text(value)
+
+
+def _checked_id(draft: _Draft, raw_id: Any) -> str:
+    row_id = draft.row_id or ""
+    if isinstance(raw_id, bytes):
+        raise _RowError("invalid_utf8", "the id is not valid UTF-8")
+    if isinstance(raw_id, float) and abs(raw_id) >= _EXACT_BELOW:
+        raise _RowError("bad_id", f"the id {raw_id!r} is not exact: an id this large must be text")
+    if len(row_id) > _MAX_ID_CHARS or "\0" in row_id:
+        # Databases refuse such text: the quarantined row must be storable too.
+        draft.row_id = row_id[:_MAX_ID_CHARS].replace("\0", "\N{REPLACEMENT CHARACTER}")
+        raise _RowError("bad_id", f"an id has at most {_MAX_ID_CHARS} characters and no NUL")
+    return row_id
+
+
+def _tag(value: Any) -> str | None:
+    """Tags only label rows, so a strange one is shown as well as can be, never refused."""
+    if value is None:
+        return None
+    text = value.decode(errors="replace") if isinstance(value, bytes) else _plain_text(value)
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+def _plain_text(value: Any) -> str:
+    if isinstance(value, dict | list):
+        try:
+            return orjson.dumps(value, default=str).decode()
+        except TypeError:  # deeper than it writes, though not than it reads
+            return "(nested too deeply)"
+    return str(value)
+
+
+def _kind_of(prompt: Any) -> str:
+    """What a JSON value is meant to be."""
+    if isinstance(prompt, list) and any(isinstance(item, dict) for item in prompt):
+        return "messages"
+    return "token_ids" if isinstance(prompt, list) else "text"
+
+
+def _messages(prompt: Any) -> list[dict[str, Any]]:
+    if isinstance(prompt, str):
+        try:
+            prompt = orjson.loads(prompt)
+        except orjson.JSONDecodeError:
+            raise _RowError("bad_messages", "the messages are not JSON") from None
+    if not isinstance(prompt, list) or not prompt:
+        raise _RowError("bad_messages", "messages must be a list that is not empty")
+    return [_message(item, number) for number, item in enumerate(prompt)]
+
+
+def _message(item: Any, number: int) -> dict[str, Any]:
+    if not isinstance(item, dict) or "role" not in item:
+        raise _RowError("bad_messages", f"message {number} is not an object with role and content")
+    if item["role"] not in ROLES:
+        raise _RowError(
+            "unknown_role",
+            f"message {number} has the role {item['role']!r:.50}; roles are {', '.join(ROLES)}",
+        )
+    rest = {key: value for key, value in item.items() if value is not None}
+    return rest | {"content": _content(item.get("content"), number)}
+
+
+def _content(content: Any, number: int) -> str:
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list) and content:
+        texts = [
+            part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
+            for part in content
+        ]
+        if all(isinstance(text, str) for text in texts):
+            return "".join(text for text in texts if text)
+    raise _RowError("bad_messages", f"the content of message {number} is not text")

@@ -1,0 +1,113 @@
+"""Chats as a model's template writes them, whatever the template does.
+
+A template comes with the model and may loop for ever or write without end; a thread that renders it
+cannot be stopped. So `template_child.py` renders, in a process that the kernel ends. Its limits are
+processor time and memory, thousands of times what a template needs, so that a busy machine refuses
+no row.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specbatch.pipeline.inputs.limited import LimitedProcess, LimitError
+from specbatch.schemas.errors import ModelError, SpecbatchError
+
+CHAT_SEC = 5.0  # of the processor, for one chat
+CHAT_BYTES = 512 << 20  # of memory
+MAX_CHARS = 16 << 20  # of a rendered chat
+MOST_IN_A_ROW = 3  # chats beyond a limit, before it is the template's fault
+
+_CHILD = "specbatch.pipeline.inputs.template_child"
+
+
+class ChatError(SpecbatchError):
+    """A chat cannot be rendered; `code` is the row's reject code."""
+
+    def __init__(self, code: str, reason: str):
+        super().__init__(reason)
+        self.code = code
+
+
+class ChatTemplate:
+    """One model's template. Safe to share between threads."""
+
+    def __init__(self, template: str, names: Mapping[str, Any], model: str) -> None:
+        """`names`: what the template may use besides the messages, such as `bos_token`."""
+        self._model = model
+        self._setup = {
+            "template": template,
+            "names": dict(names),
+            "sec": CHAT_SEC,
+            "memory_bytes": CHAT_BYTES,
+            "chars": MAX_CHARS,
+        }
+        self._child: LimitedProcess | None = None
+        self._over = 0  # chats beyond a limit, one after the other
+        self._lock = threading.Lock()
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """A chat, ready for the assistant's answer.
+
+        Raises `ChatError` (`bad_messages` or `too_long`) for a chat that the template refuses or is
+        beyond a limit with, and `ModelError` for a template that is broken, or beyond a limit with
+        one chat after the other.
+        """
+        with self._lock:
+            try:
+                answer = self._ask(messages)
+            except LimitError as error:
+                self._child = None
+                self._over += 1
+                if self._over >= MOST_IN_A_ROW:
+                    raise ModelError(
+                        f"the chat template of model `{self._model}` does not end: {error}, with "
+                        f"each of {self._over} chats; mend the template, or use text prompts"
+                    ) from None
+                raise ChatError(
+                    "bad_messages", f"the chat template did not end with it: {error}"
+                ) from None
+            return self._text(answer)
+
+    def _ask(self, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        line = json.dumps(list(messages), default=_placeholder).encode()
+        if self._child is None:
+            self._child = LimitedProcess.start(_CHILD)
+            self._child.send(json.dumps(self._setup, default=_placeholder).encode(), b"\n")
+        self._child.send(line, b"\n")
+        answer: dict[str, Any] = json.loads(self._child.line())
+        return answer
+
+    def _text(self, answer: dict[str, Any]) -> str:
+        if "broken" in answer:
+            raise ModelError(
+                f"the chat template of model `{self._model}` cannot be compiled "
+                f"({answer['broken']}): mend it, or use text prompts"
+            )
+        if "memory" in answer:
+            self._over += 1
+            if self._over >= MOST_IN_A_ROW:
+                raise ModelError(
+                    f"the chat template of model `{self._model}` needs more than "
+                    f"{CHAT_BYTES >> 20} MiB with each of {self._over} chats: mend it, or use text "
+                    "prompts"
+                )
+            raise ChatError("too_long", f"the chat template needs more than {CHAT_BYTES >> 20} MiB")
+        self._over = 0
+        if "long" in answer:
+            raise ChatError(
+                "too_long",
+                f"the chat template made {answer['long']} characters of it; at most {MAX_CHARS} "
+                "can be read",
+            )
+        if "refused" in answer:
+            raise ChatError("bad_messages", f"the chat template refused it: {answer['refused']}")
+        return str(answer["text"])
+
+
+def _placeholder(value: Any) -> str:
+    """Of what is no JSON, as transformers shows it to a template."""
+    return f"<{type(value).__name__}>"

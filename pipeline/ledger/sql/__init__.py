@@ -1,0 +1,1 @@
+"""The ledger on SQLite and PostgreSQL. The only folder that speaks SQL."""

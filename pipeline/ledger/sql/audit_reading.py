@@ -1,0 +1,290 @@
+"""What an audit reads and keeps. It trusts nothing: rows may have been spoilt by hand.
+
+So where a page cannot be read, its rows are read one by one, and which of them cannot is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    Text,
+    func,
+    insert,
+    select,
+    tuple_,
+    type_coerce,
+)
+
+from specbatch.pipeline.ledger import rules
+from specbatch.pipeline.ledger.sql.reading import fetch
+from specbatch.pipeline.ledger.sql.transactions import Transactions, is_transient
+from specbatch.schemas import completion_rows, mapper
+from specbatch.schemas.audit import (
+    FIRST,
+    AuditRecord,
+    Correctness,
+    Finding,
+    FindingKind,
+    Head,
+    KeptCompletion,
+    LogEntry,
+)
+from specbatch.schemas.audit_tables import Audit, AuditFinding, AuditLog
+from specbatch.schemas.errors import JobNotFoundError, StoreError, UnknownKeyError
+from specbatch.schemas.records import CompletionRecord, Prompts
+from specbatch.schemas.sealing import is_sealed_text, no_key
+from specbatch.schemas.tables import Completion, Group, Job
+from specbatch.schemas.text_columns import SHOWN_WITHOUT_KEY
+
+T = TypeVar("T")
+
+_SPOILT = (ValueError, TypeError, KeyError, OverflowError)  # what reading a spoilt row raises
+
+
+# --- the log --------------------------------------------------------------------------------
+
+
+def log(database: Transactions, job_id: str, after: int, batch: int) -> Iterator[LogEntry]:
+    """The entries behind number `after`."""
+    query = (
+        select(*AuditLog.__table__.c)
+        .where(AuditLog.job_id == job_id)
+        .order_by(AuditLog.number)
+        .limit(batch)
+    )
+    while True:
+        rows = database.read(partial(fetch, query.where(AuditLog.number > after)))
+        for row in rows:
+            yield LogEntry(**row._mapping)
+        if len(rows) < batch:
+            return
+        after = rows[-1].number
+
+
+def head(conn: Connection, job_id: str) -> Head:
+    """The end of the log by the job's row."""
+    row = conn.execute(select(Job.log_number, Job.log_head).where(Job.job_id == job_id)).first()
+    return Head() if row is None else Head(row.log_number, row.log_head or FIRST)
+
+
+def logged_job(conn: Connection, job_id: str) -> str:
+    """The id of the one job, there or gone, that is meant."""
+    ids = set[str]()
+    for column in (Job.job_id, AuditLog.job_id):
+        match: ColumnElement[bool] = column == job_id
+        if len(job_id) >= rules.MIN_PREFIX:
+            match |= column.startswith(job_id, autoescape=True)
+        ids |= set(conn.scalars(select(column).where(match).distinct().limit(3)))
+    found = sorted(one for one in ids if one.startswith(job_id))  # SQLite's LIKE folds case
+    if job_id in found:
+        return job_id
+    if problem := rules.find_by_prefix(job_id, found):
+        raise JobNotFoundError(problem)
+    return found[0]
+
+
+# --- what the log pins ----------------------------------------------------------------------
+
+
+def job_facts(database: Transactions, job_id: str) -> Mapping[str, Any] | None:
+    """The columns of the job's row that can be read."""
+    of_job = Job.job_id == job_id
+    whole = _if_readable(database, partial(fetch, select(*Job.__table__.c).where(of_job)))
+    if whole is not None:
+        if not whole:
+            return None
+        _check_key(database, of_job, whole[0]._mapping)
+        return dict(whole[0]._mapping)
+    facts: dict[str, Any] = {}
+    for column in Job.__table__.c:
+        query = select(column).where(of_job)
+        found = _if_readable(database, partial(fetch, query))
+        if found:
+            facts[column.name] = found[0][0]
+    _check_key(database, of_job, facts)
+    return facts
+
+
+def _check_key(
+    database: Transactions, of_job: ColumnElement[bool], facts: Mapping[Any, Any]
+) -> None:
+    """What is shown in the place of a text is not what was written, and no change of it either.
+
+    Raises `UsageError` where a text is sealed and its key is not here.
+    """
+    for column in (Job.stop_reason, Job.error):
+        if facts.get(column.name) == SHOWN_WITHOUT_KEY:
+            query = select(type_coerce(column, Text)).where(of_job)
+            if is_sealed_text(database.read(partial(fetch, query))[0][0]):
+                raise no_key(f"jobs.{column.name}")
+
+
+def kept(database: Transactions, job_id: str, batch: int) -> Iterator[KeptCompletion]:
+    """All completions by (row, sample)."""
+    key = tuple_(Completion.row_index, Completion.sample_index)
+    columns: list[Any] = [Completion.row_index, Completion.sample_index, Completion.group_index]
+    query = (
+        select(*columns, Completion.digest, Completion.month)
+        .where(Completion.job_id == job_id)
+        .order_by(Completion.row_index, Completion.sample_index)
+        .limit(batch)
+    )
+    whole = _whole().where(Completion.job_id == job_id)
+    after = (-1, -1)
+    while True:
+        rows = database.read(partial(fetch, query.where(key > after)))
+        if not rows:
+            return
+        last = (rows[-1].row_index, rows[-1].sample_index)
+        page = _if_readable(database, partial(fetch, whole.where(key > after, key <= last)))
+        keyless: set[tuple[int, int]] = set()
+        if page is None:
+            places = [(row.row_index, row.sample_index) for row in rows]
+            page, keyless = _one_by_one(database, {at: whole.where(key == at) for at in places})
+        records = {(r.row_index, r.sample_index): _record(r) for r in page}
+        for row in rows:
+            at = (row.row_index, row.sample_index)
+            record, lacks_key = records.get(at), at in keyless
+            yield KeptCompletion(*at, row.group_index, row.digest, record, row.month, lacks_key)
+        if len(rows) < batch:
+            return
+        after = last
+
+
+def _one_by_one(
+    database: Transactions, queries: Mapping[tuple[int, int], Select[Any]]
+) -> tuple[list[Row[Any]], set[tuple[int, int]]]:
+    """The rows of a page that can be read, and the places of those whose key is not here.
+
+    Raises `UnknownKeyError` where that is so of all: one might be forged.
+    """
+    found: list[Row[Any]] = []
+    keyless = set[tuple[int, int]]()
+    for at, query in queries.items():
+        try:
+            found += _if_readable(database, partial(fetch, query), UnknownKeyError) or ()
+        except UnknownKeyError:
+            keyless.add(at)
+            if len(keyless) == len(queries):
+                raise
+    return found, keyless
+
+
+def _whole() -> Select[Any]:
+    """Completions with what their job's row tells; also where there is no such row."""
+    of_job = (Job.verifier.label("job_verifier"), Job.proposer.label("job_proposer"))
+    columns: list[Any] = [*Completion.__table__.c, *of_job]
+    return select(*columns).outerjoin(Job, Job.job_id == Completion.job_id)
+
+
+def _record(row: Row[Any]) -> CompletionRecord | None:
+    try:
+        return completion_rows.completion_record(row)
+    except _SPOILT:
+        return None
+
+
+def _if_readable(
+    database: Transactions, work: Callable[[Connection], T], unless: type[StoreError] | None = None
+) -> T | None:
+    """What is read; None where values are such that they cannot be."""
+    try:
+        return database.read(work)
+    except StoreError as error:
+        if is_transient(error.__cause__ or error) or (unless and isinstance(error, unless)):
+            raise
+        return None
+    except _SPOILT:
+        return None
+
+
+def kept_one(database: Transactions, job_id: str, row: int, sample: int) -> KeptCompletion | None:
+    """One completion."""
+    query = _whole().where(
+        Completion.job_id == job_id, Completion.row_index == row, Completion.sample_index == sample
+    )
+    found = _if_readable(database, partial(fetch, query))
+    if not found:
+        return None
+    one = found[0]
+    return KeptCompletion(row, sample, one.group_index, one.digest, _record(one), one.month)
+
+
+def groups(database: Transactions, job_id: str, batch: int = 1000) -> Iterator[tuple[int, Prompts]]:
+    """All groups by index."""
+    query = (
+        select(Group.group_index, Group.prompts, Group.row_start, Group.rows)
+        .where(Group.job_id == job_id)
+        .order_by(Group.group_index)
+        .limit(batch)
+    )
+    after = -1
+    while True:
+        rows = database.read(partial(fetch, query.where(Group.group_index > after)))
+        for row in rows:
+            yield row.group_index, mapper.prompts(row)
+        if len(rows) < batch:
+            return
+        after = rows[-1].group_index
+
+
+# --- audits ---------------------------------------------------------------------------------
+
+_OF_AUDIT = ("job_id", "at", "actor", "sampled", "differing", "tokens", "intact", "note")
+_COLUMNS = {  # of a finding's fields
+    **{name: name for name in ("kind", "what", "number", "position", "margin")},
+    **{"row": "row_index", "sample": "sample_index"},
+    **{"written": "written_token", "decided": "decided_token"},
+}
+
+
+def keep_audit(conn: Connection, audit: AuditRecord) -> None:
+    values = {name: getattr(audit, name) for name in _OF_AUDIT}
+    audit_id = conn.scalar(insert(Audit).values(**values).returning(Audit.id))
+    found = [
+        {
+            "audit_id": audit_id,
+            "place": place,
+            **{column: getattr(finding, name) for name, column in _COLUMNS.items()},
+        }
+        for place, finding in enumerate(audit.findings)
+    ]
+    if found:
+        conn.execute(insert(AuditFinding), found)
+
+
+def audits(conn: Connection, job_id: str) -> list[AuditRecord]:
+    rows = conn.execute(
+        select(*Audit.__table__.c).where(Audit.job_id == job_id).order_by(Audit.at, Audit.id)
+    ).all()
+    found: dict[int, list[Finding]] = {row.id: [] for row in rows}
+    query = (
+        select(*AuditFinding.__table__.c)
+        .join(Audit, Audit.id == AuditFinding.audit_id)
+        .where(Audit.job_id == job_id)
+        .order_by(AuditFinding.audit_id, AuditFinding.place)
+    )
+    for row in conn.execute(query):
+        told = {name: getattr(row, column) for name, column in _COLUMNS.items()}
+        found[row.audit_id].append(Finding(**told | {"kind": FindingKind(row.kind)}))
+    return [
+        AuditRecord(
+            **{name: getattr(row, name) for name in _OF_AUDIT}, findings=tuple(found[row.id])
+        )
+        for row in rows
+    ]
+
+
+def correctness(conn: Connection, since: float) -> Correctness:
+    total = select(
+        func.coalesce(func.sum(Audit.sampled), 0), func.coalesce(func.sum(Audit.differing), 0)
+    )
+    audited, differing = conn.execute(total.where(Audit.at >= since)).one()
+    return Correctness(int(audited), int(differing))

@@ -1,0 +1,244 @@
+"""The claim of whoever is next. Three statements: who waits, the claim, and what it costs.
+
+The order is `turns`'. Groups that another claimer is about to take are passed by, not waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Connection,
+    Double,
+    Executable,
+    Select,
+    bindparam,
+    case,
+    func,
+    or_,
+    select,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+
+from specbatch.pipeline.ledger import cut_rules, rules, turns
+from specbatch.pipeline.ledger.sql import cutting, leases, serving
+from specbatch.pipeline.ledger.sql.transactions import Now
+from specbatch.pipeline.ledger.turns import Waiting
+from specbatch.schemas.numeric_class import Pinned, Serves
+from specbatch.schemas.records import GroupWork, Stage
+from specbatch.schemas.tables import Group, Job, Tenant, group_is_open, job_is_live
+
+_ROUNDS = 3  # looks at who waits; others may have taken everything that one saw
+_JOBS_TRIED = 8  # of each look
+_LONGEST = (Group.prompt_tokens.desc(), Group.group_index)
+_MOST_TOKENS = Job.spec[("sampling", "max_tokens")].as_integer()
+_SAMPLES = Job.spec[("sampling", "n")].as_integer()
+
+
+def claim_next(
+    conn: Connection,
+    now: Now,
+    stage: Stage,
+    model: str,
+    owner: str,
+    lease_sec: float,
+    max_attempts: int,
+    weights: Mapping[str, float],
+    serves: Serves | None = None,
+) -> GroupWork | None:
+    """The longest group of the job whose turn it is; None when nothing can be claimed.
+
+    Raises `UnpinnedError` and `MovedError`.
+    """
+    if stage not in rules.CANCELLABLE:
+        return None
+    for _ in range(_ROUNDS):
+        waiting = _waiting(conn, now, stage, model, owner, max_attempts, serves)
+        due = turns.by_turn(waiting)
+        if not due:
+            return None
+        for job in due[:_JOBS_TRIED]:
+            if serves is not None and job.numeric_class is None:
+                raise serving.UnpinnedError(job.job_id)
+            work = _claim_longest(
+                conn, now, job.job_id, stage, owner, lease_sec, max_attempts, serves
+            )
+            if work is not None:
+                weight = weights.get(job.tenant, turns.DEFAULT_WEIGHT)
+                pinned = _charge(conn, job, work, turns.floor_of(job, waiting), weight)
+                if serves is None:
+                    return work
+                serving.check(serves, job.job_id, pinned)
+                return replace(work, **pinned._asdict())
+    return None
+
+
+def _waiting(
+    conn: Connection,
+    now: Now,
+    stage: Stage,
+    model: str,
+    owner: str,
+    max_attempts: int,
+    serves: Serves | None,
+) -> list[Waiting]:
+    """All live jobs of the model, and of a class that is served, with open groups at the stage."""
+    rows = conn.execute(_waiting_query(now, stage, model, owner, max_attempts, serves))
+    return [
+        Waiting(
+            row.job_id,
+            row.tenant,
+            row.priority,
+            row.created_at,
+            row.a_due_one is not None,
+            row.served,
+            row.started,
+            turns.tokens_per_row(row.max_tokens, row.samples),
+            row.numeric_class,
+        )
+        for row in rows
+        if row.an_open_one is not None
+    ]
+
+
+@lru_cache(maxsize=16)
+def _waiting_query(
+    now: Now, stage: Stage, model: str, owner: str, max_attempts: int, serves: Serves | None
+) -> Select[Any]:
+    named = Job.verifier if stage is Stage.VERIFY else Job.proposer
+    there = (Group.job_id == Job.job_id, group_is_open(), Group.stage == stage.value)
+    # The first of them by the index, for each job: of EXISTS, PostgreSQL would make a join with all
+    # groups, and in any order it would go through the table until it meets one.
+    an_open_one = select(Group.group_index).where(*there).order_by(*_LONGEST).limit(1)
+    a_due_one = an_open_one.where(*_claimable(now, stage, owner, max_attempts))
+    return (
+        select(
+            Job.job_id,
+            Job.tenant,
+            Job.priority,
+            Job.created_at,
+            Job.numeric_class,
+            an_open_one.correlate(Job).scalar_subquery().label("an_open_one"),
+            a_due_one.correlate(Job).scalar_subquery().label("a_due_one"),
+            func.coalesce(Tenant.served, 0.0).label("served"),
+            func.coalesce(Tenant.started, 0.0).label("started"),
+            _MOST_TOKENS.label("max_tokens"),
+            _SAMPLES.label("samples"),
+        )
+        .outerjoin(Tenant, Tenant.tenant == Job.tenant)
+        .where(job_is_live(), named == model, ~Job.cancel_requested, *serving.served(serves))
+    )
+
+
+def _claim_longest(
+    conn: Connection,
+    now: Now,
+    job_id: str,
+    stage: Stage,
+    owner: str,
+    lease_sec: float,
+    max_attempts: int,
+    serves: Serves | None,
+) -> GroupWork | None:
+    """The job's longest group that nobody has; one statement, so exactly one claimer wins it."""
+    claim = _longest_claim(now, stage, owner, lease_sec, max_attempts, serves)
+    return leases.taken(conn, claim, max_attempts, {"of_job": job_id})
+
+
+@lru_cache(maxsize=16)
+def _longest_claim(
+    now: Now,
+    stage: Stage,
+    owner: str,
+    lease_sec: float,
+    max_attempts: int,
+    serves: Serves | None,
+) -> Executable:
+    """Kept, as the query of who waits: see `leases`."""
+    job: BindParameter[str] = bindparam("of_job")
+    free = (
+        Group.job_id == job,
+        group_is_open(),  # spelled out for the index
+        Group.stage == stage.value,
+        *_claimable(now, stage, owner, max_attempts),
+    )
+    longest = (
+        select(Group.group_index)
+        .where(*free)
+        .order_by(*_LONGEST)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+        .correlate(None)
+        .scalar_subquery()
+    )
+    which = (*free, Group.group_index == longest, *serving.job_is_served(job, serves))
+    return leases.taking(now, owner, lease_sec, *which)
+
+
+def _claimable(now: Now, stage: Stage, owner: str, max_attempts: int) -> list[ColumnElement[bool]]:
+    """What is true of a group at the stage that this owner may have now."""
+    free = [Group.lease_until <= now, Group.attempts < max_attempts]
+    if stage in cut_rules.CUT_AT:
+        free.append(cutting.one_suspect_at_a_time(now, stage, owner, max_attempts))
+    return free
+
+
+def _charge(conn: Connection, job: Waiting, work: GroupWork, floor: float, weight: float) -> Pinned:
+    """Move the tenant's virtual time on. The row counts, not what was read of it before.
+
+    Returns what the job has pinned: asked for here, it costs no statement.
+    """
+    cost = turns.cost_of(work.rows, work.prompt_tokens, job.tokens_per_row, weight)
+    parameters = {
+        "of_job": job.job_id,
+        "of_tenant": job.tenant,
+        "new_weight": weight,
+        "floor": floor,
+        "cost": cost,
+        "first": floor + cost,
+    }
+    return Pinned(*conn.execute(_charging(conn.dialect.name), parameters).one())
+
+
+@lru_cache(maxsize=2)
+def _charging(dialect: str) -> Executable:
+    floor = bindparam("floor", type_=Double)
+    start = case((Tenant.served > floor, Tenant.served), else_=floor)
+    upsert: Any = postgresql.insert if dialect == "postgresql" else sqlite.insert
+    values = {
+        "tenant": bindparam("of_tenant"),
+        "weight": bindparam("new_weight"),
+        "started": floor,
+        "served": bindparam("first"),
+    }
+    known = {
+        "weight": bindparam("new_weight"),
+        "started": start,
+        "served": start + bindparam("cost", type_=Double),
+    }
+    made: Executable = (
+        upsert(Tenant)
+        .values(**values)
+        .on_conflict_do_update(index_elements=[Tenant.tenant], set_=known)
+        .returning(*serving.pinned_columns())
+    )
+    return made
+
+
+def over(conn: Connection, now: Now, max_attempts: int, limit: int) -> list[tuple[str, int, Stage]]:
+    """Free groups that nobody may claim any more: (job id, index, stage)."""
+    spent = Group.attempts >= max_attempts
+    cancelled = Job.cancel_requested & Group.stage.in_([s.value for s in rules.CANCELLABLE])
+    rows = conn.execute(
+        select(Group.job_id, Group.group_index, Group.stage)
+        .join(Job, Job.job_id == Group.job_id)
+        .where(group_is_open(), Group.lease_until <= now, or_(spent, cancelled))
+        .order_by(Group.job_id, Group.group_index)
+        .limit(limit)
+    )
+    return [(row.job_id, row.group_index, Stage(row.stage)) for row in rows]

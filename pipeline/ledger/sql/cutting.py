@@ -1,0 +1,174 @@
+"""Groups are cut in two: what workers die of, and what somebody idle can take over.
+
+The caller holds the job's row, so that new groups are numbered one after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, and_, exists, insert, or_, select, update
+from sqlalchemy.orm import aliased
+
+from specbatch.pipeline.ledger import cut_rules, rules
+from specbatch.pipeline.ledger.sql import jobs, serving
+from specbatch.pipeline.ledger.sql.jobs import FREE
+from specbatch.pipeline.ledger.sql.transactions import Now
+from specbatch.schemas.numeric_class import Serves
+from specbatch.schemas.records import Lease, Stage
+from specbatch.schemas.tables import Group, Job, group_is_open
+
+_HELD = aliased(Group)  # once: its sixty columns are slow to make
+
+# What the rest has in common with the group it is cut off from.
+_SHARED = ("job_id", "first_stage", "source", "prompts", "drafts", "results")
+
+
+def in_halves(conn: Connection, now: Now, job: Any, row: Any, max_attempts: int, error: str) -> int:
+    """Cut a group that nobody holds any more; returns the second half's index.
+
+    `row`: the group's, whole and locked. Both halves carry the error, and have one attempt left
+    (single rows: all). The generation rises, for a late holder has the whole group in mind.
+    """
+
+    def values(part: cut_rules.Slice) -> dict[str, Any]:
+        attempts = cut_rules.attempts_spent(part.rows, max_attempts)
+        return {"ready_at": now, "attempts": attempts, "last_error": error}
+
+    first, rest = cut_rules.cut(_slice(row), cut_rules.half(row.rows))
+    stays = {**values(first), **FREE, "generation": Group.generation + 1}
+    return _cut(conn, job, row, (first, stays), (rest, values(rest)))
+
+
+def give_back(conn: Connection, now: Now, lease: Lease, keep: int) -> int:
+    """All but the first `keep` rows of a group that is held at VERIFY; their new index."""
+    job = jobs.lock(conn, lease.job_id)
+    held = select(*Group.__table__.c).where(*is_held(lease)).with_for_update()
+    row = conn.execute(held).first()
+    if row is None or lease.stage is not Stage.VERIFY:
+        raise rules.fenced(lease)
+    first, rest = cut_rules.cut(_slice(row), keep)
+    return _cut(conn, job, row, (first, {}), (rest, {"ready_at": now}))
+
+
+def _cut(
+    conn: Connection,
+    job: Any,
+    row: Any,
+    first: tuple[cut_rules.Slice, Mapping[str, Any]],
+    rest: tuple[cut_rules.Slice, Mapping[str, Any]],
+) -> int:
+    """Write both parts, each a slice and what else it gets."""
+    index: int = rules.FIRST_CUT_INDEX + job.groups_cut
+    same = {name: getattr(row, name) for name in _SHARED}
+    conn.execute(
+        update(Group)
+        .where(Group.job_id == row.job_id, Group.group_index == row.group_index)
+        .values(cut_wanted=False, **_values(first[0]), **first[1])
+    )
+    conn.execute(
+        insert(Group).values(
+            **same, group_index=index, stage=row.stage, **_values(rest[0]), **rest[1]
+        )
+    )
+    conn.execute(update(Job).where(Job.job_id == row.job_id).values(groups_cut=Job.groups_cut + 1))
+    return index
+
+
+def _slice(row: Any) -> cut_rules.Slice:
+    return cut_rules.Slice(row.row_start, row.rows, row.prompt_tokens)
+
+
+def _values(part: cut_rules.Slice) -> dict[str, Any]:
+    return {
+        "row_start": part.row_start,
+        "row_stop": part.row_stop,
+        "rows": part.rows,
+        "prompt_tokens": part.prompt_tokens,
+    }
+
+
+# --- who may claim what ---------------------------------------------------------------------
+
+
+def one_suspect_at_a_time(
+    now: Now, stage: Stage, owner: str, max_attempts: int
+) -> ColumnElement[bool]:
+    """What must be true of a group that `owner` claims: `cut_rules.is_suspect`, and who has one."""
+    has_one = exists().where(
+        _HELD.lease_owner == owner,
+        _HELD.lease_until > now,
+        _HELD.stage == stage.value,
+        is_suspect(_HELD, _HELD.attempts - 1, max_attempts),
+    )
+    return ~is_suspect(Group, Group.attempts, max_attempts) | ~has_one
+
+
+def is_suspect(group: Any, attempts: Any, max_attempts: int) -> ColumnElement[bool]:
+    """`cut_rules.is_suspect` in SQL."""
+    last = attempts >= max_attempts - 1
+    failed_part = group.row_stop.is_not(None) & group.last_error.is_not(None)
+    return or_(and_(attempts > 0, last), and_(failed_part, or_(last, group.rows == 1)))
+
+
+def is_held(lease: Lease) -> list[ColumnElement[bool]]:
+    """What is true of the leased group's row as long as the lease is current."""
+    return [
+        Group.job_id == lease.job_id,
+        Group.group_index == lease.group_index,
+        Group.generation == lease.generation,
+        Group.lease_owner == lease.owner,
+        Group.stage == lease.stage.value,
+    ]
+
+
+# --- what the idle ask for ------------------------------------------------------------------
+
+
+def want(
+    conn: Connection, now: Now, model: str, owner: str, serves: Serves | None = None
+) -> tuple[str, int] | None:
+    """Mark the group that an idle verifier would like half of. It must be able to verify it."""
+    due, of_due = aliased(Group), aliased(Job)
+    anything_due = (
+        exists()
+        .where(due.stage == Stage.VERIFY.value, due.lease_until <= now)
+        .where(of_due.job_id == due.job_id, of_due.verifier == model)
+        .where(*serving.served(serves, of_due))
+    )
+    drafted = aliased(Group)
+    still_drafting = exists().where(
+        drafted.job_id == Group.job_id, drafted.stage == Stage.PROPOSE.value
+    )
+    row = conn.execute(
+        select(Group.job_id, Group.group_index)
+        .join(Job, Job.job_id == Group.job_id)
+        .where(
+            group_is_open(),  # spelled out for the index
+            Group.stage == Stage.VERIFY.value,
+            Group.lease_until > now,
+            Group.lease_owner != owner,
+            ~Group.cut_wanted,
+            Group.rows > 1,
+            Job.stage == Stage.RUN.value,
+            Job.verifier == model,
+            *serving.served(serves),
+            ~Job.cancel_requested,
+            ~anything_due,
+            ~still_drafting,
+        )
+        .order_by(
+            Group.rows.desc(),
+            (Group.ready_at + Group.waited_sec).desc(),  # when it was claimed
+            Group.job_id,
+            Group.group_index,
+        )
+        .limit(1)
+        .with_for_update(skip_locked=True, of=Group)
+    ).first()
+    if row is None:
+        return None
+    this = (Group.job_id == row.job_id, Group.group_index == row.group_index)
+    conn.execute(update(Group).where(*this).values(cut_wanted=True))
+    return row.job_id, row.group_index

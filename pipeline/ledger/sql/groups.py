@@ -1,0 +1,142 @@
+"""What happens to a held group: it advances, is recorded or cancelled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, update
+from sqlalchemy.dialects import sqlite
+
+from specbatch.pipeline.audit import entries
+from specbatch.pipeline.audit.digests import KEPT_BYTES
+from specbatch.pipeline.ledger import rules
+from specbatch.pipeline.ledger.sql import chain, copying, jobs, time_ledger
+from specbatch.pipeline.ledger.sql.cutting import is_held
+from specbatch.pipeline.ledger.sql.jobs import FREE
+from specbatch.pipeline.ledger.sql.transactions import Now
+from specbatch.schemas import completion_rows, mapper
+from specbatch.schemas.audit import EntryKind
+from specbatch.schemas.months import month_of
+from specbatch.schemas.records import Artefact, CompletionRecord, Lease, Stage, StageTiming
+from specbatch.schemas.tables import Completion, Group
+from specbatch.schemas.timekeeping import Spent
+
+
+def advance(
+    conn: Connection,
+    now: Now,
+    lease: Lease,
+    to: Stage,
+    artefact: Artefact | None,
+    timing: StageTiming,
+    spent: Spent | None,
+) -> None:
+    """One statement: the fence, the artefact, the timing and the next stage; and the device's
+    time."""
+    column = "drafts" if to is Stage.VERIFY else "results"
+    values = {column: artefact and mapper.artefact_values(artefact)}
+    _leave(conn, now, lease, to, {**values, **_timed(timing)})
+    if spent is not None:
+        time_ledger.keep(conn, now, lease, spent)
+
+
+def cancel(conn: Connection, now: Now, lease: Lease) -> None:
+    jobs.lock(conn, lease.job_id)
+    _leave(conn, now, lease, Stage.CANCELLED, {"last_error": Group.last_error})
+    jobs.settle(conn, now, lease.job_id)
+
+
+def commit(
+    conn: Connection,
+    now: Now,
+    lease: Lease,
+    completions: Sequence[CompletionRecord],
+    timing: StageTiming,
+    report: Mapping[str, float],
+) -> Stage | None:
+    """Everything a finished group leaves behind, or nothing at all."""
+    if lease.stage is not Stage.RECORD:
+        raise rules.fenced(lease)
+    return _keep(conn, now, lease, completions, timing, report, Stage.DONE)
+
+
+def keep_part(
+    conn: Connection,
+    now: Now,
+    lease: Lease,
+    completions: Sequence[CompletionRecord],
+    timing: StageTiming,
+    report: Mapping[str, float],
+    spent: Spent | None,
+) -> None:
+    """What is finished of a group that its worker stopped, which becomes CANCELLED."""
+    _keep(conn, now, lease, completions, timing, report, Stage.CANCELLED)
+    if spent is not None:
+        time_ledger.keep(conn, now, lease, spent)
+
+
+def _keep(
+    conn: Connection,
+    now: Now,
+    lease: Lease,
+    completions: Sequence[CompletionRecord],
+    timing: StageTiming,
+    report: Mapping[str, float],
+    to: Stage,
+) -> Stage | None:
+    """What is due of the job because of it, if anything."""
+    digested = entries.digested(completions)
+    values = [
+        {**completion_rows.completion_values(lease, record), "digest": digest[:KEPT_BYTES]}
+        for record, digest in digested
+    ]
+    on_postgres = conn.dialect.name == "postgresql"
+    if on_postgres:
+        copying.stage(conn, values)  # before the job's row is locked: others may commit meanwhile
+    job = jobs.lock(conn, lease.job_id)
+    # Added: some of them may have been kept when the job was stopped.
+    totals = {k: getattr(Group, k) + v for k, v in rules.group_totals(completions).items()}
+    if to is Stage.CANCELLED:
+        totals["rows_kept"] = Group.rows_kept + len({c.row_index for c in completions})
+    _leave(conn, now, lease, to, {**_timed(timing), **totals})
+    of_job = {"month": month_of(job.created_at), "job_verifier": job.verifier}
+    of_job["job_proposer"] = job.proposer
+    if on_postgres:
+        copying.insert_staged(conn, of_job)
+    else:
+        _insert(conn, values, of_job)
+    kind = EntryKind.GROUP if to is Stage.DONE else EntryKind.KEPT
+    assert lease.group_index is not None, "else it would have been fenced"
+    said = entries.completed(lease.group_index, lease.generation, digested)
+    changed = chain.link(conn, now, job, kind, said, lease.owner)
+    if report:
+        changed["report"] = rules.merge_report(job.report, report)
+    after = jobs.settle(conn, now, lease.job_id, **changed)
+    before, then = ((Stage(of.stage), of.ingest_resumes_at is not None) for of in (job, after))
+    return rules.due_after(*before, *then)
+
+
+def _leave(conn: Connection, now: Now, lease: Lease, to: Stage, values: Mapping[str, Any]) -> None:
+    """End the lease at another stage. Raises `FencedError` when it is not current."""
+    fresh = {"stage": to.value, "ready_at": now, "attempts": 0, "last_error": None, **FREE}
+    done = conn.execute(update(Group).where(*is_held(lease)).values({**fresh, **values}))
+    if done.rowcount != 1:
+        raise rules.fenced(lease)
+
+
+def _timed(timing: StageTiming) -> dict[str, Any]:
+    """The timing added to the group's; the store's own queue time when none is given."""
+    return {
+        "queue_sec": Group.queue_sec + (timing.queue_sec or Group.waited_sec),
+        "compute_sec": Group.compute_sec + timing.compute_sec,
+        "device_usd": Group.device_usd + timing.device_usd,
+    }
+
+
+def _insert(
+    conn: Connection, values: Iterable[Mapping[str, Any]], of_job: Mapping[str, Any]
+) -> None:
+    rows = [completion_rows.beside_job(row, of_job) for row in values]
+    if rows:
+        conn.execute(sqlite.insert(Completion).on_conflict_do_nothing(), rows)

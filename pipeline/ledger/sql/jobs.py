@@ -1,0 +1,422 @@
+"""Statements about whole jobs. Each runs inside a transaction that the caller opened.
+
+Lock order everywhere: the job's row first, its groups after. Whatever may close the last open group
+holds the job's row, so two of them cannot both believe that the other is still open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Connection,
+    Executable,
+    bindparam,
+    case,
+    exists,
+    func,
+    insert,
+    null,
+    or_,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+
+from specbatch.pipeline.audit import accounts, entries
+from specbatch.pipeline.ledger import rules, turns
+from specbatch.pipeline.ledger.sql import account_rows, chain
+from specbatch.pipeline.ledger.sql.transactions import SERVER_TIME, Now
+from specbatch.schemas import mapper
+from specbatch.schemas.audit import EntryKind, PublishedManifest
+from specbatch.schemas.errors import JobNotFoundError
+from specbatch.schemas.fingerprint import Models
+from specbatch.schemas.months import month_of
+from specbatch.schemas.numeric_class import NO_CHANGE, Change
+from specbatch.schemas.records import (
+    JobRow,
+    JobState,
+    Lease,
+    NewGroup,
+    NewJob,
+    RejectedRow,
+    SourcePosition,
+    Stage,
+)
+from specbatch.schemas.tables import Group, Job, Rejected, group_is_open
+from specbatch.schemas.text_columns import SHOWN_WITHOUT_KEY
+
+FREE: dict[str, Any] = {"lease_owner": None, "lease_until": 0.0}  # nobody holds the unit
+_CLOSED = (Stage.FAILED.value, Stage.CANCELLED.value)
+
+
+# --- create and read ------------------------------------------------------------------------
+
+
+def create(conn: Connection, now: Now, job: NewJob) -> tuple[JobRow, bool]:
+    """The new job and True, or the one that is known by its key or id and False."""
+    upsert: Any = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
+    at = chain.clock(conn, now)
+    values = mapper.job_values(job, at)
+    entry = chain.begin(conn, at, values)
+    statement = upsert(Job).values(**values, **chain.new_head(entry))
+    made = conn.execute(statement.on_conflict_do_nothing().returning(*Job.__table__.c)).first()
+    if made is not None:
+        chain.write_first(conn, entry)
+        return mapper.job_row(made), True
+    same = Job.job_id == job.job_id
+    if job.idempotency_key:
+        same = or_(same, Job.idempotency_key == job.idempotency_key)
+    # The key's job comes first: it is the one that the caller asks for.
+    by_id = case((Job.job_id == job.job_id, 1), else_=0)
+    known = mapper.job_row(
+        conn.execute(select(*Job.__table__.c).where(same).order_by(by_id)).first()
+    )
+    rules.check_same_job(known, job)
+    return known, False
+
+
+def make_month(conn: Connection, now: Now) -> int:
+    """The current month, whose completions have a place then. Best in a transaction of its own."""
+    month = month_of(conn.scalar(select(now)) or 0.0)
+    if conn.dialect.name == "postgresql":
+        conn.execute(_MAKE_MONTH, {"month": month})
+    return month
+
+
+_MAKE_MONTH = text("SELECT specbatch_month(:month)")
+
+
+def find(conn: Connection, job_id: str) -> Any:
+    """The job's row by id or by a unique prefix. Raises `JobNotFoundError`."""
+    match = Job.job_id == job_id
+    if len(job_id) >= rules.MIN_PREFIX:
+        match = or_(match, Job.job_id.startswith(job_id, autoescape=True))
+    found = conn.execute(select(*Job.__table__.c).where(match).order_by(Job.job_id).limit(2))
+    rows = [row for row in found if row.job_id.startswith(job_id)]  # SQLite's LIKE folds case
+    if rows and rows[0].job_id == job_id:  # an exact match sorts before what it is a prefix of
+        return rows[0]
+    if problem := rules.find_by_prefix(job_id, [row.job_id for row in rows]):
+        raise JobNotFoundError(problem)
+    return rows[0]
+
+
+def row(conn: Connection, job_id: str) -> JobRow:
+    return mapper.job_row(find(conn, job_id))
+
+
+def newest(conn: Connection, limit: int, state: JobState | None) -> list[JobRow]:
+    query = select(*Job.__table__.c).order_by(Job.created_at.desc(), Job.job_id.desc()).limit(limit)
+    if state is not None:
+        query = query.where(Job.state == state.value)
+    return [mapper.job_row(row) for row in conn.execute(query)]
+
+
+# FOR NO KEY UPDATE: inserts of groups and completions (foreign keys) may still go on.
+# A server's time comes along, so that who writes to the audit log need not ask for it.
+_LOCKS = {
+    is_postgres: select(*Job.__table__.c, *([SERVER_TIME.label("locked_at")] * is_postgres))
+    .where(Job.job_id == bindparam("of_job"))
+    .with_for_update(key_share=True)
+    for is_postgres in (True, False)
+}
+
+
+# --- locks and transitions ------------------------------------------------------------------
+
+
+def lock(conn: Connection, job_id: str) -> Any:
+    """The job's row, locked against all other writers; None when there is no such job.
+
+    SQLite needs no row lock, for it has one writer at a time.
+    """
+    return conn.execute(_LOCKS[conn.dialect.name == "postgresql"], {"of_job": job_id}).first()
+
+
+def lock_held(conn: Connection, lease: Lease) -> Any:
+    """The locked row of the leased job. Raises `FencedError` when the lease is not current."""
+    row = lock(conn, lease.job_id) if lease.group_index is None else None
+    current = row and (row.generation, row.lease_owner, row.stage)
+    if current != (lease.generation, lease.owner, lease.stage.value):
+        raise rules.fenced(lease)
+    return row
+
+
+def settle(conn: Connection, now: Now, job_id: str, **values: Any) -> Any:
+    """Move a RUN job without open groups to PUBLISH, and set `values` whether it moves or not.
+
+    A paused ingest may go on once few enough groups are open. Returns the job's stage and
+    `ingest_resumes_at` then; None when there is no such job.
+
+    The caller holds the job's row, and this is a statement of its own: under READ COMMITTED it sees
+    every group that was closed before the row was locked.
+    """
+    parameters = {"of_job": job_id, **{f"new_{name}": value for name, value in values.items()}}
+    return conn.execute(_settling(now, tuple(values)), parameters).first()
+
+
+@lru_cache(maxsize=16)
+def _settling(now: Now, names: tuple[str, ...]) -> Executable:
+    """The statement of `settle`, kept: every group ends with it. `names` of the other columns."""
+    job_id: BindParameter[str] = bindparam("of_job")
+    an_open_group = exists().where(Group.job_id == job_id, group_is_open())
+    moves = (Job.stage == Stage.RUN.value) & ~an_open_group
+    still_open = (
+        select(func.count()).where(Group.job_id == job_id, group_is_open()).scalar_subquery()
+    )
+    return (
+        update(Job)
+        .where(Job.job_id == job_id)
+        .values(
+            stage=case((moves, Stage.PUBLISH.value), else_=Job.stage),
+            ready_at=case((moves, now), else_=Job.ready_at),
+            ingest_resumes_at=case(  # counted only for those who wait for it
+                (Job.ingest_resumes_at.is_(None), null()),
+                (still_open <= Job.ingest_resumes_at, null()),
+                else_=Job.ingest_resumes_at,
+            ),
+            **{name: bindparam(f"new_{name}") for name in names},
+        )
+        .returning(Job.stage, Job.ingest_resumes_at)
+    )
+
+
+def move(conn: Connection, now: Now, job_id: str, to: Stage, **values: Any) -> None:
+    """Put the locked job at `to`: nobody's, ready now, with all attempts again."""
+    fresh = {"stage": to.value, "ready_at": now, "attempts": 0, "last_error": None, **FREE}
+    fresh["ingest_resumes_at"] = None
+    conn.execute(update(Job).where(Job.job_id == job_id).values({**fresh, **values}))
+
+
+def leave_ingest(conn: Connection, now: Now, job_id: str) -> None:
+    """The locked job reads no further: RUN while groups are open, else PUBLISH."""
+    move(conn, now, job_id, Stage.RUN)
+    settle(conn, now, job_id)
+
+
+def end_unpublished(
+    conn: Connection, now: Now, job: Any, error: str | None, actor: str | None = None
+) -> None:
+    """End the locked job as FAILED, and say so in its log."""
+    said = entries.ended(JobState.FAILED.value, error)
+    head = chain.link(conn, now, job, EntryKind.FAILED, said, actor)
+    _end(conn, now, job.job_id, JobState.FAILED, error, head)
+
+
+def _end(
+    conn: Connection,
+    now: Now,
+    job_id: str,
+    state: JobState,
+    error: str | None,
+    head: Mapping[str, Any],
+) -> None:
+    """End the locked job; groups that are still open become CANCELLED."""
+    conn.execute(
+        update(Group)
+        .where(Group.job_id == job_id, group_is_open())
+        .values(
+            stage=Stage.CANCELLED.value,
+            ready_at=now,
+            attempts=0,
+            last_error=func.coalesce(Group.last_error, rules.JOB_ENDED),
+            **FREE,
+        )
+    )
+    move(conn, now, job_id, Stage.END, state=state.value, error=error, finished_at=now, **head)
+
+
+# --- cancel and retry -----------------------------------------------------------------------
+
+
+def request_cancel(
+    conn: Connection,
+    now: Now,
+    job_id: str,
+    reason: str | None,
+    kind: EntryKind = EntryKind.CANCELLED,
+) -> JobRow:
+    """The first reason stays."""
+    row = lock(conn, find(conn, job_id).job_id)
+    if JobState(row.state).is_final:
+        return mapper.job_row(row)
+    conn.execute(
+        update(Group)
+        .where(
+            Group.job_id == row.job_id,
+            Group.stage.in_([stage.value for stage in rules.CANCELLABLE]),
+            Group.lease_until <= now,
+        )
+        .values(stage=Stage.CANCELLED.value, ready_at=now, attempts=0, **FREE)
+    )
+    unread = (Job.stage == Stage.INGEST.value) & (Job.lease_until <= now)
+    stops = conn.scalar(select(Job.job_id).where(Job.job_id == row.job_id, unread))
+    if stops:
+        move(conn, now, row.job_id, Stage.RUN)
+    # The first reason stays, and is not even written again: who has no key reads other words.
+    known = {} if row.stop_reason else {"stop_reason": reason}
+    head = chain.link(conn, now, row, kind, {"reason": reason})
+    settle(conn, now, row.job_id, cancel_requested=True, **known, **head)
+    return mapper.job_row(find(conn, row.job_id))
+
+
+def retry(
+    conn: Connection, now: Now, job_id: str, quarantined: bool, change: Change = NO_CHANGE
+) -> int:
+    """How many units went back to work; the job is unchanged when that is 0."""
+    row = lock(conn, find(conn, job_id).job_id)
+    known = mapper.job_row(row)
+    rules.check_retry(known, quarantined, row.ingest_done, change)
+    closed: ColumnElement[bool] = Group.stage.in_(_CLOSED)
+    if quarantined:
+        closed = (Group.stage == Stage.FAILED.value) & (Group.rows == 1)
+    groups = conn.execute(
+        update(Group)
+        .where(Group.job_id == row.job_id, closed)
+        .values(stage=_stage_after_retry(), ready_at=now, attempts=0, last_error=None, **FREE)
+    ).rowcount
+    unpublished = not quarantined and (
+        row.state in (JobState.FAILED.value, JobState.CANCELLED.value)
+    )
+    returns = groups + bool(not row.ingest_done or (unpublished and not groups))
+    if returns:
+        values: dict[str, Any] = {"cancel_requested": False, "error": None, "finished_at": None}
+        limits = _without_reached_limits(conn, row, chain.clock(conn, now, row))
+        pinned = rules.columns_of(known, change)
+        said = entries.retried(quarantined, returns, **limits, moved=pinned)
+        head = chain.link(conn, now, row, EntryKind.RETRIED, said)
+        values |= {"stop_reason": None, **limits, **head, **pinned}
+        to = Stage.RUN if row.ingest_done else Stage.INGEST
+        move(conn, now, row.job_id, to, state=JobState.RUNNING.value, **values)
+        settle(conn, now, row.job_id)
+    return returns
+
+
+def _without_reached_limits(conn: Connection, job: Any, now: float) -> dict[str, Any]:
+    """Who asks for the rest wants it done: a limit that is reached would stop it at once."""
+    is_late = job.deadline_at is not None and job.deadline_at <= now
+    is_spent = turns.budget_was_spent(job.stop_reason)
+    if job.stop_reason == SHOWN_WITHOUT_KEY and job.budget_usd is not None:
+        spent = select(func.sum(Group.device_usd)).where(Group.job_id == job.job_id)
+        is_spent = (conn.scalar(spent) or 0.0) >= job.budget_usd
+    return {
+        "deadline_at": None if is_late else job.deadline_at,
+        "budget_usd": None if is_spent else job.budget_usd,
+    }
+
+
+def _stage_after_retry() -> ColumnElement[str]:
+    """`rules.stage_after_retry` in SQL, for all groups at once."""
+    return case(
+        (Group.results.is_not(None), Stage.RECORD.value),
+        (Group.drafts.is_not(None), Stage.VERIFY.value),
+        else_=Group.first_stage,
+    )
+
+
+# --- ingest and publish ---------------------------------------------------------------------
+
+
+def fail(conn: Connection, now: Now, lease: Lease, error: str) -> None:
+    end_unpublished(conn, now, lock_held(conn, lease), error, lease.owner)
+
+
+def add_groups(
+    conn: Connection,
+    now: Now,
+    lease: Lease,
+    groups: Sequence[NewGroup],
+    rejected: Sequence[RejectedRow],
+    next_row: int,
+    cursor: SourcePosition,
+    from_row: int | None = None,
+) -> None:
+    job = lock_held(conn, lease)
+    rules.check_order(lease.job_id, job.groups_total, groups)
+    rules.check_place(lease, job.next_row, from_row)
+    if groups:
+        ready_at = conn.scalar(select(now))  # many rows in one statement need plain values
+        conn.execute(
+            insert(Group),
+            [
+                mapper.group_values(
+                    lease.job_id,
+                    group,
+                    Stage.CANCELLED if job.cancel_requested else group.first_stage,
+                    ready_at,
+                )
+                for group in groups
+            ],
+        )
+    if rejected:
+        conn.execute(insert(Rejected), [mapper.rejected_values(lease.job_id, r) for r in rejected])
+    head: dict[str, Any] = {}
+    if groups or rejected:
+        said = entries.planned(groups, rejected)
+        head = chain.link(conn, now, job, EntryKind.PLANNED, said, lease.owner)
+    conn.execute(
+        update(Job)
+        .where(Job.job_id == lease.job_id)
+        .values(
+            groups_total=Job.groups_total + len(groups),
+            rows_rejected=Job.rows_rejected + len(rejected),
+            prompt_tokens=Job.prompt_tokens + sum(group.prompt_tokens for group in groups),
+            next_row=next_row,
+            cursor=mapper.position_values(cursor),
+            attempts=0,
+            **head,
+        )
+    )
+
+
+def finish_ingest(
+    conn: Connection,
+    now: Now,
+    lease: Lease,
+    rows_total: int,
+    models: Mapping[str, Any],
+    from_row: int | None = None,
+) -> None:
+    job = lock_held(conn, lease)
+    rules.check_place(lease, job.next_row, from_row)
+    values = {"ingest_done": True, "rows_total": rows_total, "report": {**job.report, **models}}
+    said = entries.read(rows_total, models)
+    values |= chain.link(conn, now, job, EntryKind.READ, said, lease.owner)
+    move(conn, now, lease.job_id, Stage.RUN, **values)
+    settle(conn, now, lease.job_id)
+
+
+def pin_models(conn: Connection, now: Now, lease: Lease, models: Models) -> None:
+    job = lock_held(conn, lease)
+    pinned = rules.models_to_pin(mapper.job_row(job), models)
+    if pinned:
+        head = chain.link(conn, now, job, EntryKind.PINNED, pinned, lease.owner)
+        conn.execute(update(Job).where(Job.job_id == lease.job_id).values(**pinned, **head))
+
+
+def note_report(conn: Connection, _now: Now, lease: Lease, values: Mapping[str, Any]) -> None:
+    job = lock_held(conn, lease)
+    report = {**job.report, **values}
+    conn.execute(update(Job).where(Job.job_id == lease.job_id).values(report=report))
+
+
+def finish(
+    conn: Connection,
+    now: Now,
+    lease: Lease,
+    state: JobState,
+    error: str | None,
+    manifest: PublishedManifest | None,
+) -> None:
+    job = lock_held(conn, lease)
+    if lease.stage is not Stage.PUBLISH:
+        raise rules.fenced(lease)
+    pinned = accounts.pinned(account_rows.read(conn, lease.job_id))
+    said = entries.ended(state.value, error, manifest, pinned)
+    head = chain.link(conn, now, job, EntryKind.PUBLISHED, said, lease.owner)
+    _end(conn, now, lease.job_id, state, error, head)

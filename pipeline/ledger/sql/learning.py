@@ -1,0 +1,180 @@
+"""What drafting taught: decisions, knowledge of machines, acceptance, and outputs to draft from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection, Double, bindparam, case, insert, literal, select, tuple_
+from sqlalchemy.dialects import postgresql, sqlite
+
+from specbatch.pipeline.ledger import rules
+from specbatch.pipeline.ledger.sql.reading import fetch
+from specbatch.pipeline.ledger.sql.transactions import Now, Transactions
+from specbatch.schemas import mapper
+from specbatch.schemas.privacy import PrivacyMode
+from specbatch.schemas.speculation import VOCABULARY, AcceptanceCount, Decision, PastOutput
+from specbatch.schemas.tables import AcceptancePrior, Completion, Job, MachineKnowledge
+from specbatch.schemas.tables import Decision as DecisionTable
+
+_OUTPUTS_PER_PAGE = 200  # completions are long; few are read beyond the caller's bound
+
+
+# --- decisions ------------------------------------------------------------------------------
+
+
+def note_decisions(conn: Connection, _now: Now, job_id: str, decisions: Sequence[Decision]) -> None:
+    conn.execute(insert(DecisionTable), [mapper.decision_values(job_id, d) for d in decisions])
+
+
+def decisions(conn: Connection, job_id: str) -> list[Decision]:
+    """By time, then as they were noted."""
+    query = (
+        select(*DecisionTable.__table__.c)
+        .where(DecisionTable.job_id == job_id)
+        .order_by(DecisionTable.at, DecisionTable.id)
+    )
+    return [mapper.decision(row) for row in conn.execute(query)]
+
+
+# --- machines -------------------------------------------------------------------------------
+
+
+def keep_knowledge(conn: Connection, now: Now, key: str, state: Mapping[str, Any]) -> None:
+    values = {"state": dict(state), "updated_at": now}
+    conn.execute(
+        _upsert(conn)(MachineKnowledge)
+        .values(key=key, **values)
+        .on_conflict_do_update(index_elements=["key"], set_=values)
+    )
+
+
+def knowledge(conn: Connection, key: str) -> Mapping[str, Any] | None:
+    query = select(MachineKnowledge.state).where(MachineKnowledge.key == key)
+    return conn.execute(query).scalar()
+
+
+# --- acceptance -----------------------------------------------------------------------------
+
+
+def learn_acceptance(
+    conn: Connection, _now: Now, tenant: str, job_name: str, counts: Sequence[AcceptanceCount]
+) -> None:
+    """One statement for all counts, in one order everywhere: workers never wait in a circle."""
+    ordered = sorted((c for c in counts if c.tested > 0), key=rules.prior_key)
+    if ordered:
+        conn.execute(_learning(conn), [_learned_values(tenant, job_name, c) for c in ordered])
+
+
+def _learned_values(tenant: str, job_name: str, count: AcceptanceCount) -> dict[str, Any]:
+    """Parameters of `_learning` for one count: what a new row gets, and what a known one."""
+    agreed, tested = rules.learned(0.0, 0.0, count)
+    proposer, tag = rules.prior_key(count)
+    return {
+        "of_tenant": tenant,
+        "of_job_name": job_name,
+        "of_proposer": proposer,
+        "of_tag": tag,
+        "first_agreed": agreed,
+        "first_tested": tested,
+        "more_agreed": float(count.agreed),
+        "more_tested": float(count.tested),
+    }
+
+
+def _learning(conn: Connection) -> Any:
+    """`rules.learned` in SQL, so that nobody's addition is lost between reading and writing."""
+    most = literal(rules.MOST_TESTED, Double)
+    agreed_sum = AcceptancePrior.agreed + bindparam("more_agreed", type_=Double)
+    tested_sum = AcceptancePrior.tested + bindparam("more_tested", type_=Double)
+    return (
+        _upsert(conn)(AcceptancePrior)
+        .values(
+            tenant=bindparam("of_tenant"),
+            job_name=bindparam("of_job_name"),
+            proposer=bindparam("of_proposer"),
+            tag=bindparam("of_tag"),
+            agreed=bindparam("first_agreed"),
+            tested=bindparam("first_tested"),
+        )
+        .on_conflict_do_update(
+            index_elements=["tenant", "job_name", "proposer", "tag"],
+            set_={
+                "agreed": case(
+                    (tested_sum > most, agreed_sum * most / tested_sum), else_=agreed_sum
+                ),
+                "tested": case((tested_sum > most, most), else_=tested_sum),
+            },
+        )
+    )
+
+
+def acceptance(conn: Connection, tenant: str, job_name: str) -> list[AcceptanceCount]:
+    rows = conn.execute(
+        select(*AcceptancePrior.__table__.c).where(
+            AcceptancePrior.tenant == tenant, AcceptancePrior.job_name == job_name
+        )
+    )
+    return sorted(map(mapper.acceptance_count, rows), key=rules.prior_key)
+
+
+# --- past outputs ---------------------------------------------------------------------------
+
+
+def past_outputs(
+    database: Transactions,
+    tenant: str,
+    job_name: str,
+    vocabulary: str,
+    max_tokens: int,
+    except_job: str,
+) -> Iterator[PastOutput]:
+    """Job by job, a page at a time: no long transaction, and no more is read than is taken."""
+    jobs = (
+        select(Job.job_id)
+        .where(
+            Job.tenant == tenant,
+            Job.job_id != except_job,
+            Job.privacy != PrivacyMode.HASH_ONLY.value,
+            Job.purged_at.is_(None),
+            Job.report[VOCABULARY].as_string() == vocabulary,
+        )
+        .order_by(
+            case((Job.name == job_name, 0), else_=1), Job.created_at.desc(), Job.job_id.desc()
+        )
+    )
+    tokens = 0
+    for job_id in database.read(lambda conn: conn.scalars(jobs).all()):
+        for output in _finished_outputs(database, job_id):
+            if not rules.is_whole(output.token_ids):
+                continue
+            tokens += len(output.token_ids)
+            if tokens > max_tokens:
+                return
+            yield output
+
+
+def _finished_outputs(database: Transactions, job_id: str) -> Iterator[PastOutput]:
+    key: list[Any] = [Completion.row_index, Completion.sample_index]
+    query = (
+        select(*key, Completion.job_id, Completion.row_id, Completion.token_ids)
+        .where(
+            Completion.job_id == job_id,
+            Completion.finish_reason.in_([reason.value for reason in rules.FINISHED]),
+            Completion.error.is_(None),
+        )
+        .order_by(*key)
+        .limit(_OUTPUTS_PER_PAGE)
+    )
+    after = (-1, -1)
+    while True:
+        rows = database.read(partial(fetch, query.where(tuple_(*key) > after)))
+        yield from map(mapper.past_output, rows)
+        if len(rows) < _OUTPUTS_PER_PAGE:
+            return
+        after = (rows[-1].row_index, rows[-1].sample_index)
+
+
+def _upsert(conn: Connection) -> Any:
+    return postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert

@@ -1,0 +1,102 @@
+"""Results of a job in order, a page at a time: no long transaction, little memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection, Row, Select, case, null, select, tuple_, type_coerce
+
+from specbatch.pipeline.ledger.sql.transactions import Transactions
+from specbatch.schemas import completion_rows, mapper
+from specbatch.schemas.records import CompletionRecord, JobRow, Prompts, RejectedRow, Stage
+from specbatch.schemas.tables import Completion, Group, Job, Rejected
+
+_UNFINISHED = (Stage.FAILED.value, Stage.CANCELLED.value)
+PROMPTS = (Group.prompts, Group.row_start, Group.rows)
+
+
+def completions(
+    database: Transactions, job_id: str, batch: int, details: bool
+) -> Iterator[CompletionRecord]:
+    """All completions by (row, sample)."""
+    query = (
+        select(
+            *(Completion.__table__.c if details else _published()),
+            Job.verifier.label("job_verifier"),
+            Job.proposer.label("job_proposer"),
+        )
+        .join(Job, Job.job_id == Completion.job_id)
+        .where(Completion.job_id == job_id)
+    )
+    yield from map(completion_rows.completion_record, by_row(database, query, batch))
+
+
+def by_row(database: Transactions, query: Select[Any], batch: int) -> Iterator[Any]:
+    """Rows of completions by (row, sample), so many at a time, each in a transaction of its own."""
+    key = tuple_(Completion.row_index, Completion.sample_index)
+    query = query.order_by(Completion.row_index, Completion.sample_index).limit(batch)
+    after = (-1, -1)
+    while True:
+        rows = database.read(partial(fetch, query.where(key > after)))
+        yield from rows
+        if len(rows) < batch:
+            return
+        after = (rows[-1].row_index, rows[-1].sample_index)
+
+
+def _published() -> list[Any]:
+    """The columns of a completion; NULL for `DETAILS`, which are most of a row's bytes."""
+    asked_for = Completion.top_token_ids.is_not(None)
+    columns: dict[str, Any] = {column.name: column for column in Completion.__table__.c}
+    for name in mapper.DETAILS:
+        columns[name] = type_coerce(null(), columns[name].type).label(name)
+    columns["logprobs"] = case((asked_for, columns["logprobs"]), else_=null()).label("logprobs")
+    return list(columns.values())
+
+
+def rejected(database: Transactions, job_id: str, batch: int = 1000) -> Iterator[RejectedRow]:
+    """Quarantined rows, by row."""
+    query = (
+        select(*Rejected.__table__.c)
+        .where(Rejected.job_id == job_id)
+        .order_by(Rejected.row_index)
+        .limit(batch)
+    )
+    after = -1
+    while True:
+        rows = database.read(partial(fetch, query.where(Rejected.row_index > after)))
+        yield from map(mapper.rejected_row, rows)
+        if len(rows) < batch:
+            return
+        after = rows[-1].row_index
+
+
+def failed_groups(conn: Connection, job_id: str) -> list[tuple[int, str, Prompts, str]]:
+    """(index, failed or cancelled, prompts, last error), by index."""
+    rows = conn.execute(
+        select(Group.group_index, Group.stage, *PROMPTS, Group.last_error)
+        .where(Group.job_id == job_id, Group.stage.in_(_UNFINISHED))
+        .order_by(Group.group_index)
+    )
+    return [(row.group_index, row.stage, mapper.prompts(row), row.last_error or "") for row in rows]
+
+
+def job_of_key(conn: Connection, key: str) -> JobRow | None:
+    """The job with this idempotency key; None when there is none."""
+    found = conn.execute(select(*Job.__table__.c).where(Job.idempotency_key == key)).first()
+    return None if found is None else mapper.job_row(found)
+
+
+def prompts_of(conn: Connection, job_id: str, index: int) -> Prompts | None:
+    """The prompts of one group; None when there is none."""
+    found = conn.execute(
+        select(*PROMPTS).where(Group.job_id == job_id, Group.group_index == index)
+    ).first()
+    return None if found is None else mapper.prompts(found)
+
+
+def fetch(query: Select[Any], conn: Connection) -> Sequence[Row[Any]]:
+    """All rows of one page."""
+    return conn.execute(query).all()

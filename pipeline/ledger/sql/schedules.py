@@ -1,0 +1,103 @@
+"""Times of schedules in SQL: the part of `SqlStore` that `schedule_contract.py` asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from specbatch.pipeline.ledger.sql.transactions import Now, Transactions
+from specbatch.schemas.masking import masked
+from specbatch.schemas.schedule_tables import ScheduleRun as Table
+from specbatch.schemas.schedules import RUNS, RunState, ScheduleRun, in_order
+
+
+class SchedulesInSql:
+    """What became of each time of each schedule, on the database of the whole store."""
+
+    _db: Transactions
+
+    def note_schedule_run(self, run: ScheduleRun, replaces: Collection[RunState] = ()) -> bool:
+        return self._db.write(lambda conn: _note(conn, self._db.now(), run, replaces))
+
+    def note_schedule_runs(
+        self, runs: Sequence[ScheduleRun], then: Sequence[ScheduleRun] = ()
+    ) -> list[ScheduleRun]:
+        return self._db.write(lambda conn: _note_all(conn, self._db.now(), runs, then))
+
+    def schedule_runs(
+        self,
+        name: str | None = None,
+        limit: int = 100,
+        states: Collection[RunState] = RUNS,
+        logical_at: float | None = None,
+        by_noted: bool = False,
+        upto: float | None = None,
+    ) -> list[ScheduleRun]:
+        return self._db.read(
+            lambda conn: _newest(conn, name, limit, states, logical_at, by_noted, upto)
+        )
+
+
+def _note(conn: Connection, now: Now, run: ScheduleRun, replaces: Collection[RunState]) -> bool:
+    """One statement, so that of several who come at once one is told that it was the one."""
+    upsert: Any = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
+    values = {
+        "state": run.state.value,
+        "job_id": run.job_id,
+        "reason": run.reason and masked(run.reason),
+        "noted_at": now,
+    }
+    statement = upsert(Table).values(schedule=run.schedule, logical_at=run.logical_at, **values)
+    statement = statement.on_conflict_do_update(
+        index_elements=["schedule", "logical_at"],
+        set_=values,
+        where=Table.state.in_([state.value for state in replaces]),
+    )
+    return conn.execute(statement.returning(Table.schedule)).first() is not None
+
+
+def _note_all(
+    conn: Connection, now: Now, runs: Sequence[ScheduleRun], then: Sequence[ScheduleRun]
+) -> list[ScheduleRun]:
+    """In one order everywhere, so that two who note the same ones never wait in a circle."""
+    noted = [run for run in sorted(runs, key=in_order) if _note(conn, now, run, ())]
+    if noted:
+        queued = {RunState.QUEUED}
+        noted += [run for run in sorted(then, key=in_order) if _note(conn, now, run, queued)]
+    return noted
+
+
+def _newest(
+    conn: Connection,
+    name: str | None,
+    limit: int,
+    states: Collection[RunState],
+    logical_at: float | None,
+    by_noted: bool,
+    upto: float | None,
+) -> list[ScheduleRun]:
+    query = select(*Table.__table__.c).where(Table.state.in_([state.value for state in states]))
+    if name is not None:
+        query = query.where(Table.schedule == name)
+    if logical_at is not None:
+        query = query.where(Table.logical_at == logical_at)
+    if upto is not None:
+        query = query.where(Table.logical_at <= upto)
+    if by_noted:
+        query = query.order_by(Table.noted_at.desc())
+    query = query.order_by(Table.logical_at.desc(), Table.schedule).limit(limit)
+    return [_record(row) for row in conn.execute(query)]
+
+
+def _record(row: Any) -> ScheduleRun:
+    return ScheduleRun(
+        schedule=row.schedule,
+        logical_at=row.logical_at,
+        state=RunState(row.state),
+        job_id=row.job_id,
+        reason=row.reason,
+        noted_at=row.noted_at,
+    )

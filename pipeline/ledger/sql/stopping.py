@@ -1,0 +1,114 @@
+"""What ends a job before its time: its deadline, its budget, and who asks whether it must stop."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from sqlalchemy import Connection, bindparam, case, func, or_, select, update
+
+from specbatch.pipeline.ledger import rules, turns
+from specbatch.pipeline.ledger.sql import jobs
+from specbatch.pipeline.ledger.sql.transactions import Now
+from specbatch.schemas.records import Lease
+from specbatch.schemas.tables import Completion, Group, Job, group_is_open, job_is_live
+
+
+def look(conn: Connection, now: Now, job_ids: Collection[str]) -> tuple[set[str], bool]:
+    """(those of the jobs with the cancel flag, whether another may be over a limit)."""
+    is_limited = or_(Job.deadline_at <= now, Job.budget_usd.is_not(None))
+    rows = conn.execute(
+        select(Job.job_id, Job.cancel_requested)
+        .where(Job.job_id.in_(job_ids))
+        .where(or_(Job.cancel_requested, is_limited))
+    ).all()
+    asked = {row.job_id for row in rows if row.cancel_requested}
+    return asked, len(rows) > len(asked)
+
+
+def note_in_flight(conn: Connection, _now: Now, spent_usd: Mapping[Lease, float]) -> None:
+    """What the held groups have cost so far; a lost lease is passed by."""
+    values = [
+        {
+            "at_job": lease.job_id,
+            "at_index": lease.group_index,
+            "at_generation": lease.generation,
+            "at_owner": lease.owner,
+            "usd": usd,
+        }
+        for lease, usd in spent_usd.items()
+        if lease.group_index is not None
+    ]
+    if values:
+        held = (
+            Group.job_id == bindparam("at_job"),
+            Group.group_index == bindparam("at_index"),
+            Group.generation == bindparam("at_generation"),
+            Group.lease_owner == bindparam("at_owner"),  # none, once the group has ended
+        )
+        table = Group.__table__
+        conn.execute(update(table).where(*held).values(in_flight_usd=bindparam("usd")), values)  # type: ignore[arg-type]  # a mapped class's table is a Table
+
+
+def over_limits(
+    conn: Connection, now: Now, job_ids: Iterable[str] | None = None
+) -> list[tuple[str, str]]:
+    """(job id, reason) of live jobs whose deadline has passed or whose budget is spent.
+
+    What is spent is what all attempts that got on have cost, and what those in flight have so far.
+    """
+    held = case((Group.lease_until > now, Group.in_flight_usd), else_=0.0)
+    spent = (
+        select(func.coalesce(func.sum(Group.device_usd + held), 0.0))
+        .where(Group.job_id == Job.job_id)
+        .correlate(Job)
+        .scalar_subquery()
+    )
+    query = select(
+        Job.job_id,
+        Job.deadline_at,
+        Job.budget_usd,
+        (Job.deadline_at <= now).label("is_late"),
+        case((Job.budget_usd.is_not(None), spent), else_=0.0).label("spent"),
+    ).where(
+        job_is_live(),
+        ~Job.cancel_requested,
+        or_(Job.deadline_at <= now, Job.budget_usd.is_not(None)),
+    )
+    if job_ids is not None:
+        query = query.where(Job.job_id.in_(list(job_ids)))
+    found = []
+    for row in conn.execute(query.order_by(Job.job_id)):
+        late, spent_usd = bool(row.is_late), float(row.spent)
+        reason = turns.reason_to_stop(late, row.deadline_at, spent_usd, row.budget_usd)
+        if reason is not None:
+            found.append((row.job_id, reason))
+    return found
+
+
+def pause_ingest(conn: Connection, now: Now, lease: Lease, most_open: int) -> int:
+    """How many groups may be added before this is asked again; 0: the lease was given back."""
+    job = jobs.lock_held(conn, lease)
+    is_open = (Group.job_id == lease.job_id, group_is_open())
+    room: int = most_open - conn.scalars(select(func.count()).where(*is_open)).one()
+    if room > 0 or job.cancel_requested:
+        return max(room, 1)
+    resumes_at = rules.resumes_at(most_open)
+    jobs.move(conn, now, lease.job_id, lease.stage, ingest_resumes_at=resumes_at)
+    return 0
+
+
+def kept_rows(conn: Connection, job_id: str, index: int | None) -> set[int]:
+    """Rows that were finished when their groups were stopped; of one group, or of all."""
+    kept = [Group.job_id == job_id, Group.rows_kept > 0]
+    if index is not None:
+        kept.append(Group.group_index == index)
+    rows = conn.scalars(
+        select(Completion.row_index)
+        .join(
+            Group,
+            (Group.job_id == Completion.job_id) & (Group.group_index == Completion.group_index),
+        )
+        .where(Completion.job_id == job_id, *kept)
+        .distinct()
+    )
+    return set(rows)

@@ -1,0 +1,1 @@
+"""Metrics: their names, what is counted, and where it is read."""

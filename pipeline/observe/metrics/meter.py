@@ -1,0 +1,330 @@
+"""What a worker's work is in metrics: records that the store took, groups on their way, steps.
+
+Jobs are told by their names, and rows by their tags, as the store keeps them. Where nothing is kept
+of a job's texts (`hash-only`), both are `private`. Nothing else of a job or a row is told.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import fields
+from functools import wraps
+from typing import Concatenate, ParamSpec
+
+from specbatch.pipeline.observe.metrics import metric_names as names
+from specbatch.pipeline.observe.metrics.draft_counts import Drafted, by_maker
+from specbatch.pipeline.observe.metrics.metrics import Labels, Metrics
+from specbatch.schemas.errors import FencedError
+from specbatch.schemas.figures import StepFigures
+from specbatch.schemas.privacy import PrivacyMode
+from specbatch.schemas.provenance import TICKS_PER_SEC, Ticks
+from specbatch.schemas.records import CompletionRecord, JobRow, Lease, Origin, Stage
+from specbatch.schemas.timekeeping import usd_of
+
+PRIVATE = "private"  # for the name and the tags of a job of which no texts are kept
+UNKNOWN = "unknown"  # a job that this process never read of
+NO_TAG = "(no tag)"
+NO_PROPOSER = "none"
+MOST_JOBS = 1024  # whose names are remembered
+MOST_ASIDE = 256  # steps
+
+_KINDS = tuple(field.name for field in fields(Ticks))
+
+log = logging.getLogger(__name__)
+P = ParamSpec("P")
+
+
+def _harmless(
+    tell: Callable[Concatenate[Meter, P], None],
+) -> Callable[Concatenate[Meter, P], None]:
+    """The work is done by then: what goes wrong in counting it is logged once, and that is all."""
+
+    @wraps(tell)
+    def told(self: Meter, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            tell(self, *args, **kwargs)
+        except Exception:
+            if tell.__name__ not in self._broken:
+                self._broken.add(tell.__name__)
+                log.exception("metrics are incomplete from now on")
+
+    return told
+
+
+class Meter:
+    """Counts what a worker does, with one lock for all of a group. Thread-safe.
+
+    What the store's listener calls raises nothing.
+    """
+
+    def __init__(self, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
+        self.metrics = metrics
+        self._clock = clock
+        self._lock = threading.Lock()  # of what follows
+        self._jobs: OrderedDict[str, tuple[str, PrivacyMode]] = OrderedDict()  # by job id
+        self._claimed: dict[Lease, float] = {}  # leases in use, and since when
+        self._asked: dict[Lease, bool] = {}  # see `asking`; whether a heartbeat missed it meanwhile
+        self._broken: set[str] = set()  # what could not be counted, and was complained of
+        self._turned: dict[str, dict[str, bool]] = {}  # by job id and proposer: drafting is off
+        metrics.ask(names.BREAKER_OPEN, self._breakers)
+
+    # --- jobs -------------------------------------------------------------------------------
+    @_harmless
+    def knows(self, job: JobRow) -> None:
+        """How the job is told from now on."""
+        with self._lock:
+            self._jobs[job.job_id] = (job.name, job.privacy)
+            self._jobs.move_to_end(job.job_id)
+            while len(self._jobs) > MOST_JOBS:
+                old, _ = self._jobs.popitem(last=False)
+                self._turned.pop(old, None)
+
+    def job_label(self, job_id: str) -> str:
+        name, mode = self._jobs.get(job_id, (UNKNOWN, PrivacyMode.FULL))
+        return PRIVATE if mode is PrivacyMode.HASH_ONLY else name
+
+    def _tag_label(self, job_id: str, tag: str | None) -> str:
+        _, mode = self._jobs.get(job_id, (UNKNOWN, PrivacyMode.FULL))
+        if mode is PrivacyMode.HASH_ONLY:
+            return PRIVATE
+        return NO_TAG if tag is None else tag
+
+    # --- what the store took ----------------------------------------------------------------
+    @_harmless
+    def recorded(self, job_id: str, records: Sequence[CompletionRecord]) -> None:
+        """Completions that were committed, together."""
+        job = self.job_label(job_id)
+        drafted: dict[tuple[str, str], Drafted] = {}
+        emitted: Counter[int] = Counter()
+        for record in records:
+            emitted.update(record.origins)
+            for maker, of in by_maker(record).items():
+                key = (maker, self._tag_label(job_id, record.tag))
+                drafted[key] = drafted.get(key, Drafted()) + of
+        cost = sum(record.cost_usd for record in records)
+        metrics = self.metrics
+        with metrics.together():
+            for (maker, tag), of in drafted.items():
+                metrics.count(names.PROPOSED, job, maker, tag, by=of.proposed)
+                metrics.count(names.ACCEPTED, job, maker, tag, by=of.accepted)
+            for origin in Origin:
+                by = emitted[origin]
+                metrics.count(names.EMITTED, job, origin.name.lower(), by=by)
+            for reason, count in Counter(r.finish_reason for r in records).items():
+                metrics.count(names.COMPLETIONS, job, reason.value, by=count)
+            prompts = sum(r.prompt_tokens for r in records if r.sample_index == 0)
+            metrics.count(names.PROMPT_TOKENS, job, by=prompts)
+            metrics.count(names.COST, job, by=cost)
+            metrics.count(names.BASELINE_COST, job, by=max(0.0, cost + saved_usd(records)))
+
+    @_harmless
+    def quarantined(self, codes: Iterable[str]) -> None:
+        for code, count in Counter(codes).items():
+            self.metrics.count(names.QUARANTINED, code, by=count)
+
+    # --- groups on their way ----------------------------------------------------------------
+    @_harmless
+    def claimed(self, lease: Lease, waited_sec: float | None = None) -> None:
+        with self._lock:
+            self._claimed[lease] = self._clock()
+            if lease.job_id in self._jobs:
+                self._jobs.move_to_end(lease.job_id)
+        if waited_sec is not None:
+            self.metrics.observe(names.QUEUE_SECONDS, max(0.0, waited_sec), lease.stage.value)
+
+    @_harmless
+    def done(self, lease: Lease) -> None:
+        """It got on; a group, or a job that was read or published."""
+        began = self._leaves(lease)
+        if began is not None and lease.group_index is not None:
+            took = self._clock() - began
+            self.metrics.observe(names.COMPUTE_SECONDS, took, lease.stage.value)
+
+    @_harmless
+    def given_back(self, lease: Lease, is_failure: bool) -> None:
+        if self._leaves(lease) is not None and is_failure:
+            self.metrics.count(names.RETRIES, lease.stage.value)
+
+    @contextmanager
+    def asking(self, lease: Lease, ends: bool = False) -> Iterator[None]:
+        """The store is asked about a lease, and what it answers is told. `ends`: whatever that is,
+        the attempt is over."""
+        with self._lock:
+            self._asked[lease] = False
+        try:
+            yield
+            if self._asked.get(lease) and not ends:
+                self._fenced(lease)  # unless it got on
+        except FencedError:
+            self._fenced(lease)
+            raise
+        finally:
+            if ends:
+                self._leaves(lease)
+            with self._lock:
+                self._asked.pop(lease, None)
+
+    @_harmless
+    def missed(self, leases: set[Lease]) -> None:
+        """A heartbeat did not find these. One that the store is asked about may just have got on,
+        so that the answer decides; the others are lost."""
+        with self._lock:
+            asked = self._asked.keys() & leases
+            self._asked |= dict.fromkeys(asked, True)
+        for lease in leases - asked:
+            self._fenced(lease)
+
+    @_harmless
+    def _fenced(self, lease: Lease) -> None:
+        """Its lease is somebody else's. An attempt counts once, whoever finds that out."""
+        if self._leaves(lease) is not None:
+            self.metrics.count(names.FENCED, lease.stage.value)
+
+    def _leaves(self, lease: Lease) -> float | None:
+        with self._lock:
+            return self._claimed.pop(lease, None)
+
+    # --- the sweeper ------------------------------------------------------------------------
+    @_harmless
+    def swept(self) -> None:
+        self.metrics.count(names.SWEEPS)
+
+    @_harmless
+    def rung(self, stage: Stage) -> None:
+        self.metrics.count(names.BELLS, stage.value)
+
+    # --- engines ----------------------------------------------------------------------------
+    def observer(self, verifies: bool) -> VerifyingEngine | DraftingEngine:
+        """What one kind of engines tells what it does."""
+        return VerifyingEngine(self) if verifies else DraftingEngine(self)
+
+    def ask_blocks(self, read: Callable[[], Iterable[Sequence[int]]]) -> None:
+        """KV blocks of all engines, by state, whenever somebody reads."""
+
+        def blocks() -> Mapping[Labels, float]:
+            sums = map(sum, zip(*read(), strict=True))
+            return {(state,): n for state, n in zip(names.BLOCK_STATES, sums, strict=False)}
+
+        self.metrics.ask(names.KV_BLOCKS, blocks)
+
+    # --- drafting that is off ---------------------------------------------------------------
+    def turned(self, job_id: str, proposer: str, is_off: bool) -> None:
+        """A decision about drafting on a job."""
+        with self._lock:
+            self._turned.setdefault(job_id, {})[proposer] = is_off
+
+    def _breakers(self) -> Mapping[Labels, float]:
+        """Of the jobs that are verified here now."""
+        with self._lock:
+            here = {lease.job_id for lease in self._claimed if lease.stage is Stage.VERIFY}
+            turned = {job_id: dict(self._turned.get(job_id, {})) for job_id in here}
+        found: dict[Labels, float] = {}
+        for job_id, of in turned.items():
+            for proposer, is_off in of.items():
+                key = (self.job_label(job_id), proposer)
+                found[key] = max(found.get(key, 0.0), float(is_off))
+        return found
+
+
+class VerifyingEngine:
+    """What a verify worker's engine tells: every method is called in its thread.
+
+    Steps are put aside, and counted when somebody reads or many have come together: a small model's
+    step is not much longer than counting it.
+    """
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+        self._metrics = meter.metrics
+        self._aside: deque[StepFigures] = deque()
+        self._metrics.before_reading(self._count)
+
+    def stepped(self, step: StepFigures) -> None:
+        self._aside.append(step)
+        if len(self._aside) >= MOST_ASIDE:
+            self._count()
+
+    def _count(self) -> None:
+        steps: list[StepFigures] = []
+        with suppress(IndexError):  # in whichever threads: each step is taken once
+            while True:
+                steps.append(self._aside.popleft())
+        if not steps:
+            return
+        tokens = Counter(tokens for step in steps for tokens, _ in step.passes)
+        fill = Counter(n / step.most_sequences for step in steps for _, n in step.passes)
+        depths: Counter[tuple[str, int]] = Counter()
+        for step in steps:
+            depths.update(step.depths)
+        metrics = self._metrics
+        with metrics.together():
+            metrics.count(names.VERIFIER_CALLS, by=sum(tokens.values()))
+            for value, times in tokens.items():
+                metrics.observe(names.TOKENS_PER_CALL, value, times=times)
+            for share, times in fill.items():
+                metrics.observe(names.BATCH_FILL, share, times=times)
+            for (proposer, depth), times in depths.items():
+                metrics.observe(names.DEPTH, depth, proposer or NO_PROPOSER, times=times)
+            for place, kind in enumerate(_KINDS):
+                ticks = sum(step.ticks[place] for step in steps)
+                metrics.count(names.DEVICE_SECONDS, kind, by=ticks / TICKS_PER_SEC)
+            metrics.count(names.PREEMPTIONS, by=sum(step.preemptions for step in steps))
+            raised = sum(step.raised_passes for step in steps)
+            metrics.count(names.FAILED_CALLS, "pass", by=raised)
+            failed = sum(step.proposer_failures for step in steps)
+            metrics.count(names.FAILED_CALLS, "proposer", by=failed)
+
+    def first_token(self, job_id: str, sec: float) -> None:
+        self._metrics.observe(names.FIRST_TOKEN, sec, self._meter.job_label(job_id))
+
+    def finished(self, job_id: str, sec_per_token: float) -> None:
+        self._metrics.observe(names.PER_TOKEN, sec_per_token, self._meter.job_label(job_id))
+
+    def turned(self, job_id: str, proposer: str, is_off: bool) -> None:
+        self._meter.turned(job_id, proposer, is_off)
+
+    def drifted(self, proposer: str, nats: float) -> None:
+        self._metrics.observe(names.DRIFT, nats, proposer)
+
+
+class DraftingEngine:
+    """What a propose worker's engine tells: all of its time is drafting; it verifies nothing."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._metrics = meter.metrics
+
+    def stepped(self, step: StepFigures) -> None:
+        sec = sum(step.ticks) / TICKS_PER_SEC
+        self._metrics.count(names.DEVICE_SECONDS, "draft", by=sec)
+
+    def first_token(self, job_id: str, sec: float) -> None:
+        """Nobody waits for it."""
+
+    def finished(self, job_id: str, sec_per_token: float) -> None:
+        """The same."""
+
+    def turned(self, job_id: str, proposer: str, is_off: bool) -> None:
+        """Nothing drafts for a draft."""
+
+    def drifted(self, proposer: str, nats: float) -> None:
+        """The same."""
+
+
+def saved_usd(records: Iterable[CompletionRecord]) -> float:
+    """What drafting saved a group, on the steps that were measured; below 0: it cost more. Without
+    any such step nothing is known of it.
+
+    Of what was drafted ahead they bear their part of the completion's time.
+    """
+    taken = baseline = 0.0
+    for c in records:
+        taken += c.decode_sec * TICKS_PER_SEC * c.price_microusd
+        share = min(1.0, c.decode_sec / c.compute_sec) if c.compute_sec else 0.0
+        taken += share * c.ahead_ticks * c.ahead_price_microusd
+        baseline += c.baseline_sec * TICKS_PER_SEC * c.price_microusd
+    return usd_of(baseline - taken) if baseline else 0.0

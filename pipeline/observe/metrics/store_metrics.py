@@ -1,0 +1,152 @@
+"""Figures of the whole store as metrics: read when somebody asks, and kept for a moment.
+
+A scrape never waits long for the store: one that is slow is shown as it last was, for a while; of
+one that is out of reach there are no figures.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from specbatch.pipeline.observe.metrics import metric_names as names
+from specbatch.pipeline.observe.metrics.endpoint import family
+from specbatch.pipeline.observe.metrics.metric_names import Metric
+from specbatch.pipeline.observe.metrics.metrics import Labels
+from specbatch.schemas.backlog import Backlog
+from specbatch.schemas.figures import StoreFigures
+from specbatch.schemas.numeric_class import UNKNOWN
+from specbatch.schemas.records import JobState, Stage
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric as Family
+
+log = logging.getLogger(__name__)
+
+FRESH_SEC = 5.0  # for which figures are not read anew
+PATIENCE_SEC = 3.0  # that a scrape waits for them
+KEPT_SEC = 60.0  # for which the last ones are shown while reading takes longer than that
+
+
+class StoreMetrics:
+    """Reads in a thread of its own, however many ask. Thread-safe."""
+
+    def __init__(
+        self,
+        read: Callable[[], StoreFigures],
+        fresh_sec: float = FRESH_SEC,
+        patience_sec: float = PATIENCE_SEC,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`read` may raise whatever a store raises."""
+        self._read = read
+        self._fresh_sec = fresh_sec
+        self._patience_sec = patience_sec
+        self._clock = clock
+        self._lock = threading.Lock()  # of what follows
+        self._figures: StoreFigures | None = None
+        self._at = 0.0  # when they were there
+        self._reading: threading.Thread | None = None
+
+    def collect(self) -> Iterator[Family]:
+        """What a scrape gets."""
+        figures = self._fresh()
+        is_up: dict[Labels, float] = {(): float(figures is not None)}
+        yield family(names.STORE_UP, is_up)
+        for metric, values in store_values(figures).items():
+            yield family(metric, values)
+
+    def _fresh(self) -> StoreFigures | None:
+        with self._lock:
+            if figures := self._younger_than(self._fresh_sec):
+                return figures
+            if self._reading is None:
+                self._reading = threading.Thread(target=self._refresh, name="figures", daemon=True)
+                self._reading.start()
+            reading = self._reading
+        reading.join(self._patience_sec)
+        with self._lock:
+            return self._younger_than(KEPT_SEC)
+
+    def _younger_than(self, sec: float) -> StoreFigures | None:
+        return self._figures if self._clock() - self._at < sec else None
+
+    def _refresh(self) -> None:
+        figures = None
+        try:
+            figures = self._read()
+        except Exception as error:  # the scrape says that it is not up; the worker goes on
+            log.warning("no figures of the store: %s", error)
+        with self._lock:
+            self._figures, self._at, self._reading = figures, self._clock(), None
+
+
+def _waiting_jobs(backlog: Backlog) -> dict[Labels, float]:
+    """Of every class that some job has pinned; the sweeper ends workers that are silent."""
+    workers = backlog.alive(math.inf).verifying()
+    found: dict[Labels, float] = {}
+    for job in backlog.pinned:
+        if Stage.VERIFY in job.stages:
+            label = (job.numeric_class or UNKNOWN,)
+            found[label] = found.get(label, 0.0) + (job.waits_to_verify(workers) is not None)
+    return found
+
+
+def _lacking_jobs(backlog: Backlog) -> dict[Labels, float]:
+    """By the stage at which no worker is there for them."""
+    alive = backlog.alive(math.inf)
+    found: dict[Labels, float] = {(stage,): 0.0 for stage in names.STAGES}
+    for job in backlog.pinned:
+        for stage in job.lacking(alive):
+            found[(stage.value,)] += 1.0
+    return found
+
+
+def store_values(figures: StoreFigures | None) -> dict[Metric, dict[Labels, float]]:
+    """By metric. None: the store is out of reach, so all of them are without values."""
+    if figures is None:
+        return {
+            metric: {}
+            for metric in names.METRICS
+            if metric.scope is names.Scope.STORE and metric is not names.STORE_UP
+        }
+    backlog = figures.backlog
+    units = {stage: backlog.at_stage(Stage(stage)) for stage in names.STAGES}
+    workers = Counter(worker.device.kind for worker in backlog.workers)
+    same = figures.audited.audited - figures.audited.differing
+    return {
+        names.GROUPS: {
+            (stage, state): float(getattr(of, state))
+            for stage, of in units.items()
+            for state in names.UNIT_STATES
+        },
+        names.OLDEST_READY: {(stage,): of.oldest_ready_sec or 0.0 for stage, of in units.items()},
+        names.STUCK_LEASES: {(): float(sum(of.expired for of in units.values()))},
+        names.JOBS: {
+            (state,): float(backlog.jobs.get(JobState(state), 0)) for state in names.LIVE_STATES
+        },
+        names.ROWS_FAILED: {(): float(backlog.rows_failed)},
+        names.WORKERS: {(kind,): float(count) for kind, count in sorted(workers.items())},
+        names.DEAF_WORKERS: {
+            (): float(sum(one.trouble is not None for one in backlog.processes)),
+        },
+        names.WAITING_JOBS: _waiting_jobs(backlog),
+        names.LACKING_JOBS: _lacking_jobs(backlog),
+        names.AUDITED: {
+            ("same",): float(same),
+            ("different",): float(figures.audited.differing),
+        },
+        names.SCHEDULE_SUCCESS: {
+            (name,): of.last_success_at
+            for name, of in sorted(figures.schedules.items())
+            if of.last_success_at is not None
+        },
+        names.SCHEDULE_MISSED: {
+            (name,): float(of.missed) for name, of in sorted(figures.schedules.items())
+        },
+    }

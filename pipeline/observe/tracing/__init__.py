@@ -1,0 +1,1 @@
+"""Spans, and the log lines that name them."""

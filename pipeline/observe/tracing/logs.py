@@ -1,0 +1,60 @@
+"""Log records as JSON, one object on a line, with the ids of what their thread works on."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+
+from specbatch.pipeline.observe.tracing.context import Work, current_work, trace_id_of
+from specbatch.schemas.masking import masked_log
+from specbatch.schemas.visible import visible_json
+
+
+class JsonFormatter(logging.Formatter):
+    """Passwords and personal data are masked as in the text that it takes the place of.
+
+    A record that was made with `extra={"request": its id}`, or with `job`, is about that. What else
+    a library puts into a record is left out: nobody has looked at it.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        said = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": masked_log(record.getMessage()),
+        }
+        fields: dict[str, object] = {**said, **_ids(record)}
+        if record.exc_info and record.exc_info[0] is not None:
+            fields["error"] = record.exc_info[0].__name__
+            traceback = record.exc_text or self.formatException(record.exc_info)
+            fields["traceback"] = masked_log(traceback)
+        if record.stack_info:
+            fields["stack"] = masked_log(self.formatStack(record.stack_info))
+        return visible_json(fields, default=str)
+
+
+def _ids(record: logging.LogRecord) -> dict[str, object]:
+    """Of what the record is about, else of what this thread works on."""
+    request, work = getattr(record, "request", None), current_work()
+    about: dict[str, object] = {} if request is None else {"request": str(request)}
+    job_id = getattr(record, "job", None) if request is None else str(request).partition("/")[0]
+    if job_id is not None and (work is None or work.job_id != job_id):
+        # A thread that works for all: an engine's, or a sweeper's.
+        return {"job": job_id, **about, "trace_id": f"{trace_id_of(str(job_id)):032x}"}
+    found = about if work is None else _of(work) | about
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _of(work: Work) -> dict[str, object]:
+    span_id = work.span_id
+    return {
+        "job": work.job_id,
+        "stage": work.stage,
+        "group": work.group,
+        "generation": work.generation,
+        "attempt": work.attempt,
+        "worker": work.worker,
+        "trace_id": f"{trace_id_of(work.job_id):032x}",
+        "span_id": None if span_id is None else f"{span_id:016x}",
+    }

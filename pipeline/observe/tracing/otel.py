@@ -1,0 +1,292 @@
+"""Traces through OpenTelemetry's SDK, with a provider of our own: a host's stays as it is.
+
+Spans of attempts are made for all, and sent where the group is sampled or the attempt failed. What
+is sent waits in a queue of bounded length; when the far end is away, spans are lost and nothing
+else.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from typing import ClassVar
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.id_generator import IdGenerator, RandomIdGenerator
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from specbatch.pipeline.observe.tracing import span_names as names
+from specbatch.pipeline.observe.tracing.context import (
+    attempt_span_id,
+    is_chosen,
+    root_span_id_of,
+    trace_id_of,
+)
+from specbatch.pipeline.observe.tracing.otel_span import OtelSpan
+from specbatch.pipeline.observe.tracing.span_exporters import Forgiving, exporter_of
+from specbatch.pipeline.observe.tracing.tracing import Attributes, Span, TraceOptions, Value
+from specbatch.schemas.records import JobRow, Lease, Stage
+from specbatch.schemas.routing import queue_for
+
+log = logging.getLogger(__name__)
+
+LAST_MOMENT_SEC = 1.0  # for attempts to end when their worker does
+MOST_CLOSE_SEC = 5.0  # that sending the last spans may take: an orchestrator's grace is short
+_SAMPLED = TraceFlags(TraceFlags.SAMPLED)
+_FIRST_REQUEST = "/0/0"  # of a job: the first sample of its first row
+
+
+class _Ids(IdGenerator):
+    """The ids that a thread was given, random ones where it was not."""
+
+    def __init__(self) -> None:
+        self._random = RandomIdGenerator()
+        self._given = threading.local()
+
+    @contextmanager
+    def given(self, span_id: int, trace_id: int) -> Iterator[None]:
+        self._given.ids = (span_id, trace_id)
+        try:
+            yield
+        finally:
+            self._given.ids = None
+
+    def generate_span_id(self) -> int:
+        ids = getattr(self._given, "ids", None)
+        return int(ids[0]) if ids else self._random.generate_span_id()
+
+    def generate_trace_id(self) -> int:
+        ids = getattr(self._given, "ids", None)
+        return int(ids[1]) if ids else self._random.generate_trace_id()
+
+
+class _Chosen(SpanProcessor):
+    """Lets through what is sampled, and what failed."""
+
+    def __init__(self, to: SpanProcessor) -> None:
+        self._to = to
+
+    def on_end(self, span: ReadableSpan) -> None:
+        failed = span.status.status_code is StatusCode.ERROR
+        if failed or (span.attributes or {}).get(names.SAMPLED, True):
+            self._to.on_end(span)
+
+    def shutdown(self) -> None:
+        self._to.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        return self._to.force_flush(timeout_millis)
+
+
+class OtelTracing:
+    """A process's tracing. Those with the same options share one, until the last is closed."""
+
+    _shared: ClassVar[dict[TraceOptions, OtelTracing]] = {}
+    _gate: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, options: TraceOptions, exporter: SpanExporter | None = None) -> None:
+        self._options = options
+        self._users = 0
+        self._ids = _Ids()
+        self._open: set[OtelSpan] = set()
+        self._changed = threading.Condition()  # what is open
+        self._provider = TracerProvider(
+            sampler=ALWAYS_ON,
+            resource=_resource(),
+            shutdown_on_exit=False,
+            id_generator=self._ids,
+        )
+        queue = BatchSpanProcessor(Forgiving(exporter or exporter_of(options.to)))
+        self._provider.add_span_processor(_Chosen(queue))
+        self._tracer = self._provider.get_tracer("specbatch", _version())
+
+    @classmethod
+    def shared(cls, options: TraceOptions) -> OtelTracing:
+        with cls._gate:
+            found = cls._shared.get(options) or cls(options)
+            cls._shared[options] = found
+            found._users += 1
+            return found
+
+    def flush(self) -> None:
+        """Send what has ended."""
+        self._provider.force_flush()
+
+    def close(self) -> None:
+        with self._gate:
+            self._users -= 1
+            if self._users > 0:
+                return
+            if self._shared.get(self._options) is self:
+                del self._shared[self._options]
+        with self._changed:  # a job is over just before the attempt that published it
+            self._changed.wait_for(lambda: not self._open, LAST_MOMENT_SEC)
+            still_open = list(self._open)
+        for span in still_open:
+            span.leave()
+        # Beside this thread, which must not wait for an end that is far away and does not answer.
+        last = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)
+        last.start()
+        last.join(MOST_CLOSE_SEC)
+        if last.is_alive():
+            log.warning("the last traces are not sent: that takes more than %g s", MOST_CLOSE_SEC)
+
+    # --- spans ----------------------------------------------------------------------------------
+    def submitted(self, job: JobRow, created: bool, begun_ns: int) -> None:
+        told: dict[str, Value] = {
+            **_of_job(job),
+            names.CREATED: created,
+            names.MESSAGING_SYSTEM: self._options.broker,
+            names.MESSAGING_TYPE: "send",
+            names.MESSAGING_OPERATION: names.SUBMIT,
+            names.MESSAGING_QUEUE: queue_for(Stage.INGEST, None, job.priority),
+        }
+        caller = _caller()
+        links = [Link(caller)] if caller is not None else []
+        kind = SpanKind.PRODUCER
+        if created:
+            with self._ids.given(root_span_id_of(job.job_id), trace_id_of(job.job_id)):
+                span = self._tracer.start_span(
+                    names.SUBMIT, Context(), kind, told, links, start_time=begun_ns
+                )
+        else:  # somebody did before
+            under = _under(_root_of(job.job_id))
+            span = self._tracer.start_span(
+                names.SUBMIT, under, kind, told, links, start_time=begun_ns
+            )
+        span.end()
+
+    @contextmanager
+    def attempt(self, lease: Lease) -> Iterator[Span]:
+        span = self._begin(lease)
+        try:
+            yield span
+        except BaseException as error:
+            span.end(error)
+            raise
+        finally:
+            span.end()
+            with self._changed:
+                self._open.discard(span)
+                self._changed.notify_all()
+
+    def _begin(self, lease: Lease) -> OtelSpan:
+        job_id, group, generation = lease.job_id, lease.group_index, lease.generation
+        sampled = self.is_sampled(job_id, group)
+        told: dict[str, Value] = {
+            names.JOB: job_id,
+            names.GENERATION: generation,
+            names.ATTEMPT: lease.attempt,
+            names.WORKER: lease.owner,
+            names.SAMPLED: sampled,
+            names.MESSAGING_SYSTEM: self._options.broker,
+            names.MESSAGING_TYPE: "process",
+            names.MESSAGING_OPERATION: str(lease.stage),
+        }
+        if group is not None:
+            told[names.GROUP] = group
+        links: list[Link] = []
+        trace_id = trace_id_of(job_id)
+        if lease.attempt > 1:
+            # Its span may be nowhere: a worker that is killed sends none.
+            before = attempt_span_id(job_id, group, generation - 1)
+            links.append(Link(SpanContext(trace_id, before, True, _SAMPLED)))
+        with self._ids.given(attempt_span_id(job_id, group, generation), trace_id):
+            made = self._tracer.start_span(
+                str(lease.stage), _under(_root_of(job_id)), SpanKind.CONSUMER, told, links
+            )
+        span = OtelSpan(self, made, lease, sampled)
+        with self._changed:
+            self._open.add(span)
+        return span
+
+    def child(
+        self,
+        name: str,
+        parent: trace.Span,
+        attributes: Attributes,
+        begun_ns: int,
+        ended_ns: int,
+        failed: bool,
+    ) -> None:
+        under = trace.set_span_in_context(parent, Context())
+        span = self._tracer.start_span(name, under, attributes=attributes, start_time=begun_ns)
+        if failed:
+            span.set_status(Status(StatusCode.ERROR))
+        span.end(max(begun_ns, ended_ns))
+
+    def is_asked(self, request_id: str) -> bool:
+        """Whether a request of a sampled group is told of."""
+        share = self._options.requests
+        first = share > 0 and request_id.endswith(_FIRST_REQUEST)
+        return first or is_chosen(share, request_id)
+
+    def is_sampled(self, job_id: str, group: int | None) -> bool:
+        """Of every job what is done once, its first group, and the share of the others."""
+        if group is None:
+            return True
+        share = self._options.groups
+        return (share > 0 and group == 0) or is_chosen(share, job_id, group)
+
+
+def _of_job(job: JobRow) -> dict[str, Value]:
+    """What is told of a job: its names only where its texts are kept."""
+    told: dict[str, Value] = {
+        names.JOB: job.job_id,
+        names.PRIORITY: job.priority,
+        names.PRIVACY: str(job.privacy),
+        names.GEN_AI_MODEL: job.verifier,
+    }
+    if job.privacy.is_full:
+        told |= {names.JOB_NAME: job.name, names.TENANT: job.tenant}
+    return told
+
+
+def _root_of(job_id: str) -> SpanContext:
+    return SpanContext(trace_id_of(job_id), root_span_id_of(job_id), True, _SAMPLED)
+
+
+def _under(parent: SpanContext) -> Context:
+    return trace.set_span_in_context(trace.NonRecordingSpan(parent), Context())
+
+
+def _caller() -> SpanContext | None:
+    """The span in which a job is submitted: this process's own, or the one that began it."""
+    here = trace.get_current_span().get_span_context()
+    if here.is_valid:
+        return here
+    carrier = {"traceparent": os.environ.get("TRACEPARENT", "")}
+    found = TraceContextTextMapPropagator().extract(carrier, Context())
+    given = trace.get_current_span(found).get_span_context()
+    return given if given.is_valid else None
+
+
+def _resource() -> Resource:
+    """This process; what `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` say goes before."""
+    host, process = socket.gethostname(), os.getpid()
+    ours: dict[str, str | int] = {
+        "service.name": "specbatch",
+        "service.version": _version(),
+        "service.instance.id": f"{host}:{process}",
+        "host.name": host,
+        "process.pid": process,
+    }
+    return Resource.create(ours).merge(OTELResourceDetector().detect())
+
+
+def _version() -> str:
+    try:
+        return version("specbatch")
+    except PackageNotFoundError:  # run from a checkout
+        return "unknown"

@@ -1,0 +1,1 @@
+"""What a user asks of a store: audit, replay, export, report, preflight."""

@@ -1,0 +1,63 @@
+"""Everything that can be wrong with a job, found before anything is stored or started.
+
+The parts are those the stages themselves work with, so what passes here passes there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from specbatch.pipeline.engines.exact.model.model_folder import check_pair, inspect_model
+from specbatch.pipeline.engines.exact.model.quantised import check_weights
+from specbatch.pipeline.inputs.codec import TextCodec
+from specbatch.pipeline.inputs.planner import PlannedGroup, plan
+from specbatch.pipeline.inputs.rows import RowChecker
+from specbatch.pipeline.inputs.sources import READER_BYTES, Source, open_source
+from specbatch.pipeline.outputs.outputs import OutputWriter
+from specbatch.pipeline.storage.objects import FIRST_LOOK_SEC, Objects
+from specbatch.schemas.errors import InputError, ObjectError
+from specbatch.schemas.spec import JobSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A job that can be done: its input, what checks its rows, and its tokenizer."""
+
+    spec: JobSpec
+    source: Source
+    checker: RowChecker
+    codec: TextCodec
+    context_tokens: int
+
+    def groups(self) -> Iterator[PlannedGroup]:
+        """The groups it would have, one at a time. Raises `InputError` and `ObjectError`."""
+        return plan(self.source, self.checker, self.spec.group_size)
+
+
+def check_job(
+    spec: JobSpec,
+    s3_endpoint_url: str | None = None,
+    is_mine: Callable[[str], bool] = lambda _: False,
+    reader_bytes: int = READER_BYTES,
+) -> Checked:
+    """Raise a `UsageError` naming what is wrong with the models, the input or the output.
+
+    An output that belongs to a job is refused unless `is_mine` says so of that job's id.
+    Writes nothing.
+    """
+    objects = Objects(s3_endpoint_url, s3_retry_sec=FIRST_LOOK_SEC)
+    verifier = inspect_model(spec.verifier)
+    check_weights(spec.engine.verifier_weights)
+    if spec.proposer:
+        check_pair(verifier, inspect_model(spec.proposer))
+        check_weights(spec.engine.proposer_weights)
+    codec = TextCodec.load(str(verifier.path))
+    try:
+        source = open_source(spec.input, objects, reader_bytes)
+        source.check()
+    except ObjectError as error:
+        raise InputError(str(error)) from None
+    OutputWriter(objects, spec.output.uri, job_id="").check(is_mine)
+    checker = RowChecker(spec, codec, verifier.context_tokens, verifier.vocab_size)
+    return Checked(spec, source, checker, codec, verifier.context_tokens)

@@ -1,0 +1,262 @@
+"""Completions of a job looked at again: sampled ones teacher-forced, or one written anew.
+
+Prompts come from the job's workspace, everything else from the store. What is compared must have
+been decided by the same model, so its fingerprint is asked for first.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from specbatch.pipeline.engines.exact.model.model_folder import (
+    ModelFolder,
+    config_and_weights_sha256,
+)
+from specbatch.pipeline.engines.exact.model.quantised import fingerprint_of
+from specbatch.pipeline.engines.exact.recheck import Difference
+from specbatch.pipeline.engines.exact.replayer import Looked, Replayer
+from specbatch.pipeline.engines.exact.state.sequence import Completion, Request
+from specbatch.pipeline.inputs.codec import TextCodec
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.operations.auditing import Replayed
+from specbatch.pipeline.stages.requests import requests_of, with_text
+from specbatch.pipeline.storage.objects import Objects
+from specbatch.pipeline.storage.prompts import reader
+from specbatch.schemas.audit import Finding, FindingKind, KeptCompletion
+from specbatch.schemas.errors import ModelError, ObjectError, UsageError
+from specbatch.schemas.fingerprint import compared, shown
+from specbatch.schemas.mapper import as_float32
+from specbatch.schemas.numeric_class import UNKNOWN, class_note
+from specbatch.schemas.records import CompletionRecord, JobRow, PromptRow, Verification
+from specbatch.schemas.spec import JobSpec
+
+_OUT_OF_REACH = "its prompt is out of reach"
+
+
+@dataclass(frozen=True, slots=True)
+class Twice:
+    """A completion as it is kept and as it comes out now."""
+
+    kept: CompletionRecord
+    fresh: CompletionRecord
+
+    @property
+    def differing(self) -> list[str]:
+        """Names of what is not the same, bit for bit."""
+        old, new = self.kept, self.fresh
+        same = {
+            "token_ids": tuple(old.token_ids) == tuple(new.token_ids),
+            "logprobs": _bits(old.logprobs) == _bits(new.logprobs),
+            "text": old.text == new.text,
+            "finish_reason": old.finish_reason == new.finish_reason,
+        }
+        return [name for name, is_same in same.items() if not is_same]
+
+
+class Replays:
+    """Looks at one job's completions with one verifier."""
+
+    def __init__(
+        self,
+        store: Store,
+        objects: Objects,
+        job: JobRow,
+        spec: JobSpec,
+        codec: TextCodec,
+        replayer: Replayer,
+    ) -> None:
+        self._store = store
+        self._job = job
+        self._is_private = not job.privacy.is_full or job.purged_at is not None
+        self._spec = spec
+        self._codec = codec
+        self._replayer = replayer
+        self._read = reader(objects, job, files=2)
+
+    def look(self, keys: Iterable[tuple[int, int]]) -> Iterator[Replayed]:
+        """Each of these completions, teacher-forced."""
+        out_of_reach = False
+        for row, sample in keys:
+            if self._is_private:
+                yield Replayed(skipped="of a tenant whose texts are not kept")
+                continue
+            kept = self._store.kept_one(self._job.job_id, row, sample)
+            if kept is None or kept.record is None:
+                yield Replayed(skipped="it cannot be read")
+                continue
+            if out_of_reach:  # as all others will be, each after a while
+                yield Replayed(skipped=_OUT_OF_REACH)
+                continue
+            try:
+                yield self._look(kept, kept.record)
+            except ObjectError as error:
+                out_of_reach = error.passing
+                yield Replayed(skipped=_OUT_OF_REACH if out_of_reach else "its prompt is gone")
+
+    def _look(self, kept: KeptCompletion, record: CompletionRecord) -> Replayed:
+        if any(token < 0 for token in record.token_ids):
+            return Replayed(skipped="its tokens are not kept")
+        if (other := self._of_another_model(record)) is not None:
+            return Replayed(skipped=f"decided by another model ({shown(other)})")
+        row = self._prompt(kept)
+        if row is None:
+            what = f"{_name(record)} has no prompt in its group"
+            return Replayed(findings=[_finding(FindingKind.INPUT, record, what)])
+        request = self._request(row, record.sample_index)
+        findings = list(_of_input(record, row, request))
+        if not is_replayable(self._spec, request):
+            return Replayed(findings=findings, skipped="it was decided by a ratio test")
+        looked = self._replayer.look(request, record.token_ids, record.finish_reason)
+        if looked is None:
+            return Replayed(findings=findings, skipped="it does not fit the KV cache here")
+        findings += self._found(record, looked)
+        text = self._text(record, row)
+        if text != record.text:
+            what = f"{_name(record)} has a text that its tokens do not make"
+            findings.append(_finding(FindingKind.ENDING, record, what))
+        note = class_note(record.numeric_class, self._replayer.numeric_class)
+        return Replayed(len(record.token_ids), findings, note=note)
+
+    def _found(self, record: CompletionRecord, looked: Looked) -> Iterator[Finding]:
+        for difference in looked.differences:
+            yield self._difference(record, difference)
+        if looked.ending is not None:
+            what = f"{_name(record)} {looked.ending}"
+            yield _finding(FindingKind.ENDING, record, what)
+
+    def _difference(self, record: CompletionRecord, found: Difference) -> Finding:
+        near = self._replayer.near_tie(found.margin)
+        kind = FindingKind.NEAR_TIE if near else FindingKind.TOKEN
+        called = "a near tie" if near else "a fault"
+        margin = found.margin if math.isfinite(found.margin) else None
+        by = f"by {margin:.3g} logits" if margin is not None else "by more than any number"
+        what = (
+            f"{_name(record)} has token {found.written} at position {found.position}, where the "
+            f"verifier decides {found.decided} {by}: {called} in {self._replayer.dtype}"
+        )
+        return Finding(
+            kind,
+            what,
+            row=record.row_index,
+            sample=record.sample_index,
+            position=found.position,
+            written=found.written,
+            decided=found.decided,
+            margin=margin,
+        )
+
+    def again(self, row_index: int, sample: int) -> Twice:
+        """One completion written anew, nothing drafted.
+
+        Raises `UsageError` where there is none, or none that could be compared, and `ObjectError`
+        where its prompt is gone.
+        """
+        if self._is_private:
+            raise UsageError(f"texts of job {self._job.job_id} are not kept: nothing to compare")
+        kept = self._store.kept_one(self._job.job_id, row_index, sample)
+        if kept is None or kept.record is None:
+            raise UsageError(
+                f"job {self._job.job_id} has no readable completion of row {row_index}, "
+                f"sample {sample}"
+            )
+        if (other := self._of_another_model(kept.record)) is not None:
+            raise UsageError(
+                f"row {row_index} was decided by another model (fingerprint {shown(other)}) than "
+                f"here ({shown(str(self._replayer.model_fingerprint))}): it cannot be compared"
+            )
+        row = self._prompt(kept)
+        if row is None:
+            raise UsageError(f"row {row_index} is not among the prompts of its group")
+        request = self._request(row, sample)
+        if not is_replayable(self._spec, request):
+            raise UsageError(
+                f"row {row_index} was decided by a ratio test ({request.verification}), which "
+                "depends on drafts: it cannot be written again token by token"
+            )
+        fresh = self._replayer.again(request)
+        return Twice(kept.record, self._as_record(kept.record, row, fresh))
+
+    def _as_record(
+        self, kept: CompletionRecord, row: PromptRow, fresh: Completion
+    ) -> CompletionRecord:
+        record = replace(
+            kept,
+            token_ids=fresh.token_ids,
+            logprobs=as_float32(fresh.logprobs),
+            finish_reason=fresh.finish_reason,
+            error=fresh.error,
+            numeric_class=self._replayer.numeric_class,
+            model_fingerprint=self._replayer.model_fingerprint,
+        )
+        return replace(record, text=self._text(record, row))
+
+    def _of_another_model(self, record: CompletionRecord) -> str | None:
+        """The fingerprint of the model that decided it, unless that is the one here."""
+        found = record.model_fingerprint
+        return None if found in (None, self._replayer.model_fingerprint) else found
+
+    def _prompt(self, kept: KeptCompletion) -> PromptRow | None:
+        prompts = self._store.prompts_of(self._job.job_id, kept.group_index)
+        if prompts is None:
+            return None
+        rows = (row for row in self._read(prompts) if row.row_index == kept.row_index)
+        return next(rows, None)
+
+    def _request(self, row: PromptRow, sample: int) -> Request:
+        return requests_of(self._job.job_id, self._spec, row, self._codec.decode)[sample]
+
+    def _text(self, record: CompletionRecord, row: PromptRow) -> str:
+        texts = self._codec.decode_batch([record.token_ids])
+        [done] = with_text([record], texts, [row], self._spec, self._codec.decode)
+        return done.text
+
+
+def is_replayable(spec: JobSpec, request: Request) -> bool:
+    """Whether the output follows from the request alone."""
+    return request.params.temperature == 0 or spec.speculation.verification is Verification.COUPLED
+
+
+def check_model(job: JobRow, spec: JobSpec, verifier: ModelFolder) -> None:
+    """Raise `ModelError` unless this is the model that decided the job's tokens."""
+    where = "name that one's folder with --verifier"
+    if job.model_fingerprint not in (None, UNKNOWN):
+        if job.model_fingerprint != verifier.fingerprint.digest:
+            raise ModelError(
+                f"model `{verifier.ref}` is not the one that decides the tokens of job "
+                f"{job.job_id}, it has "
+                f"{compared(job.model_fingerprint, job.model_parts, verifier.fingerprint)}: {where}"
+            )
+        return
+    known = job.report.get("verifier_sha256")
+    if known is None:
+        raise ModelError(f"job {job.job_id} does not say which model decided its tokens")
+    found = fingerprint_of(config_and_weights_sha256(verifier), spec.engine.verifier_weights)
+    if known != found:
+        raise ModelError(
+            f"model `{verifier.ref}` ({found[:12]}) is not the one that decided the tokens of job "
+            f"{job.job_id} ({known[:12]}): {where}"
+        )
+
+
+def _of_input(record: CompletionRecord, row: PromptRow, request: Request) -> Iterator[Finding]:
+    """What a completion says of its prompt, and the prompts file not."""
+    said = {"seed": request.seed, "prompt_tokens": len(row.prompt_ids)}
+    for name, value in said.items():
+        if getattr(record, name) != value:
+            what = f"{_name(record)} has another {name} than its prompt: {value!r}"
+            yield _finding(FindingKind.INPUT, record, what)
+
+
+def _name(record: CompletionRecord) -> str:
+    return f"the completion of row {record.row_index}, sample {record.sample_index}"
+
+
+def _finding(kind: FindingKind, record: CompletionRecord, what: str) -> Finding:
+    return Finding(kind, what, row=record.row_index, sample=record.sample_index)
+
+
+def _bits(values: Iterable[float]) -> bytes:
+    return array("f", as_float32(values)).tobytes()

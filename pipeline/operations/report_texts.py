@@ -1,0 +1,246 @@
+"""The texts of a report: outputs token by token, excerpts, row ids. What the store holds is already
+made less for its tenant; here more is left out where the tenant asks for more by now.
+
+Knows no torch: pieces of text come from the verifier's `tokenizer.json`, read by `tokenizers`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.observe.report.facts import Outlier, ShownOutput, ShownToken
+from specbatch.pipeline.privacy.tenants import Privacy
+from specbatch.schemas.errors import ObjectError, SpecbatchError
+from specbatch.schemas.job_figures import RowFigures
+from specbatch.schemas.privacy import NOT_KEPT, PrivacyMode
+from specbatch.schemas.provenance import TICKS_PER_SEC
+from specbatch.schemas.records import CompletionRecord, JobRow, Origin, PromptRow
+from specbatch.schemas.settings import Settings
+
+log = logging.getLogger(__name__)
+
+MOST_TOKENS = 2000  # of one output
+MOST_TOKENS_OF_ALL = 24_000
+EXCERPT = 160  # characters
+_UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # how a character looks before its last byte
+_MOST_PENDING = 16  # tokens that may wait for one character
+
+Pieces = Callable[[Sequence[int]], list[str]]  # the text that each token adds
+
+
+def why_no_texts(job: JobRow, asked: PrivacyMode, wanted: bool) -> str | None:
+    """In a sentence; None: texts are shown. `asked` is what the tenant asks for by now."""
+    if not wanted:
+        return "Texts were left out of this report on request."
+    if job.purged_at is not None:
+        return "This job was purged: its texts are deleted, its figures are kept."
+    if job.privacy is PrivacyMode.HASH_ONLY:
+        return "This tenant's texts are not kept (hash-only): row ids and tags are keyed hashes."
+    if asked.strictness > job.privacy.strictness:
+        return (
+            f"The tenant asks for {asked} by now, and this job was kept {job.privacy} before: "
+            "no texts are shown."
+        )
+    return None
+
+
+def make_pieces(ref: str) -> Pieces | None:
+    """By the verifier's tokenizer; None where it or the package for it is not here."""
+    path = _tokenizer_file(ref)
+    if path is None or find_spec("tokenizers") is None:
+        return None
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the package raises nothing more special
+        log.info("%s cannot be read: %s", path, error)
+        return None
+    return _Decoding(tokenizer).pieces
+
+
+def _tokenizer_file(ref: str) -> Path | None:
+    """In the model's folder, or where an earlier download of it lies."""
+    path = Path(ref) / "tokenizer.json"
+    if path.is_file():
+        return path
+    if Path(ref).is_absolute() or find_spec("huggingface_hub") is None:
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        found = try_to_load_from_cache(ref, "tokenizer.json")
+    except ValueError:  # it is no name of a model there
+        return None
+    return Path(found) if isinstance(found, str) else None
+
+
+class _Decoding:
+    """Pieces of long outputs, each by a few tokens before it: whole prefixes would take the square.
+
+    A token that ends within a character adds nothing; the one that completes it adds it.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._special = {
+            number: added.content
+            for number, added in tokenizer.get_added_tokens_decoder().items()
+            if added.special
+        }
+
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        found: list[str] = []
+        begin = read = 0  # where the context begins, and where what is not shown yet does
+        for stop in range(1, len(token_ids) + 1):
+            known = self._decode(token_ids[begin:read])
+            fresh = self._decode(token_ids[begin:stop])[len(known) :]
+            waits = stop - read < _MOST_PENDING and stop < len(token_ids)
+            if fresh.endswith(_UNFINISHED) and waits:
+                continue  # the next token may complete the character
+            found += [""] * (stop - read - 1) + [fresh]
+            if fresh:
+                begin = read
+            read = stop
+        return [
+            piece or self._special.get(token, "")
+            for token, piece in zip(token_ids, found, strict=True)
+        ]
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        decoded: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        return decoded
+
+
+@dataclass(slots=True)
+class Texts:
+    """Reads what is shown of completions. `hidden`: why nothing is, if so."""
+
+    store: Store
+    settings: Settings
+    job: JobRow
+    hidden: str | None
+    words: bool  # whether tags and reasons may be told
+    pieces: Pieces | None
+    budget: int = MOST_TOKENS_OF_ALL
+    out_of_reach: bool = False  # where the prompts are: none of the others is waited for
+
+    @classmethod
+    def of(cls, store: Store, settings: Settings, job: JobRow, wanted: bool) -> Texts:
+        asked = Privacy.of_settings(settings).mode_of(job.tenant)
+        hidden = why_no_texts(job, asked, wanted)
+        pieces = None if hidden is not None else make_pieces(job.verifier)
+        words = asked.strictness <= job.privacy.strictness
+        return cls(store, settings, job, hidden, words, pieces)
+
+    def outlier(self, row: RowFigures) -> Outlier:
+        shown = Outlier(
+            row=row.row_index,
+            sample=row.sample_index,
+            tag=row.tag if self.words else None,
+            tokens=row.tokens,
+            proposed=row.proposed,
+            accepted=row.accepted,
+            passes=row.verifier_passes,
+            sec=row.ticks / TICKS_PER_SEC,
+        )
+        record = self._record(row) if self.hidden is None else None
+        if record is None:
+            return shown
+        return replace(
+            shown,
+            row_id=record.row_id,
+            prompt=_excerpt(self._prompt(row)),
+            output=_excerpt(record.text),
+        )
+
+    def output(self, row: RowFigures) -> ShownOutput | None:
+        """None where it cannot be read."""
+        if self.budget <= 0:
+            return None
+        record = self._record(row)
+        if record is None:
+            return None
+        most = min(MOST_TOKENS, self.budget)
+        tokens = self._tokens(record, most)
+        self.budget -= len(tokens)
+        return ShownOutput(
+            row=row.row_index,
+            sample=row.sample_index,
+            row_id=record.row_id if self.hidden is None else None,
+            tag=row.tag if self.words else None,
+            finish_reason=record.finish_reason.value,
+            tokens=tokens,
+            all_tokens=row.tokens,
+            proposed=row.proposed,
+            accepted=row.accepted,
+            passes=row.verifier_passes,
+            sec=row.ticks / TICKS_PER_SEC,
+            prompt=self._prompt(row) if self.hidden is None else None,
+        )
+
+    def _record(self, row: RowFigures) -> CompletionRecord | None:
+        """Without the right to read texts, or the key, there is none, and the report says so."""
+        try:
+            kept = self.store.kept_one(self.job.job_id, row.row_index, row.sample_index)
+        except SpecbatchError as error:
+            self.hidden = f"Texts cannot be read here: {error}."
+            return None
+        return None if kept is None else kept.record
+
+    def _tokens(self, record: CompletionRecord, most: int) -> tuple[ShownToken, ...]:
+        origins = record.origins[:most]
+        logprobs: list[float | None] = [*record.logprobs[:most]]
+        logprobs += [None] * (len(origins) - len(logprobs))
+        ids = list(record.token_ids[:most])
+        ids += [NOT_KEPT] * (len(origins) - len(ids))
+        texts = [None] * len(ids) if self.hidden is not None else list(self._texts(ids))
+        return tuple(
+            ShownToken(text, Origin(origin), logprob)
+            for text, origin, logprob in zip(texts, origins, logprobs, strict=True)
+        )
+
+    def _texts(self, ids: Sequence[int]) -> Iterator[str | None]:
+        """None for those that are not kept; a number where there is no tokenizer."""
+        for is_kept, run in groupby(ids, key=lambda token: token != NOT_KEPT):
+            tokens = list(run)
+            if not is_kept:
+                yield from [None] * len(tokens)
+            elif self.pieces is None:
+                yield from (f"{token} " for token in tokens)
+            else:
+                yield from self.pieces(tokens)
+
+    def _prompt(self, row: RowFigures) -> str | None:
+        """In words, where its file can be read here and the tenant keeps nothing to itself."""
+        if not self.job.privacy.is_full or self.pieces is None or self.out_of_reach:
+            return None
+        found = self._prompt_row(row)
+        return None if found is None else "".join(self.pieces(found.prompt_ids[-MOST_TOKENS:]))
+
+    def _prompt_row(self, row: RowFigures) -> PromptRow | None:
+        from specbatch.pipeline.operations.tools import prompt_row
+
+        try:
+            where = self.store.prompts_of(self.job.job_id, row.group_index)
+            if where is None:
+                return None
+            return prompt_row(self.settings, self.job, where, row.row_index)
+        except SpecbatchError as error:
+            log.info("a prompt is out of reach: %s", error)
+            self.out_of_reach = isinstance(error, ObjectError) and error.passing
+            return None
+
+
+def _excerpt(text: str | None) -> str | None:
+    if text is None:
+        return None
+    words = " ".join(text.split())
+    return words if len(words) <= EXCERPT else words[: EXCERPT - 1] + "…"

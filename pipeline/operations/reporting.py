@@ -1,0 +1,248 @@
+"""What a job's report tells, read from the store alone: sums where SQL can, streams elsewhere.
+
+Two looks at a job: its groups, which know when they were done, then its completions, of which only
+counters stay. Texts come last, and only those of the few that are shown.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, replace
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.observe.report.counts import Fill, Tally, Timeline, spread
+from specbatch.pipeline.observe.report.facts import CostPart, Facts, Quarantined, Saved, ShownOutput
+from specbatch.pipeline.observe.report.page import page
+from specbatch.pipeline.observe.units import plural
+from specbatch.pipeline.operations.report_texts import Texts
+from specbatch.pipeline.policy.costs.job_costs import JobCost, line_of
+from specbatch.pipeline.policy.costs.savings import Savings, drafted
+from specbatch.schemas.job_figures import RowFigures
+from specbatch.schemas.masking import masked
+from specbatch.schemas.provenance import TimeKind
+from specbatch.schemas.records import JobRow, Prompts, Stage
+from specbatch.schemas.settings import Settings
+from specbatch.schemas.timekeeping import SessionRow
+
+EXAMPLES = 5  # of each reason for quarantine
+MOST_FAILED = 20  # rows or groups that are told one by one
+MOST_CODES = 50
+EVERY = 500  # completions between two words of progress
+
+Told = Callable[[int, int], None]
+
+MEANING = {
+    TimeKind.PREFILL: "reading prompts",
+    TimeKind.VERIFY: "deciding tokens that were kept",
+    TimeKind.DRAFT: "drafting",
+    TimeKind.REJECTED: "verifying drafts that were refused",
+    TimeKind.PADDING: "rows that only fill up a pass",
+    TimeKind.OVERHEAD: "beside the models, while there was work",
+    TimeKind.LOST: "attempts and drafts that came to nothing",
+    TimeKind.IDLE: "without work",
+}
+PENDING = "in flight, or not recorded yet"
+
+
+def make_report(
+    store: Store,
+    settings: Settings,
+    job_id: str,
+    samples: int,
+    made_at: float,
+    with_texts: bool = True,
+    told: Told = lambda *_: None,
+) -> str:
+    """A job's report as HTML. Raises `JobNotFoundError` and `StoreError`."""
+    return page(gather(store, settings, job_id, samples, made_at, with_texts, told))
+
+
+def gather(
+    store: Store,
+    settings: Settings,
+    job_id: str,
+    samples: int,
+    made_at: float,
+    with_texts: bool = True,
+    told: Told = lambda *_: None,
+) -> Facts:
+    """All figures of a job; `told` hears how many completions were read, and of how many.
+
+    Raises `JobNotFoundError` and `StoreError`.
+    """
+    job = store.get_job(job_id)
+    progress = store.progress(job.job_id)
+    # 1) Groups: when each was done, how long it waited and worked.
+    groups = list(store.group_figures(job.job_id))
+    timeline = Timeline(groups, job.started_at)
+    done = [g for g in groups if g.stage is Stage.DONE]
+    # 2) Completions: counters, those that stand out, those that are shown.
+    tally = Tally(timeline, Fill(_session_of(store, job)), samples, job.job_id)
+    total = progress.completions
+    for number, row in enumerate(store.row_figures(job.job_id)):
+        tally.see(row)
+        if number % EVERY == 0:
+            told(number, total)
+    told(total, total)
+    # 3) Money, in sums of the database.
+    cost = JobCost(job, store.job_times(job.job_id), store.row_times(job.job_id))
+    line = line_of([cost])
+    # 4) Texts.
+    texts = Texts.of(store, settings, job, with_texts)
+    slowest = tuple(map(texts.outlier, tally.slowest.rows))
+    least = tuple(map(texts.outlier, tally.least_accepted.rows))
+    shown = _outputs(texts, tally.shown.rows)
+    by_tag, tags_left_out = tally.by_tag()
+    by_source, decisions = tally.by_source(), store.decisions(job.job_id)
+    unfinished = store.failed_groups(job.job_id)
+    if not texts.words:
+        by_tag, tags_left_out, decisions = (), 0, [replace(d, reason="") for d in decisions]
+    return Facts(
+        job=job,
+        progress=progress,
+        made_at=made_at,
+        version=_version(),
+        texts=texts.hidden,
+        words=texts.words,
+        tokens_as_ids=texts.pieces is None,
+        usd=cost.sheet.total.usd,
+        parts=_parts(cost),
+        saved=_saved(line.saved),
+        usd_per_1k=line.usd_per_1k_tokens,
+        usd_per_document=line.usd_per_document,
+        drafted=drafted(job.report, progress.proposed),
+        by_tag=by_tag,
+        tags_left_out=tags_left_out,
+        by_source=by_source,
+        over_time=timeline.moments(),
+        depths=tally.depths(),
+        positions=tally.positions(),
+        fill=tally.fill.bars(),
+        mean_fill=tally.fill.mean,
+        fill_sampled=tally.fill.stride,
+        queue=spread([g.queue_sec for g in done]),
+        compute=spread([g.compute_sec for g in done]),
+        slowest=slowest,
+        least_accepted=least,
+        decisions=tuple(decisions),
+        decisions_by_action=Counter(d.action.value for d in decisions),
+        quarantined=_quarantined(store, job, texts.hidden is None),
+        failed_groups=_failed(
+            unfinished, texts.words and (texts.hidden is None or not job.privacy.is_full)
+        ),
+        failed_groups_total=len(unfinished),
+        audits=tuple(store.audits(job.job_id)),
+        versions=_versions(store, job),
+        devices=_devices(store.sessions(job.job_id)),
+        samples=shown,
+    )
+
+
+def _session_of(store: Store, job: JobRow) -> dict[int, int]:
+    """The number of the session whose results each group kept: steps are counted in it."""
+    numbers: dict[str, int] = {}
+    return {
+        one.attempt.group_index: numbers.setdefault(one.session_id, len(numbers))
+        for one in store.time_slices(job.job_id)
+        if one.kept and one.attempt.stage is Stage.VERIFY
+    }
+
+
+def _outputs(texts: Texts, rows: Sequence[RowFigures]) -> tuple[ShownOutput, ...]:
+    """In the order of the input."""
+    ordered = sorted(rows, key=lambda row: (row.row_index, row.sample_index))
+    return tuple(shown for row in ordered if (shown := texts.output(row)) is not None)
+
+
+def _parts(cost: JobCost) -> tuple[CostPart, ...]:
+    sheet = cost.sheet
+    parts = [(kind.value, MEANING[kind], sheet.of(kind)) for kind in TimeKind]
+    parts.append(("pending", PENDING, sheet.pending))
+    return tuple(
+        CostPart(kind, meaning, amount.sec, amount.usd)
+        for kind, meaning, amount in parts
+        if amount.ticks
+    )
+
+
+def _saved(saved: Savings | None) -> Saved | None:
+    return None if saved is None else Saved(*astuple(saved))
+
+
+def _quarantined(store: Store, job: JobRow, with_texts: bool) -> tuple[Quarantined, ...]:
+    """By reason, the most frequent first. Keeps no more rows than it tells."""
+    counts: Counter[str] = Counter()
+    examples: dict[str, list[tuple[str, str]]] = {}
+    for row in store.rejected(job.job_id):
+        counts[row.code] += 1
+        shown = examples.setdefault(row.code, [])
+        if len(shown) < EXAMPLES:
+            named = "" if row.row_id is None or not with_texts else f" (id {row.row_id})"
+            shown.append((f"row {row.row_index:,}{named}", row.reason if with_texts else ""))
+    return tuple(
+        Quarantined(code, count, tuple(examples[code]))
+        for code, count in counts.most_common(MOST_CODES)
+    )
+
+
+def _failed(
+    found: Sequence[tuple[int, str, Prompts, str]], with_words: bool
+) -> tuple[tuple[str, str], ...]:
+    """The first groups, or rows that failed by themselves: which, and why."""
+    return tuple(
+        (
+            f"group {index:,}, {plural(prompts.rows, 'row')}, {word}",
+            (error or "no reason given") if with_words else "",
+        )
+        for index, word, prompts, error in found[:MOST_FAILED]
+    )
+
+
+def _versions(store: Store, job: JobRow) -> tuple[tuple[str, str], ...]:
+    """What decided the output, and how it is known again. Of a spec only what is no text."""
+    spec: dict[str, Any] = dict(job.spec)
+    sampling, engine = spec.get("sampling") or {}, spec.get("engine") or {}
+    speculation = spec.get("speculation") or {}
+    report, head = job.report, store.log_head(job.job_id)
+    named = [
+        ("job", job.job_id),
+        ("spec, digest", job.spec_digest),
+        ("verifier", job.verifier),
+        ("verifier, SHA-256", report.get("verifier_sha256")),
+        ("verifier, weights", report.get("verifier_weights")),
+        ("proposer", job.proposer or "none"),
+        ("proposer, SHA-256", report.get("proposer_sha256")),
+        ("exactness", engine.get("exactness")),
+        ("dtype", engine.get("dtype")),
+        ("verification", speculation.get("verification")),
+        ("temperature", sampling.get("temperature")),
+        ("seed", sampling.get("seed")),
+        ("most tokens", sampling.get("max_tokens")),
+        ("samples per prompt", sampling.get("n")),
+        ("input format", report.get("input_format")),
+        ("output", job.output_uri),
+        ("privacy", job.privacy.value),
+        ("audit log, entries", head.number or None),
+        ("audit log, head", head.hash.hex() if head.number else None),
+    ]
+    return tuple((name, masked(str(value))) for name, value in named if value is not None)
+
+
+def _devices(sessions: Sequence[SessionRow]) -> tuple[str, ...]:
+    """What the job had time of: each kind with its price, and how many sessions."""
+    counts = Counter(session.device for session in sessions)
+    return tuple(
+        f"{number} × {device.kind}, {device.region}, {device.tenure}, "
+        f"${device.price_microusd / 1e6:g} per hour"
+        for device, number in sorted(counts.items(), key=lambda item: -item[1])
+    )
+
+
+def _version() -> str:
+    try:
+        return version("specbatch")
+    except PackageNotFoundError:  # run from a folder that was not installed
+        return "unknown"

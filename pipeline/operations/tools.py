@@ -1,0 +1,138 @@
+"""What commands use beside a worker, wired: it exports, and looks at completions again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from specbatch.pipeline.bootstrap import require_engine_extra
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.privacy.tenants import Privacy
+from specbatch.schemas.errors import MissingExtraError, SpecbatchError
+from specbatch.schemas.fingerprint import Models
+from specbatch.schemas.records import JobRow, PromptRow, Prompts
+from specbatch.schemas.settings import Settings
+from specbatch.schemas.spec import JobSpec
+
+if TYPE_CHECKING:  # the light install has no torch and no pyarrow
+    from specbatch.pipeline.operations.auditing import Auditor
+    from specbatch.pipeline.operations.exporting import Exporter
+    from specbatch.pipeline.operations.replaying import Replays
+    from specbatch.pipeline.storage.objects import Objects
+
+log = logging.getLogger(__name__)
+
+
+def make_auditor(settings: Settings, store: Store) -> Auditor:
+    """What audits jobs; it needs the engine extra for replays alone."""
+    from specbatch.pipeline.operations.auditing import Auditor
+    from specbatch.pipeline.runtime.anchors import Anchors
+
+    objects = _objects(settings)
+    anchors = Anchors.of_settings(settings, objects)
+    return Auditor(store, objects, partial(make_replays, settings, store), anchors)
+
+
+def make_replays(
+    settings: Settings, store: Store, job: JobRow, verifier: str | None = None
+) -> Replays:
+    """What looks at a job's completions again; `verifier` is where its model lies, if it moved.
+
+    Raises `ModelError` for another model than the job's, `MissingExtraError` and `UsageError`.
+    """
+    require_engine_extra()
+    from specbatch.pipeline.engines.exact.model.device import DeviceOptions
+    from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
+    from specbatch.pipeline.engines.exact.replayer import Replayer
+    from specbatch.pipeline.inputs.codec import TextCodec
+    from specbatch.pipeline.operations.replaying import Replays, check_model
+    from specbatch.schemas.spec import spec_of
+
+    spec = spec_of(job)
+    folder = inspect_model(verifier or spec.verifier)
+    check_model(job, spec, folder)
+    device = DeviceOptions(settings.device, settings.cuda_graphs, settings.torch_compile)
+    device.check()
+    replayer = Replayer(
+        folder,
+        spec.engine.resolved(job.numeric_class),
+        device,
+        settings.kv_cache_mib << 20,
+        settings.max_batch_tokens,
+    )
+    codec = TextCodec.load(str(folder.path))
+    return Replays(store, _objects(settings), job, spec, codec, replayer)
+
+
+def models_now(spec: JobSpec) -> Models:
+    """What a job of this spec would pin that begins now and here. Raises `ModelError`."""
+    require_engine_extra()
+    from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
+    from specbatch.pipeline.engines.identity import check_models, models_of
+
+    return models_of(spec, *check_models(inspect_model, spec))
+
+
+def first_rows(
+    settings: Settings, job: JobRow, groups: Sequence[Prompts]
+) -> list[PromptRow] | None:
+    """The first row of each group of a job, with its id as the store has it; None where prompts
+    cannot be read: they are not here, or the install is the light one, which reads no Arrow files.
+    """
+    from importlib.util import find_spec
+
+    if find_spec("pyarrow") is None:
+        return None
+    from specbatch.pipeline.storage.prompts import reader
+
+    try:
+        privacy = Privacy.of_settings(settings)
+        read = reader(_objects(settings), job, files=2)
+        found = [read(prompts)[0] for prompts in groups]
+        return [replace(row, row_id=privacy.row_id(job, row.row_id)) for row in found]
+    except SpecbatchError as error:
+        log.info("prompts are out of reach: %s", error)
+        return None
+
+
+def prompt_row(
+    settings: Settings, job: JobRow, prompts: Prompts, row_index: int
+) -> PromptRow | None:
+    """One row of a group's prompts; None where the install is the light one, or it is not there.
+
+    Raises `ObjectError` when the file cannot be read.
+    """
+    from importlib.util import find_spec
+
+    if find_spec("pyarrow") is None:
+        return None
+    from specbatch.pipeline.storage.prompts import rows_of
+
+    rows = rows_of(_objects(settings), job, prompts)
+    return next((row for row in rows if row.row_index == row_index), None)
+
+
+def make_exporter(settings: Settings, store: Store) -> Exporter:
+    """What exports jobs of a store. Raises `MissingExtraError` without pyarrow."""
+    from importlib.util import find_spec
+
+    missing = [name for name in ("pyarrow", "numpy") if find_spec(name) is None]
+    if missing:
+        raise MissingExtraError(
+            f"exports are Parquet and need {' and '.join(missing)}, which this install lacks: "
+            "`pip install 'specbatch[engine]'`, or export where the workers are"
+        )
+    from specbatch.pipeline.operations.exporting import Exporter
+    from specbatch.pipeline.storage.objects import Objects
+
+    return Exporter(store, Objects.of_settings(settings), _objects(settings))
+
+
+def _objects(settings: Settings) -> Objects:
+    """For what a person waits for: where S3 is out of reach, it is told in seconds."""
+    from specbatch.pipeline.storage.objects import FIRST_LOOK_SEC, Objects
+
+    return Objects.of_settings(settings, FIRST_LOOK_SEC)

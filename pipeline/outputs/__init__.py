@@ -1,0 +1,1 @@
+"""What a job publishes: output files, manifests, exported sets."""

@@ -1,0 +1,74 @@
+"""How the files of a job's output are called, and whose a location is.
+
+Imports no pyarrow: a purge deletes by these names what a publication left that was never finished.
+"""
+
+from __future__ import annotations
+
+import re
+
+import orjson
+
+from specbatch.pipeline.storage.objects import Objects, join
+from specbatch.schemas.audit import MANIFEST_NAME
+from specbatch.schemas.errors import ObjectError
+
+MARKER = "_specbatch_job.json"
+MANIFEST = MANIFEST_NAME
+MOST_MARKER_BYTES = 1 << 16
+OPENAI = ("output.jsonl", "errors.jsonl")
+LISTED = ("parts", "openai_files", "remainder")  # of a manifest, each with the files it names
+_PART = "part-"
+# Only these: others write `part-00000-….snappy.parquet` into the same folder.
+_PART_NAME = re.compile(rf"{_PART}[0-9]{{5,}}\.parquet")
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{32}\.tmp")  # as `LocalObjects` writes beside a file
+
+
+def part_name(number: int) -> str:
+    return f"{_PART}{number:05d}.parquet"
+
+
+def is_part(name: str) -> bool:
+    return _PART_NAME.fullmatch(name) is not None
+
+
+def remainder_name(job_id: str) -> str:
+    """Without the ending."""
+    return f"remainder-{job_id}"
+
+
+def remainder_names(job_id: str) -> set[str]:
+    """What is left of a stopped job, and the spec for it."""
+    return {f"{remainder_name(job_id)}.{kind}" for kind in ("parquet", "yaml")}
+
+
+def is_published(name: str, job_id: str) -> bool:
+    """Whether the job's manifest may name such a file."""
+    return is_part(name) or name in OPENAI or name in remainder_names(job_id)
+
+
+def is_written(name: str, job_id: str) -> bool:
+    """Whether the job writes a file of that name beside its manifest, finished or not."""
+    if unfinished := _TEMPORARY.fullmatch(name):
+        name = unfinished[1]
+    return is_published(name, job_id)
+
+
+def begin_with(job_id: str) -> tuple[str, ...]:
+    """How the names begin of what the job writes: of uploads that are in no list."""
+    return (_PART, *OPENAI, f"{remainder_name(job_id)}.")
+
+
+def owner_of(objects: Objects, uri: str) -> str | None:
+    """The id of the job whose location it is; None where none has claimed it. Raises
+    `ObjectError`."""
+    marker = join(uri, MARKER)
+    info = objects.head(marker)
+    if info is None:
+        return None
+    if info.size > MOST_MARKER_BYTES:
+        raise ObjectError(f"{marker} is not a specbatch marker: it has {info.size:,} bytes")
+    try:
+        return str(orjson.loads(objects.get_bytes(marker))["job_id"])
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        raise ObjectError(f"{marker} is not a specbatch marker") from None

@@ -1,0 +1,104 @@
+"""OpenAI batch output: `output.jsonl` with finished requests, `errors.jsonl` with the others.
+
+One line per request, all of its samples as choices. Ids are derived from the job and the row, so
+a repeated run writes the same files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from specbatch.pipeline.outputs.names import OPENAI
+from specbatch.pipeline.outputs.openai_logprobs import Decode, TokenTexts, openai_logprobs
+from specbatch.schemas.records import CompletionRecord, FinishReason, RejectedRow
+
+_UNFINISHED = (FinishReason.ERROR, FinishReason.CANCELLED)
+
+
+class OpenAIFiles:
+    """Writes both files while rows stream by."""
+
+    def __init__(
+        self, folder: Path, job_id: str, created: int, decode: Decode | None = None
+    ) -> None:
+        self._job_id = job_id
+        self._created = created
+        self._paths = (folder / OPENAI[0], folder / OPENAI[1])
+        self._counts = [0, 0]
+        self._tokens = TokenTexts(decode)
+
+    def watching(
+        self, rows: Iterable[CompletionRecord | RejectedRow]
+    ) -> Iterator[CompletionRecord | RejectedRow]:
+        """The same rows; each request is written as soon as its last sample has passed."""
+        with self._paths[0].open("wb") as output, self._paths[1].open("wb") as errors:
+            for _, group in groupby(rows, key=lambda row: row.row_index):
+                samples = list(group)
+                line = self._line(samples)
+                failed = line["error"] is not None
+                self._counts[failed] += 1
+                (errors if failed else output).write(
+                    orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+                )
+                yield from samples
+
+    def finish(self) -> list[tuple[Path, int]]:
+        """(file, lines) of both, once all rows have passed."""
+        return list(zip(self._paths, self._counts, strict=True))
+
+    def _line(self, samples: list[CompletionRecord | RejectedRow]) -> dict[str, Any]:
+        first = samples[0]
+        line = {
+            "id": self._id("batch_req_", first.row_index),
+            "custom_id": first.row_id,
+            "response": None,
+            "error": None,
+        }
+        finished: list[CompletionRecord] = []
+        for sample in samples:
+            if isinstance(sample, RejectedRow):
+                return line | {"error": {"code": sample.code, "message": sample.reason}}
+            finished.append(sample)
+            if sample.finish_reason in _UNFINISHED:
+                code = sample.finish_reason.value
+                message = sample.error or f"sample {sample.sample_index} ended as {code}"
+                return line | {"error": {"code": code, "message": message}}
+        return line | {"response": self._response(finished)}
+
+    def _response(self, samples: list[CompletionRecord]) -> dict[str, Any]:
+        first = samples[0]
+        generated = sum(len(sample.token_ids) for sample in samples)
+        return {
+            "status_code": 200,
+            "request_id": self._id("req_", first.row_index),
+            "body": {
+                "id": self._id("chatcmpl-", first.row_index),
+                "object": "chat.completion",
+                "created": self._created,
+                "model": first.verifier,
+                "choices": [self._choice(sample) for sample in samples],
+                "usage": {
+                    "prompt_tokens": first.prompt_tokens,
+                    "completion_tokens": generated,
+                    "total_tokens": first.prompt_tokens + generated,
+                },
+            },
+        }
+
+    def _id(self, prefix: str, row_index: int) -> str:
+        digest = hashlib.sha256(f"{self._job_id}\0{row_index}".encode()).hexdigest()
+        return prefix + digest[:24]
+
+    def _choice(self, sample: CompletionRecord) -> dict[str, Any]:
+        return {
+            "index": sample.sample_index,
+            "message": {"role": "assistant", "content": sample.text, "refusal": None},
+            "logprobs": openai_logprobs(sample, self._tokens),
+            "finish_reason": sample.finish_reason.value,
+        }

@@ -1,0 +1,360 @@
+"""The published output of a job: Parquet part files, then `manifest.json` as the last word.
+
+Columns of `part-00000.parquet` and its successors, one row per (input row, sample), in input order:
+
+    id                 string   the row's id; null when the row had none that could be read
+    row_index          int64    number of the input row, from 0
+    sample_index       int32    0 to n - 1
+    text               string   the completion; null for an error
+    token_ids          list     the completion's token ids; null for a quarantined row
+    finish_reason      string   stop, length, error or cancelled
+    prompt_tokens      int32    tokens of the prompt
+    completion_tokens  int32    tokens of the completion
+    seed               int64    seed of this sample
+    acceptance_rate    double   accepted ÷ proposed draft tokens; null when nothing was proposed
+    cost_usd           double   what this completion cost
+    verifier           string   the model whose output this is
+    proposer           string   the draft model, if any
+    error              string   "code: reason" of a quarantined row or failed completion, else null
+    logprobs           list     the log-probability of each token; null where not asked for
+    top_logprobs       list     for each token the most likely ones: a list of token_id, logprob
+    numeric_class      string   in which the tokens were decided; null where that is not known
+
+A quarantined row has finish_reason "error", sample_index 0 and null in the columns that do not
+apply. For OpenAI batch input `output.jsonl` and `errors.jsonl` are written as well
+(`openai_output.py`). Of a job that was stopped there is also `remainder-<job>.parquet` with all
+unfinished rows, and the spec for them (`pipeline/stages/remainder.py`). `_specbatch_job.json` names
+the job that owns the location; a location without `manifest.json` is not finished, and writing it
+again is safe.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from specbatch.pipeline.outputs.names import (
+    MANIFEST,
+    MARKER,
+    OPENAI,
+    is_part,
+    owner_of,
+    part_name,
+    remainder_names,
+)
+from specbatch.pipeline.outputs.openai_output import OpenAIFiles
+from specbatch.pipeline.storage.objects import Objects, explained, join, tidy
+from specbatch.schemas import arrow
+from specbatch.schemas.crash_points import CrashPoint, reach
+from specbatch.schemas.errors import ObjectError, OutputError
+from specbatch.schemas.records import Artefact, CompletionRecord, FinishReason, RejectedRow
+
+_ROWS_PER_ROW_GROUP = 4096
+
+OutputRow = CompletionRecord | RejectedRow
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFile:
+    """One published file; `name` is relative to the output location."""
+
+    name: str
+    rows: int
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What `manifest.json` says. `rows` = `completions` + `rejected`."""
+
+    job_id: str
+    rows: int
+    completions: int
+    rejected: int
+    parts: tuple[OutputFile, ...]
+    openai_files: tuple[OutputFile, ...] = ()
+    remainder: tuple[OutputFile, ...] = ()  # what is left of a stopped job, and the spec for it
+    info: Mapping[str, Any] = field(default_factory=dict)
+    schema_version: int = arrow.SCHEMA_VERSION
+
+    def to_json(self) -> bytes:
+        return orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Manifest:
+        values = orjson.loads(data)
+        for name in ("parts", "openai_files", "remainder"):
+            values[name] = tuple(OutputFile(**item) for item in values.get(name, ()))
+        return cls(**values)
+
+
+class OutputWriter:
+    """Writes one job's output to one location."""
+
+    def __init__(self, objects: Objects, output_uri: str, job_id: str, rows_per_part: int = 50_000):
+        self._still_mine: Callable[[], None] = _unasked
+        self._objects = objects
+        self._uri = tidy(output_uri)
+        self._job_id = job_id
+        self._rows_per_part = rows_per_part
+
+    def check(self, is_mine: Callable[[str], bool] | None = None) -> None:
+        """Raise `OutputError` unless the location can be claimed. Leaves nothing behind.
+
+        `is_mine` tells of the id of a job that holds it whether that is all right.
+        """
+        try:
+            owner = self._free_or_owner()
+        except ObjectError as error:
+            raise OutputError(f"output {self._uri} cannot be used: {error}") from error
+        if owner is not None and not (is_mine(owner) if is_mine else owner == self._job_id):
+            raise self._taken(owner)
+        if "://" not in self._uri:
+            check_writable(Path(self._uri))
+
+    def claim(self) -> None:
+        """Make the location this job's; its own earlier claim is fine.
+
+        Raises `OutputError` when another job's output is there, and `ObjectError` when the store
+        refuses or is out of reach: that may be over when it is tried again.
+        """
+        owner = self._free_or_owner()
+        if owner is None:
+            marker = orjson.dumps({"job_id": self._job_id, "schema_version": arrow.SCHEMA_VERSION})
+            self._objects.put_new(join(self._uri, MARKER), marker)
+            owner = owner_of(self._objects, self._uri)
+        if owner != self._job_id:
+            raise self._taken(owner)
+
+    def _free_or_owner(self) -> str | None:
+        """The job that holds the location; None when it is free."""
+        if not self._uri.startswith("s3://") and self._objects.exists(self._uri):
+            raise OutputError(f"output {self._uri} is a file; name a folder")
+        owner = owner_of(self._objects, self._uri)
+        if owner is None:
+            self._refuse_foreign_files()
+        return owner
+
+    def _taken(self, owner: str | None) -> OutputError:
+        return OutputError(
+            f"output {self._uri} holds job {owner}: choose another location, or see with "
+            f"`specbatch show {owner}` how that job is resumed"
+        )
+
+    def write(
+        self,
+        completions: Iterable[CompletionRecord],
+        rejected: Iterable[RejectedRow],
+        *,
+        openai: bool = False,
+        created: int = 0,
+        decode: Callable[[Sequence[int]], str] | None = None,
+        info: Mapping[str, Any] | None = None,
+        beside: Sequence[tuple[Path, int]] = (),
+        still_mine: Callable[[], None] | None = None,
+    ) -> Manifest:
+        """Publish everything and return the manifest; both inputs must be in input order.
+
+        `openai` adds the OpenAI batch files, with `created` (seconds since the epoch) in them;
+        `decode` makes text of tokens, called only where those tell of log-probabilities. `info`
+        goes into the manifest as it is. `beside` are local files of what is left to do, with their
+        rows; they are moved to the output. `still_mine` is called before each change and raises
+        where somebody else publishes the job by now: what they finished must not be touched. Raises
+        `OutputError` and `ObjectError`.
+        """
+        self._still_mine = still_mine or _unasked
+        self.claim()
+        self._unfinish()
+        inputs: list[Iterable[OutputRow]] = [completions, rejected]
+        rows = heapq.merge(*inputs, key=_row_index)
+        with self._objects.temp_folder() as folder, explained("write", str(folder)):
+            extra = OpenAIFiles(folder, self._job_id, created, decode) if openai else None
+            counted = _Counted(extra.watching(rows) if extra else rows)
+            parts = tuple(self._write_parts(counted, folder))
+            files = tuple(
+                self._publish(path, path.name, count)
+                for path, count in (extra.finish() if extra else [])
+            )
+        remainder = tuple(self._publish(path, path.name, count) for path, count in beside)
+        self._still_mine()
+        self._delete_leftovers({file.name for file in (*parts, *remainder)})
+        manifest = Manifest(
+            self._job_id, counted.completions + counted.rejected, counted.completions,
+            counted.rejected, parts, files, remainder, dict(info or {}),
+        )  # fmt: skip
+        reach(CrashPoint.MANIFEST)
+        self._still_mine()
+        self._objects.put_bytes(join(self._uri, MANIFEST), manifest.to_json())
+        return manifest
+
+    def _unfinish(self) -> None:
+        """Take away the manifest of an earlier publication, and no other one.
+
+        One that is there while the job is still ours is an earlier one's. Who is stopped after that
+        question finds another version when he comes to himself, or none was there and none goes.
+        """
+        uri = join(self._uri, MANIFEST)
+        earlier = self._objects.head(uri)
+        self._still_mine()
+        if earlier is not None and self._objects.head(uri) == earlier:
+            self._objects.delete(uri)
+
+    def _write_parts(self, rows: Iterator[OutputRow], folder: Path) -> Iterator[OutputFile]:
+        """At least one part, so that an empty output can be read too."""
+        number, first = 0, next(rows, None)
+        while first is not None or number == 0:
+            rest = islice(rows, self._rows_per_part - 1)
+            path = folder / part_name(number)
+            count = _write_part(path, chain([first], rest) if first is not None else iter(()))
+            yield self._publish(path, path.name, count)
+            number, first = number + 1, next(rows, None)
+
+    def _publish(self, path: Path, name: str, rows: int) -> OutputFile:
+        reach(CrashPoint.UPLOAD)
+        self._still_mine()
+        artefact = self._objects.put_file(join(self._uri, name), path)
+        path.unlink()
+        return OutputFile(name, rows, artefact.size_bytes, artefact.sha256)
+
+    def _delete_leftovers(self, keep: set[str]) -> None:
+        """Parts of an earlier attempt of this job that had more of them, and what it left."""
+        for name in (self._part_names() | remainder_names(self._job_id)) - keep:
+            self._objects.delete(join(self._uri, name))
+
+    def _refuse_foreign_files(self) -> None:
+        names = self._part_names()
+        names |= {
+            name for name in (MANIFEST, *OPENAI) if self._objects.exists(join(self._uri, name))
+        }
+        if names:
+            raise OutputError(
+                f"output {self._uri} already holds {min(names)}, not written by this job; "
+                "choose another location or remove it"
+            )
+
+    def _part_names(self) -> set[str]:
+        root = self._uri.rstrip("/") + "/"
+        names = (info.uri.removeprefix(root) for info in self._objects.list(root))
+        return {name for name in names if is_part(name)}
+
+
+def _unasked() -> None:
+    """Nobody else is at work."""
+
+
+def check_writable(folder: Path) -> None:
+    """Make the missing folders, and remove them again."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise OutputError(f"output {folder} cannot be written: {there} is not a writable folder")
+    made: list[Path] = []
+    try:
+        for path in reversed([folder, *folder.parents]):
+            if not path.exists():
+                path.mkdir()
+                made.append(path)
+    except OSError as error:
+        raise OutputError(f"output {folder} cannot be made: {error.strerror}") from None
+    finally:
+        for path in reversed(made):
+            path.rmdir()
+
+
+def read_output(uri: str, objects: Objects | None = None) -> pa.Table:
+    """A finished output as one table. Raises `OutputError` when it is not finished, `ObjectError`
+    when a part is damaged."""
+    objects = objects or Objects()
+    manifest = read_manifest(uri, objects)
+    tables = []
+    for part in manifest.parts:
+        expect = Artefact(join(uri, part.name), part.sha256, part.size_bytes)
+        tables.append(pq.read_table(pa.BufferReader(objects.get_bytes(expect.uri, expect))))
+    return pa.concat_tables(tables)
+
+
+def read_manifest(uri: str, objects: Objects | None = None) -> Manifest:
+    """The manifest of a finished output. Raises `OutputError` when there is none."""
+    objects = objects or Objects()
+    path = join(uri, MANIFEST)
+    if not objects.exists(path):
+        raise OutputError(f"output {uri} has no {MANIFEST}: its job has not finished")
+    return Manifest.from_json(objects.get_bytes(path))
+
+
+class _Counted(Iterator[OutputRow]):
+    """Passes rows through and counts both kinds."""
+
+    def __init__(self, rows: Iterable[OutputRow]):
+        self._rows = iter(rows)
+        self.completions = 0
+        self.rejected = 0
+
+    def __next__(self) -> OutputRow:
+        row = next(self._rows)
+        if isinstance(row, RejectedRow):
+            self.rejected += 1
+        else:
+            self.completions += 1
+        return row
+
+
+def _row_index(row: OutputRow) -> int:
+    return row.row_index
+
+
+def _write_part(path: Path, rows: Iterator[OutputRow]) -> int:
+    count = 0
+    with pq.ParquetWriter(path, arrow.OUTPUT, compression="zstd") as writer:
+        while batch := [_columns(row) for row in islice(rows, _ROWS_PER_ROW_GROUP)]:
+            writer.write_table(pa.Table.from_pylist(batch, schema=arrow.OUTPUT))
+            count += len(batch)
+    return count
+
+
+def _columns(row: OutputRow) -> dict[str, Any]:
+    if isinstance(row, RejectedRow):
+        return {
+            "id": row.row_id,
+            "row_index": row.row_index,
+            "sample_index": 0,
+            "finish_reason": FinishReason.ERROR.value,
+            "error": f"{row.code}: {row.reason}",
+        }
+    return {
+        "id": row.row_id,
+        "row_index": row.row_index,
+        "sample_index": row.sample_index,
+        "text": None if row.finish_reason is FinishReason.ERROR else row.text,
+        "token_ids": row.token_ids,
+        "finish_reason": row.finish_reason.value,
+        "prompt_tokens": row.prompt_tokens,
+        "completion_tokens": len(row.token_ids),
+        "seed": row.seed,
+        "acceptance_rate": row.accepted / row.proposed if row.proposed else None,
+        "cost_usd": row.cost_usd,
+        "verifier": row.verifier,
+        "proposer": row.proposer,
+        "error": row.error,
+        "logprobs": None if row.top_logprobs is None else row.logprobs,
+        "top_logprobs": _top_columns(row),
+        "numeric_class": row.numeric_class,
+    }
+
+
+def _top_columns(row: CompletionRecord) -> list[list[dict[str, float]]] | None:
+    if row.top_logprobs is None:
+        return None
+    return [
+        [{"token_id": t, "logprob": p} for t, p in zip(ids, values, strict=True)]
+        for ids, values in row.top_logprobs
+    ]

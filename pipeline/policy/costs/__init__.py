@@ -1,0 +1,1 @@
+"""What work costs and what drafting saves. Pure functions."""

@@ -1,0 +1,1 @@
+"""What processes need beside the stages: leases, sweeping, clients, presence."""

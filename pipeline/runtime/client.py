@@ -1,0 +1,208 @@
+"""Submit a job, follow it, stop it. Needs the store and a bell, and no engine: it is light.
+
+Used by the commands and by everything that runs inside somebody else's scheduler.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.observe.terminal.interrupted import is_interrupted
+from specbatch.pipeline.observe.tracing.context import Work, work_on
+from specbatch.pipeline.observe.tracing.span_names import SUBMIT
+from specbatch.pipeline.observe.tracing.tracing import UNTRACED, Tracing
+from specbatch.pipeline.privacy.tenants import NOBODY_PRIVATE, Privacy
+from specbatch.pipeline.runtime.owners import is_dead_here
+from specbatch.schemas.errors import UsageError, WaitTimeoutError
+from specbatch.schemas.fingerprint import Models
+from specbatch.schemas.job_progress import JobProgress
+from specbatch.schemas.records import (
+    PRIORITIES,
+    Bell,
+    JobRow,
+    JobState,
+    NewJob,
+    Stage,
+)
+from specbatch.schemas.spec import JobSpec
+
+Ring = Callable[[Bell], None]
+
+
+class Client:
+    """What a submitter can do. `ring` wakes the workers; if it fails the sweeper rings later."""
+
+    def __init__(
+        self,
+        store: Store,
+        ring: Ring,
+        workspace_uri: str,
+        on_cancel: Callable[[], None] = lambda: None,
+        privacy: Privacy = NOBODY_PRIVATE,
+        tracing: Callable[[], Tracing] = lambda: UNTRACED,
+    ) -> None:
+        """`on_cancel` has the workers of this process look at once whether a job is to stop.
+
+        `tracing` opens what a submission is told to."""
+        self._tracing = tracing
+        self._privacy = privacy
+        self._store = store
+        self._ring = ring
+        self._workspace_uri = workspace_uri
+        self._on_cancel = on_cancel
+
+    def submit(self, spec: JobSpec, idempotency_key: str | None = None) -> tuple[JobRow, bool]:
+        """Create the job, or find the one this key made; True when it is new.
+
+        Raises `IdempotencyError` when the key was used for another spec.
+        """
+        with closing(self._tracing()) as tracing:
+            begun_ns = time.time_ns()
+            job, created = self._create(spec, idempotency_key)
+            work_on(Work(job.job_id, SUBMIT))
+            tracing.submitted(job, created, begun_ns)
+            if not job.state.is_final:
+                stage = job.stage if created else Stage.INGEST
+                self._ring(Bell(job.job_id, stage, None, priority=job.priority))
+        return job, created
+
+    def _create(self, spec: JobSpec, idempotency_key: str | None) -> tuple[JobRow, bool]:
+        job_id = new_job_id()
+        order = self._privacy.order(
+            NewJob(
+                job_id=job_id,
+                name=spec.name,
+                tenant=spec.tenant,
+                spec=spec.model_dump(mode="json"),
+                spec_digest=spec.digest(),
+                verifier=spec.verifier,
+                proposer=spec.proposer if spec.speculation.enabled else None,
+                output_uri=spec.output.uri,
+                workspace_uri=f"{self._workspace_uri.rstrip('/')}/jobs/{job_id}",
+                idempotency_key=idempotency_key,
+                priority=PRIORITIES.index(spec.priority),
+                deadline_sec=spec.deadline_sec,
+                budget_usd=spec.budget_usd,
+                numeric_class=spec.engine.numeric_class,
+                model_fingerprint=spec.model_fingerprint,
+            )
+        )
+        return self._store.create_job(order)
+
+    def job(self, job_id: str) -> JobRow:
+        return self._store.get_job(job_id)
+
+    def is_keys_job(self, job_id: str, key: str) -> bool:
+        """Whether it is the job that was submitted with this idempotency key.
+
+        Raises `JobNotFoundError`.
+        """
+        job = self._store.get_job(job_id)
+        return job.idempotency_key == self._privacy.idempotency_key(job.tenant, key)
+
+    def find(self, tenant: str, key: str) -> JobRow | None:
+        """The tenant's job that was submitted with this idempotency key, if one was."""
+        kept = self._privacy.idempotency_key(tenant, key)
+        return self._store.job_of_key(kept) if kept else None
+
+    def jobs(self, limit: int = 50, state: JobState | None = None) -> list[JobRow]:
+        return self._store.list_jobs(limit, state)
+
+    def progress(self, job_id: str) -> JobProgress:
+        return self._store.progress(job_id)
+
+    def cancel(self, job_id: str, reason: str = "cancelled on request") -> JobRow:
+        """Stop a job; finished rows are kept. `reason` says in words by whom."""
+        found = self._store.get_job(job_id)
+        words = self._privacy.words(found, reason)
+        job = self._store.request_cancel(found.job_id, words)
+        self._on_cancel()
+        self._ring_due(job.job_id)
+        return job
+
+    def retry(
+        self,
+        job_id: str,
+        quarantined: bool = False,
+        numeric_class: str | None = None,
+        models: Models | None = None,
+    ) -> int:
+        """Send what failed or was cancelled back to work; how many units that is.
+
+        `quarantined`: only rows that failed by themselves, one unit each. `numeric_class`,
+        `models`: in that one, with those; a job that goes on is moved to them.
+        """
+        job = self._store.get_job(job_id)
+        if not job.state.is_final and numeric_class is None and models is None:
+            raise UsageError(
+                f"job {job.job_id} is still {job.state}: wait for it or cancel it first"
+            )
+        count = self._store.retry_job(job.job_id, quarantined, numeric_class, models)
+        self._ring_due(job.job_id)
+        return count
+
+    def interrupted(self, jobs: Sequence[JobRow], lease_sec: float) -> list[str]:
+        """Ids of those of the jobs that were begun and that nobody works on any more."""
+        begun = [job for job in jobs if job.state is JobState.RUNNING]
+        workers = self._store.backlog().workers if begun else ()
+        holders = self._store.holders
+        return [j.job_id for j in begun if is_interrupted(j, holders, workers, lease_sec)]
+
+    def take_over(self, job_id: str) -> None:
+        """End the leases of processes of this machine that are no more: else whoever resumes the
+        job would wait until they have run out."""
+        for owner in self._store.holders(job_id):
+            if is_dead_here(owner):
+                self._store.expire_leases(job_id, owner)
+
+    def waits_for(self, job_id: str, silence_sec: float) -> str | None:
+        """In words, what a job lacks on its way to the end, and what there is; None: nothing.
+
+        Workers that were not heard of for `silence_sec` are held for dead."""
+        return self._store.backlog().waiting(silence_sec).get(job_id)
+
+    def models_alive(self, job_id: str, silence_sec: float) -> list[Models]:
+        """What live workers have in the place of the job's models, where that is something else."""
+        job = self._store.get_job(job_id)
+        alive = self._store.backlog().alive(silence_sec).workers
+        told = [worker.serves for worker in alive if worker.serves is not None]
+        found: dict[str, Models] = {}
+        for serves in told:
+            here, drafts = serves.fingerprint, serves.drafts
+            if serves.model != job.verifier or here is None or not serves.works_on(job.job_id):
+                continue
+            wanted = job.proposer_fingerprint
+            draft = wanted if wanted in (None, *drafts) or len(drafts) != 1 else drafts[0]
+            if (here.digest, draft) != (job.model_fingerprint, wanted):
+                found.setdefault(here.digest, Models(here, draft))
+        return [found[digest] for digest in sorted(found)]
+
+    def follow(
+        self, job_id: str, every_sec: float = 0.5, timeout_sec: float | None = None
+    ) -> Iterator[JobProgress]:
+        """Progress until the job ends. Raises `WaitTimeoutError`; the job goes on then."""
+        deadline = None if timeout_sec is None else time.monotonic() + timeout_sec
+        while True:
+            progress = self._store.progress(job_id)
+            yield progress
+            if progress.state.is_final:
+                return
+            if deadline is not None and time.monotonic() >= deadline:
+                raise WaitTimeoutError(
+                    f"job {job_id} is still {progress.state} after {timeout_sec:.0f} s; it goes "
+                    f"on, `specbatch show {job_id}` tells how far it is"
+                )
+            time.sleep(every_sec)
+
+    def _ring_due(self, job_id: str) -> None:
+        for bell in self._store.due(job_id=job_id):
+            self._ring(bell)
+
+
+def new_job_id() -> str:
+    """Sortable by time of creation, unguessable, safe in paths and queue names."""
+    return f"{int(time.time() * 1000):011x}{secrets.token_hex(5)}"

@@ -1,0 +1,103 @@
+"""The tokenizers of jobs' verifiers: each by what its files say, not by where they lie.
+
+A job's prompts are made into tokens, and its tokens into text, by the tokenizer that it has pinned.
+So one that was loaded for a job serves it whatever becomes of the folder, and a folder that says
+something else now is refused.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from specbatch.pipeline.engines.exact.model.fingerprint import Look, unchanged
+from specbatch.pipeline.engines.exact.model.model_folder import ModelFolder
+from specbatch.pipeline.inputs.codec import TextCodec
+from specbatch.schemas.errors import ModelChangedError, ModelError
+from specbatch.schemas.fingerprint import TEXT_PARTS, Fingerprint, differing, listed
+from specbatch.schemas.numeric_class import UNKNOWN
+from specbatch.schemas.records import JobRow
+
+MOST_KEPT = 16
+
+Text = tuple[str, ...]  # `Fingerprint.text`
+
+
+@contextmanager
+def with_its_model(job: JobRow) -> Iterator[None]:
+    """What cannot be loaded is not the model that a job has pinned: that one could be, so its files
+    are being replaced or were. Raises `ModelChangedError` then, and no attempt is used up."""
+    try:
+        yield
+    except ModelChangedError:
+        raise
+    except ModelError as error:
+        if job.model_fingerprint in (None, UNKNOWN):
+            raise
+        raise ModelChangedError(f"the model that it began with is gone: {error}") from error
+
+
+class Codecs:
+    """Loads tokenizers when they are first needed. Thread-safe."""
+
+    def __init__(
+        self, load: Callable[[str], TextCodec], models: Callable[[str], ModelFolder]
+    ) -> None:
+        """`load` makes one of a folder's path, `models` looks at a model's folder as it is now."""
+        self._load = load
+        self._models = models
+        self._kept: OrderedDict[Text, TextCodec] = OrderedDict()  # the one used last is last
+        self._lock = threading.Lock()
+
+    def of_job(self, job: JobRow) -> TextCodec:
+        """The tokenizer that a job has pinned; of one that has not, that of its verifier's folder.
+
+        Raises `ModelChangedError` where the folder has another one or none that can be loaded, and
+        `ModelError` where the job has pinned none.
+        """
+        wanted = Fingerprint(job.model_fingerprint or "", job.model_parts).text
+        if wanted is not None and (known := self._known(wanted)) is not None:
+            return known
+        with with_its_model(job):
+            return self._of_its_folder(job)
+
+    def _of_its_folder(self, job: JobRow) -> TextCodec:
+        folder = self._models(job.verifier)
+        names = [n for n in differing(job.model_parts, folder.fingerprint.parts) if n in TEXT_PARTS]
+        if names:
+            raise ModelChangedError(
+                f"model `{job.verifier}` has another {listed(names)} than job {job.job_id} began "
+                "with: its tokens are of the former one"
+            )
+        return self.of_folder(folder)
+
+    def of_folder(self, folder: ModelFolder) -> TextCodec:
+        """The tokenizer of a folder that was just looked at. Raises `ModelError`, and
+        `ModelChangedError` where it has changed since."""
+        wanted = folder.fingerprint.text
+        if wanted is not None and (known := self._known(wanted)) is not None:
+            return known
+
+        def load(_: Look) -> TextCodec:
+            return self._load(str(folder.path))
+
+        look, codec = unchanged(folder.ref, folder.path, load)
+        if look.fingerprint.text != wanted:
+            raise ModelChangedError(f"the tokenizer of model `{folder.ref}` has just changed")
+        if wanted is not None:
+            self._keep(wanted, codec)
+        return codec
+
+    def _known(self, text: Text) -> TextCodec | None:
+        with self._lock:
+            if (codec := self._kept.get(text)) is not None:
+                self._kept.move_to_end(text)
+            return codec
+
+    def _keep(self, text: Text, codec: TextCodec) -> None:
+        with self._lock:
+            self._kept[text] = codec
+            while len(self._kept) > MOST_KEPT:
+                self._kept.popitem(last=False)

@@ -1,0 +1,272 @@
+"""A store that counts what is done with it, for the worker that has it.
+
+The stages need not know that they are measured, and what is counted is what the store took: a
+commit that it refused is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.observe.metrics import metric_names as names
+from specbatch.pipeline.observe.metrics.endpoint import MetricsEndpoint
+from specbatch.pipeline.observe.metrics.meter import Meter
+from specbatch.pipeline.observe.metrics.metrics import Metrics
+from specbatch.pipeline.observe.metrics.store_metrics import StoreMetrics
+from specbatch.pipeline.runtime.client import Ring
+from specbatch.schemas.audit import PublishedManifest
+from specbatch.schemas.file_modes import make_folder
+from specbatch.schemas.numeric_class import Serves
+from specbatch.schemas.records import (
+    Artefact,
+    Beat,
+    Bell,
+    CompletionRecord,
+    GroupWork,
+    JobRow,
+    JobState,
+    JobWork,
+    Lease,
+    NewGroup,
+    RejectedRow,
+    Released,
+    SourcePosition,
+    Stage,
+    StageTiming,
+)
+from specbatch.schemas.settings import Settings
+from specbatch.schemas.timekeeping import Spent
+
+if TYPE_CHECKING:  # the light install has no numpy
+    from specbatch.pipeline.engines.contract import Engines
+
+
+class Exposure:
+    """What a worker counts, and where that is served."""
+
+    def __init__(self, meter: Meter, endpoint: MetricsEndpoint) -> None:
+        self.meter = meter
+        self._endpoint = endpoint
+
+    @classmethod
+    def of_settings(cls, settings: Settings, trouble: Callable[[], str | None]) -> Exposure:
+        """Served from now on. `trouble`: why no messages can be taken, None: they can; asked
+        whenever somebody reads, so nothing that hangs elsewhere makes the answer an old one.
+
+        Raises `UsageError`, `MissingExtraError`.
+        """
+        metrics = Metrics(settings.metrics_label_values)
+        metrics.set(names.BUILD, 1, _version())
+        metrics.set(names.PLANNED_ROLLOUT, float(settings.planned_rollout))
+        metrics.ask(names.DEAF, lambda: {(): float(trouble() is not None)})
+        folder = Path(settings.metrics_dir) if settings.metrics_dir else None
+        if folder is not None:
+            with suppress(OSError):  # the endpoint says what is wrong with it
+                make_folder(folder, settings.store_mode, folder)
+        endpoint = MetricsEndpoint(settings.metrics_port, settings.metrics_address, metrics, folder)
+        return cls(Meter(metrics), endpoint)
+
+    def watch(self, store: Store) -> None:
+        """Serve the store's figures too."""
+        self._endpoint.add(StoreMetrics(store.figures).collect)
+
+    def close(self) -> None:
+        """Before the store is closed."""
+        self._endpoint.close()
+
+
+def _version() -> str:
+    try:
+        return version("specbatch")
+    except PackageNotFoundError:  # a checkout on the path
+        return "unknown"
+
+
+def kv_blocks(host: Engines) -> list[tuple[int, int, int]]:
+    """Held, free and cached ones of each engine."""
+    return [stats.kv_blocks for stats in host.stats]
+
+
+def metered(store: Store, meter: Meter) -> Store:
+    """The same store, and `meter` hears of it."""
+    return cast(Store, MeteredStore(store, meter))  # all else of it is the store's
+
+
+def counted(ring: Ring, heard: Callable[[Stage], None]) -> Ring:
+    """The same bell, and `heard` is told once it was rung."""
+
+    def ring_and_tell(bell: Bell) -> None:
+        ring(bell)
+        heard(bell.stage)
+
+    return ring_and_tell
+
+
+class MeteredStore:
+    """Passes everything on. What counts is spelled out."""
+
+    def __init__(self, store: Store, meter: Meter) -> None:
+        self._store = store
+        self._meter = meter
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def __repr__(self) -> str:
+        return repr(self._store)
+
+    # --- jobs -------------------------------------------------------------------------------
+    def get_job(self, job_id: str) -> JobRow:
+        job = self._store.get_job(job_id)
+        self._meter.knows(job)
+        return job
+
+    def fail_job(self, lease: Lease, error: str) -> None:
+        with self._meter.asking(lease, ends=True):  # nobody tries again
+            self._store.fail_job(lease, error)
+
+    # --- leases -----------------------------------------------------------------------------
+    def claim_job(self, job_id: str, stage: Stage, owner: str, lease_sec: float) -> JobWork | None:
+        work = self._store.claim_job(job_id, stage, owner, lease_sec)
+        if work is not None:
+            self._meter.claimed(work.lease)
+        return work
+
+    def claim_group(
+        self,
+        job_id: str,
+        index: int,
+        stage: Stage,
+        owner: str,
+        lease_sec: float,
+        serves: Serves | None = None,
+    ) -> GroupWork | None:
+        work = self._store.claim_group(job_id, index, stage, owner, lease_sec, serves)
+        return self._claimed(work)
+
+    def claim_next(
+        self,
+        stage: Stage,
+        model: str,
+        owner: str,
+        lease_sec: float,
+        serves: Serves | None = None,
+    ) -> GroupWork | None:
+        return self._claimed(self._store.claim_next(stage, model, owner, lease_sec, serves))
+
+    def _claimed(self, work: GroupWork | None) -> GroupWork | None:
+        if work is not None:
+            self._meter.claimed(work.lease, work.waited_sec)
+        return work
+
+    def heartbeat(self, leases: Sequence[Lease], lease_sec: float) -> Beat:
+        beat = self._store.heartbeat(leases, lease_sec)
+        self._meter.missed(beat.lost)
+        return beat
+
+    def release(
+        self, lease: Lease, error: str, forgiven: bool = False, whole: bool = False
+    ) -> Released:
+        with self._meter.asking(lease, ends=True):
+            released = self._store.release(lease, error, forgiven, whole)
+            self._meter.given_back(lease, is_failure=released.was_held and not forgiven)
+        return released
+
+    def cancel_group(self, lease: Lease) -> None:
+        with self._meter.asking(lease, ends=True):
+            self._store.cancel_group(lease)
+
+    # --- ingest -----------------------------------------------------------------------------
+    def add_groups(
+        self,
+        lease: Lease,
+        groups: Sequence[NewGroup],
+        rejected: Sequence[RejectedRow],
+        next_row: int,
+        cursor: SourcePosition,
+        from_row: int | None = None,
+    ) -> None:
+        with self._meter.asking(lease):
+            self._store.add_groups(lease, groups, rejected, next_row, cursor, from_row)
+        self._meter.quarantined(row.code for row in rejected)
+
+    def finish_ingest(
+        self,
+        lease: Lease,
+        rows_total: int,
+        models: Mapping[str, Any],
+        from_row: int | None = None,
+    ) -> None:
+        with self._meter.asking(lease):
+            self._store.finish_ingest(lease, rows_total, models, from_row)
+            self._meter.done(lease)
+
+    def pause_ingest(self, lease: Lease, most_open: int) -> int:
+        with self._meter.asking(lease):
+            room = self._store.pause_ingest(lease, most_open)
+            if not room:
+                self._meter.done(lease)
+        return room
+
+    # --- groups -----------------------------------------------------------------------------
+    def advance(
+        self,
+        lease: Lease,
+        to: Stage,
+        artefact: Artefact | None,
+        timing: StageTiming,
+        spent: Spent | None = None,
+    ) -> None:
+        with self._meter.asking(lease):
+            self._store.advance(lease, to, artefact, timing, spent)
+            self._meter.done(lease)
+
+    def commit_group(
+        self,
+        lease: Lease,
+        completions: Sequence[CompletionRecord],
+        timing: StageTiming,
+        report: Mapping[str, float],
+    ) -> Stage | None:
+        with self._meter.asking(lease):
+            due = self._store.commit_group(lease, completions, timing, report)
+            self._meter.recorded(lease.job_id, completions)
+            self._meter.done(lease)
+        return due
+
+    def keep_part(
+        self,
+        lease: Lease,
+        completions: Sequence[CompletionRecord],
+        timing: StageTiming,
+        report: Mapping[str, float],
+        spent: Spent | None = None,
+    ) -> None:
+        with self._meter.asking(lease):
+            self._store.keep_part(lease, completions, timing, report, spent)
+            self._meter.recorded(lease.job_id, completions)
+            self._meter.done(lease)
+
+    # --- publish ----------------------------------------------------------------------------
+    def finish_job(
+        self,
+        lease: Lease,
+        state: JobState,
+        error: str | None = None,
+        manifest: PublishedManifest | None = None,
+    ) -> None:
+        with self._meter.asking(lease):
+            self._store.finish_job(lease, state, error, manifest)
+            self._meter.done(lease)
+
+    # --- the sweeper ------------------------------------------------------------------------
+    def due(self, limit: int = 256, job_id: str | None = None) -> list[Bell]:
+        bells = self._store.due(limit, job_id)
+        if job_id is None:
+            self._meter.swept()
+        return bells

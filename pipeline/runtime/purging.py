@@ -1,0 +1,234 @@
+"""The end of what is kept of jobs' texts: by their tenants' retention, by age, or one by name.
+
+What a job wrote to its output is its submitter's: it stays unless somebody asks for that too.
+Imports no pyarrow: it deletes files and reads none.
+"""
+
+from __future__ import annotations
+
+import heapq
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+import orjson
+
+from specbatch.pipeline.ledger import rules
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.ledger.privacy_contract import MOST_JOBS
+from specbatch.pipeline.outputs.names import LISTED, MANIFEST, begin_with, is_written, owner_of
+from specbatch.pipeline.storage.confined import delete_own
+from specbatch.pipeline.storage.histories import delete_histories
+from specbatch.pipeline.storage.objects import FIRST_LOOK_SEC, Objects, join, tidy
+from specbatch.schemas.audit import EntryKind
+from specbatch.schemas.errors import ObjectError, UsageError
+from specbatch.schemas.records import JobRow, JobState
+from specbatch.schemas.settings import Settings
+
+DAY_SEC = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A job that is to be purged, and why."""
+
+    job: JobRow
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Purger:
+    """Finds what is due and does it. `retention_days`: of tenants."""
+
+    store: Store
+    objects: Objects
+    retention_days: Mapping[str, float]
+
+    @classmethod
+    def of_settings(cls, settings: Settings, store: Store) -> Purger:
+        """Needs no key: it reads nothing."""
+        return cls(store, Objects.of_settings(settings, FIRST_LOOK_SEC), settings.retention_days)
+
+    def due(
+        self,
+        tenant: str | None = None,
+        older_than_sec: float | None = None,
+        page: int = MOST_JOBS,
+    ) -> Iterator[Due]:
+        """Ended jobs whose time has come, the oldest first, of all tenants or of one. The store is
+        asked for `page` jobs at a time.
+
+        By their retention, where no age is given. Raises `UsageError` where that is not set.
+        """
+        if older_than_sec is not None:
+            why = f"older than {older_than_sec / DAY_SEC:g} days"
+            return (Due(job, why) for job in self._ended(older_than_sec, page, tenant))
+        days = {t: d for t, d in self.retention_days.items() if tenant in (None, t)}
+        if not days:
+            raise UsageError(
+                "nothing says how long texts are kept"
+                + (f" of tenant {tenant!r}" if tenant else "")
+                + ": set SPECBATCH_RETENTION_DAYS, or give --older-than or --job"
+            )
+        found = [self._kept_over(name, limit, page) for name, limit in days.items()]
+        return heapq.merge(*found, key=lambda one: (one.job.finished_at or 0.0, one.job.job_id))
+
+    def asked_for(self, job_id: str) -> Due:
+        """One job, whatever its age. Raises `JobNotFoundError`, and `UsageError` for a job that has
+        not ended."""
+        job = self.store.get_job(job_id)
+        rules.check_purge(job)
+        return Due(job, "asked for")
+
+    def _kept_over(self, tenant: str, days: float, page: int) -> Iterator[Due]:
+        for job in self._ended(days * DAY_SEC, page, tenant):
+            yield Due(job, f"kept {days:g} days, which is the tenant's retention")
+
+    def left_behind(
+        self,
+        page: int = MOST_JOBS,
+        failed: Callable[[JobRow, ObjectError], None] | None = None,
+    ) -> list[JobRow]:
+        """Jobs whose texts are not kept and whose files are still there, for their worker died
+        between their end and that. The store is asked for `page` jobs at a time.
+
+        Of a job whose files cannot be listed `failed` is told, and the others are looked at.
+        Without it that raises `ObjectError`.
+        """
+        left = []
+        # They stay unpurged, so one answer may be full of those that are in order.
+        for job in self._ended(0.0, page, private_only=True):
+            try:
+                if is_over(self.store, job) and self.objects.list(job.workspace_uri):
+                    left.append(job)
+            except ObjectError as error:
+                if failed is None:
+                    raise
+                failed(job, error)
+        return left
+
+    def _ended(
+        self, age_sec: float, page: int, tenant: str | None = None, private_only: bool = False
+    ) -> Iterator[JobRow]:
+        """All jobs that ended so long ago, however many there are."""
+        last: JobRow | None = None
+        while found := self.store.ended_jobs(age_sec, tenant, page, private_only, last):
+            yield from found
+            last = found[-1]
+
+    def clear(self, job: JobRow) -> int:
+        """Delete the job's files; how many."""
+        return delete_own(self.objects, job)
+
+    def purge(self, due: Due, with_output: bool = False) -> Iterator[int]:
+        """Empty what is kept of the job; rows that are done so far.
+
+        Files go once the job is marked, so that nobody retries it, and before its rows. Where files
+        cannot go, the rows are emptied all the same. The job stays due until `finish`: who is
+        interrupted does it again.
+
+        Raises `UsageError` for a job that has not ended, and at the end `ObjectError` for files
+        that are still there.
+        """
+        rows = self.store.purge(due.job.job_id, due.why, unfinished=True)
+        marked = next(rows, None)
+        if with_output:  # said first: an audit that misses the output finds why
+            said = {"rows": [], "why": due.why, "output": True}
+            self.store.note_action(due.job.job_id, EntryKind.PURGED, said)
+        problem = self._delete_files(due.job, with_output)
+        if marked is not None:
+            yield marked
+        yield from rows
+        if problem is not None:
+            raise problem
+
+    def finish(self, due: Due) -> None:
+        """Nothing of the job is left, here or in what others have of it: it is due no more."""
+        for _ in self.store.purge(due.job.job_id, due.why):
+            pass
+
+    def forget_past(
+        self,
+        tenant: str,
+        besides: Collection[str],
+        failed: Callable[[JobRow, ObjectError], None],
+    ) -> bool:
+        """Delete what the tenant's jobs `besides` those that are purged draft from: outputs of
+        these are in there. Who is at work goes on without. Whether all is gone: `failed` is told of
+        jobs where that does not work.
+
+        For after `purge`, as what is marked gets into no new one, and before `finish`.
+        """
+        is_gone = True
+        for job in self._others(tenant):
+            if job.job_id not in besides:
+                try:
+                    delete_histories(self.objects, job)
+                except ObjectError as error:
+                    failed(job, error)
+                    is_gone = False
+        return is_gone
+
+    def _others(self, tenant: str) -> Iterator[JobRow]:
+        """Live jobs first: who ends meanwhile is found among the others too."""
+        for state in JobState:
+            if not state.is_final:
+                for job in self.store.list_jobs(sys.maxsize, state):
+                    if job.tenant == tenant:
+                        yield job
+        yield from self._ended(0.0, MOST_JOBS, tenant)
+
+    def _delete_files(self, job: JobRow, with_output: bool) -> ObjectError | None:
+        """All that can be deleted; the first error of what cannot."""
+        problem = None
+        deleting = [self.clear, self._delete_output] if with_output else [self.clear]
+        for delete in deleting:
+            try:
+                delete(job)
+            except ObjectError as error:
+                problem = problem or error
+        return problem
+
+    def _delete_output(self, job: JobRow) -> None:
+        """What the job's manifest lists, then the manifest, then what a publication left that was
+        never finished. Another job's is let alone."""
+        folder = tidy(job.output_uri)
+        if self._delete_listed(job, folder) and owner_of(self.objects, folder) == job.job_id:
+            for begin in begin_with(job.job_id):
+                self.objects.abort_uploads(join(folder, begin))
+            root = f"{folder.rstrip('/')}/"
+            for file in self.objects.list(root):
+                if is_written(file.uri.removeprefix(root), job.job_id):
+                    self.objects.delete(file.uri)
+
+    def _delete_listed(self, job: JobRow, folder: str) -> bool:
+        """Whether no other job's manifest is there."""
+        uri = join(folder, MANIFEST)
+        if self.objects.head(uri) is None:
+            return True
+        try:
+            manifest = orjson.loads(self.objects.get_bytes(uri))
+            names = [str(file["name"]) for listed in LISTED for file in manifest.get(listed, ())]
+            owner = manifest["job_id"]
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ObjectError(f"{uri} is not a manifest; nothing was deleted there") from error
+        if owner != job.job_id:
+            return False
+        for name in names:
+            if "/" in name or "\\" in name:
+                raise ObjectError(f"{uri} lists {name}, which is not beside it")
+            self.objects.delete(join(folder, name))
+        self.objects.delete(uri)
+        return True
+
+
+def clear(store: Store, objects: Objects, job_id: str) -> int:
+    """Delete the files of an ended job, unless something of it can still be retried; how many."""
+    job = store.get_job(job_id)
+    return delete_own(objects, job) if is_over(store, job) else 0
+
+
+def is_over(store: Store, job: JobRow) -> bool:
+    """Whether nothing of the job can be done again, so that nobody needs its files any more."""
+    done = job.state in (JobState.DONE, JobState.PARTIAL)
+    return done and not store.failed_groups(job.job_id)

@@ -1,0 +1,1 @@
+"""The stages of a job: ingest, propose, verify, record, publish."""

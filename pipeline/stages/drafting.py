@@ -1,0 +1,329 @@
+"""What the stages do about drafts besides drafting: past outputs, priors, lessons, caps."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+
+from specbatch.pipeline.engines.exact.proposers.draft_names import DRAFT_MODEL
+from specbatch.pipeline.engines.exact.proposers.history import History
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.policy.block_length import (
+    JUDGED_TESTS,
+    PILOT_TOKENS,
+    SHORTEST,
+    USUAL_PRICE,
+    block_length,
+)
+from specbatch.pipeline.policy.caps import depth_cap
+from specbatch.pipeline.policy.journal import Lessons
+from specbatch.pipeline.policy.tracks import proposer_of
+from specbatch.pipeline.storage.artefacts import DraftBlock, read_drafts
+from specbatch.pipeline.storage.confined import put_own, read_own
+from specbatch.pipeline.storage.histories import HISTORY, delete_reported, name_of
+from specbatch.pipeline.storage.objects import Objects
+from specbatch.schemas.errors import (
+    FencedError,
+    ObjectError,
+    SpecbatchError,
+    StoreError,
+    UsageError,
+)
+from specbatch.schemas.job_progress import JobProgress
+from specbatch.schemas.records import (
+    Artefact,
+    GroupWork,
+    JobRow,
+    Lease,
+    PromptRow,
+    Verification,
+)
+from specbatch.schemas.spec import JobSpec
+from specbatch.schemas.speculation import (
+    PRE_GENERATED,
+    VOCABULARY,
+    AcceptanceCount,
+    Decision,
+    DecisionAction,
+)
+
+log = logging.getLogger(__name__)
+
+MOST_AHEAD = 512  # tokens of a pre-generated continuation
+READS_OF_DRAFTS = 3  # attempts of a group, of which the last one does without
+_PRICED_TOKENS = 1000  # of a job, before its price per token is believed
+_JOBS_KEPT = 4  # histories in memory at a time
+
+
+@dataclass(slots=True)
+class _Place:
+    """For one job's history, loaded by the first who needs it while the others wait."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    loaded: bool = False
+    history: History | None = None
+
+
+class Drafting:
+    """Reads and writes what is known of drafts. Thread-safe.
+
+    None of it decides an output: whatever fails here is logged, and the job goes on.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        objects: Objects,
+        drafts_beside: bool = False,
+        max_attempts: int = READS_OF_DRAFTS,
+    ) -> None:
+        """`drafts_beside`: this process's own verifier is known to have a draft model beside it.
+        `max_attempts`: that a group has."""
+        self._reads_of_drafts = min(READS_OF_DRAFTS, max_attempts)
+        self._drafts_beside = drafts_beside
+        self._store = store
+        self._objects = objects
+        self._histories: OrderedDict[str, _Place] = OrderedDict()  # the one used last is last
+        self._priors: dict[str, tuple[AcceptanceCount, ...]] = {}
+        self._draft_usd: dict[str, float] = {}  # of a drafted token, by proposer
+        self._told: set[str] = set()  # jobs whose blocks are not worth making
+        self._lock = threading.Lock()
+
+    # --- when a job begins ----------------------------------------------------------------------
+    def prepare(self, lease: Lease, job: JobRow, spec: JobSpec, vocabulary: str) -> None:
+        """Note what the job's token ids mean, and write down what earlier jobs gave.
+
+        Only jobs of the same tenant with the same token ids count, those of the same name first.
+        """
+        report: dict[str, object] = {VOCABULARY: vocabulary}
+        if uses_history(spec) and HISTORY not in job.report:  # it may be there from an attempt
+            try:
+                artefact = self._write_history(lease, job, spec, vocabulary)
+            except FencedError:
+                raise
+            except (SpecbatchError, ValueError, MemoryError) as error:
+                log.warning("job %s begins without a history: %s", job.job_id, _told(error))
+                artefact = None
+            if artefact is not None:
+                report[HISTORY] = asdict(artefact)
+        self._store.note_report(lease, report)
+
+    def _write_history(
+        self, lease: Lease, job: JobRow, spec: JobSpec, vocabulary: str
+    ) -> Artefact | None:
+        """The file of what earlier jobs gave; None if that is nothing.
+
+        It is named by the lease: who lost it meanwhile must not write over another's file.
+        """
+        most = spec.speculation.history_tokens
+        past = self._store.past_outputs(job.tenant, job.name, vocabulary, most, job.job_id)
+        history = History.build(past, most)
+        if not len(history):
+            return None
+        log.info("job %s: the past of %d prompts is known", job.job_id, len(history))
+        return put_own(self._objects, job, name_of(lease), history.to_bytes())
+
+    # --- while it runs --------------------------------------------------------------------------
+    def history(self, job: JobRow) -> History | None:
+        """What earlier jobs gave, or None."""
+        if not job.report.get(HISTORY):
+            return None
+        with self._lock:
+            place = self._histories.setdefault(job.job_id, _Place())
+            self._histories.move_to_end(job.job_id)
+            while len(self._histories) > _JOBS_KEPT:
+                self._histories.popitem(last=False)
+        with place.lock:  # not the other: jobs do not wait for each other's files
+            if not place.loaded:
+                place.history, place.loaded = self._load(job), True
+            return place.history
+
+    def _load(self, job: JobRow) -> History | None:
+        try:
+            artefact = Artefact(**job.report[HISTORY])
+            return History.from_bytes(read_own(self._objects, job, artefact))
+        except (SpecbatchError, TypeError, ValueError, MemoryError) as error:
+            log.warning("job %s goes on without its history: %s", job.job_id, _told(error))
+            return None
+
+    def forget(self, job: JobRow) -> None:
+        """Delete what earlier jobs gave: this one has ended, and those may be purged at any time.
+
+        Should rows of it be done again, that goes on without.
+        """
+        with self._lock:
+            self._histories.pop(job.job_id, None)
+        try:
+            delete_reported(self._objects, job)
+        except (SpecbatchError, TypeError) as error:
+            log.warning("job %s keeps its history for now: %s", job.job_id, _told(error))
+
+    def blocks(self, job: JobRow, work: GroupWork) -> dict[tuple[int, int], DraftBlock]:
+        """What was written ahead for the group, by row and sample.
+
+        Raises `ObjectError` in a group's first attempts; later ones go on without what is lost.
+        """
+        if work.drafts is None:
+            return {}
+        try:
+            blocks = read_drafts(read_own(self._objects, job, work.drafts))
+        except ObjectError as error:
+            if work.lease.attempt < self._reads_of_drafts:
+                raise  # it may be the storage, and over by the next attempt
+            told = "job %s group %s goes on without its drafts: %s"
+            log.warning(told, job.job_id, work.lease.group_index, _told(error))
+            return {}
+        return {(block.row_index, block.sample_index): block for block in blocks}
+
+    def priors(self, job: JobRow) -> Sequence[AcceptanceCount]:
+        """How drafts fared in earlier jobs of the name; read once per job."""
+        with self._lock:
+            known = self._priors.get(job.job_id)
+        if known is not None:
+            return known
+        try:
+            known = tuple(self._store.acceptance(job.tenant, job.name))
+        except StoreError as error:
+            log.warning("job %s begins without priors: %s", job.job_id, error)
+            known = ()
+        with self._lock:
+            if len(self._priors) >= 256:
+                self._priors.pop(next(iter(self._priors)))
+            self._priors[job.job_id] = known
+        return known
+
+    # --- how far to write ahead -----------------------------------------------------------------
+    def proposes(self, job: JobRow, spec: JobSpec, group_index: int) -> bool:
+        """Whether a group passes through the propose stage.
+
+        Where verifiers have a draft model beside them, blocks are made for pilots only; where one
+        is known to be in this process, not even for those.
+        """
+        if spec.speculation.pregenerate != "auto" or not spec.may_propose:
+            return spec.proposes(group_index)
+        if self._drafts_beside:
+            return False
+        counts = self.priors(job)
+        local = any(proposer_of(c.proposer).startswith(DRAFT_MODEL) for c in counts)
+        acceptance, tested = _of_blocks(counts)
+        judged = tested >= JUDGED_TESTS
+        worth_it = judged and not local and block_length(acceptance, tested, PILOT_TOKENS) > 0
+        return spec.proposes(group_index, worth_it)
+
+    def length(self, job: JobRow, spec: JobSpec) -> int:
+        """Tokens to write ahead for the job's next group; 0: none are worth it."""
+        if spec.speculation.pregenerate_tokens != "auto":
+            return spec.speculation.pregenerate_tokens
+        try:
+            counts = self._store.acceptance(job.tenant, job.name)
+            progress = self._store.progress(job.job_id)
+        except StoreError as error:
+            log.warning("job %s: drafts of the usual length: %s", job.job_id, error)
+            return PILOT_TOKENS
+        most = min(spec.sampling.max_tokens, MOST_AHEAD)
+        price = _price(progress, self._draft_usd.get(job.proposer or ""))
+        acceptance, tested = _of_blocks(counts)
+        length = block_length(acceptance, tested, most, price)
+        if not length:
+            self._tell_not_worth(job, acceptance, tested, USUAL_PRICE if price is None else price)
+        return length
+
+    def _tell_not_worth(self, job: JobRow, acceptance: float, tested: float, price: float) -> None:
+        """Once per job: the groups that come here would all say the same."""
+        with self._lock:
+            if job.job_id in self._told:
+                return
+            if len(self._told) >= 256:
+                self._told.clear()  # to say it twice is no harm
+            self._told.add(job.job_id)
+        reason = (
+            f"pre-generated drafts are accepted at {acceptance:.2f} (of the last {tested:.0f} "
+            f"looked at), too little for blocks of {SHORTEST} tokens or more while a drafted "
+            f"token costs {price:.2f} of a verified one"
+        )
+        decision = Decision(
+            time.time(), DecisionAction.TAKEN_OUT, PRE_GENERATED, reason, acceptance
+        )
+        self.learn(job, Lessons(decisions=(decision,)))
+
+    def drafted(self, job: JobRow, tokens: int, usd: float) -> None:
+        """What writing ahead took, of one group."""
+        if tokens:
+            self._draft_usd[job.proposer or ""] = usd / tokens
+
+    def learn(self, job: JobRow, lessons: Lessons) -> None:
+        """Write down what a group taught."""
+        try:
+            if lessons.decisions:
+                self._store.note_decisions(job.job_id, lessons.decisions)
+            if lessons.counts:
+                self._store.learn_acceptance(job.tenant, job.name, lessons.counts)
+        except StoreError as error:
+            log.warning("what job %s taught about drafts is not kept: %s", job.job_id, error)
+
+
+def _told(error: Exception) -> str:
+    """Of an error, what may stand in a log: one that is not ours may quote what was read."""
+    return str(error) if isinstance(error, SpecbatchError) else type(error).__name__
+
+
+def first_length(spec: JobSpec) -> int:
+    """Tokens to write ahead while nothing is known, or as many as the job wants."""
+    wanted = spec.speculation.pregenerate_tokens
+    return PILOT_TOKENS if wanted == "auto" else wanted
+
+
+def _price(progress: JobProgress, draft_usd_per_token: float | None) -> float | None:
+    """Of a drafted token in tokens of the verifier; None while that is not measured."""
+    if draft_usd_per_token is None:
+        return None
+    if progress.completion_tokens < _PRICED_TOKENS or not progress.cost_usd:
+        return None
+    return draft_usd_per_token * progress.completion_tokens / progress.cost_usd
+
+
+def _of_blocks(counts: Sequence[AcceptanceCount]) -> tuple[float, float]:
+    """(acceptance, tests) of pre-generated tokens, all tags together."""
+    of = [c for c in counts if proposer_of(c.proposer) == PRE_GENERATED]
+    tested = sum(c.tested for c in of)
+    return (sum(c.agreed for c in of) / tested if tested else 0.0), tested
+
+
+def uses_history(spec: JobSpec) -> bool:
+    speculation = spec.speculation
+    return (
+        speculation.enabled
+        and speculation.history_tokens > 0
+        and speculation.allows("history")
+        and speculation.verification is Verification.COUPLED
+    )
+
+
+def cap_of(spec: JobSpec, row: PromptRow, tenant: int | None) -> int | None:
+    """How deep drafts may reach for a row; None: as deep as pays."""
+    speculation = spec.speculation
+    return depth_cap(
+        tenant=tenant,
+        job=speculation.max_depth,
+        tags=dict(speculation.tag_depths),
+        tag=row.tag,
+        by_prompt_tokens=speculation.prompt_depths,
+        prompt_tokens=len(row.prompt_ids),
+    )
+
+
+def check_drafts_here(has_draft_model: bool, spec: JobSpec) -> None:
+    """A ratio test without drafts would sample as the spec says, and never as it is meant.
+
+    Raises `UsageError`.
+    """
+    verification = spec.speculation.verification
+    if verification is not Verification.COUPLED and not has_draft_model:
+        raise UsageError(
+            f"verification {verification} needs the draft model beside the verifier: start "
+            f"`specbatch worker verify --verifier {spec.verifier} --proposer {spec.proposer}`"
+        )

@@ -1,0 +1,105 @@
+"""What a job gave, whole, where the store does not keep it whole: from the job's own files.
+
+    results-<attempt>.arrow  of a group that was verified; the store names it
+    kept-<attempt>.arrow     finished when the job was stopped; its report names it
+    rejected-<row>.json      quarantined rows with ids and reasons, from that row on
+
+Only jobs whose texts are not kept need it: what the store has of the others is whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import orjson
+
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.stages.requests import with_text
+from specbatch.pipeline.stages.text_stop import Decode
+from specbatch.pipeline.storage.artefacts import read_results, write_results
+from specbatch.pipeline.storage.confined import name_of_attempt, put_own, read_own, read_own_named
+from specbatch.pipeline.storage.objects import Objects
+from specbatch.pipeline.storage.prompts import reader
+from specbatch.schemas.errors import ObjectError
+from specbatch.schemas.mapper import as_kept, without_details
+from specbatch.schemas.records import (
+    Artefact,
+    CompletionRecord,
+    JobRow,
+    Lease,
+    RejectedRow,
+)
+from specbatch.schemas.spec import JobSpec
+
+_KEPT = re.compile(r"kept-(\d+)-\d+")  # of a job's report: the artefact
+_REJECTED = re.compile(r"rejected-\d{12}\.json")
+
+
+def put_rejected(objects: Objects, job: JobRow, rows: Sequence[RejectedRow]) -> None:
+    """Write quarantined rows of one planned group; a group planned again has the same ones."""
+    if rows:
+        data = orjson.dumps([asdict(row) for row in rows])
+        put_own(objects, job, f"rejected-{rows[0].row_index:012d}.json", data)
+
+
+def put_kept(
+    objects: Objects, job: JobRow, lease: Lease, records: Sequence[CompletionRecord]
+) -> dict[str, Any]:
+    """Write what is finished of a group that is stopped; what the job's report has of it."""
+    if job.privacy.is_full or not records:
+        return {}
+    name = f"kept-{lease.group_index}-{lease.generation}"
+    file = name_of_attempt("kept", lease)
+    return {name: asdict(put_own(objects, job, file, write_results(records)))}
+
+
+def recorded(
+    store: Store, objects: Objects, job: JobRow, spec: JobSpec, decode: Decode
+) -> Iterator[CompletionRecord]:
+    """All completions by (row, sample) as they are published: `Store.completions` of the job.
+
+    A few groups in memory at a time. Raises `ObjectError` when a file is gone.
+    """
+    read = reader(objects, job, files=1)
+    kept: defaultdict[int, list[Artefact]] = defaultdict(list)
+    for name, value in job.report.items():
+        if match := _KEPT.fullmatch(name):
+            kept[int(match[1])].append(Artefact(**value))
+    for index, prompts, results in store.recorded_groups(job.job_id):
+        rows = read(prompts)
+        mine = {row.row_index for row in rows}  # others cut off from it share the file
+        found: dict[tuple[int, int], CompletionRecord] = {}
+        for artefact in (*kept[index], *((results,) if results else ())):
+            for record in read_results(read_own(objects, job, artefact)):
+                if record.row_index in mine:
+                    found.setdefault((record.row_index, record.sample_index), record)
+        records = [record for _, record in sorted(found.items())]
+        texts = [decode(record.token_ids) for record in records]
+        for done in with_text(records, texts, rows, spec, decode):
+            yield without_details(as_kept(done))
+
+
+def rejected_whole(store: Store, objects: Objects, job: JobRow) -> Iterator[RejectedRow]:
+    """`Store.rejected` with ids and reasons as they were."""
+    files = [
+        file.uri
+        for file in objects.list(job.workspace_uri)
+        if _REJECTED.fullmatch(file.uri.rpartition("/")[2])
+    ]
+    whole = (
+        RejectedRow(**row)
+        for uri in files
+        for row in orjson.loads(read_own_named(objects, job, uri))
+    )
+    for row in store.rejected(job.job_id):
+        found = next((other for other in whole if other.row_index >= row.row_index), None)
+        if found is None or found.row_index != row.row_index:
+            raise ObjectError(
+                f"quarantined row {row.row_index} of job {job.job_id} is in no file of its "
+                "workspace, which was damaged"
+            )
+        yield found

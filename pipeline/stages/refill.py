@@ -1,0 +1,228 @@
+"""More of a pre-generated continuation, asked for over the broker while its sequence goes on.
+
+The verify side (`Refills`) asks where a block runs low; the propose side (`Refiller`) writes on
+from the output so far, with the request's own noise. Everything here may be late, doubled or lost:
+the engine finds out where a hint leads on from, and verifies every token of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Protocol
+
+from specbatch.pipeline.engines.contract import Engines
+from specbatch.pipeline.engines.exact.proposers.block_proposer import Wanted
+from specbatch.pipeline.engines.exact.state.sequence import Request
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.observe.tracing.context import Work, work_on
+from specbatch.pipeline.runtime.timekeeping import Timing, Untimed
+from specbatch.pipeline.stages.drafting import first_length
+from specbatch.pipeline.stages.requests import further, request_id_of, requests_of, row_and_sample
+from specbatch.pipeline.storage.objects import Objects
+from specbatch.pipeline.storage.prompts import ReadRows, reader
+from specbatch.schemas.errors import DeviceLostError, SpecbatchError
+from specbatch.schemas.messages import (
+    HINT_EXPIRES_SEC,
+    MAX_HINT_TOKENS,
+    MAX_OUTPUT_TOKENS,
+    HintMessage,
+    RefillMessage,
+)
+from specbatch.schemas.records import JobRow, Stage
+from specbatch.schemas.spec import JobSpec, spec_of
+from specbatch.schemas.timekeeping import HINTS, Attempt
+
+log = logging.getLogger(__name__)
+
+MOST_OPEN = 64  # asked and unanswered: what a dead proposer's queue can fill up with
+PATIENCE = 2 * MOST_OPEN  # unanswered ones behind one another, after which nothing is asked ...
+REST_SEC = 120.0  # ... for so long
+_JOBS_KEPT, _FILES_KEPT = 4, 4  # of each, in a propose worker's memory
+
+
+class Line(Protocol):
+    """How a verify worker reaches proposers, and they it."""
+
+    @property
+    def reply_to(self) -> str:
+        """The queue for answers."""
+        ...
+
+    def ask(self, proposer: str, message: RefillMessage) -> None:
+        """Send to the workers of a proposer, soon or never: the caller does not wait."""
+        ...
+
+
+class Refills:
+    """What a verify worker asked for, and what came of it. Thread-safe."""
+
+    def __init__(self, line: Line, clock: Callable[[], float] = time.monotonic) -> None:
+        self._line, self._clock = line, clock
+        self._allowed: dict[str, tuple[int, str]] = {}  # request id: group index, proposer
+        self._open: dict[str, float] = {}  # request id: when it was asked, oldest first
+        self._in_a_row = 0  # that nobody answered
+        self._rests_until = -float("inf")
+        self._lock = threading.Lock()
+        self.asked = self.answers = 0
+
+    @contextmanager
+    def allowed(
+        self, group_index: int, proposer: str, requests: Sequence[Request]
+    ) -> Iterator[None]:
+        """Inside the block more may be asked for these requests."""
+        mine = {r.request_id: (group_index, proposer) for r in requests}
+        with self._lock:
+            self._allowed.update(mine)
+        try:
+            yield
+        finally:
+            with self._lock:
+                for request_id, place in mine.items():
+                    # By identity: a newer attempt at the group may have taken the id over.
+                    if self._allowed.get(request_id) is place:
+                        del self._allowed[request_id]
+                        self._open.pop(request_id, None)
+
+    def want(self, wanted: Wanted) -> None:
+        """An engine wants more of a block: ask for it, unless too much is unanswered.
+
+        Called in the engine's thread.
+        """
+        now = self._clock()
+        with self._lock:
+            place = self._allowed.get(wanted.request_id)
+            self._give_up(now)
+            open_here = len(self._open) - (wanted.request_id in self._open)
+            if place is None or now < self._rests_until or open_here >= MOST_OPEN:
+                return
+            if len(wanted.output) > MAX_OUTPUT_TOKENS:
+                return
+            self._open.pop(wanted.request_id, None)
+            self._open[wanted.request_id] = now
+            self.asked += 1
+        job_id, _, _ = wanted.request_id.split("/")
+        row, sample = row_and_sample(wanted.request_id)
+        message = RefillMessage(
+            job_id=job_id,
+            group_index=place[0],
+            row_index=row,
+            sample_index=sample,
+            output_ids=wanted.output,
+            late=wanted.late,
+            reply_to=self._line.reply_to,
+        )
+        self._line.ask(place[1], message)
+
+    def answered(self, message: HintMessage) -> str | None:
+        """A hint arrived: the id of the request it is for, None when nobody needs it."""
+        request_id = request_id_of(message.job_id, message.row_index, message.sample_index)
+        with self._lock:
+            self._in_a_row = 0
+            self.answers += 1
+            self._open.pop(request_id, None)
+            return request_id if request_id in self._allowed else None
+
+    def _give_up(self, now: float) -> None:
+        """Those asked too long ago are not waited for; too many of them, and it rests."""
+        for request_id, asked_at in list(self._open.items()):
+            if now < asked_at + HINT_EXPIRES_SEC:
+                break
+            del self._open[request_id]
+            self._in_a_row += 1
+        if self._in_a_row >= PATIENCE:
+            log.info("no proposer answers: no refills are asked for in %.0f s", REST_SEC)
+            self._rests_until, self._in_a_row = now + REST_SEC, 0
+
+
+def refilled(
+    refills: Refills | None,
+    job: JobRow,
+    spec: JobSpec,
+    group_index: int,
+    requests: Sequence[Request],
+) -> AbstractContextManager[None]:
+    """More of these requests' blocks may be asked for inside, where blocks were made at all.
+
+    Not of a job whose texts are not kept: the broker would see its tokens.
+    """
+    wanted = spec.speculation.depth != "shadow" and any(r.draft_ids for r in requests)
+    wanted = wanted and job.privacy.is_full
+    if refills is None or spec.proposer is None or not wanted:
+        return nullcontext()
+    return refills.allowed(group_index, spec.proposer, requests)
+
+
+class Refiller:
+    """Writes on from where a request is, on a proposer's engines."""
+
+    def __init__(
+        self, store: Store, objects: Objects, host: Engines, timing: Timing | None = None
+    ) -> None:
+        self._store, self._objects, self._host = store, objects, host
+        self._timing = timing or Untimed()
+        self._readers: dict[str, ReadRows] = {}  # by job, the one used last at the end
+        self._lock = threading.Lock()
+
+    def refill(self, message: RefillMessage) -> HintMessage | None:
+        """The answer; None where there is nothing to guess, or nobody to guess for.
+
+        Which prompt it is, and how it is sampled, is the store's word and not the message's. Raises
+        `DeviceLostError`.
+        """
+        work_on(Work(message.job_id, "refill", message.group_index))
+        try:
+            return self._refill(message)
+        except DeviceLostError:
+            raise
+        except SpecbatchError as error:
+            log.info("no refill for job %s: %s", message.job_id, error)
+            return None
+
+    def _refill(self, message: RefillMessage) -> HintMessage | None:
+        self._host.check()
+        job = self._store.get_job(message.job_id)
+        if not job.privacy.is_full:
+            return None
+        spec = spec_of(job)
+        prompts = self._store.prompts_of(message.job_id, message.group_index)
+        over = job.state.is_final or job.cancel_requested
+        if over or prompts is None or not spec.may_propose:
+            return None
+        rows = self._reader(job)(prompts)
+        row = next((row for row in rows if row.row_index == message.row_index), None)
+        if row is None or message.sample_index >= row.n:
+            return None
+        asked = requests_of(job.job_id, spec, row, _no_text)[message.sample_index]
+        length = min(first_length(spec) + message.late, MAX_HINT_TOKENS)
+        request = further(asked, message.output_ids, length)
+        service = self._host.service(spec.engine.of_proposer())
+        with self._timing.working(Attempt(job.job_id, 0, HINTS, Stage.PROPOSE)) as tickets:
+            tickets.append(service.submit(job.job_id, [request]))
+            (done,) = tickets[0].wait(HINT_EXPIRES_SEC)
+        if done.error is not None or not done.token_ids:
+            return None
+        return HintMessage(
+            job_id=job.job_id,
+            row_index=message.row_index,
+            sample_index=message.sample_index,
+            position=len(message.output_ids),
+            token_ids=done.token_ids,
+        )
+
+    def _reader(self, job: JobRow) -> ReadRows:
+        """What reads the job's prompts, and keeps a few files of it."""
+        with self._lock:
+            found = self._readers.pop(job.job_id, None) or reader(self._objects, job, _FILES_KEPT)
+            self._readers[job.job_id] = found
+            if len(self._readers) > _JOBS_KEPT:
+                self._readers.pop(next(iter(self._readers)))
+        return found
+
+
+def _no_text(_: Sequence[int]) -> str:
+    """Drafts are written without regard to stop strings: see `ahead`."""
+    return ""

@@ -1,0 +1,235 @@
+"""Between rows and the engine: rows become requests, completions become records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+
+from specbatch.pipeline.engines.exact.proposers.history import History
+from specbatch.pipeline.engines.exact.state.sequence import Completion, Request, Route
+from specbatch.pipeline.policy.costs.controls import weight
+from specbatch.pipeline.policy.costs.pricing import cost_units, usd_of
+from specbatch.pipeline.privacy.keeping import EVERYTHING, Everything
+from specbatch.pipeline.stages.drafting import cap_of
+from specbatch.pipeline.stages.text_stop import Decode, TextStop, text_before_stop
+from specbatch.pipeline.storage.artefacts import DraftBlock
+from specbatch.schemas.provenance import TICKS_PER_SEC
+from specbatch.schemas.records import CompletionRecord, JobRow, PromptRow
+from specbatch.schemas.seeds import sample_seed
+from specbatch.schemas.spec import JobSpec
+from specbatch.schemas.speculation_spec import NO_DRAFT_MODEL
+
+Drafts = Mapping[tuple[int, int], DraftBlock]  # by (row_index, sample_index)
+NO_PINS: Mapping[str, str] = MappingProxyType({})
+
+
+def requests_of(
+    job_id: str,
+    spec: JobSpec,
+    row: PromptRow,
+    decode: Decode,
+    drafts: Drafts | None = None,
+    history: History | None = None,
+    tenant_cap: int | None = None,
+    pins: Mapping[str, str] = NO_PINS,
+    kept: Everything = EVERYTHING,
+) -> list[Request]:
+    """One request per sample of a row; `decode` is called only where there are stop strings.
+
+    `pins` are the tags whose rows may ask one draft model only, and its name. What the engine tells
+    of a row, and what is known of it from before, goes by the tag and the id that are `kept`.
+    """
+    params = spec.sampling.params(dict(row.overrides))
+    cap = cap_of(spec, row, tenant_cap)
+    depth = _depth_of(spec, cap)
+    sources = spec.speculation.sources
+    watch = partial(TextStop, decode, params.stop, params.min_tokens) if params.stop else None
+    requests = []
+    for sample in range(row.n):
+        block = drafts.get((row.row_index, sample)) if drafts else None
+        requests.append(
+            Request(
+                request_id=request_id_of(job_id, row.row_index, sample),
+                prompt_ids=row.prompt_ids,
+                params=params,
+                seed=sample_seed(row.seed, sample),
+                draft_ids=block.token_ids if block else (),
+                depth=depth,
+                verification=spec.speculation.verification,
+                watch_text=watch,
+                route=Route(job_id, kept.tag(row.tag)),
+                max_depth=cap,
+                sources=None if sources == "hybrid" else frozenset(sources),
+                draft_model=None if row.tag is None else pins.get(row.tag),
+                shadow=spec.speculation.depth == "shadow" and cap != 0,
+                past_ids=history.past(kept.row_id(row.row_id), sample) if history else (),
+                history=history.index if history else None,
+            )
+        )
+    return requests
+
+
+def goes_without_models(spec: JobSpec, row: PromptRow) -> bool:
+    """Whether the job keeps draft models away from the row, so that none writes ahead for it."""
+    return (row.tag, NO_DRAFT_MODEL) in spec.speculation.routes
+
+
+def _depth_of(spec: JobSpec, cap: int | None) -> int | None:
+    """Draft tokens per step; None: as many as pay."""
+    depth = spec.speculation.depth
+    if depth == "auto":
+        return 0 if cap == 0 else None
+    if isinstance(depth, str):
+        return 0
+    return depth if cap is None else min(depth, cap)
+
+
+def ahead(request: Request, tokens: int) -> Request:
+    """The request as the propose stage runs it: the same noise, `tokens` long, nothing drafted."""
+    length = min(tokens, request.params.max_tokens)
+    params = replace(
+        request.params,
+        max_tokens=length,
+        min_tokens=min(length, request.params.min_tokens),
+        stop=(),  # a draft that goes beyond the end is only a hint too many
+        logprobs=False,
+        top_logprobs=0,
+    )
+    return replace(
+        request, params=params, depth=0, watch_text=None, shadow=False, past_ids=(), history=None
+    )
+
+
+def further(request: Request, output_ids: tuple[int, ...], tokens: int) -> Request:
+    """The same, going on from output that is decided: `tokens` more, under another id."""
+    return replace(
+        ahead(request, len(output_ids) + tokens),
+        request_id=f"{request.request_id}/further",
+        decided_ids=output_ids,
+    )
+
+
+def request_id_of(job_id: str, row_index: int, sample: int) -> str:
+    return f"{job_id}/{row_index}/{sample}"
+
+
+def row_and_sample(request_id: str) -> tuple[int, int]:
+    _, row, sample = request_id.split("/")
+    return int(row), int(sample)
+
+
+def records_of(
+    job: JobRow,
+    rows: Sequence[PromptRow],
+    completions: Sequence[Completion],
+    drafts: Drafts,
+    price_microusd: int,
+) -> list[CompletionRecord]:
+    """Completions with their rows' identity and their price; text is added when recorded.
+
+    `price_microusd`: of an hour of this device.
+    """
+    by_index = {row.row_index: row for row in rows}
+    records = []
+    for done in completions:
+        row_index, sample = row_and_sample(done.request_id)
+        row, block = by_index[row_index], drafts.get((row_index, sample))
+        ahead_ticks, ahead_price = (block.ticks, block.price_microusd) if block else (0, 0)
+        units = cost_units(done.ticks.total, price_microusd) + cost_units(ahead_ticks, ahead_price)
+        records.append(
+            CompletionRecord(
+                row_index=row_index,
+                sample_index=sample,
+                row_id=row.row_id,
+                tag=row.tag,
+                seed=sample_seed(row.seed, sample),
+                prompt_tokens=len(row.prompt_ids),
+                token_ids=done.token_ids,
+                text="",
+                finish_reason=done.finish_reason,
+                origins=done.origins,
+                logprobs=done.logprobs,
+                proposed=done.proposed,
+                accepted=done.accepted,
+                verifier_passes=done.verifier_passes,
+                cost_usd=usd_of(units),
+                verifier=job.verifier,
+                proposer=job.proposer,
+                error=done.error,
+                proposed_at_depth=done.proposed_at_depth,
+                accepted_at_depth=done.accepted_at_depth,
+                compute_sec=done.compute_sec,
+                draft_sec=ahead_ticks / TICKS_PER_SEC,
+                decode_sec=done.decode_sec,
+                baseline_sec=done.baseline_sec,
+                top_logprobs=done.top_logprobs,
+                recheck=done.recheck,
+                shadow_proposed=done.shadow_proposed,
+                shadow_accepted=done.shadow_accepted,
+                provenance=done.provenance,
+                ticks=done.ticks,
+                price_microusd=price_microusd,
+                ahead_ticks=ahead_ticks,
+                ahead_price_microusd=ahead_price,
+                numeric_class=job.numeric_class,
+                model_fingerprint=job.model_fingerprint,
+            )
+        )
+    return records
+
+
+def with_text(
+    records: Sequence[CompletionRecord],
+    texts: Sequence[str],
+    rows: Sequence[PromptRow],
+    spec: JobSpec,
+    decode: Decode,
+) -> list[CompletionRecord]:
+    """The records with their texts, which end before a stop string."""
+    params = {row.row_index: spec.sampling.params(dict(row.overrides)) for row in rows}
+    done = []
+    for record, text in zip(records, texts, strict=True):
+        of = params[record.row_index]
+        shown = text_before_stop(decode, record.token_ids, text, of.stop, of.min_tokens)
+        done.append(replace(record, text=shown))
+    return done
+
+
+def blocks_of(completions: Sequence[Completion], price_microusd: int) -> list[DraftBlock]:
+    """What was written ahead, of those that did not fail."""
+    return [
+        DraftBlock(*row_and_sample(c.request_id), c.token_ids, c.ticks.total, price_microusd)
+        for c in completions
+        if c.error is None
+    ]
+
+
+def group_report(records: Sequence[CompletionRecord]) -> dict[str, float]:
+    """What a group's records add to its job's report; `savings.py` reads it."""
+    report: dict[str, float] = {
+        "tokens": sum(len(r.token_ids) for r in records),
+        "proposed": sum(r.proposed for r in records),
+        "compute_sec": sum(r.compute_sec for r in records),
+        "draft_sec": sum(r.draft_sec for r in records),
+        "decode_sec": sum(r.decode_sec for r in records),
+        "baseline_sec": sum(r.baseline_sec for r in records),
+    }
+    if any(r.ahead_ticks for r in records):
+        report |= {
+            "ahead_taken": sum(weight(r.ahead_price_microusd) * r.draft_sec for r in records),
+            "ahead_usd": usd_of(sum(r.ahead_ticks * r.ahead_price_microusd for r in records)),
+        }
+    if any(r.shadow_proposed for r in records):
+        report |= {
+            "shadow_proposed": sum(r.shadow_proposed for r in records),
+            "shadow_accepted": sum(r.shadow_accepted for r in records),
+        }
+    if any(r.recheck.tokens for r in records):
+        report |= {
+            "rechecked_tokens": sum(r.recheck.tokens for r in records),
+            "differing_tokens": sum(r.recheck.differing for r in records),
+            "largest_margin": max(r.recheck.largest_margin for r in records),
+        }
+    return report

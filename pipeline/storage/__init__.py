@@ -1,0 +1,1 @@
+"""Objects, local and in S3, and what a job's workspace holds."""

@@ -1,0 +1,101 @@
+"""A job's files are those in its workspace. A row that names another file is not followed there.
+
+The store says where a group's prompts, drafts and results lie. Should that row be wrong (written by
+hand, by somebody else, by a message that found a way), a worker must not read a file of another
+job, or of the machine, into this job's output.
+
+Where there is a key, these files are encrypted, each bound to its job and name; a retry that writes
+one again writes the same bytes. Outputs are not: they belong to who asked for them.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+
+from specbatch.pipeline.storage.objects import Objects, join, local_path, tidy
+from specbatch.schemas.errors import ObjectError, StoreError, UsageError
+from specbatch.schemas.records import Artefact, JobRow, Lease
+from specbatch.schemas.sealing import SETTING, is_sealed, no_key
+
+
+def name_of_attempt(kind: str, lease: Lease, ending: str = "arrow") -> str:
+    """A name that no other attempt has.
+
+    The lease's number alone would not do: a store that was restored from a copy gives out the same
+    numbers again, and who works on from before would write over what was made since.
+    """
+    group = "" if lease.group_index is None else f"-{lease.group_index:08d}"
+    return f"{kind}{group}-{lease.generation}-{secrets.token_hex(4)}.{ending}"
+
+
+def put_own(objects: Objects, job: JobRow, name: str, data: bytes) -> Artefact:
+    """Write one of the job's files. Raises `UsageError` where it lacks the key that it needs."""
+    if objects.sealer is not None:
+        data = objects.sealer.seal_same(data, _about(job, name))
+    elif not job.privacy.is_full:
+        raise UsageError(f"files of job {job.job_id} are encrypted: set {SETTING} on its workers")
+    return objects.put_bytes(join(job.workspace_uri, name), data)
+
+
+def read_own(objects: Objects, job: JobRow, artefact: Artefact) -> bytes:
+    """The bytes of one of the job's files. Raises `ObjectError` for any other, or other bytes."""
+    check_own(job, artefact)
+    return _opened(objects, job, artefact.uri, objects.get_bytes(artefact.uri, artefact))
+
+
+def read_own_named(objects: Objects, job: JobRow, uri: str) -> bytes:
+    """The same for a file that the store names nowhere: only its encryption tells that it is ours.
+
+    Raises `ObjectError` for one that is not encrypted.
+    """
+    data = objects.get_bytes(uri)
+    if not is_sealed(data):
+        raise ObjectError(f"{uri} is not encrypted: the workspace was damaged")
+    return _opened(objects, job, uri, data)
+
+
+def delete_own(objects: Objects, job: JobRow, chosen: Callable[[str], bool] | None = None) -> int:
+    """Delete all of the job's files, finished or not, or those whose names are `chosen`; how many
+    were. Raises `ObjectError` for a row in the store whose workspace is not the job's own."""
+    if job.workspace_uri.rstrip("/").rpartition("/")[2] != job.job_id:
+        raise ObjectError(f"{job.workspace_uri} is not the workspace of job {job.job_id}")
+    folder = f"{tidy(job.workspace_uri).rstrip('/')}/"
+    if chosen is None:
+        objects.abort_uploads(folder)  # first: none of them becomes a file behind the list
+    found = [file for file in objects.list(job.workspace_uri) if file.uri.startswith(folder)]
+    if chosen is not None:
+        found = [file for file in found if chosen(file.uri.removeprefix(folder))]
+    for file in found:
+        objects.delete(file.uri)
+    return len(found)
+
+
+def _opened(objects: Objects, job: JobRow, uri: str, data: bytes) -> bytes:
+    """What was written before there was a key is read as it is."""
+    if not is_sealed(data):
+        return data
+    if objects.sealer is None:
+        raise no_key(uri)
+    try:
+        return objects.sealer.open(data, _about(job, uri.rpartition("/")[2]))
+    except StoreError as error:
+        raise ObjectError(str(error)) from None
+
+
+def _about(job: JobRow, name: str) -> str:
+    return f"{job.job_id}/{name}"
+
+
+def check_own(job: JobRow, artefact: Artefact) -> None:
+    """Raise `ObjectError` unless the file lies in the job's workspace, by name and in truth."""
+    name = artefact.uri.rpartition("/")[2]
+    plain = name not in ("", ".", "..") and "\\" not in name and "\0" not in name
+    own = plain and artefact.uri == join(job.workspace_uri, name)
+    if own and not artefact.uri.startswith("s3://"):
+        own = not local_path(artefact.uri).is_symlink()
+    if not own:
+        raise ObjectError(
+            f"job {job.job_id} names the file {artefact.uri}, which is not in its workspace "
+            f"{job.workspace_uri}: its row in the store is wrong, submit the job anew"
+        )

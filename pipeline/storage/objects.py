@@ -1,0 +1,401 @@
+"""Files by uri: a local path or `s3://bucket/key`, behind the same few operations.
+
+Knows nothing of what is in the files. A write is whole or absent: readers never meet half a file.
+Versions are the ETag (S3) or size and mtime (local), so a changed file is noticed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import tempfile
+import threading
+import uuid
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from specbatch.schemas.errors import ObjectError
+from specbatch.schemas.file_modes import Access, make_folder, new_file
+from specbatch.schemas.records import Artefact
+from specbatch.schemas.refusals import REFUSALS, REMEDIES
+from specbatch.schemas.sealing import Sealer
+from specbatch.schemas.settings import Settings
+
+CHUNK_BYTES = 4 << 20
+PROBE_BYTES = 4 << 20  # what a group's results seldom exceed
+FIRST_LOOK_SEC = 10.0  # failures of S3 may take, where a person waits to hear of it
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """One stored file."""
+
+    uri: str
+    size: int  # bytes
+    version: str
+
+
+class ObjectStore(Protocol):
+    """What every kind of store does. All methods raise `ObjectError` when the store refuses."""
+
+    def put_bytes(self, uri: str, data: bytes) -> Artefact:
+        """Write or replace a file."""
+        ...
+
+    def put_file(self, uri: str, local_path: Path) -> Artefact:
+        """Write or replace a file from a local one; memory does not grow with it."""
+        ...
+
+    def put_new(self, uri: str, data: bytes) -> bool:
+        """Write a file unless it exists; False when it did. Atomic: of two callers one wins."""
+        ...
+
+    def get_bytes(self, uri: str, expect: Artefact | None = None) -> bytes:
+        """Read a whole file; with `expect`, raise when size or SHA-256 differ."""
+        ...
+
+    def open(self, uri: str, version: str | None = None) -> BinaryIO:
+        """A random-access reader; raises when the file is no longer at `version`."""
+        ...
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        """Every file at or under a prefix (folder), sorted by uri."""
+        ...
+
+    def head(self, uri: str) -> ObjectInfo | None:
+        """Size and version, or None when there is no such file."""
+        ...
+
+    def delete(self, uri: str) -> None:
+        """Remove a file; it need not exist."""
+        ...
+
+    def abort_uploads(self, prefix: str) -> None:
+        """End what was begun under a prefix and is in no list, as by a killed process; files of
+        that name that are being written now fail. Not where the store's rights forbid it."""
+        ...
+
+
+class Objects:
+    """All stores at once, chosen by the uri's scheme. Thread-safe; clients are made when needed.
+
+    `scratch` is a folder for temporary files (default: the system's); what is put there goes at
+    `close`. `sealer` is for jobs' own files (`confined.py`); nothing here uses it. `s3_retry_sec`
+    is how long failures of one operation on S3 may take in all.
+    """
+
+    def __init__(
+        self,
+        s3_endpoint_url: str | None = None,
+        scratch: str | Path | None = None,
+        sealer: Sealer | None = None,
+        s3_retry_sec: float = 120.0,
+        local: LocalObjects | None = None,
+    ):
+        self.sealer = sealer
+        self._s3_endpoint_url = s3_endpoint_url
+        self._s3_retry_sec = s3_retry_sec
+        self._scratch = Path(scratch) if scratch else None
+        self._local: ObjectStore = local or LocalObjects()
+        self._s3: ObjectStore | None = None
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of_settings(cls, settings: Settings, s3_retry_sec: float = 120.0) -> Objects:
+        """Of an installation, its jobs' own files encrypted where there is a key."""
+        sealer = Sealer.of_setting(settings.encryption_key)
+        workspace = None if "://" in settings.workspace else Path(settings.workspace)
+        local = LocalObjects(settings.output_mode, workspace, settings.store_mode)
+        return cls(settings.s3_endpoint_url, None, sealer, s3_retry_sec, local)
+
+    def put_bytes(self, uri: str, data: bytes) -> Artefact:
+        return self._store(uri).put_bytes(uri, data)
+
+    def put_file(self, uri: str, local_path: Path) -> Artefact:
+        return self._store(uri).put_file(uri, local_path)
+
+    def put_new(self, uri: str, data: bytes) -> bool:
+        return self._store(uri).put_new(uri, data)
+
+    def get_bytes(self, uri: str, expect: Artefact | None = None) -> bytes:
+        return self._store(uri).get_bytes(uri, expect)
+
+    def open(self, uri: str, version: str | None = None) -> BinaryIO:
+        return self._store(uri).open(uri, version)
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        return self._store(prefix).list(prefix)
+
+    def head(self, uri: str) -> ObjectInfo | None:
+        return self._store(uri).head(uri)
+
+    def exists(self, uri: str) -> bool:
+        """Whether a file (not a folder) is there."""
+        return self.head(uri) is not None
+
+    def delete(self, uri: str) -> None:
+        self._store(uri).delete(uri)
+
+    def abort_uploads(self, prefix: str) -> None:
+        self._store(prefix).abort_uploads(prefix)
+
+    @contextmanager
+    def temp_folder(self) -> Iterator[Path]:
+        """A fresh local folder that is removed at the end of the block."""
+        root = self._scratch or Path(tempfile.gettempdir())
+        with explained("write", str(root)):
+            root.mkdir(parents=True, exist_ok=True)
+            folder = tempfile.TemporaryDirectory(prefix="specbatch-", dir=root)
+        with folder as path, explained("write", str(root), REFUSALS):
+            yield Path(path)
+
+    def _store(self, uri: str) -> ObjectStore:
+        scheme = uri.partition("://")[0] if "://" in uri else "file"
+        if scheme == "file":
+            return self._local
+        if scheme != "s3":
+            raise ObjectError(f"`{scheme}://` is not supported; use a local path or `s3://`")
+        with self._lock:
+            if self._s3 is None:
+                from specbatch.pipeline.storage.s3_objects import S3Objects
+
+                self._s3 = S3Objects(self._s3_endpoint_url, self._s3_retry_sec)
+            return self._s3
+
+
+class LocalObjects:
+    """Files in folders: written to a temporary neighbour, synced, then renamed into place.
+
+    They are for those that `access` says, in the folder `store` for those of `store_access`.
+    """
+
+    def __init__(
+        self,
+        access: Access = Access.UMASK,
+        store: Path | None = None,
+        store_access: Access = Access.PRIVATE,
+    ) -> None:
+        self._access = access
+        self._store = store
+        self._store_access = store_access
+
+    def put_bytes(self, uri: str, data: bytes) -> Artefact:
+        return self._put(uri, io.BytesIO(data))
+
+    def put_file(self, uri: str, local_path: Path) -> Artefact:
+        with explained("write", uri), local_path.open("rb") as source:
+            return self._put(uri, source)
+
+    def put_new(self, uri: str, data: bytes) -> bool:
+        path = local_path(uri)
+        with explained("write", uri), self._temporary(path, io.BytesIO(data)) as (temporary, _):
+            try:
+                path.hardlink_to(temporary)  # unlike a rename, refuses to replace
+            except FileExistsError:
+                return False
+            except OSError:  # a file system without hard links
+                if not _rename_new(temporary, path):
+                    return False
+            sync_folder(path.parent)
+        return True
+
+    def get_bytes(self, uri: str, expect: Artefact | None = None) -> bytes:
+        with explained("read", uri):
+            data = local_path(uri).read_bytes()
+        return verified(uri, data, expect)
+
+    def open(self, uri: str, version: str | None = None) -> BinaryIO:
+        with explained("read", uri):
+            file = local_path(uri).open("rb")
+        if version is not None and _version(os.fstat(file.fileno())) != version:
+            file.close()
+            raise changed(uri)
+        return file
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        root = local_path(prefix)
+        with explained("list", prefix):
+            if root.is_file():
+                return [_info(root)]
+            return [_info(p) for p in sorted(files_below(root), key=str)]
+
+    def head(self, uri: str) -> ObjectInfo | None:
+        path = local_path(uri)
+        with explained("look at", uri):
+            return _info(path) if path.is_file() else None
+
+    def delete(self, uri: str) -> None:
+        with explained("delete", uri):
+            local_path(uri).unlink(missing_ok=True)
+
+    def abort_uploads(self, prefix: str) -> None:
+        """Nothing: a temporary that was left behind is in the list, as any file."""
+
+    def _put(self, uri: str, source: BinaryIO) -> Artefact:
+        path = local_path(uri)
+        with explained("write", uri), self._temporary(path, source) as (temporary, artefact):
+            temporary.replace(path)
+            sync_folder(path.parent)
+        return Artefact(uri, artefact.sha256, artefact.size_bytes)
+
+    @contextmanager
+    def _temporary(self, path: Path, source: BinaryIO) -> Iterator[tuple[Path, Artefact]]:
+        """A synced copy of `source` beside `path`, removed at the end if it is still there."""
+        is_own = self._store is not None and self._store in path.parents
+        access = self._store_access if is_own else self._access
+        make_folder(path.parent, access, self._store if is_own else None)
+        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+        digest, size = hashlib.sha256(), 0
+        try:
+            with new_file(temporary, access) as file:
+                while chunk := source.read(CHUNK_BYTES):
+                    digest.update(chunk)
+                    size += len(chunk)
+                    file.write(chunk)
+                file.flush()
+                os.fsync(file.fileno())
+            yield temporary, Artefact(str(path), digest.hexdigest(), size)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def local_path(uri: str) -> Path:
+    """The path of a local uri (`file://` is optional)."""
+    return Path(uri.removeprefix("file://"))
+
+
+def files_below(folder: Path, is_entered: Callable[[str], bool] = lambda _: True) -> Iterator[Path]:
+    """Files of a local folder at any depth, in no order; none where it is missing. Linked
+    subfolders are not entered, nor those whose names are not to be.
+
+    Raises `ObjectError` for a subfolder that may not be read.
+    """
+    if not folder.is_dir():
+        return
+    for path, subfolders, names in os.walk(folder, onerror=_cannot_list):
+        subfolders[:] = filter(is_entered, subfolders)
+        yield from (file for name in names if (file := Path(path, name)).is_file())
+
+
+def _cannot_list(error: OSError) -> None:
+    with explained("list", str(error.filename)):
+        raise error
+
+
+def tidy(uri: str) -> str:
+    """The form in which `list` and `head` name a file: no `file://`, `./` or doubled slashes."""
+    return uri if "://" in uri and not uri.startswith("file://") else str(local_path(uri))
+
+
+def join(uri: str, name: str) -> str:
+    """`uri` as a folder or prefix, plus `name`."""
+    return f"{uri.rstrip('/')}/{name}"
+
+
+def verified(uri: str, data: bytes, expect: Artefact | None) -> bytes:
+    """`data` itself; raises `ObjectError` unless it is what `expect` describes."""
+    if expect is None:
+        return data
+    if len(data) != expect.size_bytes:
+        raise ObjectError(
+            f"{uri} has {len(data)} bytes where {expect.size_bytes} were written; "
+            "the file was damaged or replaced"
+        )
+    if hashlib.sha256(data).hexdigest() != expect.sha256:
+        raise ObjectError(f"{uri} fails its SHA-256 check; the file was damaged or replaced")
+    return data
+
+
+def changed(uri: str) -> ObjectError:
+    """The error for a file that is no longer the version asked for."""
+    return ObjectError(f"{uri} changed while it was being read; it must stay as it is")
+
+
+def is_unchanged(file: BinaryIO, info: ObjectInfo) -> bool:
+    """Whether an open file is what it was. On S3 every read asks for the version by itself; a local
+    file that another one took the place of stays whole for those who have it open."""
+    return "://" in info.uri or _version(os.fstat(file.fileno())) == info.version
+
+
+def _rename_new(temporary: Path, path: Path) -> bool:
+    """Give a file its name unless another one has it: whole at once, so a crash leaves none.
+
+    Writers take turns by a lock on the folder, which ends with its process. Where the file system
+    has no such locks, or does not share them between machines, both of two writers at the same
+    moment may be told that theirs is the file; the later one is, and it is whole.
+    """
+    with _locked(path.parent):
+        if path.exists():
+            return False
+        temporary.rename(path)
+    return True
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold other processes' `_locked` blocks on a local folder back."""
+    if os.name == "nt":  # a rename does not replace there
+        yield
+        return
+    import fcntl
+
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename in `folder` survive a power cut, where the system can."""
+    if os.name == "nt":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _info(path: Path) -> ObjectInfo:
+    stat = path.stat()
+    return ObjectInfo(str(path), stat.st_size, _version(stat))
+
+
+def _version(stat: os.stat_result) -> str:
+    return f"{stat.st_size}-{stat.st_mtime_ns}"
+
+
+def probe(objects: Objects, folder: str) -> None:
+    """Raise `ObjectError` unless as much as a group's results can be written to a folder."""
+    uri = join(folder, f"probe-{uuid.uuid4().hex}")
+    try:
+        objects.put_bytes(uri, bytes(PROBE_BYTES))
+    finally:
+        objects.delete(uri)
+
+
+@contextmanager
+def explained(verb: str, uri: str, only: Collection[int] | None = None) -> Iterator[None]:
+    """The system's refusals inside the block become an `ObjectError` with file and remedy.
+
+    `only`: those with these numbers.
+    """
+    try:
+        yield
+    except OSError as error:
+        if only is not None and error.errno not in only:
+            raise
+        reason = (error.strerror or type(error).__name__).lower()
+        remedy = REMEDIES.get(error.errno or 0) if verb == "write" else None
+        raise ObjectError(
+            f"cannot {verb} {uri}: {reason}" + (f"; {remedy}" if remedy else ""),
+            refused=verb == "write" and error.errno in REFUSALS,
+            place=uri,
+        ) from error

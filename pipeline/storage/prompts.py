@@ -1,0 +1,60 @@
+"""A group's prompts: its own rows of the file that it may share with groups cut off from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from itertools import count
+
+from specbatch.pipeline.storage.artefacts import read_prompts
+from specbatch.pipeline.storage.confined import check_own, read_own
+from specbatch.pipeline.storage.objects import Objects
+from specbatch.schemas.errors import ObjectError
+from specbatch.schemas.records import Artefact, JobRow, PromptRow, Prompts
+
+ReadRows = Callable[[Prompts], Sequence[PromptRow]]
+
+
+def rows_of(objects: Objects, job: JobRow, prompts: Prompts) -> Sequence[PromptRow]:
+    """The rows of a job's group, in order.
+
+    Raises `ObjectError` when the file has fewer, or is none of the job's.
+    """
+    return reader(objects, job, files=1)(prompts)
+
+
+def reader(objects: Objects, job: JobRow, files: int) -> ReadRows:
+    """`rows_of` that keeps the last so many files: parts of one group read them once."""
+
+    @lru_cache(maxsize=files)
+    def read(file: Artefact) -> Sequence[PromptRow]:
+        return read_prompts(read_own(objects, job, file))
+
+    return lambda prompts: _slice(read(prompts.artefact), prompts)
+
+
+def in_order(
+    objects: Objects, job: JobRow, prompts_of: Callable[[int], Prompts | None]
+) -> Iterator[PromptRow]:
+    """All rows of a job in their order, whatever became of their groups; a file at a time.
+
+    `prompts_of` tells where a group's lie, by its index. Rows of files that are no longer there are
+    left out; damaged ones raise `ObjectError`.
+    """
+    for index in count():  # as planned: what was cut off from a group lies in that one's file
+        prompts = prompts_of(index)
+        if prompts is None:
+            return
+        check_own(job, prompts.artefact)
+        if objects.exists(prompts.artefact.uri):
+            yield from read_prompts(read_own(objects, job, prompts.artefact))
+
+
+def _slice(rows: Sequence[PromptRow], prompts: Prompts) -> Sequence[PromptRow]:
+    mine = rows[prompts.row_start : prompts.row_start + prompts.rows]
+    if len(mine) != prompts.rows:
+        raise ObjectError(
+            f"{prompts.artefact.uri} has {len(rows)} rows, fewer than the store knows of; "
+            "the workspace was damaged"
+        )
+    return mine

@@ -1,0 +1,399 @@
+"""S3 and stores that speak its protocol, through boto3.
+
+Every upload is checked by the server (SHA-256) and once more with a HEAD; an upload that fails
+half way is aborted, so no truncated object is left. What a killed process left half uploaded is
+aborted by the next upload to the same key, or with its job's files. The client is made on first
+use in each process, never before a fork. Credentials come from boto3's usual places and are never
+printed.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import io
+import os
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar, cast
+
+import tenacity
+
+from specbatch.pipeline.storage.objects import ObjectInfo, changed, verified
+from specbatch.pipeline.storage.s3_client import (
+    REFUSALS,
+    Patience,
+    code,
+    is_transient,
+    new_client,
+    reason,
+    unfinished,
+)
+from specbatch.schemas.errors import ObjectError
+from specbatch.schemas.records import Artefact
+
+T = TypeVar("T")
+
+PART_BYTES = 16 << 20  # of a multipart upload; also the largest single-request upload
+READ_AHEAD_BYTES = 4 << 20
+
+
+class S3Objects:
+    """Objects in buckets. `retry_sec` caps the total time that failures of one operation may take,
+    however many requests it is made of; `answer_sec` is how long one answer is waited for."""
+
+    def __init__(
+        self,
+        endpoint_url: str | None = None,
+        retry_sec: float = 120.0,
+        answer_sec: float = 60.0,
+    ):
+        self._endpoint_url = endpoint_url
+        self._retry_sec = retry_sec
+        self._answer_sec = answer_sec
+        self._lock = threading.Lock()
+        self._made_client: Any = None
+        self._made_in_pid = -1
+
+    def put_bytes(self, uri: str, data: bytes) -> Artefact:
+        if len(data) > PART_BYTES:
+            return self._put_parts(uri, io.BytesIO(data))
+        return self._put_whole(uri, data)
+
+    def put_file(self, uri: str, local_path: Path) -> Artefact:
+        if local_path.stat().st_size <= PART_BYTES:
+            return self._put_whole(uri, local_path.read_bytes())
+        with local_path.open("rb") as file:
+            return self._put_parts(uri, file)
+
+    def put_new(self, uri: str, data: bytes) -> bool:
+        bucket, key = split(uri)
+        try:
+            answer = self._call(
+                "write", uri, lambda s3: s3.put_object(
+                    Bucket=bucket, Key=key, Body=data, IfNoneMatch="*", **_checks(data)
+                ),
+            )  # fmt: skip
+        except ObjectError as error:
+            if code(error.__cause__) in ("PreconditionFailed", "ConditionalRequestConflict"):
+                return False
+            if code(error.__cause__) != "NotImplemented":
+                raise
+            if self.head(uri) is not None:  # a store without conditional writes: best effort
+                return False
+            self._put_whole(uri, data)
+        else:
+            self._confirm(Artefact(uri, hashlib.sha256(data).hexdigest(), len(data)), answer)
+        return True
+
+    def get_bytes(self, uri: str, expect: Artefact | None = None) -> bytes:
+        bucket, key = split(uri)
+        data = self._call(
+            "read", uri, lambda s3: s3.get_object(Bucket=bucket, Key=key)["Body"].read()
+        )
+        return verified(uri, data, expect)
+
+    def open(self, uri: str, version: str | None = None) -> BinaryIO:
+        info = self.head(uri)
+        if info is None:
+            raise ObjectError(f"cannot read {uri}: no such object")
+        if version is not None and info.version != version:
+            raise changed(uri)
+        return cast(BinaryIO, io.BufferedReader(_S3File(self, info), READ_AHEAD_BYTES))
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        bucket, key = split(prefix)
+
+        def pages(s3: Any) -> list[ObjectInfo]:
+            return [
+                ObjectInfo(f"s3://{bucket}/{item['Key']}", item["Size"], item["ETag"].strip('"'))
+                for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=key)
+                for item in page.get("Contents", [])
+                if not item["Key"].endswith("/")
+            ]
+
+        return sorted(self._call("list", prefix, pages), key=lambda info: info.uri)
+
+    def head(self, uri: str) -> ObjectInfo | None:
+        found = self._head(uri)
+        if found is None:
+            return None
+        return ObjectInfo(uri, found["ContentLength"], found["ETag"].strip('"'))
+
+    def delete(self, uri: str) -> None:
+        bucket, key = split(uri)
+        self._call("delete", uri, lambda s3: s3.delete_object(Bucket=bucket, Key=key))
+
+    def abort_uploads(self, prefix: str) -> None:
+        try:
+            for upload in self._unfinished(prefix):
+                self._end(f"s3://{upload['Bucket']}/{upload['Key']}", upload)
+        except ObjectError as error:
+            if code(error.__cause__) not in REFUSALS:  # then a bucket's own rule may expire them
+                raise
+
+    def read_range(self, info: ObjectInfo, start: int, size: int) -> bytes:
+        """Bytes [start, start + size) of exactly this version of an object."""
+        bucket, key = split(info.uri)
+
+        def fetch(s3: Any) -> bytes:
+            answer = s3.get_object(
+                Bucket=bucket, Key=key, IfMatch=info.version,
+                Range=f"bytes={start}-{start + size - 1}",
+            )  # fmt: skip
+            return cast(bytes, answer["Body"].read())
+
+        try:
+            data = self._call("read", info.uri, fetch)
+        except ObjectError as error:
+            if code(error.__cause__) in ("PreconditionFailed", "412", "NoSuchKey"):
+                raise changed(info.uri) from error
+            raise
+        if len(data) != min(size, info.size - start):
+            raise ObjectError(
+                f"cannot read {info.uri}: the S3 store sent {len(data)} bytes where {size} were "
+                "asked for; something between here and there cuts answers short"
+            )
+        return data
+
+    # --- uploads ----------------------------------------------------------------------------
+    def _put_whole(self, uri: str, data: bytes) -> Artefact:
+        bucket, key = split(uri)
+        patience = Patience(self._retry_sec)
+        answer = self._call(
+            "write", uri,
+            lambda s3: s3.put_object(Bucket=bucket, Key=key, Body=data, **_checks(data)),
+            patience,
+        )  # fmt: skip
+        artefact = Artefact(uri, hashlib.sha256(data).hexdigest(), len(data))
+        return self._confirm(artefact, answer, patience)
+
+    def _put_parts(self, uri: str, file: BinaryIO) -> Artefact:
+        bucket, key = split(uri)
+        artefact = _measure(uri, file)
+        target = {"Bucket": bucket, "Key": key}
+        patience = Patience(self._retry_sec)
+        begin = self._call(
+            "write", uri,
+            lambda s3: s3.create_multipart_upload(
+                **target, Metadata={"sha256": artefact.sha256}, ChecksumAlgorithm="SHA256"
+            ),
+            patience,
+        )  # fmt: skip
+        mine = {**target, "UploadId": begin["UploadId"]}
+        try:
+            parts: list[dict[str, Any]] = []
+            while data := file.read(PART_BYTES):
+                parts.append(self._put_part(uri, mine, len(parts) + 1, data, patience))
+            answer = self._complete(uri, mine, parts, patience)
+        except BaseException:
+            self._abort(uri, mine)
+            raise
+        self._confirm(artefact, answer, patience)
+        self._abort_leftovers(uri, key)  # not before: uploads may be those of a successor
+        return artefact
+
+    def _put_part(
+        self, uri: str, target: dict[str, str], number: int, data: bytes, patience: Patience
+    ) -> dict[str, Any]:
+        checksum = _base64_sha256(data)
+        answer = self._call(
+            "write", uri,
+            lambda s3: s3.upload_part(
+                **target, PartNumber=number, Body=data, ChecksumSHA256=checksum
+            ),
+            patience,
+        )  # fmt: skip
+        return {"PartNumber": number, "ETag": answer["ETag"], "ChecksumSHA256": checksum}
+
+    def _complete(
+        self, uri: str, target: dict[str, str], parts: Sequence[Any], patience: Patience
+    ) -> Any:
+        """The store's answer; empty where there is no such upload any more: either an answer was
+        lost, or somebody aborted it, which only the object can tell."""
+        try:
+            return self._call(
+                "write", uri,
+                lambda s3: s3.complete_multipart_upload(**target, MultipartUpload={"Parts": parts}),
+                patience,
+            )  # fmt: skip
+        except ObjectError as error:
+            if code(error.__cause__) != "NoSuchUpload":
+                raise
+            return {}
+
+    def _abort(self, uri: str, target: dict[str, str]) -> None:
+        with contextlib.suppress(ObjectError):  # the error that led here says more
+            self._end(uri, target)
+
+    def _end(self, uri: str, target: dict[str, str]) -> None:
+        try:
+            self._call("abort the upload of", uri, lambda s3: s3.abort_multipart_upload(**target))
+        except ObjectError as error:
+            if code(error.__cause__) != "NoSuchUpload":  # it has ended meanwhile
+                raise
+
+    def _abort_leftovers(self, uri: str, key: str) -> None:
+        """End uploads to this key that nobody will: parts of a killed process cost money for ever,
+        and so would one that was begun twice because the answer was lost.
+
+        One key has one writer at a time; who lost its lease meanwhile must not finish either.
+        """
+        try:
+            found = self._unfinished(uri)
+        except ObjectError:
+            return  # not allowed to, or not offered: a bucket's own rule may expire them
+        for upload in found:
+            if upload["Key"] == key:
+                self._abort(uri, upload)
+
+    def _unfinished(self, prefix: str) -> Sequence[dict[str, str]]:
+        bucket, key = split(prefix)
+        return self._call("look for uploads of", prefix, lambda s3: unfinished(s3, bucket, key))
+
+    def _confirm(
+        self, artefact: Artefact, answer: dict[str, Any], patience: Patience | None = None
+    ) -> Artefact:
+        """Raise unless the store now holds these bytes; a wrong object is deleted, if it is the one
+        that `answer` names: who was frozen for a while may look at what its successor put there."""
+        uri = artefact.uri
+        found = self._head(uri, patience) or {}
+        if (
+            found.get("ContentLength") == artefact.size_bytes
+            and found["Metadata"].get("sha256") == artefact.sha256
+        ):
+            return artefact
+        if not found or found["ETag"] != answer.get("ETag"):
+            raise ObjectError(
+                f"what was uploaded to {uri} is not there: it was deleted, or is now that of "
+                "another upload, which was left as it is; try again"
+            )
+        with contextlib.suppress(ObjectError):  # nobody is told of it, so nobody reads it
+            self._delete_only(uri, found["ETag"])
+        raise ObjectError(
+            f"{uri} did not arrive whole (size or SHA-256 differ after the upload); "
+            "it was deleted, try again"
+        )
+
+    def _delete_only(self, uri: str, etag: str) -> None:
+        """Delete an object unless another has taken its place."""
+        bucket, key = split(uri)
+        try:
+            self._call(
+                "delete", uri,
+                lambda s3: s3.delete_object(Bucket=bucket, Key=key, IfMatch=etag),
+            )  # fmt: skip
+        except ObjectError as error:
+            if code(error.__cause__) != "NotImplemented":
+                raise
+            self.delete(uri)  # a store without conditional deletion: best effort
+
+    # --- requests ---------------------------------------------------------------------------
+    def _head(self, uri: str, patience: Patience | None = None) -> dict[str, Any] | None:
+        bucket, key = split(uri)
+        try:
+            return cast(
+                dict[str, Any],
+                self._call(
+                    "look at", uri, lambda s3: s3.head_object(Bucket=bucket, Key=key), patience
+                ),
+            )
+        except ObjectError as error:
+            if code(error.__cause__) in ("404", "NoSuchKey", "NotFound"):
+                return None
+            raise
+
+    def _call(
+        self,
+        verb: str,
+        uri: str,
+        request: Callable[[Any], T],
+        patience: Patience | None = None,
+    ) -> T:
+        client = self._client()
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        patience = patience or Patience(self._retry_sec)
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(is_transient),
+            stop=patience.is_used_up,
+            before_sleep=patience.note,
+            wait=tenacity.wait_random_exponential(multiplier=0.2, max=10.0),
+            reraise=True,
+        )
+        try:
+            return retrying(request, client)
+        except (BotoCoreError, ClientError) as error:
+            told = f"cannot {verb} {uri}: {reason(error, self._endpoint_url)}"
+            raise ObjectError(told, passing=is_transient(error)) from error
+
+    def _client(self) -> Any:
+        with self._lock:
+            if self._made_client is None or self._made_in_pid != os.getpid():
+                self._made_client = new_client(self._endpoint_url, self._answer_sec)
+                self._made_in_pid = os.getpid()
+            return self._made_client
+
+
+class _S3File(io.RawIOBase):
+    """Random access to one version of an object by ranged reads."""
+
+    def __init__(self, objects: S3Objects, info: ObjectInfo):
+        self._objects = objects
+        self._info = info
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._info.size}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        size = min(len(buffer), self._info.size - self._at)
+        if size <= 0:
+            return 0
+        data = self._objects.read_range(self._info, self._at, size)
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
+def split(uri: str) -> tuple[str, str]:
+    """Bucket and key of an S3 uri; raises `ObjectError` when there is no bucket."""
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    if not bucket or "@" in bucket or ":" in bucket:
+        raise ObjectError(
+            "an S3 uri looks like s3://bucket/key; credentials belong in the environment"
+        )
+    return bucket, key
+
+
+def _checks(data: bytes) -> dict[str, Any]:
+    return {
+        "ChecksumSHA256": _base64_sha256(data),
+        "Metadata": {"sha256": hashlib.sha256(data).hexdigest()},
+    }
+
+
+def _base64_sha256(data: bytes) -> str:
+    return base64.b64encode(hashlib.sha256(data).digest()).decode()
+
+
+def _measure(uri: str, file: BinaryIO) -> Artefact:
+    digest, size = hashlib.sha256(), 0
+    while chunk := file.read(PART_BYTES):
+        digest.update(chunk)
+        size += len(chunk)
+    file.seek(0)
+    return Artefact(uri, digest.hexdigest(), size)

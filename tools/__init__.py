@@ -1,0 +1,1 @@
+"""What only the project itself runs. Not in the wheel."""

@@ -1,0 +1,1 @@
+"""Training of the demo's two small models."""
