@@ -57,13 +57,13 @@ class Placebo:
     def available(self, sequence: Sequence) -> int:
         return max(0, min(4, sequence.remaining - 1))
 
-    def grade(self, sequence: Sequence) -> int:  # noqa: ARG002 - the contract's
+    def confidence_bucket(self, sequence: Sequence) -> int:  # noqa: ARG002 - the contract's
         return 0
 
     def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:  # noqa: ARG002 - the same
         return [[] for _ in sequences]
 
-    def settle(self, sequence: Sequence) -> None:
+    def on_verified(self, sequence: Sequence) -> None:
         """There is nothing to settle."""
 
     def forget(self, sequence: Sequence) -> None:

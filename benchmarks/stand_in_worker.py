@@ -48,7 +48,7 @@ def main() -> None:
         str(arguments.model) if "verify" in arguments.kinds else None,
         (),
         arguments.concurrency,
-        instead=Models(engines, stand_in_model.codec),
+        fake_models=Models(engines, stand_in_model.codec),
     )
 
 

@@ -195,7 +195,7 @@ class StandInEngine:
             if place == len(draft) or draft[place] != token:
                 break
         before = sequence.num_output
-        sequence.accept(draft, tokens, logprobs, maker="block")
+        sequence.accept(draft, tokens, logprobs, proposer="block")
         self.stats.verifier_passes += 1
         self.stats.proposed += len(draft)
         self.stats.accepted += len(tokens) - 1

@@ -110,7 +110,7 @@ def work(order: Order, connection: Connection) -> int:
             order.verifier,
             (order.proposer,) if order.proposer else (),
             order.concurrency,
-            instead=models_of(order) if order.engine == "stand-in" else None,
+            fake_models=models_of(order) if order.engine == "stand-in" else None,
             through=bells.through,
         )
     except (DeviceLostError, WorkerEndedError) as error:

@@ -26,7 +26,7 @@ class Pass:
     """What one step of the verifier gave one sequence."""
 
     step: int
-    maker: str | None
+    proposer: str | None
     draft: list[int]
     agreed: int
     tokens: list[int]
@@ -66,14 +66,14 @@ class Trace:
     def _note(self, step: int, work: Any, verdict: Any, before: dict[Sequence, int]) -> None:
         tokens, logprobs, accepted = to_host(verdict)
         row = 0
-        for sequence, draft, maker, agreed in zip(
-            work.deciding, work.drafts, work.makers, accepted, strict=True
+        for sequence, draft, proposer, agreed in zip(
+            work.deciding, work.drafts, work.proposers, accepted, strict=True
         ):
             kept = sequence.num_output - before[sequence]
             self.passes[sequence.request.request_id].append(
                 Pass(
                     step,
-                    maker.name if draft else None,
+                    proposer.name if draft else None,
                     list(draft),
                     agreed,
                     tokens[row : row + kept],
@@ -96,7 +96,7 @@ class Trace:
                     if position == 0:
                         ticks += self.ticks[request_id] - sum(p.ticks for p in passes)
                     yield (
-                        *(row, sample, position, token, kind, one.maker, one.step),
+                        *(row, sample, position, token, kind, one.proposer, one.step),
                         float(np.float32(logprob)),
                         place if kind in ("accepted", "corrected") else None,
                         one.draft[one.agreed] if kind == "corrected" else None,

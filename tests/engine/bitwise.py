@@ -176,7 +176,7 @@ class Guess:
     def available(self, sequence: Sequence) -> int:  # noqa: ARG002 - it never runs out
         return self._draw() if self._draw else DEEPEST
 
-    def grade(self, sequence: Sequence) -> int:  # noqa: ARG002 - always alike
+    def confidence_bucket(self, sequence: Sequence) -> int:  # noqa: ARG002 - always alike
         return 0
 
     def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:
@@ -188,7 +188,7 @@ class Guess:
         right = self._truths[sequence.request.request_id][at : at + kept]
         return [*right, *(self._random.randrange(256) for _ in range(depth - len(right)))]
 
-    def settle(self, sequence: Sequence) -> None:
+    def on_verified(self, sequence: Sequence) -> None:
         """Learns nothing."""
 
     def forget(self, sequence: Sequence) -> None:

@@ -54,7 +54,7 @@ def replay(proposer: Proposer, sequence: Sequence, truth: Seq[int], depth: int) 
         while agreed < len(draft) and draft[agreed] == truth[at + agreed]:
             agreed += 1
         sequence.accept(draft, list(truth[at : at + agreed + 1]), [0.0] * (agreed + 1))
-        proposer.settle(sequence)
+        proposer.on_verified(sequence)
         passes, proposed, accepted = passes + 1, proposed + len(draft), accepted + agreed
     return Replayed(passes, proposed, accepted)
 

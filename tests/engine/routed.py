@@ -45,7 +45,7 @@ class FakeModel:
     def behind(self, sequence: Sequence) -> int:
         return len(sequence.tokens) - self.read.get(sequence, 0)
 
-    def grade(self, sequence: Sequence) -> int:  # noqa: ARG002 - the contract's
+    def confidence_bucket(self, sequence: Sequence) -> int:  # noqa: ARG002 - the contract's
         return 0
 
     def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:
@@ -59,7 +59,7 @@ class FakeModel:
             self.read[sequence] = len(sequence.tokens)
         return [[7] * depth for depth in depths]
 
-    def settle(self, sequence: Sequence) -> None:
+    def on_verified(self, sequence: Sequence) -> None:
         assert sequence in self.read
 
     def forget(self, sequence: Sequence) -> None:

@@ -49,13 +49,13 @@ class Source:
         self.limit: Callable[[Sequence], int] = lambda _: limit
         self.rate: Rate = rate if callable(rate) else lambda _: rate
         self.asked: list[list[tuple[Sequence, int]]] = []  # by call
-        self.settled: list[Sequence] = []
+        self.verified: list[Sequence] = []
         self.forgotten: list[Sequence] = []
 
     def available(self, sequence: Sequence) -> int:
         return self.limit(sequence)
 
-    def grade(self, sequence: Sequence) -> int:  # noqa: ARG002 - the contract's
+    def confidence_bucket(self, sequence: Sequence) -> int:  # noqa: ARG002 - the contract's
         return 0
 
     def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:
@@ -63,8 +63,8 @@ class Source:
         self.asked.append(list(zip(sequences, depths, strict=True)))
         return [[7] * min(depth, self.limit(s)) for s, depth in zip(sequences, depths, strict=True)]
 
-    def settle(self, sequence: Sequence) -> None:
-        self.settled.append(sequence)
+    def on_verified(self, sequence: Sequence) -> None:
+        self.verified.append(sequence)
 
     def forget(self, sequence: Sequence) -> None:
         self.forgotten.append(sequence)

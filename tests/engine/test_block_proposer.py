@@ -48,7 +48,7 @@ def simulate(block: list[int], truth: list[int], depth: int = DEPTH) -> Run:
         while agreed < len(draft) and draft[agreed] == truth[at + agreed]:
             agreed += 1
         sequence.accept(draft, truth[at : at + agreed + 1], [0.0] * (agreed + 1))
-        proposer.settle(sequence)
+        proposer.on_verified(sequence)
         run.accepted += agreed
         run.proposed += len(draft)
         if draft and agreed == len(draft):

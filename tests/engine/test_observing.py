@@ -219,7 +219,7 @@ def test_a_model_that_fails_is_not_looked_at_again(
         raise ValueError("no law today")
 
     monkeypatch.setattr(
-        "specbatch.pipeline.engines.exact.proposers.draft_model.DraftModelProposer.law_behind",
+        "specbatch.pipeline.engines.exact.proposers.draft_model.DraftModelProposer.next_token_logprobs",
         fails,
     )
     assert len(made.add(*requests(2)).run()) == 2

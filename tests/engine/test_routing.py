@@ -271,7 +271,9 @@ def test_outputs_are_those_of_depth_0_and_all_caches_come_back(
 def test_the_host_makes_a_proposer_of_every_draft_model(tiny_pair: TinyPair) -> None:
     folders = [inspect_model(str(path)) for path in (tiny_pair.verifier, tiny_pair.draft)]
     alone, pair = (
-        EngineHost(folders[0], folders[1], 4, 64, kv_cache_bytes=8 << 20, further=further)
+        EngineHost(
+            folders[0], folders[1], 4, 64, kv_cache_bytes=8 << 20, extra_draft_models=further
+        )
         for further in ((), (folders[0],))
     )
     spec = EngineSpec(dtype="float32")

@@ -184,7 +184,7 @@ def judged(draft: list[int], decided: list[int]) -> tuple[Sequence, Track]:
     sequence, shadow, source = sequence_with([1], [5]), Shadow(), Source("a", 0.0)
     track = Tracks({}).track("a", "", None)
     shadow.keep(sequence, source, draft, track)
-    assert source.settled == [sequence]
+    assert source.verified == [sequence]
     decide(sequence, decided)
     shadow.forget(sequence)
     return sequence, track

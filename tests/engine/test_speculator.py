@@ -221,16 +221,16 @@ def test_the_last_token_is_never_drafted_for(clock: Clock) -> None:
 
 
 def test_ratio_tests_are_not_drafted_for_by_those_who_know_no_law(clock: Clock) -> None:
-    lawless, lawful = Source("lawless", 0.9), Source("lawful", 0.6)
-    lawful.laws = None  # type: ignore[attr-defined] # only whether it is there is looked at
+    lawless, probabilistic = Source("lawless", 0.9), Source("probabilistic", 0.6)
+    probabilistic.draft_probs = None  # type: ignore[attr-defined] # only whether it is there is looked at
     sampled = replace(ENDLESS.params, temperature=1.0)
-    made = Simulation(linear, [lawless, lawful], clock)
+    made = Simulation(linear, [lawless, probabilistic], clock)
     ratio = made.add(4, verification=Verification.REJECTION, params=sampled)
     coupled = made.add(4, params=sampled)
     greedy = made.add(4, verification=Verification.REJECTION)
     made.run(WARM)
     assert set(depths_of(lawless)) == {*coupled, *greedy}
-    assert set(ratio) <= set(depths_of(lawful))
+    assert set(ratio) <= set(depths_of(probabilistic))
 
 
 # --- jobs and tags ------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ def test_makers_hear_of_verdicts_and_ends_and_nothing_is_kept_of_the_finished(
     first = list(made.sequences)
     made.run(WARM)
     drafted = sum(len(call) for source in (a, b) for call in source.asked)
-    assert len(a.settled) + len(b.settled) == drafted > 0
+    assert len(a.verified) + len(b.verified) == drafted > 0
     for sequence in first:
         made.speculator.forget(sequence)
     for source in (a, b):

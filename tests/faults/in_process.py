@@ -74,7 +74,7 @@ class Shop:
             self.verifier,
             self.proposer,
             store=store or self.store,
-            instead=self._models() if self.engine == "stand-in" else None,
+            fake_models=self._models() if self.engine == "stand-in" else None,
         )
         self.workers.append(worker)
         return worker

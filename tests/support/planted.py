@@ -148,7 +148,7 @@ class Site:
             self.verifier,
             self.proposer,
             store=self.store,
-            instead=Models(engines, codec),
+            fake_models=Models(engines, codec),
             meter=None if self.exposure is None else self.exposure.meter,
         )
 

@@ -190,9 +190,9 @@ class Engine:
         plan = self._scheduler.schedule()
         deciding = [p.sequence for p in plan if p.decides]
         asking = self._watch.ask(deciding)
-        drafts, makers = self._speculator.propose(deciding, self._room_for_draft)
+        drafts, proposers = self._speculator.propose(deciding, self._room_for_draft)
         drafting = asking + int(self._speculator.drafting_sec * TICKS_PER_SEC)
-        return Work(plan, deciding, drafts, makers, begun, drafting)
+        return Work(plan, deciding, drafts, proposers, begun, drafting)
 
     def _room_for_draft(self, sequence: Sequence, wanted: int) -> int:
         return 0 if self._budget.strained else self._scheduler.room_for_draft(sequence, wanted)
@@ -223,9 +223,9 @@ class Engine:
         log.warning("no memory for a pass of %d tokens, trying %d", tokens, self._budget.now)
         self._runner.free_unused()
         less = work.part(work.first_tokens(self._budget.now))
-        for sequence, maker in zip(work.deciding, work.makers, strict=True):
-            if maker is not None and sequence not in less.deciding:
-                maker.forget(sequence)  # it will not hear what became of its draft
+        for sequence, proposer in zip(work.deciding, work.proposers, strict=True):
+            if proposer is not None and sequence not in less.deciding:
+                proposer.forget(sequence)  # it will not hear what became of its draft
         return self._decide(less)
 
     def _decide_apart(self, work: Work, error: Exception) -> list[tuple[Work, Verdict | None]]:
@@ -280,7 +280,7 @@ class Engine:
     def _verify(self, work: Work, logits: Tensor) -> Verdict:
         self._watch.compare(work, logits)
         columns = self._columns.of(work.deciding, logits.device)
-        return verify(self._sampler, work.deciding, work.drafts, work.makers, logits, columns)
+        return verify(self._sampler, work.deciding, work.drafts, work.proposers, logits, columns)
 
     def _commit(self, work: Work, verdict: Verdict | None) -> None:
         """Append what was decided; forget the KV of rejected drafts."""
@@ -292,8 +292,8 @@ class Engine:
         most_likely = MostLikely(verdict.top) if verdict.top is not None else None
         has_nan = any(map(math.isnan, logprobs))
         row = 0
-        for sequence, draft, maker, agreed in zip(
-            work.deciding, work.drafts, work.makers, accepted, strict=True
+        for sequence, draft, proposer, agreed in zip(
+            work.deciding, work.drafts, work.proposers, accepted, strict=True
         ):
             before, end = len(sequence.tokens), row + agreed + 1
             if has_nan and any(map(math.isnan, logprobs[row:end])):
@@ -302,8 +302,8 @@ class Engine:
             else:
                 tops = most_likely.of(sequence, row, end) if most_likely is not None else ()
                 verdict_on = (tokens[row:end], logprobs[row:end], tops)
-                if self._accept(sequence, draft, *verdict_on, maker):
-                    self._speculator.observe(sequence, maker, draft, agreed)
+                if self._accept(sequence, draft, *verdict_on, proposer):
+                    self._speculator.observe(sequence, proposer, draft, agreed)
             work.emitted[sequence] = len(sequence.tokens) - before
             row += len(draft) + 1
         self.stats.proposed += row - len(work.deciding)
@@ -319,11 +319,11 @@ class Engine:
         tokens: list[int],
         logprobs: list[float],
         tops: Seq[TopLogprobs],
-        maker: Proposer | None,
+        proposer: Proposer | None,
     ) -> bool:
         """Append a verdict; False: the request's own watch over its text raised."""
         try:
-            sequence.accept(draft, tokens, logprobs, tops, maker.name if maker else "")
+            sequence.accept(draft, tokens, logprobs, tops, proposer.name if proposer else "")
         except Exception as error:
             self._fail(sequence, self._raised(sequence, error))
             return False

@@ -90,12 +90,12 @@ class EngineHost:
         leader: Leader | None = None,
         memory_of: KnowledgeKeeper | None = None,
         on_wanted: Callable[[Wanted], None] | None = None,
-        further: Sequence[ModelFolder] = (),
+        extra_draft_models: Sequence[ModelFolder] = (),
         observer: Observer | None = None,
         drift_every: int = EVERY_STEPS,
         only_job: str | None = None,
     ) -> None:
-        """`further` are draft models beside `proposer`, the main one. `observer` hears what engines
+        """`extra_draft_models` stand beside `proposer`, the main one. `observer` hears what engines
         do, and every `drift_every` steps (0: never) how far a draft model is from the verifier.
         `only_job`: no other job is served.
 
@@ -103,7 +103,7 @@ class EngineHost:
         """
         self._on_wanted = on_wanted
         self.proposer = proposer
-        draft_models = (*([] if proposer is None else [proposer]), *further)
+        draft_models = (*([] if proposer is None else [proposer]), *extra_draft_models)
         self._models = LoadedModels(verifier, draft_models)
         self._pairs = {(verifier.fingerprint, f.fingerprint) for f in draft_models}
         self._draft_names = draft_names([folder.ref for folder in draft_models])

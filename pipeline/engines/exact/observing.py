@@ -47,7 +47,7 @@ class Observer(Protocol):
         ...
 
     def drifted(self, proposer: str, nats: float) -> None:
-        """How far a proposer's law is from the verifier's at one place: KL(verifier ‖ proposer)."""
+        """KL(verifier ‖ proposer) in nats at one position."""
         ...
 
 
@@ -118,8 +118,10 @@ class Watch(Unwatched):
         for part in parts:
             drafted = list(map(len, part.drafts))
             passes.append((sum([p.take for p in part.plan]) + sum(drafted), len(part.plan)))
-            makers = [maker.name if maker is not None else "" for maker in part.makers]
-            depths.update(zip(makers, drafted, strict=True))
+            proposers = [
+                proposer.name if proposer is not None else "" for proposer in part.proposers
+            ]
+            depths.update(zip(proposers, drafted, strict=True))
         before, self._told = self._told, self._counts()
         self._stats.kv_blocks = self._blocks.counts
         self._observer.stepped(

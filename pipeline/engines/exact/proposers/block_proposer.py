@@ -65,7 +65,7 @@ class BlockProposer:
             return 0
         return self._place(sequence).cursor.remaining()
 
-    def grade(self, sequence: Sequence) -> int:  # noqa: ARG002 - the contract's
+    def confidence_bucket(self, sequence: Sequence) -> int:  # noqa: ARG002 - the contract's
         return 0
 
     def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:
@@ -77,7 +77,7 @@ class BlockProposer:
             drafts.append([] if at is None else list(place.cursor.block[at : at + depth]))
         return drafts
 
-    def settle(self, sequence: Sequence) -> None:
+    def on_verified(self, sequence: Sequence) -> None:
         """Nothing to drop: the cursor follows the output itself."""
 
     def forget(self, sequence: Sequence) -> None:

@@ -45,7 +45,7 @@ class HistoryProposer:
             return place.walk.remaining()
         return 0 if place.cursor is None else place.cursor.remaining()
 
-    def grade(self, sequence: Sequence) -> int:
+    def confidence_bucket(self, sequence: Sequence) -> int:
         """6 and 5: the past output, without and with a recent disagreement. 4 to 1: the index, by
         how long the match is (two classes) and how many of its places go on like it."""
         place = self._place(sequence)
@@ -70,7 +70,7 @@ class HistoryProposer:
                 drafts.append([])
         return drafts
 
-    def settle(self, sequence: Sequence) -> None:
+    def on_verified(self, sequence: Sequence) -> None:
         """Nothing to drop: places follow the tokens that were decided."""
 
     def forget(self, sequence: Sequence) -> None:

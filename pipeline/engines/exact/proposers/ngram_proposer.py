@@ -26,7 +26,7 @@ class NgramProposer:
     def available(self, sequence: Sequence) -> int:
         return self._finder(sequence).available
 
-    def grade(self, sequence: Sequence) -> int:
+    def confidence_bucket(self, sequence: Sequence) -> int:
         """By tokens in common: 2 are class 1, then up to 4, 8, 16 and more."""
         length = self._finder(sequence).length
         return min(_HIGHEST_GRADE, (length - 1).bit_length()) if length else 0
@@ -38,7 +38,7 @@ class NgramProposer:
             drafts.append(finder.draft(min(depth, finder.available)))
         return drafts
 
-    def settle(self, sequence: Sequence) -> None:
+    def on_verified(self, sequence: Sequence) -> None:
         """Nothing to drop: the finder reads the tokens that were decided."""
 
     def forget(self, sequence: Sequence) -> None:

@@ -13,7 +13,7 @@ from specbatch.kernels.verify.contract import PLACEHOLDER, TopTokens, Verdict
 from specbatch.pipeline.engines.exact.model.transfer import to_device
 from specbatch.pipeline.engines.exact.sampling.sampler import Sampler
 from specbatch.pipeline.engines.exact.sampling.sampling import Columns, sampling_rows, top_rows
-from specbatch.pipeline.engines.exact.state.proposer import Proposer, has_laws
+from specbatch.pipeline.engines.exact.state.proposer import Proposer, has_draft_probs
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.schemas.records import Verification
 
@@ -23,14 +23,14 @@ def verify(
     sampler: Sampler,
     sequences: Seq[Sequence],
     drafts: Seq[list[int]],
-    makers: Seq[Proposer | None],
+    proposers: Seq[Proposer | None],
     logits: Tensor,  # [num_rows, vocab_size]: 1 + len(draft) rows of each sequence
     columns: Columns,  # of the sequences
 ) -> Verdict:
     """The verdict on every row. A coupled sequence gets the same bits in any company."""
     most = max(columns.top, default=0)
     if columns.kind is not None:
-        return _verify_kind(sampler, columns, sequences, drafts, makers, logits, most)
+        return _verify_kind(sampler, columns, sequences, drafts, proposers, logits, most)
     kinds = [s.verification for s in sequences]
     counts = np.array([1 + len(d) for d in drafts])
     numbers = np.array([list(Verification).index(kind) for kind in kinds])
@@ -50,7 +50,7 @@ def verify(
             Columns(alike, logits.device),
             alike,
             [drafts[i] for i in of_kind],
-            [makers[i] for i in of_kind],
+            [proposers[i] for i in of_kind],
             logits[rows],
             most,
         )
@@ -65,7 +65,7 @@ def _verify_kind(
     columns: Columns,  # of sequences that ask for one kind of test
     sequences: Seq[Sequence],
     drafts: Seq[list[int]],
-    makers: Seq[Proposer | None],
+    proposers: Seq[Proposer | None],
     logits: Tensor,
     most: int,  # likely tokens of a row, where any are wanted: as many in every kind
 ) -> Verdict:
@@ -80,15 +80,15 @@ def _verify_kind(
         offsets = to_device(np.cumsum([0, *counts]), logits.device)
     if columns.kind is Verification.COUPLED:
         return sampler.verify(logits, draft, offsets, counters, sampling)
-    laws = [logits.new_empty(0, logits.shape[1])]
-    for sequence, tokens, maker in zip(sequences, drafts, makers, strict=True):
+    draft_probs = [logits.new_empty(0, logits.shape[1])]
+    for sequence, tokens, proposer in zip(sequences, drafts, proposers, strict=True):
         if tokens:
-            assert has_laws(maker), "the speculator asks nobody else for such a sequence"
-            laws.append(maker.laws(sequence))
+            assert has_draft_probs(proposer), "the speculator asks nobody else for such a sequence"
+            draft_probs.append(proposer.draft_probs(sequence))
     test = (
         sampler.verify_tokens if columns.kind is Verification.REJECTION else sampler.verify_blocks
     )
-    return test(logits, torch.cat(laws), draft, offsets, counters, sampling)
+    return test(logits, torch.cat(draft_probs), draft, offsets, counters, sampling)
 
 
 def _joined(tops: Seq[TopTokens]) -> TopTokens | None:

@@ -31,13 +31,13 @@ class Telling(Protocol):
 
     name: str
 
-    def law_behind(self, sequence: Sequence) -> Tensor | None:
+    def next_token_logprobs(self, sequence: Sequence) -> Tensor | None:
         """float32 [vocab_size], log-probabilities; None where it would have to read too much."""
         ...
 
 
 def tells(proposer: Proposer | Telling) -> TypeGuard[Telling]:
-    return hasattr(proposer, "law_behind")
+    return hasattr(proposer, "next_token_logprobs")
 
 
 class DriftWatch:
@@ -67,7 +67,7 @@ class DriftWatch:
         model = self._models[self._looks % len(self._models)]
         sequence = deciding[(self._looks * _GOLDEN % 2**64) * len(deciding) >> 64]
         try:
-            law = model.law_behind(sequence)
+            law = model.next_token_logprobs(sequence)
         except Exception as error:
             if fault_of(error) in (Fault.DEVICE, Fault.KERNEL):
                 raise

@@ -26,7 +26,7 @@ from specbatch.pipeline.engines.exact.speculation.wants import (
     depth_worth,
     usual,
 )
-from specbatch.pipeline.engines.exact.state.proposer import Proposer, has_laws
+from specbatch.pipeline.engines.exact.state.proposer import Proposer, has_draft_probs
 from specbatch.pipeline.engines.exact.state.sequence import Route, Sequence
 from specbatch.pipeline.policy.controller import Controller, Course
 from specbatch.pipeline.policy.costs.controls import Arm
@@ -158,7 +158,7 @@ class Speculator:
             if mine.observe(len(draft), accepted):
                 mine.close(track.rate, self.knowledge.spread_of(maker.name))
             track.observe(len(draft), accepted)
-        maker.settle(sequence)
+        maker.on_verified(sequence)
 
     def forget(self, sequence: Sequence) -> None:
         self._shadow.forget(sequence)
@@ -408,7 +408,7 @@ class Speculator:
             return False
         if proposer.pass_time is not None and request.draft_model not in (None, proposer.name):
             return False
-        if sequence.verification is not Verification.COUPLED and not has_laws(proposer):
+        if sequence.verification is not Verification.COUPLED and not has_draft_probs(proposer):
             return False
         if request.depth is not None and not request.shadow:
             return True  # a fixed depth is what was asked for, whether it pays or not
@@ -420,7 +420,9 @@ class Speculator:
 
     def _track(self, proposer: Proposer, sequence: Sequence) -> Track:
         route = sequence.request.route
-        return self.journal.track(proposer.name, proposer.grade(sequence), route.job, route.tag)
+        return self.journal.track(
+            proposer.name, proposer.confidence_bucket(sequence), route.job, route.tag
+        )
 
     def _rate(self, proposer: Proposer, sequence: Sequence) -> float:
         overall = self._track(proposer, sequence).rate

@@ -186,9 +186,9 @@ class Sequence:
         tokens: list[int],
         logprobs: list[float],
         tops: Seq[TopLogprobs] = (),
-        maker: str = "",
+        proposer: str = "",
     ) -> None:
-        """Append the verdict on `maker`'s draft: the agreed prefix and the verifier's token after.
+        """Append the verdict on a draft by `proposer`: the agreed prefix and one token behind it.
 
         `tokens` holds the agreed prefix and one more, `tops` as many or none. A stop token, the end
         of a stop string or the length limit inside it cuts the rest.
@@ -199,7 +199,7 @@ class Sequence:
         last = Origin.PLAIN
         if draft:
             last = Origin.BONUS if agreed == len(draft) else Origin.CORRECTED
-            self._note_draft(maker, len(draft))
+            self._note_draft(proposer, len(draft))
         for i, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
             self.tokens.append(token)
             if self.adjuster is not None:
@@ -218,10 +218,10 @@ class Sequence:
                 self.finish_reason = FinishReason.LENGTH
                 return
 
-    def _note_draft(self, maker: str, tokens: int) -> None:
-        if maker not in self.sources:
-            self.sources.append(maker)
-        self.makers.append(self.sources.index(maker))
+    def _note_draft(self, proposer: str, tokens: int) -> None:
+        if proposer not in self.sources:
+            self.sources.append(proposer)
+        self.makers.append(self.sources.index(proposer))
         self.drafted.append(tokens)
 
     def _count(self, proposed: int, agreed: int) -> None:

@@ -17,7 +17,7 @@ class Work:
     plan: list[Planned]
     deciding: list[Sequence]
     drafts: list[list[int]]
-    makers: list[Proposer | None]
+    proposers: list[Proposer | None]
     begun: int  # ticks, by the performance counter
     drafting_ticks: int  # in proposers' models, before the verifier's part
     pass_ticks: int = 0  # of a pass that did not raise, until its verdict is on the host
@@ -25,16 +25,16 @@ class Work:
     whole: bool = True  # one pass did it all; else its times say nothing of other steps
 
     def part(self, plan: list[Planned]) -> Work:
-        """Some of it, without drafts, which are only hints; their makers still hear of the end."""
-        maker_of = dict(zip(self.deciding, self.makers, strict=True))
+        """Some of it, without drafts, which are only hints. Proposers still hear of the end."""
+        proposer_of = dict(zip(self.deciding, self.proposers, strict=True))
         deciding = [p.sequence for p in plan if p.decides]
-        makers = [maker_of.get(sequence) for sequence in deciding]
+        proposers = [proposer_of.get(sequence) for sequence in deciding]
         return replace(
             self,
             plan=plan,
             deciding=deciding,
             drafts=[[] for _ in deciding],
-            makers=makers,
+            proposers=proposers,
             pass_ticks=0,
         )
 
@@ -45,8 +45,10 @@ class Work:
         Where none were (they were dropped, or kept to be compared), 1 for each that decides.
         """
         weight_of = {
-            sequence: len(draft) if maker is not None and maker.pass_time is not None else 0
-            for sequence, draft, maker in zip(self.deciding, self.drafts, self.makers, strict=True)
+            sequence: len(draft) if proposer is not None and proposer.pass_time is not None else 0
+            for sequence, draft, proposer in zip(
+                self.deciding, self.drafts, self.proposers, strict=True
+            )
         }
         if not any(weight_of.values()):
             weight_of = dict.fromkeys(self.deciding, 1)
