@@ -266,7 +266,7 @@ class EngineHost:
             tuple(proposers),
             self._max_sequences,
             self._max_batch_tokens,
-            None if verifying.steady else Rechecker(verifying),
+            None if verifying.batch_invariant else Rechecker(verifying),
             knowledge,
             self._observer,
             self._drift_every,

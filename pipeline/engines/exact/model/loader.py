@@ -15,8 +15,8 @@ from transformers.utils import logging as transformers_logging
 
 from specbatch.kernels.decoder.contract import DecoderShape, DecoderWeights
 from specbatch.kernels.paged_attention.contract import RaggedBatch
+from specbatch.pipeline.engines.exact.model.batch_invariant import torch_modules
 from specbatch.pipeline.engines.exact.model.batch_invariant.row_tiles import RowTiles
-from specbatch.pipeline.engines.exact.model.batch_invariant.tiled_modules import tile_rows
 from specbatch.pipeline.engines.exact.model.device import native_level
 from specbatch.pipeline.engines.exact.model.kernel_choice import Attention, Kernels, choose_kernels
 from specbatch.pipeline.engines.exact.model.model_folder import ModelFolder, check_again
@@ -138,7 +138,7 @@ def _load(
     lowered = _lowered(module, folder) if native and plain else None
     tiles = None
     if lowered is None and exactness == "bitwise":
-        tiles = _made_bitwise(module, folder.ref, by)
+        tiles = _make_bitwise(module, folder.ref, by)
     config = module.config.get_text_config()
     heads = int(config.num_attention_heads)
     log.info(
@@ -187,13 +187,13 @@ def _compiled(module: Any) -> Any:
     return torch.compile(module, dynamic=True)
 
 
-def _made_bitwise(module: nn.Module, ref: str, kernels: Kernels) -> RowTiles | None:
-    """Make the rows of the torch path keep their bits; the tiles to which passes are padded."""
+def _make_bitwise(module: nn.Module, ref: str, kernels: Kernels) -> RowTiles | None:
+    """Make the torch path batch-invariant; returns the tiles to which passes are padded."""
     if kernels == "torch":
-        return tile_rows(module, ref)
-    from specbatch.pipeline.engines.exact.model.batch_invariant.fixed_modules import fix_rows
+        return torch_modules.make_batch_invariant(module, ref)
+    from specbatch.pipeline.engines.exact.model.batch_invariant import triton_modules
 
-    fix_rows(module, ref)
+    triton_modules.make_batch_invariant(module, ref)
     return None
 
 

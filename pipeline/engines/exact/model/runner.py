@@ -80,7 +80,7 @@ class ModelRunner:
         self.kernels = model.kernels
         self.eos_ids = model.eos_ids
         # Whether a token's bits are the same in every batch; else `exactness: fast` was asked for.
-        self.steady = model.native is not None or model.exactness == "bitwise"
+        self.batch_invariant = model.native is not None or model.exactness == "bitwise"
         self.vocab_size = model.folder.vocab_size
         self._context_tokens = min(model.folder.context_tokens, self.blocks.capacity_tokens)
         # Why the cache has no room for the model's whole context; None: it has.
