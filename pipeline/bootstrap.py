@@ -17,7 +17,8 @@ from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.sql.migrate import grant_roles, open_store
 from specbatch.pipeline.ledger.sql.store_place import make_place
 from specbatch.pipeline.observe.metrics.meter import Meter
-from specbatch.pipeline.observe.tracing.tracing import UNTRACED, TraceOptions, Tracing, open_tracing
+from specbatch.pipeline.observe.tracing.selection import open_tracing
+from specbatch.pipeline.observe.tracing.tracing import UNTRACED, TraceOptions, Tracing
 from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.pipeline.runtime.announcing import Announcing
 from specbatch.pipeline.runtime.client import Client, Ring
@@ -38,9 +39,8 @@ from specbatch.schemas.settings import Settings
 from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
 
 if TYPE_CHECKING:  # the light install has no torch and no pyarrow
-    from specbatch.pipeline.engines.contract import Engines
+    from specbatch.pipeline.engines.contract import Engines, ModelFolder
     from specbatch.pipeline.engines.exact.model.device import DeviceOptions
-    from specbatch.pipeline.engines.exact.model.model_folder import ModelFolder
     from specbatch.pipeline.engines.exact.model.parallel import Leader
     from specbatch.pipeline.inputs.codec import TextCodec
     from specbatch.pipeline.runtime.anchoring import Anchoring
@@ -207,7 +207,7 @@ def make_worker(
     if fake_models is None:
         require_engine_extra()
     from specbatch.pipeline.engines.exact import step_guard
-    from specbatch.pipeline.engines.exact.model.model_folder import check_pair, models_here
+    from specbatch.pipeline.engines.models.model_folder import check_pair, models_here
     from specbatch.pipeline.inputs.codec import TextCodec
     from specbatch.pipeline.runtime.anchoring import Anchoring
     from specbatch.pipeline.runtime.anchors import Anchors

@@ -10,8 +10,9 @@ from dataclasses import astuple, dataclass, replace
 
 from engine.decoding import Bench, WatchedBlockProposer, assert_counts_add_up
 
-from specbatch.pipeline.engines.exact.state.blocks import KvState
-from specbatch.pipeline.engines.exact.state.sequence import Completion, Request, Sequence
+from specbatch.pipeline.engines.contract import Completion, Request
+from specbatch.pipeline.engines.exact.state.kv_blocks import KvState
+from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.stages.text_stop import TextStop
 from specbatch.schemas.records import FinishReason, SamplingParams
 

@@ -10,7 +10,7 @@ from engine.decoding import Bench
 from torch import Tensor
 
 from specbatch.kernels.decoder.contract import DecoderBatch
-from specbatch.pipeline.engines.exact.state.proposer import Proposer
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 
 

@@ -6,8 +6,9 @@ import random
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
-from specbatch.pipeline.engines.exact.state.proposer import Proposer
-from specbatch.pipeline.engines.exact.state.sequence import Request, Sequence
+from specbatch.pipeline.engines.contract import Request
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
+from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.schemas.records import SamplingParams
 
 PLAIN = Request("r", (1, 2, 3), SamplingParams(max_tokens=10_000), seed=1)

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, replace
 
 from engine.replaying import PLAIN
 
+from specbatch.pipeline.engines.contract import Route
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.speculation.speculator import Speculator
-from specbatch.pipeline.engines.exact.state.proposer import Proposer
-from specbatch.pipeline.engines.exact.state.sequence import Route, Sequence
+from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.pipeline.policy.linear_cost import LinearCost
 from specbatch.schemas.speculation import Decision

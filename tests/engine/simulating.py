@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 import pytest
 from policy.machines import Machine, linear
 
+from specbatch.pipeline.engines.contract import Request, Route
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.speculation.speculator import Speculator
-from specbatch.pipeline.engines.exact.state.proposer import Proposer
-from specbatch.pipeline.engines.exact.state.sequence import Request, Route, Sequence
+from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.policy.linear_cost import LinearCost
 from specbatch.schemas.records import SamplingParams
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from specbatch.pipeline.engines.contract import Completion
 from specbatch.pipeline.engines.exact.model.batch_invariant.torch_modules import (
     make_batch_invariant,
 )
 from specbatch.pipeline.engines.exact.model.loader import load_model
-from specbatch.pipeline.engines.exact.model.model_folder import SUPPORTED_MODEL_TYPES, inspect_model
-from specbatch.pipeline.engines.exact.state.sequence import Completion
+from specbatch.pipeline.engines.models.model_folder import SUPPORTED_MODEL_TYPES, inspect_model
 from specbatch.schemas.errors import ModelError
 from specbatch.schemas.records import SamplingParams
 from support.architectures import CONFIGS, VOCAB, WINDOW, tiny_model

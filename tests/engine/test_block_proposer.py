@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from specbatch.pipeline.engines.exact.proposers.block_proposer import BlockProposer
-from specbatch.pipeline.engines.exact.state.sequence import Request, Sequence
+from specbatch.pipeline.engines.contract import Request
+from specbatch.pipeline.engines.exact.proposers.block import BlockProposer
+from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.schemas.records import SamplingParams
 
 DEPTH = 4

@@ -14,13 +14,9 @@ from engine.decoding import Bench, assert_same, baseline_of, bench, prompts
 from engine.faulty import FaultyDecoder, FaultyProposer, real_tokens, spoil
 
 from specbatch.kernels.decoder.contract import DecoderBatch
+from specbatch.pipeline.engines.contract import Completion, Request
 from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelProposer
-from specbatch.pipeline.engines.exact.proposers.guarded_proposer import (
-    PATIENCE,
-    REST_SEC,
-    GuardedProposer,
-)
-from specbatch.pipeline.engines.exact.state.sequence import Completion, Request
+from specbatch.pipeline.engines.exact.proposers.guarded import PATIENCE, REST_SEC, GuardedProposer
 from specbatch.schemas.errors import DeviceLostError
 from specbatch.schemas.records import FinishReason, SamplingParams
 from support.models import TinyPair

@@ -25,9 +25,10 @@ from engine.decoding import prompts as make_prompts
 from engine.naive import decode
 from torch import Tensor
 
+from specbatch.pipeline.engines.contract import Completion, Request
 from specbatch.pipeline.engines.exact.model.batch import Chunk
 from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelProposer
-from specbatch.pipeline.engines.exact.state.sequence import Completion, Request, Sequence
+from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.schemas.provenance import NO_TICKS, Ticks
 from specbatch.schemas.records import FinishReason, Origin, SamplingParams
 from support.models import TinyPair

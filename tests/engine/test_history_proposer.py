@@ -11,11 +11,11 @@ from engine.decoding import VOCAB, assert_same, baseline_of, bench
 from engine.decoding import prompts as make_prompts
 from engine.replaying import PLAIN, Replayed, decide, edited, replay, sequence_of, text
 
-from specbatch.pipeline.engines.exact.proposers.history import History
-from specbatch.pipeline.engines.exact.proposers.history_proposer import HistoryProposer
-from specbatch.pipeline.engines.exact.proposers.ngram_proposer import NgramProposer
-from specbatch.pipeline.engines.exact.proposers.suffix_index import Match, SuffixIndex
-from specbatch.pipeline.engines.exact.state.sequence import Request, Sequence
+from specbatch.pipeline.engines.contract import Match, Request
+from specbatch.pipeline.engines.exact.proposers.history import History, HistoryProposer
+from specbatch.pipeline.engines.exact.proposers.ngram import NgramProposer
+from specbatch.pipeline.engines.exact.proposers.suffix_index import SuffixIndex
+from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.schemas.records import SamplingParams
 from specbatch.schemas.speculation import PastOutput
 from support.models import TinyPair

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from specbatch.pipeline.engines.exact.model.batch_invariant import triton_modules
 from specbatch.pipeline.engines.exact.model.loader import load_model
-from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
 from specbatch.pipeline.engines.exact.model.runner import ModelRunner
+from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.schemas.errors import ModelError
 from support.architectures import tiny_model
 from support.devices import TRITON_DEVICE

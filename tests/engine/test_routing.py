@@ -11,14 +11,15 @@ from engine.decoding import prompts as make_prompts
 from engine.replaying import PLAIN
 from engine.routed import FakeModel, Simulation
 
+from specbatch.pipeline.engines.contract import Request, Route
 from specbatch.pipeline.engines.exact.engine import Engine
 from specbatch.pipeline.engines.exact.host import EngineHost
-from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
 from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelProposer
 from specbatch.pipeline.engines.exact.speculation import router
 from specbatch.pipeline.engines.exact.speculation.router import Router
 from specbatch.pipeline.engines.exact.speculation.wants import Want
-from specbatch.pipeline.engines.exact.state.sequence import Request, Route, Sequence
+from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.pipeline.policy.controller import Controller
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.pipeline.policy.tracks import Tracks

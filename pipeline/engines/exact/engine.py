@@ -16,34 +16,32 @@ from dataclasses import replace
 from torch import Tensor
 
 from specbatch.kernels.verify.contract import Verdict
+from specbatch.pipeline.engines.clock import now
+from specbatch.pipeline.engines.contract import Completion, EngineStats, Request, Wanted
 from specbatch.pipeline.engines.exact.admission import all_within, refusal
-from specbatch.pipeline.engines.exact.model.batch import Chunk
+from specbatch.pipeline.engines.exact.model.batch import Chunk, to_host
 from specbatch.pipeline.engines.exact.model.runner import ModelRunner
-from specbatch.pipeline.engines.exact.model.transfer import to_host
 from specbatch.pipeline.engines.exact.observing import Observer, Unwatched, Watch
-from specbatch.pipeline.engines.exact.proposers.block_proposer import BlockProposer, Wanted
-from specbatch.pipeline.engines.exact.proposers.guarded_proposer import guarded
+from specbatch.pipeline.engines.exact.proposers.block import BlockProposer
+from specbatch.pipeline.engines.exact.proposers.guarded import guarded
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.recheck import Rechecker
-from specbatch.pipeline.engines.exact.sampling.most_likely import MostLikely
 from specbatch.pipeline.engines.exact.sampling.sampler import choose_sampler
 from specbatch.pipeline.engines.exact.sampling.sampling import LastColumns
-from specbatch.pipeline.engines.exact.sampling.verification import verify
+from specbatch.pipeline.engines.exact.sampling.verification import MostLikely, verify
 from specbatch.pipeline.engines.exact.speculation.drift import EVERY_STEPS
 from specbatch.pipeline.engines.exact.speculation.speculator import Speculator
-from specbatch.pipeline.engines.exact.state.faults import Fault, fault_of, with_type
-from specbatch.pipeline.engines.exact.state.isolation import isolate
-from specbatch.pipeline.engines.exact.state.proposer import Proposer
-from specbatch.pipeline.engines.exact.state.scheduler import Planned, Scheduler
-from specbatch.pipeline.engines.exact.state.sequence import (
-    Completion,
-    Request,
-    Sequence,
-    stop_ids_of,
+from specbatch.pipeline.engines.exact.state.accounting import OVERHEAD, TimeBook
+from specbatch.pipeline.engines.exact.state.recovery import (
+    Fault,
+    TokenBudget,
+    fault_of,
+    isolate,
+    with_type,
 )
-from specbatch.pipeline.engines.exact.state.stats import EngineStats
-from specbatch.pipeline.engines.exact.state.time_book import OVERHEAD, TimeBook, now
-from specbatch.pipeline.engines.exact.state.token_budget import TokenBudget
-from specbatch.pipeline.engines.exact.state.work import Work
+from specbatch.pipeline.engines.exact.state.scheduler import Planned, Scheduler
+from specbatch.pipeline.engines.exact.state.sequence import Sequence, stop_ids_of
+from specbatch.pipeline.engines.exact.step import Work
 from specbatch.pipeline.policy.costs.controls import Arm, Controls, Part
 from specbatch.pipeline.policy.journal import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge
@@ -280,7 +278,7 @@ class Engine:
     def _verify(self, work: Work, logits: Tensor) -> Verdict:
         self._watch.compare(work, logits)
         columns = self._columns.of(work.deciding, logits.device)
-        return verify(self._sampler, work.deciding, work.drafts, work.proposers, logits, columns)
+        return verify(self._sampler, work.deciding, work.drafts, work.draft_probs, logits, columns)
 
     def _commit(self, work: Work, verdict: Verdict | None) -> None:
         """Append what was decided; forget the KV of rejected drafts."""
@@ -355,7 +353,13 @@ class Engine:
         self.stats.steps += 1
         self.stats.reused_tokens = self._scheduler.reused_tokens
         self.stats.preemptions = self._scheduler.preemptions
-        ticks, shares = self._book.share_step(work, parts, self.stats.steps, self._runner.padded)
+        ticks, shares = self._book.share_step(
+            work.begun,
+            work.drafting_ticks,
+            work.passes(parts),
+            self.stats.steps,
+            self._runner.padded,
+        )
         self.stats.busy_sec += ticks / TICKS_PER_SEC
         if not (work.whole and work.decoding):
             return

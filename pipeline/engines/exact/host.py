@@ -11,15 +11,15 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from specbatch.pipeline.engines.contract import EngineStats, ModelFolder, Wanted
 from specbatch.pipeline.engines.exact.engine import Engine
 from specbatch.pipeline.engines.exact.model.device import (
     DeviceOptions,
     capture_for,
     gpu_cache_bytes,
 )
-from specbatch.pipeline.engines.exact.model.fingerprint import Look, unchanged
-from specbatch.pipeline.engines.exact.model.loaded_models import LoadedModels
-from specbatch.pipeline.engines.exact.model.loader import LoadedModel, load_model
+from specbatch.pipeline.engines.exact.model.loaded_model import LoadedModel
+from specbatch.pipeline.engines.exact.model.loader import load_model
 from specbatch.pipeline.engines.exact.model.memory import (
     PROMISES,
     MemoryBudget,
@@ -27,29 +27,25 @@ from specbatch.pipeline.engines.exact.model.memory import (
     cache_bytes,
     free_for_another,
 )
-from specbatch.pipeline.engines.exact.model.model_folder import (
-    ModelFolder,
-    check_pair,
-    inspect_folder,
-)
 from specbatch.pipeline.engines.exact.model.numeric_class import check_class, serves
 from specbatch.pipeline.engines.exact.model.quantised import check_weights
 from specbatch.pipeline.engines.exact.model.runner import Decoder, ModelRunner
 from specbatch.pipeline.engines.exact.model.torch_decoder import TorchDecoder
 from specbatch.pipeline.engines.exact.observing import Observer
-from specbatch.pipeline.engines.exact.proposers.block_proposer import BlockProposer, Wanted
+from specbatch.pipeline.engines.exact.proposers.block import BlockProposer
 from specbatch.pipeline.engines.exact.proposers.draft_model import (
     MAX_PASS_TOKENS,
     DraftModelProposer,
 )
-from specbatch.pipeline.engines.exact.proposers.draft_names import DRAFT_MODEL, draft_names, pins_of
-from specbatch.pipeline.engines.exact.proposers.history_proposer import HistoryProposer
-from specbatch.pipeline.engines.exact.proposers.ngram_proposer import NgramProposer
+from specbatch.pipeline.engines.exact.proposers.history import HistoryProposer
+from specbatch.pipeline.engines.exact.proposers.ngram import NgramProposer
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.recheck import Rechecker
 from specbatch.pipeline.engines.exact.service import EngineService
 from specbatch.pipeline.engines.exact.speculation.drift import EVERY_STEPS
-from specbatch.pipeline.engines.exact.state.proposer import Proposer
-from specbatch.pipeline.engines.exact.state.stats import EngineStats
+from specbatch.pipeline.engines.models.draft_names import DRAFT_MODEL, draft_names, pins_of
+from specbatch.pipeline.engines.models.fingerprint import Look, unchanged
+from specbatch.pipeline.engines.models.model_folder import LoadedModels, check_pair, inspect_folder
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.errors import (
     DeviceLostError,

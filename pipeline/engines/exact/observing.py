@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
+from specbatch.pipeline.engines.clock import now
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.speculation.drift import EVERY_STEPS, DriftWatch
-from specbatch.pipeline.engines.exact.state.blocks import BlockManager
-from specbatch.pipeline.engines.exact.state.proposer import Proposer
+from specbatch.pipeline.engines.exact.state.kv_blocks import BlockManager
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
-from specbatch.pipeline.engines.exact.state.time_book import now
 from specbatch.schemas.figures import StepFigures
 from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import FinishReason
 
 if TYPE_CHECKING:
-    from specbatch.pipeline.engines.exact.state.stats import EngineStats
-    from specbatch.pipeline.engines.exact.state.work import Work
+    from specbatch.pipeline.engines.contract import EngineStats
+    from specbatch.pipeline.engines.exact.step import Work
 
 _ENDED = (FinishReason.STOP, FinishReason.LENGTH)
 

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from specbatch.kernels.decoder.contract import BLOCK_SIZE, DecoderBatch
 from specbatch.kernels.paged_attention.contract import zeroed_cache
-from specbatch.pipeline.engines.exact.model.kernel_choice import attention_of
-from specbatch.pipeline.engines.exact.model.loader import LoadedModel
+from specbatch.pipeline.engines.exact.model.loaded_model import LoadedModel, attention_of
 
 
 class TorchDecoder:

@@ -19,11 +19,11 @@ from specbatch.kernels.verify.contract import SamplingRows
 from specbatch.kernels.verify.reference import process
 from specbatch.pipeline.engines.exact.model.batch import Chunk
 from specbatch.pipeline.engines.exact.model.runner import ModelRunner
-from specbatch.pipeline.engines.exact.proposers.draft_names import DRAFT_MODEL
 from specbatch.pipeline.engines.exact.sampling.sampler import choose_sampler
 from specbatch.pipeline.engines.exact.sampling.sampling import sampling_rows
-from specbatch.pipeline.engines.exact.state.blocks import KvState
+from specbatch.pipeline.engines.exact.state.kv_blocks import KvState
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.models.draft_names import DRAFT_MODEL
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.pipeline.policy.linear_cost import LinearCost
 from specbatch.schemas.records import Verification

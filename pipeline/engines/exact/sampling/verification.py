@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
@@ -10,12 +11,11 @@ import torch
 from torch import Tensor
 
 from specbatch.kernels.verify.contract import PLACEHOLDER, TopTokens, Verdict
-from specbatch.pipeline.engines.exact.model.transfer import to_device
+from specbatch.pipeline.engines.exact.model.batch import to_device
 from specbatch.pipeline.engines.exact.sampling.sampler import Sampler
 from specbatch.pipeline.engines.exact.sampling.sampling import Columns, sampling_rows, top_rows
-from specbatch.pipeline.engines.exact.state.proposer import Proposer, has_draft_probs
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
-from specbatch.schemas.records import Verification
+from specbatch.schemas.records import TopLogprobs, Verification
 
 
 @torch.inference_mode()
@@ -23,14 +23,14 @@ def verify(
     sampler: Sampler,
     sequences: Seq[Sequence],
     drafts: Seq[list[int]],
-    proposers: Seq[Proposer | None],
+    draft_probs: Callable[[Sequence], Tensor],  # float32 [draft, vocab_size]; for ratio tests
     logits: Tensor,  # [num_rows, vocab_size]: 1 + len(draft) rows of each sequence
     columns: Columns,  # of the sequences
 ) -> Verdict:
     """The verdict on every row. A coupled sequence gets the same bits in any company."""
     most = max(columns.top, default=0)
     if columns.kind is not None:
-        return _verify_kind(sampler, columns, sequences, drafts, proposers, logits, most)
+        return _verify_kind(sampler, columns, sequences, drafts, draft_probs, logits, most)
     kinds = [s.verification for s in sequences]
     counts = np.array([1 + len(d) for d in drafts])
     numbers = np.array([list(Verification).index(kind) for kind in kinds])
@@ -50,7 +50,7 @@ def verify(
             Columns(alike, logits.device),
             alike,
             [drafts[i] for i in of_kind],
-            [proposers[i] for i in of_kind],
+            draft_probs,
             logits[rows],
             most,
         )
@@ -65,7 +65,7 @@ def _verify_kind(
     columns: Columns,  # of sequences that ask for one kind of test
     sequences: Seq[Sequence],
     drafts: Seq[list[int]],
-    proposers: Seq[Proposer | None],
+    draft_probs: Callable[[Sequence], Tensor],
     logits: Tensor,
     most: int,  # likely tokens of a row, where any are wanted: as many in every kind
 ) -> Verdict:
@@ -80,15 +80,12 @@ def _verify_kind(
         offsets = to_device(np.cumsum([0, *counts]), logits.device)
     if columns.kind is Verification.COUPLED:
         return sampler.verify(logits, draft, offsets, counters, sampling)
-    draft_probs = [logits.new_empty(0, logits.shape[1])]
-    for sequence, tokens, proposer in zip(sequences, drafts, proposers, strict=True):
-        if tokens:
-            assert has_draft_probs(proposer), "the speculator asks nobody else for such a sequence"
-            draft_probs.append(proposer.draft_probs(sequence))
+    drafted = [sequence for sequence, d in zip(sequences, drafts, strict=True) if d]
+    probs = [logits.new_empty(0, logits.shape[1]), *map(draft_probs, drafted)]
     test = (
         sampler.verify_tokens if columns.kind is Verification.REJECTION else sampler.verify_blocks
     )
-    return test(logits, torch.cat(draft_probs), draft, offsets, counters, sampling)
+    return test(logits, torch.cat(probs), draft, offsets, counters, sampling)
 
 
 def _joined(tops: Seq[TopTokens]) -> TopTokens | None:
@@ -99,3 +96,19 @@ def _joined(tops: Seq[TopTokens]) -> TopTokens | None:
     order = rows.argsort()
     tokens = torch.cat([top.tokens for top in tops])[order]
     return TopTokens(rows[order], tokens, torch.cat([top.logprobs for top in tops])[order])
+
+
+class MostLikely:
+    """The most likely tokens of a verdict, by sequence. Reads the tensors once per step."""
+
+    def __init__(self, top: TopTokens) -> None:
+        self._slots = {row: slot for slot, row in enumerate(top.rows.tolist())}
+        self._tokens, self._logprobs = top.tokens.tolist(), top.logprobs.tolist()
+
+    def of(self, sequence: Sequence, begin: int, end: int) -> list[TopLogprobs]:
+        """Those of rows begin .. end - 1, as many as the sequence's request wants; [] for none."""
+        count = sequence.request.params.top_logprobs
+        if not count:
+            return []
+        slots = [self._slots[row] for row in range(begin, end)]
+        return [(tuple(self._tokens[s][:count]), tuple(self._logprobs[s][:count])) for s in slots]

@@ -16,8 +16,8 @@ from typing import Protocol, TypeGuard
 
 from torch import Tensor
 
-from specbatch.pipeline.engines.exact.state.faults import Fault, fault_of, with_type
-from specbatch.pipeline.engines.exact.state.proposer import Proposer
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
+from specbatch.pipeline.engines.exact.state.recovery import Fault, fault_of, with_type
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from specbatch.pipeline.engines.exact.state.proposer import Proposer
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.policy.tracks import Track
 

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from specbatch.pipeline.engines.exact.proposers.draft_names import kind_of
+from specbatch.pipeline.engines.contract import Route
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer, has_draft_probs
 from specbatch.pipeline.engines.exact.speculation.judging import judge
 from specbatch.pipeline.engines.exact.speculation.router import TRIAL_DEPTH, TRIAL_STEPS, Router
 from specbatch.pipeline.engines.exact.speculation.shadow import DEPTH as SHADOW_DEPTH
@@ -26,8 +27,8 @@ from specbatch.pipeline.engines.exact.speculation.wants import (
     depth_worth,
     usual,
 )
-from specbatch.pipeline.engines.exact.state.proposer import Proposer, has_draft_probs
-from specbatch.pipeline.engines.exact.state.sequence import Route, Sequence
+from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.models.draft_names import kind_of
 from specbatch.pipeline.policy.controller import Controller, Course
 from specbatch.pipeline.policy.costs.controls import Arm
 from specbatch.pipeline.policy.journal import JUDGED_TESTS, Journal

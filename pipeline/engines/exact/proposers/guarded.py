@@ -9,13 +9,13 @@ from collections.abc import Sequence as Seq
 
 from torch import Tensor
 
-from specbatch.pipeline.engines.exact.state.faults import Fault, fault_of, with_type
-from specbatch.pipeline.engines.exact.state.proposer import (
+from specbatch.pipeline.engines.exact.proposers.proposer import (
     ProbabilisticProposer,
     Proposer,
     has_draft_probs,
     tokens_behind,
 )
+from specbatch.pipeline.engines.exact.state.recovery import Fault, fault_of, with_type
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.policy.linear_cost import LinearCost
 

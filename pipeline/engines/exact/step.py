@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
-from specbatch.pipeline.engines.exact.state.proposer import Proposer
+from torch import Tensor
+
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer, has_draft_probs
+from specbatch.pipeline.engines.exact.state.accounting import Pass, Rows
 from specbatch.pipeline.engines.exact.state.scheduler import Planned
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
-from specbatch.pipeline.engines.exact.state.time_book import Rows
 
 
 @dataclass(slots=True)
@@ -38,8 +41,27 @@ class Work:
             pass_ticks=0,
         )
 
-    @property
-    def draft_weights(self) -> list[int]:
+    def passes(self, parts: Seq[Work]) -> list[Pass]:
+        """What the step's time is shared by: `parts` passed, the rest failed or has to wait."""
+        if len(parts) == 1 and len(parts[0].plan) == len(self.plan):
+            return [parts[0]._as_pass()]
+        seen = {planned.sequence for part in parts for planned in part.plan}
+        rest = [planned for planned in self.plan if planned.sequence not in seen]
+        pieces = [self.part(rest), *parts] if rest else parts
+        return [piece._as_pass() for piece in pieces if piece.plan]
+
+    def _as_pass(self) -> Pass:
+        sequences = [planned.sequence for planned in self.plan]
+        weights = self._draft_weights() if self.drafting_ticks else []
+        return Pass(sequences, self._rows(), weights, self.pass_ticks)
+
+    def draft_probs(self, sequence: Sequence) -> Tensor:
+        """What the draft tokens of a sequence were sampled from: see `ProbabilisticProposer`."""
+        proposer = self.proposers[self.deciding.index(sequence)]
+        assert has_draft_probs(proposer), "the speculator asks nobody else for such a sequence"
+        return proposer.draft_probs(sequence)
+
+    def _draft_weights(self) -> list[int]:
         """Of each sequence in the pass: tokens that a proposer's model drafted for it.
 
         Where none were (they were dropped, or kept to be compared), 1 for each that decides.
@@ -54,8 +76,7 @@ class Work:
             weight_of = dict.fromkeys(self.deciding, 1)
         return [weight_of.get(planned.sequence, 0) for planned in self.plan]
 
-    @property
-    def rows(self) -> list[Rows]:
+    def _rows(self) -> list[Rows]:
         """Rows of each sequence in the pass: of its prompt, that decided, and rejected ones.
 
         One that failed with its verdict had one row that decided.
