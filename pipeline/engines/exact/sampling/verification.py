@@ -13,7 +13,7 @@ from specbatch.kernels.verify.contract import PLACEHOLDER, TopTokens, Verdict
 from specbatch.pipeline.engines.exact.model.transfer import to_device
 from specbatch.pipeline.engines.exact.sampling.sampler import Sampler
 from specbatch.pipeline.engines.exact.sampling.sampling import Columns, sampling_rows, top_rows
-from specbatch.pipeline.engines.exact.state.proposer import Proposer, has_draft_probs
+from specbatch.pipeline.engines.exact.state.draft_plan import Draft
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.schemas.records import Verification
 
@@ -22,15 +22,14 @@ from specbatch.schemas.records import Verification
 def verify(
     sampler: Sampler,
     sequences: Seq[Sequence],
-    drafts: Seq[list[int]],
-    proposers: Seq[Proposer | None],
+    drafts: Seq[Draft],
     logits: Tensor,  # [num_rows, vocab_size]: 1 + len(draft) rows of each sequence
     columns: Columns,  # of the sequences
 ) -> Verdict:
     """The verdict on every row. A coupled sequence gets the same bits in any company."""
     most = max(columns.top, default=0)
     if columns.kind is not None:
-        return _verify_kind(sampler, columns, sequences, drafts, proposers, logits, most)
+        return _verify_kind(sampler, columns, sequences, drafts, logits, most)
     kinds = [s.verification for s in sequences]
     counts = np.array([1 + len(d) for d in drafts])
     numbers = np.array([list(Verification).index(kind) for kind in kinds])
@@ -50,7 +49,6 @@ def verify(
             Columns(alike, logits.device),
             alike,
             [drafts[i] for i in of_kind],
-            [proposers[i] for i in of_kind],
             logits[rows],
             most,
         )
@@ -64,27 +62,26 @@ def _verify_kind(
     sampler: Sampler,
     columns: Columns,  # of sequences that ask for one kind of test
     sequences: Seq[Sequence],
-    drafts: Seq[list[int]],
-    proposers: Seq[Proposer | None],
+    drafts: Seq[Draft],
     logits: Tensor,
     most: int,  # likely tokens of a row, where any are wanted: as many in every kind
 ) -> Verdict:
     counts = [1 + len(d) for d in drafts]
-    sampling, counters = sampling_rows(sequences, counts, logits.device, drafts, columns=columns)
+    token_ids = [d.token_ids for d in drafts]
+    sampling, counters = sampling_rows(sequences, counts, logits.device, token_ids, columns=columns)
     if top := top_rows(columns, counts, logits.device):
         sampling = replace(sampling, top=replace(top, count=most))
     draft, offsets = columns.undrafted
     if any(drafts):
-        draft_rows = [token for d in drafts for token in (*d, PLACEHOLDER)]
+        draft_rows = [token for ids in token_ids for token in (*ids, PLACEHOLDER)]
         draft = to_device(np.array(draft_rows, dtype=np.int64), logits.device)
         offsets = to_device(np.cumsum([0, *counts]), logits.device)
     if columns.kind is Verification.COUPLED:
         return sampler.verify(logits, draft, offsets, counters, sampling)
     draft_probs = [logits.new_empty(0, logits.shape[1])]
-    for sequence, tokens, proposer in zip(sequences, drafts, proposers, strict=True):
-        if tokens:
-            assert has_draft_probs(proposer), "the speculator asks nobody else for such a sequence"
-            draft_probs.append(proposer.draft_probs(sequence))
+    for drafted in filter(len, drafts):
+        assert drafted.probs is not None, "the speculator asks nobody else for such a sequence"
+        draft_probs.append(drafted.probs())
     test = (
         sampler.verify_tokens if columns.kind is Verification.REJECTION else sampler.verify_blocks
     )
