@@ -66,15 +66,13 @@ class Trace:
     def _note(self, step: int, work: Any, verdict: Any, before: dict[Sequence, int]) -> None:
         tokens, logprobs, accepted = to_host(verdict)
         row = 0
-        for sequence, draft, proposer, agreed in zip(
-            work.deciding, work.drafts, work.proposers, accepted, strict=True
-        ):
+        for sequence, draft, agreed in zip(work.deciding, work.drafts, accepted, strict=True):
             kept = sequence.num_output - before[sequence]
             self.passes[sequence.request.request_id].append(
                 Pass(
                     step,
-                    proposer.name if draft else None,
-                    list(draft),
+                    draft.proposer if draft else None,
+                    list(draft.token_ids),
                     agreed,
                     tokens[row : row + kept],
                     logprobs[row : row + kept],

@@ -131,27 +131,27 @@ class Simulation:
     def _step(self) -> None:
         before = sum(model.seconds for model in self.models.values())
         self.speculator._controller.look_sec = 0.0  # what this machine takes is no part of it
-        drafts, makers = self.speculator.propose(self.running, lambda _, wanted: wanted)
+        drafts = self.speculator.propose(self.running, lambda _, wanted: wanted).drafts
         drafting = sum(model.seconds for model in self.models.values()) - before
         count, drafted = len(self.running), sum(map(len, drafts))
         seconds = STEP_SEC + ROW_SEC * (count + drafted)
         self.speculator.knowledge.step_time.observe(count + drafted, count, seconds)
         self.run.seconds += seconds + drafting
-        self.run.mixed += len({maker.name for maker in makers if maker is not None}) > 1
-        for i, (draft, maker) in enumerate(zip(drafts, makers, strict=True)):
+        self.run.mixed += len({draft.proposer for draft in drafts if draft}) > 1
+        for i, draft in enumerate(drafts):
             sequence = self.running[i]
             tag = sequence.request.route.tag
             right = 0
-            if maker is not None:
-                self.run.drafted[tag, maker.name] += len(draft)
-                self.run.moves += self._last.get(sequence, maker.name) != maker.name
-                self._last[sequence] = maker.name
-                rate = self.models[maker.name].rates[str(tag)]
+            if draft:
+                self.run.drafted[tag, draft.proposer] += len(draft)
+                self.run.moves += self._last.get(sequence, draft.proposer) != draft.proposer
+                self._last[sequence] = draft.proposer
+                rate = self.models[draft.proposer].rates[str(tag)]
                 while right < len(draft) and self._generator.random() < rate:
                     right += 1
-            sequence.accept(draft, [7] * (right + 1), [0.0] * (right + 1))
+            sequence.accept(draft.token_ids, [7] * (right + 1), [0.0] * (right + 1))
             self.run.tokens += right + 1
-            self.speculator.observe(sequence, maker, draft, right)
+            self.speculator.on_verified(sequence, draft, right)
             if sequence.finish_reason is not None:
                 self.speculator.forget(sequence)
                 self.running[i] = self._new(str(tag))

@@ -32,6 +32,7 @@ from specbatch.pipeline.engines.exact.sampling.verification import MostLikely, v
 from specbatch.pipeline.engines.exact.speculation.drift import EVERY_STEPS
 from specbatch.pipeline.engines.exact.speculation.speculator import Speculator
 from specbatch.pipeline.engines.exact.state.accounting import OVERHEAD, TimeBook
+from specbatch.pipeline.engines.exact.state.draft_plan import Draft
 from specbatch.pipeline.engines.exact.state.recovery import (
     Fault,
     TokenBudget,
@@ -41,7 +42,7 @@ from specbatch.pipeline.engines.exact.state.recovery import (
 )
 from specbatch.pipeline.engines.exact.state.scheduler import Planned, Scheduler
 from specbatch.pipeline.engines.exact.state.sequence import Sequence, stop_ids_of
-from specbatch.pipeline.engines.exact.step import Work
+from specbatch.pipeline.engines.exact.state.step import Work
 from specbatch.pipeline.policy.costs.controls import Arm, Controls, Part
 from specbatch.pipeline.policy.journal import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge
@@ -188,9 +189,9 @@ class Engine:
         plan = self._scheduler.schedule()
         deciding = [p.sequence for p in plan if p.decides]
         asking = self._watch.ask(deciding)
-        drafts, proposers = self._speculator.propose(deciding, self._room_for_draft)
-        drafting = asking + int(self._speculator.drafting_sec * TICKS_PER_SEC)
-        return Work(plan, deciding, drafts, proposers, begun, drafting)
+        draft_plan = self._speculator.propose(deciding, self._room_for_draft)
+        drafting = asking + int(draft_plan.drafting_sec * TICKS_PER_SEC)
+        return Work(plan, deciding, draft_plan, begun, drafting)
 
     def _room_for_draft(self, sequence: Sequence, wanted: int) -> int:
         return 0 if self._budget.strained else self._scheduler.room_for_draft(sequence, wanted)
@@ -221,9 +222,9 @@ class Engine:
         log.warning("no memory for a pass of %d tokens, trying %d", tokens, self._budget.now)
         self._runner.free_unused()
         less = work.part(work.first_tokens(self._budget.now))
-        for sequence, proposer in zip(work.deciding, work.proposers, strict=True):
-            if proposer is not None and sequence not in less.deciding:
-                proposer.forget(sequence)  # it will not hear what became of its draft
+        for sequence, draft in zip(work.deciding, work.drafts, strict=True):
+            if sequence not in less.deciding:
+                self._speculator.abandon(sequence, draft)
         return self._decide(less)
 
     def _decide_apart(self, work: Work, error: Exception) -> list[tuple[Work, Verdict | None]]:
@@ -267,7 +268,7 @@ class Engine:
             tokens = sequence.tokens[start : start + planned.take]
             if planned.decides:
                 draft = next(drafts)
-                chunks.append(Chunk(sequence.kv, tokens + draft, 1 + len(draft)))
+                chunks.append(Chunk(sequence.kv, tokens + draft.token_ids, 1 + len(draft)))
             else:
                 chunks.append(Chunk(sequence.kv, tokens, 0))
         begun = time.perf_counter()
@@ -278,7 +279,7 @@ class Engine:
     def _verify(self, work: Work, logits: Tensor) -> Verdict:
         self._watch.compare(work, logits)
         columns = self._columns.of(work.deciding, logits.device)
-        return verify(self._sampler, work.deciding, work.drafts, work.draft_probs, logits, columns)
+        return verify(self._sampler, work.deciding, work.drafts, logits, columns)
 
     def _commit(self, work: Work, verdict: Verdict | None) -> None:
         """Append what was decided; forget the KV of rejected drafts."""
@@ -290,9 +291,7 @@ class Engine:
         most_likely = MostLikely(verdict.top) if verdict.top is not None else None
         has_nan = any(map(math.isnan, logprobs))
         row = 0
-        for sequence, draft, proposer, agreed in zip(
-            work.deciding, work.drafts, work.proposers, accepted, strict=True
-        ):
+        for sequence, draft, agreed in zip(work.deciding, work.drafts, accepted, strict=True):
             before, end = len(sequence.tokens), row + agreed + 1
             if has_nan and any(map(math.isnan, logprobs[row:end])):
                 at = sequence.num_output
@@ -300,8 +299,8 @@ class Engine:
             else:
                 tops = most_likely.of(sequence, row, end) if most_likely is not None else ()
                 verdict_on = (tokens[row:end], logprobs[row:end], tops)
-                if self._accept(sequence, draft, *verdict_on, proposer):
-                    self._speculator.observe(sequence, proposer, draft, agreed)
+                if self._accept(sequence, draft, *verdict_on):
+                    self._speculator.on_verified(sequence, draft, agreed)
             work.emitted[sequence] = len(sequence.tokens) - before
             row += len(draft) + 1
         self.stats.proposed += row - len(work.deciding)
@@ -313,15 +312,14 @@ class Engine:
     def _accept(
         self,
         sequence: Sequence,
-        draft: list[int],
+        draft: Draft,
         tokens: list[int],
         logprobs: list[float],
         tops: Seq[TopLogprobs],
-        proposer: Proposer | None,
     ) -> bool:
         """Append a verdict; False: the request's own watch over its text raised."""
         try:
-            sequence.accept(draft, tokens, logprobs, tops, proposer.name if proposer else "")
+            sequence.accept(draft.token_ids, tokens, logprobs, tops, draft.proposer)
         except Exception as error:
             self._fail(sequence, self._raised(sequence, error))
             return False
@@ -367,14 +365,14 @@ class Engine:
         count, rows = len(work.deciding), len(work.plan) + sum(map(len, work.drafts))
         step_time = self._speculator.knowledge.step_time
         price = step_time.plain(count) or step_time.predict(count, count)  # of before this step
-        if self._speculator.arm is not Arm.SETTLES:
+        if work.draft_plan.arm is not Arm.SETTLES:
             step_time.observe(rows, count, ticks / TICKS_PER_SEC - self._beside_depth_0(work))
-        if self._speculator.arm is not Arm.APART:
+        if work.draft_plan.arm is not Arm.APART:
             self._compare(work, ticks, shares, price)
 
     def _compare(self, work: Work, ticks: int, shares: Seq[int], price_sec: float) -> None:
         """Note what a decoding step took, beside what its tokens would have taken at depth 0."""
-        arm, count = self._speculator.arm, len(work.deciding)
+        arm, count = work.draft_plan.arm, len(work.deciding)
         beside = self._beside_depth_0(work) * TICKS_PER_SEC / ticks if ticks else 0.0
         if arm in (Arm.DRAFTS, Arm.SETTLES):
             per_token = self._controls.level * price_sec / count
@@ -387,11 +385,11 @@ class Engine:
         for sequence, share in zip(work.deciding, shares, strict=True):
             sequence.decode_sec += share / TICKS_PER_SEC
         parts = self._parts(work, ticks, shares)
-        self._controls.step(arm, self._speculator.odds, price_sec, beside, parts)
+        self._controls.step(arm, work.draft_plan.odds, price_sec, beside, parts)
 
     def _beside_depth_0(self, work: Work) -> float:
         """Seconds that the step spent on drafts and on choosing them, before its pass."""
-        return work.drafting_ticks / TICKS_PER_SEC + self._speculator.replanning_sec
+        return work.drafting_ticks / TICKS_PER_SEC + work.draft_plan.replanning_sec
 
     def _parts(self, work: Work, ticks: int, shares: Seq[int]) -> dict[str, Part]:
         """A step's time, tokens and sequences by job; mostly there is one."""

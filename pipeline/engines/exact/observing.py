@@ -22,7 +22,7 @@ from specbatch.schemas.records import FinishReason
 
 if TYPE_CHECKING:
     from specbatch.pipeline.engines.contract import EngineStats
-    from specbatch.pipeline.engines.exact.step import Work
+    from specbatch.pipeline.engines.exact.state.step import Work
 
 _ENDED = (FinishReason.STOP, FinishReason.LENGTH)
 
@@ -118,10 +118,7 @@ class Watch(Unwatched):
         for part in parts:
             drafted = list(map(len, part.drafts))
             passes.append((sum([p.take for p in part.plan]) + sum(drafted), len(part.plan)))
-            proposers = [
-                proposer.name if proposer is not None else "" for proposer in part.proposers
-            ]
-            depths.update(zip(proposers, drafted, strict=True))
+            depths.update(zip([draft.proposer for draft in part.drafts], drafted, strict=True))
         before, self._told = self._told, self._counts()
         self._stats.kv_blocks = self._blocks.counts
         self._observer.stepped(

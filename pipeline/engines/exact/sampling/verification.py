@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
@@ -14,6 +13,7 @@ from specbatch.kernels.verify.contract import PLACEHOLDER, TopTokens, Verdict
 from specbatch.pipeline.engines.exact.model.batch import to_device
 from specbatch.pipeline.engines.exact.sampling.sampler import Sampler
 from specbatch.pipeline.engines.exact.sampling.sampling import Columns, sampling_rows, top_rows
+from specbatch.pipeline.engines.exact.state.draft_plan import Draft
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.schemas.records import TopLogprobs, Verification
 
@@ -22,15 +22,14 @@ from specbatch.schemas.records import TopLogprobs, Verification
 def verify(
     sampler: Sampler,
     sequences: Seq[Sequence],
-    drafts: Seq[list[int]],
-    draft_probs: Callable[[Sequence], Tensor],  # float32 [draft, vocab_size]; for ratio tests
+    drafts: Seq[Draft],
     logits: Tensor,  # [num_rows, vocab_size]: 1 + len(draft) rows of each sequence
     columns: Columns,  # of the sequences
 ) -> Verdict:
     """The verdict on every row. A coupled sequence gets the same bits in any company."""
     most = max(columns.top, default=0)
     if columns.kind is not None:
-        return _verify_kind(sampler, columns, sequences, drafts, draft_probs, logits, most)
+        return _verify_kind(sampler, columns, sequences, drafts, logits, most)
     kinds = [s.verification for s in sequences]
     counts = np.array([1 + len(d) for d in drafts])
     numbers = np.array([list(Verification).index(kind) for kind in kinds])
@@ -50,7 +49,6 @@ def verify(
             Columns(alike, logits.device),
             alike,
             [drafts[i] for i in of_kind],
-            draft_probs,
             logits[rows],
             most,
         )
@@ -64,28 +62,30 @@ def _verify_kind(
     sampler: Sampler,
     columns: Columns,  # of sequences that ask for one kind of test
     sequences: Seq[Sequence],
-    drafts: Seq[list[int]],
-    draft_probs: Callable[[Sequence], Tensor],
+    drafts: Seq[Draft],
     logits: Tensor,
     most: int,  # likely tokens of a row, where any are wanted: as many in every kind
 ) -> Verdict:
     counts = [1 + len(d) for d in drafts]
-    sampling, counters = sampling_rows(sequences, counts, logits.device, drafts, columns=columns)
+    token_ids = [d.token_ids for d in drafts]
+    sampling, counters = sampling_rows(sequences, counts, logits.device, token_ids, columns=columns)
     if top := top_rows(columns, counts, logits.device):
         sampling = replace(sampling, top=replace(top, count=most))
     draft, offsets = columns.undrafted
     if any(drafts):
-        draft_rows = [token for d in drafts for token in (*d, PLACEHOLDER)]
+        draft_rows = [token for ids in token_ids for token in (*ids, PLACEHOLDER)]
         draft = to_device(np.array(draft_rows, dtype=np.int64), logits.device)
         offsets = to_device(np.cumsum([0, *counts]), logits.device)
     if columns.kind is Verification.COUPLED:
         return sampler.verify(logits, draft, offsets, counters, sampling)
-    drafted = [sequence for sequence, d in zip(sequences, drafts, strict=True) if d]
-    probs = [logits.new_empty(0, logits.shape[1]), *map(draft_probs, drafted)]
+    draft_probs = [logits.new_empty(0, logits.shape[1])]
+    for drafted in filter(len, drafts):
+        assert drafted.probs is not None, "the speculator asks nobody else for such a sequence"
+        draft_probs.append(drafted.probs())
     test = (
         sampler.verify_tokens if columns.kind is Verification.REJECTION else sampler.verify_blocks
     )
-    return test(logits, torch.cat(probs), draft, offsets, counters, sampling)
+    return test(logits, torch.cat(draft_probs), draft, offsets, counters, sampling)
 
 
 def _joined(tops: Seq[TopTokens]) -> TopTokens | None:

@@ -17,6 +17,7 @@ from typing import Protocol, TypeGuard
 from torch import Tensor
 
 from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
+from specbatch.pipeline.engines.exact.state.draft_plan import Draft
 from specbatch.pipeline.engines.exact.state.recovery import Fault, fault_of, with_type
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 
@@ -78,7 +79,7 @@ class DriftWatch:
             self._law = model, sequence, law
         return True
 
-    def compare(self, deciding: Seq[Sequence], drafts: Seq[list[int]], logits: Tensor) -> None:
+    def compare(self, deciding: Seq[Sequence], drafts: Seq[Draft], logits: Tensor) -> None:
         """The verifier's rows are there, and nobody has changed them yet."""
         if self._law is None:
             return

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
-from torch import Tensor
-
-from specbatch.pipeline.engines.exact.proposers.proposer import Proposer, has_draft_probs
 from specbatch.pipeline.engines.exact.state.accounting import Pass, Rows
+from specbatch.pipeline.engines.exact.state.draft_plan import NO_DRAFT, Draft, DraftPlan
 from specbatch.pipeline.engines.exact.state.scheduler import Planned
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 
@@ -19,27 +17,25 @@ class Work:
 
     plan: list[Planned]
     deciding: list[Sequence]
-    drafts: list[list[int]]
-    proposers: list[Proposer | None]
+    draft_plan: DraftPlan
     begun: int  # ticks, by the performance counter
     drafting_ticks: int  # in proposers' models, before the verifier's part
     pass_ticks: int = 0  # of a pass that did not raise, until its verdict is on the host
     emitted: dict[Sequence, int] = field(default_factory=dict)  # tokens decided
     whole: bool = True  # one pass did it all; else its times say nothing of other steps
 
+    @property
+    def drafts(self) -> list[Draft]:
+        """Of the sequences in `deciding`."""
+        return self.draft_plan.drafts
+
     def part(self, plan: list[Planned]) -> Work:
-        """Some of it, without drafts, which are only hints. Proposers still hear of the end."""
-        proposer_of = dict(zip(self.deciding, self.proposers, strict=True))
+        """Some of it, without drafts, which are only hints; their proposers still hear the end."""
+        draft_of = dict(zip(self.deciding, self.drafts, strict=True))
         deciding = [p.sequence for p in plan if p.decides]
-        proposers = [proposer_of.get(sequence) for sequence in deciding]
-        return replace(
-            self,
-            plan=plan,
-            deciding=deciding,
-            drafts=[[] for _ in deciding],
-            proposers=proposers,
-            pass_ticks=0,
-        )
+        drafts = [draft_of.get(sequence, NO_DRAFT).dropped() for sequence in deciding]
+        draft_plan = replace(self.draft_plan, drafts=drafts)
+        return replace(self, plan=plan, deciding=deciding, draft_plan=draft_plan, pass_ticks=0)
 
     def passes(self, parts: Seq[Work]) -> list[Pass]:
         """What the step's time is shared by: `parts` passed, the rest failed or has to wait."""
@@ -55,22 +51,14 @@ class Work:
         weights = self._draft_weights() if self.drafting_ticks else []
         return Pass(sequences, self._rows(), weights, self.pass_ticks)
 
-    def draft_probs(self, sequence: Sequence) -> Tensor:
-        """What the draft tokens of a sequence were sampled from: see `ProbabilisticProposer`."""
-        proposer = self.proposers[self.deciding.index(sequence)]
-        assert has_draft_probs(proposer), "the speculator asks nobody else for such a sequence"
-        return proposer.draft_probs(sequence)
-
     def _draft_weights(self) -> list[int]:
         """Of each sequence in the pass: tokens that a proposer's model drafted for it.
 
         Where none were (they were dropped, or kept to be compared), 1 for each that decides.
         """
         weight_of = {
-            sequence: len(draft) if proposer is not None and proposer.pass_time is not None else 0
-            for sequence, draft, proposer in zip(
-                self.deciding, self.drafts, self.proposers, strict=True
-            )
+            sequence: len(draft) if draft.of_model else 0
+            for sequence, draft in zip(self.deciding, self.drafts, strict=True)
         }
         if not any(weight_of.values()):
             weight_of = dict.fromkeys(self.deciding, 1)
@@ -102,11 +90,6 @@ class Work:
                 cut.append(Planned(planned.sequence, take))
             budget -= take
         return cut
-
-    @property
-    def plain(self) -> bool:
-        """A pure decoding step at depth 0: a measurement of the baseline."""
-        return not any(self.drafts) and self.decoding
 
     @property
     def decoding(self) -> bool:
