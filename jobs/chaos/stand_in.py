@@ -283,7 +283,7 @@ class StandInHost:
             try:
                 self._models.look_again()
             except ModelError as error:
-                log.warning("no job with a fingerprint is taken: %s", error)
+                log.warning("taking no jobs that pin a fingerprint: %s", error)
                 return told
             found, drafts = self._models.of(self.verifier), self._models.drafts
         return replace(told, fingerprint=found, drafts=drafts)

@@ -159,7 +159,7 @@ def test_what_changes_while_it_is_loaded_is_loaded_again(folder: Path) -> None:
 
 
 def test_what_never_stays_as_it_is_cannot_be_loaded(folder: Path) -> None:
-    with pytest.raises(ModelError, match="change whenever they are loaded"):
+    with pytest.raises(ModelError, match="keep changing while they are loaded"):
         unchanged("m", folder, lambda _: flip(folder / "model.safetensors"))
 
 

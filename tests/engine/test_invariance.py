@@ -43,7 +43,7 @@ def test_a_part_that_depends_on_its_company_is_found(
     module: Any = model.module
     module.model.norm = Crowded(module.model.norm, most)
     if refused:
-        with pytest.raises(ModelError, match="gives a token other bits in another pass"):
+        with pytest.raises(ModelError, match="gives a token different bits in different passes"):
             ModelRunner(model, 16 << 20)
     else:
         ModelRunner(model, 16 << 20)

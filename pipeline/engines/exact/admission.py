@@ -1,4 +1,4 @@
-"""Which requests an engine can run at all, and what it says of the others."""
+"""Which requests the engine can run, and why it refuses the others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from specbatch.schemas.records import SamplingParams
 def refusal(
     sequence: Sequence, limit: int, vocab_size: int, shortage: str | None = None
 ) -> str | None:
-    """Why a sequence cannot be run in a context of `limit` tokens; None: it can.
+    """Why a sequence cannot run in a context of `limit` tokens; None: it can.
 
     `shortage`: why the KV cache has no room for the model's own context, which is longer.
     """
@@ -26,7 +26,7 @@ def refusal(
     if not all_within(request.prompt_ids + request.decided_ids, vocab_size):
         return f"prompt has a token outside the vocabulary of {vocab_size}"
     if request.params.stop and request.watch_text is None:
-        return "stop strings need something that makes text of tokens"
+        return "stop strings need a detokenizer"
     return _sampling_problem(request.params, sequence.stop_ids, vocab_size)
 
 
@@ -37,7 +37,7 @@ def all_within(token_ids: tuple[int, ...], vocab_size: int) -> bool:
 def _sampling_problem(
     params: SamplingParams, stop_ids: frozenset[int], vocab_size: int
 ) -> str | None:
-    """Why this vocabulary cannot be sampled so; None when it can."""
+    """Why these sampling parameters do not fit the vocabulary; None: they do."""
     ends = {word[-1] for word in params.bad_words}
     named = {token for token, _ in params.logit_bias} | {*params.bad_token_ids, *ends}
     named |= {token for word in params.bad_words for token in word}

@@ -67,12 +67,12 @@ class Engine:
         observer: Observer | None = None,
         drift_every: int = EVERY_STEPS,
     ) -> None:
-        """`observer` hears what is done, and every `drift_every` steps how far a draft model is."""
+        """Every `drift_every` steps, `observer` also hears how far a draft model has drifted."""
         self._runner = runner
         self._rechecker = rechecker
         self._sampler = choose_sampler(runner.device, runner.kernels)
         self._speculator = Speculator(
-            [guarded(proposer, self._count_failure, self._tell_rest) for proposer in proposers],
+            [guarded(proposer, self._count_failure, self._on_open) for proposer in proposers],
             knowledge or Knowledge(),
         )
         self._block = next((p for p in proposers if isinstance(p, BlockProposer)), None)
@@ -94,7 +94,7 @@ class Engine:
 
     # --- what callers do -----------------------------------------------------------------------
     def add(self, request: Request) -> None:
-        """Queue a request. One that cannot fit is answered with an error by the next step."""
+        """Queue a request. The next step returns an error for one that cannot run."""
         limit, vocab_size = self._runner.context_tokens, self._runner.vocab_size
         if not all_within(request.draft_ids, vocab_size):  # a hint that cannot be right
             request = replace(request, draft_ids=())
@@ -112,34 +112,34 @@ class Engine:
         self._jobs[request.route.job] += 1
 
     def cancel(self, matches: Callable[[Request], bool]) -> list[Completion]:
-        """Drop all requests that match; what they had so far is returned as cancelled."""
+        """Drop all matching requests and return what they had so far, as cancelled."""
         return [self._finish(s, FinishReason.CANCELLED) for s in self.begun if matches(s.request)]
 
     @property
     def begun(self) -> list[Sequence]:
-        """All sequences that are not finished; any thread may look at them."""
+        """All unfinished sequences. Any thread may read this."""
         return [*self._scheduler.running, *self._scheduler.waiting]
 
     def unstarted(self) -> list[str]:
-        """Ids of the requests that no pass has seen yet."""
+        """Ids of the requests that no pass has included yet."""
         return [s.request.request_id for s in self._scheduler.waiting if not s.compute_sec]
 
     def prime(self, job: str, counts: Iterable[AcceptanceCount]) -> None:
-        """What earlier nights of a job found about drafts; counts only before its first request."""
+        """Use what earlier runs of a job found about drafts. Ignored after its first request."""
         self._speculator.journal.prime(job, counts)
 
     def lessons(self, job: str) -> Lessons:
-        """What a job taught about drafts since this was last asked."""
+        """What a job taught about drafts since the last call."""
         lessons = self._speculator.journal.lessons(job)
         return replace(lessons, measured=self._controls.take(job))
 
     @property
     def knowledge(self) -> Knowledge:
-        """Of the machine and the proposers; grows while the engine runs."""
+        """What it knows of the machine and the proposers; it grows while the engine runs."""
         return self._speculator.knowledge
 
     def hint(self, request_id: str, position: int, token_ids: tuple[int, ...]) -> None:
-        """What may follow a request's first `position` output tokens. Unknown ones are ignored."""
+        """Suggest what follows a request's first `position` output tokens. May be late."""
         if self._block is None or not all_within(token_ids, self._runner.vocab_size):
             return
         for sequence in self._scheduler.running:
@@ -149,12 +149,12 @@ class Engine:
                 self.stats.hints_dropped += not followed
 
     def wanted(self) -> list[Wanted]:
-        """Requests for which hints are wanted, each told once: see `BlockProposer.wanting`."""
+        """Requests for which hints are wanted, each listed once: see `BlockProposer.wanting`."""
         return [] if self._block is None else self._block.wanting()
 
     @property
     def runner(self) -> ModelRunner:
-        """The verifier's, for who looks at what it wrote while no step is going on."""
+        """The verifier's runner, to be used only between two steps."""
         return self._runner
 
     @property
@@ -197,7 +197,7 @@ class Engine:
         return 0 if self._budget.strained else self._scheduler.room_for_draft(sequence, wanted)
 
     def _decide(self, work: Work) -> list[tuple[Work, Verdict | None]]:
-        """Verdicts on all of the work, or on the parts of it whose pass does not raise."""
+        """Verdicts on all of the work, or on the parts of it whose passes do not raise."""
         try:
             verdict = self._pass(work)
         except Exception as error:
@@ -215,7 +215,7 @@ class Engine:
         return self._decide_less(work, failed.with_traceback(None))
 
     def _decide_less(self, work: Work, error: Exception) -> list[tuple[Work, Verdict | None]]:
-        """Memory ran out: fewer tokens, and no drafts. The rest has its turn in later steps."""
+        """Memory ran out: try fewer tokens without drafts. Later steps do the rest."""
         tokens = sum(p.take for p in work.plan) + sum(map(len, work.drafts))
         if not self._budget.halve(tokens):
             raise error
@@ -228,7 +228,7 @@ class Engine:
         return self._decide(less)
 
     def _decide_apart(self, work: Work, error: Exception) -> list[tuple[Work, Verdict | None]]:
-        """Some sequence may be at fault: those that raise alone too fail, the others go on."""
+        """A sequence may be at fault: those that raise alone fail, the others continue."""
         log.warning("a pass of %d sequences raised", len(work.plan), exc_info=error)
 
         def attempt(plan: list[Planned]) -> tuple[Work, Verdict | None]:
@@ -317,7 +317,7 @@ class Engine:
         logprobs: list[float],
         tops: Seq[TopLogprobs],
     ) -> bool:
-        """Append a verdict; False: the request's own watch over its text raised."""
+        """Append a verdict; False: the request's own stop-string check raised."""
         try:
             sequence.accept(draft.token_ids, tokens, logprobs, tops, draft.proposer)
         except Exception as error:
@@ -408,7 +408,7 @@ class Engine:
     def _count_failure(self) -> None:
         self.stats.proposer_failures += 1
 
-    def _tell_rest(self, proposer: str, reason: str) -> None:
+    def _on_open(self, proposer: str, reason: str) -> None:
         self._speculator.journal.rests(proposer, reason)
 
     # --- ends ----------------------------------------------------------------------------------
@@ -427,11 +427,11 @@ class Engine:
         self._speculator.forget(sequence)
         self._watch.finished(sequence)
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
-            self._look_again(sequence)
+            self._recheck(sequence)
         self.stats.finished += 1
         return sequence.completion()
 
-    def _look_again(self, sequence: Sequence) -> None:
+    def _recheck(self, sequence: Sequence) -> None:
         if self._rechecker is None or not self._rechecker.wants(sequence.request):
             return
         begun = now()
@@ -441,7 +441,7 @@ class Engine:
         except Exception as error:  # the completion stands; it is only not looked at
             if fault_of(error) in (Fault.DEVICE, Fault.KERNEL):
                 raise
-            log.warning("no second look: %s", with_type(error), exc_info=error)
+            log.warning("recheck failed: %s", with_type(error), exc_info=error)
             self._runner.free_unused()
         self._book.add(sequence, OVERHEAD, now() - begun)
         if found is not None:

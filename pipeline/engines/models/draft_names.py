@@ -25,8 +25,8 @@ def draft_names(refs: Sequence[str]) -> list[str]:
     for i, folder in enumerate(folders):
         if folder in folders[:i]:
             raise UsageError(
-                f"two draft models are called `{folder}`: they are told apart by the names of "
-                "their folders, so each must have another"
+                f"two draft models are called `{folder}`: they are told apart by folder "
+                "name, so rename one of the folders"
             )
     return [DRAFT_MODEL if not i else f"{DRAFT_MODEL}@{f}" for i, f in enumerate(folders)]
 

@@ -128,13 +128,13 @@ def _check_index(ref: str, folder: Path, there: set[str]) -> None:
         named = set(json.loads(path.read_text())["weight_map"].values())
     except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
         raise ModelError(
-            f"{INDEX} of model `{ref}` cannot be read ({type(error).__name__}): save it anew"
+            f"{INDEX} of model `{ref}` cannot be read ({type(error).__name__}): save it again"
         ) from None
     strange = sorted(str(name) for name in named - there)
     if strange:
         raise ModelError(
-            f"{INDEX} of model `{ref}` names {strange[0]}, which is no safetensors file of its "
-            "folder: save the model anew"
+            f"{INDEX} of model `{ref}` names {strange[0]}, which is not a "
+            "safetensors file of its folder: save the model again"
         )
 
 
@@ -157,14 +157,14 @@ def check_weights(ref: str, config: Mapping[str, Any], weights: Sequence[Path]) 
             if name in shapes:
                 raise ModelError(
                     f"model `{ref}` has the tensor {name:.100} in several files: remove what is "
-                    "left of an older copy, or save the model anew"
+                    "left of an older copy, or save the model again"
                 )
             shapes[name] = shape
     lost = [] if single or named is None else [name for name in named if name not in shapes]
     if lost:
         raise ModelError(
             f"{INDEX} of model `{ref}` names the tensor {lost[0]:.100}, which is in none of its "
-            "files: copy or save the model anew"
+            "files: copy or save the model again"
         )
     if not config.get("quantization_config"):  # such tensors are packed in ways of their own
         _check_shapes(ref, config, shapes)
@@ -178,7 +178,7 @@ def check_regular(ref: str, folder: Path) -> None:
         except OSError as error:
             raise ModelError(
                 f"file {path.name} of model `{ref}` cannot be read "
-                f"({(error.strerror or type(error).__name__).lower()}): save the model anew"
+                f"({(error.strerror or type(error).__name__).lower()}): save the model again"
             ) from None
         if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
             raise ModelError(
@@ -187,7 +187,7 @@ def check_regular(ref: str, folder: Path) -> None:
         if path.suffix == ".json" and found.st_size > MAX_JSON_BYTES:
             raise ModelError(
                 f"file {path.name} of model `{ref}` has {found.st_size} bytes, above the "
-                f"{MAX_JSON_BYTES} that such a file may have: save the model anew"
+                f"{MAX_JSON_BYTES} that such a file may have: save the model again"
             )
 
 
@@ -201,7 +201,7 @@ def _check_config(ref: str, config: Mapping[str, Any]) -> None:
         if not isinstance(config.get(name), dict | None):
             raise ModelError(
                 f"config.json of model `{ref}` has {name} {config[name]!r:.50}, which must be an "
-                "object: save the model anew"
+                "object: save the model again"
             )
         first = "original_max_position_embeddings"
         if (value := (config.get(name) or {}).get(first)) is not None:
@@ -210,7 +210,7 @@ def _check_config(ref: str, config: Mapping[str, Any]) -> None:
     if heads and kv_heads and heads % kv_heads:
         raise ModelError(
             f"config.json of model `{ref}` has {heads} attention heads for {kv_heads} heads of "
-            "keys and values, which do not divide them: save the model anew"
+            "keys and values, which do not divide them: save the model again"
         )
 
 
@@ -223,13 +223,13 @@ def _check_end_tokens(ref: str, folder: Path) -> None:
         value = json.loads(path.read_text()).get("eos_token_id")
     except (ValueError, AttributeError, OSError, RecursionError):
         raise ModelError(
-            f"{path.name} of model `{ref}` is not a JSON object: save the model anew"
+            f"{path.name} of model `{ref}` is not a JSON object: save the model again"
         ) from None
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if any(isinstance(i, bool) or not isinstance(i, int) or abs(i) >= 1 << 31 for i in ids):
         raise ModelError(
             f"{path.name} of model `{ref}` has eos_token_id {value!r:.50}, which must be token "
-            "ids: save the model anew"
+            "ids: save the model again"
         )
 
 
@@ -237,7 +237,7 @@ def _check_number(ref: str, name: str, value: Any, limit: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
         raise ModelError(
             f"config.json of model `{ref}` has {name} {value!r:.50}, which must be a whole number "
-            f"from 1 to {limit}: save the model anew, or correct it"
+            f"from 1 to {limit}: save the model again, or correct it"
         )
 
 
@@ -247,7 +247,7 @@ def _header(ref: str, path: Path) -> dict[str, tuple[int, ...]]:
 
     def damaged(what: str) -> ModelError:
         return ModelError(
-            f"weight file {path.name} of model `{ref}` {what}: copy or save the model anew"
+            f"weight file {path.name} of model `{ref}` {what}: copy or save the model again"
         )
 
     try:
@@ -299,14 +299,14 @@ def _check_shapes(ref: str, config: Mapping[str, Any], shapes: Shapes) -> None:
     if wanted is not None and layers != set(range(wanted)):
         raise ModelError(
             f"config.json of model `{ref}` tells of {wanted} layers and its weights are those of "
-            f"{len(layers)}: copy or save the model anew"
+            f"{len(layers)}: copy or save the model again"
         )
     for name, shape in shapes.items():
         expected = _expected(name, config)
         if expected is not None and shape != expected:
             raise ModelError(
                 f"tensor {name:.100} of model `{ref}` has the shape {list(shape)}, by its config "
-                f"it is {list(expected)}: copy or save the model anew"
+                f"it is {list(expected)}: copy or save the model again"
             )
 
 

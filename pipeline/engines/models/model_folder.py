@@ -186,7 +186,7 @@ def _locate(ref: str) -> Path:
             return Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
         except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
             raise ModelError(
-                f"model `{ref}` is neither a folder here nor to be had from the hub "
+                f"model `{ref}` is neither a local folder nor available from the hub "
                 f"({type(error).__name__}): check the name or give a folder"
             ) from error
     except ImportError:

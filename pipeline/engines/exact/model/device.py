@@ -80,7 +80,7 @@ def capture_for(model: LoadedModel, options: DeviceOptions) -> Capture | None:
 
     reason = why_not(model)
     if reason is not None:
-        log.info("passes of model %s are not recorded: %s", model.folder.ref, reason)
+        log.info("no CUDA graphs for model %s: %s", model.folder.ref, reason)
         return None
     return CudaCapture()
 

@@ -50,6 +50,6 @@ def check_rows(decoder: TorchDecoder, model: LoadedModel, num_blocks: int) -> No
     for pieces, companions in ((PIECES, 0), ([len(ids)], company)):
         if not torch.equal(run(pieces, companions), whole):
             raise ModelError(
-                f"model `{model.folder.ref}` gives a token other bits in another pass on "
+                f"model `{model.folder.ref}` gives a token different bits in different passes on "
                 f"`{model.device}`: use `exactness: fast`"
             )

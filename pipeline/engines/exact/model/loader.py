@@ -77,7 +77,7 @@ def load_model(
         if may_pass(error):
             raise engine_error(error, f"loading model `{folder.ref}`") from error
         raise BrokenModelError(
-            f"model `{folder.ref}` cannot be loaded ({with_type(error)}): copy or save it anew"
+            f"model `{folder.ref}` cannot be loaded ({with_type(error)}): copy or save it again"
         ) from error
 
 
@@ -119,7 +119,7 @@ def _load(
     if missing := sorted(read["missing_keys"]):  # they would be drawn at random
         raise BrokenModelError(
             f"the weights of model `{folder.ref}` lack {len(missing)} tensors, the first is "
-            f"{missing[0]}: copy or save the model anew"
+            f"{missing[0]}: copy or save the model again"
         )
     module = module.to(device).eval().requires_grad_(False)
     _detach(module)  # what went to another device is its own already

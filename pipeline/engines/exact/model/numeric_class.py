@@ -91,7 +91,7 @@ def check_class(serves: Serves, key: str, is_native: bool) -> None:
     path = "the native pass" if is_native else "the torch path"
     raise ModelError(
         f"model `{serves.model}` was announced in numeric class {name}, but was loaded for {path}: "
-        "start the worker anew"
+        "restart the worker"
     )
 
 

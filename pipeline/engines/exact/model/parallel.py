@@ -161,7 +161,7 @@ class Leader:
                 _say(Stop())
                 leave_ranks()
         except DeviceLostError as error:
-            log.warning("the other ranks are not told of the end: %s", error)
+            log.warning("the other ranks cannot be told to stop: %s", error)
 
 
 class ParallelDecoder:
@@ -230,7 +230,8 @@ def _same(ref: str, fingerprint: str) -> ModelFolder:
     folder = inspect_model(ref)
     if folder.fingerprint.digest != fingerprint:
         raise ModelError(
-            f"model `{ref}` has other files here than on rank 0: copy them, and start all ranks"
+            f"model `{ref}` has different files here than on rank 0: copy them and restart all "
+            "ranks"
         )
     return folder
 

@@ -170,7 +170,7 @@ class ModelRunner:
         try:
             self.forward([Chunk(KvState([TRASH_BLOCK]), [0], 1)])
         except Exception:
-            log.exception("not even a pass of one token goes through")
+            log.exception("not even a pass of one token succeeds")
             return False
         return True
 

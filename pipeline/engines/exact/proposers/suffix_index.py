@@ -132,7 +132,7 @@ class SuffixIndex:
             raise ValueError("a suffix index without its header")
         tokens, places = _HEADER.unpack_from(payload)
         if len(payload) != _HEADER.size + 4 * (tokens + places):
-            raise ValueError("a suffix index of another length than it says")
+            raise ValueError("a suffix index whose length does not match its header")
         numbers = np.frombuffer(payload, "<i4", offset=_HEADER.size).astype(np.int32)
         row, offsets = numbers[:tokens], numbers[tokens:]
         if tokens and (row[-1] != _SEPARATOR or row.min() < _SEPARATOR):
@@ -233,5 +233,5 @@ def unseal(kind: bytes, data: bytes | memoryview) -> memoryview:
     digest = hashlib.blake2b(kind, digest_size=_DIGEST_BYTES)
     digest.update(view[begin:])
     if view[len(kind) : begin] != digest.digest():
-        raise ValueError(f"{kind.decode('ascii', 'replace')!r}: the checksum is another")
+        raise ValueError(f"{kind.decode('ascii', 'replace')!r}: the checksum does not match")
     return view[begin:]
