@@ -1,8 +1,8 @@
-"""Before `bitwise` is promised on a GPU: does a token get the same bits whatever its pass?
+"""Checks, before promising `bitwise` on a GPU, that a token's bits do not depend on its pass.
 
-Our kernels work in one fixed order, but between them a model calls others, and what those do with
-another number of rows is for the device to show. So a few tokens go through the whole model in one
-pass, in pieces, and in company.
+Our kernels add in one fixed order, but a model calls other kernels too, and only the device can
+show what those do with another number of rows. So a few tokens go through the whole model in one
+pass, in pieces, and beside other sequences.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ COMPANIONS = {"cuda": 300, "cpu": 20}  # sequences of one token; an interpreter 
 
 @torch.inference_mode()
 def check_rows(decoder: TorchDecoder, model: LoadedModel, num_blocks: int) -> None:
-    """Raise `ModelError` if some pass changes a token's logits. Leaves the cache dirty, not used.
-
-    Of a cache with fewer blocks, fewer companions are taken.
+    """Raise `ModelError` if some pass changes a token's logits. Leaves the cache dirty, not in
+    use. A small cache gets fewer companions.
     """
     vocab_size = model.folder.vocab_size
     ids = [(7 * i + 3) % vocab_size for i in range(min(sum(PIECES), model.folder.context_tokens))]

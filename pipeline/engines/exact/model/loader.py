@@ -63,10 +63,9 @@ def load_model(
 
     The choice and its reason are logged. `compiled` is for `fast` models with Triton's kernels, and
     passes the others by. So many ranks as `tensor_parallel` call this together and share the model.
-    Raises `BrokenModelError` when its files cannot be loaded, `ModelError` when it cannot be had
-    as asked,
-    `MissingExtraError` when a package lacks, and `EngineError` when it may be loaded later: memory,
-    the storage or the device failed.
+    Raises `BrokenModelError` if its files cannot be loaded, `ModelError` if it cannot run as asked,
+    `MissingExtraError` if a package is missing, and `EngineError` if a retry may work: memory, the
+    storage or the device failed.
     """
     asked = (dtype, exactness, device, native, kernels, weights, compiled, tensor_parallel)
     try:
@@ -156,7 +155,7 @@ def _load(
 
 def check_shareable(folder: ModelFolder, ranks: int, exactness: str, weights: Weights) -> None:
     """Raise `ModelError` if so many ranks cannot share the model, `MissingExtraError` if a package
-    lacks.
+    is missing.
     """
     if find_spec("accelerate") is None:
         raise MissingExtraError(
@@ -191,10 +190,9 @@ def _shared_among(ranks: int) -> dict[str, Any]:
 
 
 def _detach(module: nn.Module) -> None:
-    """Give the module tensors of its own: who writes to the file afterwards changes nothing here.
+    """Copy tensors out of the mapped file: later writes to the file change nothing here.
 
-    A mapped file shows what is written to it later, and to read where it was cut off ends the
-    process.
+    A mapped file shows later writes, and reading beyond a later truncation kills the process.
     """
     own: dict[tuple[int, torch.Size], Tensor] = {}  # by place: tied weights stay tied
     for tensor in (*module.parameters(), *module.buffers()):

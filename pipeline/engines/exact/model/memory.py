@@ -1,4 +1,4 @@
-"""How much memory KV caches may have, and what an engine will hold in all."""
+"""Sizes KV caches, and predicts the memory an engine will hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which implementation of verification runs here. Chosen once, the reason logged."""
+"""Chooses the implementation of verification, once, and logs the reason."""
 
 from __future__ import annotations
 

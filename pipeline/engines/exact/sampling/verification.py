@@ -1,4 +1,4 @@
-"""Decides the tokens of one step: each sequence by the test it asks for, in batches of one kind."""
+"""Decides the tokens of one step: each sequence by its kind of test, one batch per kind."""
 
 from __future__ import annotations
 

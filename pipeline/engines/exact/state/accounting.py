@@ -30,7 +30,7 @@ class Pass:
 
 
 def spread(total: int, weights: Seq[int]) -> list[int]:
-    """`total` in whole parts by weight, which add up to it. Equal ones where nothing has weight."""
+    """Divide `total` into whole parts by weight that add up to it; equally if all weigh nothing."""
     whole = sum(weights)
     if not whole:
         weights, whole = [1] * len(weights), len(weights)
@@ -44,13 +44,13 @@ def spread(total: int, weights: Seq[int]) -> list[int]:
 
 
 class TimeBook:
-    """Adds to sequences, and to `totals`, what they took. `totals` has a place for each kind."""
+    """Charges time to sequences and to `totals`, which has one entry per kind."""
 
     def __init__(self, totals: list[int]) -> None:
         self._totals = totals
 
     def add(self, sequence: Sequence, kind: int, ticks: int) -> None:
-        """What was done for one sequence alone."""
+        """Charge work that was done for one sequence alone."""
         sequence.time[kind] += ticks
         self._totals[kind] += ticks
 
@@ -99,7 +99,7 @@ class TimeBook:
         padded: Callable[[int], int],
         drafts: Seq[int] | None = None,
     ) -> list[int]:
-        """Share a pass, and overhead with it, by rows; each sequence's share.
+        """Share a pass, and overhead with it, by rows; returns each sequence's share.
 
         `drafts` are the ticks that drafting for each of them took.
         """

@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 
 class Fault(StrEnum):
-    """Who or what a failed pass is the fault of."""
+    """The cause of a failed pass."""
 
     MEMORY = "memory"  # a smaller pass may fit
     DEVICE = "device"  # the device or its driver is gone
@@ -41,7 +41,7 @@ class _Sticky:
     fault: Fault
 
 
-# Numbers and words as the CUDA runtime has them; HIP uses the same ones.
+# Codes and messages of the CUDA runtime; HIP uses the same.
 _STICKY = (
     _Sticky(4, "driver shutting down", Fault.DEVICE),
     _Sticky(46, "device(s) is/are busy or unavailable", Fault.DEVICE),
@@ -70,13 +70,13 @@ _OUT_OF_MEMORY = (
 )
 _ACCELERATORS = ("cuda", "hip error", "accelerator", "cublas", "cudnn", "nccl", "triton error")
 _OFF_THE_BUS = "fallen off the bus"
-# What the system says of a file that will not be there, or readable, the next time either.
+# Errors of files that a retry will not find or read either.
 _LASTING = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR)
 _NUMBER_IN_WORDS = re.compile(r"\(os error (\d+)\)")  # of errors that come out of Rust
 
 
 def fault_of(error: BaseException) -> Fault:
-    """The meaning of an exception that a pass raised."""
+    """The cause of an exception that a pass raised."""
     if isinstance(error, DeviceLostError):
         return Fault.DEVICE if error.blameless else Fault.KERNEL
     if isinstance(error, MemoryError) or _is_torch(error, "OutOfMemoryError"):
@@ -96,9 +96,9 @@ def fault_of(error: BaseException) -> Fault:
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether loading a model failed for its surroundings' sake, so that it may be loaded later.
+    """Whether loading a model failed because of its surroundings, so that a retry may work.
 
-    transformers says with an `OSError` too what is wrong with a model; those have no number.
+    transformers also raises `OSError` for a broken model, but without an error number.
     """
     if fault_of(error) is not Fault.OTHER:
         return True
@@ -110,7 +110,7 @@ def may_pass(error: BaseException) -> bool:
 
 
 def _is_torch(error: BaseException, name: str) -> bool:
-    """Whether torch raised it, as this class of its own. Nothing is loaded to find out."""
+    """Whether it is torch's exception of this name. Does not import torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(error, getattr(torch, name))
 
@@ -133,7 +133,7 @@ def with_type(error: BaseException) -> str:
 # --- who is at fault ----------------------------------------------------------------------------
 @dataclass(slots=True)
 class Isolated(Generic[Member, Result]):
-    """What came of a batch: results of the parts that passed, in order, and who raises alone."""
+    """Results of the parts of a batch that passed, in order, and the members that raise alone."""
 
     passed: list[tuple[list[Member], Result]] = field(default_factory=list)
     raising: list[tuple[Member, Exception]] = field(default_factory=list)
@@ -146,9 +146,9 @@ def isolate(
 ) -> Isolated[Member, Result]:
     """Attempt halves, and halves of the halves that raise, down to single members.
 
-    For a batch whose attempt raised as a whole. With k members at fault of n it takes about
-    2 · k · log2(n) attempts. An exception that `is_everyones` (no member can be blamed for it) is
-    raised on at once.
+    For a batch whose attempt raised as a whole. With k of n members at fault it takes about
+    2 · k · log2(n) attempts. An exception for which no member is to blame (`is_everyones`) is
+    raised at once.
     """
     found: Isolated[Member, Result] = Isolated()
     halves = _halves(list(members))
@@ -187,7 +187,7 @@ class TokenBudget:
 
     @property
     def strained(self) -> bool:
-        """Memory ran out a short while ago: drafts must wait."""
+        """Memory ran out recently: drafts must wait."""
         return self.now < self.most
 
     def halve(self, used: int) -> bool:

@@ -1,4 +1,4 @@
-"""One completion on its way: what was asked, what is decided, where each token came from."""
+"""The state of one running completion: its request, its tokens and where they came from."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from specbatch.schemas.records import (
 
 
 def stop_ids_of(request: Request, eos_ids: frozenset[int], vocab_size: int) -> frozenset[int]:
-    """The tokens that end a request's output: the model's own, unless they are off, and its own."""
+    """Tokens that end the output: the model's, unless ignored, and the request's own."""
     eos = frozenset() if request.params.ignore_eos else eos_ids
     stop_ids = eos | frozenset(request.params.stop_token_ids)
     return frozenset(token for token in stop_ids if 0 <= token < vocab_size)
@@ -39,7 +39,7 @@ def stop_ids_of(request: Request, eos_ids: frozenset[int], vocab_size: int) -> f
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """The row state of the engine: the only mutable thing a step works on."""
+    """The engine's state of one request: the only mutable thing a step works on."""
 
     request: Request
     stop_ids: frozenset[int]
@@ -96,7 +96,7 @@ class Sequence:
 
     @property
     def verification(self) -> Verification:
-        """All tests are the same for greedy requests: they keep a draft that is the argmax."""
+        """Greedy requests are coupled: there every test keeps the drafts that are the argmax."""
         greedy = self.request.params.temperature == 0
         return Verification.COUPLED if greedy else self.request.verification
 

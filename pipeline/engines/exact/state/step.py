@@ -1,4 +1,4 @@
-"""What one step of the engine works on."""
+"""The work of one step: its sequences, their drafts, and how its time is shared."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Work:
     plan: list[Planned]
     deciding: list[Sequence]
     draft_plan: DraftPlan
-    begun: int  # ticks, by the performance counter
+    begun: int  # by `clock.now`
     drafting_ticks: int  # in proposers' models, before the verifier's part
     pass_ticks: int = 0  # of a pass that did not raise, until its verdict is on the host
     emitted: dict[Sequence, int] = field(default_factory=dict)  # tokens decided
@@ -38,7 +38,7 @@ class Work:
         return replace(self, plan=plan, deciding=deciding, draft_plan=draft_plan, pass_ticks=0)
 
     def passes(self, parts: Seq[Work]) -> list[Pass]:
-        """What the step's time is shared by: `parts` passed, the rest failed or has to wait."""
+        """What shares the step's time: `parts`, and the rest, which failed or must wait."""
         if len(parts) == 1 and len(parts[0].plan) == len(self.plan):
             return [parts[0]._as_pass()]
         seen = {planned.sequence for part in parts for planned in part.plan}
