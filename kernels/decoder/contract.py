@@ -29,7 +29,7 @@ class DecoderShape:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """Weights of one layer as the model stores them: [out, in]. Some models lack biases or norms."""
+    """Weights of one layer as the model stores them: [out, in]. Biases and norms may be absent."""
 
     norm1: Tensor  # [hidden]
     norm2: Tensor  # [hidden]

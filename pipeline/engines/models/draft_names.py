@@ -1,4 +1,4 @@
-"""Draft models of one verifier by name, and which of them the rows of a tag are pinned to."""
+"""Names of one verifier's draft models, and which of them serves the rows of a tag."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import PurePath
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.speculation_spec import NO_DRAFT_MODEL
 
-DRAFT_MODEL = "draft-model"  # the main one; a further one is this, `@`, and its folder's name
+DRAFT_MODEL = "draft-model"  # the main one; others are this, `@`, and their folder's name
 
 
 def kind_of(name: str) -> str:
-    """What a job's `sources` call a proposer: all draft models are one source."""
+    """The source, as a job's `sources` name it: all draft models are one source."""
     return name.partition("@")[0]
 
 

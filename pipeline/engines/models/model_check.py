@@ -1,8 +1,8 @@
-"""Whether the files of a model can be what they say, without loading them.
+"""Checks that the files of a model are what they claim, without loading them.
 
-A weight file that was cut short, a header that lies, or a config of other sizes would otherwise be
-found when the first group has come, by an allocation of many gigabytes or by weights that nobody
-trained. Only headers are read, so this takes milliseconds for any size.
+A truncated weight file, a wrong header, or a config of other sizes would otherwise show only when
+the first group arrives, as an allocation of many gigabytes or as untrained weights. Only headers
+are read, so this takes milliseconds for any size.
 
 Weights are safetensors inside the folder and nothing else: pickled weights could run code, a link
 could make a worker read any file of the machine, and an index could name either.
@@ -106,7 +106,7 @@ def _check_links(ref: str, folder: Path) -> None:
 
 
 def _links(folder: Path) -> Iterable[Path]:
-    """All links of the folder and of what is below it. A folder that is a link is not entered."""
+    """All links in the folder and below it. Linked folders are not entered."""
     found: list[Path] = []
 
     def refuse(error: OSError) -> None:
@@ -120,7 +120,7 @@ def _links(folder: Path) -> Iterable[Path]:
 
 
 def _check_index(ref: str, folder: Path, there: set[str]) -> None:
-    """An index may name the safetensors files beside it and no other."""
+    """An index may name only safetensors files beside it."""
     path = folder / INDEX
     if not path.exists():
         return
@@ -139,14 +139,14 @@ def _check_index(ref: str, folder: Path, there: set[str]) -> None:
 
 
 def check_model(ref: str, config: Mapping[str, Any], weights: Sequence[Path]) -> None:
-    """Raise `ModelError` with one sentence for the first thing that cannot be."""
+    """Raise `ModelError` with one sentence for the first contradiction."""
     _check_config(ref, config)
     _check_end_tokens(ref, weights[0].parent)
     check_weights(ref, config, weights)
 
 
 def check_weights(ref: str, config: Mapping[str, Any], weights: Sequence[Path]) -> None:
-    """The same for the weights alone, whose config was looked at before."""
+    """The same for the weights alone; their config was checked before."""
     index = weights[0].parent / INDEX
     named = _weight_map(index)
     single = [path for path in weights if path.name == "model.safetensors"]  # wins, if it is there
@@ -171,7 +171,7 @@ def check_weights(ref: str, config: Mapping[str, Any], weights: Sequence[Path]) 
 
 
 def check_regular(ref: str, folder: Path) -> None:
-    """Raise `ModelError` where a file that may be read is none: a pipe would be waited for."""
+    """Raise `ModelError` for what is not a regular file: reading a pipe would wait."""
     for path in sorted(folder.iterdir()):
         try:
             found = path.stat()
@@ -215,7 +215,7 @@ def _check_config(ref: str, config: Mapping[str, Any]) -> None:
 
 
 def _check_end_tokens(ref: str, folder: Path) -> None:
-    """What a generation config says of them; loaders differ in what they make of nonsense."""
+    """Check end tokens of a generation config; loaders differ in how they read nonsense."""
     path = folder / "generation_config.json"
     if not path.exists():
         return

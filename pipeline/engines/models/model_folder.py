@@ -1,4 +1,4 @@
-"""What can be said about a model before loading it, without torch: may it be served at all?"""
+"""Checks model folders before they are loaded, and tracks which files were. No torch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def inspect_model(ref: str) -> ModelFolder:
 
 
 def inspect_folder(ref: str, path: Path) -> ModelFolder:
-    """The same of a model that was located before: a hub id is not asked for once more."""
+    """The same for a model that was located before, without asking the hub again."""
     config = _read_config(ref, path)
     if "auto_map" in config:
         raise ModelError(
@@ -75,13 +75,13 @@ def inspect_folder(ref: str, path: Path) -> ModelFolder:
 
 
 def models_here() -> Callable[[str], ModelFolder]:
-    """`inspect_model` for a whole process: each id of the hub leads to one revision."""
+    """`inspect_model` for a whole process, in which each hub id means one revision."""
     locate = lru_cache(maxsize=16)(_locate)
     return lambda ref: inspect_folder(ref, locate(ref))
 
 
 def check_again(model: ModelFolder) -> None:
-    """Raise `BrokenModelError` unless its files are still whole, just before they are loaded."""
+    """Raise `BrokenModelError` unless its files are still complete, just before loading them."""
     try:
         weights = check_files(model.ref, model.path)
         check_weights(model.ref, _read_config(model.ref, model.path), weights)
@@ -90,7 +90,7 @@ def check_again(model: ModelFolder) -> None:
 
 
 def check_pair(verifier: ModelFolder, proposer: ModelFolder) -> None:
-    """Raise `ModelError` unless both models speak the same tokens."""
+    """Raise `ModelError` unless both models use the same tokens."""
     if verifier.vocab_size != proposer.vocab_size:
         raise ModelError(
             f"verifier `{verifier.ref}` has {verifier.vocab_size} tokens and proposer "
@@ -117,7 +117,7 @@ class LoadedModels:
         self._loaded: dict[str, Fingerprint] = {}  # by name of a model: the files it was read from
 
     def of(self, folder: ModelFolder) -> Fingerprint:
-        """Of what was loaded; of what lay there when it was looked at, where nothing was."""
+        """The fingerprint of what was loaded; if nothing was, of the folder when last read."""
         return self._loaded.get(folder.ref, folder.fingerprint)
 
     @property
@@ -126,8 +126,10 @@ class LoadedModels:
         return tuple(sorted(self.of(folder).digest for folder in self.draft_models))
 
     def look_again(self) -> bool:
-        """Know folders as they are now, if nothing was loaded from them; whether the verifier is
-        another one since. Raises `ModelError`."""
+        """Read folders again that nothing was loaded from; returns whether the verifier changed.
+
+        Raises `ModelError`.
+        """
         found = self._as_it_is(self.verifier)
         is_other = found is not self.verifier
         if is_other:
@@ -137,17 +139,17 @@ class LoadedModels:
         return is_other
 
     def note(self, folder: ModelFolder, look: Look) -> None:
-        """A model was read from these files. Raises `ModelChangedError` where another engine here
-        was loaded from others: one worker has one model of a name."""
+        """A model was read from these files. Raises `ModelChangedError` if another engine here was
+        loaded from other files: one worker has one model per name."""
         self._check(folder, look)
         self._loaded[folder.ref] = look.fingerprint
 
     def forget(self) -> None:
-        """No engine is left: nothing is loaded, and other files may be."""
+        """No engine is left, so other files may be loaded."""
         self._loaded.clear()
 
     def check_changed(self) -> None:
-        """Raise `ModelChangedError` where the verifier's files are others than were loaded."""
+        """Raise `ModelChangedError` if the verifier's files changed since they were loaded."""
         self._check(self.verifier, look_at(self.verifier.ref, self.verifier.path))
 
     def _check(self, folder: ModelFolder, look: Look) -> None:
@@ -219,7 +221,7 @@ def _context_tokens(config: dict[str, Any]) -> int:
 
 
 def config_and_weights_sha256(folder: ModelFolder) -> str:
-    """SHA-256 of these alone, by which jobs without a fingerprint know their models."""
+    """SHA-256 of config and weights, which identifies models of jobs without a fingerprint."""
     digest = hashlib.sha256((folder.path / "config.json").read_bytes())
     for file in sorted(folder.path.glob("*.safetensors")):
         digest.update(file.name.encode())

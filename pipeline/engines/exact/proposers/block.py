@@ -1,7 +1,7 @@
 """Drafts from the propose stage: a long continuation made beforehand, followed while it fits.
 
-Where a block runs low, or its sequence is lost in it, somebody may be asked to go on with it
-(`wanting`); the answer (`extend`) comes when it comes, or never.
+When a block runs low, or its sequence is lost in it, a proposer worker may be asked to continue it
+(`wanting`). The answer (`extend`) may come late or never.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class BlockProposer:
 
     # --- more of a block -----------------------------------------------------------------------
     def wanting(self) -> list[Wanted]:
-        """Some of those that need more, each told once until it is extended, or until
-        some time went by without that."""
+        """Some of those that need more. Each is listed once until it is extended, or until an
+        answer is overdue."""
         wanted: list[Wanted] = []
         while self._low and len(wanted) < WANTED_AT_ONCE:
             sequence = next(iter(self._low))
@@ -99,8 +99,8 @@ class BlockProposer:
         return wanted
 
     def extend(self, sequence: Sequence, position: int, token_ids: Seq[int]) -> bool:
-        """`token_ids` may follow the sequence's first `position` output tokens. It may be further
-        by now; False: this leads no further than what is there."""
+        """`token_ids` may follow the sequence's first `position` output tokens; it may be ahead of
+        that by now. False: this leads no further than the present block."""
         if sequence.finish_reason is not None or not 0 <= position <= sequence.num_output:
             return False
         place = self._place(sequence)
@@ -116,7 +116,7 @@ class BlockProposer:
         return True
 
     def _place(self, sequence: Sequence) -> _Place:
-        """Its place, brought up to the output decided so far, by whatever means it was."""
+        """Its place, brought up to the output decided so far."""
         place = self._places.get(sequence)
         if place is None:
             place = self._places[sequence] = _Place(BlockCursor(sequence.request.draft_ids))

@@ -1,9 +1,9 @@
-"""A draft model beside the verifier: one ragged pass per drafted token, for all sequences at
-once, and where it runs natively all passes of a draft in one call.
+"""A draft model beside the verifier: one ragged pass per drafted token for all sequences; on the
+native path, one call makes all passes of a draft.
 
-It samples with the request's own noise (Gumbel coupling), so where its distribution is the
-verifier's its tokens are the verifier's too. For ratio tests it samples with a noise of its own,
-fresh for every block, and remembers what it sampled from.
+It samples with the request's own noise (Gumbel coupling), so where its distribution equals
+the verifier's, its tokens do too. For ratio tests it samples with its own noise, fresh for every
+block, and remembers the distributions.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ class DraftModelProposer:
     def next_token_logprobs(self, sequence: Sequence) -> Tensor | None:
         """float32 [vocab_size]: log-probabilities of the token behind a sequence's last one.
 
-        What is read for it is forgotten, and read again when it drafts: no draft is another for it.
-        None where it would be more than a few tokens, or has no blocks.
+        It forgets what it reads for this and reads it again to draft, so drafts do not change.
+        None if it would have to read more than a few tokens, or lacks blocks.
         """
         kv, tokens = self._kv.get(sequence), sequence.tokens
         if kv is None or not 0 < len(tokens) - kv.length <= MOST_READ:

@@ -47,13 +47,13 @@ class _Place:
 
 
 class HistoryProposer:
-    """Follows the request's past output. Where that is lost or over, the index of its job."""
+    """Follows the request's past output; when that is lost or over, the index of its job."""
 
     name = "history"
     pass_time = None
 
     def __init__(self, vocab_size: int | None = None) -> None:
-        """Outputs with tokens outside `vocab_size`, of another tokenizer, are no history."""
+        """Ignores outputs with tokens outside `vocab_size`: they come from another tokenizer."""
         self._limit = vocab_size
         self._places: dict[Sequence, _Place] = {}
 
@@ -96,7 +96,7 @@ class HistoryProposer:
 
     # --- a sequence's place --------------------------------------------------------------------
     def _place(self, sequence: Sequence) -> _Place:
-        """Brought up to the tokens decided so far, by whatever means they were."""
+        """The sequence's place, brought up to the tokens decided so far."""
         place = self._places.get(sequence)
         if place is None:
             place = self._places[sequence] = self._begin(sequence)

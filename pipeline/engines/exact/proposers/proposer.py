@@ -57,7 +57,7 @@ class ProbabilisticProposer(Proposer, Protocol):
 
 
 class ReadingProposer(Proposer, Protocol):
-    """One whose model must have read a sequence before it drafts."""
+    """Has a model that must read a sequence before it drafts."""
 
     def behind(self, sequence: Sequence) -> int:
         """Tokens it would have to read first, at most."""

@@ -217,7 +217,7 @@ def _in_common(one: bytes, other: bytes) -> int:
 
 
 def seal(kind: bytes, *parts: bytes) -> bytes:
-    """`kind`, a checksum and the parts behind one another. A kind names a layout for ever."""
+    """Join `kind`, a checksum and the parts. A kind names one layout for ever."""
     digest = hashlib.blake2b(kind, digest_size=_DIGEST_BYTES)
     for part in parts:
         digest.update(part)
@@ -225,7 +225,7 @@ def seal(kind: bytes, *parts: bytes) -> bytes:
 
 
 def unseal(kind: bytes, data: bytes | memoryview) -> memoryview:
-    """What was sealed as `kind`, not copied. Raises ValueError if this is anything else."""
+    """The bytes that `seal` protected, not copied. Raises ValueError if they are damaged."""
     view = memoryview(data)
     begin = len(kind) + _DIGEST_BYTES
     if view[: len(kind)] != kind:
