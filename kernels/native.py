@@ -157,7 +157,7 @@ def _chosen(loaded: ctypes.CDLL, forced: str | None) -> tuple[str, str]:
         return next(allowed), "the best that this processor has"
     if forced not in LEVELS:
         raise InstructionSetError(
-            f"{FORCED_BY}={forced} is no instruction set: use one of {', '.join(have)}"
+            f"{FORCED_BY}={forced} is not an instruction set: use one of {', '.join(have)}"
         )
     if forced not in have:
         why = "this processor" if _supports(loaded, forced) == 0 else "this build"

@@ -29,7 +29,7 @@ class DecoderShape:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """Weights of one layer as the model stores them: [out, in]; biases and head norms may lack."""
+    """Weights of one layer as the model stores them: [out, in]. Biases and norms may be absent."""
 
     norm1: Tensor  # [hidden]
     norm2: Tensor  # [hidden]
@@ -60,7 +60,7 @@ class DecoderWeights:
 
 @dataclass(frozen=True, slots=True)
 class DecoderBatch:
-    """One ragged batch: the newest tokens of every sequence behind one another."""
+    """One ragged batch: the newest tokens of every sequence, concatenated."""
 
     ids: Tensor  # [num_tokens] int64
     positions: Tensor  # [num_tokens] int64

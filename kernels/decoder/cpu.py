@@ -133,7 +133,7 @@ class Decoder:
             *(shape.inter, shape.vocab, shape.window, _DTYPES[self._dtype]),
             shape.eps,
             shape.scaling,
-            self._keep(weights.embedding.clone()),  # it may be a view into the model's whole file
+            self._keep(weights.embedding.clone()),  # it may be a view into the whole model file
             self._keep(weights.cos.float()),
             self._keep(weights.sin.float()),
             self._keep(weights.norm.float()),
@@ -161,7 +161,7 @@ class Decoder:
     def arguments(
         self, batch: DecoderBatch, logits: Tensor, longest: int
     ) -> tuple[_Batch, tuple[np.ndarray, ...]]:
-        """The C side's view of a pass, contexts of up to `longest` tokens, and what it is of."""
+        """The C structure of a pass, with contexts of up to `longest` tokens, and its tensors."""
         tokens, rows = batch.ids.shape[0], batch.logit_rows.shape[0]
         ragged = batch.ragged
         items, tables = _items(ragged.query_starts), _tables(ragged.block_tables)
@@ -185,11 +185,11 @@ class Decoder:
 
     @property
     def cache_bytes(self) -> int:
-        """Of keys and values, when every block of them is in use."""
+        """Bytes of keys and values when every block is in use."""
         return sum(tensor.nbytes for tensor in self._caches)
 
     def workspace_bytes(self, tokens: int, rows: int, context: int) -> int:
-        """The most a pass of `tokens` tokens and `rows` rows of logits takes beside them."""
+        """The most bytes a pass of `tokens` tokens and `rows` rows of logits takes besides."""
         sizes = self._sizes(max(tokens, rows), context).values()
         work = sum(size * 5 // 4 * dtype.itemsize for size, dtype in sizes)
         return work + rows * self._shape.vocab * torch.float32.itemsize

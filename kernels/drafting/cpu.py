@@ -1,5 +1,5 @@
-"""Drafting in C: one call for all tokens of a draft, so that a small model is not outweighed by
-the work around it."""
+"""Drafting in C: one call for all tokens of a draft, since the overhead of a call would outweigh a
+small model."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Where rejection draws its randomness. Its arguments and its result are those of `verify`.
 
-A draft is drawn with stream 0. The tests compare that draft with its own law, and so must not look
-at the noise that made it: they would accept what the noise favours, and the output would follow
-neither model. Hence three streams of their own.
+A draft is drawn with stream 0. The tests compare that draft with its own distribution, so they must
+not use the noise that made it: they would accept what the noise favours, and the output would
+follow neither model. Hence three streams of their own.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Verification by rejection in plain torch: the definition.
 
-    P_j   law of the verifier at row j of a sequence, after temperature, top-k and the like
-    Q_j   law that the draft token of row j was drawn from; 0 everywhere at the bonus row
+    P_j   distribution of the verifier at row j of a sequence, after temperature, top-k and the like
+    Q_j   distribution that the draft token of row j was drawn from; 0 everywhere at the bonus row
     x_j   draft token of row j                u, u_j   uniform on (0, 1)
     γ     draft tokens of a sequence: rows 0 .. γ - 1, and row γ is the bonus row
 
 Both tests emit the accepted draft tokens and then one token of the verifier's own, and what is
 emitted follows P, whatever Q is. Unlike `verify`, which tokens these are depends on the draft and
-on where the block began: the law of an output is kept, not the output.
+on where the block began: the distribution of an output is kept, not the output.
 
 A row at temperature 0 has all of P_j on the argmax: its draft token is accepted where it is that.
 """
@@ -97,7 +97,7 @@ def accept_tokens(
     sampling: SamplingRows,
 ) -> Accepted:
     """`verify_tokens` without its draw."""
-    p, q = _laws(target_logits, draft_probs, row_offsets, sampling)
+    p, q = _distributions(target_logits, draft_probs, row_offsets, sampling)
     p_x, q_x = _of_draft(p, draft_tokens), _of_draft(q, draft_tokens)
     u = _uniform(counters, torch.zeros_like(draft_tokens), ACCEPT_STREAM)
     accept = (u * q_x < p_x) & (draft_tokens >= 0)
@@ -115,7 +115,7 @@ def accept_blocks(
     sampling: SamplingRows,
 ) -> Accepted:
     """`verify_blocks` without its draw."""
-    p, q = _laws(target_logits, draft_probs, row_offsets, sampling)
+    p, q = _distributions(target_logits, draft_probs, row_offsets, sampling)
     sequence, within = _places(row_offsets, draft_tokens)
     p_x, q_x = _of_draft(p, draft_tokens), _of_draft(q, draft_tokens)
     ratio = torch.where(p_x > 0, p_x / q_x, 0.0)
@@ -140,8 +140,8 @@ def emit(
     noise: Callable[[Tensor, int, int], Tensor],  # `gumbel`
 ) -> Verdict:
     """Draw the token behind each accepted draft; only these rows need noise."""
-    law = torch.where(found.weights.sum(dim=1, keepdim=True) > 0, found.weights, found.p)
-    own = law.log() + noise(counters[found.rows], law.shape[1], RESIDUAL_STREAM)
+    probs = torch.where(found.weights.sum(dim=1, keepdim=True) > 0, found.weights, found.p)
+    own = probs.log() + noise(counters[found.rows], probs.shape[1], RESIDUAL_STREAM)
     own = own.argmax(dim=1)
     tokens = draft_tokens.clamp_min(0).index_copy(0, found.rows, own)
     norm = target_logits.logsumexp(dim=1)
@@ -153,7 +153,7 @@ def emit(
     return Verdict(tokens, logprobs, found.accepted, top_tokens(target_logits, norm, top))
 
 
-def _laws(
+def _distributions(
     target_logits: Tensor, draft_probs: Tensor, row_offsets: Tensor, sampling: SamplingRows
 ) -> tuple[Tensor, Tensor]:
     """P and Q of every row, float32 [num_rows, vocab_size]; P is NaN where no token is left."""
@@ -177,9 +177,9 @@ def _places(row_offsets: Tensor, draft_tokens: Tensor) -> tuple[Tensor, Tensor]:
     return sequence, rows - row_offsets[sequence]
 
 
-def _of_draft(law: Tensor, draft_tokens: Tensor) -> Tensor:
-    """The law's probability of each draft token, float64 [num_rows]; bonus rows mean nothing."""
-    return law.gather(1, draft_tokens.clamp_min(0)[:, None])[:, 0].double()
+def _of_draft(probs: Tensor, draft_tokens: Tensor) -> Tensor:
+    """The probability of each draft token, float64 [num_rows]; bonus rows mean nothing."""
+    return probs.gather(1, draft_tokens.clamp_min(0)[:, None])[:, 0].double()
 
 
 def _weights(ratio: Tensor, row_offsets: Tensor) -> Tensor:

@@ -49,16 +49,16 @@ class SamplingRows:
     # A grammar's mask, packed as xgrammar and llguidance do: bit t % 32 of word t // 32 says
     # whether token t may come. Rows without a grammar have all bits set.
     allowed: Tensor | None = None  # [num_rows, ceil(vocab_size / 32)] int32
-    top: TopRows | None = None  # for `verify`; `sample` takes no notice of it
+    top: TopRows | None = None  # for `verify`; `sample` ignores it
 
 
 @dataclass(frozen=True, slots=True)
 class TopTokens:
     """The most likely tokens of the wanted rows, by falling unprocessed logit.
 
-    The law is that of `Verdict.logprobs`: forbidden and filtered tokens are in it. Of equal logits
-    the lower token id comes first, so the first n are the same however many are asked for. A NaN
-    among the logits sorts as -inf and makes the row's log-probabilities NaN.
+    Log-probabilities are those of `Verdict.logprobs`: forbidden and filtered tokens are included.
+    Of equal logits the lower token id comes first, so the first n are the same however many are
+    asked for. A NaN among the logits sorts as -inf and makes the row's log-probabilities NaN.
     """
 
     rows: Tensor  # [num_wanted] int64, as in `TopRows`

@@ -14,13 +14,9 @@ from engine.decoding import Bench, assert_same, baseline_of, bench, prompts
 from engine.faulty import FaultyDecoder, FaultyProposer, real_tokens, spoil
 
 from specbatch.kernels.decoder.contract import DecoderBatch
+from specbatch.pipeline.engines.contract import Completion, Request
 from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelProposer
-from specbatch.pipeline.engines.exact.proposers.guarded_proposer import (
-    PATIENCE,
-    REST_SEC,
-    GuardedProposer,
-)
-from specbatch.pipeline.engines.exact.state.sequence import Completion, Request
+from specbatch.pipeline.engines.exact.proposers.guarded import OPEN_SEC, PATIENCE, GuardedProposer
 from specbatch.schemas.errors import DeviceLostError
 from specbatch.schemas.records import FinishReason, SamplingParams
 from support.models import TinyPair
@@ -230,7 +226,7 @@ def with_faulty_proposer(pair: TinyPair, method: str, error: Exception) -> tuple
     return one, faulty
 
 
-@pytest.mark.parametrize("method", ["available", "propose", "settle", "forget"])
+@pytest.mark.parametrize("method", ["available", "propose", "on_verified", "forget"])
 def test_a_proposer_that_raises_costs_its_drafts(tiny_pair: TinyPair, method: str) -> None:
     asked = requests(12, 4)
     one, faulty = with_faulty_proposer(tiny_pair, method, RuntimeError("no idea"))
@@ -255,8 +251,8 @@ def test_what_a_proposer_raises_is_quoted_in_no_decision(
     one.add(*requests(4, 4)).run()
     for job in ("mine", "theirs"):
         (reason,) = [d.reason for d in one.engine.lessons(job).decisions if "rests" in d.reason]
-        assert reason.endswith("in a row and rests for 60 s: ValueError")
-    assert "rests for 60 s: ValueError: secret 4711" in caplog.text, "a log has the whole"
+        assert reason.endswith("in a row and is disabled for 60 s: ValueError")
+    assert "is disabled for 60 s: ValueError: secret 4711" in caplog.text, "a log has the whole"
 
 
 @pytest.mark.parametrize("at", [1, 2, 7])
@@ -290,7 +286,7 @@ def test_a_proposer_rests_and_is_tried_again(caplog: pytest.LogCaptureFixture) -
         def available(self, _: Any) -> int:
             return 5
 
-        def grade(self, _: Any) -> int:
+        def confidence_bucket(self, _: Any) -> int:
             return 0
 
         def propose(self, sequences: Any, _: Any) -> list[list[int]]:
@@ -299,7 +295,7 @@ def test_a_proposer_rests_and_is_tried_again(caplog: pytest.LogCaptureFixture) -
                 raise RuntimeError("no idea")
             return [[1] for _ in sequences]
 
-        def settle(self, _: Any) -> None: ...
+        def on_verified(self, _: Any) -> None: ...
 
         def forget(self, _: Any) -> None: ...
 
@@ -316,8 +312,8 @@ def test_a_proposer_rests_and_is_tried_again(caplog: pytest.LogCaptureFixture) -
         assert drafts() == [[]]
     assert drafts() == []
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
-    assert "rests for 60 s" in caplog.text
-    now = REST_SEC + 1
+    assert "is disabled for 60 s" in caplog.text
+    now = OPEN_SEC + 1
     assert drafts() == [[]], "one more try"
     assert drafts() == [], "which failed"
     now *= 3

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from specbatch.pipeline.engines.exact.host import EngineHost
-from specbatch.pipeline.engines.exact.model import fingerprint
-from specbatch.pipeline.engines.exact.model.fingerprint import look_at, unchanged
 from specbatch.pipeline.engines.exact.model.loader import load_model
-from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
+from specbatch.pipeline.engines.models import fingerprint
+from specbatch.pipeline.engines.models.fingerprint import look_at, unchanged
+from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.pipeline.inputs.codec import TextCodec
 from specbatch.pipeline.runtime.codecs import Codecs
 from specbatch.schemas.errors import ModelChangedError, ModelError
@@ -159,7 +159,7 @@ def test_what_changes_while_it_is_loaded_is_loaded_again(folder: Path) -> None:
 
 
 def test_what_never_stays_as_it_is_cannot_be_loaded(folder: Path) -> None:
-    with pytest.raises(ModelError, match="change whenever they are loaded"):
+    with pytest.raises(ModelError, match="keep changing while they are loaded"):
         unchanged("m", folder, lambda _: flip(folder / "model.safetensors"))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from specbatch.pipeline.engines.exact.model.model_folder import check_pair, inspect_model
+from specbatch.pipeline.engines.models.model_folder import check_pair, inspect_model
 from specbatch.schemas.errors import ModelError
 from support.models import TinyPair, tiny_llama
 
@@ -75,11 +75,11 @@ def test_an_index_that_names_other_files(folder: Path, named: str) -> None:
     index = {"weight_map": {"a": "model.safetensors", "b": named}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     assert refusal(folder) == (
-        f"model.safetensors.index.json of model `{folder}` names {named}, which is no safetensors "
-        "file of its folder: save the model anew"
+        f"model.safetensors.index.json of model `{folder}` names {named}, which is not a "
+        "safetensors file of its folder: save the model again"
     )
     (folder / "model.safetensors.index.json").write_text("[]")
-    assert "cannot be read (TypeError): save it anew" in refusal(folder)
+    assert "cannot be read (TypeError): save it again" in refusal(folder)
 
 
 def test_an_adapter(folder: Path) -> None:
@@ -132,8 +132,9 @@ def test_a_missing_folder(ref: str) -> None:
 
 
 def test_a_hub_id_that_is_not_to_be_had() -> None:
-    assert refusal("nobody-at-all/nothing-at-all").startswith(
-        "model `nobody-at-all/nothing-at-all` is neither a folder here nor to be had from the hub ("
+    name = "nobody-at-all/nothing-at-all"
+    assert refusal(name).startswith(
+        f"model `{name}` is neither a local folder nor available from the hub ("
     )
 
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from engine.decoding import prompts
 
+from specbatch.pipeline.engines.contract import Completion, Request
 from specbatch.pipeline.engines.exact.model.device import DeviceOptions
-from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
 from specbatch.pipeline.engines.exact.replayer import NEAR_TIE, Replayer, wrong_end
-from specbatch.pipeline.engines.exact.state.sequence import Completion, Request
+from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.schemas.records import FinishReason, SamplingParams, Verification
 from specbatch.schemas.spec import EngineSpec
 from support.engines import make_engine
@@ -116,9 +116,9 @@ STOPS = frozenset({2})
         ((5, 6, 2), FinishReason.STOP, None),
         ((5, 6, 7, 8), FinishReason.LENGTH, None),
         ((5, 6, 7, 2), FinishReason.LENGTH, "ended by a stop, not by length"),
-        ((5, 2, 6), FinishReason.STOP, "goes on behind token 1, which ends it"),
-        ((5, 6), FinishReason.STOP, "says that it stopped, but its last token stops nothing"),
-        ((5, 6, 7), FinishReason.LENGTH, "ends by length after 3 tokens, though 4 were to be had"),
+        ((5, 2, 6), FinishReason.STOP, "continues after token 1, which ends it"),
+        ((5, 6), FinishReason.STOP, "claims to have stopped, but its last token is no stop"),
+        ((5, 6, 7), FinishReason.LENGTH, "ends by length after 3 tokens, though 4 were possible"),
         ((5, 6, 7, 8, 9), FinishReason.LENGTH, "has 5 tokens, more than the 4 asked for"),
     ],
 )
@@ -136,4 +136,4 @@ def test_the_end_of_a_stop_string_ends_a_text() -> None:
     )
     assert wrong_end(request, (5, 7), FinishReason.STOP, STOPS, limit=10) is None
     told = wrong_end(request, (7, 5), FinishReason.STOP, STOPS, limit=10)
-    assert told == "goes on behind token 0, which ends it"
+    assert told == "continues after token 0, which ends it"

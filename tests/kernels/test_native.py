@@ -50,7 +50,9 @@ def test_an_unknown_level_is_named_with_those_that_can_be_had(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(native.FORCED_BY, "sse9")
-    with pytest.raises(native.InstructionSetError, match=r"sse9 is no instruction set.*portable"):
+    with pytest.raises(
+        native.InstructionSetError, match=r"sse9 is not an instruction set.*portable"
+    ):
         native.library()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,14 +52,15 @@ class Module:
         return f"{self.path.relative_to(ROOT)}:{line}"
 
 
-def modules(*rooms: str) -> list[Module]:
+@cache
+def modules(*rooms: str) -> tuple[Module, ...]:
     """Every Python file of the rooms (all of them by default, also those not in the wheel)."""
     found = []
     for room in rooms or (*ROOMS, *NOT_SHIPPED):
         for path in sorted((ROOT / room).rglob("*.py")):
             parts = path.relative_to(ROOT).with_suffix("").parts
             found.append(Module(".".join(p for p in parts if p != "__init__"), path))
-    return found
+    return tuple(found)
 
 
 def is_inside(name: str, package: str) -> bool:

@@ -16,34 +16,33 @@ from dataclasses import replace
 from torch import Tensor
 
 from specbatch.kernels.verify.contract import Verdict
+from specbatch.pipeline.engines.clock import now
+from specbatch.pipeline.engines.contract import Completion, EngineStats, Request, Wanted
 from specbatch.pipeline.engines.exact.admission import all_within, refusal
-from specbatch.pipeline.engines.exact.model.batch import Chunk
+from specbatch.pipeline.engines.exact.model.batch import Chunk, to_host
 from specbatch.pipeline.engines.exact.model.runner import ModelRunner
-from specbatch.pipeline.engines.exact.model.transfer import to_host
 from specbatch.pipeline.engines.exact.observing import Observer, Unwatched, Watch
-from specbatch.pipeline.engines.exact.proposers.block_proposer import BlockProposer, Wanted
-from specbatch.pipeline.engines.exact.proposers.guarded_proposer import guarded
+from specbatch.pipeline.engines.exact.proposers.block import BlockProposer
+from specbatch.pipeline.engines.exact.proposers.guarded import guarded
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.recheck import Rechecker
-from specbatch.pipeline.engines.exact.sampling.most_likely import MostLikely
 from specbatch.pipeline.engines.exact.sampling.sampler import choose_sampler
 from specbatch.pipeline.engines.exact.sampling.sampling import LastColumns
-from specbatch.pipeline.engines.exact.sampling.verification import verify
+from specbatch.pipeline.engines.exact.sampling.verification import MostLikely, verify
 from specbatch.pipeline.engines.exact.speculation.drift import EVERY_STEPS
 from specbatch.pipeline.engines.exact.speculation.speculator import Speculator
-from specbatch.pipeline.engines.exact.state.faults import Fault, fault_of, with_type
-from specbatch.pipeline.engines.exact.state.isolation import isolate
-from specbatch.pipeline.engines.exact.state.proposer import Proposer
-from specbatch.pipeline.engines.exact.state.scheduler import Planned, Scheduler
-from specbatch.pipeline.engines.exact.state.sequence import (
-    Completion,
-    Request,
-    Sequence,
-    stop_ids_of,
+from specbatch.pipeline.engines.exact.state.accounting import OVERHEAD, TimeBook
+from specbatch.pipeline.engines.exact.state.draft_plan import Draft
+from specbatch.pipeline.engines.exact.state.recovery import (
+    Fault,
+    TokenBudget,
+    fault_of,
+    isolate,
+    with_type,
 )
-from specbatch.pipeline.engines.exact.state.stats import EngineStats
-from specbatch.pipeline.engines.exact.state.time_book import OVERHEAD, TimeBook, now
-from specbatch.pipeline.engines.exact.state.token_budget import TokenBudget
-from specbatch.pipeline.engines.exact.state.work import Work
+from specbatch.pipeline.engines.exact.state.scheduler import Planned, Scheduler
+from specbatch.pipeline.engines.exact.state.sequence import Sequence, stop_ids_of
+from specbatch.pipeline.engines.exact.state.step import Work
 from specbatch.pipeline.policy.costs.controls import Arm, Controls, Part
 from specbatch.pipeline.policy.journal import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge
@@ -68,12 +67,12 @@ class Engine:
         observer: Observer | None = None,
         drift_every: int = EVERY_STEPS,
     ) -> None:
-        """`observer` hears what is done, and every `drift_every` steps how far a draft model is."""
+        """Every `drift_every` steps, `observer` also hears how far a draft model has drifted."""
         self._runner = runner
         self._rechecker = rechecker
         self._sampler = choose_sampler(runner.device, runner.kernels)
         self._speculator = Speculator(
-            [guarded(proposer, self._count_failure, self._tell_rest) for proposer in proposers],
+            [guarded(proposer, self._count_failure, self._on_open) for proposer in proposers],
             knowledge or Knowledge(),
         )
         self._block = next((p for p in proposers if isinstance(p, BlockProposer)), None)
@@ -95,7 +94,7 @@ class Engine:
 
     # --- what callers do -----------------------------------------------------------------------
     def add(self, request: Request) -> None:
-        """Queue a request. One that cannot fit is answered with an error by the next step."""
+        """Queue a request. The next step returns an error for one that cannot run."""
         limit, vocab_size = self._runner.context_tokens, self._runner.vocab_size
         if not all_within(request.draft_ids, vocab_size):  # a hint that cannot be right
             request = replace(request, draft_ids=())
@@ -113,34 +112,34 @@ class Engine:
         self._jobs[request.route.job] += 1
 
     def cancel(self, matches: Callable[[Request], bool]) -> list[Completion]:
-        """Drop all requests that match; what they had so far is returned as cancelled."""
+        """Drop all matching requests and return what they had so far, as cancelled."""
         return [self._finish(s, FinishReason.CANCELLED) for s in self.begun if matches(s.request)]
 
     @property
     def begun(self) -> list[Sequence]:
-        """All sequences that are not finished; any thread may look at them."""
+        """All unfinished sequences. Any thread may read this."""
         return [*self._scheduler.running, *self._scheduler.waiting]
 
     def unstarted(self) -> list[str]:
-        """Ids of the requests that no pass has seen yet."""
+        """Ids of the requests that no pass has included yet."""
         return [s.request.request_id for s in self._scheduler.waiting if not s.compute_sec]
 
     def prime(self, job: str, counts: Iterable[AcceptanceCount]) -> None:
-        """What earlier nights of a job found about drafts; counts only before its first request."""
+        """Use what earlier runs of a job found about drafts. Ignored after its first request."""
         self._speculator.journal.prime(job, counts)
 
     def lessons(self, job: str) -> Lessons:
-        """What a job taught about drafts since this was last asked."""
+        """What a job taught about drafts since the last call."""
         lessons = self._speculator.journal.lessons(job)
         return replace(lessons, measured=self._controls.take(job))
 
     @property
     def knowledge(self) -> Knowledge:
-        """Of the machine and the proposers; grows while the engine runs."""
+        """What it knows of the machine and the proposers; it grows while the engine runs."""
         return self._speculator.knowledge
 
     def hint(self, request_id: str, position: int, token_ids: tuple[int, ...]) -> None:
-        """What may follow a request's first `position` output tokens. Unknown ones are ignored."""
+        """Suggest what follows a request's first `position` output tokens. May be late."""
         if self._block is None or not all_within(token_ids, self._runner.vocab_size):
             return
         for sequence in self._scheduler.running:
@@ -150,12 +149,12 @@ class Engine:
                 self.stats.hints_dropped += not followed
 
     def wanted(self) -> list[Wanted]:
-        """Requests for which hints are wanted, each told once: see `BlockProposer.wanting`."""
+        """Requests for which hints are wanted, each listed once: see `BlockProposer.wanting`."""
         return [] if self._block is None else self._block.wanting()
 
     @property
     def runner(self) -> ModelRunner:
-        """The verifier's, for who looks at what it wrote while no step is going on."""
+        """The verifier's runner, to be used only between two steps."""
         return self._runner
 
     @property
@@ -190,15 +189,15 @@ class Engine:
         plan = self._scheduler.schedule()
         deciding = [p.sequence for p in plan if p.decides]
         asking = self._watch.ask(deciding)
-        drafts, makers = self._speculator.propose(deciding, self._room_for_draft)
-        drafting = asking + int(self._speculator.drafting_sec * TICKS_PER_SEC)
-        return Work(plan, deciding, drafts, makers, begun, drafting)
+        draft_plan = self._speculator.propose(deciding, self._room_for_draft)
+        drafting = asking + int(draft_plan.drafting_sec * TICKS_PER_SEC)
+        return Work(plan, deciding, draft_plan, begun, drafting)
 
     def _room_for_draft(self, sequence: Sequence, wanted: int) -> int:
         return 0 if self._budget.strained else self._scheduler.room_for_draft(sequence, wanted)
 
     def _decide(self, work: Work) -> list[tuple[Work, Verdict | None]]:
-        """Verdicts on all of the work, or on the parts of it whose pass does not raise."""
+        """Verdicts on all of the work, or on the parts of it whose passes do not raise."""
         try:
             verdict = self._pass(work)
         except Exception as error:
@@ -216,20 +215,20 @@ class Engine:
         return self._decide_less(work, failed.with_traceback(None))
 
     def _decide_less(self, work: Work, error: Exception) -> list[tuple[Work, Verdict | None]]:
-        """Memory ran out: fewer tokens, and no drafts. The rest has its turn in later steps."""
+        """Memory ran out: try fewer tokens without drafts. Later steps do the rest."""
         tokens = sum(p.take for p in work.plan) + sum(map(len, work.drafts))
         if not self._budget.halve(tokens):
             raise error
         log.warning("no memory for a pass of %d tokens, trying %d", tokens, self._budget.now)
         self._runner.free_unused()
         less = work.part(work.first_tokens(self._budget.now))
-        for sequence, maker in zip(work.deciding, work.makers, strict=True):
-            if maker is not None and sequence not in less.deciding:
-                maker.forget(sequence)  # it will not hear what became of its draft
+        for sequence, draft in zip(work.deciding, work.drafts, strict=True):
+            if sequence not in less.deciding:
+                self._speculator.abandon(sequence, draft)
         return self._decide(less)
 
     def _decide_apart(self, work: Work, error: Exception) -> list[tuple[Work, Verdict | None]]:
-        """Some sequence may be at fault: those that raise alone too fail, the others go on."""
+        """A sequence may be at fault: those that raise alone fail, the others continue."""
         log.warning("a pass of %d sequences raised", len(work.plan), exc_info=error)
 
         def attempt(plan: list[Planned]) -> tuple[Work, Verdict | None]:
@@ -269,7 +268,7 @@ class Engine:
             tokens = sequence.tokens[start : start + planned.take]
             if planned.decides:
                 draft = next(drafts)
-                chunks.append(Chunk(sequence.kv, tokens + draft, 1 + len(draft)))
+                chunks.append(Chunk(sequence.kv, tokens + draft.token_ids, 1 + len(draft)))
             else:
                 chunks.append(Chunk(sequence.kv, tokens, 0))
         begun = time.perf_counter()
@@ -280,7 +279,7 @@ class Engine:
     def _verify(self, work: Work, logits: Tensor) -> Verdict:
         self._watch.compare(work, logits)
         columns = self._columns.of(work.deciding, logits.device)
-        return verify(self._sampler, work.deciding, work.drafts, work.makers, logits, columns)
+        return verify(self._sampler, work.deciding, work.drafts, logits, columns)
 
     def _commit(self, work: Work, verdict: Verdict | None) -> None:
         """Append what was decided; forget the KV of rejected drafts."""
@@ -292,9 +291,7 @@ class Engine:
         most_likely = MostLikely(verdict.top) if verdict.top is not None else None
         has_nan = any(map(math.isnan, logprobs))
         row = 0
-        for sequence, draft, maker, agreed in zip(
-            work.deciding, work.drafts, work.makers, accepted, strict=True
-        ):
+        for sequence, draft, agreed in zip(work.deciding, work.drafts, accepted, strict=True):
             before, end = len(sequence.tokens), row + agreed + 1
             if has_nan and any(map(math.isnan, logprobs[row:end])):
                 at = sequence.num_output
@@ -302,8 +299,8 @@ class Engine:
             else:
                 tops = most_likely.of(sequence, row, end) if most_likely is not None else ()
                 verdict_on = (tokens[row:end], logprobs[row:end], tops)
-                if self._accept(sequence, draft, *verdict_on, maker):
-                    self._speculator.observe(sequence, maker, draft, agreed)
+                if self._accept(sequence, draft, *verdict_on):
+                    self._speculator.on_verified(sequence, draft, agreed)
             work.emitted[sequence] = len(sequence.tokens) - before
             row += len(draft) + 1
         self.stats.proposed += row - len(work.deciding)
@@ -315,15 +312,14 @@ class Engine:
     def _accept(
         self,
         sequence: Sequence,
-        draft: list[int],
+        draft: Draft,
         tokens: list[int],
         logprobs: list[float],
         tops: Seq[TopLogprobs],
-        maker: Proposer | None,
     ) -> bool:
-        """Append a verdict; False: the request's own watch over its text raised."""
+        """Append a verdict; False: the request's own stop-string check raised."""
         try:
-            sequence.accept(draft, tokens, logprobs, tops, maker.name if maker else "")
+            sequence.accept(draft.token_ids, tokens, logprobs, tops, draft.proposer)
         except Exception as error:
             self._fail(sequence, self._raised(sequence, error))
             return False
@@ -355,7 +351,13 @@ class Engine:
         self.stats.steps += 1
         self.stats.reused_tokens = self._scheduler.reused_tokens
         self.stats.preemptions = self._scheduler.preemptions
-        ticks, shares = self._book.share_step(work, parts, self.stats.steps, self._runner.padded)
+        ticks, shares = self._book.share_step(
+            work.begun,
+            work.drafting_ticks,
+            work.passes(parts),
+            self.stats.steps,
+            self._runner.padded,
+        )
         self.stats.busy_sec += ticks / TICKS_PER_SEC
         if not (work.whole and work.decoding):
             return
@@ -363,14 +365,14 @@ class Engine:
         count, rows = len(work.deciding), len(work.plan) + sum(map(len, work.drafts))
         step_time = self._speculator.knowledge.step_time
         price = step_time.plain(count) or step_time.predict(count, count)  # of before this step
-        if self._speculator.arm is not Arm.SETTLES:
+        if work.draft_plan.arm is not Arm.SETTLES:
             step_time.observe(rows, count, ticks / TICKS_PER_SEC - self._beside_depth_0(work))
-        if self._speculator.arm is not Arm.APART:
+        if work.draft_plan.arm is not Arm.APART:
             self._compare(work, ticks, shares, price)
 
     def _compare(self, work: Work, ticks: int, shares: Seq[int], price_sec: float) -> None:
         """Note what a decoding step took, beside what its tokens would have taken at depth 0."""
-        arm, count = self._speculator.arm, len(work.deciding)
+        arm, count = work.draft_plan.arm, len(work.deciding)
         beside = self._beside_depth_0(work) * TICKS_PER_SEC / ticks if ticks else 0.0
         if arm in (Arm.DRAFTS, Arm.SETTLES):
             per_token = self._controls.level * price_sec / count
@@ -383,11 +385,11 @@ class Engine:
         for sequence, share in zip(work.deciding, shares, strict=True):
             sequence.decode_sec += share / TICKS_PER_SEC
         parts = self._parts(work, ticks, shares)
-        self._controls.step(arm, self._speculator.odds, price_sec, beside, parts)
+        self._controls.step(arm, work.draft_plan.odds, price_sec, beside, parts)
 
     def _beside_depth_0(self, work: Work) -> float:
         """Seconds that the step spent on drafts and on choosing them, before its pass."""
-        return work.drafting_ticks / TICKS_PER_SEC + self._speculator.replanning_sec
+        return work.drafting_ticks / TICKS_PER_SEC + work.draft_plan.replanning_sec
 
     def _parts(self, work: Work, ticks: int, shares: Seq[int]) -> dict[str, Part]:
         """A step's time, tokens and sequences by job; mostly there is one."""
@@ -406,7 +408,7 @@ class Engine:
     def _count_failure(self) -> None:
         self.stats.proposer_failures += 1
 
-    def _tell_rest(self, proposer: str, reason: str) -> None:
+    def _on_open(self, proposer: str, reason: str) -> None:
         self._speculator.journal.rests(proposer, reason)
 
     # --- ends ----------------------------------------------------------------------------------
@@ -425,11 +427,11 @@ class Engine:
         self._speculator.forget(sequence)
         self._watch.finished(sequence)
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
-            self._look_again(sequence)
+            self._recheck(sequence)
         self.stats.finished += 1
         return sequence.completion()
 
-    def _look_again(self, sequence: Sequence) -> None:
+    def _recheck(self, sequence: Sequence) -> None:
         if self._rechecker is None or not self._rechecker.wants(sequence.request):
             return
         begun = now()
@@ -439,7 +441,7 @@ class Engine:
         except Exception as error:  # the completion stands; it is only not looked at
             if fault_of(error) in (Fault.DEVICE, Fault.KERNEL):
                 raise
-            log.warning("no second look: %s", with_type(error), exc_info=error)
+            log.warning("recheck failed: %s", with_type(error), exc_info=error)
             self._runner.free_unused()
         self._book.add(sequence, OVERHEAD, now() - begun)
         if found is not None:

@@ -11,15 +11,15 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from specbatch.pipeline.engines.contract import EngineStats, ModelFolder, Wanted
 from specbatch.pipeline.engines.exact.engine import Engine
 from specbatch.pipeline.engines.exact.model.device import (
     DeviceOptions,
     capture_for,
     gpu_cache_bytes,
 )
-from specbatch.pipeline.engines.exact.model.fingerprint import Look, unchanged
-from specbatch.pipeline.engines.exact.model.loaded_models import LoadedModels
-from specbatch.pipeline.engines.exact.model.loader import LoadedModel, load_model
+from specbatch.pipeline.engines.exact.model.loaded_model import LoadedModel
+from specbatch.pipeline.engines.exact.model.loader import load_model
 from specbatch.pipeline.engines.exact.model.memory import (
     PROMISES,
     MemoryBudget,
@@ -27,29 +27,25 @@ from specbatch.pipeline.engines.exact.model.memory import (
     cache_bytes,
     free_for_another,
 )
-from specbatch.pipeline.engines.exact.model.model_folder import (
-    ModelFolder,
-    check_pair,
-    inspect_folder,
-)
 from specbatch.pipeline.engines.exact.model.numeric_class import check_class, serves
 from specbatch.pipeline.engines.exact.model.quantised import check_weights
 from specbatch.pipeline.engines.exact.model.runner import Decoder, ModelRunner
 from specbatch.pipeline.engines.exact.model.torch_decoder import TorchDecoder
 from specbatch.pipeline.engines.exact.observing import Observer
-from specbatch.pipeline.engines.exact.proposers.block_proposer import BlockProposer, Wanted
+from specbatch.pipeline.engines.exact.proposers.block import BlockProposer
 from specbatch.pipeline.engines.exact.proposers.draft_model import (
     MAX_PASS_TOKENS,
     DraftModelProposer,
 )
-from specbatch.pipeline.engines.exact.proposers.draft_names import DRAFT_MODEL, draft_names, pins_of
-from specbatch.pipeline.engines.exact.proposers.history_proposer import HistoryProposer
-from specbatch.pipeline.engines.exact.proposers.ngram_proposer import NgramProposer
+from specbatch.pipeline.engines.exact.proposers.history import HistoryProposer
+from specbatch.pipeline.engines.exact.proposers.ngram import NgramProposer
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.recheck import Rechecker
 from specbatch.pipeline.engines.exact.service import EngineService
 from specbatch.pipeline.engines.exact.speculation.drift import EVERY_STEPS
-from specbatch.pipeline.engines.exact.state.proposer import Proposer
-from specbatch.pipeline.engines.exact.state.stats import EngineStats
+from specbatch.pipeline.engines.models.draft_names import DRAFT_MODEL, draft_names, pins_of
+from specbatch.pipeline.engines.models.fingerprint import Look, unchanged
+from specbatch.pipeline.engines.models.model_folder import LoadedModels, check_pair, inspect_folder
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.errors import (
     DeviceLostError,
@@ -90,12 +86,12 @@ class EngineHost:
         leader: Leader | None = None,
         memory_of: KnowledgeKeeper | None = None,
         on_wanted: Callable[[Wanted], None] | None = None,
-        further: Sequence[ModelFolder] = (),
+        extra_draft_models: Sequence[ModelFolder] = (),
         observer: Observer | None = None,
         drift_every: int = EVERY_STEPS,
         only_job: str | None = None,
     ) -> None:
-        """`further` are draft models beside `proposer`, the main one. `observer` hears what engines
+        """`extra_draft_models` stand beside `proposer`, the main one. `observer` hears what engines
         do, and every `drift_every` steps (0: never) how far a draft model is from the verifier.
         `only_job`: no other job is served.
 
@@ -103,7 +99,7 @@ class EngineHost:
         """
         self._on_wanted = on_wanted
         self.proposer = proposer
-        draft_models = (*([] if proposer is None else [proposer]), *further)
+        draft_models = (*([] if proposer is None else [proposer]), *extra_draft_models)
         self._models = LoadedModels(verifier, draft_models)
         self._pairs = {(verifier.fingerprint, f.fingerprint) for f in draft_models}
         self._draft_names = draft_names([folder.ref for folder in draft_models])
@@ -122,24 +118,24 @@ class EngineHost:
         self._stopped = False
         self._lock = threading.Lock()
         self._serves: Serves | None = None
-        self._missing = ""  # what was last said of files that cannot be loaded
+        self._missing = ""  # last logged reason why files cannot be loaded
         self._naming = threading.Lock()  # held while a caller finds them out
 
     @property
     def verifier(self) -> ModelFolder:
-        """As it was loaded, or as it was when it was looked at last."""
+        """As it was loaded; if it is not loaded yet, as its files were when last read."""
         return self._models.verifier
 
     def serves(self) -> Serves:
-        """What the verifier can run as here, and the fingerprints: of what was loaded, and of what
-        lies on disk where nothing was yet. Nothing is loaded for that."""
+        """The verifier's numeric classes here, and the fingerprints of what was loaded, or else of
+        what is on disk. Loads nothing."""
         with self._naming:
             try:
                 if self._models.look_again():
                     self._serves = None
             except ModelError as error:  # perhaps they are being replaced at this moment
                 if str(error) != self._missing:
-                    log.warning("no job with a fingerprint is taken: %s", error)
+                    log.warning("taking no jobs that pin a fingerprint: %s", error)
                 self._missing = str(error)
                 return replace(self._named(), fingerprint=None)
             told, self._missing = self._named(), ""
@@ -155,8 +151,10 @@ class EngineHost:
         return self._serves
 
     def service(self, spec: EngineSpec) -> EngineService:
-        """The engine for a job's dtype, exactness and weights. Raises `MissingExtraError`, and
-        `RequestCancelledError` once the worker ends: nobody would wait for another engine."""
+        """The engine for a job's dtype, exactness and weights.
+
+        Raises `MissingExtraError`, and `RequestCancelledError` once the worker is ending.
+        """
         check_weights(spec.verifier_weights)
         if self.proposer is not None:
             check_weights(spec.proposer_weights)
@@ -174,7 +172,7 @@ class EngineHost:
             return self._services[spec]
 
     def pins(self, wanted: SpeculationSpec) -> dict[str, str]:
-        """Names of draft models by tag. Raises `UsageError` for what is not registered here."""
+        """Names of draft models by tag. Raises `UsageError` for a model that is not here."""
         if not wanted.enabled:
             return {}
         return pins_of(wanted.routes, [folder.ref for folder in self._models.draft_models])
@@ -189,7 +187,7 @@ class EngineHost:
             service.cancel(job_id)
 
     def hint(self, request_id: str, position: int, token_ids: tuple[int, ...]) -> None:
-        """For whichever engine has the request; the others ignore it."""
+        """Passes a hint to all engines; those without the request ignore it."""
         for service in self._all():
             service.hint(request_id, position, token_ids)
 
@@ -203,7 +201,7 @@ class EngineHost:
         return min(begun, default=None)
 
     def give_up(self, error: DeviceLostError) -> None:
-        """A step here will not end: all engines' tickets fail, and none is waited for."""
+        """A step here will not end: fail the tickets of all engines without waiting."""
         if self._leader is not None:
             self._leader.give_up(error)  # the other ranks may be in that step
         with self._lock:
@@ -212,7 +210,7 @@ class EngineHost:
             service.give_up(error)
 
     def stop(self) -> None:
-        """As `close` does, without waiting."""
+        """Begin to close, without waiting."""
         with self._lock:
             self._stopped = True
         for service in self._all():
@@ -229,7 +227,7 @@ class EngineHost:
             return list(self._services.values())
 
     def make_engine(self, spec: EngineSpec) -> Engine:
-        """A new engine, its memory announced; for the caller alone, in whose thread it runs."""
+        """A new engine for the calling thread. Logs its memory budget."""
         self._device.enter()
         free_for_another(on_gpu=self._device.is_gpu)  # one that failed lies in a cycle
         knowledge = (self._memory_of and self._memory_of.load(self._about(spec))) or Knowledge()
@@ -266,7 +264,7 @@ class EngineHost:
             tuple(proposers),
             self._max_sequences,
             self._max_batch_tokens,
-            None if verifying.steady else Rechecker(verifying),
+            None if verifying.batch_invariant else Rechecker(verifying),
             knowledge,
             self._observer,
             self._drift_every,
@@ -287,7 +285,7 @@ class EngineHost:
     def _load_drafts(
         self, verifier: ModelFolder, spec: EngineSpec
     ) -> list[tuple[str, LoadedModel]]:
-        """The draft models by name. A draft is a hint: a model that was replaced is left out."""
+        """The draft models by name, without those whose files were replaced: drafts are hints."""
         found = []
         for folder, name in zip(self._models.draft_models, self._draft_names, strict=True):
             try:
@@ -300,7 +298,7 @@ class EngineHost:
         return found
 
     def _still_fits(self, verifier: ModelFolder, draft_model: ModelFolder) -> bool:
-        """Whether both still speak the same tokens, if one has changed since that was looked at."""
+        """Whether both still share their tokens, if one changed since that was checked."""
         if (verifier.fingerprint, draft_model.fingerprint) in self._pairs:
             return True
         try:
@@ -325,7 +323,7 @@ class EngineHost:
         return self._as_loaded(self.verifier, lambda _: load())
 
     def _as_loaded(self, folder: ModelFolder, load: Callable[[Look], LoadedModel]) -> LoadedModel:
-        """What is loaded, and known from then on by the files that it was read from."""
+        """Load a model, which is known from then on by the files that it was read from."""
         look, loaded = unchanged(folder.ref, folder.path, load)
         with self._naming:
             self._models.note(folder, look)
@@ -350,7 +348,7 @@ class EngineHost:
         return f"{self._device.description}; {weights}; {spec.dtype} {spec.exactness}"
 
     def _name(self, spec: EngineSpec) -> str:
-        """Of the verifier's like on other ranks."""
+        """The name of the same verifier on other ranks."""
         return f"{self.verifier.ref} {spec}"
 
     def _load(self, folder: ModelFolder, spec: EngineSpec, weights: Weights) -> LoadedModel:
@@ -386,8 +384,8 @@ class EngineHost:
         return runner
 
     def _cache_share(self, verifier: LoadedModel) -> int:
-        """Bytes of each model's cache, asked for when all models are loaded: what they leave, and
-        other engines of this process were not promised, is what caches can have.
+        """Bytes of each model's cache, computed after loading all models: caches get what models
+        leave and other engines of this process were not promised.
 
         Raises `NoEngineError`.
         """

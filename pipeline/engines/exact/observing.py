@@ -1,7 +1,4 @@
-"""What an engine tells somebody who measures it, if anybody does.
-
-Nobody does: then it costs a few calls that do nothing. What is told are numbers, and never a text.
-"""
+"""Optional instrumentation hooks of the engine. An observer gets numbers and never a text."""
 
 from __future__ import annotations
 
@@ -11,67 +8,67 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
+from specbatch.pipeline.engines.clock import now
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.speculation.drift import EVERY_STEPS, DriftWatch
-from specbatch.pipeline.engines.exact.state.blocks import BlockManager
-from specbatch.pipeline.engines.exact.state.proposer import Proposer
+from specbatch.pipeline.engines.exact.state.kv_blocks import BlockManager
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
-from specbatch.pipeline.engines.exact.state.time_book import now
 from specbatch.schemas.figures import StepFigures
 from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import FinishReason
 
 if TYPE_CHECKING:
-    from specbatch.pipeline.engines.exact.state.stats import EngineStats
-    from specbatch.pipeline.engines.exact.state.work import Work
+    from specbatch.pipeline.engines.contract import EngineStats
+    from specbatch.pipeline.engines.exact.state.step import Work
 
 _ENDED = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class Observer(Protocol):
-    """Called in the engine's thread, so it may neither block nor raise. Jobs come by id."""
+    """Called in the engine's thread, so it must neither block nor raise."""
 
     def stepped(self, step: StepFigures) -> None:
         """A step is over."""
         ...
 
     def first_token(self, job_id: str, sec: float) -> None:
-        """A request's first token is decided, so long after it came."""
+        """A request's first token was decided, `sec` after the request came."""
         ...
 
     def finished(self, job_id: str, sec_per_token: float) -> None:
-        """A request ended of itself; how long its tokens took behind the first one."""
+        """A request ended by a stop or by length; the time per token after its first."""
         ...
 
     def turned(self, job_id: str, proposer: str, is_off: bool) -> None:
-        """It was decided whether a proposer, or `ALL_PROPOSERS`, may draft for a job."""
+        """A proposer, or `ALL_PROPOSERS`, was enabled or disabled for a job."""
         ...
 
     def drifted(self, proposer: str, nats: float) -> None:
-        """How far a proposer's law is from the verifier's at one place: KL(verifier ‖ proposer)."""
+        """KL(verifier ‖ proposer) in nats at one position."""
         ...
 
 
 class Unwatched:
-    """Nobody measures."""
+    """Hooks that do nothing: no observer is set."""
 
     def ask(self, deciding: Seq[Sequence]) -> int:  # noqa: ARG002 - nothing is asked
         return 0
 
     def compare(self, work: Work, logits: Tensor) -> None:
-        """Nothing is compared."""
+        """Does nothing."""
 
     def decided(self, deciding: Seq[Sequence]) -> None:
-        """Nobody hears it."""
+        """Does nothing."""
 
     def stepped(self, parts: Seq[Work]) -> None:
-        """Nobody hears it."""
+        """Does nothing."""
 
     def finished(self, sequence: Sequence) -> None:
-        """Nobody hears it."""
+        """Does nothing."""
 
 
 class Watch(Unwatched):
-    """Tells an observer what is new since the step before."""
+    """Hooks that report to an observer what changed since the step before."""
 
     def __init__(
         self,
@@ -82,7 +79,7 @@ class Watch(Unwatched):
         proposers: Seq[Proposer],
         drift_every: int = EVERY_STEPS,
     ) -> None:
-        """`drift_every`: steps between two looks at how far draft models are; 0: none."""
+        """`drift_every`: steps between two measurements of drift; 0: never measure."""
         self._observer = observer
         self._stats = stats
         self._blocks = blocks
@@ -96,7 +93,7 @@ class Watch(Unwatched):
         return list(of.time), of.preemptions, of.raised_passes, of.proposer_failures
 
     def ask(self, deciding: Seq[Sequence]) -> int:
-        """Before anything is drafted; the ticks that it took in a draft model."""
+        """Called before drafting. Returns the 100-ns units that a draft model took."""
         begun = now()
         return now() - begun if self._drift.ask(deciding) else 0
 
@@ -104,7 +101,7 @@ class Watch(Unwatched):
         self._drift.compare(work.deciding, work.drafts, logits)
 
     def decided(self, deciding: Seq[Sequence]) -> None:
-        """They have what a pass decided."""
+        """A pass decided tokens of these sequences."""
         at = now()
         for sequence in deciding:
             if sequence not in self._first_at and sequence.num_output:
@@ -113,13 +110,12 @@ class Watch(Unwatched):
                 self._observer.first_token(sequence.request.route.job, waited)
 
     def stepped(self, parts: Seq[Work]) -> None:
-        """A step is over, and `parts` is what passed of it."""
+        """A step is over; `parts` are the passes that did not raise."""
         passes, depths = [], Counter[tuple[str, int]]()
         for part in parts:
             drafted = list(map(len, part.drafts))
             passes.append((sum([p.take for p in part.plan]) + sum(drafted), len(part.plan)))
-            makers = [maker.name if maker is not None else "" for maker in part.makers]
-            depths.update(zip(makers, drafted, strict=True))
+            depths.update(zip([draft.proposer for draft in part.drafts], drafted, strict=True))
         before, self._told = self._told, self._counts()
         self._stats.kv_blocks = self._blocks.counts
         self._observer.stepped(
@@ -134,7 +130,7 @@ class Watch(Unwatched):
         self._drift.tell()
 
     def finished(self, sequence: Sequence) -> None:
-        """It has left the engine."""
+        """The sequence left the engine."""
         self._stats.kv_blocks = self._blocks.counts
         first_at = self._first_at.pop(sequence, None)
         more = sequence.num_output - 1

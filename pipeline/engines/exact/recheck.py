@@ -1,12 +1,12 @@
-"""A sampled second look at finished completions, for engines whose bits may depend on the batch.
+"""Rechecks a sample of finished completions, for engines whose bits may depend on the batch.
 
-`exactness: fast` promises no bits, so it has to say what that cost. One completion in 64, chosen by
-its request id, is fed once more: alone, its own tokens given, and each token is compared with what
-the verifier decides after the tokens before it. A difference tells that another batch would have
-led to another text from there on.
+`exactness: fast` promises no bits, so it has to measure what that costs. One completion in 64,
+chosen by its request id, is fed again, alone: each of its tokens is compared with what the verifier
+decides after the tokens before it. A difference means that another batch would have led to another
+text from there on.
 
-The second look takes a whole text in one pass, which costs a hundredth of a job's time. Token by
-token, as depth 0 alone would decide it, it would be a tenth.
+The recheck takes a whole text in one pass, which costs a hundredth of a job's time. Token by token,
+as depth 0 decides, it would cost a tenth.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from torch import Tensor
 
 from specbatch.kernels.counters.reference import gumbel
 from specbatch.kernels.verify.reference import process
+from specbatch.pipeline.engines.contract import Request
 from specbatch.pipeline.engines.exact.model.batch import Chunk
 from specbatch.pipeline.engines.exact.model.runner import ModelRunner
 from specbatch.pipeline.engines.exact.sampling.sampler import choose_sampler
 from specbatch.pipeline.engines.exact.sampling.sampling import sampling_rows
-from specbatch.pipeline.engines.exact.state.blocks import KvState
-from specbatch.pipeline.engines.exact.state.sequence import Request, Sequence
+from specbatch.pipeline.engines.exact.state.kv_blocks import KvState
+from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.schemas.records import Recheck, Verification
 
 ONE_IN = 64
@@ -33,17 +34,17 @@ _PIECE_TOKENS = 256  # rows of logits held at a time
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A token of an output that is not the one the verifier decides at its place."""
+    """A token that is not the one the verifier decides at its position."""
 
     position: int  # in the output, from 0
     written: int
     decided: int
-    score_gap: float  # between the scores of both: processed logits with their noise
+    score_gap: float  # between the scores of both: processed logits plus noise
     margin: float  # in logits: how little would have to change for the written one to be decided
 
 
 class Rechecker:
-    """Looks again, with the verifier's own runner, while the engine is between two steps."""
+    """Uses the verifier's own runner, while the engine is between two steps."""
 
     def __init__(self, runner: ModelRunner, one_in: int = ONE_IN) -> None:
         self._runner = runner
@@ -51,16 +52,16 @@ class Rechecker:
         self._one_in = one_in
 
     def wants(self, request: Request) -> bool:
-        """A pure function of the request's id: a retry looks at the same ones."""
+        """A pure function of the request's id: a retry rechecks the same completions."""
         if request.decided_ids:  # not all of its output is this engine's
             return False
         digest = hashlib.sha256(request.request_id.encode()).digest()
         return int.from_bytes(digest[:8], "big") % self._one_in == 0
 
     def check(self, done: Sequence) -> Recheck | None:
-        """Compare the tokens of a finished sequence; None when there are no blocks for it now.
+        """Compare the tokens of a finished sequence; None if there are no blocks for it now.
 
-        None of a ratio test either: it never promised the coupled sample.
+        None for ratio tests too: they never promised the coupled sample.
         """
         if done.verification is not Verification.COUPLED:
             return None
@@ -72,9 +73,9 @@ class Rechecker:
 
     @torch.inference_mode()
     def differences(self, done: Sequence) -> list[Difference] | None:
-        """Where a sequence's output is not what the verifier decides, one prefill for all of it.
+        """Where a sequence's output is not what the verifier decides, by one prefill.
 
-        None when there is no output, or there are no blocks for it now.
+        None if there is no output, or there are no blocks for it now.
         """
         blocks, kv = self._runner.blocks, KvState()
         if not done.output or blocks.missing_blocks(kv, len(done.tokens)) > blocks.free_blocks:
@@ -110,8 +111,8 @@ class Rechecker:
 def _difference(
     fresh: Sequence, logits: Tensor, output: list[int], position: int, decided: int
 ) -> Difference:
-    """The gap of the scores is measured before top-k, top-p and min-p, which would put what they
-    drop infinitely far away."""
+    """Scores are compared before top-k, top-p and min-p, which move what they drop infinitely far
+    away."""
     rows, counters = sampling_rows([fresh], [1], logits.device, [output], position)
     written = output[position]
     kept = torch.isfinite(process(logits[None], rows)[0])

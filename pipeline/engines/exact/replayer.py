@@ -1,6 +1,6 @@
-"""The verifier once more, for who doubts what it wrote: teacher-forced, or from nothing.
+"""Re-runs the verifier to check recorded output: teacher-forced, or from the prompt alone.
 
-It knows nothing of SQL or text. An engine of its own, with nothing that drafts.
+It has an engine of its own without proposers, and knows nothing of SQL or text.
 """
 
 from __future__ import annotations
@@ -8,17 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
+from specbatch.pipeline.engines.contract import Completion, ModelFolder, Request
 from specbatch.pipeline.engines.exact.host import EngineHost
 from specbatch.pipeline.engines.exact.model.device import DeviceOptions
-from specbatch.pipeline.engines.exact.model.model_folder import ModelFolder
 from specbatch.pipeline.engines.exact.model.quantised import check_weights
 from specbatch.pipeline.engines.exact.recheck import Difference, Rechecker
-from specbatch.pipeline.engines.exact.state.sequence import (
-    Completion,
-    Request,
-    Sequence,
-    stop_ids_of,
-)
+from specbatch.pipeline.engines.exact.state.sequence import Sequence, stop_ids_of
 from specbatch.schemas.records import FinishReason, Verification
 from specbatch.schemas.spec import EngineSpec
 
@@ -30,10 +25,10 @@ NEAR_TIE = {"bfloat16": 1.0, "float16": 0.125, "float32": 0.001}
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What a second look at one completion found."""
+    """The result of checking one completion."""
 
     differences: Seq[Difference]
-    ending: str | None  # what is wrong with where and why it ended
+    ending: str | None  # what is wrong with where or why it ended; None: nothing
 
 
 class Replayer:
@@ -62,14 +57,14 @@ class Replayer:
         return self._engine.runner.dtype
 
     def near_tie(self, margin: float) -> bool:
-        """Whether so small a margin is explained by arithmetic in another order."""
+        """Whether another order of additions explains so small a margin."""
         return margin <= NEAR_TIE[self.dtype]
 
     def look(self, request: Request, written: Seq[int], reason: FinishReason) -> Looked | None:
         """Compare each written token with the verifier's own choice, in one prefill.
 
-        None when it cannot be told: the request does not fit this KV cache, or its tokens were
-        decided by a ratio test, and so by drafts that nobody has any more.
+        None if that is impossible: the request does not fit this KV cache, or a ratio test decided
+        its tokens, and so did drafts that no longer exist.
         """
         runner = self._engine.runner
         stop_ids = stop_ids_of(request, runner.eos_ids, runner.vocab_size)
@@ -87,7 +82,7 @@ class Replayer:
         return Looked(found, wrong_end(request, written, reason, stop_ids, limit))
 
     def again(self, request: Request) -> Completion:
-        """The completion as the verifier writes it by itself, nothing drafted."""
+        """The completion as the verifier writes it without drafts."""
         plain = replace(request, depth=0, shadow=False, verification=Verification.COUPLED)
         self._engine.add(plain)
         done: list[Completion] = []
@@ -103,7 +98,7 @@ def wrong_end(
     stop_ids: frozenset[int],
     limit: int,  # tokens of prompt and output together
 ) -> str | None:
-    """What is wrong with the end of an output, in words that follow "it"; None: nothing."""
+    """What is wrong with the end of an output, in words that follow "it"; None if nothing is."""
     watch = request.watch_text() if request.watch_text is not None else None
     most = limit - len(request.prompt_ids)
     for place, token in enumerate(written):
@@ -111,15 +106,15 @@ def wrong_end(
         if not (text_ends or token in stop_ids):
             continue
         if place < len(written) - 1:
-            return f"goes on behind token {place}, which ends it"
+            return f"continues after token {place}, which ends it"
         return None if reason is FinishReason.STOP else f"ended by a stop, not by {reason}"
     if reason is FinishReason.STOP:
-        return "says that it stopped, but its last token stops nothing"
+        return "claims to have stopped, but its last token is no stop"
     if len(written) > request.params.max_tokens:
         return f"has {len(written)} tokens, more than the {request.params.max_tokens} asked for"
     if len(written) < most:
         return (
-            f"ends by length after {len(written)} tokens, though {most} were to be had: tokens "
-            "were taken away, or its worker's KV cache was smaller than this one"
+            f"ends by length after {len(written)} tokens, though {most} were possible: tokens "
+            "were removed, or its worker's KV cache was smaller than this one"
         )
     return None

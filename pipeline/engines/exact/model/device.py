@@ -1,4 +1,4 @@
-"""On what a worker's engines run, and how."""
+"""The device that a worker's engines run on, and its options."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from specbatch.schemas.errors import UsageError
 
 if TYPE_CHECKING:  # recording needs Triton, which only a GPU does
     from specbatch.pipeline.engines.exact.model.graphs import Capture
-    from specbatch.pipeline.engines.exact.model.loader import LoadedModel
+    from specbatch.pipeline.engines.exact.model.loaded_model import LoadedModel
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceOptions:
-    """An installation's choice; on a processor only the name matters."""
+    """An installation's settings. On a CPU only the name matters."""
 
     name: str = "cpu"  # as torch names it: cpu, cuda, cuda:1
     graphs: bool = True  # record short passes
@@ -37,7 +37,7 @@ class DeviceOptions:
         return self.name != "cpu"
 
     def check(self) -> None:
-        """Raise `UsageError` when the device, or the instruction set asked for, is not here."""
+        """Raise `UsageError` if the device or the requested instruction set is not available."""
         if not self.is_gpu:
             native_level()
             return
@@ -50,20 +50,20 @@ class DeviceOptions:
 
     @property
     def description(self) -> str:
-        """The kind of device, and what decides its speed: equal ones take equal times."""
+        """The kind of device and what decides its speed: equal descriptions take equal times."""
         if self.is_gpu:
             return torch.cuda.get_device_name(torch.device(self.name))
         return f"{processor_name()}, {native_level()}, {torch.get_num_threads()} threads"
 
     def enter(self) -> None:
-        """Make it this thread's: Triton launches on the thread's device, whatever its tensors'."""
+        """Make it this thread's device: Triton launches there, wherever its tensors are."""
         device = torch.device(self.name)
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)
 
 
 def native_level() -> str:
-    """The instruction set of the C kernels here; `torch` where there are none."""
+    """The instruction set of the C kernels here; `torch` if there are none."""
     try:
         return library().level
     except NativeUnavailableError:
@@ -73,14 +73,14 @@ def native_level() -> str:
 
 
 def capture_for(model: LoadedModel, options: DeviceOptions) -> Capture | None:
-    """What records the passes of a model, or None; the reason is logged."""
+    """What records the passes of a model, or None. The reason is logged."""
     if not (options.is_gpu and options.graphs):
         return None
     from specbatch.pipeline.engines.exact.model.graphs import CudaCapture, why_not
 
     reason = why_not(model)
     if reason is not None:
-        log.info("passes of model %s are not recorded: %s", model.folder.ref, reason)
+        log.info("no CUDA graphs for model %s: %s", model.folder.ref, reason)
         return None
     return CudaCapture()
 

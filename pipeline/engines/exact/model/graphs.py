@@ -1,4 +1,4 @@
-"""Passes recorded once and replayed: on a GPU, a step's thousand launches become one.
+"""Records passes as CUDA graphs and replays them: a step's thousand launches become one.
 
 A recorded pass reads and writes the same memory every time, and has the same shape. So a batch is
 padded to a bucket of tokens and one of logit rows, copied into static buffers, and the bucket's
@@ -20,7 +20,7 @@ from torch import Tensor
 from specbatch.kernels.decoder.contract import DecoderBatch
 from specbatch.kernels.paged_attention.contract import RaggedBatch
 from specbatch.kernels.paged_attention.triton import PREPARED, Tiles, prepare
-from specbatch.pipeline.engines.exact.model.loader import LoadedModel
+from specbatch.pipeline.engines.exact.model.loaded_model import LoadedModel
 from specbatch.pipeline.engines.exact.model.torch_decoder import TorchDecoder
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class CudaCapture:
 
 
 def capture_eagerly(run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-    """Where there are no graphs: the pass runs again, over the same memory."""
+    """Without CUDA graphs: run the pass again over the same memory."""
     out = run()
 
     def replay() -> None:

@@ -1,8 +1,8 @@
-"""Before `bitwise` is promised on a GPU: does a token get the same bits whatever its pass?
+"""Checks, before promising `bitwise` on a GPU, that a token's bits do not depend on its pass.
 
-Our kernels work in one fixed order, but between them a model calls others, and what those do with
-another number of rows is for the device to show. So a few tokens go through the whole model in one
-pass, in pieces, and in company.
+Our kernels add in one fixed order, but a model calls other kernels too, and only the device can
+show what those do with another number of rows. So a few tokens go through the whole model in one
+pass, in pieces, and beside other sequences.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from torch import Tensor
 
 from specbatch.kernels.decoder.contract import BLOCK_SIZE
 from specbatch.pipeline.engines.exact.model.batch import Chunk, build_batch
-from specbatch.pipeline.engines.exact.model.loader import LoadedModel
+from specbatch.pipeline.engines.exact.model.loaded_model import LoadedModel
 from specbatch.pipeline.engines.exact.model.torch_decoder import TorchDecoder
-from specbatch.pipeline.engines.exact.state.blocks import KvState
+from specbatch.pipeline.engines.exact.state.kv_blocks import KvState
 from specbatch.schemas.errors import ModelError
 
 PIECES = (1, 2, 4, 5)  # tokens of each pass
@@ -25,9 +25,8 @@ COMPANIONS = {"cuda": 300, "cpu": 20}  # sequences of one token; an interpreter 
 
 @torch.inference_mode()
 def check_rows(decoder: TorchDecoder, model: LoadedModel, num_blocks: int) -> None:
-    """Raise `ModelError` if some pass changes a token's logits. Leaves the cache dirty, not used.
-
-    Of a cache with fewer blocks, fewer companions are taken.
+    """Raise `ModelError` if some pass changes a token's logits. Leaves the cache dirty, not in
+    use. A small cache gets fewer companions.
     """
     vocab_size = model.folder.vocab_size
     ids = [(7 * i + 3) % vocab_size for i in range(min(sum(PIECES), model.folder.context_tokens))]
@@ -50,6 +49,6 @@ def check_rows(decoder: TorchDecoder, model: LoadedModel, num_blocks: int) -> No
     for pieces, companions in ((PIECES, 0), ([len(ids)], company)):
         if not torch.equal(run(pieces, companions), whole):
             raise ModelError(
-                f"model `{model.folder.ref}` gives a token other bits in another pass on "
+                f"model `{model.folder.ref}` gives a token different bits in different passes on "
                 f"`{model.device}`: use `exactness: fast`"
             )

@@ -1,4 +1,4 @@
-"""How much memory KV caches may have, and what an engine will hold in all."""
+"""Sizes KV caches, and predicts the memory an engine will hold."""
 
 from __future__ import annotations
 
@@ -149,9 +149,9 @@ def cache_bytes(
     size = within(wanted, models, max(0, available - promised))
     if promised and size < min(wanted, LEAST_CACHE):
         raise NoEngineError(
-            f"there is no memory for another engine in this process: {available >> 20} MiB are "
+            f"not enough memory for another engine in this process: {available >> 20} MiB are "
             f"available, and {promised >> 20} MiB of them are promised to KV caches of its other "
-            "engines; lower SPECBATCH_KV_CACHE_MIB, or start a worker for such jobs alone"
+            "engines; lower SPECBATCH_KV_CACHE_MIB, or start a separate worker for such jobs"
         )
     return size
 

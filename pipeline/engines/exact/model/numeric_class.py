@@ -17,9 +17,9 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 from specbatch.kernels import native
+from specbatch.pipeline.engines.contract import ModelFolder
 from specbatch.pipeline.engines.exact.model.device import DeviceOptions, native_level
 from specbatch.pipeline.engines.exact.model.loader import choose_dtype
-from specbatch.pipeline.engines.exact.model.model_folder import ModelFolder
 from specbatch.pipeline.engines.exact.model.native_model import why_not_native
 from specbatch.schemas.errors import ModelError
 from specbatch.schemas.numeric_class import DTYPES, Serves, all_keys
@@ -91,7 +91,7 @@ def check_class(serves: Serves, key: str, is_native: bool) -> None:
     path = "the native pass" if is_native else "the torch path"
     raise ModelError(
         f"model `{serves.model}` was announced in numeric class {name}, but was loaded for {path}: "
-        "start the worker anew"
+        "restart the worker"
     )
 
 

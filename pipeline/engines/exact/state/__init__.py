@@ -1,1 +1,1 @@
-"""What the engine keeps of sequences, blocks and steps."""
+"""Sequences, KV blocks and steps: the engine's state, without tensors or models."""

@@ -1,4 +1,4 @@
-"""Who takes part in the next pass, and with how many tokens."""
+"""Chooses the sequences of the next pass, and how many tokens of each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from specbatch.pipeline.engines.exact.state.blocks import BlockManager
+from specbatch.pipeline.engines.exact.state.kv_blocks import BlockManager
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 
 
@@ -24,11 +24,11 @@ class Planned(NamedTuple):
 class Scheduler:
     """First come, first served. Decoding goes before prefilling; the youngest is preempted first.
 
-    A preempted sequence keeps its tokens and loses its KV: it is prefilled again later, to the
+    A preempted sequence keeps its tokens and loses its KV, which is computed again later to the
     same bits.
 
-    A newcomer takes the blocks of its prefix that are known. It waits for those that this very pass
-    fills, and takes them from the next one on.
+    A new sequence reuses the cached blocks of its prefix. If this pass is filling such blocks, it
+    waits and reuses them in the next pass.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.preemptions = 0
-        self.reused_tokens = 0  # tokens whose KV a newcomer found computed
+        self.reused_tokens = 0  # tokens whose KV was cached when their sequence was admitted
 
     @property
     def idle(self) -> bool:
@@ -55,7 +55,7 @@ class Scheduler:
         """The sequences of the next pass, with blocks reserved for the tokens they take."""
         budget, preempted = self.max_batch_tokens, self.preemptions
         plan: list[Planned] = []
-        # 1) Those that run: decoding first, then unfinished prompts.
+        # 1) Running sequences: decoding ones first, then unfinished prompts.
         for sequence in sorted(self.running, key=lambda s: s.pending > 1):
             if self.preemptions > preempted and sequence not in self.running:
                 continue  # preempted to make room for an older one
@@ -63,15 +63,15 @@ class Scheduler:
             if take and self._reserve(sequence, take, plan):
                 plan.append(Planned(sequence, take))
                 budget -= take
-        # 2) Newcomers.
+        # 2) New sequences.
         if budget and self.waiting and len(self.running) < self.max_sequences:
             self._admit(budget, plan)
         return plan
 
     def _admit(self, budget: int, plan: list[Planned]) -> None:
-        """Newcomers, while there is room for their first tokens and one block to decode into."""
+        """Admit new sequences while there is room for their tokens and one block to decode into."""
         filling = {key for p in plan for key in self._keys_filled_by(p)}
-        held_back: list[Sequence] = []  # they keep their seats and their places in the queue
+        held_back: list[Sequence] = []  # they keep their places in the queue
         while budget and self.waiting:
             if len(self.running) + len(held_back) >= self.max_sequences:
                 break
@@ -109,7 +109,7 @@ class Scheduler:
         return granted
 
     def remove(self, sequence: Sequence) -> None:
-        """A finished or cancelled sequence leaves, its blocks become free."""
+        """Remove a finished or cancelled sequence and free its blocks."""
         self._blocks.release(sequence.kv)
         if sequence in self.running:
             self.running.remove(sequence)
@@ -117,7 +117,7 @@ class Scheduler:
             self.waiting.remove(sequence)
 
     def _reserve(self, sequence: Sequence, take: int, plan: list[Planned]) -> bool:
-        """Blocks for `take` more tokens, preempting younger sequences; False: it went itself."""
+        """Reserve blocks, preempting younger sequences; False: it was preempted itself."""
         length = sequence.kv.length + take
         if length <= len(sequence.kv.blocks) * self._blocks.block_size:
             return True

@@ -1,4 +1,4 @@
-"""Draft models of one verifier by name, and which of them the rows of a tag are pinned to."""
+"""Names of one verifier's draft models, and which of them serves the rows of a tag."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import PurePath
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.speculation_spec import NO_DRAFT_MODEL
 
-DRAFT_MODEL = "draft-model"  # the main one; a further one is this, `@`, and its folder's name
+DRAFT_MODEL = "draft-model"  # the main one; others are this, `@`, and their folder's name
 
 
 def kind_of(name: str) -> str:
-    """What a job's `sources` call a proposer: all draft models are one source."""
+    """The source, as a job's `sources` name it: all draft models are one source."""
     return name.partition("@")[0]
 
 
@@ -25,8 +25,8 @@ def draft_names(refs: Sequence[str]) -> list[str]:
     for i, folder in enumerate(folders):
         if folder in folders[:i]:
             raise UsageError(
-                f"two draft models are called `{folder}`: they are told apart by the names of "
-                "their folders, so each must have another"
+                f"two draft models are called `{folder}`: they are told apart by folder "
+                "name, so rename one of the folders"
             )
     return [DRAFT_MODEL if not i else f"{DRAFT_MODEL}@{f}" for i, f in enumerate(folders)]
 
@@ -60,4 +60,4 @@ def _listed(known: Mapping[str, str]) -> str:
 
 
 def _folder_name(ref: str) -> str:
-    return PurePath(ref).name.replace(":", "-")  # a colon ends a name where its grade follows
+    return PurePath(ref).name.replace(":", "-")  # a colon ends a name where its bucket follows

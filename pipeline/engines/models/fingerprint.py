@@ -1,7 +1,7 @@
-"""What lies in a model folder, digested part by part: see `schemas/fingerprint.py`. No torch.
+"""Digests a model folder, part by part: see `schemas/fingerprint.py`. No torch.
 
-A file is digested once while it stays as it is. That is told by its inode, its size and both of its
-times; a file that was just changed is digested again, for its times may not show a second change.
+A file is digested again only after it changed, which its inode, its size and both of its times
+show. A file that was just changed is always digested again: its times may not show a second change.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from specbatch.schemas.fingerprint import (
     Fingerprint,
     short_digest,
 )
+from specbatch.schemas.spec import Weights
 
 log = logging.getLogger(__name__)
 
@@ -62,14 +63,14 @@ class Stat(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A folder at one moment: two that are equal had nothing happen to it between them."""
+    """A folder at one moment. If two looks are equal, nothing changed between them."""
 
     fingerprint: Fingerprint
     stats: tuple[tuple[str, Stat], ...]
 
 
 class _Digests:
-    """Of files, by path. Thread-safe; a file is read by one thread at a time."""
+    """Digests of files, by path. Thread-safe; one thread at a time reads a file."""
 
     def __init__(self) -> None:
         self._known: dict[Path, tuple[Stat, str]] = {}
@@ -103,7 +104,7 @@ def stat_of(path: Path) -> Stat:
 
 
 def look_at(ref: str, path: Path) -> Look:
-    """Digest a folder's parts, or tell what is known of them.
+    """Digest a folder's parts, or return the known digests if nothing changed.
 
     Raises `ModelError` where the folder is being written, or cannot be read.
     """
@@ -125,29 +126,34 @@ def look_at(ref: str, path: Path) -> Look:
             if not any(_is_young(stat, begun_ns) for _, stat in stats):
                 _looks[path] = look
             return look
-    raise ModelError(f"files of model `{ref}` are being written: wait for that to end")
+    raise ModelError(f"files of model `{ref}` are being written: wait until that is done")
 
 
-def unchanged(
-    ref: str, path: Path, load: Callable[[Look], Loaded], first: Look | None = None
-) -> tuple[Look, Loaded]:
-    """What `load` makes of a folder, and the folder's look before and after: that it read nothing
-    else is known only where both are the same. Raises `ModelError` where it never is.
+def unchanged(ref: str, path: Path, load: Callable[[Look], Loaded]) -> tuple[Look, Loaded]:
+    """Load a folder, and the look at it that was the same before and after: so `load` read that.
 
-    `first`: a look that was just taken.
+    Raises `ModelError` if the folder keeps changing.
     """
-    before = first or look_at(ref, path)
+    before = look_at(ref, path)
     for _ in range(_TRIES):
         loaded = load(before)
         after = look_at(ref, path)
         if after == before:
             return after, loaded
-        log.warning("files of model %s changed while they were loaded: once more", ref)
+        log.warning("files of model %s changed while they were loaded: loading again", ref)
         before = after
         del loaded  # two of them may not fit
     raise ModelError(
-        f"files of model `{ref}` change whenever they are loaded: wait until they are all there"
+        f"files of model `{ref}` keep changing while they are loaded: wait until the copy is "
+        "complete"
     )
+
+
+def fingerprint_of(fingerprint: str, weights: Weights) -> str:
+    """The fingerprint of a model whose folder has `fingerprint`, run with such weights."""
+    if weights == "as-is":
+        return fingerprint
+    return hashlib.sha256(f"{fingerprint} {weights}".encode()).hexdigest()
 
 
 def _files(path: Path) -> dict[Path, str]:

@@ -1,4 +1,4 @@
-"""KV blocks: who holds which, and which of them others may read. Pure bookkeeping, no tensors.
+"""KV blocks: which sequence holds which, and which may be shared. Bookkeeping, no tensors.
 
 A block is *held* by one or more sequences, or *cached* (held by none, its content still known), or
 *free*. Only full blocks are shared. They are never written again, so no copy on write is needed.
@@ -22,7 +22,7 @@ class KvState:
 
     blocks: list[int] = field(default_factory=list)
     length: int = 0
-    sealed: int = 0  # leading blocks that are final: others may read them, no one writes them
+    sealed: int = 0  # leading blocks that are final: others may read them, nobody writes them
     keys: list[bytes] = field(default_factory=list)  # of leading full blocks; outlive the blocks
 
 
@@ -30,7 +30,7 @@ class BlockManager:
     """Hands out the blocks 1 .. num_blocks - 1 of one cache.
 
     A full block's key is a 256-bit BLAKE2 hash of its tokens and of the key before it, so it stands
-    for the whole prefix; at that width, keys are taken for what they stand for.
+    for the whole prefix; at that width, equal keys are taken to mean equal prefixes.
     """
 
     def __init__(self, num_blocks: int, block_size: int, share_prefixes: bool = True) -> None:
@@ -39,18 +39,18 @@ class BlockManager:
         self._share = share_prefixes
         self._free = list(range(num_blocks - 1, TRASH_BLOCK, -1))
         self._holders = [0] * num_blocks
-        self._cached: OrderedDict[int, None] = OrderedDict()  # the longest unused first
+        self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._block_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
 
     @property
     def untouched(self) -> int:
-        """Blocks that are known to hold nothing: memory that the system may not have given yet."""
+        """Blocks that hold nothing: the system may not have allocated their memory yet."""
         return len(self._free)
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that no sequence holds; cached ones are reclaimed when the others are gone."""
+        """Blocks that no sequence holds. Cached ones are reclaimed last."""
         return len(self._free) + len(self._cached)
 
     @property
@@ -84,7 +84,7 @@ class BlockManager:
         assert kv.sealed * self.block_size <= kv.length, "others may be reading what is sealed"
 
     def release(self, kv: KvState) -> None:
-        """Give up all blocks. Known ones stay cached; the end of a prefix is reclaimed first."""
+        """Give up all blocks. Sealed ones stay cached; the end of a prefix is reclaimed first."""
         for block in reversed(kv.blocks):
             self._holders[block] -= 1
             if self._holders[block]:
@@ -127,12 +127,12 @@ class BlockManager:
         kv.sealed = full
 
     def disown(self, kv: KvState) -> None:
-        """Let nobody find what `kv` holds any more: it is not fit to be shared."""
+        """Stop sharing what `kv` holds: it must not be reused."""
         for block in kv.blocks[: kv.sealed]:
             self._forget(block)
 
     def sought(self, kv: KvState, tokens: list[int]) -> bytes | None:
-        """The key at which `adopt` ended; None: it got all there is to share."""
+        """The key that `adopt` did not find; None if it found all shareable blocks."""
         return self._key(kv, tokens, kv.sealed) if kv.sealed < self._shareable(tokens) else None
 
     def filling(self, kv: KvState, tokens: list[int], take: int) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""A proposer whose failures cost its drafts and nothing else."""
+"""A circuit breaker around a proposer: its failures cost drafts and nothing else."""
 
 from __future__ import annotations
 
@@ -9,29 +9,28 @@ from collections.abc import Sequence as Seq
 
 from torch import Tensor
 
-from specbatch.pipeline.engines.exact.state.faults import Fault, fault_of, with_type
-from specbatch.pipeline.engines.exact.state.proposer import (
-    LawfulProposer,
+from specbatch.pipeline.engines.exact.proposers.proposer import (
+    ProbabilisticProposer,
     Proposer,
-    has_laws,
+    has_draft_probs,
     tokens_behind,
 )
+from specbatch.pipeline.engines.exact.state.recovery import Fault, fault_of, with_type
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.policy.linear_cost import LinearCost
 
 log = logging.getLogger(__name__)
 
-PATIENCE = 3  # failures behind one another until it rests
-REST_SEC = 60.0
+PATIENCE = 3  # failures in a row until the circuit opens
+OPEN_SEC = 60.0
 
 
 class GuardedProposer:
-    """Does what `proposer` does. Where that raises, the drafts of the call are dropped.
+    """Does what `proposer` does. If that raises, the drafts of the call are dropped.
 
-    What it knew of the call's sequences is forgotten, since it may be half of the truth. After
-    `PATIENCE` failures without a success between them it offers nothing for `REST_SEC` seconds;
-    then one more failure is enough for the next rest. A lost device is not its failure: that is
-    raised on.
+    The proposer forgets the call's sequences, since what it knows of them may be incomplete. After
+    `PATIENCE` failures in a row the circuit opens: it offers nothing for `OPEN_SEC` seconds, and
+    then one more failure opens it again. A lost device is not its failure: that error is raised.
     """
 
     def __init__(
@@ -39,22 +38,22 @@ class GuardedProposer:
         proposer: Proposer,
         on_failure: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
-        on_rest: Callable[[str, str], None] | None = None,
+        on_open: Callable[[str, str], None] | None = None,
     ) -> None:
         self.name = proposer.name
-        self._on_rest = on_rest
+        self._on_open = on_open
         self._on_failure = on_failure
         self._proposer = proposer
         self._clock = clock
         self._in_a_row = 0
-        self._rests_until = -float("inf")
+        self._open_until = -float("inf")
 
     @property
     def pass_time(self) -> LinearCost | None:
         return self._proposer.pass_time
 
     def available(self, sequence: Sequence) -> int:
-        if self._in_a_row >= PATIENCE and self._clock() < self._rests_until:
+        if self._in_a_row >= PATIENCE and self._clock() < self._open_until:
             return 0
         try:
             return self._proposer.available(sequence)
@@ -69,9 +68,9 @@ class GuardedProposer:
             self._failed(error, [sequence])
             return 0
 
-    def grade(self, sequence: Sequence) -> int:
+    def confidence_bucket(self, sequence: Sequence) -> int:
         try:
-            return self._proposer.grade(sequence)
+            return self._proposer.confidence_bucket(sequence)
         except Exception as error:
             self._failed(error, [sequence])
             return 0
@@ -85,9 +84,9 @@ class GuardedProposer:
         self._in_a_row = 0
         return drafts
 
-    def settle(self, sequence: Sequence) -> None:
+    def on_verified(self, sequence: Sequence) -> None:
         try:
-            self._proposer.settle(sequence)
+            self._proposer.on_verified(sequence)
         except Exception as error:
             self._failed(error, [sequence])
 
@@ -98,7 +97,7 @@ class GuardedProposer:
             self._failed(error, ())
 
     def _failed(self, error: Exception, sequences: Seq[Sequence]) -> None:
-        """Called while `error` is handled. One traceback a streak is logged, and the rest."""
+        """Count a failure while `error` is handled. Logs one traceback per streak."""
         if fault_of(error) in (Fault.DEVICE, Fault.KERNEL):
             raise error
         self._on_failure()
@@ -106,45 +105,46 @@ class GuardedProposer:
         if self._in_a_row == 1:
             log.warning("proposer %s failed, its drafts are dropped", self.name, exc_info=error)
         if self._in_a_row >= PATIENCE:
-            if self._clock() >= self._rests_until:
-                rests = (
-                    f"proposer {self.name} failed {self._in_a_row} times in a row and rests for "
-                    f"{REST_SEC:.0f} s"
+            if self._clock() >= self._open_until:
+                disabled = (
+                    f"proposer {self.name} failed {self._in_a_row} times in a row and is disabled "
+                    f"for {OPEN_SEC:.0f} s"
                 )
-                log.warning("%s: %s", rests, with_type(error))
-                if self._on_rest is not None:
-                    # Every job's decisions get it, and what was raised may quote one job's text.
-                    self._on_rest(self.name, f"{rests}: {type(error).__name__}")
-            self._rests_until = self._clock() + REST_SEC
+                log.warning("%s: %s", disabled, with_type(error))
+                if self._on_open is not None:
+                    # No message of the error: every job's decisions get this, and it may quote a
+                    # text.
+                    self._on_open(self.name, f"{disabled}: {type(error).__name__}")
+            self._open_until = self._clock() + OPEN_SEC
         for sequence in sequences:
             self.forget(sequence)
 
 
-class GuardedLawfulProposer(GuardedProposer):
-    """The same for one that knows its laws.
+class GuardedProbabilisticProposer(GuardedProposer):
+    """The same for a proposer with draft probabilities.
 
-    Where `laws` raises, so does the pass it is asked in, which is then repeated without drafts.
+    When `draft_probs` raises, the pass raises too and is repeated without drafts.
     """
 
     def __init__(
         self,
-        proposer: LawfulProposer,
+        proposer: ProbabilisticProposer,
         on_failure: Callable[[], None],
-        on_rest: Callable[[str, str], None] | None = None,
+        on_open: Callable[[str, str], None] | None = None,
     ) -> None:
-        super().__init__(proposer, on_failure, on_rest=on_rest)
-        self._lawful = proposer
+        super().__init__(proposer, on_failure, on_open=on_open)
+        self._inner = proposer
 
-    def laws(self, sequence: Sequence) -> Tensor:
-        return self._lawful.laws(sequence)
+    def draft_probs(self, sequence: Sequence) -> Tensor:
+        return self._inner.draft_probs(sequence)
 
 
 def guarded(
     proposer: Proposer,
     on_failure: Callable[[], None],
-    on_rest: Callable[[str, str], None] | None = None,
+    on_open: Callable[[str, str], None] | None = None,
 ) -> GuardedProposer:
-    """`proposer`, guarded; with laws if it has any. `on_rest` hears its name and a sentence."""
-    if has_laws(proposer):
-        return GuardedLawfulProposer(proposer, on_failure, on_rest)
-    return GuardedProposer(proposer, on_failure, on_rest=on_rest)
+    """Wraps `proposer`, `draft_probs` included. `on_open` hears its name and a sentence."""
+    if has_draft_probs(proposer):
+        return GuardedProbabilisticProposer(proposer, on_failure, on_open)
+    return GuardedProposer(proposer, on_failure, on_open=on_open)

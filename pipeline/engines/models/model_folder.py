@@ -1,20 +1,22 @@
-"""What can be said about a model before loading it, without torch: may it be served at all?"""
+"""Checks model folders before they are loaded, and tracks which files were. No torch."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from specbatch.pipeline.engines.exact.model.fingerprint import Look, look_at
-from specbatch.pipeline.engines.exact.model.model_check import check_model, check_weights
-from specbatch.pipeline.engines.exact.model.model_files import check_files
-from specbatch.schemas.errors import BrokenModelError, ModelError
-from specbatch.schemas.fingerprint import Fingerprint
+from specbatch.pipeline.engines.contract import ModelFolder
+from specbatch.pipeline.engines.models.fingerprint import Look, look_at
+from specbatch.pipeline.engines.models.model_check import check_files, check_model, check_weights
+from specbatch.schemas.errors import BrokenModelError, ModelChangedError, ModelError
+from specbatch.schemas.fingerprint import Fingerprint, differing, listed
+
+log = logging.getLogger(__name__)
 
 # Tested against `generate`; every other architecture is refused by name.
 SUPPORTED_MODEL_TYPES = (
@@ -35,27 +37,13 @@ SUPPORTED_MODEL_TYPES = (
 NATIVE_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 
 
-@dataclass(frozen=True, slots=True)
-class ModelFolder:
-    """A checked model folder."""
-
-    ref: str  # as the user named it
-    path: Path
-    model_type: str
-    vocab_size: int
-    context_tokens: int
-    fingerprint: Fingerprint
-    revision: str | None = None  # of a hub id: the commit that it led to
-    look: Look | None = None  # at its files, when it was checked
-
-
 def inspect_model(ref: str) -> ModelFolder:
     """Check a folder or hub id. Raises `ModelError` with one sentence that names the reason."""
     return inspect_folder(ref, _locate(ref))
 
 
 def inspect_folder(ref: str, path: Path) -> ModelFolder:
-    """The same of a model that was located before: a hub id is not asked for once more."""
+    """The same for a model that was located before, without asking the hub again."""
     config = _read_config(ref, path)
     if "auto_map" in config:
         raise ModelError(
@@ -75,27 +63,25 @@ def inspect_folder(ref: str, path: Path) -> ModelFolder:
             "write token by token: use a causal model"
         )
     check_model(ref, config, weights)
-    look = look_at(ref, path)
     return ModelFolder(
         ref=ref,
         path=path,
         model_type=model_type,
         vocab_size=int(config["vocab_size"]),
         context_tokens=_context_tokens(config),
-        fingerprint=look.fingerprint,
+        fingerprint=look_at(ref, path).fingerprint,
         revision=path.name if path.parent.name == "snapshots" else None,
-        look=look,
     )
 
 
 def models_here() -> Callable[[str], ModelFolder]:
-    """`inspect_model` for a whole process: each id of the hub leads to one revision."""
+    """`inspect_model` for a whole process, in which each hub id means one revision."""
     locate = lru_cache(maxsize=16)(_locate)
     return lambda ref: inspect_folder(ref, locate(ref))
 
 
 def check_again(model: ModelFolder) -> None:
-    """Raise `BrokenModelError` unless its files are still whole, just before they are loaded."""
+    """Raise `BrokenModelError` unless its files are still complete, just before loading them."""
     try:
         weights = check_files(model.ref, model.path)
         check_weights(model.ref, _read_config(model.ref, model.path), weights)
@@ -104,7 +90,7 @@ def check_again(model: ModelFolder) -> None:
 
 
 def check_pair(verifier: ModelFolder, proposer: ModelFolder) -> None:
-    """Raise `ModelError` unless both models speak the same tokens."""
+    """Raise `ModelError` unless both models use the same tokens."""
     if verifier.vocab_size != proposer.vocab_size:
         raise ModelError(
             f"verifier `{verifier.ref}` has {verifier.vocab_size} tokens and proposer "
@@ -116,6 +102,72 @@ def check_pair(verifier: ModelFolder, proposer: ModelFolder) -> None:
             f"verifier `{verifier.ref}` and proposer `{proposer.ref}` give different meanings to "
             "the same token ids: use a proposer trained with the verifier's tokenizer"
         )
+
+
+class LoadedModels:
+    """The verifier and the draft models of one process, and which files they were read from.
+
+    A loaded model keeps the fingerprint of the files that it was read from, whatever lies in its
+    folder since. A model that is not loaded is known as its folder is now. One thread at a time.
+    """
+
+    def __init__(self, verifier: ModelFolder, draft_models: Iterable[ModelFolder] = ()) -> None:
+        self.verifier = verifier
+        self.draft_models = tuple(draft_models)
+        self._loaded: dict[str, Fingerprint] = {}  # by name of a model: the files it was read from
+
+    def of(self, folder: ModelFolder) -> Fingerprint:
+        """The fingerprint of what was loaded; if nothing was, of the folder when last read."""
+        return self._loaded.get(folder.ref, folder.fingerprint)
+
+    @property
+    def drafts(self) -> tuple[str, ...]:
+        """Digests of the draft models, sorted."""
+        return tuple(sorted(self.of(folder).digest for folder in self.draft_models))
+
+    def look_again(self) -> bool:
+        """Read folders again that nothing was loaded from; returns whether the verifier changed.
+
+        Raises `ModelError`.
+        """
+        found = self._as_it_is(self.verifier)
+        is_other = found is not self.verifier
+        if is_other:
+            log.info("model %s: its files changed before they were loaded", found.ref)
+            self.verifier = found
+        self.draft_models = tuple(map(self._as_it_is, self.draft_models))
+        return is_other
+
+    def note(self, folder: ModelFolder, look: Look) -> None:
+        """A model was read from these files. Raises `ModelChangedError` if another engine here was
+        loaded from other files: one worker has one model per name."""
+        self._check(folder, look)
+        self._loaded[folder.ref] = look.fingerprint
+
+    def forget(self) -> None:
+        """No engine is left, so other files may be loaded."""
+        self._loaded.clear()
+
+    def check_changed(self) -> None:
+        """Raise `ModelChangedError` if the verifier's files changed since they were loaded."""
+        self._check(self.verifier, look_at(self.verifier.ref, self.verifier.path))
+
+    def _check(self, folder: ModelFolder, look: Look) -> None:
+        known, found = self._loaded.get(folder.ref), look.fingerprint
+        if known is not None and known != found:
+            names = differing(known.parts, found.parts)
+            raise ModelChangedError(
+                f"the {listed(names)} of model `{folder.ref}` changed after this worker had "
+                "loaded it for other jobs: restart the worker"
+            )
+
+    def _as_it_is(self, folder: ModelFolder) -> ModelFolder:
+        if folder.ref in self._loaded:
+            return folder
+        look = look_at(folder.ref, folder.path)
+        if look.fingerprint == folder.fingerprint:
+            return folder
+        return inspect_folder(folder.ref, folder.path)
 
 
 def _locate(ref: str) -> Path:
@@ -136,7 +188,7 @@ def _locate(ref: str) -> Path:
             return Path(snapshot_download(name, revision=revision or None, allow_patterns=patterns))
         except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
             raise ModelError(
-                f"model `{ref}` is neither a folder here nor to be had from the hub "
+                f"model `{ref}` is neither a local folder nor available from the hub "
                 f"({type(error).__name__}): check the name or give a folder"
             ) from error
     except ImportError:
@@ -169,7 +221,7 @@ def _context_tokens(config: dict[str, Any]) -> int:
 
 
 def config_and_weights_sha256(folder: ModelFolder) -> str:
-    """SHA-256 of these alone, by which jobs without a fingerprint know their models."""
+    """SHA-256 of config and weights, which identifies models of jobs without a fingerprint."""
     digest = hashlib.sha256((folder.path / "config.json").read_bytes())
     for file in sorted(folder.path.glob("*.safetensors")):
         digest.update(file.name.encode())

@@ -1,6 +1,6 @@
-"""What a request's penalties, biases and bad words do to its next logits, kept token by token.
+"""Penalties, logit biases and bad words of a request, updated token by token.
 
-Nothing here is made for requests that ask for none of it. A row of a verify block has the draft
+Nothing here exists for requests that use none of it. A row of a verify block has the draft
 tokens before it as context; they are appended for the row and taken back.
 """
 
@@ -97,7 +97,7 @@ class Adjuster:
 
 
 class BadWords:
-    """Tokens that may never come, and those that may not come after certain others."""
+    """Tokens that are always forbidden, and those forbidden after certain others."""
 
     def __init__(self, params: SamplingParams) -> None:
         single = {word[0] for word in params.bad_words if len(word) == 1}
@@ -135,23 +135,11 @@ def has_penalties(params: SamplingParams) -> bool:
 
 
 def adjuster_of(params: SamplingParams, prompt_ids: Seq[int]) -> Adjuster | None:
-    """None where nothing is to be adjusted."""
+    """An adjuster, or None if the parameters need none."""
     needed = has_penalties(params) or params.logit_bias
     return Adjuster(params, prompt_ids) if needed else None
 
 
 def bad_words_of(params: SamplingParams) -> BadWords | None:
-    """None where nothing is bad."""
+    """The bad words, or None if there are none."""
     return BadWords(params) if params.bad_token_ids or params.bad_words else None
-
-
-def problem_of(params: SamplingParams, stop_ids: frozenset[int], vocab_size: int) -> str | None:
-    """Why this vocabulary cannot be sampled so; None when it can."""
-    ends = {word[-1] for word in params.bad_words}
-    named = {token for token, _ in params.logit_bias} | {*params.bad_token_ids, *ends}
-    named |= {token for word in params.bad_words for token in word}
-    if named and not (min(named) >= 0 and max(named) < vocab_size):
-        return f"sampling names a token outside the vocabulary of {vocab_size}"
-    if len({*params.bad_token_ids, *ends, *(stop_ids if params.min_tokens else ())}) >= vocab_size:
-        return "sampling forbids every token of the vocabulary"
-    return None

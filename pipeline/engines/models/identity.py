@@ -1,11 +1,12 @@
-"""Which models a job runs with: checked before it starts, and noted in its report."""
+"""The models of a job: checked before it starts, and recorded in its report."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from specbatch.pipeline.engines.exact.model.model_folder import ModelFolder, check_pair
-from specbatch.pipeline.engines.exact.model.quantised import fingerprint_of
+from specbatch.pipeline.engines.contract import ModelFolder
+from specbatch.pipeline.engines.models.fingerprint import fingerprint_of
+from specbatch.pipeline.engines.models.model_folder import check_pair
 from specbatch.schemas.fingerprint import Models
 from specbatch.schemas.numeric_class import UNKNOWN
 from specbatch.schemas.records import JobRow, Verification
@@ -24,7 +25,7 @@ def check_models(
 
 
 def models_of(spec: JobSpec, verifier: ModelFolder, proposer: ModelFolder | None) -> Models:
-    """What a job pins. Drafts are only hints, but under ratio tests outputs depend on them."""
+    """The models a job pins. Under ratio tests outputs depend on the draft model too."""
     counts = spec.speculation.enabled and spec.speculation.verification is not Verification.COUPLED
     drafts = proposer.fingerprint.digest if proposer is not None and counts else None
     return Models(verifier.fingerprint, drafts)
@@ -37,7 +38,7 @@ def identity_of(
     verifier: ModelFolder,
     proposer: ModelFolder | None,
 ) -> dict[str, str]:
-    """What the report keeps of input and models, so that it can be told later what decided."""
+    """The identity of input and models that the report keeps."""
     engine = spec.engine
     if job.model_fingerprint == UNKNOWN:  # from before: it knows its models otherwise
         return {"input_format": input_format} | {

@@ -1,17 +1,21 @@
-"""Whether the files of a model can be what they say, without loading them.
+"""Checks that the files of a model are what they claim, without loading them.
 
-A weight file that was cut short, a header that lies, or a config of other sizes would otherwise be
-found when the first group has come, by an allocation of many gigabytes or by weights that nobody
-trained. Only headers are read, so this takes milliseconds for any size.
+A truncated weight file, a wrong header, or a config of other sizes would otherwise show only when
+the first group arrives, as an allocation of many gigabytes or as untrained weights. Only headers
+are read, so this takes milliseconds for any size.
+
+Weights are safetensors inside the folder and nothing else: pickled weights could run code, a link
+could make a worker read any file of the machine, and an index could name either.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +23,8 @@ from typing import Any
 from specbatch.schemas.errors import ModelError
 
 INDEX = "model.safetensors.index.json"
+_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+_ADAPTER = "adapter_config.json"
 MAX_HEADER_BYTES = 100_000_000  # as the format has it
 MAX_JSON_BYTES = 256 << 20  # of a tokenizer; configs have kilobytes
 # Far above all models of today. What is allocated by a config alone stays below 2 GiB.
@@ -68,15 +74,79 @@ class _Tensor:
     shape: tuple[int, ...]
 
 
+def check_files(ref: str, folder: Path) -> list[Path]:
+    """The weight files, sorted by name. Raises `ModelError` with one sentence."""
+    _check_links(ref, folder)
+    check_regular(ref, folder)
+    if (folder / _ADAPTER).exists():  # it would lead to the weights of some other repository
+        raise ModelError(
+            f"model `{ref}` is an adapter ({_ADAPTER}): merge it into its base model and save that"
+        )
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
+        found = sorted(p.name for p in folder.iterdir() if p.suffix in _PICKLES)
+        reason = f"only pickle weights ({', '.join(found)})" if found else "no weights"
+        raise ModelError(f"model `{ref}` has {reason}: save it as safetensors")
+    _check_index(ref, folder, {path.name for path in weights})
+    return weights
+
+
+def _check_links(ref: str, folder: Path) -> None:
+    home = folder.resolve()
+    allowed = [home]
+    if home.parent.name == "snapshots":  # of the hub's cache, where files are links to blobs
+        allowed.append(home.parent.parent / "blobs")
+    for path in _links(folder):
+        target = path.resolve()
+        if not any(target.is_relative_to(root) for root in allowed):
+            raise ModelError(
+                f"model `{ref}` has the file {path.relative_to(folder)}, which is a link out of "
+                "its folder: copy what it points to into the folder"
+            )
+
+
+def _links(folder: Path) -> Iterable[Path]:
+    """All links in the folder and below it. Linked folders are not entered."""
+    found: list[Path] = []
+
+    def refuse(error: OSError) -> None:
+        reason = (error.strerror or type(error).__name__).lower()
+        raise ModelError(f"model folder `{folder}` cannot be read: {reason}")
+
+    for root, folders, files in os.walk(folder, onerror=refuse):
+        folders.sort()
+        found += [p for name in (*folders, *sorted(files)) if (p := Path(root, name)).is_symlink()]
+    return found
+
+
+def _check_index(ref: str, folder: Path, there: set[str]) -> None:
+    """An index may name only safetensors files beside it."""
+    path = folder / INDEX
+    if not path.exists():
+        return
+    try:
+        named = set(json.loads(path.read_text())["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
+        raise ModelError(
+            f"{INDEX} of model `{ref}` cannot be read ({type(error).__name__}): save it again"
+        ) from None
+    strange = sorted(str(name) for name in named - there)
+    if strange:
+        raise ModelError(
+            f"{INDEX} of model `{ref}` names {strange[0]}, which is not a "
+            "safetensors file of its folder: save the model again"
+        )
+
+
 def check_model(ref: str, config: Mapping[str, Any], weights: Sequence[Path]) -> None:
-    """Raise `ModelError` with one sentence for the first thing that cannot be."""
+    """Raise `ModelError` with one sentence for the first contradiction."""
     _check_config(ref, config)
     _check_end_tokens(ref, weights[0].parent)
     check_weights(ref, config, weights)
 
 
 def check_weights(ref: str, config: Mapping[str, Any], weights: Sequence[Path]) -> None:
-    """The same for the weights alone, whose config was looked at before."""
+    """The same for the weights alone; their config was checked before."""
     index = weights[0].parent / INDEX
     named = _weight_map(index)
     single = [path for path in weights if path.name == "model.safetensors"]  # wins, if it is there
@@ -87,28 +157,28 @@ def check_weights(ref: str, config: Mapping[str, Any], weights: Sequence[Path]) 
             if name in shapes:
                 raise ModelError(
                     f"model `{ref}` has the tensor {name:.100} in several files: remove what is "
-                    "left of an older copy, or save the model anew"
+                    "left of an older copy, or save the model again"
                 )
             shapes[name] = shape
     lost = [] if single or named is None else [name for name in named if name not in shapes]
     if lost:
         raise ModelError(
             f"{INDEX} of model `{ref}` names the tensor {lost[0]:.100}, which is in none of its "
-            "files: copy or save the model anew"
+            "files: copy or save the model again"
         )
     if not config.get("quantization_config"):  # such tensors are packed in ways of their own
         _check_shapes(ref, config, shapes)
 
 
 def check_regular(ref: str, folder: Path) -> None:
-    """Raise `ModelError` where a file that may be read is none: a pipe would be waited for."""
+    """Raise `ModelError` for what is not a regular file: reading a pipe would wait."""
     for path in sorted(folder.iterdir()):
         try:
             found = path.stat()
         except OSError as error:
             raise ModelError(
                 f"file {path.name} of model `{ref}` cannot be read "
-                f"({(error.strerror or type(error).__name__).lower()}): save the model anew"
+                f"({(error.strerror or type(error).__name__).lower()}): save the model again"
             ) from None
         if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
             raise ModelError(
@@ -117,7 +187,7 @@ def check_regular(ref: str, folder: Path) -> None:
         if path.suffix == ".json" and found.st_size > MAX_JSON_BYTES:
             raise ModelError(
                 f"file {path.name} of model `{ref}` has {found.st_size} bytes, above the "
-                f"{MAX_JSON_BYTES} that such a file may have: save the model anew"
+                f"{MAX_JSON_BYTES} that such a file may have: save the model again"
             )
 
 
@@ -131,7 +201,7 @@ def _check_config(ref: str, config: Mapping[str, Any]) -> None:
         if not isinstance(config.get(name), dict | None):
             raise ModelError(
                 f"config.json of model `{ref}` has {name} {config[name]!r:.50}, which must be an "
-                "object: save the model anew"
+                "object: save the model again"
             )
         first = "original_max_position_embeddings"
         if (value := (config.get(name) or {}).get(first)) is not None:
@@ -140,12 +210,12 @@ def _check_config(ref: str, config: Mapping[str, Any]) -> None:
     if heads and kv_heads and heads % kv_heads:
         raise ModelError(
             f"config.json of model `{ref}` has {heads} attention heads for {kv_heads} heads of "
-            "keys and values, which do not divide them: save the model anew"
+            "keys and values, which do not divide them: save the model again"
         )
 
 
 def _check_end_tokens(ref: str, folder: Path) -> None:
-    """What a generation config says of them; loaders differ in what they make of nonsense."""
+    """Check end tokens of a generation config; loaders differ in how they read nonsense."""
     path = folder / "generation_config.json"
     if not path.exists():
         return
@@ -153,13 +223,13 @@ def _check_end_tokens(ref: str, folder: Path) -> None:
         value = json.loads(path.read_text()).get("eos_token_id")
     except (ValueError, AttributeError, OSError, RecursionError):
         raise ModelError(
-            f"{path.name} of model `{ref}` is not a JSON object: save the model anew"
+            f"{path.name} of model `{ref}` is not a JSON object: save the model again"
         ) from None
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if any(isinstance(i, bool) or not isinstance(i, int) or abs(i) >= 1 << 31 for i in ids):
         raise ModelError(
             f"{path.name} of model `{ref}` has eos_token_id {value!r:.50}, which must be token "
-            "ids: save the model anew"
+            "ids: save the model again"
         )
 
 
@@ -167,7 +237,7 @@ def _check_number(ref: str, name: str, value: Any, limit: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
         raise ModelError(
             f"config.json of model `{ref}` has {name} {value!r:.50}, which must be a whole number "
-            f"from 1 to {limit}: save the model anew, or correct it"
+            f"from 1 to {limit}: save the model again, or correct it"
         )
 
 
@@ -177,7 +247,7 @@ def _header(ref: str, path: Path) -> dict[str, tuple[int, ...]]:
 
     def damaged(what: str) -> ModelError:
         return ModelError(
-            f"weight file {path.name} of model `{ref}` {what}: copy or save the model anew"
+            f"weight file {path.name} of model `{ref}` {what}: copy or save the model again"
         )
 
     try:
@@ -218,7 +288,7 @@ def _tensor(name: str, entry: Any) -> _Tensor:
 
 
 def _weight_map(index: Path) -> dict[str, str] | None:
-    """File names by tensor; None without an index. It was looked at before (`model_files.py`)."""
+    """File names by tensor; None without an index. `check_files` has checked it."""
     return dict(json.loads(index.read_text())["weight_map"]) if index.exists() else None
 
 
@@ -229,14 +299,14 @@ def _check_shapes(ref: str, config: Mapping[str, Any], shapes: Shapes) -> None:
     if wanted is not None and layers != set(range(wanted)):
         raise ModelError(
             f"config.json of model `{ref}` tells of {wanted} layers and its weights are those of "
-            f"{len(layers)}: copy or save the model anew"
+            f"{len(layers)}: copy or save the model again"
         )
     for name, shape in shapes.items():
         expected = _expected(name, config)
         if expected is not None and shape != expected:
             raise ModelError(
                 f"tensor {name:.100} of model `{ref}` has the shape {list(shape)}, by its config "
-                f"it is {list(expected)}: copy or save the model anew"
+                f"it is {list(expected)}: copy or save the model again"
             )
 
 

@@ -1,4 +1,5 @@
-"""What an exception out of a forward pass means: too little memory, a lost device, or neither.
+"""What the engine does when a forward pass raises: what the exception means, who is at fault, and
+how large the next pass may be.
 
 A processor's allocator raises a plain `RuntimeError`, so words must decide there. CUDA errors carry
 the runtime's number in `error_code` where torch raised them itself, and only words where a library
@@ -11,14 +12,21 @@ from __future__ import annotations
 import errno
 import re
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Generic, TypeVar
 
 from specbatch.schemas.errors import DeviceLostError, EngineError, first_line
 
+RECOVER_AFTER_PASSES = 64  # passes without trouble until twice as many tokens are tried again
+
+Member = TypeVar("Member")
+Result = TypeVar("Result")
+
 
 class Fault(StrEnum):
-    """Who or what a failed pass is the fault of."""
+    """The cause of a failed pass."""
 
     MEMORY = "memory"  # a smaller pass may fit
     DEVICE = "device"  # the device or its driver is gone
@@ -33,7 +41,7 @@ class _Sticky:
     fault: Fault
 
 
-# Numbers and words as the CUDA runtime has them; HIP uses the same ones.
+# Codes and messages of the CUDA runtime; HIP uses the same.
 _STICKY = (
     _Sticky(4, "driver shutting down", Fault.DEVICE),
     _Sticky(46, "device(s) is/are busy or unavailable", Fault.DEVICE),
@@ -62,13 +70,13 @@ _OUT_OF_MEMORY = (
 )
 _ACCELERATORS = ("cuda", "hip error", "accelerator", "cublas", "cudnn", "nccl", "triton error")
 _OFF_THE_BUS = "fallen off the bus"
-# What the system says of a file that will not be there, or readable, the next time either.
+# Errors of files that a retry will not find or read either.
 _LASTING = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR)
 _NUMBER_IN_WORDS = re.compile(r"\(os error (\d+)\)")  # of errors that come out of Rust
 
 
 def fault_of(error: BaseException) -> Fault:
-    """The meaning of an exception that a pass raised."""
+    """The cause of an exception that a pass raised."""
     if isinstance(error, DeviceLostError):
         return Fault.DEVICE if error.blameless else Fault.KERNEL
     if isinstance(error, MemoryError) or _is_torch(error, "OutOfMemoryError"):
@@ -88,9 +96,9 @@ def fault_of(error: BaseException) -> Fault:
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether loading a model failed for its surroundings' sake, so that it may be loaded later.
+    """Whether loading a model failed because of its surroundings, so that a retry may work.
 
-    transformers says with an `OSError` too what is wrong with a model; those have no number.
+    transformers also raises `OSError` for a broken model, but without an error number.
     """
     if fault_of(error) is not Fault.OTHER:
         return True
@@ -102,7 +110,7 @@ def may_pass(error: BaseException) -> bool:
 
 
 def _is_torch(error: BaseException, name: str) -> bool:
-    """Whether torch raised it, as this class of its own. Nothing is loaded to find out."""
+    """Whether it is torch's exception of this name. Does not import torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(error, getattr(torch, name))
 
@@ -120,3 +128,80 @@ def with_type(error: BaseException) -> str:
     """`Type: message` in one line."""
     name, said = type(error).__name__, first_line(error)
     return name if said == name else f"{name}: {said}"
+
+
+# --- who is at fault ----------------------------------------------------------------------------
+@dataclass(slots=True)
+class Isolated(Generic[Member, Result]):
+    """Results of the parts of a batch that passed, in order, and the members that raise alone."""
+
+    passed: list[tuple[list[Member], Result]] = field(default_factory=list)
+    raising: list[tuple[Member, Exception]] = field(default_factory=list)
+
+
+def isolate(
+    members: Sequence[Member],
+    attempt: Callable[[list[Member]], Result],
+    is_everyones: Callable[[Exception], bool],
+) -> Isolated[Member, Result]:
+    """Attempt halves, and halves of the halves that raise, down to single members.
+
+    For a batch whose attempt raised as a whole. With k of n members at fault it takes about
+    2 · k · log2(n) attempts. An exception for which no member is to blame (`is_everyones`) is
+    raised at once.
+    """
+    found: Isolated[Member, Result] = Isolated()
+    halves = _halves(list(members))
+    while halves:
+        part = halves.pop(0)
+        try:
+            result = attempt(part)
+        except Exception as error:
+            if is_everyones(error):
+                raise
+            if len(part) == 1:
+                found.raising.append((part[0], error))
+            else:
+                halves[:0] = _halves(part)
+        else:
+            found.passed.append((part, result))
+    return found
+
+
+def _halves(members: list[Member]) -> list[list[Member]]:
+    middle = (len(members) + 1) // 2
+    return [half for half in (members[:middle], members[middle:]) if half]
+
+
+# --- how large the next pass may be -------------------------------------------------------------
+@dataclass(slots=True)
+class TokenBudget:
+    """Halved when a pass runs out of memory, doubled again up to `most` when passes go well."""
+
+    most: int
+    now: int = 0
+    _passes: int = 0
+
+    def __post_init__(self) -> None:
+        self.now = self.most
+
+    @property
+    def strained(self) -> bool:
+        """Memory ran out recently: drafts must wait."""
+        return self.now < self.most
+
+    def halve(self, used: int) -> bool:
+        """After a pass of `used` tokens ran out of memory. False: there is no smaller pass."""
+        if used <= 1:
+            return False
+        # Draft tokens may come on top of the most: half of those would be more than that.
+        self.now, self._passes = max(1, min(used, self.most) // 2), 0
+        return True
+
+    def passed(self) -> None:
+        """A pass went well."""
+        if not self.strained:
+            return
+        self._passes += 1
+        if self._passes >= RECOVER_AFTER_PASSES:
+            self.now, self._passes = min(self.most, 2 * self.now), 0
