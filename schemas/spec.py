@@ -301,10 +301,10 @@ class JobSpec(Part):
         """Whether a group passes through the propose stage.
 
         Drafts made beforehand are paid for whether they are used or not. So `auto` makes them for
-        one pilot group in eight, which is enough to know what they are worth here, and for all
-        where they were worth it before.
+        all groups where they were worth it before, and else for the last group of each eight: a
+        pilot, which is enough to know what they are worth here. A shorter job has none.
         """
-        pilot = group_index % PILOT_EVERY_GROUPS == 0
+        pilot = group_index % PILOT_EVERY_GROUPS == PILOT_EVERY_GROUPS - 1
         every = self.speculation.pregenerate is True or worth_it
         return self.may_propose and (pilot or every)
 

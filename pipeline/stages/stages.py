@@ -219,7 +219,8 @@ class Stages(Guarding):
             completions: list[Completion] = []
             artefact: Artefact | None = None
             if length := self._drafting.length(job, spec):
-                begun.append(self._write_ahead(host, job, spec, rows, length))
+                some = self._drafting.rows_ahead(job, spec, rows)
+                begun.append(self._write_ahead(host, job, spec, some, length))
                 completions = begun[0].wait()
                 blocks = blocks_of(completions, self._economy.price_microusd)
                 artefact = self._put(job, "drafts", work.lease, write_drafts(blocks))

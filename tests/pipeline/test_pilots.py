@@ -1,0 +1,72 @@
+"""How much of a job is drafted ahead: of a pilot little, of drafts that are worth it all."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.stages.drafting import Drafting
+from specbatch.pipeline.storage.objects import Objects
+from specbatch.schemas.records import JobRow, PromptRow
+from specbatch.schemas.spec import JobSpec
+from specbatch.schemas.speculation import PRE_GENERATED, AcceptanceCount
+
+ROWS = [PromptRow(i, f"row-{i}", (1, 2), 0) for i in range(64)]
+MOST = 1 / 32  # of a job's rows: a draft model at half the verifier's price then takes 1.6 %
+GOOD = AcceptanceCount(PRE_GENERATED, None, 95.0, 100.0)
+POOR = AcceptanceCount(PRE_GENERATED, None, 5.0, 100.0)
+
+
+class Priors:
+    """A store that knows nothing but how drafts fared."""
+
+    def __init__(self, *counts: AcceptanceCount) -> None:
+        self._counts = counts
+
+    def acceptance(self, _tenant: str, _name: str) -> tuple[AcceptanceCount, ...]:
+        return self._counts
+
+
+def job() -> JobRow:
+    class Named:
+        job_id, tenant, name = "job", "default", "nightly"
+
+    return cast(JobRow, Named())
+
+
+def spec_of(**speculation: Any) -> JobSpec:
+    values = {"input": {"uri": "in"}, "output": {"uri": "out"}, "verifier": "v", "proposer": "p"}
+    return JobSpec.model_validate(values | {"speculation": speculation})
+
+
+def rows_ahead(drafting: Drafting, spec: JobSpec, groups: int) -> list[int]:
+    """Of each group, how many rows are drafted ahead."""
+    return [
+        len(drafting.rows_ahead(job(), spec, ROWS)) if drafting.proposes(job(), spec, index) else 0
+        for index in range(groups)
+    ]
+
+
+def drafting_of(*counts: AcceptanceCount, beside: bool = False) -> Drafting:
+    return Drafting(cast(Store, Priors(*counts)), Objects(), beside)
+
+
+@pytest.mark.parametrize("counts", [(), (POOR,)])
+def test_a_pilot_is_a_small_part_of_a_job_of_any_length(
+    counts: tuple[AcceptanceCount, ...],
+) -> None:
+    for groups in range(1, 65):
+        drafted = rows_ahead(drafting_of(*counts), spec_of(), groups)
+        assert sum(drafted) <= MOST * groups * len(ROWS)
+    assert sum(drafted) == MOST * 64 * len(ROWS), "a long job has pilots"
+
+
+def test_all_rows_are_drafted_ahead_where_that_was_worth_it_or_is_asked_for() -> None:
+    assert rows_ahead(drafting_of(GOOD), spec_of(), 3) == [64, 64, 64]
+    assert rows_ahead(drafting_of(), spec_of(pregenerate=True), 3) == [64, 64, 64]
+
+
+def test_nothing_is_drafted_ahead_beside_a_verifier_with_a_draft_model() -> None:
+    assert sum(rows_ahead(drafting_of(GOOD, beside=True), spec_of(), 16)) == 0
