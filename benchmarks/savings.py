@@ -35,11 +35,11 @@ from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelPro
 from specbatch.pipeline.engines.exact.proposers.draft_names import DRAFT_MODEL
 from specbatch.pipeline.engines.exact.state.proposer import Proposer
 from specbatch.pipeline.engines.exact.state.sequence import Request, Route, Sequence
-from specbatch.pipeline.policy.controller import Controller
 from specbatch.pipeline.policy.costs.controls import NOTHING_MEASURED, Measured
 from specbatch.pipeline.policy.costs.savings import at_depth_0, half_width
+from specbatch.pipeline.policy.depth import Controller
 from specbatch.pipeline.policy.knowledge import Knowledge
-from specbatch.pipeline.policy.linear_cost import LinearCost
+from specbatch.pipeline.policy.step_cost import LinearCost
 from specbatch.schemas.records import SamplingParams
 from specbatch.schemas.speculation import AcceptanceCount
 

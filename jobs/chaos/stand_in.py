@@ -33,7 +33,7 @@ from specbatch.pipeline.engines.exact.service import EngineService
 from specbatch.pipeline.engines.exact.state.sequence import Completion, Request, Sequence
 from specbatch.pipeline.engines.exact.state.stats import EngineStats
 from specbatch.pipeline.engines.exact.state.time_book import Rows, TimeBook, now
-from specbatch.pipeline.policy.journal import Lessons
+from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.errors import DeviceLostError, ModelError
 from specbatch.schemas.numeric_class import Serves, all_keys

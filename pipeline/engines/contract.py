@@ -12,7 +12,7 @@ from specbatch.pipeline.engines.exact.model.model_folder import ModelFolder
 from specbatch.pipeline.engines.exact.state.sequence import Completion, Request
 from specbatch.pipeline.engines.exact.state.stats import EngineStats
 from specbatch.pipeline.engines.exact.ticket import Units
-from specbatch.pipeline.policy.journal import Lessons
+from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.schemas.errors import DeviceLostError
 from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.provenance import Ticks

@@ -12,7 +12,7 @@ from functools import partial
 
 from specbatch.pipeline.engines.contract import Service, Submitted
 from specbatch.pipeline.engines.exact.state.sequence import Request
-from specbatch.pipeline.policy.journal import Lessons
+from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.runtime.leases import Held
 from specbatch.schemas.errors import StoreError
 

@@ -8,7 +8,7 @@ from typing import Protocol
 from specbatch.pipeline.engines.exact.proposers.block_proposer import Wanted
 from specbatch.pipeline.engines.exact.state.sequence import Completion, Request, Sequence
 from specbatch.pipeline.engines.exact.state.stats import EngineStats
-from specbatch.pipeline.policy.journal import Lessons
+from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.speculation import AcceptanceCount
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from specbatch.pipeline.engines.exact.state.sequence import Completion, Request
 from specbatch.pipeline.engines.exact.state.sequence import Sequence as Sequence_
-from specbatch.pipeline.policy.journal import Lessons
+from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.schemas.crash_points import CrashPoint, reach
 from specbatch.schemas.errors import EngineError, RequestCancelledError, SpecbatchError
 from specbatch.schemas.provenance import Ticks

@@ -25,7 +25,7 @@ from specbatch.pipeline.engines.exact.sampling.sampling import sampling_rows
 from specbatch.pipeline.engines.exact.state.blocks import KvState
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.policy.knowledge import Knowledge
-from specbatch.pipeline.policy.linear_cost import LinearCost
+from specbatch.pipeline.policy.step_cost import LinearCost
 from specbatch.schemas.records import Verification
 from specbatch.schemas.seeds import draft_seed
 

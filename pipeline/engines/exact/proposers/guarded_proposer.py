@@ -17,7 +17,7 @@ from specbatch.pipeline.engines.exact.state.proposer import (
     tokens_behind,
 )
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
-from specbatch.pipeline.policy.linear_cost import LinearCost
+from specbatch.pipeline.policy.step_cost import LinearCost
 
 log = logging.getLogger(__name__)
 
