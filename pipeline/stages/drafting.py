@@ -12,16 +12,15 @@ from dataclasses import asdict, dataclass, field
 from specbatch.pipeline.engines.exact.proposers.history import History
 from specbatch.pipeline.engines.models.draft_names import DRAFT_MODEL
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.policy.block_length import (
-    JUDGED_TESTS,
+from specbatch.pipeline.policy.acceptance import proposer_of
+from specbatch.pipeline.policy.breaker import Lessons
+from specbatch.pipeline.policy.depth import block_length, depth_cap
+from specbatch.pipeline.policy.tuning import (
+    BLOCK_TESTS,
     PILOT_TOKENS,
-    SHORTEST,
-    USUAL_PRICE,
-    block_length,
+    SHORTEST_BLOCK,
+    USUAL_DRAFT_PRICE,
 )
-from specbatch.pipeline.policy.caps import depth_cap
-from specbatch.pipeline.policy.journal import Lessons
-from specbatch.pipeline.policy.tracks import proposer_of
 from specbatch.pipeline.storage.artefacts import DraftBlock, read_drafts
 from specbatch.pipeline.storage.confined import put_own, read_own
 from specbatch.pipeline.storage.histories import HISTORY, delete_reported, name_of
@@ -57,7 +56,7 @@ MOST_AHEAD = 512  # tokens of a pre-generated continuation
 READS_OF_DRAFTS = 3  # attempts of a group, of which the last one does without
 _PRICED_TOKENS = 1000  # of a job, before its price per token is believed
 _JOBS_KEPT = 4  # histories in memory at a time
-# Of a pilot group's rows, one in so many gets drafts. With one group in eight a pilot, a draft model
+# One in so many of a pilot group's rows gets drafts. With one group in eight a pilot, a draft model
 # that takes half as long as the verifier then takes less than 2 % of a job, whatever its length.
 _PILOT_ROWS = 4
 
@@ -223,7 +222,7 @@ class Drafting:
         counts = self.priors(job)
         local = any(proposer_of(c.proposer).startswith(DRAFT_MODEL) for c in counts)
         acceptance, tested = _of_blocks(counts)
-        judged = tested >= JUDGED_TESTS
+        judged = tested >= BLOCK_TESTS
         return judged and not local and block_length(acceptance, tested, PILOT_TOKENS) > 0
 
     def length(self, job: JobRow, spec: JobSpec) -> int:
@@ -241,7 +240,9 @@ class Drafting:
         acceptance, tested = _of_blocks(counts)
         length = block_length(acceptance, tested, most, price)
         if not length:
-            self._tell_not_worth(job, acceptance, tested, USUAL_PRICE if price is None else price)
+            self._tell_not_worth(
+                job, acceptance, tested, USUAL_DRAFT_PRICE if price is None else price
+            )
         return length
 
     def _tell_not_worth(self, job: JobRow, acceptance: float, tested: float, price: float) -> None:
@@ -254,7 +255,7 @@ class Drafting:
             self._told.add(job.job_id)
         reason = (
             f"pre-generated drafts are accepted at {acceptance:.2f} (of the last {tested:.0f} "
-            f"looked at), too little for blocks of {SHORTEST} tokens or more while a drafted "
+            f"looked at), too little for blocks of {SHORTEST_BLOCK} tokens or more while a drafted "
             f"token costs {price:.2f} of a verified one"
         )
         decision = Decision(
