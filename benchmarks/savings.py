@@ -36,11 +36,11 @@ from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.engines.models.draft_names import DRAFT_MODEL
 from specbatch.pipeline.engines.models.model_folder import inspect_model
-from specbatch.pipeline.policy.controller import Controller
 from specbatch.pipeline.policy.costs.controls import NOTHING_MEASURED, Measured
 from specbatch.pipeline.policy.costs.savings import at_depth_0, half_width
+from specbatch.pipeline.policy.depth import Controller
 from specbatch.pipeline.policy.knowledge import Knowledge
-from specbatch.pipeline.policy.linear_cost import LinearCost
+from specbatch.pipeline.policy.step_cost import LinearCost
 from specbatch.schemas.records import SamplingParams
 from specbatch.schemas.speculation import AcceptanceCount
 

@@ -38,7 +38,7 @@ from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.engines.models.draft_names import pins_of
 from specbatch.pipeline.engines.models.fingerprint import Look, unchanged
 from specbatch.pipeline.engines.models.model_folder import LoadedModels
-from specbatch.pipeline.policy.journal import Lessons
+from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.errors import DeviceLostError, ModelError
 from specbatch.schemas.numeric_class import Serves, all_keys

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from specbatch.pipeline.policy.journal import Lessons
+from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.schemas.errors import DeviceLostError
 from specbatch.schemas.fingerprint import Fingerprint
 from specbatch.schemas.numeric_class import Serves

@@ -1,14 +1,23 @@
-"""Takes a proposer out of a job where its drafts do not pay, and tries it again after a while."""
+"""Disables proposers where their drafts do not pay, and records the decisions about drafting.
+
+A decision is recorded when it is new: a job that continues as before adds nothing.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
-from specbatch.schemas.speculation import DecisionAction
-
-STRIKES = 3  # looks behind one another at which its drafts did not pay
-FIRST_REST_STEPS = 256
-LONGEST_REST_STEPS = 8192
+from specbatch.pipeline.policy import tuning
+from specbatch.pipeline.policy.acceptance import Acceptance, Track, Tracks, label_of
+from specbatch.pipeline.policy.costs.controls import NOTHING_MEASURED, Measured
+from specbatch.schemas.speculation import (
+    ALL_PROPOSERS,
+    AcceptanceCount,
+    Decision,
+    DecisionAction,
+)
 
 
 @dataclass(slots=True)
@@ -16,36 +25,270 @@ class Breaker:
     """Of one proposer on one job. Steps are the engine's."""
 
     strikes: int = 0
-    rest_steps: int = FIRST_REST_STEPS
-    out_until: int | None = None  # step; None: it takes part
+    open_steps: int = tuning.FIRST_OPEN_STEPS
+    open_until: int | None = None  # step; None: it takes part
     probing: bool = False  # it takes part again, and has to show that it pays
 
     def allows(self, step: int) -> bool:
-        return self.out_until is None or step >= self.out_until
+        return self.open_until is None or step >= self.open_until
 
-    def wakes(self, step: int) -> bool:
-        """Whether its rest has just ended; told once."""
-        if self.out_until is None or step < self.out_until:
+    def half_opens(self, step: int) -> bool:
+        """Whether its time has just run out, so that it is tried again; true once."""
+        if self.open_until is None or step < self.open_until:
             return False
-        self.out_until = None
+        self.open_until = None
         self.probing = True
         self.strikes = 0
         return True
 
-    def judge(self, step: int, pays: bool) -> DecisionAction | None:
-        """One look's verdict on its drafts; what follows from it, if anything does."""
+    def record(self, step: int, pays: bool) -> DecisionAction | None:
+        """A replan's verdict on its drafts; the action that follows, if any does."""
         if pays:
             self.strikes = 0
             if not self.probing:
                 return None
             self.probing = False
-            self.rest_steps = FIRST_REST_STEPS
+            self.open_steps = tuning.FIRST_OPEN_STEPS
             return DecisionAction.TAKEN_IN
         self.strikes += 1
-        if self.strikes < STRIKES:
+        if self.strikes < tuning.STRIKES:
             return None
-        self.out_until = step + self.rest_steps
-        self.rest_steps = min(2 * self.rest_steps, LONGEST_REST_STEPS)
+        self.open_until = step + self.open_steps
+        self.open_steps = min(2 * self.open_steps, tuning.LONGEST_OPEN_STEPS)
         self.probing = False
         self.strikes = 0
         return DecisionAction.TAKEN_OUT
+
+
+# --- decisions ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Lessons:
+    """What one job taught since it was last asked."""
+
+    counts: tuple[AcceptanceCount, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+    measured: Measured = NOTHING_MEASURED  # of its steps, at depth 0 and with drafts
+
+
+@dataclass(slots=True)
+class _Routed:
+    recorded: str | None = None  # the draft model
+    replans: int = 0  # behind one another that say otherwise
+
+
+@dataclass(slots=True)
+class _Job:
+    breakers: dict[str, Breaker] = field(default_factory=dict)  # by proposer
+    judged: dict[str, tuple[tuple[float, float], int]] = field(default_factory=dict)
+    # by proposer: the figures of the last replan that counted, and its step
+    drafting: bool | None = None  # as recorded last
+    replans: int = 0  # behind one another that say otherwise
+    routes: dict[str | None, _Routed] = field(default_factory=dict)  # by tag
+    decisions: list[Decision] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class DecisionLog:
+    """All jobs of one engine. `known` is kept from job to job."""
+
+    known: dict[str, Acceptance]
+    clock: Callable[[], float] = time.time
+    # Hears job, proposer (or `ALL_PROPOSERS`), and whether it is off from now on.
+    on_decision: Callable[[str, str, bool], None] = lambda *_: None
+    tracks: Tracks = field(init=False)
+    _jobs: dict[str, _Job] = field(default_factory=dict)  # the one used last comes last
+
+    def __post_init__(self) -> None:
+        self.tracks = Tracks(self.known)
+
+    def track(self, proposer: str, bucket: int, job: str, tag: str | None) -> Track:
+        return self.tracks.track(label_of(proposer, bucket), job, tag)
+
+    def prime(self, job: str, counts: Iterable[AcceptanceCount]) -> None:
+        """What earlier jobs of the same name found."""
+        is_known = job in self._jobs
+        self._job(job)
+        for count in () if is_known else counts:
+            self.tracks.prime(job, count.proposer, count.tag, count.agreed, count.tested)
+
+    # --- may a proposer be asked? ---------------------------------------------------------------
+    def allows(self, job: str, proposer: str, step: int) -> bool:
+        of = self._jobs.get(job)
+        breaker = of.breakers.get(proposer) if of else None
+        if breaker is None or breaker.open_until is None:
+            return True
+        if not breaker.half_opens(step):
+            return False
+        self.on_decision(job, proposer, False)
+        rate, tested = self.tracks.rate_of(proposer, job)
+        self.tracks.soften(proposer, job)
+        self._note(
+            job,
+            DecisionAction.TRIED_AGAIN,
+            proposer,
+            f"{proposer} was disabled for a while and is tried again on a few sequences",
+            acceptance=rate if tested else None,
+        )
+        return True
+
+    def record_verdict(
+        self,
+        job: str,
+        proposer: str,
+        step: int,
+        pays: bool,
+        break_even: Callable[[], float],
+        sequences: int,
+        believed: float | None = None,
+        rival: tuple[str, float] | None = None,
+    ) -> None:
+        """A replan's verdict: did any of the job's drafts by `proposer` pay?
+
+        `believed` is the acceptance it rests on, where that is not what was measured over the job:
+        what is known of the sequences that are there. `rival`: see `verdict`. A handful of tests
+        decides nothing, and replans at the same tests count as one for a while.
+        """
+        of = self._job(job)
+        rate, tested = self.tracks.rate_of(proposer, job)
+        if tested < tuning.BREAKER_TESTS:
+            return
+        figures, at = of.judged.get(proposer, (None, 0))
+        if not pays and figures == (rate, tested) and step < at + tuning.SAME_TESTS_STEPS:
+            return
+        of.judged[proposer] = (rate, tested), step
+        action = of.breakers.setdefault(proposer, Breaker()).record(step, pays)
+        if action is None:
+            return
+        self.on_decision(job, proposer, action is DecisionAction.TAKEN_OUT)
+        needed = break_even()
+        rate = rate if believed is None else believed
+        self._note(
+            job,
+            action,
+            proposer,
+            verdict(proposer, rate, tested, needed, sequences, pays, rival),
+            acceptance=rate,
+            break_even=needed,
+            sequences=sequences,
+        )
+
+    def record_disabled(self, proposer: str, reason: str) -> None:
+        """The proposer failed too often and is not asked by anybody for a while."""
+        for job in tuple(self._jobs):
+            self._note(job, DecisionAction.TAKEN_OUT, proposer, reason)
+
+    def record_drafting(
+        self, job: str, drafting: bool, reason: Callable[[], str], sequences: int
+    ) -> None:
+        """A replan's choice for the job's sequences, recorded once it is settled."""
+        of = self._job(job)
+        if of.drafting == drafting:
+            of.replans = 0
+            return
+        of.replans += 1
+        if of.replans < tuning.SETTLED_REPLANS and of.drafting is not None:
+            return
+        of.drafting, of.replans = drafting, 0
+        self.on_decision(job, ALL_PROPOSERS, not drafting)
+        action = DecisionAction.ON if drafting else DecisionAction.OFF
+        self._note(job, action, ALL_PROPOSERS, reason(), sequences=sequences)
+
+    def record_route(
+        self, job: str, tag: str | None, model: str, reason: Callable[[], str], sequences: int
+    ) -> None:
+        """A replan's draft model for the rows of a tag, recorded once it is settled."""
+        route = self._job(job).routes.setdefault(tag, _Routed())
+        if route.recorded == model:
+            route.replans = 0
+            return
+        route.replans += 1
+        if route.replans >= tuning.SETTLED_REPLANS:
+            route.recorded, route.replans = model, 0
+            self._note(job, DecisionAction.ROUTED, model, reason(), sequences=sequences)
+
+    # --- what is handed out ---------------------------------------------------------------------
+    def lessons(self, job: str) -> Lessons:
+        """All that is new about a job."""
+        if job not in self._jobs:
+            return Lessons()
+        of = self._job(job)
+        decisions, of.decisions = tuple(of.decisions), []
+        counts = self.tracks.counts(job)
+        return Lessons(
+            tuple(
+                AcceptanceCount(label, tag, agreed, tested) for label, tag, agreed, tested in counts
+            ),
+            decisions,
+        )
+
+    def forget(self, job: str) -> None:
+        """Drop all that is known of a job; whatever was off in it is reported as on again."""
+        of = self._jobs.pop(job, None) or _Job()
+        self.tracks.forget(job)
+        for proposer, breaker in of.breakers.items():
+            if breaker.open_until is not None:
+                self.on_decision(job, proposer, False)
+        if of.drafting is False:
+            self.on_decision(job, ALL_PROPOSERS, False)
+
+    def _job(self, job: str) -> _Job:
+        """Whoever asks for a job uses it: the one that was not used for longest makes room."""
+        of = self._jobs.pop(job, None)
+        if of is None:
+            of = _Job()
+            if len(self._jobs) >= tuning.MOST_JOBS:
+                self.forget(next(iter(self._jobs)))
+        self._jobs[job] = of
+        return of
+
+    def _note(
+        self,
+        job: str,
+        action: DecisionAction,
+        proposer: str,
+        reason: str,
+        acceptance: float | None = None,
+        break_even: float | None = None,
+        sequences: int = 0,
+    ) -> None:
+        decisions = self._job(job).decisions
+        if len(decisions) < tuning.MOST_DECISIONS:
+            decisions.append(
+                Decision(self.clock(), action, proposer, reason, acceptance, break_even, sequences)
+            )
+
+
+def verdict(
+    proposer: str,
+    rate: float,
+    tested: float,
+    needed: float,
+    sequences: int,
+    pays: bool,
+    rival: tuple[str, float] | None = None,
+) -> str:
+    """A sentence on whether a proposer's drafts pay, with the figures behind it.
+
+    `needed` is the acceptance from which on they would pay alone and for all sequences; `rival` is
+    who drafts instead of it, and at which acceptance. The choice weighs each sequence apart, so it
+    may differ from what their mean says: then the reason is another.
+    """
+    beside = f"with {sequences} sequences in a step"
+    found = f"{proposer}'s drafts are accepted at {rate:.2f} (of the last {tested:.0f} looked at)"
+    if pays and rate < needed:
+        return f"{found}, and pay for those of the {sequences} sequences in a step that do better"
+    if pays:
+        return f"{found}, enough {beside}: from {needed:.2f} on they pay"
+    if needed > 1.0:
+        return f"{beside} no acceptance pays for what {proposer}'s drafts cost"
+    if rate < needed:
+        return f"{found}, too little {beside}: from {needed:.2f} on they pay"
+    if rival is not None:
+        other, of_other = rival
+        return (
+            f"{found}, which would pay alone {beside}, but {other}'s, accepted at {of_other:.2f}, "
+            "bring more, and both together no more than these"
+        )
+    return f"{found}, which would pay if there were enough of them for all {sequences} sequences"

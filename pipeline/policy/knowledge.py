@@ -5,11 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from specbatch.pipeline.policy.acceptance import Acceptance
-from specbatch.pipeline.policy.linear_cost import LinearCost
-from specbatch.pipeline.policy.spread import Spread
-from specbatch.pipeline.policy.step_time import StepTime
-from specbatch.pipeline.policy.tracks import new_level
+from specbatch.pipeline.policy.acceptance import Acceptance, Spread, new_level
+from specbatch.pipeline.policy.step_cost import LinearCost, StepTime
 
 
 def _draft_cost() -> LinearCost:
@@ -23,7 +20,7 @@ class Knowledge:
 
     step_time: StepTime = field(default_factory=StepTime)
     draft_times: dict[str, LinearCost] = field(default_factory=dict)  # by draft model
-    acceptance: dict[str, Acceptance] = field(default_factory=dict)  # by proposer and grade
+    acceptance: dict[str, Acceptance] = field(default_factory=dict)  # by label
     spreads: dict[str, Spread] = field(default_factory=dict)  # by proposer
 
     def draft_time_of(self, proposer: str) -> LinearCost:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from specbatch.pipeline.engines.contract import Request, Service, Submitted
-from specbatch.pipeline.policy.journal import Lessons
+from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.runtime.leases import Held
 from specbatch.schemas.errors import StoreError
 

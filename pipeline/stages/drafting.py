@@ -12,16 +12,15 @@ from dataclasses import asdict, dataclass, field
 from specbatch.pipeline.engines.exact.proposers.history import History
 from specbatch.pipeline.engines.models.draft_names import DRAFT_MODEL
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.policy.block_length import (
-    JUDGED_TESTS,
+from specbatch.pipeline.policy.acceptance import proposer_of
+from specbatch.pipeline.policy.breaker import Lessons
+from specbatch.pipeline.policy.depth import block_length, depth_cap
+from specbatch.pipeline.policy.tuning import (
+    BLOCK_TESTS,
     PILOT_TOKENS,
-    SHORTEST,
-    USUAL_PRICE,
-    block_length,
+    SHORTEST_BLOCK,
+    USUAL_DRAFT_PRICE,
 )
-from specbatch.pipeline.policy.caps import depth_cap
-from specbatch.pipeline.policy.journal import Lessons
-from specbatch.pipeline.policy.tracks import proposer_of
 from specbatch.pipeline.storage.artefacts import DraftBlock, read_drafts
 from specbatch.pipeline.storage.confined import put_own, read_own
 from specbatch.pipeline.storage.histories import HISTORY, delete_reported, name_of
@@ -210,7 +209,7 @@ class Drafting:
         counts = self.priors(job)
         local = any(proposer_of(c.proposer).startswith(DRAFT_MODEL) for c in counts)
         acceptance, tested = _of_blocks(counts)
-        judged = tested >= JUDGED_TESTS
+        judged = tested >= BLOCK_TESTS
         worth_it = judged and not local and block_length(acceptance, tested, PILOT_TOKENS) > 0
         return spec.proposes(group_index, worth_it)
 
@@ -229,7 +228,9 @@ class Drafting:
         acceptance, tested = _of_blocks(counts)
         length = block_length(acceptance, tested, most, price)
         if not length:
-            self._tell_not_worth(job, acceptance, tested, USUAL_PRICE if price is None else price)
+            self._tell_not_worth(
+                job, acceptance, tested, USUAL_DRAFT_PRICE if price is None else price
+            )
         return length
 
     def _tell_not_worth(self, job: JobRow, acceptance: float, tested: float, price: float) -> None:
@@ -242,7 +243,7 @@ class Drafting:
             self._told.add(job.job_id)
         reason = (
             f"pre-generated drafts are accepted at {acceptance:.2f} (of the last {tested:.0f} "
-            f"looked at), too little for blocks of {SHORTEST} tokens or more while a drafted "
+            f"looked at), too little for blocks of {SHORTEST_BLOCK} tokens or more while a drafted "
             f"token costs {price:.2f} of a verified one"
         )
         decision = Decision(

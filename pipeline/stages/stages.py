@@ -23,9 +23,9 @@ from specbatch.pipeline.inputs.rows import RowChecker
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.observe.tracing.context import Work, work_on
 from specbatch.pipeline.observe.tracing.tracing import UNTRACED, Tracing
+from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.policy.costs.controls import NOTHING_MEASURED
 from specbatch.pipeline.policy.costs.pricing import cost_units, usd_of
-from specbatch.pipeline.policy.journal import Lessons
 from specbatch.pipeline.privacy.keeping import kept_records
 from specbatch.pipeline.privacy.tenants import NOBODY_PRIVATE, Privacy
 from specbatch.pipeline.runtime.anchoring import Anchoring

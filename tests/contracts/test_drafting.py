@@ -12,7 +12,7 @@ import pytest
 from ledger.builders import JOB, LEASE_SEC, Clock, new_job
 
 from specbatch.pipeline.ledger.memory.store import MemoryStore
-from specbatch.pipeline.policy.journal import Lessons
+from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.pipeline.runtime.remembering import StoredKnowledge
 from specbatch.pipeline.stages.drafting import Drafting

@@ -21,7 +21,7 @@ from sqlalchemy import create_engine, text
 from specbatch.pipeline.bootstrap import make_client, make_store
 from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.policy.journal import Journal
+from specbatch.pipeline.policy.breaker import DecisionLog
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.pipeline.runtime.client import Client
 from specbatch.pipeline.runtime.remembering import StoredKnowledge
@@ -213,13 +213,13 @@ def test_shadow_counts_what_depth_0_would_have_accepted_and_tells_the_next_night
     night: Night, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     primed: dict[str, tuple[AcceptanceCount, ...]] = {}
-    prime = Journal.prime
+    prime = DecisionLog.prime
 
-    def noted(journal: Journal, job: str, counts: Iterable[AcceptanceCount]) -> None:
+    def noted(decision_log: DecisionLog, job: str, counts: Iterable[AcceptanceCount]) -> None:
         primed[job] = tuple(counts)
-        prime(journal, job, primed[job])
+        prime(decision_log, job, primed[job])
 
-    monkeypatch.setattr(Journal, "prime", noted)
+    monkeypatch.setattr(DecisionLog, "prime", noted)
     with night.worker():
         off = night.run(depth="off")
         assert off.priors == [], "nothing was drafted"

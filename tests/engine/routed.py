@@ -15,7 +15,7 @@ from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.speculation.speculator import Speculator
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.policy.knowledge import Knowledge
-from specbatch.pipeline.policy.linear_cost import LinearCost
+from specbatch.pipeline.policy.step_cost import LinearCost
 from specbatch.schemas.speculation import Decision
 
 PROMPT_TOKENS = 40
@@ -119,7 +119,7 @@ class Simulation:
 
     def decisions(self) -> tuple[Decision, ...]:
         """What was noted since this was last asked."""
-        return self.speculator.journal.lessons("job").decisions
+        return self.speculator.decision_log.lessons("job").decisions
 
     def _new(self, tag: str) -> Sequence:
         prompt = tuple(self._generator.randrange(200) for _ in range(PROMPT_TOKENS))
@@ -130,7 +130,7 @@ class Simulation:
 
     def _step(self) -> None:
         before = sum(model.seconds for model in self.models.values())
-        self.speculator._controller.look_sec = 0.0  # what this machine takes is no part of it
+        self.speculator._controller.replan_sec = 0.0  # what this machine takes is no part of it
         drafts = self.speculator.propose(self.running, lambda _, wanted: wanted).drafts
         drafting = sum(model.seconds for model in self.models.values()) - before
         count, drafted = len(self.running), sum(map(len, drafts))

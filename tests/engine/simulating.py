@@ -17,7 +17,7 @@ from specbatch.pipeline.engines.contract import Request, Route
 from specbatch.pipeline.engines.exact.speculation.speculator import Speculator
 from specbatch.pipeline.engines.exact.state.draft_plan import Draft, DraftPlan
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
-from specbatch.pipeline.policy.linear_cost import LinearCost
+from specbatch.pipeline.policy.step_cost import LinearCost
 from specbatch.schemas.records import SamplingParams
 
 GLANCE_SEC = 2e-5  # what lies between two glances at the clock
@@ -193,7 +193,7 @@ def simulation(
 ) -> Simulation:
     """`count` sequences of one job, on a machine that is known."""
     made = Simulation(linear, sources, clock)
-    made.add(count, **{"route": route("night"), **request})
+    made.add(count, **{"route": route("nightly"), **request})
     made.run(warm)
     for source in sources:
         source.take_asked()

@@ -8,8 +8,8 @@ import pytest
 from engine.simulating import Clock, ModelSource, Simulation, Source, clock, route
 from policy.machines import Machine, linear, saturating, stepped
 
-from specbatch.pipeline.policy.controller import HYSTERESIS
 from specbatch.pipeline.policy.depth import StepCost, break_even
+from specbatch.pipeline.policy.tuning import HYSTERESIS
 from specbatch.schemas.speculation import ALL_PROPOSERS, Decision, DecisionAction
 
 __all__ = ["clock"]
@@ -33,7 +33,7 @@ class Half:
             simulation.step()
         off = machine(count, count) / count * (simulation.tokens - tokens)
         self.loss = (simulation.clock.now - begun) / off - 1.0  # beside depth 0
-        self.decisions = simulation.speculator.journal.lessons("night").decisions
+        self.decisions = simulation.speculator.decision_log.lessons("nightly").decisions
 
     def told(self, action: DecisionAction) -> list[Decision]:
         return [decision for decision in self.decisions if decision.action is action]
@@ -51,7 +51,7 @@ class Job:
             source = ModelSource("draft-model", lambda _: self.rate, clock)
         self.source = source
         self.simulation = Simulation(machine, [source], clock, NOISE, replaced_after=300)
-        self.simulation.add(count, route=route("night"))
+        self.simulation.add(count, route=route("nightly"))
 
     def half(self, rate: float) -> Half:
         self.rate = rate
@@ -153,32 +153,32 @@ def test_where_tokens_are_nearly_free_a_collapse_costs_nothing(
 
 
 def test_a_job_that_collapses_leaves_the_one_beside_it_alone(clock: Clock) -> None:
-    rates = {"night": GOOD, "other": GOOD}
+    rates = {"nightly": GOOD, "other": GOOD}
     source = Source("block", lambda sequence: rates[sequence.request.route.job])
     simulation = Simulation(linear, [source], clock, NOISE, replaced_after=300)
     for job in rates:
         simulation.add(8, route=route(job))
     simulation.run(1500)
-    journal = simulation.speculator.journal
-    assert [d.action for job in rates for d in journal.lessons(job).decisions] == [
+    decision_log = simulation.speculator.decision_log
+    assert [d.action for job in rates for d in decision_log.lessons(job).decisions] == [
         DecisionAction.ON
     ] * 2
-    rates["night"] = BAD
+    rates["nightly"] = BAD
     simulation.run(100)
-    assert [d.action for d in journal.lessons("night").decisions[:1]] == [DecisionAction.OFF]
+    assert [d.action for d in decision_log.lessons("nightly").decisions[:1]] == [DecisionAction.OFF]
     source.asked.clear()
     simulation.run(200)
     drafted = dict.fromkeys(rates, 0)
     for sequence, depth in (asked for call in source.asked for asked in call):
         drafted[sequence.request.route.job] += depth
-    assert drafted["night"] < 0.1 * drafted["other"], "newcomers, until they are known"
-    assert journal.lessons("other").decisions == ()
+    assert drafted["nightly"] < 0.1 * drafted["other"], "newcomers, until they are known"
+    assert decision_log.lessons("other").decisions == ()
     simulation.run(1500)
-    told = [d.action for d in journal.lessons("night").decisions]
+    told = [d.action for d in decision_log.lessons("nightly").decisions]
     assert told[:2] == [DecisionAction.TAKEN_OUT, DecisionAction.TRIED_AGAIN]
-    rates["night"] = GOOD
+    rates["nightly"] = GOOD
     simulation.run(3000)
-    told = [d.action for d in journal.lessons("night").decisions]
+    told = [d.action for d in decision_log.lessons("nightly").decisions]
     assert told[-1] in (DecisionAction.TAKEN_IN, DecisionAction.ON)
     assert DecisionAction.TAKEN_IN in told
-    assert journal.lessons("other").decisions == ()
+    assert decision_log.lessons("other").decisions == ()

@@ -238,9 +238,9 @@ def test_the_divergence_of_laws_with_tokens_that_cannot_be() -> None:
 def test_turns_of_drafting_are_told_with_their_job(tiny_pair: TinyPair) -> None:
     told = Recorder()
     made = bench(tiny_pair.verifier, observer=told)
-    journal = made.engine._speculator.journal
+    decision_log = made.engine._speculator.decision_log
     for _ in range(3):
-        journal.turned("job", False, lambda: "it does not pay", 4)
+        decision_log.turned("job", False, lambda: "it does not pay", 4)
     for _ in range(3):
-        journal.turned("job", True, lambda: "it pays", 4)
+        decision_log.turned("job", True, lambda: "it pays", 4)
     assert told.turns == [("job", ALL_PROPOSERS, True), ("job", ALL_PROPOSERS, False)]

@@ -16,13 +16,13 @@ from specbatch.pipeline.engines.exact.engine import Engine
 from specbatch.pipeline.engines.exact.host import EngineHost
 from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelProposer
 from specbatch.pipeline.engines.exact.speculation import router
+from specbatch.pipeline.engines.exact.speculation.options import Option
 from specbatch.pipeline.engines.exact.speculation.router import Router
-from specbatch.pipeline.engines.exact.speculation.wants import Want
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.engines.models.model_folder import inspect_model
-from specbatch.pipeline.policy.controller import Controller
+from specbatch.pipeline.policy.acceptance import Tracks
+from specbatch.pipeline.policy.depth import Controller
 from specbatch.pipeline.policy.knowledge import Knowledge
-from specbatch.pipeline.policy.tracks import Tracks
 from specbatch.schemas.records import SamplingParams
 from specbatch.schemas.spec import EngineSpec
 from specbatch.schemas.speculation import DecisionAction
@@ -164,20 +164,20 @@ class Looks:
         self.known = Tracks({}).track(A, "job", None)
         self._router = Router(self._models, Controller(knowledge), lambda *_: self.known)
 
-    def wants(self, rates: Seq[float], routes: Seq[Route]) -> list[list[Want]]:
+    def picked(self, rates: Seq[float], routes: Seq[Route]) -> list[list[Option]]:
         sequences = [Sequence(replace(PLAIN, route=r), frozenset(), 400) for r in routes]
         return [
-            [Want(s, m, 8, rate, rate) for m, rate in zip(self._models, rates, strict=True)]
+            [Option(s, m, 8, rate, rate) for m, rate in zip(self._models, rates, strict=True)]
             for s in sequences
         ]
 
-    def look(self, step: int, *rates: float, routes: Seq[Route] = ()) -> tuple[str, list[str]]:
+    def replan(self, step: int, *rates: float, routes: Seq[Route] = ()) -> tuple[str, list[str]]:
         """Whom the first row goes to, where the models have these rates, and who is tried."""
-        options = self.wants(rates, routes or [Route("job")] * 8)
+        options = self.picked(rates, routes or [Route("job")] * 8)
         self._router.begin(8)
-        wants = self._router.pick(options, step)
-        tried = self._router.trial(options, wants, False, step)
-        return wants[0].proposer.name, [want.proposer.name for want in tried]
+        picked = self._router.pick(options, step)
+        tried = self._router.trial(options, picked, False, step)
+        return picked[0].proposer.name, [option.proposer.name for option in tried]
 
     @property
     def remembered(self) -> int:
@@ -185,24 +185,24 @@ class Looks:
 
 
 def test_hope_fades_from_when_a_model_was_asked_last_not_from_its_last_trial() -> None:
-    looks = Looks()
-    assert looks.look(100, 0.5, 0.6) == (B, [A] * 8), "nothing is known of it yet"
-    looks.known.observe(200, 100)
-    looks.known.settle()
-    looks.known.levels[-1].agreed, looks.known.levels[-1].tested = 90.0, 200.0
-    assert looks.look(20_000, 0.95, 0.6)[0] == A
-    assert looks.look(20_064, 0.45, 0.6) == (B, []), "it has just been left"
-    assert looks.look(60_000, 0.45, 0.6) == (B, [A] * 8)
+    replans = Looks()
+    assert replans.replan(100, 0.5, 0.6) == (B, [A] * 8), "nothing is known of it yet"
+    replans.known.observe(200, 100)
+    replans.known.fold()
+    replans.known.levels[-1].agreed, replans.known.levels[-1].tested = 90.0, 200.0
+    assert replans.replan(20_000, 0.95, 0.6)[0] == A
+    assert replans.replan(20_064, 0.45, 0.6) == (B, []), "it has just been left"
+    assert replans.replan(60_000, 0.45, 0.6) == (B, [A] * 8)
 
 
 def test_when_models_were_asked_is_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(router, "MOST_ASKED", 1000)
-    looks, tried = Looks(), 0
+    replans, tried = Looks(), 0
     for i in range(10_000 // 8):
         routes = [Route(f"{i} {k}") for k in range(8)]
-        tried += bool(looks.look(1000 * i, 0.5, 0.6, routes=routes)[1])
+        tried += bool(replans.replan(1000 * i, 0.5, 0.6, routes=routes)[1])
     assert tried > 1000
-    assert looks.remembered == 1000
+    assert replans.remembered == 1000
 
 
 @pytest.mark.parametrize("pinned", [A, B])

@@ -14,7 +14,7 @@ from specbatch.pipeline.engines.contract import Completion, EngineStats, Request
 from specbatch.pipeline.engines.exact.engine import Engine
 from specbatch.pipeline.engines.exact.service import KEEP_AT_END, KEEP_EVERY, EngineService, Ticket
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
-from specbatch.pipeline.policy.journal import Lessons
+from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.errors import EngineError
 from specbatch.schemas.records import FinishReason, SamplingParams
@@ -229,5 +229,5 @@ def test_a_jobs_priors_are_taken_once(tiny_pair: TinyPair) -> None:
         ticket.wait(PATIENCE_SEC)
         assert ticket.lessons.counts == ()
     service.close()
-    rate, tested = engine._speculator.journal.tracks.rate_of("history", "night")
+    rate, tested = engine._speculator.decision_log.tracks.rate_of("history", "night")
     assert (rate, tested) == (pytest.approx(0.9), pytest.approx(100.0))

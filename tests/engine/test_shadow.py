@@ -17,13 +17,13 @@ from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelPro
 from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.speculation.shadow import DEPTH, SHARE, Shadow, is_watched
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
-from specbatch.pipeline.policy.tracks import Track, Tracks
+from specbatch.pipeline.policy.acceptance import Track, Tracks
 from specbatch.schemas.records import SamplingParams
 from specbatch.schemas.speculation import AcceptanceCount
 from support.models import TinyPair
 
 PARAMS = SamplingParams(max_tokens=40, temperature=0.7, ignore_eos=True)
-JOB = "night"
+JOB = "nightly"
 
 
 @dataclass(slots=True)
@@ -49,10 +49,10 @@ def sizes_of_passes(one: Bench) -> list[int]:
     """Grows by the tokens of each pass of the verifier."""
     sizes: list[int] = []
 
-    def look(batch: DecoderBatch) -> None:
+    def replan(batch: DecoderBatch) -> None:
         sizes.append(real_tokens(batch))
 
-    spoil(one, look)
+    spoil(one, replan)
     return sizes
 
 
@@ -232,7 +232,7 @@ def test_a_draft_waits_until_all_its_places_are_decided_and_is_judged_once() -> 
 )
 def test_it_is_wanted_for_some_of_those_that_ask(shadow: bool, seed: int, wanted: bool) -> None:
     request = Request("r", (1,), PARAMS, seed=seed, shadow=shadow)
-    assert Shadow().wants(sequence_of(request)) is wanted
+    assert Shadow().is_due(sequence_of(request)) is wanted
 
 
 @pytest.mark.parametrize("step", [1, 2, 4, 1000])

@@ -20,9 +20,9 @@ from engine.simulating import (
 )
 from policy.machines import linear, saturating
 
-from specbatch.pipeline.engines.exact.speculation.speculator import MAX_DEPTH
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
-from specbatch.pipeline.policy.journal import Journal
+from specbatch.pipeline.policy.breaker import DecisionLog
+from specbatch.pipeline.policy.tuning import MAX_DEPTH
 from specbatch.schemas.records import Verification
 from specbatch.schemas.speculation import AcceptanceCount
 
@@ -80,9 +80,9 @@ def test_a_source_that_has_nothing_now_is_replaced_in_the_same_step(clock: Clock
     first, second = Source("first", 0.9), Source("second", 0.6)
     made = simulation(clock, first, second)
     made.without_controls()
-    while made.speculator.steps + 4 >= made.speculator._course.until:
+    while made.speculator.steps + 4 >= made.speculator._selection.until:
         made.step()
-    looks = made.speculator._looks
+    replans = made.speculator._replans
     made.step()
     assert {draft.proposer for draft in made.plan.drafts if draft} == {"first"}
     first.limit = lambda _: 0
@@ -91,7 +91,7 @@ def test_a_source_that_has_nothing_now_is_replaced_in_the_same_step(clock: Clock
         made.step()
         assert {draft.proposer for draft in made.plan.drafts if draft} == {"second"}
         assert made.drafted > 0
-    assert made.speculator._looks == looks, "no look was needed for it"
+    assert made.speculator._replans == replans, "no replan was needed for it"
     assert first.drafted == 0
 
 
@@ -122,14 +122,14 @@ def test_a_choice_made_as_a_sequence_ends_is_no_shorter_for_the_next(
     made = simulation(clock, source, count=1)
     (ending,) = made.sequences
     ending.max_length = len(ending.tokens) + left
-    made.speculator._course.until = 0  # now there is a look
+    made.speculator._selection.until = 0  # now it replans
     made.step()
-    looks = made.speculator._looks
+    replans = made.speculator._replans
     made.speculator.forget(ending)
-    made.sequences = [made.of(replace(ENDLESS, request_id="next", route=route("night")))]
+    made.sequences = [made.of(replace(ENDLESS, request_id="next", route=route("nightly")))]
     source.take_asked()
     made.run(5)
-    assert made.speculator._looks == looks, "the choice still stands"
+    assert made.speculator._replans == replans, "the choice still stands"
     assert max(depths_of(source).values()) >= 8
 
 
@@ -163,7 +163,9 @@ def test_a_named_source_is_the_only_one_that_steps_in(clock: Clock) -> None:
 def test_a_cap_bounds_the_depth_and_0_means_none(clock: Clock) -> None:
     source = Source("a", 0.95)
     made = Simulation(linear, [source], clock)
-    capped, none, free = (made.add(4, max_depth=cap, route=route("night")) for cap in (2, 0, None))
+    capped, none, free = (
+        made.add(4, max_depth=cap, route=route("nightly")) for cap in (2, 0, None)
+    )
     made.run(WARM)
     deepest = depths_of(source)
     assert max(deepest[s] for s in capped) == 2
@@ -176,14 +178,14 @@ def test_a_cap_holds_for_newcomers_too(clock: Clock, cap: int, deepest: int) -> 
     source = Source("a", 0.95)
     made = simulation(clock, source, count=16)
     made.run(5)
-    assert made.speculator._course.newcomers[route("night")][1] > 2
-    (newcomer,) = made.add(1, max_depth=cap, route=route("night"))
-    (other,) = made.add(1, route=route("night"))
+    assert made.speculator._selection.newcomers[route("nightly")][1] > 2
+    (newcomer,) = made.add(1, max_depth=cap, route=route("nightly"))
+    (other,) = made.add(1, route=route("nightly"))
     source.take_asked()
-    looks = made.speculator._looks
+    replans = made.speculator._replans
     while other not in depths_of(source):
         made.step()
-    assert made.speculator._looks == looks, "it came between two looks"
+    assert made.speculator._replans == replans, "it came between two replans"
     assert depths_of(source)[other] > 2
     assert depths_of(source).get(newcomer, 0) == deepest
 
@@ -206,7 +208,7 @@ def test_a_fixed_depth_is_kept_whatever_pays_and_however_it_is_judged(
     for _ in range(50):
         made.step()
         assert [len(draft) for draft in made.plan.drafts] == [fixed] * 8
-    assert made.speculator.journal.lessons("night").decisions == ()
+    assert made.speculator.decision_log.lessons("nightly").decisions == ()
 
 
 def test_the_last_token_is_never_drafted_for(clock: Clock) -> None:
@@ -243,7 +245,7 @@ def test_a_tags_own_estimate_wins_over_its_jobs(clock: Clock) -> None:
     )
     made = Simulation(linear, [a, b], clock, replaced_after=60)
     for tag in best_of:
-        made.add(4, route=route("night", tag))
+        made.add(4, route=route("nightly", tag))
     made.run(2000)
     for source in (a, b):
         source.take_asked()
@@ -261,8 +263,8 @@ def test_a_sequences_own_acceptance_tells_it_from_its_like(clock: Clock) -> None
     hopeless: set[Sequence] = set()
     source = Source("a", lambda s: 0.02 if s in hopeless else 0.9)
     made = Simulation(linear, [source], clock)
-    hopeless.update(made.add(4, route=route("night")))
-    good = made.add(12, route=route("night"))
+    hopeless.update(made.add(4, route=route("nightly")))
+    good = made.add(12, route=route("nightly"))
     made.run(WARM)
     source.take_asked()
     made.run(400)
@@ -278,13 +280,13 @@ def test_a_source_taken_out_on_one_job_is_asked_on_another(clock: Clock) -> None
     made = Simulation(linear, [source], clock, replaced_after=100)
     for job in ("good", "bad"):
         made.add(8, route=route(job))
-    journal = made.speculator.journal
-    made.run_until(lambda: not journal.allows("bad", "a", made.speculator.steps), 3000)
+    decision_log = made.speculator.decision_log
+    made.run_until(lambda: not decision_log.allows("bad", "a", made.speculator.steps), 3000)
     source.take_asked()
     made.run(100)
     assert {s.request.route.job for s in depths_of(source)} == {"good"}
-    assert journal.allows("good", "a", made.speculator.steps)
-    assert not journal.allows("bad", "a", made.speculator.steps)
+    assert decision_log.allows("good", "a", made.speculator.steps)
+    assert not decision_log.allows("bad", "a", made.speculator.steps)
 
 
 def test_what_earlier_nights_found_chooses_from_the_first_look_on(clock: Clock) -> None:
@@ -292,12 +294,12 @@ def test_what_earlier_nights_found_chooses_from_the_first_look_on(clock: Clock) 
     known = simulation(clock, a, b, depth=1).speculator.knowledge
     made = Simulation(linear, [a, b], clock)
     made.speculator.knowledge.step_time = known.step_time
-    made.speculator.journal = Journal({})
-    made.speculator.journal.prime(
-        "night",
+    made.speculator.decision_log = DecisionLog({})
+    made.speculator.decision_log.prime(
+        "nightly",
         [AcceptanceCount("a", None, 20.0, 200.0), AcceptanceCount("b", None, 180.0, 200.0)],
     )
-    made.add(8, route=route("night"))
+    made.add(8, route=route("nightly"))
     made.run(2)
     assert (a.drafted, b.drafted > 0) == (0, True)
 
@@ -320,17 +322,17 @@ def test_makers_hear_of_verdicts_and_ends_and_nothing_is_kept_of_the_finished(
         assert source.forgotten == first
     assert not made.speculator._own
     assert not made.speculator._tracks
-    assert not made.speculator._course.choices
+    assert not made.speculator._selection.choices
 
 
 def test_all_that_was_tested_is_handed_out_as_counts(clock: Clock) -> None:
     source = Source("a", 0.7)
     made = Simulation(linear, [source], clock)
-    made.speculator.journal.prime("night", [])
+    made.speculator.decision_log.prime("nightly", [])
     for tag in ("x", "y"):
-        made.add(4, route=route("night", tag))
+        made.add(4, route=route("nightly", tag))
     made.run(WARM)
-    counts = made.speculator.journal.lessons("night").counts
+    counts = made.speculator.decision_log.lessons("nightly").counts
     agreed = sum(s.accepted for s in made.sequences)
     assert sum(count.agreed for count in counts) == agreed > 0
     assert {(count.proposer, count.tag) for count in counts} == {("a", "x"), ("a", "y")}
@@ -351,12 +353,12 @@ def test_steps_never_hold_more_draft_tokens_than_are_allowed(
     rare, often = Source("rare", 0.995), Source("often", 0.95)
     made = Simulation(saturating, [rare, often], clock)
     made.speculator.max_draft_tokens = made.speculator._controller.max_draft_tokens = 20
-    made.add(8, route=route("night"), depth=depth)
+    made.add(8, route=route("nightly"), depth=depth)
     rare.limit = lambda s: 16 * (len(s.request.request_id) % 2)
     deepest = 0
     for step in range(WARM):
         if step % 50 == 0:
-            made.add(1, route=route("night"), depth=depth)
+            made.add(1, route=route("nightly"), depth=depth)
         made.step()
         deepest = max(deepest, made.drafted)
     assert deepest == 20
@@ -366,7 +368,7 @@ def test_a_choice_made_for_long_outputs_is_cut_where_one_ends(clock: Clock) -> N
     source = Source("a", 0.95)
     made = simulation(clock, source)
     made.without_controls()
-    while made.speculator.steps + 3 >= made.speculator._course.until:
+    while made.speculator.steps + 3 >= made.speculator._selection.until:
         made.step()
     ending = made.sequences[3]
     ending.max_length = len(ending.tokens) + 3
@@ -378,11 +380,11 @@ def test_a_choice_made_for_long_outputs_is_cut_where_one_ends(clock: Clock) -> N
 def test_a_fixed_depth_goes_on_with_a_source_that_was_taken_out_of_the_job(clock: Clock) -> None:
     source = Source("a", 0.02)
     made = Simulation(linear, [source], clock)
-    made.add(8, route=route("night"))
-    (fixed,) = made.add(1, route=route("night"), depth=2)
-    journal = made.speculator.journal
-    made.run_until(lambda: not journal.allows("night", "a", made.speculator.steps), 3000)
+    made.add(8, route=route("nightly"))
+    (fixed,) = made.add(1, route=route("nightly"), depth=2)
+    decision_log = made.speculator.decision_log
+    made.run_until(lambda: not decision_log.allows("nightly", "a", made.speculator.steps), 3000)
     source.take_asked()
     made.run(20)
-    assert not journal.allows("night", "a", made.speculator.steps)
+    assert not decision_log.allows("nightly", "a", made.speculator.steps)
     assert source.asked == [[(fixed, 2)]] * 20

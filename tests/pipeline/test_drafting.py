@@ -22,7 +22,7 @@ from ledger.builders import (
 
 from specbatch.pipeline.engines.exact.proposers.history import History
 from specbatch.pipeline.ledger.memory.store import MemoryStore
-from specbatch.pipeline.policy.journal import Lessons
+from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.stages.drafting import Drafting, cap_of, uses_history
 from specbatch.pipeline.storage.histories import HISTORY
 from specbatch.pipeline.storage.objects import Objects, local_path

@@ -19,7 +19,7 @@ from specbatch.jobs.chaos.stand_in import StandInEngine, StandInHost
 from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.pipeline.ledger.sql.migrate import open_store
 from specbatch.pipeline.ledger.sql.store import SqlStore
-from specbatch.pipeline.policy.journal import Lessons
+from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.runtime.client import Client
 from specbatch.pipeline.runtime.leases import LeaseKeeper
 from specbatch.pipeline.runtime.timekeeping import Timekeeper

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from specbatch.pipeline.policy.costs.controls import Arm, Controls, Part
 from specbatch.pipeline.policy.costs.savings import Savings, savings
-from specbatch.pipeline.policy.step_time import StepTime
+from specbatch.pipeline.policy.step_cost import StepTime
 
 PRICE_MICROUSD = 3_600_000  # an hour; so that a tenth of a cent is a second
 Noise = Callable[[random.Random], Iterator[float]]  # by what steps are slower than they should be

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from specbatch.pipeline.policy.block_length import (
-    JUDGED_TESTS,
-    PILOT_TOKENS,
-    block_length,
-)
+from specbatch.pipeline.policy.depth import block_length
+from specbatch.pipeline.policy.tuning import BLOCK_TESTS, PILOT_TOKENS
 
 
 def test_a_pilot_is_short_whatever_little_is_known() -> None:
-    assert block_length(1.0, JUDGED_TESTS - 1, 512) == PILOT_TOKENS
+    assert block_length(1.0, BLOCK_TESTS - 1, 512) == PILOT_TOKENS
     assert block_length(0.0, 0.0, 8) == 8
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specbatch.pipeline.policy.caps import depth_cap
+from specbatch.pipeline.policy.depth import depth_cap
 
 TAGS = {"code": 6, "poem": 0}
 BY_PROMPT = ((4000, 1), (1000, 3))  # the longest first: the order must not matter

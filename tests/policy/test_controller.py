@@ -8,16 +8,15 @@ from collections.abc import Callable
 import pytest
 from policy.machines import MOST, Machine, best, linear, saturating, stepped
 
-from specbatch.pipeline.policy.controller import (
+from specbatch.pipeline.policy.depth import Candidate, Controller
+from specbatch.pipeline.policy.tuning import (
+    HOLD_STEPS,
     HYSTERESIS,
-    LONGEST_STAND_STEPS,
-    LOOK_SHARE,
-    STAND_STEPS,
+    LONGEST_HOLD_STEPS,
+    REPLAN_SHARE,
     TRIED_SHARE,
     TRY_EVERY_STEPS,
-    Controller,
 )
-from specbatch.pipeline.policy.depth import Candidate
 
 
 def tokens_per_sec(machine: Machine, rates: list[float], depths: list[int]) -> float:
@@ -58,7 +57,7 @@ def reached(
     until = 0
     for step in range(steps[1]):
         if step >= until:
-            course = controller.look(candidates)
+            course = controller.replan(candidates)
             begun, until = step, step + course.steps
         depths = list(course.at(step - begun)) if step % course.control_every(0) else [0] * count
         size = count + sum(depths)
@@ -92,7 +91,7 @@ def test_trials_cost_no_more_than_what_was_put_aside() -> None:
     seconds = done = 0.0
     step = 0
     while step < 300:
-        course = controller.look(candidates)
+        course = controller.replan(candidates)
         for k in range(course.steps):
             depths = course.at(k)
             took = 1e-3 * (count + sum(depths))
@@ -102,7 +101,7 @@ def test_trials_cost_no_more_than_what_was_put_aside() -> None:
     assert done / seconds >= 0.97 * count / (1e-3 * count)
 
 
-# --- what a look costs --------------------------------------------------------------------------
+# --- what a replan costs ------------------------------------------------------------------------
 
 
 def taught(machine: Machine, count: int, most: int = MOST) -> Controller:
@@ -114,41 +113,41 @@ def taught(machine: Machine, count: int, most: int = MOST) -> Controller:
     return controller
 
 
-def test_a_looks_price_is_an_average_that_one_long_one_hardly_moves() -> None:
+def test_a_replans_price_is_an_average_that_one_long_one_hardly_moves() -> None:
     controller = Controller()
-    controller.looked(1e-4)
-    assert controller.look_sec == pytest.approx(1e-4)
-    controller.looked(10.0)  # the system slept in it
-    assert controller.look_sec == pytest.approx(1.6e-4), "counted as four times the average"
+    controller.replanned(1e-4)
+    assert controller.replan_sec == pytest.approx(1e-4)
+    controller.replanned(10.0)  # the system slept in it
+    assert controller.replan_sec == pytest.approx(1.6e-4), "counted as four times the average"
     for _ in range(60):
-        controller.looked(5e-4)
-    assert controller.look_sec == pytest.approx(5e-4, rel=0.01)
+        controller.replanned(5e-4)
+    assert controller.replan_sec == pytest.approx(5e-4, rel=0.01)
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.9], ids=["resting", "drafting"])
-@pytest.mark.parametrize("look_sec", [0.0, 1e-5, 1e-4, 3e-4, 1e-3, 1.0])
-def test_looking_takes_no_more_than_its_share_of_the_time(
-    look_sec: float, acceptance: float
+@pytest.mark.parametrize("replan_sec", [0.0, 1e-5, 1e-4, 3e-4, 1e-3, 1.0])
+def test_replanning_takes_no_more_than_its_share_of_the_time(
+    replan_sec: float, acceptance: float
 ) -> None:
     controller, count = taught(linear, 4), 4
-    if look_sec:
-        controller.looked(look_sec)
-    course = controller.look([Candidate(MOST, acceptance)] * count)
+    if replan_sec:
+        controller.replanned(replan_sec)
+    course = controller.replan([Candidate(MOST, acceptance)] * count)
     assert course.weighed
-    assert course.rests is (acceptance == 0.0)
+    assert course.at_depth_0 is (acceptance == 0.0)
     step_sec = linear(count + sum(course.depths), count)
-    needed = look_sec / (LOOK_SHARE * step_sec)  # steps beside which a look is a small share
-    wanted = min(max(needed, STAND_STEPS), LONGEST_STAND_STEPS)
+    needed = replan_sec / (REPLAN_SHARE * step_sec)  # steps beside which a replan is a small share
+    wanted = min(max(needed, HOLD_STEPS), LONGEST_HOLD_STEPS)
     assert course.steps == pytest.approx(wanted, rel=0.05)
 
 
 def test_a_choice_does_not_stand_for_long_before_drafts_were_judged() -> None:
     controller = taught(linear, 4)
     controller.knowledge.acceptance_of("drafts").tested = 10.0
-    controller.looked(1.0)
-    course = controller.look([Candidate(MOST, 0.9)] * 4)
+    controller.replanned(1.0)
+    course = controller.replan([Candidate(MOST, 0.9)] * 4)
     assert any(course.depths)
-    assert course.steps < STAND_STEPS
+    assert course.steps < HOLD_STEPS
 
 
 # --- rest and trials ----------------------------------------------------------------------------
@@ -159,15 +158,15 @@ def test_while_nothing_pays_a_few_are_tried_by_one_token_now_and_then_and_all_in
     controller = taught(linear, count)
     tried, steps, trials = set[int](), 0, 0
     while len(tried) < count:
-        course = controller.look([Candidate(MOST, 0.01)] * count)
+        course = controller.replan([Candidate(MOST, 0.01)] * count)
         steps += course.steps
         assert steps < 40 * TRY_EVERY_STEPS, "some have no turn"
-        assert course.rests
+        assert course.at_depth_0
         if course.opening is None:
             continue
         trials += 1
         assert course.opening_steps == 1
-        assert course.steps >= STAND_STEPS, "no look is spent on what came of it"
+        assert course.steps >= HOLD_STEPS, "no replan is spent on what came of it"
         assert set(course.opening) == {0, 1}
         chosen = {i for i, depth in enumerate(course.opening) if depth}
         assert len(chosen) == count // TRIED_SHARE
@@ -179,24 +178,24 @@ def test_while_nothing_pays_a_few_are_tried_by_one_token_now_and_then_and_all_in
 
 def test_one_sequence_alone_is_tried_too() -> None:
     controller = taught(saturating, 1)
-    openings = [controller.look([Candidate(MOST, 0.0)]).opening for _ in range(20)]
+    openings = [controller.replan([Candidate(MOST, 0.0)]).opening for _ in range(20)]
     assert (1,) in openings
 
 
-@pytest.mark.parametrize("look_sec", [1e-6, 1e-3], ids=["short", "long"])
+@pytest.mark.parametrize("replan_sec", [1e-6, 1e-3], ids=["short", "long"])
 def test_those_left_out_while_others_are_drafted_for_are_tried_now_and_then(
-    look_sec: float,
+    replan_sec: float,
 ) -> None:
     """However long a choice stands, a trial is one step in many."""
     controller = taught(stepped, 32)
-    controller.looked(look_sec)
+    controller.replanned(replan_sec)
     candidates = [Candidate(MOST, 0.3)] * 32  # sixteen tokens are free, more are not
-    steps = trials = looks = 0
+    steps = trials = replans = 0
     tried = set[int]()
     while len(tried) < 32:
-        course = controller.look(candidates)
+        course = controller.replan(candidates)
         assert steps < 600 * TRY_EVERY_STEPS, "some have no turn"
-        steps, looks = steps + course.steps, looks + 1
+        steps, replans = steps + course.steps, replans + 1
         if course.opening is not None and course.opening_steps == 1:
             assert {i for i, depth in enumerate(course.depths) if depth} < {
                 i for i, depth in enumerate(course.opening) if depth
@@ -205,14 +204,14 @@ def test_those_left_out_while_others_are_drafted_for_are_tried_now_and_then(
             trials += 1
     assert sum(course.depths) == 16
     assert trials <= steps / TRY_EVERY_STEPS
-    assert looks <= steps / STAND_STEPS
+    assert replans <= steps / HOLD_STEPS
 
 
 def test_what_pays_is_taken_up_at_once_after_a_rest() -> None:
     controller = taught(linear, 8)
     for _ in range(50):
-        controller.look([Candidate(MOST, 0.01)] * 8)
-    course = controller.look([Candidate(MOST, 0.9)] * 8)
+        controller.replan([Candidate(MOST, 0.01)] * 8)
+    course = controller.replan([Candidate(MOST, 0.9)] * 8)
     assert min(course.depths) > 1
     assert course.gain > 1.5
 
@@ -223,18 +222,18 @@ def test_drafting_hardly_worth_it_is_not_taken_up_but_kept() -> None:
     needed = taught(linear, count).break_even(count, None)
     slightly = [Candidate(1, needed - 0.01)] * count  # what pays is what would be taken up
     fresh = taught(linear, count)
-    assert all(fresh.look(slightly).rests for _ in range(2))
+    assert all(fresh.replan(slightly).at_depth_0 for _ in range(2))
     drafting = taught(linear, count)
-    assert not drafting.look([Candidate(MOST, 0.9)] * count).rests
-    course = drafting.look(slightly)
-    assert not course.rests
+    assert not drafting.replan([Candidate(MOST, 0.9)] * count).at_depth_0
+    course = drafting.replan(slightly)
+    assert not course.at_depth_0
     assert 1.0 < course.gain < HYSTERESIS
-    assert drafting.look([Candidate(1, needed - 0.04)] * count).rests
+    assert drafting.replan([Candidate(1, needed - 0.04)] * count).at_depth_0
 
 
 def test_nobody_to_draft_for_stands_for_a_while() -> None:
-    course = Controller().look([], others=5)
-    assert (course.depths, course.steps, course.rests) == ((), STAND_STEPS, True)
+    course = Controller().replan([], others=5)
+    assert (course.depths, course.steps, course.at_depth_0) == ((), HOLD_STEPS, True)
 
 
 # --- several draft models -----------------------------------------------------------------------
@@ -262,7 +261,7 @@ def test_each_model_is_asked_where_its_own_price_pays(dear_ones: int) -> None:
     controller = taught(linear, 8)
     priced(controller, cheap=CHEAP, dear=DEAR)
     candidates = mixed(("dear", 0.8, dear_ones), ("cheap", 0.8, 8 - dear_ones))
-    depths = controller.look(candidates).depths
+    depths = controller.replan(candidates).depths
     assert set(depths[:dear_ones]) == {0}
     assert min(depths[dear_ones:]) > 0
 
@@ -270,7 +269,7 @@ def test_each_model_is_asked_where_its_own_price_pays(dear_ones: int) -> None:
 def test_two_models_and_free_drafts_are_weighed_in_one_look() -> None:
     controller = taught(linear, 9)
     priced(controller, one=BY_TOKEN, two=CHEAP)
-    course = controller.look(mixed(("one", 0.8, 3), ("two", 0.8, 3), (None, 0.8, 3)))
+    course = controller.replan(mixed(("one", 0.8, 3), ("two", 0.8, 3), (None, 0.8, 3)))
     assert min(course.depths) > 0
     ones, twos = course.depths[:3], course.depths[3:6]
     # What is promised is what the step brings: the objective, from its definition.
@@ -287,9 +286,9 @@ def test_models_together_draft_no_more_than_is_allowed() -> None:
         controller = taught(linear, 9)
         priced(controller, one=CHEAP, two=CHEAP)
         controller.max_draft_tokens = most
-        course = controller.look(mixed(("one", 0.95, 4), ("two", 0.95, 3), (None, 0.95, 2)))
+        course = controller.replan(mixed(("one", 0.95, 4), ("two", 0.95, 3), (None, 0.95, 2)))
         assert sum(course.depths) <= most
-        assert course.rests is (most == 0)
+        assert course.at_depth_0 is (most == 0)
 
 
 def test_a_burden_is_a_tokens_price_in_tokens_of_depth_0() -> None:
@@ -312,12 +311,12 @@ def test_break_even_knows_the_machine_the_crowd_and_the_model() -> None:
     assert dear > 1.0
 
 
-def test_a_look_at_a_few_spends_nothing_on_trials() -> None:
+def test_a_replan_of_a_few_spends_nothing_on_trials() -> None:
     controller, candidates = Controller(), [Candidate(MOST, 0.9)] * 4
     controller.knowledge.acceptance_of("drafts").tested = 1000.0
     for depth in (0, 0, 1, 1, 1):
         tokens = 4 * (1 + depth)
         controller.knowledge.step_time.observe(tokens, 4, linear(tokens, 4))
-    courses = [controller.look(candidates, explores=False) for _ in range(12)]
+    courses = [controller.replan(candidates, explores=False) for _ in range(12)]
     assert not any(course.opening for course in courses)
-    assert any(controller.look(candidates).opening for _ in range(3)), "it was put aside"
+    assert any(controller.replan(candidates).opening for _ in range(3)), "it was put aside"

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from specbatch.pipeline.policy.depth import (
-    MAX_PASSES,
     Candidate,
     DepthDecision,
     StepCost,
     break_even,
     choose_depths,
 )
+from specbatch.pipeline.policy.tuning import MAX_PASSES
 
 
 def verifier(base: float, row: float, most: int = 1024, tile: int = 1) -> np.ndarray:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from specbatch.pipeline.policy.acceptance import Record
 from specbatch.pipeline.policy.knowledge import Knowledge
-from specbatch.pipeline.policy.spread import FIRST_WEIGHT, MOST_WEIGHT, Record
+from specbatch.pipeline.policy.tuning import MOST_SEQUENCE_WEIGHT, SEQUENCE_WEIGHT
 
 
 def test_state_survives_json() -> None:
@@ -28,11 +29,11 @@ def test_how_alike_sequences_are_is_known_to_the_next_engine() -> None:
     for agreed in (18, 19, 20, 21) * 8:  # who was above the others once is below them then
         earlier, later = Record.of(agreed, 28, 0.7), Record.of(39 - agreed, 28, 0.7)
         knowledge.spread_of("ngram").add(earlier, later)
-    assert knowledge.spread_of("ngram").weight == MOST_WEIGHT
+    assert knowledge.spread_of("ngram").weight == MOST_SEQUENCE_WEIGHT
     state = json.loads(json.dumps(knowledge.state()))
-    assert Knowledge.restored(state).spread_of("ngram").weight == MOST_WEIGHT
+    assert Knowledge.restored(state).spread_of("ngram").weight == MOST_SEQUENCE_WEIGHT
     del state["spreads"]  # as it was kept before
-    assert Knowledge.restored(state).spread_of("ngram").weight == FIRST_WEIGHT
+    assert Knowledge.restored(state).spread_of("ngram").weight == SEQUENCE_WEIGHT
 
 
 def test_each_draft_model_and_label_is_its_own() -> None:

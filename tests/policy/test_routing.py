@@ -8,10 +8,9 @@ from functools import cache
 
 import pytest
 
-from specbatch.pipeline.policy.controller import Controller
-from specbatch.pipeline.policy.depth import Candidate
-from specbatch.pipeline.policy.routing import Price, hopeful, pace, slowed, teams
-from specbatch.pipeline.policy.tracks import Tracks
+from specbatch.pipeline.policy.acceptance import Tracks
+from specbatch.pipeline.policy.depth import Candidate, Controller
+from specbatch.pipeline.policy.routing import Price, optimistic_rate, speedup, speedup_behind, teams
 
 STEP, ROW = 1e-2, 2e-4  # seconds of the verifier
 RATES = (0.2, 0.5, 0.8, 0.95)
@@ -49,7 +48,7 @@ def tokens_per_sec(candidates: list[Candidate], depths: tuple[int, ...]) -> floa
 
 @pytest.mark.parametrize("seed", range(12))
 def test_depths_of_two_models_are_near_the_best_of_all(seed: int) -> None:
-    """Within 2 %: the models are looked at one after the other, so that a look stays short."""
+    """Within 2 %: the models are looked at one after the other, so that a replan stays short."""
     generator = random.Random(seed)
     known = controller()
     for _ in range(3):
@@ -79,17 +78,17 @@ def test_pace_is_the_best_depths_tokens_for_the_time() -> None:
         sum(0.8**j for j in range(depth + 1)) / (1.0 + (depth > 0) * 0.02 + depth * 0.1)
         for depth in range(9)
     ]
-    assert pace(0.8, 8, price) == pytest.approx(max(tried))
-    assert pace(0.05, 8, price) == 1.0, "depth 0 is always there"
-    assert pace(0.9, 8, price) > pace(0.8, 8, price) > pace(0.8, 8, Price(0.02, 0.3, 0.0))
+    assert speedup(0.8, 8, price) == pytest.approx(max(tried))
+    assert speedup(0.05, 8, price) == 1.0, "depth 0 is always there"
+    assert speedup(0.9, 8, price) > speedup(0.8, 8, price) > speedup(0.8, 8, Price(0.02, 0.3, 0.0))
 
 
 def test_reading_slows_down_and_less_so_over_a_longer_way() -> None:
     price = Price(call=0.0, token=0.1, row=0.001)
-    paces = [slowed(2.0, behind, price, 8, 100) for behind in (0, 100, 1000)]
-    assert paces[0] == 2.0
-    assert paces == sorted(paces, reverse=True)
-    assert slowed(2.0, 1000, price, 8, 1000) > slowed(2.0, 1000, price, 8, 10)
+    speedups = [speedup_behind(2.0, behind, price, 8, 100) for behind in (0, 100, 1000)]
+    assert speedups[0] == 2.0
+    assert speedups == sorted(speedups, reverse=True)
+    assert speedup_behind(2.0, 1000, price, 8, 1000) > speedup_behind(2.0, 1000, price, 8, 10)
 
 
 def test_hope_falls_as_a_model_is_known_and_rises_as_that_grows_old() -> None:
@@ -97,14 +96,16 @@ def test_hope_falls_as_a_model_is_known_and_rises_as_that_grows_old() -> None:
     track = tracks.track("a", "job", "de")
     hopes = []
     for _ in range(4):
-        hopes.append(hopeful(track) - track.rate)
+        hopes.append(optimistic_rate(track) - track.rate)
         for right in [1, 1, 1, 0, 0] * 5:
             track.observe(1, right)
-        track.settle()
+        track.fold()
     assert hopes == sorted(hopes, reverse=True)
     assert hopes[0] > 2 * hopes[-1]
-    assert hopeful(track, idle_steps=10_000) > hopeful(track)
-    assert hopeful(tracks.track("a", "job", "fr")) - track.rate > hopes[-1], "a tag nobody knows"
+    assert optimistic_rate(track, idle_steps=10_000) > optimistic_rate(track)
+    assert optimistic_rate(tracks.track("a", "job", "fr")) - track.rate > hopes[-1], (
+        "a tag nobody knows"
+    )
 
 
 def test_every_set_of_a_few_models_is_weighed_and_of_many_only_each_and_all() -> None:

@@ -62,7 +62,7 @@ def test_what_jobs_save_is_right_on_average_where_many_steps_are_slow(every: Any
 
 # --- by hand ------------------------------------------------------------------------------------
 def test_a_job_for_which_nothing_was_drafted_saved_nothing_and_lost_nothing() -> None:
-    rested = measured((Arm.RESTS, 1.0, 10), (Arm.RESTS, 3.0, 10))
+    rested = measured((Arm.PLAIN, 1.0, 10), (Arm.PLAIN, 3.0, 10))
     assert rested.plain_baseline == rested.plain_taken == 4.0
     assert savings({"proposed": 0, "tokens": 20} | rested.report()) is None
     assert not drafted({"proposed": 0, "tokens": 20})
@@ -70,12 +70,12 @@ def test_a_job_for_which_nothing_was_drafted_saved_nothing_and_lost_nothing() ->
 
 
 def test_what_rests_is_its_own_baseline() -> None:
-    found = saved(measured((Arm.RESTS, 1.0, 10), (Arm.RESTS, 3.0, 10)))
+    found = saved(measured((Arm.PLAIN, 1.0, 10), (Arm.PLAIN, 3.0, 10)))
     assert (found.usd, found.low_usd, found.high_usd, found.speedup) == (0.0, 0.0, 0.0, 1.0)
 
 
 def test_drafts_without_a_control_step_are_not_measured() -> None:
-    of = measured((Arm.DRAFTS, 1.0, 20), (Arm.RESTS, 1.0, 10))
+    of = measured((Arm.DRAFTS, 1.0, 20), (Arm.PLAIN, 1.0, 10))
     assert savings({"proposed": 9, "tokens": 30} | of.report()) is None
     assert savings({"proposed": 9, "tokens": 30}) is None
 
@@ -129,7 +129,7 @@ def test_of_what_was_drafted_ahead_measured_steps_bear_their_tokens_part() -> No
 
 def test_what_was_drafted_ahead_for_nothing_is_lost() -> None:
     """Drafts did not pay, so none was verified; but they had been written."""
-    rested = measured((Arm.RESTS, 4.0, 40))
+    rested = measured((Arm.PLAIN, 4.0, 40))
     report = {"proposed": 0, "tokens": 80, "ahead_taken": 2.0, "ahead_usd": 2.0}
     found = savings(report | rested.report())
     assert found is not None
@@ -139,7 +139,7 @@ def test_what_was_drafted_ahead_for_nothing_is_lost() -> None:
 
 def test_what_was_drafted_in_shadow_is_lost() -> None:
     controls = Controls()
-    controls.step(Arm.RESTS, 0.0, 1.0, 0.25, {"job": Part(4.0, 10, 10)})
+    controls.step(Arm.PLAIN, 0.0, 1.0, 0.25, {"job": Part(4.0, 10, 10)})
     of = controls.take("job").priced(DOLLAR)
     found = savings({"proposed": 0, "shadow_proposed": 5, "tokens": 10} | of.report())
     assert found is not None
@@ -158,7 +158,7 @@ def test_a_device_without_a_price_saves_time_and_no_money() -> None:
 
 # --- sums ---------------------------------------------------------------------------------------
 def test_sums_add_up_and_go_through_a_report() -> None:
-    steps = [(Arm.CONTROL, 1.5, 10), (Arm.DRAFTS, 1.0, 20), (Arm.RESTS, 2.0, 10)] * 3
+    steps = [(Arm.CONTROL, 1.5, 10), (Arm.DRAFTS, 1.0, 20), (Arm.PLAIN, 2.0, 10)] * 3
     parts = [measured(*steps[:2]), measured(*steps[2:7]), measured(*steps[7:])]
     whole = sum(parts, NOTHING_MEASURED)
     assert whole == pytest.approx(measured(*steps))

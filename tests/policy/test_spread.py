@@ -6,19 +6,13 @@ import random
 
 import pytest
 
-from specbatch.pipeline.policy.spread import (
-    FIRST_WEIGHT,
-    LEAST_WEIGHT,
-    WINDOW_TESTS,
-    Own,
-    Record,
-    Spread,
-)
+from specbatch.pipeline.policy.acceptance import Own, Record, Spread
+from specbatch.pipeline.policy.tuning import LEAST_SEQUENCE_WEIGHT, RECORD_TESTS, SEQUENCE_WEIGHT
 
 
 def record(rate: float, expected: float, generator: random.Random) -> Record:
-    agreed = sum(generator.random() < rate for _ in range(WINDOW_TESTS))
-    return Record.of(agreed, WINDOW_TESTS, expected)
+    agreed = sum(generator.random() < rate for _ in range(RECORD_TESTS))
+    return Record.of(agreed, RECORD_TESTS, expected)
 
 
 def taught(rates: list[float], sequences: int = 40, seed: int = 3) -> Spread:
@@ -68,7 +62,7 @@ def test_jobs_of_other_acceptances_do_not_make_sequences_look_unlike(seed: int) 
 
 
 def test_where_they_differ_their_own_record_is() -> None:
-    assert LEAST_WEIGHT <= taught([0.1, 0.5, 0.9]).weight < 4
+    assert LEAST_SEQUENCE_WEIGHT <= taught([0.1, 0.5, 0.9]).weight < 4
 
 
 def test_the_more_they_differ_the_less_the_others_count() -> None:
@@ -78,11 +72,11 @@ def test_the_more_they_differ_the_less_the_others_count() -> None:
 
 
 def test_little_evidence_changes_nothing() -> None:
-    assert taught([0.1, 0.9], sequences=8).weight == FIRST_WEIGHT
+    assert taught([0.1, 0.9], sequences=8).weight == SEQUENCE_WEIGHT
     spread, short = Spread(), Record.of(3, 3, 0.5)
     for _ in range(100):
         spread.add(short, short)  # too short to say anything
-    assert spread.weight == FIRST_WEIGHT
+    assert spread.weight == SEQUENCE_WEIGHT
 
 
 def test_a_sequence_that_differs_is_known_for_it() -> None:

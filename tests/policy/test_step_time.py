@@ -10,8 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from specbatch.pipeline.policy.linear_cost import LinearCost
-from specbatch.pipeline.policy.step_time import StepTime
+from specbatch.pipeline.policy.step_cost import LinearCost, StepTime
 
 Machine = Callable[[int, int], float]
 
@@ -106,10 +105,10 @@ def test_a_pace_that_leaps_down_and_climbs_back_leaves_prices_alone() -> None:
     """As a shared machine does it, with passes now and then that take much longer."""
     generator, step_time = random.Random(2), StepTime()
     for step in range(10_000):
-        pace = 0.7 + 0.5 * (step % 1200) / 1200
+        drift = 0.7 + 0.5 * (step % 1200) / 1200
         tokens = 12 if step < 1200 and step % 2 else 4
         slow = generator.expovariate(2.0) if generator.random() < 0.08 else 0.0
-        seconds = pace * generator.lognormvariate(0.0, 0.07) * (1.0 + slow)
+        seconds = drift * generator.lognormvariate(0.0, 0.07) * (1.0 + slow)
         step_time.observe(tokens, 4, seconds * (1.8e-3 if tokens == 12 else 1.2e-3))
     ratio = step_time.predict(12, 4) / step_time.predict(4, 4)
     assert ratio == pytest.approx(1.5, rel=0.06), "it was 1.26"
@@ -120,7 +119,7 @@ def test_noise_alone_is_no_other_pace() -> None:
     for _ in range(3000):
         tokens = generator.choice([8, 16, 24])
         step_time.observe(tokens, 8, linear(tokens, 8) * generator.lognormvariate(0.0, 0.1))
-    assert step_time.pace == pytest.approx(1.0, abs=0.08)
+    assert step_time.drift == pytest.approx(1.0, abs=0.08)
     assert step_time.predict(16, 8) == pytest.approx(linear(16, 8), rel=0.04)
 
 
@@ -137,10 +136,10 @@ def test_a_busy_moment_is_soon_forgotten() -> None:
     assert step_time.predict(16, 8) == pytest.approx(linear(16, 8), rel=0.1)
 
 
-@pytest.mark.parametrize("pace", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_pace_that_none_is_is_refused(pace: float) -> None:
-    state = observed(linear, 8, [0, 1, 2]).state() | {"pace": pace}
-    with pytest.raises(ValueError, match="no machine has a pace"):
+@pytest.mark.parametrize("drift", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_drift_that_no_machine_has_is_refused(drift: float) -> None:
+    state = observed(linear, 8, [0, 1, 2]).state() | {"drift": drift}
+    with pytest.raises(ValueError, match="no machine has drifted"):
         StepTime.restored(state)
 
 

@@ -6,14 +6,8 @@ import random
 
 import pytest
 
-from specbatch.pipeline.policy.acceptance import Acceptance
-from specbatch.pipeline.policy.tracks import (
-    FRESH_RATE,
-    LEVEL_WEIGHT,
-    Tracks,
-    label_of,
-    proposer_of,
-)
+from specbatch.pipeline.policy.acceptance import Acceptance, Tracks, label_of, proposer_of
+from specbatch.pipeline.policy.tuning import FRESH_RATE, LEVEL_WEIGHT
 
 
 def blocks(tracks: Tracks, label: str, job: str, tag: str | None, rate: float, count: int) -> None:
@@ -21,13 +15,13 @@ def blocks(tracks: Tracks, label: str, job: str, tag: str | None, rate: float, c
     track = tracks.track(label, job, tag)
     for i in range(count):
         track.observe(1, int((i + 1) * rate) - int(i * rate))
-    tracks.settle()
+    tracks.fold()
 
 
 def test_a_label_tells_its_proposer_and_grade_0_is_its_name() -> None:
     assert label_of("ngram", 0) == "ngram"
     assert label_of("ngram", 3) == "ngram:3"
-    assert {proposer_of(label_of("draft-model", grade)) for grade in range(4)} == {"draft-model"}
+    assert {proposer_of(label_of("draft-model", bucket)) for bucket in range(4)} == {"draft-model"}
 
 
 def test_without_evidence_a_track_is_its_proposers_prior() -> None:
@@ -113,12 +107,12 @@ def test_tokens_behind_the_first_refusal_were_not_tested() -> None:
     assert (track.agreed, track.tested) == (7, 8)
     assert track.judged == 8, "what waits is counted too"
     assert track.rate == pytest.approx(0.6), "but not estimated with until it is settled"
-    tracks.settle()
+    tracks.fold()
     assert (track.agreed, track.tested) == (0, 0)
     assert track.judged == pytest.approx(8, rel=0.03)
     assert track.rate == pytest.approx((7 + 12 * (7 + 2.4) / 12) / 20, rel=0.01)
     before = track.rate
-    tracks.settle()
+    tracks.fold()
     assert track.rate == before, "settled once"
 
 
@@ -156,7 +150,7 @@ def test_a_collapse_is_a_surprise_within_a_few_tests_and_a_rise_is_none() -> Non
         assert not tracks.surprised(), "too few to tell"
     track.observe(1, 0)
     assert tracks.surprised()
-    tracks.settle()
+    tracks.fold()
     assert not tracks.surprised(), "once settled it is expected"
     blocks(tracks, "block", "b", None, 0.1, 1000)
     for _ in range(100):
@@ -232,16 +226,16 @@ def test_softened_it_believes_new_tests_soon_whatever_the_tag() -> None:
 
 def test_softened_all_grades_together_count_for_a_few_tests_and_keep_their_rates() -> None:
     tracks = Tracks({})
-    for grade in range(1, 7):
+    for bucket in range(1, 7):
         for tag in (None, "x"):
-            tracks.prime("a", label_of("history", grade), tag, 10.0 * grade, 100.0)
+            tracks.prime("a", label_of("history", bucket), tag, 10.0 * bucket, 100.0)
     tracks.soften("history", "a")
     assert tracks.rate_of("history", "a") == (pytest.approx(0.35), pytest.approx(4.0))
-    found = [tracks.track(label_of("history", grade), "a", "x") for grade in range(1, 7)]
+    found = [tracks.track(label_of("history", bucket), "a", "x") for bucket in range(1, 7)]
     assert sum(track.judged for track in found) == pytest.approx(4.0), "of the tag as of the job"
-    for grade, track in enumerate(found, 1):
+    for bucket, track in enumerate(found, 1):
         for level in track.levels[1:]:
-            assert level.agreed / level.tested == pytest.approx(grade / 10)
+            assert level.agreed / level.tested == pytest.approx(bucket / 10)
 
 
 def test_softening_adds_nothing_to_what_is_hardly_known() -> None:
@@ -265,7 +259,7 @@ def test_counts_are_told_once_by_label_and_tag() -> None:
     ]
     assert tracks.counts("a") == []
     tracks.track("block", "a", None).observe(1, 1)
-    tracks.settle()  # a look in between takes nothing away
+    tracks.fold()  # a replan in between takes nothing away
     tracks.track("block", "a", None).observe(1, 0)
     assert tracks.counts("a") == [("block", None, 1, 2)]
     assert tracks.counts("b") == [("block", None, 5, 5)]

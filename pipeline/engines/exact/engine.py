@@ -43,8 +43,8 @@ from specbatch.pipeline.engines.exact.state.recovery import (
 from specbatch.pipeline.engines.exact.state.scheduler import Planned, Scheduler
 from specbatch.pipeline.engines.exact.state.sequence import Sequence, stop_ids_of
 from specbatch.pipeline.engines.exact.state.step import Work
+from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.policy.costs.controls import Arm, Controls, Part
-from specbatch.pipeline.policy.journal import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import FinishReason, TopLogprobs
@@ -90,7 +90,7 @@ class Engine:
         if observer is not None:
             blocks = runner.blocks
             self._watch = Watch(observer, self.stats, blocks, max_sequences, proposers, drift_every)
-            self._speculator.journal.on_turn = observer.turned
+            self._speculator.decision_log.on_decision = observer.turned
 
     # --- what callers do -----------------------------------------------------------------------
     def add(self, request: Request) -> None:
@@ -126,11 +126,11 @@ class Engine:
 
     def prime(self, job: str, counts: Iterable[AcceptanceCount]) -> None:
         """Use what earlier runs of a job found about drafts. Ignored after its first request."""
-        self._speculator.journal.prime(job, counts)
+        self._speculator.decision_log.prime(job, counts)
 
     def lessons(self, job: str) -> Lessons:
         """What a job taught about drafts since the last call."""
-        lessons = self._speculator.journal.lessons(job)
+        lessons = self._speculator.decision_log.lessons(job)
         return replace(lessons, measured=self._controls.take(job))
 
     @property
@@ -365,7 +365,7 @@ class Engine:
         count, rows = len(work.deciding), len(work.plan) + sum(map(len, work.drafts))
         step_time = self._speculator.knowledge.step_time
         price = step_time.plain(count) or step_time.predict(count, count)  # of before this step
-        if work.draft_plan.arm is not Arm.SETTLES:
+        if work.draft_plan.arm is not Arm.SETTLING:
             step_time.observe(rows, count, ticks / TICKS_PER_SEC - self._beside_depth_0(work))
         if work.draft_plan.arm is not Arm.APART:
             self._compare(work, ticks, shares, price)
@@ -374,7 +374,7 @@ class Engine:
         """Note what a decoding step took, beside what its tokens would have taken at depth 0."""
         arm, count = work.draft_plan.arm, len(work.deciding)
         beside = self._beside_depth_0(work) * TICKS_PER_SEC / ticks if ticks else 0.0
-        if arm in (Arm.DRAFTS, Arm.SETTLES):
+        if arm in (Arm.DRAFTS, Arm.SETTLING):
             per_token = self._controls.level * price_sec / count
             for sequence in work.deciding:
                 sequence.baseline_sec += work.emitted[sequence] * per_token
@@ -409,7 +409,7 @@ class Engine:
         self.stats.proposer_failures += 1
 
     def _on_open(self, proposer: str, reason: str) -> None:
-        self._speculator.journal.rests(proposer, reason)
+        self._speculator.decision_log.record_disabled(proposer, reason)
 
     # --- ends ----------------------------------------------------------------------------------
     def _take_finished(self, work: Work) -> list[Completion]:

@@ -127,7 +127,7 @@ class Watch(Unwatched):
                 *(a - b for a, b in zip(self._told[1:], before[1:], strict=True)),
             )
         )
-        self._drift.tell()
+        self._drift.report()
 
     def finished(self, sequence: Sequence) -> None:
         """The sequence left the engine."""

@@ -15,7 +15,7 @@ from specbatch.pipeline.engines.contract import Completion, EngineStats, Request
 from specbatch.pipeline.engines.exact import step_guard
 from specbatch.pipeline.engines.exact.state.recovery import engine_error
 from specbatch.pipeline.engines.exact.state.sequence import Sequence as RunningSequence
-from specbatch.pipeline.policy.journal import Lessons
+from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.crash_points import CrashPoint, reach
 from specbatch.schemas.errors import (

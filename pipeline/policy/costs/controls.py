@@ -41,8 +41,8 @@ _PREFIX = "measured_"  # of these sums, in a job's report
 class Arm(Enum):
     """What a step is in the experiment."""
 
-    RESTS = auto()  # nothing was to be drafted
-    SETTLES = auto()  # the coin fell on depth 0, but what drafts left behind has not worn off
+    PLAIN = auto()  # nothing was to be drafted
+    SETTLING = auto()  # the coin fell on depth 0, but what drafts left behind has not worn off
     CONTROL = auto()
     DRAFTS = auto()
     APART = auto()  # depths that somebody asked for: no coin is thrown, so nothing is measured
@@ -153,7 +153,7 @@ class Controls:
         for job, part in parts.items():
             sums = self._sums(job)
             own = 1.0 - beside
-            if arm in (Arm.DRAFTS, Arm.SETTLES):
+            if arm in (Arm.DRAFTS, Arm.SETTLING):
                 price = price_sec * part.tokens / count
                 _add(sums, 0, 1.0, part.seconds, part.tokens, price, price * price)
                 continue

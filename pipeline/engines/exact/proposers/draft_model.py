@@ -25,7 +25,7 @@ from specbatch.pipeline.engines.exact.state.kv_blocks import KvState
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.engines.models.draft_names import DRAFT_MODEL
 from specbatch.pipeline.policy.knowledge import Knowledge
-from specbatch.pipeline.policy.linear_cost import LinearCost
+from specbatch.pipeline.policy.step_cost import LinearCost
 from specbatch.schemas.records import Verification
 from specbatch.schemas.seeds import draft_seed
 

@@ -17,7 +17,7 @@ from specbatch.pipeline.engines.exact.proposers.proposer import (
 )
 from specbatch.pipeline.engines.exact.state.recovery import Fault, fault_of, with_type
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
-from specbatch.pipeline.policy.linear_cost import LinearCost
+from specbatch.pipeline.policy.step_cost import LinearCost
 
 log = logging.getLogger(__name__)
 

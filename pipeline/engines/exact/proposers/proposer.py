@@ -8,7 +8,7 @@ from typing import Protocol, TypeGuard
 from torch import Tensor
 
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
-from specbatch.pipeline.policy.linear_cost import LinearCost
+from specbatch.pipeline.policy.step_cost import LinearCost
 
 
 class Proposer(Protocol):

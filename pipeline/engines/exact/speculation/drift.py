@@ -1,9 +1,9 @@
 """How far draft models are from the verifier, measured at a few places while they work.
 
 In one step of many, one sequence is drawn by the step's number. A draft model that is about to read
-on there anyway says its law of the next token; so does the verifier's pass, in the row that decides
-it. The drift is the Kullback-Leibler divergence of the two as the models say them, before
-temperature and penalties. Nothing is kept of what the draft model read, so no draft changes.
+on there anyway gives log-probabilities of the next token; so does the verifier's pass, in the row
+that decides it. The drift is the Kullback-Leibler divergence of the two, before temperature and
+penalties. Nothing is kept of what the draft model read, so no draft changes.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ EVERY_STEPS = 251  # a prime: no rhythm of others falls on its steps alone
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: multiples of it are spread evenly
 
 
-class Telling(Protocol):
-    """A proposer with a model that can say its law of a sequence's next token."""
+class LogprobsProposer(Protocol):
+    """A proposer whose model can give log-probabilities of a sequence's next token."""
 
     name: str
 
@@ -37,53 +37,55 @@ class Telling(Protocol):
         ...
 
 
-def tells(proposer: Proposer | Telling) -> TypeGuard[Telling]:
+def gives_logprobs(proposer: Proposer | LogprobsProposer) -> TypeGuard[LogprobsProposer]:
     return hasattr(proposer, "next_token_logprobs")
 
 
 class DriftWatch:
-    """Takes a look every `every` steps; 0: never."""
+    """Samples one sequence every `every` steps; 0: never."""
 
     def __init__(
-        self, proposers: Seq[Proposer], tell: Callable[[str, float], None], every: int
+        self, proposers: Seq[Proposer], on_drift: Callable[[str, float], None], every: int
     ) -> None:
-        """`tell` hears a proposer's name and the divergence in nats."""
-        self._models: list[Telling] = [p for p in proposers if tells(p)] if every else []
-        self._tell = tell
+        """`on_drift` hears a proposer's name and the divergence in nats."""
+        self._models: list[LogprobsProposer] = (
+            [p for p in proposers if gives_logprobs(p)] if every else []
+        )
+        self._on_drift = on_drift
         self._every = every
         self._steps = 0
-        self._looks = 0
-        self._law: tuple[Telling, Sequence, Tensor] | None = None
+        self._samples = 0
+        self._sample: tuple[LogprobsProposer, Sequence, Tensor] | None = None
         self._found: tuple[str, Tensor] | None = None
 
     def ask(self, deciding: Seq[Sequence]) -> bool:
         """Before anything is drafted: have a model say what it expects somewhere, if it is time."""
-        self._law = self._found = None
+        self._sample = self._found = None
         if not (self._models and deciding):
             return False
         self._steps += 1
         if self._steps % self._every:
             return False
-        self._looks += 1
-        model = self._models[self._looks % len(self._models)]
-        sequence = deciding[(self._looks * _GOLDEN % 2**64) * len(deciding) >> 64]
+        self._samples += 1
+        model = self._models[self._samples % len(self._models)]
+        sequence = deciding[(self._samples * _GOLDEN % 2**64) * len(deciding) >> 64]
         try:
-            law = model.next_token_logprobs(sequence)
+            logprobs = model.next_token_logprobs(sequence)
         except Exception as error:
             if fault_of(error) in (Fault.DEVICE, Fault.KERNEL):
                 raise
             log.warning("drift is not measured any more: %s", with_type(error), exc_info=error)
             self._models = []
             return True
-        if law is not None:
-            self._law = model, sequence, law
+        if logprobs is not None:
+            self._sample = model, sequence, logprobs
         return True
 
     def compare(self, deciding: Seq[Sequence], drafts: Seq[Draft], logits: Tensor) -> None:
         """The verifier's rows are there, and nobody has changed them yet."""
-        if self._law is None:
+        if self._sample is None:
             return
-        model, sequence, law = self._law
+        model, sequence, logprobs = self._sample
         row = 0
         for other, draft in zip(deciding, drafts, strict=True):
             if other is sequence:
@@ -91,22 +93,22 @@ class DriftWatch:
             row += 1 + len(draft)
         else:
             return  # this part of the step goes without it
-        self._law = None
-        if law.shape[0] == logits.shape[1]:
-            self._found = model.name, divergence(logits[row].log_softmax(dim=0), law)
+        self._sample = None
+        if logprobs.shape[0] == logits.shape[1]:
+            self._found = model.name, divergence(logits[row].log_softmax(dim=0), logprobs)
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """The step is over, so nobody waits for the device any more."""
         if self._found is not None:
             name, nats = self._found[0], float(self._found[1])
             self._found = None
             if math.isfinite(nats):
-                self._tell(name, max(0.0, nats))
+                self._on_drift(name, max(0.0, nats))
 
 
 def divergence(
-    law: Tensor,  # [vocab_size], log-probabilities
+    logprobs: Tensor,  # [vocab_size], log-probabilities
     other: Tensor,  # [vocab_size]
 ) -> Tensor:
-    """KL(law ‖ other) in nats: how much longer it takes to tell `law`'s tokens by `other`."""
-    return (law.exp() * (law - other)).nansum()
+    """KL(logprobs ‖ other) in nats."""
+    return (logprobs.exp() * (logprobs - other)).nansum()

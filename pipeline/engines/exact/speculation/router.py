@@ -13,25 +13,20 @@ from functools import partial
 
 from specbatch.pipeline.engines.contract import Route
 from specbatch.pipeline.engines.exact.proposers.proposer import Proposer, tokens_behind
-from specbatch.pipeline.engines.exact.speculation.wants import Want, candidates, model_of
+from specbatch.pipeline.engines.exact.speculation.options import Option, candidates, model_of
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
-from specbatch.pipeline.policy.controller import Controller
-from specbatch.pipeline.policy.journal import JUDGED_TESTS, Journal
-from specbatch.pipeline.policy.routing import Price, fade, hopeful, pace, slowed, teams
-from specbatch.pipeline.policy.tracks import Track
-
-HORIZON_TOKENS = 128  # a sequence is thought to stay with a model for so many, or to its end
-STAYS = 1.03  # what another model must promise a sequence, beside the one that drafted last …
-TEAM_STAYS = 1.02  # … and another set of models, beside the one that works now, …
-REGRET_STEPS = 8.0  # … until staying has cost the time of so many
-MOST_STOOD_STEPS = 64
-TRIAL_STEPS = 3
-TRIAL_DEPTH = 3
-TRIED_SEQUENCES = 8
-ALLOWANCE = 0.005  # of all steps may go into trials of models that are not asked …
-FIRST_ALLOWANCE = 16.0  # … and so many at the beginning
-MOST_ALLOWANCE = 64.0
-MOST_ASKED = 4096  # routes and models of which it is known when they were asked
+from specbatch.pipeline.policy import tuning
+from specbatch.pipeline.policy.acceptance import Track
+from specbatch.pipeline.policy.breaker import DecisionLog
+from specbatch.pipeline.policy.depth import Controller
+from specbatch.pipeline.policy.routing import (
+    Price,
+    fade,
+    optimistic_rate,
+    speedup,
+    speedup_behind,
+    teams,
+)
 
 TrackOf = Callable[[Proposer, Sequence], Track]
 
@@ -50,68 +45,68 @@ class Router:
         self._count = 1  # sequences in a step
         self._burdens: dict[str, float] = {}
         self._prices: dict[str, Price] = {}
-        self._paces: dict[tuple[str, float, int], float] = {}
+        self._speedups: dict[tuple[str, float, int], float] = {}
         self._last: dict[Sequence, str] = {}  # the model that drafted last, trials apart
         self._held: dict[Sequence, set[str]] = {}  # models that hold KV of it
         self._routed: dict[Route, str] = {}  # the model that most rows of a tag go to
-        self._asked_at: OrderedDict[tuple[Route, str], int] = OrderedDict()  # step of the last look
-        self._allowance = FIRST_ALLOWANCE
+        self._asked_at: OrderedDict[tuple[Route, str], int] = OrderedDict()  # by step
+        self._allowance = tuning.FIRST_MODEL_ALLOWANCE
         self._weighed_at = 0  # step
 
     @property
     def several(self) -> bool:
         return len(self._models) > 1
 
-    # --- a look ----------------------------------------------------------------------------------
+    # --- a replan --------------------------------------------------------------------------------
     def begin(self, count: int) -> None:
         """Prices as they are now, for steps of so many sequences."""
         self._burdens = {name: self._controller.burden(count, name) for name in self._models}
         if self.several:
             self._count = count
             self._prices = {name: self._controller.price(count, name) for name in self._models}
-            self._paces.clear()
+            self._speedups.clear()
 
     def burden(self, proposer: Proposer) -> float:
         """Price of a draft token, in tokens that depth 0 would decide meanwhile."""
         return self._burdens.get(proposer.name, 0.0)
 
-    def pick(self, options: Seq[Seq[Want]], step: int) -> list[Want]:
+    def pick(self, options: Seq[Seq[Option]], step: int) -> list[Option]:
         """One source for each sequence, of those it has; together the most tokens per second."""
         if not self.several:
             return [self.best(of_sequence) for of_sequence in options]
-        found: dict[tuple[str, ...], tuple[float, list[Want]]] = {}
+        found: dict[tuple[str, ...], tuple[float, list[Option]]] = {}
         seen = set()
         for team in sorted(self._teams, key=lambda t: t != self._team):
-            wants = [self.best(of_sequence, team) for of_sequence in options]
-            makers = tuple(want.proposer.name for want in wants)
-            if makers not in seen:
-                seen.add(makers)
-                found[team] = (self._promise(wants), wants)
+            picked = [self.best(of_sequence, team) for of_sequence in options]
+            proposers = tuple(option.proposer.name for option in picked)
+            if proposers not in seen:
+                seen.add(proposers)
+                found[team] = (self._promise(picked), picked)
         self._team = self._next_team({team: promise for team, (promise, _) in found.items()}, step)
-        wants = found[self._team][1]
-        self._note_routes(wants, step)
-        return wants
+        picked = found[self._team][1]
+        self._note_routes(picked, step)
+        return picked
 
     def _next_team(self, promises: dict[tuple[str, ...], float], step: int) -> tuple[str, ...]:
         """The best set of models; but one that works is only left once staying has cost enough.
 
         Rates waver by some hundredths, and who followed each of them would move all the time.
         """
-        stood, self._picked_at = min(step - self._picked_at, MOST_STOOD_STEPS), step
+        stood, self._picked_at = min(step - self._picked_at, tuning.MOST_REGRET_STEPS), step
         best = max(promises, key=lambda team: promises[team])
         if self._team not in promises:
             return best
         others = [promise for team, promise in promises.items() if team != self._team]
         if not others or not promises[self._team]:
             return self._team
-        gain = max(others) / promises[self._team] - TEAM_STAYS
+        gain = max(others) / promises[self._team] - tuning.TEAM_STAYS
         self._regret = max(0.0, self._regret + gain * stood)
-        if self._regret < REGRET_STEPS or best == self._team:
+        if self._regret < tuning.REGRET_STEPS or best == self._team:
             return self._team
         self._regret = 0.0
         return best
 
-    def best(self, options: Seq[Want], team: Seq[str] | None = None) -> Want:
+    def best(self, options: Seq[Option], team: Seq[str] | None = None) -> Option:
         """The most promising source of one sequence; of models, the team's count where they may."""
         if len(options) == 1:
             return options[0]
@@ -119,33 +114,35 @@ class Router:
         if len(models) < 2:
             return max(options, key=_score)
         of_team = [w for w in models if team is None or w.proposer.name in team] or models
-        model = max(of_team, key=self._pace)
+        model = max(of_team, key=self._speedup)
         return max((w for w in options if w.model is None or w is model), key=_score)
 
     def trial(
-        self, options: Seq[Seq[Want]], wants: Seq[Want], rests: bool, step: int
-    ) -> list[Want]:
+        self, options: Seq[Seq[Option]], picked: Seq[Option], at_depth_0: bool, step: int
+    ) -> list[Option]:
         """Sequences by which to find out what another model is worth for a tag; mostly none.
 
         Tried is where most may be gained, and only for what has been put aside.
         """
-        earned = ALLOWANCE * (step - self._weighed_at)
-        self._allowance = min(self._allowance + earned, MOST_ALLOWANCE)
+        earned = tuning.MODEL_ALLOWANCE * (step - self._weighed_at)
+        self._allowance = min(self._allowance + earned, tuning.MOST_MODEL_ALLOWANCE)
         self._weighed_at = step
         if not self.several:
             return []
         best: tuple[float, Route, str] | None = None
         seen = set()
-        for of_sequence, want in zip(options, wants, strict=True):
-            route = want.sequence.request.route
+        for of_sequence, option in zip(options, picked, strict=True):
+            route = option.sequence.request.route
             if route in seen:
                 continue
             seen.add(route)
-            beats = TEAM_STAYS * (1.0 if rests else self._plain_pace(want, want.rate))
+            beats = tuning.TEAM_STAYS * (
+                1.0 if at_depth_0 else self._plain_speedup(option, option.rate)
+            )
             for other in of_sequence:
-                if other.model is None or other.proposer is want.proposer:
+                if other.model is None or other.proposer is option.proposer:
                     continue
-                gain = self._plain_pace(other, self._hope(other, step)) / beats
+                gain = self._plain_speedup(other, self._optimistic_rate(other, step)) / beats
                 if gain > 1.0 and (best is None or gain > best[0]):
                     best = (gain, route, other.proposer.name)
         if best is None:
@@ -153,38 +150,38 @@ class Router:
         _, route, name = best
         return self._afforded(_members(options, route, name), route, name, step)
 
-    def tell(self, journal: Journal, options: Seq[Seq[Want]]) -> None:
-        """Have it noted which model the rows of each tag go to, once that rests on something."""
-        told: set[Route] = set()
+    def record_routes(self, decision_log: DecisionLog, options: Seq[Seq[Option]]) -> None:
+        """Record which model the rows of each tag go to, once enough tests say so."""
+        recorded: set[Route] = set()
         for of_sequence in options if self.several else ():
-            models = [want for want in of_sequence if want.model is not None]
+            models = [option for option in of_sequence if option.model is not None]
             sequence = of_sequence[0].sequence
             route = sequence.request.route
-            if len(models) < 2 or route in told or route not in self._routed:
+            if len(models) < 2 or route in recorded or route not in self._routed:
                 continue
-            told.add(route)
+            recorded.add(route)
             name = self._routed[route]
-            if self._track_of(self._models[name], sequence).judged >= JUDGED_TESTS:
+            if self._track_of(self._models[name], sequence).judged >= tuning.BREAKER_TESTS:
                 reason = partial(self._reason, models, name)
-                journal.routed(route.job, route.tag, name, reason, self._count)
+                decision_log.record_route(route.job, route.tag, name, reason, self._count)
 
-    def _reason(self, models: Seq[Want], name: str) -> str:
+    def _reason(self, models: Seq[Option], name: str) -> str:
         tag = models[0].sequence.request.route.tag
-        paces = {
-            want.proposer.name: self._plain_pace(
-                want, self._track_of(want.proposer, want.sequence).rate
+        speedups = {
+            option.proposer.name: self._plain_speedup(
+                option, self._track_of(option.proposer, option.sequence).rate
             )
-            for want in models
+            for option in models
         }
-        others = ", ".join(f"{p:.2f} by {other}" for other, p in paces.items() if other != name)
+        others = ", ".join(f"{p:.2f} by {other}" for other, p in speedups.items() if other != name)
         rows = "rows" if tag is None else f"rows tagged {tag}"
         return (
             f"{rows} go to {name}: in the time of a step at depth 0 its drafts promise "
-            f"{paces.get(name, 1.0):.2f} tokens, beside {others}, "
+            f"{speedups.get(name, 1.0):.2f} tokens, beside {others}, "
             f"with {self._count} sequences in a step"
         )
 
-    # --- between looks ---------------------------------------------------------------------------
+    # --- between replans ------------------------------------------------------------------------
     def instead(self, proposer: Proposer, sequence: Sequence) -> Proposer:
         """For a newcomer: the model that rows of its tag go to, if a model is to draft for it."""
         if not self.several or model_of(proposer) is None:
@@ -218,58 +215,61 @@ class Router:
         self._held.pop(sequence, None)
 
     # --- worth -----------------------------------------------------------------------------------
-    def _promise(self, wants: Seq[Want]) -> float:
+    def _promise(self, picked: Seq[Option]) -> float:
         """Tokens per second of a step, with what models have to read first."""
-        decision = self._controller.promise(candidates(wants), self._count - len(wants))
+        decision = self._controller.promise(candidates(picked), self._count - len(picked))
         per_sequence = decision.expected_tokens / self._count
         steps = sum(
-            self._behind(want) * self._prices[want.model].row * per_sequence / _horizon(want)
-            for want, depth in zip(wants, decision.depths, strict=True)
-            if depth and want.model is not None
+            self._behind(option) * self._prices[option.model].row * per_sequence / _horizon(option)
+            for option, depth in zip(picked, decision.depths, strict=True)
+            if depth and option.model is not None
         )
         seconds = decision.expected_sec + steps * self._controller.plain_sec(self._count)
         return decision.expected_tokens / seconds
 
-    def _pace(self, want: Want) -> float:
-        name = want.proposer.name
-        found = slowed(
-            self._plain_pace(want, want.rate),
-            self._behind(want),
+    def _speedup(self, option: Option) -> float:
+        name = option.proposer.name
+        found = speedup_behind(
+            self._plain_speedup(option, option.rate),
+            self._behind(option),
             self._prices[name],
             self._count,
-            _horizon(want),
+            _horizon(option),
         )
-        return found * STAYS if self._last.get(want.sequence) == name else found
+        return found * tuning.MODEL_STAYS if self._last.get(option.sequence) == name else found
 
-    def _plain_pace(self, want: Want, rate: float) -> float:
+    def _plain_speedup(self, option: Option, rate: float) -> float:
         """Of a sequence that its model knows."""
-        price = self._prices.get(want.proposer.name) or self._controller.price(self._count, None)
-        key = (want.proposer.name, round(rate, 2), want.limit)
-        if key not in self._paces:
-            self._paces[key] = pace(key[1], want.limit, price)
-        return self._paces[key]
+        price = self._prices.get(option.proposer.name) or self._controller.price(self._count, None)
+        key = (option.proposer.name, round(rate, 2), option.limit)
+        if key not in self._speedups:
+            self._speedups[key] = speedup(key[1], option.limit, price)
+        return self._speedups[key]
 
-    def _hope(self, want: Want, step: int) -> float:
-        idle = self._idle(want.sequence.request.route, want.proposer.name, step)
-        return hopeful(self._track_of(want.proposer, want.sequence), idle)
+    def _optimistic_rate(self, option: Option, step: int) -> float:
+        idle = self._idle(option.sequence.request.route, option.proposer.name, step)
+        return optimistic_rate(self._track_of(option.proposer, option.sequence), idle)
 
-    def _afforded(self, members: list[Want], route: Route, name: str, step: int) -> list[Want]:
+    def _afforded(self, members: list[Option], route: Route, name: str, step: int) -> list[Option]:
         price = self._prices[name]
         members.sort(key=self._behind)
-        tried = members[:TRIED_SEQUENCES]
-        fed = sum(self._behind(want) for want in tried)
-        cost = TRIAL_STEPS * (price.call + TRIAL_DEPTH * price.token) + fed * price.row
+        tried = members[: tuning.MODEL_TRIAL_SEQUENCES]
+        fed = sum(self._behind(option) for option in tried)
+        cost = (
+            tuning.MODEL_TRIAL_STEPS * (price.call + tuning.MODEL_TRIAL_DEPTH * price.token)
+            + fed * price.row
+        )
         if cost > self._allowance:
             return []
         self._allowance -= cost
         idle = self._idle(route, name, step)
-        for track in {self._track_of(want.proposer, want.sequence) for want in members}:
+        for track in {self._track_of(option.proposer, option.sequence) for option in members}:
             fade(track, idle)  # else a trial changes nothing beside all that was found long ago
         self._note_asked(route, name, step)
         return tried
 
-    def _behind(self, want: Want) -> int:
-        return tokens_behind(want.proposer, want.sequence)
+    def _behind(self, option: Option) -> int:
+        return tokens_behind(option.proposer, option.sequence)
 
     def _idle(self, route: Route, name: str, step: int) -> int:
         """Steps since the model was asked for the route, or since somebody first thought of it."""
@@ -280,32 +280,32 @@ class Router:
     def _note_asked(self, route: Route, name: str, step: int) -> None:
         self._asked_at[route, name] = step
         self._asked_at.move_to_end((route, name))
-        while len(self._asked_at) > MOST_ASKED:
+        while len(self._asked_at) > tuning.MOST_ASKED:
             self._asked_at.popitem(last=False)
 
-    def _note_routes(self, wants: Seq[Want], step: int) -> None:
+    def _note_routes(self, picked: Seq[Option], step: int) -> None:
         counts: dict[Route, Counter[str]] = {}
-        for want in wants:
-            if want.model is not None:
-                counts.setdefault(want.sequence.request.route, Counter())[want.model] += 1
+        for option in picked:
+            if option.model is not None:
+                counts.setdefault(option.sequence.request.route, Counter())[option.model] += 1
         self._routed = {route: of.most_common(1)[0][0] for route, of in counts.items()}
         for route, of in counts.items():
             for name in of:
                 self._note_asked(route, name, step)
 
 
-def _members(options: Seq[Seq[Want]], route: Route, name: str) -> list[Want]:
+def _members(options: Seq[Seq[Option]], route: Route, name: str) -> list[Option]:
     return [
-        want
+        option
         for of_sequence in options
-        for want in of_sequence
-        if want.proposer.name == name and want.sequence.request.route == route
+        for option in of_sequence
+        if option.proposer.name == name and option.sequence.request.route == route
     ]
 
 
-def _score(want: Want) -> float:
-    return want.score
+def _score(option: Option) -> float:
+    return option.score
 
 
-def _horizon(want: Want) -> int:
-    return min(want.sequence.remaining, HORIZON_TOKENS)
+def _horizon(option: Option) -> int:
+    return min(option.sequence.remaining, tuning.HORIZON_TOKENS)

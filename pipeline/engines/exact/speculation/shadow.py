@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
-from specbatch.pipeline.policy.tracks import Track
+from specbatch.pipeline.policy.acceptance import Track
 
 SHARE = 4  # one sequence in so many
 DEPTH = 8
@@ -35,13 +35,13 @@ class Shadow:
 
     _waiting: dict[Sequence, _Waiting] = field(default_factory=dict)
 
-    def wants(self, sequence: Sequence) -> bool:
+    def is_due(self, sequence: Sequence) -> bool:
         """Whether it is one of the few, and has no draft in waiting."""
         request = sequence.request
         return request.shadow and is_watched(request.seed) and sequence not in self._waiting
 
     def keep(self, sequence: Sequence, proposer: Proposer, draft: list[int], track: Track) -> None:
-        """A draft behind the sequence's newest token. Its maker drops its traces at once."""
+        """A draft behind the sequence's newest token. Its proposer drops its traces at once."""
         proposer.on_verified(sequence)
         if draft:
             self._waiting[sequence] = _Waiting(sequence.num_output, draft, track)
@@ -53,7 +53,7 @@ class Shadow:
             self.forget(sequence)
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence ends or is over its draft: what can be judged of that is."""
+        """The sequence ends or is over its draft: as much of it as is decided is counted."""
         waiting = self._waiting.pop(sequence, None)
         if waiting is None:
             return

@@ -16,43 +16,37 @@ from functools import partial
 
 from specbatch.pipeline.engines.contract import Route
 from specbatch.pipeline.engines.exact.proposers.proposer import Proposer, has_draft_probs
-from specbatch.pipeline.engines.exact.speculation.judging import judge
-from specbatch.pipeline.engines.exact.speculation.router import TRIAL_DEPTH, TRIAL_STEPS, Router
-from specbatch.pipeline.engines.exact.speculation.shadow import DEPTH as SHADOW_DEPTH
-from specbatch.pipeline.engines.exact.speculation.shadow import Shadow
-from specbatch.pipeline.engines.exact.speculation.wants import (
+from specbatch.pipeline.engines.exact.speculation.options import (
     Choice,
-    Want,
+    Option,
     candidates,
     choices,
     depth_worth,
+    record_decisions,
     usual,
 )
+from specbatch.pipeline.engines.exact.speculation.router import Router
+from specbatch.pipeline.engines.exact.speculation.shadow import DEPTH as SHADOW_DEPTH
+from specbatch.pipeline.engines.exact.speculation.shadow import Shadow
 from specbatch.pipeline.engines.exact.state.draft_plan import NO_DRAFT, Draft, DraftPlan
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.engines.models.draft_names import kind_of
-from specbatch.pipeline.policy.controller import Controller, Course
+from specbatch.pipeline.policy import tuning
+from specbatch.pipeline.policy.acceptance import Own, Track
+from specbatch.pipeline.policy.breaker import DecisionLog
 from specbatch.pipeline.policy.costs.controls import Arm
-from specbatch.pipeline.policy.journal import JUDGED_TESTS, Journal
+from specbatch.pipeline.policy.depth import Controller, DepthSchedule
 from specbatch.pipeline.policy.knowledge import Knowledge
-from specbatch.pipeline.policy.spread import Own
-from specbatch.pipeline.policy.tracks import Track
 from specbatch.schemas.records import Verification
-
-_FIRST_CONTROLS = 16  # one step in so many goes at depth 0 while its price is not known at all
-MAX_DEPTH = 16
-GLANCE_SHARE = 8  # while nothing is drafted, most looks take in one sequence in so many
-FULL_EVERY_LOOKS = 4
-_CLEARLY = 0.05  # better than what is chosen, for something else to take its place
 
 
 @dataclass(slots=True)
-class _Course:
-    """What a look decided, until the next one."""
+class _Selection:
+    """What a replan decided, until the next one."""
 
     until: int  # step
     sequences: int
-    rests: bool = True
+    at_depth_0: bool = True
     opening_until: int = 0  # step; other choices are tried until then
     opening: dict[Sequence, Choice] = field(default_factory=dict)
     choices: dict[Sequence, Choice] = field(default_factory=dict)
@@ -79,7 +73,7 @@ class Speculator:
         self.proposers = tuple(proposers)
         self.knowledge = knowledge or Knowledge()
         self.max_draft_tokens = max_draft_tokens
-        self.journal = Journal(self.knowledge.acceptance)
+        self.decision_log = DecisionLog(self.knowledge.acceptance)
         self.steps = 0
         self._by_name = {proposer.name: proposer for proposer in self.proposers}
         for proposer in self.proposers:
@@ -87,18 +81,18 @@ class Speculator:
                 self.knowledge.draft_times[proposer.name] = proposer.pass_time
         self._controller = Controller(self.knowledge, max_draft_tokens)
         self._router = Router(self.proposers, self._controller, self._track)
-        self._course = _Course(0, 0)
+        self._selection = _Selection(0, 0)
         self._shadow = Shadow()
         self._opens = False  # this step: something is tried
         self._pauses = True  # this step: nothing is drafted but at fixed depths
         self._coin = coin or random.Random().random
         self._odds = 0.0  # to draft, by those of being a control, when a coin was last thrown
         self._settling = 0  # steps until the control
-        self._shadowing = False  # some sequences were to be drafted for in shadow at the last look
+        self._shadowing = False  # some sequences are drafted for in shadow
         self._own: dict[Sequence, dict[str, Own]] = {}  # by proposer
         self._tracks: dict[Sequence, Track] = {}  # of the draft that is being verified
-        self._control_every = _FIRST_CONTROLS
-        self._looks = 0
+        self._control_every = tuning.FIRST_CONTROL_EVERY
+        self._replans = 0
 
     def propose(self, deciding: Seq[Sequence], room: Callable[[Sequence, int], int]) -> DraftPlan:
         """A draft for every deciding sequence, most of them empty at depth 0.
@@ -111,16 +105,16 @@ class Speculator:
             return DraftPlan(nothing)
         self.steps += 1
         drafting_sec = replanning_sec = 0.0
-        if looks := self._is_over(len(deciding)):
+        if replans := self._must_replan(len(deciding)):
             self._settling = 0
             begun = time.perf_counter()
-            self._look(deciding)
+            self._replan(deciding)
             replanning_sec = time.perf_counter() - begun
-            self._controller.looked(replanning_sec)
+            self._controller.replanned(replanning_sec)
         if self._shadowing:
             drafting_sec = self._draft_in_shadow(deciding)
-        self._opens = self.steps < self._course.opening_until
-        arm = self._drawn(len(deciding), may_be_control=not looks)
+        self._opens = self.steps < self._selection.opening_until
+        arm = self._drawn(len(deciding), may_be_control=not replans)
         self._pauses = arm is not Arm.DRAFTS
         if any(sequence.request.depth for sequence in deciding):
             arm = Arm.APART
@@ -172,11 +166,11 @@ class Speculator:
         self._shadow.forget(sequence)
         self._own.pop(sequence, None)
         self._tracks.pop(sequence, None)
-        course = self._course
-        course.opening.pop(sequence, None)
-        if (choice := course.choices.pop(sequence, None)) and sequence not in course.tried:
-            course.left.setdefault(sequence.request.route, []).append(choice)
-        course.tried.discard(sequence)
+        selection = self._selection
+        selection.opening.pop(sequence, None)
+        if (choice := selection.choices.pop(sequence, None)) and sequence not in selection.tried:
+            selection.left.setdefault(sequence.request.route, []).append(choice)
+        selection.tried.discard(sequence)
         self._router.forget(sequence)
         for proposer in self.proposers:
             proposer.forget(sequence)
@@ -185,18 +179,18 @@ class Speculator:
     def _drawn(self, count: int, may_be_control: bool) -> Arm:
         """Whether this step drafts, or measures depth 0 instead: that is chance, see `controls.py`.
 
-        A step that looked is no control, as depth 0 alone would not look.
+        A step that replans is no control, as depth 0 alone would not replan.
         """
         if self._settling:
             self._settling -= 1
-            return Arm.SETTLES if self._settling else Arm.CONTROL
-        if self._course.rests and not self._opens:
-            return Arm.RESTS
+            return Arm.SETTLING if self._settling else Arm.CONTROL
+        if self._selection.at_depth_0 and not self._opens:
+            return Arm.PLAIN
         self._odds = self._control_every - 1.0
         if may_be_control and self._coin() * self._control_every < 1.0:
             self._settling = self._controller.settling_steps(count)
-            self._course.until = max(self._course.until, self.steps + self._settling + 1)
-            return Arm.SETTLES
+            self._selection.until = max(self._selection.until, self.steps + self._settling + 1)
+            return Arm.SETTLING
         return Arm.DRAFTS
 
     def _choice(self, sequence: Sequence) -> Choice | None:
@@ -205,12 +199,12 @@ class Speculator:
             return self._fixed(sequence, sequence.request.depth)
         if self._pauses:
             return None
-        course = self._course
-        chosen = course.opening if self._opens else course.choices
+        selection = self._selection
+        chosen = selection.opening if self._opens else selection.choices
         choice = chosen.get(sequence) or self._of_newcomer(sequence)
         if choice is None:
             return None
-        for proposer in course.watched:
+        for proposer in selection.watched:
             if proposer is choice[0]:
                 break
             if better := self._better(proposer, sequence):
@@ -235,33 +229,35 @@ class Speculator:
             return None
         if len(self.proposers) == 1 and self._may(self.proposers[0], sequence):
             return self.proposers[0], min(depth, self.proposers[0].available(sequence))
-        want = self._want(sequence, depth)
-        return None if want is None else (want.proposer, want.limit)
+        option = self._best_option(sequence, depth)
+        return None if option is None else (option.proposer, option.limit)
 
     def _of_newcomer(self, sequence: Sequence) -> Choice | None:
         """What one of its route had that has ended, or as they have it on average, rounded."""
-        course, route = self._course, sequence.request.route
-        left = course.left.get(route)
-        found = left.pop() if left else course.newcomers.get(route, course.newcomer)
+        selection, route = self._selection, sequence.request.route
+        left = selection.left.get(route)
+        found = left.pop() if left else selection.newcomers.get(route, selection.newcomer)
         if found is None:
             return None
         proposer, depth = self._router.instead(found[0], sequence), found[1]
         if not self._may(proposer, sequence):
             return None
-        course.choices[sequence] = choice = (proposer, min(depth, self._cap(sequence)))
+        selection.choices[sequence] = choice = (proposer, min(depth, self._cap(sequence)))
         return choice
 
     def _better(self, proposer: Proposer, sequence: Sequence) -> Choice | None:
-        """A free draft that turned up since the last look, as long as it is worth verifying."""
+        """A free draft that turned up since the last replan, as long as it is worth verifying."""
         if not self._may(proposer, sequence):
             return None
         there = min(proposer.available(sequence), self._cap(sequence))
         if there <= 0:
             return None
         rate = self._rate(proposer, sequence)
-        if rate <= self._course.beats:
+        if rate <= self._selection.beats:
             return None
-        return proposer, min(there, depth_worth(rate, self._course.least_worth, MAX_DEPTH))
+        return proposer, min(
+            there, depth_worth(rate, self._selection.least_worth, tuning.MAX_DEPTH)
+        )
 
     def _ask(
         self,
@@ -276,7 +272,7 @@ class Speculator:
         for sequence in sequences:
             self._tracks[sequence] = self._track(proposer, sequence)
             if self._router.several:
-                self._router.asked(proposer, sequence, sequence in self._course.tried)
+                self._router.asked(proposer, sequence, sequence in self._selection.tried)
         made = proposer.propose(sequences, [depth for _, depth in asked])
         of_model = proposer.pass_time is not None
         took = time.perf_counter() - begun if of_model else 0.0
@@ -291,115 +287,129 @@ class Speculator:
         """The seconds that it took."""
         self._shadow.compare()
         took = 0.0
-        wants: dict[str, list[Want]] = {}
+        picked: dict[str, list[Option]] = {}
         for sequence in deciding:
             most = min(SHADOW_DEPTH, self._cap(sequence), sequence.remaining - 1)
-            if self._shadow.wants(sequence) and (want := self._want(sequence, most)):
-                wants.setdefault(want.proposer.name, []).append(want)
+            if self._shadow.is_due(sequence) and (option := self._best_option(sequence, most)):
+                picked.setdefault(option.proposer.name, []).append(option)
         for proposer in self.proposers:
-            of = wants.get(proposer.name)
+            of = picked.get(proposer.name)
             if not of:
                 continue
             begun = time.perf_counter()
-            tracks = [self._track(proposer, want.sequence) for want in of]
+            tracks = [self._track(proposer, option.sequence) for option in of]
             made = proposer.propose([w.sequence for w in of], [w.limit for w in of])
             took += time.perf_counter() - begun
-            for want, track, draft in zip(of, tracks, made, strict=True):
-                self._shadow.keep(want.sequence, proposer, draft, track)
+            for option, track, draft in zip(of, tracks, made, strict=True):
+                self._shadow.keep(option.sequence, proposer, draft, track)
         return took
 
-    # --- a look at all of it -------------------------------------------------------------------
-    def _is_over(self, count: int) -> bool:
+    # --- replanning ----------------------------------------------------------------------------
+    def _must_replan(self, count: int) -> bool:
         """Whether the choice has stood long enough, was made for another number of sequences, or
         rests on an acceptance that drafts do not reach any more."""
-        course = self._course
-        if self.steps >= course.until or 4 * abs(count - course.sequences) > course.sequences:
+        selection = self._selection
+        if (
+            self.steps >= selection.until
+            or 4 * abs(count - selection.sequences) > selection.sequences
+        ):
             return True
-        return not course.rests and self.journal.tracks.surprised()
+        return not selection.at_depth_0 and self.decision_log.tracks.surprised()
 
-    def _look(self, deciding: Seq[Sequence]) -> None:
-        self._looks += 1
+    def _replan(self, deciding: Seq[Sequence]) -> None:
+        self._replans += 1
         self._shadowing = any(s.request.shadow for s in deciding)
         known = self.knowledge.step_time.plain(len(deciding)) is not None
-        self.journal.tracks.settle()
-        view = self._view(deciding)
-        options, wants = self._wants(view, len(deciding))
+        self.decision_log.tracks.fold()
+        view = self._sample(deciding)
+        options, picked = self._options_of_all(view, len(deciding))
         is_full = len(view) == len(deciding)
-        chosen = self._controller.look(candidates(wants), len(deciding) - len(wants), is_full)
-        if not (is_full or chosen.rests):
-            is_full = True  # a glance found that it may pay
-            options, wants = self._wants(deciding, len(deciding))
-            chosen = self._controller.look(candidates(wants), len(deciding) - len(wants))
-        self._take(chosen, wants, len(deciding))
+        chosen = self._controller.replan(candidates(picked), len(deciding) - len(picked), is_full)
+        if not (is_full or chosen.at_depth_0):
+            is_full = True  # a sample found that it may pay
+            options, picked = self._options_of_all(deciding, len(deciding))
+            chosen = self._controller.replan(candidates(picked), len(deciding) - len(picked))
+        self._take(chosen, picked, len(deciding))
         settling = self._controller.settling_steps(len(deciding))
-        self._control_every = chosen.control_every(settling) if known else _FIRST_CONTROLS
-        if chosen.weighed and wants:
+        self._control_every = (
+            chosen.control_every(settling) if known else tuning.FIRST_CONTROL_EVERY
+        )
+        if chosen.weighed and picked:
             if is_full:  # a few cannot pay for a draft model's call
-                judge(self.journal, self._controller, chosen, wants, self.steps, len(deciding))
-            if not chosen.rests:
-                self._router.tell(self.journal, options)
-            self._try(self._router.trial(options, wants, chosen.rests, self.steps))
+                record_decisions(
+                    self.decision_log, self._controller, chosen, picked, self.steps, len(deciding)
+                )
+            if not chosen.at_depth_0:
+                self._router.record_routes(self.decision_log, options)
+            self._try(self._router.trial(options, picked, chosen.at_depth_0, self.steps))
 
-    def _view(self, deciding: Seq[Sequence]) -> Seq[Sequence]:
-        """Whom to look at: while nothing is drafted, mostly a few."""
-        few = self._course.rests and len(deciding) > GLANCE_SHARE
-        if not (few and self._looks % FULL_EVERY_LOOKS and self.steps > 1):
+    def _sample(self, deciding: Seq[Sequence]) -> Seq[Sequence]:
+        """Whom a replan looks at: at depth 0 mostly a few."""
+        few = self._selection.at_depth_0 and len(deciding) > tuning.SAMPLE_SHARE
+        if not (few and self._replans % tuning.FULL_EVERY_REPLANS and self.steps > 1):
             return deciding
-        return deciding[self._looks % GLANCE_SHARE :: GLANCE_SHARE]
+        return deciding[self._replans % tuning.SAMPLE_SHARE :: tuning.SAMPLE_SHARE]
 
-    def _wants(self, view: Seq[Sequence], count: int) -> tuple[list[list[Want]], list[Want]]:
+    def _options_of_all(
+        self, view: Seq[Sequence], count: int
+    ) -> tuple[list[list[Option]], list[Option]]:
         """All sources of each sequence that has any, and the one chosen for it."""
         self._router.begin(count)
         free = (s for s in view if s.request.depth is None)
         options = [found for s in free if (found := self._options(s, self._cap(s)))]
         return options, self._router.pick(options, self.steps)
 
-    def _take(self, chosen: Course, wants: Seq[Want], count: int) -> None:
-        self._course = course = _Course(self.steps + chosen.steps, count, chosen.rests)
+    def _take(self, chosen: DepthSchedule, picked: Seq[Option], count: int) -> None:
+        self._selection = selection = _Selection(
+            self.steps + chosen.steps, count, chosen.at_depth_0
+        )
         if chosen.opening is not None:
-            course.opening_until = self.steps + chosen.opening_steps
-            course.opening = choices(wants, chosen.opening)
-        if chosen.rests:
+            selection.opening_until = self.steps + chosen.opening_steps
+            selection.opening = choices(picked, chosen.opening)
+        if chosen.at_depth_0:
             return
-        course.least_worth = chosen.least_worth
-        course.choices = choices(wants, chosen.depths)
-        by_route: dict[Route, list[tuple[Want, int]]] = {}
-        for want, depth in zip(wants, chosen.depths, strict=True):
-            by_route.setdefault(want.sequence.request.route, []).append((want, depth))
-        course.newcomers = {route: usual(of) for route, of in by_route.items()}
-        course.newcomer = usual(list(zip(wants, chosen.depths, strict=True)))
-        course.beats = sum(w.rate for w in wants) / len(wants) + _CLEARLY
+        selection.least_worth = chosen.least_worth
+        selection.choices = choices(picked, chosen.depths)
+        by_route: dict[Route, list[tuple[Option, int]]] = {}
+        for option, depth in zip(picked, chosen.depths, strict=True):
+            by_route.setdefault(option.sequence.request.route, []).append((option, depth))
+        selection.newcomers = {route: usual(of) for route, of in by_route.items()}
+        selection.newcomer = usual(list(zip(picked, chosen.depths, strict=True)))
+        selection.beats = sum(w.rate for w in picked) / len(picked) + tuning.CLEARLY_BETTER
         free = [p for p in self.proposers if p.pass_time is None]
-        course.watched = tuple(p for p in free if self._is_worth_watching(p, course.beats))
+        selection.watched = tuple(p for p in free if self._is_worth_watching(p, selection.beats))
 
-    def _try(self, tried: Seq[Want]) -> None:
+    def _try(self, tried: Seq[Option]) -> None:
         """Let a model that is not theirs draft for a few sequences, for a few steps."""
         if not tried:
             return
-        course = self._course
-        course.rests = False
-        course.until = min(course.until, self.steps + TRIAL_STEPS)
-        course.opening_until = 0
-        course.tried = {want.sequence for want in tried}
-        for want in tried:
-            course.choices[want.sequence] = (want.proposer, min(want.limit, TRIAL_DEPTH))
+        selection = self._selection
+        selection.at_depth_0 = False
+        selection.until = min(selection.until, self.steps + tuning.MODEL_TRIAL_STEPS)
+        selection.opening_until = 0
+        selection.tried = {option.sequence for option in tried}
+        for option in tried:
+            selection.choices[option.sequence] = (
+                option.proposer,
+                min(option.limit, tuning.MODEL_TRIAL_DEPTH),
+            )
 
     def _is_worth_watching(self, proposer: Proposer, beats: float) -> bool:
         """Whether its best drafts were better than what is chosen on average."""
         return any(
-            track.judged >= JUDGED_TESTS and track.rate > beats
-            for track in self.journal.tracks.of_proposer(proposer.name)
+            track.judged >= tuning.BREAKER_TESTS and track.rate > beats
+            for track in self.decision_log.tracks.of_proposer(proposer.name)
         )
 
     # --- one sequence and one proposer ---------------------------------------------------------
-    def _want(self, sequence: Sequence, most: int) -> Want | None:
+    def _best_option(self, sequence: Sequence, most: int) -> Option | None:
         """The most promising source: by its acceptance, less what its drafts cost."""
         options = self._options(sequence, most)
         return self._router.best(options) if options else None
 
-    def _options(self, sequence: Sequence, most: int) -> list[Want]:
+    def _options(self, sequence: Sequence, most: int) -> list[Option]:
         """All sources of a sequence. Its end is no limit: a choice is for those that follow too."""
-        found: list[Want] = []
+        found: list[Option] = []
         for proposer in self.proposers if most > 0 else ():
             if not self._may(proposer, sequence):
                 continue
@@ -409,9 +419,9 @@ class Speculator:
             limit = most if there >= sequence.remaining - 1 else min(most, there)
             rate = self._rate(proposer, sequence)
             score = rate - self._router.burden(proposer)
-            found.append(Want(sequence, proposer, limit, rate, score))
-        for want in found if len(found) > 1 else ():
-            want.score += self._track(want.proposer, sequence).doubt
+            found.append(Option(sequence, proposer, limit, rate, score))
+        for option in found if len(found) > 1 else ():
+            option.score += self._track(option.proposer, sequence).doubt
         return found
 
     def _may(self, proposer: Proposer, sequence: Sequence) -> bool:
@@ -425,15 +435,15 @@ class Speculator:
             return False
         if request.depth is not None and not request.shadow:
             return True  # a fixed depth is what was asked for, whether it pays or not
-        return self.journal.allows(request.route.job, proposer.name, self.steps)
+        return self.decision_log.allows(request.route.job, proposer.name, self.steps)
 
     def _cap(self, sequence: Sequence) -> int:
         cap = sequence.request.max_depth
-        return MAX_DEPTH if cap is None else min(MAX_DEPTH, cap)
+        return tuning.MAX_DEPTH if cap is None else min(tuning.MAX_DEPTH, cap)
 
     def _track(self, proposer: Proposer, sequence: Sequence) -> Track:
         route = sequence.request.route
-        return self.journal.track(
+        return self.decision_log.track(
             proposer.name, proposer.confidence_bucket(sequence), route.job, route.tag
         )
 

@@ -37,7 +37,7 @@ class DraftPlan:
     """The speculator's decision for one step."""
 
     drafts: list[Draft]  # [num_sequences], in the order of the sequences that decide a token
-    arm: Arm = Arm.RESTS  # what the step is in the experiment that measures savings
+    arm: Arm = Arm.PLAIN  # what the step is in the experiment that measures savings
     odds: float = 0.0  # of drafting in this step, by those of its being a control
     drafting_sec: float = 0.0  # in models of proposers …
     replanning_sec: float = 0.0  # … and in choosing who drafts

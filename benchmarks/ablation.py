@@ -1,0 +1,307 @@
+"""What each mechanism of draft selection is worth: paired simulations with and without it.
+
+The speculator and its policy are the real ones; machine, proposers and clock are simulated. Two
+runs of one seed have the same sequences, the same passages and the same verdict on every draft
+token, so they differ by what was removed alone. A run costs the time for a fixed number of tokens.
+
+    python -m specbatch.benchmarks.ablation                  # every mechanism
+    python -m specbatch.benchmarks.ablation trials drift     # these together, beside all of them
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import statistics
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from contextlib import ExitStack
+from dataclasses import dataclass
+from unittest.mock import patch
+
+from specbatch.pipeline.engines.contract import Request, Route
+from specbatch.pipeline.engines.exact.speculation import router, speculator
+from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.policy import acceptance, depth, step_cost, tuning
+from specbatch.pipeline.policy.step_cost import LinearCost
+from specbatch.schemas.records import SamplingParams
+
+KINDS = ("plain", "noisy", "stepped", "drifting", "collapsing", "ramping")
+SOURCES = ("free", "model", "both", "models")
+SEQUENCES = (1, 8, 40)
+STEPS = 700  # of depth 0, for a run's tokens; more with few sequences
+PASSAGE_TOKENS = 40
+REPLAN_SEC, REPLAN_SEQUENCE_SEC = 8e-5, 6e-6  # of a replan, and of each sequence it looks at
+PARAMS = SamplingParams(max_tokens=1_000_000)
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    kind: str
+    sources: str
+    sequences: int
+    seed: int
+
+    def pass_sec(self, tokens: int) -> float:
+        """Of the verifier, before noise and drift."""
+        if self.kind == "stepped":
+            return 5e-3 + 2.4e-3 * -(-tokens // 16) + 4e-5 * self.sequences
+        return 8e-4 + 2.5e-5 * tokens + 1.5e-5 * self.sequences
+
+    def slowness(self, noise: random.Random, done: float) -> float:
+        """What a pass takes longer, `done` being the share of the tokens that are decided."""
+        if self.kind == "noisy":
+            return noise.lognormvariate(0.0, 0.12) * (3.0 if noise.random() < 1 / 30 else 1.0)
+        if self.kind == "drifting":
+            wave = 1.0 + 0.3 * math.sin(14.0 * done) + 0.5 * (0.4 < done < 0.55)
+            return wave * noise.lognormvariate(0.0, 0.05)
+        return noise.lognormvariate(0.0, 0.02)
+
+    def rate(self, base: float, sequence: int, position: int, done: float) -> float:
+        """Acceptance of a draft token: by sequence, by passage, and by time."""
+        own = 0.25 * (hashed(self.seed, sequence) - 0.5)
+        passage = 0.3 * (hashed(self.seed, sequence, position // PASSAGE_TOKENS) - 0.5)
+        if self.kind == "drifting":
+            base += 0.2 * math.sin(9.0 * done)
+        if self.kind == "collapsing" and done > 0.4:
+            base *= 0.06
+        if self.kind == "ramping" and done < 0.4:
+            base *= 0.06
+        return min(max(base + own + passage, 0.01), 0.98)
+
+
+def hashed(*values: int) -> float:
+    """In [0, 1), the same for the same values."""
+    mixed = 0
+    for value in values:
+        mixed = ((mixed ^ value) * 0x9E3779B97F4A7C15 + 0x7F4A7C15) % 2**64
+        mixed ^= mixed >> 29
+    return mixed / 2**64
+
+
+class Clock:
+    """The speculator's `time`."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+class Source:
+    """A proposer; `prices` are seconds of a call, a pass and a token, if a model drafts."""
+
+    def __init__(self, clock: Clock, name: str, base: dict[str, float], there: float, prices=None):
+        self.name, self.base, self.there, self.prices = name, base, there, prices
+        self.clock = clock
+        self.pass_time = LinearCost([1e-4, 5e-5, 1e-6]) if prices else None
+        self.read: dict[Sequence, int] = {}
+
+    def available(self, sequence: Sequence) -> int:
+        if self.prices:
+            return 8
+        there = hashed(len(self.name), sequence.request.seed, len(sequence.tokens) // 12)
+        return 16 if there < self.there else 0
+
+    def behind(self, sequence: Sequence) -> int:
+        return len(sequence.tokens) - self.read.get(sequence, 0) if self.prices else 0
+
+    def confidence_bucket(self, _: Sequence) -> int:
+        return 0
+
+    def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:
+        if self.prices and self.pass_time is not None:
+            fed = sum(map(self.behind, sequences)) + sum(depths) - len(sequences)
+            sizes = (1.0, float(max(depths)), float(fed))
+            seconds = sum(size * price for size, price in zip(sizes, self.prices, strict=True))
+            self.pass_time.observe(sizes, seconds)
+            self.clock.now += seconds
+            self.read.update((s, len(s.tokens)) for s in sequences)
+        return [
+            [7] * min(depth, self.available(sequence))
+            for sequence, depth in zip(sequences, depths, strict=True)
+        ]
+
+    def on_verified(self, sequence: Sequence) -> None:
+        pass
+
+    def forget(self, sequence: Sequence) -> None:
+        self.read.pop(sequence, None)
+
+
+def sources_of(world: World, clock: Clock) -> list[Source]:
+    free = Source(clock, "history", {"easy": 0.85, "hard": 0.55}, 0.6)
+    model = Source(clock, "model", {"easy": 0.7, "hard": 0.6}, 1.0, (1e-4, 1.2e-4, 2e-6))
+    other = Source(clock, "model@2", {"easy": 0.45, "hard": 0.8}, 1.0, (1e-4, 1.6e-4, 2e-6))
+    found = {"free": [free], "model": [model], "both": [free, model], "models": [model, other]}
+    return found[world.sources]
+
+
+def run(world: World, drafts: bool = True) -> float:
+    """Seconds for the world's tokens."""
+    clock, draw = Clock(), random.Random(world.seed)
+    noise = random.Random(world.seed + 1)
+    sources = sources_of(world, clock) if drafts else []
+    by_name = {source.name: source for source in sources}
+    steps = STEPS * (6 if world.sequences == 1 else 2 if world.sequences == 8 else 1)
+    wanted, decided, numbers = steps * world.sequences, 0, iter(range(10**9))
+    with patch.object(speculator, "time", clock):
+        made = speculator.Speculator(sources, coin=random.Random(world.seed + 2).random)
+        choose = made._options_of_all
+
+        def choosing(view: Seq[Sequence], count: int) -> object:
+            clock.now += REPLAN_SEC + REPLAN_SEQUENCE_SEC * len(view) * len(sources)
+            return choose(view, count)
+
+        made._options_of_all = choosing  # type: ignore[method-assign, assignment]
+
+        def new() -> Sequence:
+            number, tag = next(numbers), draw.choice(("easy", "hard"))
+            request = Request(f"{number}", (1, 2, 3), PARAMS, seed=number, route=Route("job", tag))
+            return Sequence(request, frozenset(), max_length=3 + draw.randint(60, 360))
+
+        running = [new() for _ in range(world.sequences)]
+        while decided < wanted:
+            count, done = len(running), decided / wanted
+            plan = made.propose(running, lambda _, wanted: wanted)
+            drafted = sum(map(len, plan.drafts))
+            seconds = world.pass_sec(count + drafted) * world.slowness(noise, done)
+            clock.now += seconds
+            made.knowledge.step_time.observe(count + drafted, count, seconds)
+            for i, (sequence, draft) in enumerate(zip(list(running), plan.drafts, strict=True)):
+                agreed, at, seed = 0, len(sequence.tokens), sequence.request.seed
+                if draft:
+                    base = by_name[draft.proposer].base[str(sequence.request.route.tag)]
+                    while agreed < len(draft) and hashed(
+                        world.seed, seed, at + agreed, 77
+                    ) < world.rate(base, seed, at + agreed, done):
+                        agreed += 1
+                decided += agreed + 1
+                sequence.tokens.extend([7] * (agreed + 1))
+                made.on_verified(sequence, draft, agreed)
+                if sequence.remaining <= 0:
+                    made.forget(sequence)
+                    running[i] = new()
+    return clock.now
+
+
+Removal = Callable[[], list[object]]  # makes the patches that take a mechanism away
+
+
+def constants(**values: object) -> Removal:
+    return lambda: [patch.object(tuning, name, value) for name, value in values.items()]
+
+
+def replaced(of: object, name: str, value: object) -> Removal:
+    return lambda: [patch.object(of, name, value)]
+
+
+def without_left(self: speculator.Speculator, sequence: Sequence) -> object:
+    self._selection.left.clear()
+    return OF_NEWCOMER(self, sequence)
+
+
+def farthest(self: depth.Controller, candidates: object, others: int, _: int) -> object:
+    return self._decide(candidates, others, 1.0)[0]  # type: ignore[arg-type]
+
+
+def best_team(_self: router.Router, promises: dict[tuple[str, ...], float], _: int) -> object:
+    return max(promises, key=lambda team: promises[team])
+
+
+def fixed_weight(self: acceptance.Own, expected: float, _: acceptance.Spread) -> float:
+    self.faded.weight = 64.0
+    return self.faded.rate_given(expected)
+
+
+OF_NEWCOMER = speculator.Speculator._of_newcomer
+SPECULATOR, CONTROLLER, ROUTER = speculator.Speculator, depth.Controller, router.Router
+MECHANISMS: dict[str, Removal] = {
+    "fresh": constants(FRESH_TESTS=0),
+    "doubt": constants(OPTIMISM_TESTS=0),
+    "surprise": replaced(acceptance.Tracks, "surprised", lambda _: False),
+    "spread": replaced(acceptance.Own, "rate", fixed_weight),
+    "own-record": replaced(acceptance.Own, "rate", lambda _self, expected, _spread: expected),
+    "soften": replaced(acceptance.Tracks, "soften", lambda *_: None),
+    "drift": replaced(step_cost.StepTime, "_follow", lambda *_: None),
+    "noise": constants(NOISE_MEMORY=1e12),
+    "borrowing": replaced(step_cost.StepTime, "_borrowed", lambda *_: []),
+    "stale": constants(CELL_STALE=10**12),
+    "pass-clip": constants(PASS_CLIP=1e9),
+    "pools": replaced(step_cost, "_never_falling", lambda values, _: values),
+    "cell-sure": constants(CELL_SURE=1),
+    "draft-clip": constants(DRAFT_CLIP=1e9),
+    "trials": constants(EXPLORE_EVERY_REPLANS=10**9),
+    "trial-budget": constants(EXPLORE_SHARE=1.0),
+    "halfway": replaced(CONTROLLER, "_optimistic", farthest),
+    "untried": constants(TRY_EVERY_STEPS=10**12),
+    "hysteresis": constants(HYSTERESIS=1.0),
+    "unjudged": constants(JUDGED_TESTS=0),
+    "first-depths": constants(FIRST_DEPTHS=(0, 4)),
+    "hold": replaced(CONTROLLER, "_hold_steps", lambda *_: 32),
+    "sampling": replaced(SPECULATOR, "_sample", lambda _, deciding: deciding),
+    "watching": replaced(SPECULATOR, "_is_worth_watching", lambda *_: False),
+    "left": replaced(SPECULATOR, "_of_newcomer", without_left),
+    "newcomers": replaced(SPECULATOR, "_of_newcomer", lambda *_: None),
+    "stand-in": replaced(ROUTER, "suits", lambda *_: False),
+    "least-worth": constants(LEAST_WORTH=0.0),
+    "breaker": constants(STRIKES=10**9),
+    "open-twice": constants(LONGEST_OPEN_STEPS=256),
+    "same-tests": constants(SAME_TESTS_STEPS=0),
+    "teams": replaced(router, "teams", lambda models: [tuple(models)]),
+    "regret": replaced(ROUTER, "_next_team", best_team),
+    "stays": constants(MODEL_STAYS=1.0),
+    "model-trials": constants(MODEL_ALLOWANCE=0.0, FIRST_MODEL_ALLOWANCE=0.0),
+    "fade": replaced(router, "fade", lambda *_: None),
+    "reading": replaced(ROUTER, "_behind", lambda *_: 0),
+}
+
+
+def worlds(seeds: int, kinds: Seq[str]) -> list[World]:
+    return [
+        World(kind, sources, count, 1000 * seed + 17)
+        for kind in kinds
+        for sources in SOURCES
+        for count in SEQUENCES
+        for seed in range(seeds)
+    ]
+
+
+def costs(of: Seq[World], removed: Seq[str]) -> list[float]:
+    with ExitStack() as stack:
+        for name in removed:
+            for one in MECHANISMS[name]():
+                stack.enter_context(one)  # type: ignore[arg-type]
+        return [run(world) for world in of]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("removed", nargs="*", choices=[[], *MECHANISMS])
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--kinds", nargs="*", default=KINDS, choices=KINDS)
+    arguments = parser.parse_args()
+    of = worlds(arguments.seeds, arguments.kinds)
+    plain, whole = [run(world, drafts=False) for world in of], costs(of, ())
+    worst = max(a / b for a, b in zip(whole, plain, strict=True))
+    gain = statistics.geometric_mean([b / a for a, b in zip(whole, plain, strict=True)])
+    print(f"{len(of)} runs: {gain:.3f} times depth 0, worst {worst:.3f} of its time", flush=True)
+    together = [arguments.removed] if arguments.removed else [[name] for name in MECHANISMS]
+    for names in together:
+        found = costs(of, names)
+        ratios = [a / b for a, b in zip(found, whole, strict=True)]
+        beside = max(a / b for a, b in zip(found, plain, strict=True))
+        at = max(range(len(of)), key=lambda i: ratios[i])
+        mean = statistics.geometric_mean(ratios)
+        print(
+            f"{'+'.join(names):14} mean {mean - 1:+.2%}  worst run {ratios[at] - 1:+.1%} "
+            f"({of[at].kind}, {of[at].sources}, {of[at].sequences})  "
+            f"worst beside depth 0 {beside:.3f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
