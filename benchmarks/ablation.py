@@ -20,9 +20,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from unittest.mock import patch
 
-from specbatch.pipeline.engines.contract import Route
+from specbatch.pipeline.engines.contract import Request, Route
 from specbatch.pipeline.engines.exact.speculation import router, speculator
-from specbatch.pipeline.engines.exact.state.sequence import Request, Sequence
+from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.policy import acceptance, depth, step_cost, tuning
 from specbatch.pipeline.policy.step_cost import LinearCost
 from specbatch.schemas.records import SamplingParams

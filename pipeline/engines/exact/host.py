@@ -95,7 +95,7 @@ class EngineHost:
         do, and every `drift_every` steps (0: never) how far a draft model is from the verifier.
         `only_job`: no other job is served.
 
-        Raises `UsageError` where two draft models could not be told apart.
+        Raises `UsageError` if two draft models have the same name.
         """
         self._on_wanted = on_wanted
         self.proposer = proposer
@@ -138,11 +138,11 @@ class EngineHost:
                     log.warning("taking no jobs that pin a fingerprint: %s", error)
                 self._missing = str(error)
                 return replace(self._named(), fingerprint=None)
-            told, self._missing = self._named(), ""
+            known, self._missing = self._named(), ""
             found = (self._models.of(self.verifier), self._models.drafts)
-            if (told.fingerprint, told.drafts) != found:
-                told = self._serves = replace(told, fingerprint=found[0], drafts=found[1])
-            return told
+            if (known.fingerprint, known.drafts) != found:
+                known = self._serves = replace(known, fingerprint=found[0], drafts=found[1])
+            return known
 
     def _named(self) -> Serves:
         if self._serves is None:

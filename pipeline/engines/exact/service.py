@@ -1,4 +1,4 @@
-"""One engine for many callers: a thread steps it, tickets wait for their completions."""
+"""One engine for many callers: a thread steps it, and callers wait on tickets."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class SteppingEngine(Protocol):
 
     @property
     def knowledge(self) -> Knowledge:
-        """What it has learned of its machine."""
+        """What it learned about its machine."""
         ...
 
     @property
@@ -60,53 +60,52 @@ class SteppingEngine(Protocol):
         ...
 
     def prime(self, job: str, counts: Iterable[AcceptanceCount]) -> None:
-        """What earlier nights of the job found about drafts."""
+        """Use what earlier runs of the job found about drafts."""
         ...
 
     def add(self, request: Request) -> None:
-        """Take it into the batch at the next step."""
+        """Add it to the batch at the next step."""
         ...
 
     def cancel(self, matches: Callable[[Request], bool]) -> list[Completion]:
-        """Drop requests; their completions so far."""
+        """Drop matching requests; returns what they had so far."""
         ...
 
     @property
     def begun(self) -> list[RunningSequence]:
-        """All sequences that are not finished; any thread may look at them."""
+        """All unfinished sequences. Any thread may read this."""
         ...
 
     def unstarted(self) -> list[str]:
-        """Ids of the requests that no pass has seen yet."""
+        """Ids of the requests that no pass has included yet."""
         ...
 
     def hint(self, request_id: str, position: int, token_ids: tuple[int, ...]) -> None:
-        """What may follow the first `position` output tokens of a request."""
+        """Suggest what follows the first `position` output tokens of a request."""
         ...
 
     def step(self) -> list[Completion]:
-        """One pass; what it finished."""
+        """One pass; returns what it finished."""
         ...
 
     def wanted(self) -> list[Wanted]:
-        """Requests that a hint is wanted for."""
+        """Requests for which a hint is wanted."""
         ...
 
     def lessons(self, job: str) -> Lessons:
-        """What the job taught since it was last asked."""
+        """What the job taught about drafts since the last call."""
         ...
 
 
 class EngineService:
     """Runs one engine in a thread of its own.
 
-    `make_engine` is called in that thread, first and again after a failure: a failed pass takes its
-    tickets with it (their groups are retried), not the process. A lost device ends the service:
-    tickets fail with `DeviceLostError`, and no more are taken; so does a model that cannot be
-    loaded, with `ModelLostError`. `gate` is held during a step, so
-    that engines of one process share the processor in turns. `keep` is called in the engine's
-    thread, now and then and at the end, with what the engine has learned, and `on_wanted` there
-    for each request that a hint is wanted for; neither may block.
+    That thread calls `make_engine` at first and again after a failure: a failed pass fails its
+    tickets (their groups are retried), not the process. A lost device ends the service: tickets
+    fail with `DeviceLostError`, and new ones are refused. So does a model that cannot be loaded,
+    with `ModelLostError`. A step holds `gate`, so that engines of one process take turns. The
+    thread calls `keep` now and then and at the end with what the engine learned, and `on_wanted`
+    for each request that wants a hint; neither may block.
     """
 
     def __init__(
@@ -124,7 +123,7 @@ class EngineService:
         self._keep = keep
         self._kept_at = 0  # observations
         self._inbox: deque[Ticket] = deque()
-        self._arrived: list[Ticket] = []  # taken out of it last, maybe for an engine to be made
+        self._arrived: list[Ticket] = []  # taken out of it last, maybe waiting for an engine
         self._cancelled: set[str] = set()
         self._asked_back: dict[Ticket, Units] = {}
         self._tickets: dict[str, Ticket] = {}  # by request id
@@ -143,7 +142,7 @@ class EngineService:
     ) -> Ticket:
         """Hand requests over; they join the running batch at its next step.
 
-        `priors`: what earlier nights of the job found about drafts.
+        `priors`: what earlier runs of the job found about drafts.
         """
         ticket = Ticket(job_id, requests, priors, self._ask_back)
         with self._changed:
@@ -156,9 +155,9 @@ class EngineService:
         return ticket
 
     def hint(self, request_id: str, position: int, token_ids: tuple[int, ...]) -> None:
-        """What may follow the first `position` output tokens of a request, before its next step.
+        """Suggest, before the next step, what follows the first `position` output tokens.
 
-        One that is not known any more is ignored, so nobody is woken for it.
+        A hint for an unknown request is ignored, so this wakes nobody.
         """
         self._hints.append((request_id, position, token_ids))
 
@@ -179,8 +178,8 @@ class EngineService:
             self._changed.notify()
 
     def stop(self) -> None:
-        """As `close` does, without waiting. Where no step runs, tickets fail at once: the thread
-        may make an engine, or wait until another one is made, which takes minutes.
+        """Begin to close, without waiting. If no step runs, tickets fail at once: the thread may
+        be making an engine, or wait for another one to be made, which takes minutes.
         """
         with self._changed:
             self._closing = True
@@ -191,8 +190,8 @@ class EngineService:
                     ticket.fail(RequestCancelledError(CLOSED))
 
     def give_up(self, error: DeviceLostError) -> None:
-        """The current step will not end. All tickets fail, no more are taken, and `close` does not
-        wait; should it end after all, nothing comes of it."""
+        """The current step will not end. All tickets fail, new ones are refused, and `close` does
+        not wait. Should the step end after all, its result is dropped."""
         with self._changed:
             self._lost = error
             self._is_given_up = True
@@ -218,7 +217,7 @@ class EngineService:
 
     @property
     def stepping_since(self) -> int | None:
-        """When the step that runs now began, by `clock.now`; None: none does."""
+        """When the running step began, by `clock.now`; None: no step runs."""
         return self._stepping_since
 
     def _run(self) -> None:
@@ -262,7 +261,7 @@ class EngineService:
                     return
 
     def _learn(self, at_end: bool = False) -> None:
-        """Have what was learned kept, when it is a good deal more than the last time."""
+        """Keep what was learned, if that is much more than the last time."""
         if self._engine is None or self._keep is None:
             return
         seen = self._engine.knowledge.step_time.observations
@@ -272,7 +271,7 @@ class EngineService:
             self._keep(self._engine.knowledge)
 
     def _lose(self, error: DeviceLostError) -> list[Ticket]:
-        """Take no more tickets; those that came during the failed step."""
+        """Refuse new tickets; returns those that came during the failed step."""
         with self._changed:
             self._lost = error
             late = list(self._inbox)
@@ -322,7 +321,7 @@ class EngineService:
             self._learn()
 
     def _made(self) -> SteppingEngine:
-        """A new engine. Raises `NoEngineError` where it may be had later: no row is at fault."""
+        """A new engine. Raises `NoEngineError` if a retry may work: no row is at fault."""
         try:
             return self._make_engine()
         except SpecbatchError as error:
@@ -432,39 +431,39 @@ class Ticket:
         return [self.completions[r.request_id] for r in self.requests]
 
     def ask_back(self, units: Units) -> None:
-        """Have half of what the engine has not started given back, before its next step.
+        """Ask for half of what the engine has not started, before its next step.
 
         `units`: ids of the requests in order; those of one unit stay together. Units are given back
-        from the end, and `next_given_back` tells them. Nothing happens where all are started.
+        from the end; `next_given_back` returns them. Nothing happens if all are started.
         """
         if not self._done.is_set():
             self._ask_back(self, units)
 
     def next_given_back(self) -> list[Request]:
-        """Waits until requests are given back, and returns them; none once all else is done."""
+        """Wait until requests are given back; empty once all others are done."""
         with self._news:
             self._news.wait_for(lambda: self._given_back or self._done.is_set())
             given_back, self._given_back = self._given_back, []
             return given_back
 
     def finished(self) -> list[Completion]:
-        """Those that have ended of themselves so far, in the order of the requests."""
+        """Completions so far in the order of the requests, without cancelled ones."""
         known = [self.completions.get(request.request_id) for request in self.requests]
         return [c for c in known if c and c.finish_reason is not FinishReason.CANCELLED]
 
     @property
     def ticks(self) -> Ticks:
-        """The requests' share of the engine's time so far, whatever came of it."""
+        """The requests' share of the engine's time so far, whatever became of them."""
         return Ticks(*map(sum, zip(*self._times, strict=True)))
 
     @property
     def is_over(self) -> bool:
-        """Whether no more time will be spent on it."""
+        """Whether the engine will spend no more time on it."""
         return self._done.is_set()
 
     # --- what the engine's thread does -----------------------------------------------------------
     def watch(self, begun: Iterable[RunningSequence]) -> None:
-        """Its requests have joined the engine: these are all of that one's sequences."""
+        """Its requests joined the engine; `begun` are all of that engine's sequences."""
         mine = {request.request_id for request in self.requests}
         self._times = [s.time for s in begun if s.request.request_id in mine]
 
@@ -479,7 +478,7 @@ class Ticket:
             reach(CrashPoint.VERIFY)
 
     def give_back(self, ids: Collection[str]) -> None:
-        """These requests are the engine's no longer; the caller may have them done elsewhere."""
+        """The engine dropped these requests; the caller may run them elsewhere."""
         given_back = [r for r in self.requests if r.request_id in ids]
         self.requests = tuple(r for r in self.requests if r.request_id not in ids)
         with self._news:
@@ -494,7 +493,7 @@ class Ticket:
         return len(self.completions) + 1 == len(self.requests)
 
     def fail(self, error: SpecbatchError) -> None:
-        """From any thread. Where all is done already, it stays so."""
+        """Fail from any thread. A finished ticket stays finished."""
         with self._news:
             if not self._done.is_set():
                 self._error = error
@@ -507,9 +506,9 @@ class Ticket:
 
 
 def last_unstarted(units: Units, unstarted: Collection[str]) -> Units:
-    """Half of the units at the end that are not started; never all of them.
+    """Half of the unstarted units at the end; never all units.
 
-    `unstarted`: ids of requests that no pass has seen. A unit with one that was seen is started.
+    `unstarted`: ids of requests that no pass has included. A unit is started if any is missing.
     """
     count = 0
     for unit in reversed(units):

@@ -34,7 +34,7 @@ class ModelMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """Bytes an engine holds when its caches are full, said before its first step."""
+    """Bytes an engine holds when its caches are full, computed before its first step."""
 
     process: int  # on a processor: interpreter, libraries, and what other engines hold
     weights: int
@@ -53,10 +53,10 @@ class MemoryBudget:
 
 
 def budget_of(models: Sequence[ModelMemory], on_processor: bool) -> MemoryBudget:
-    """The budget of an engine whose models are loaded and have done nothing yet.
+    """The budget of an engine whose models are loaded but have not run yet.
 
-    What loading left behind is given back to the system first. Caches are not resident yet: the
-    system hands their pages out when they are used.
+    Frees what loading left behind first. Caches are not resident yet: the system allocates their
+    pages on first use.
     """
     weights = sum(m.weights for m in models)
     process = 0
@@ -73,17 +73,17 @@ def budget_of(models: Sequence[ModelMemory], on_processor: bool) -> MemoryBudget
 
 
 def resident_bytes(status: Path = _STATUS) -> int | None:
-    """What of this process is in memory; None where the system does not say."""
+    """Resident memory of this process; None where the system does not report it."""
     return _kib(status, "VmRSS")
 
 
 def peak_bytes(status: Path = _STATUS) -> int | None:
-    """The most that was ever in memory of this process; None where the system does not say."""
+    """Peak resident memory of this process; None where the system does not report it."""
     return _kib(status, "VmHWM")
 
 
 def give_back_freed() -> None:
-    """Collect what is dead, and hand the allocator's free pages back to the system."""
+    """Collect garbage and return the allocator's free pages to the system."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, others need not
     if trim is not None:
@@ -91,7 +91,7 @@ def give_back_freed() -> None:
 
 
 def free_for_another(on_gpu: bool) -> None:
-    """Have the memory of an engine that is no more, before another one is made in its place."""
+    """Free the memory of a dropped engine before another one replaces it."""
     give_back_freed()
     if on_gpu:
         import torch
@@ -109,8 +109,8 @@ class Reserving(Protocol):
 class Promises:
     """What KV caches of this process on a processor may still grow by. Thread-safe.
 
-    The system hands a cache's pages out when they are written to, so what it says is available has
-    been promised already, as far as caches have not been filled.
+    The system allocates a cache's pages when they are written to, so part of what it reports as
+    available is already promised to caches that are not full.
     """
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ class Promises:
         self._lock = threading.Lock()
 
     def make(self, blocks: Reserving, block_bytes: int) -> None:
-        """It holds as long as the blocks do."""
+        """The promise lasts as long as the blocks exist."""
         with self._lock:
             self._made.append((ref(blocks), block_bytes))
 

@@ -1,11 +1,11 @@
 """One model over several processes, each with a part of every layer: rank 0 leads, others follow.
 
-transformers shards the weights by its plan for the architecture; heads are shared out, and each
-rank keeps the KV of its own. Only rank 0 has an engine. What it does with a model it says to the
-others first, and they do the same: load, make a cache, feed a batch. Batches are small and travel
-through gloo; what layers exchange goes the device's own way.
+transformers shards the weights by its plan for the architecture; each rank has some of the heads
+and their KV. Only rank 0 has an engine. Before it does anything with a model it broadcasts that,
+and the others do the same: load, make a cache, feed a batch. Batches are small and travel through
+gloo; layers exchange data through the device's own backend.
 
-So far run on processors with gloo, two processes; on no GPU.
+Tested so far with two processes on CPUs with gloo, and on no GPU.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Nothing more comes."""
+    """End."""
 
 
 def join_ranks(size: int, device: str) -> tuple[int, str]:
@@ -89,7 +89,7 @@ def join_ranks(size: int, device: str) -> tuple[int, str]:
 
 
 def leave_ranks() -> None:
-    """Give the connections back."""
+    """Disconnect."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -97,9 +97,9 @@ def leave_ranks() -> None:
 class Leader:
     """Rank 0's side. Not thread-safe: engines of one process take turns.
 
-    `lost` is set once the ranks may be out of step: what one of them exchanges next would be taken
-    for parts of something else, or never be met. Nothing is said any more then, and the process
-    must be ended at once; whoever started the ranks ends the others.
+    `lost` is set once the ranks may be out of step: the next exchange of one of them would be taken
+    for another one, or never be answered. Nothing is broadcast any more then, and the process must
+    end at once; whoever started the ranks ends the others.
     """
 
     def __init__(self, size: int) -> None:
@@ -109,35 +109,35 @@ class Leader:
     def load(
         self, name: str, ref: str, device: str, dtype: str, exactness: str, weights: Weights
     ) -> LoadedModel:
-        """As `load_model`, on all ranks. What cannot be shared is refused before they are asked.
+        """As `load_model`, on all ranks. Refuses what cannot be shared before asking them.
 
-        Raises `DeviceLostError` when the ranks are out of step, or come to be. A model that cannot
-        be loaded is a `ModelError` first: its groups fail, and whatever comes next ends the worker.
+        Raises `DeviceLostError` if the ranks are out of step, or become so. A model that cannot be
+        loaded raises `ModelError` first: its groups fail, and the next call ends the worker.
         """
         folder = inspect_model(ref)
         check_shareable(folder, self.size, exactness, weights)
         how = {"dtype": dtype, "exactness": exactness, "tensor_parallel": self.size}
         with self.in_step():
-            _say(Load(name, ref, how, folder.fingerprint.digest))
+            _broadcast(Load(name, ref, how, folder.fingerprint.digest))
             return load_model(folder, device=device, **how)  # type: ignore[arg-type] # by their names
 
     def decoder(self, name: str, decoder: TorchDecoder, num_blocks: int) -> ParallelDecoder:
-        """The decoder of a loaded model, with its like on the other ranks.
+        """The decoder of a loaded model, and the same on the other ranks.
 
-        Raises `DeviceLostError` when they cannot be told.
+        Raises `DeviceLostError` if they cannot be reached.
         """
         with self.in_step():
-            _say(MakeCache(name, num_blocks))
+            _broadcast(MakeCache(name, num_blocks))
         return ParallelDecoder(name, decoder, self)
 
     @contextmanager
     def in_step(self) -> Iterator[None]:
-        """For what all ranks do together. What raises here leaves the others in the middle of it.
+        """Guards what all ranks do together: an exception here leaves the others in the middle.
 
         Raises `DeviceLostError`; `UsageError` as it is.
         """
         if self.lost is not None:
-            raise DeviceLostError(str(self.lost))  # whoever comes now has not caused it
+            raise DeviceLostError(str(self.lost))  # this caller did not cause it
         try:
             yield
         except Exception as error:
@@ -151,14 +151,14 @@ class Leader:
             raise lost from error
 
     def give_up(self, error: DeviceLostError) -> None:
-        """Say nothing more: the others are, or may be, in the middle of something."""
+        """Broadcast nothing more: the others may be in the middle of something."""
         self.lost = self.lost or error
 
     def close(self) -> None:
-        """Let the others end, and part from them, unless they are out of step. Raises nothing."""
+        """Let the others end and disconnect, unless they are out of step. Raises nothing."""
         try:
             with self.in_step():
-                _say(Stop())
+                _broadcast(Stop())
                 leave_ranks()
         except DeviceLostError as error:
             log.warning("the other ranks cannot be told to stop: %s", error)
@@ -172,7 +172,7 @@ class ParallelDecoder:
 
     @property
     def weight_bytes(self) -> int:
-        """Of rank 0's share, as the other figures are."""
+        """Of rank 0's share, like the other figures."""
         return self._decoder.weight_bytes
 
     @property
@@ -185,18 +185,18 @@ class ParallelDecoder:
     def forward(self, batch: DecoderBatch) -> Tensor:
         """As `TorchDecoder.forward`.
 
-        Raises `DeviceLostError` where a pass raises here: the others are still in it, and what they
-        exchange next would be taken for parts of this one.
+        Raises `DeviceLostError` if the pass raises here: the others are still in it, and their next
+        exchange would be taken for a part of this one.
         """
         with self._leader.in_step():
-            _say(Feed(self._name, _moved(batch, torch.device("cpu"))))
+            _broadcast(Feed(self._name, _moved(batch, torch.device("cpu"))))
             return self._decoder.forward(batch)
 
 
 def follow(device: str) -> None:
-    """The other ranks' side: do as rank 0 says until it says stop, and part from it.
+    """The other ranks' side: do what rank 0 broadcasts until it broadcasts a stop, then disconnect.
 
-    A process that ends without parting may be aborted by gloo's threads.
+    gloo's threads may abort a process that ends without disconnecting.
     """
     try:
         _obey(device)
@@ -208,7 +208,7 @@ def _obey(device: str) -> None:
     models: dict[str, LoadedModel] = {}
     decoders: dict[str, TorchDecoder] = {}
     while True:
-        match _heard():
+        match _receive():
             case Load(name, ref, how, fingerprint):
                 decoders.pop(name, None)
                 models.pop(name, None)  # first: both would not fit
@@ -236,11 +236,11 @@ def _same(ref: str, fingerprint: str) -> ModelFolder:
     return folder
 
 
-def _say(message: object) -> None:
+def _broadcast(message: object) -> None:
     dist.broadcast_object_list([message], src=0, device=torch.device("cpu"))
 
 
-def _heard() -> object:
+def _receive() -> object:
     box: list[object] = [None]
     dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
     return box[0]
