@@ -1,9 +1,9 @@
-"""Which messages a worker takes. Whoever can write to the broker can write anything.
+"""Which messages a worker accepts: anybody who can write to the broker can write anything.
 
-A message is refused, unparsed where it is too large, unless it is exactly of the kind that we send:
-one of our two tasks, its fields and no others, now, once, and nothing chained behind it. (Celery
-would publish what a body chains or links, and hold back what is for later.) What passes is a bell
-that the store may well answer with "there is nothing to do".
+A message is refused, unparsed if it is too large, unless it is exactly what we send: one of our two
+tasks, its fields and no others, now, once, and nothing chained behind it. (Celery would publish
+what a body chains or links, and hold back what is for later.) An accepted message claims nothing by
+itself: the store may well have nothing to do.
 """
 
 from __future__ import annotations

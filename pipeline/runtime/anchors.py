@@ -7,13 +7,19 @@ all entries before it. Who restores an older copy of the store, or cuts the log'
 take the anchors back, unless the place where they lie lets them be deleted. The statement is signed
 with Ed25519; an RFC 3161 authority may stamp it too, whose word counts where the key is not
 trusted.
+
+A worker may die between the publication and the anchor, or the anchors' place or the time stamp
+authority may be out of reach just then. So workers look for logs without an anchor while they run
+(`Anchoring`).
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import logging
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,19 +30,28 @@ import orjson
 
 from specbatch.pipeline.audit.digests import canonical_json
 from specbatch.pipeline.audit.timestamps import Timestamps
+from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.storage.objects import Objects, join, tidy
-from specbatch.schemas.audit import Finding, FindingKind, Head
-from specbatch.schemas.errors import MissingExtraError, ObjectError, UsageError
+from specbatch.schemas.audit import EntryKind, Finding, FindingKind, Head
+from specbatch.schemas.errors import MissingExtraError, ObjectError, SpecbatchError, UsageError
+from specbatch.schemas.refusals import is_news
 from specbatch.schemas.sealing import NEW_KEY
 from specbatch.schemas.settings import Settings
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+log = logging.getLogger(__name__)
+
 URI, KEY, PUBLIC = "SPECBATCH_ANCHOR_URI", "SPECBATCH_ANCHOR_KEY", "SPECBATCH_ANCHOR_PUBLIC_KEYS"
 _NAME = re.compile(r"(\d{8,18})-[0-9a-f]{16}\.json")
 _DOMAIN = b"specbatch anchor 1\n"
 _KEY_BYTES = 32
+INTERVAL_SEC = 300.0  # between two searches for logs without an anchor
+MOST_JOBS = 100  # the newest ones, which are searched
+MOST_AGE_SEC = 86_400.0  # since a job ended; later `specbatch audit --anchor` anchors its log
+_CLOSE_SEC = 5.0  # to wait for a place that does not answer
+_NEXT = "this worker tries again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +84,7 @@ class AnchorCounts:
 
 
 class Anchors:
-    """Where they lie, who signs them, whose signatures are believed. Thread-safe."""
+    """The place of anchors, who signs them, and whose signatures are trusted. Thread-safe."""
 
     def __init__(
         self,
@@ -293,3 +308,88 @@ def _decoded(text: str) -> bytes:
 
 def _found(what: str, number: int | None = None) -> Finding:
     return Finding(FindingKind.ANCHOR, what, number=number)
+
+
+class Anchoring:
+    """Anchors the logs of published jobs at once, and later, in its own thread, any without one."""
+
+    def __init__(
+        self,
+        store: Store,
+        anchors: Anchors,
+        interval_sec: float = INTERVAL_SEC,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._store = store
+        self._anchors = anchors
+        self._interval_sec = interval_sec
+        self._clock = clock
+        self._done: set[tuple[str, float | None]] = set()  # jobs with an anchor, and their ends
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="anchoring", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join(_CLOSE_SEC)
+
+    def published(self, job_id: str) -> None:
+        """Anchor the log of a job that was published; the job stays published if that fails."""
+        try:
+            self._anchors.put(job_id, self._store.log_head(job_id))
+        except SpecbatchError as error:
+            log.warning(
+                "job %s is published and its log is not anchored: %s; `specbatch audit %s "
+                "--anchor` tries again",
+                *(job_id, error, job_id),
+                extra={"job": job_id},
+            )
+
+    def catch_up(self) -> list[str]:
+        """Anchor the logs that lack an anchor of their publication; returns the jobs' ids.
+
+        Raises what the store, the anchors' place and the authority raise; the rest can wait.
+        """
+        oldest, anchored = self._clock() - MOST_AGE_SEC, []
+        ended = {
+            (job.job_id, job.finished_at)
+            for job in self._store.list_jobs(MOST_JOBS)
+            if job.state.is_final and (job.finished_at or 0.0) >= oldest
+        }
+        self._done &= ended
+        for job_id, finished_at in sorted(ended - self._done, key=str):
+            if self._stop.is_set():
+                break
+            if self._is_missed(job_id):
+                self._anchors.put(job_id, self._store.log_head(job_id))
+                log.warning(
+                    "job %s was published without an anchor; now its log has one",
+                    job_id,
+                    extra={"job": job_id},
+                )
+                anchored.append(job_id)
+            self._done.add((job_id, finished_at))
+        return anchored
+
+    def _is_missed(self, job_id: str) -> bool:
+        """Whether a publication is behind all that is anchored."""
+        later = self._store.log(job_id, self._anchors.last_number(job_id))
+        return any(entry.kind == EntryKind.PUBLISHED for entry in later)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self.catch_up()
+            except SpecbatchError as error:
+                if is_news(error):
+                    log.warning(
+                        "could not anchor the logs that lack an anchor: %s; %s", error, _NEXT
+                    )
+            except Exception:
+                if not self._stop.is_set():  # else the store is closed
+                    log.exception("could not anchor the logs that lack an anchor; %s", _NEXT)
+            if self._stop.wait(self._interval_sec):
+                return

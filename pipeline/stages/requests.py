@@ -1,4 +1,4 @@
-"""Between rows and the engine: rows become requests, completions become records."""
+"""Between rows and the engine: rows become requests, and completions become records."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def requests_of(
 ) -> list[Request]:
     """One request per sample of a row; `decode` is called only where there are stop strings.
 
-    `pins` are the tags whose rows may ask one draft model only, and its name. What the engine tells
-    of a row, and what is known of it from before, goes by the tag and the id that are `kept`.
+    `pins`: tags whose rows may use one draft model only, and its name. The engine knows a row by
+    the tag that is `kept`, its history by the id that is `kept`.
     """
     params = spec.sampling.params(dict(row.overrides))
     cap = cap_of(spec, row, tenant_cap)
@@ -93,7 +93,7 @@ def ahead(request: Request, tokens: int) -> Request:
         request.params,
         max_tokens=length,
         min_tokens=min(length, request.params.min_tokens),
-        stop=(),  # a draft that goes beyond the end is only a hint too many
+        stop=(),  # a draft that goes beyond the end does no harm
         logprobs=False,
         top_logprobs=0,
     )

@@ -13,7 +13,7 @@ from specbatch.pipeline.bootstrap import make_client, make_worker
 from specbatch.schemas.errors import ModelError, SpecError, UsageError
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec, load_spec
-from specbatch.workers.app import make_ring
+from specbatch.workers.app import make_enqueue
 from specbatch.workers.lifecycle import embedded
 from support.models import TinyPair, tiny_llama
 
@@ -84,7 +84,9 @@ def test_every_draft_model_must_suit_the_verifier_and_have_a_name_of_its_own(
     verifier, draft = str(tiny_pair.verifier), str(tiny_pair.draft)
 
     def start(*further: str) -> None:
-        make_worker(settings, ("verify",), lambda _: None, verifier, draft, further=further)
+        make_worker(
+            settings, ("verify",), lambda _: None, verifier, draft, extra_draft_models=further
+        )
 
     with pytest.raises(ModelError, match="vocabulary"):
         start(str(tiny_llama(tmp_path / "other", vocab_size=111)))
@@ -115,7 +117,7 @@ def test_a_route_to_a_model_that_is_not_there_fails_the_job_with_the_names_there
     models = {"verifier": str(tiny_pair.verifier), "proposer": str(tiny_pair.draft)}
     values = SPEC | models | {"speculation": {"routes": {"de": "german"}, "pregenerate": False}}
     with embedded(settings, models["verifier"], models["proposer"]) as (app, worker):
-        client = make_client(settings, make_ring(app), worker.store)
+        client = make_client(settings, make_enqueue(app), worker.store)
         submitted, _ = client.submit(load_spec(values).resolved(folder))
         for _ in client.follow(submitted.job_id, 0.1, 120):
             pass

@@ -7,20 +7,20 @@ import logging
 import pytest
 
 from specbatch.pipeline.bootstrap import patient
-from specbatch.schemas.records import Bell, Stage
+from specbatch.schemas.records import DueWork, Stage
 
 
-def test_a_worker_outlives_a_bell_that_cannot_be_rung(caplog: pytest.LogCaptureFixture) -> None:
-    def broken(_: Bell) -> None:
+def test_a_worker_outlives_a_message_that_cannot_be_sent(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(_: DueWork) -> None:
         raise ConnectionError("broker is away")
 
     with caplog.at_level(logging.WARNING):
-        patient(broken)(Bell("0123456789", Stage.VERIFY, 3))
+        patient(broken)(DueWork("0123456789", Stage.VERIFY, 3))
     assert "broker is away" in caplog.text
 
 
-def test_a_bell_that_can_be_rung_is_rung_once() -> None:
-    rung: list[Bell] = []
-    bell = Bell("0123456789", Stage.RECORD, 0)
-    patient(rung.append)(bell)
-    assert rung == [bell]
+def test_a_message_that_can_be_sent_is_sent_once() -> None:
+    enqueued: list[DueWork] = []
+    message = DueWork("0123456789", Stage.RECORD, 0)
+    patient(enqueued.append)(message)
+    assert enqueued == [message]

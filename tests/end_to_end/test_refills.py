@@ -19,7 +19,7 @@ from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.engines.exact.proposers.block_proposer import Wanted
 from specbatch.pipeline.engines.exact.state.sequence import Request
 from specbatch.pipeline.outputs.outputs import read_output
-from specbatch.pipeline.stages.refill import MOST_OPEN, PATIENCE, REST_SEC, Refills
+from specbatch.pipeline.stages.refill import MOST_OPEN, PATIENCE, PAUSE_SEC, Refills
 from specbatch.schemas.messages import (
     HINT_EXPIRES_SEC,
     MAX_HINT_TOKENS,
@@ -152,7 +152,7 @@ def test_a_proposer_that_never_answers_is_left_alone_for_a_while(bed: Bed) -> No
     asked = len(bed.line.sent)
     assert asked == PATIENCE
     bed.want(0)
-    bed.now += REST_SEC - 1
+    bed.now += PAUSE_SEC - 1
     bed.want(0)
     assert len(bed.line.sent) == asked
     bed.now += 1
