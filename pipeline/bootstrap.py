@@ -1,6 +1,6 @@
 """The composition root: the one file that knows which classes are used together.
 
-Every part can be handed in, which is how tests put fakes in place.
+Every part can be passed in, which is how tests use fakes.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def make_store(settings: Settings, actor: str | None = None) -> Store:
 
 
 def migrate(settings: Settings) -> list[str]:
-    """Bring the store's schema up to date, roles included; the roles that only others may make."""
+    """Bring the store's schema and roles up to date; returns the roles that we may not create."""
     make_store(settings).close()
     return grant_roles(settings.store_url)
 
@@ -98,7 +98,7 @@ def make_client(
 
 
 def trace_options(settings: Settings) -> TraceOptions:
-    """Where traces of this process go."""
+    """Where this process sends traces."""
     kind = settings.broker_url.partition("://")[0].partition("+")[0]
     broker = {"amqp": "rabbitmq", "amqps": "rabbitmq", "rediss": "redis"}.get(kind, kind)
     return TraceOptions(settings.traces, settings.trace_groups, settings.trace_requests, broker)
@@ -177,7 +177,7 @@ class Worker:
 
     @property
     def out_of_step(self) -> DeviceLostError | None:
-        """Why the other ranks that share its verifier cannot be parted from, if they cannot."""
+        """Why this process cannot part from the ranks that share its verifier, if it cannot."""
         return None if self.leader is None else self.leader.lost
 
 
@@ -205,7 +205,7 @@ def make_worker(
     `trouble` returns why no messages can be taken, or None if they can. `only_job`: take work of no
     other job.
     Raises `ModelError` for folders that cannot be served, `MissingExtraError` without the engine
-    extra, `UsageError` without the device and for draft models that could not be told apart.
+    extra, `UsageError` without the device and for draft models that cannot be distinguished.
     """
     if fake_models is None:
         require_engine_extra()
@@ -370,7 +370,7 @@ def make_exposure(
 
 
 def priced_device(settings: Settings) -> Device:
-    """The device of a worker here, or all those that share its verifier."""
+    """The device of this worker, or all devices that share its verifier."""
     from specbatch.pipeline.policy.costs.pricing import priced
 
     return priced(
@@ -384,7 +384,7 @@ def priced_device(settings: Settings) -> Device:
 
 
 def _device(settings: Settings) -> tuple[DeviceOptions, Leader | None]:
-    """Where engines run, and what leads the other ranks, if there are any."""
+    """Where engines run, and the leader of the other ranks, if there are any."""
     from specbatch.pipeline.engines.exact.model.device import DeviceOptions
 
     device = DeviceOptions(settings.device, settings.cuda_graphs, settings.torch_compile)
@@ -396,7 +396,7 @@ def _device(settings: Settings) -> tuple[DeviceOptions, Leader | None]:
 
 
 def join_as_leader(settings: Settings) -> tuple[Leader, str]:
-    """(what leads the other ranks, the device of this one). Raises `UsageError` on other ranks."""
+    """(leader of the other ranks, this rank's device). Raises `UsageError` on other ranks."""
     from specbatch.pipeline.engines.exact.model.parallel import Leader, join_ranks
 
     rank, device = join_ranks(settings.tensor_parallel, settings.device)

@@ -77,7 +77,7 @@ def parsed(message: Message, most_bytes: int) -> Any:
 
 
 def wrong_fields(error: ValidationError) -> str:
-    """Names of the fields, not their values: those are whatever somebody wrote."""
+    """Names of the fields, not their values, which anybody may have written."""
     names = {".".join(str(part)[:40] for part in item["loc"][:3]) for item in error.errors()}
     return f"wrong fields: {', '.join(sorted(names)[:5]) or 'all'}"
 

@@ -1,16 +1,14 @@
-"""Ends of audit logs, written down outside the store and signed: anchors.
+"""Anchors: signed statements of where audit logs end, kept outside the store.
 
     <SPECBATCH_ANCHOR_URI>/<job>/<number>-<hash>.json     one line of JSON
 
-An anchor says that at that time entry `number` of the job's log had that hash, which follows from
-all entries before it. Who restores an older copy of the store, or cuts the log's end off, cannot
-take the anchors back, unless the place where they lie lets them be deleted. The statement is signed
-with Ed25519; an RFC 3161 authority may stamp it too, whose word counts where the key is not
-trusted.
+An anchor says that entry `number` of the job's log had that hash at that time. The hash follows
+from all entries before it. Restoring an older copy of the store, or cutting the log's end off, does
+not remove anchors, unless their place lets them be deleted. Statements are signed with Ed25519. An
+RFC 3161 authority may stamp them too, which counts where the key is not trusted.
 
-A worker may die between the publication and the anchor, or the anchors' place or the time stamp
-authority may be out of reach just then. So workers look for logs without an anchor while they run
-(`Anchoring`).
+A worker may die between the publication and the anchor, or the anchors' place or the authority may
+be out of reach just then. So workers look for logs without an anchor while they run (`Anchoring`).
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ _NEXT = "this worker tries again"
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """One anchor, whose signature was checked."""
+    """An anchor with a valid signature."""
 
     job_id: str
     number: int
@@ -67,15 +65,15 @@ class Anchor:
 
     @property
     def statement(self) -> bytes:
-        """What is signed and stamped."""
+        """The bytes that are signed and stamped."""
         return _statement(self.job_id, self.number, self.hash.hex(), self.at)
 
 
 @dataclass
 class AnchorCounts:
-    """What anchors say of a job."""
+    """What anchors say of a job's log."""
 
-    is_set: bool = False  # there is a place for anchors
+    is_set: bool = False  # a place for anchors is set
     last: Anchor | None = None  # that the log agrees with
     stamped: Anchor | None = None  # the last of these that an authority stamped …
     stamped_at: str = ""  # … then …
@@ -91,14 +89,14 @@ class Anchors:
         objects: Objects,
         uri: str,
         signer: Ed25519PrivateKey | None,
-        believed: Sequence[str],
+        trusted: Sequence[str],
         timestamps: Timestamps | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._objects = objects
         self._uri = tidy(uri)
         self._signer = signer
-        self._believed = tuple(believed)
+        self._trusted = tuple(trusted)
         self._timestamps = timestamps
         self._clock = clock
 
@@ -125,7 +123,7 @@ class Anchors:
         return cls(objects, settings.anchor_uri, signer, keys, Timestamps.of_settings(settings))
 
     def put(self, job_id: str, head: Head) -> None:
-        """Anchor the end of a job's log. One that is there stays.
+        """Anchor the end of a job's log. An existing anchor stays.
 
         Raises `UsageError` without a key to sign with, and `ObjectError`.
         """
@@ -147,11 +145,11 @@ class Anchors:
         self._objects.put_new(uri, orjson.dumps(values) + b"\n")
 
     def known(self, job_id: str) -> bool:
-        """Whether there are any of a job. Raises `ObjectError`."""
+        """Whether the job has any. Raises `ObjectError`."""
         return bool(self._objects.list(self._folder(job_id) + "/"))
 
     def last_number(self, job_id: str) -> int:
-        """The last entry of a job's log that files here name, believed or not; 0: none does.
+        """The last entry of a job's log that a file here names, trusted or not; 0 if none does.
 
         Raises `ObjectError`.
         """
@@ -162,7 +160,7 @@ class Anchors:
     def findings(
         self, job_id: str, log: Mapping[int, bytes], counts: AnchorCounts
     ) -> Iterator[Finding]:
-        """What of a job's log is not as it was anchored. `log`: the hash of each entry there is."""
+        """Where the job's log differs from its anchors. `log`: the hash of each existing entry."""
         counts.is_set = True
         last = max(log, default=0)
         try:
@@ -197,7 +195,7 @@ class Anchors:
             )
 
     def _stamp(self, anchor: Anchor, uri: str, counts: AnchorCounts) -> Iterator[Finding]:
-        """Whether the authority's stamp fits, if there is one and it can be checked."""
+        """Check the authority's stamp, if there is one and it can be checked."""
         if anchor.stamp is None:
             return
         if self._timestamps is None or not self._timestamps.checks:
@@ -230,7 +228,7 @@ class Anchors:
             return "is no anchor: it was changed, or is none of ours; remove it or restore it"
         if anchor.job_id != job_id or not uri.endswith(_name(anchor.number, anchor.hash.hex())):
             return "is an anchor of something else than its name says: it was moved"
-        if anchor.key not in self._believed:
+        if anchor.key not in self._trusted:
             return f"is signed with the key {anchor.key}, which is not among those of {PUBLIC}"
         if not _is_signed(anchor, signature):
             return "was changed: its signature does not fit"

@@ -169,9 +169,9 @@ class Client:
         """The models that live workers serve where these differ from the job's."""
         job = self._store.get_job(job_id)
         alive = self._store.backlog().alive(silence_sec).workers
-        told = [worker.serves for worker in alive if worker.serves is not None]
+        serving = [worker.serves for worker in alive if worker.serves is not None]
         found: dict[str, Models] = {}
-        for serves in told:
+        for serves in serving:
             here, drafts = serves.fingerprint, serves.drafts
             if serves.model != job.verifier or here is None or not serves.works_on(job.job_id):
                 continue
@@ -193,8 +193,8 @@ class Client:
                 return
             if deadline is not None and time.monotonic() >= deadline:
                 raise WaitTimeoutError(
-                    f"job {job_id} is still {progress.state} after {timeout_sec:.0f} s; it goes "
-                    f"on, `specbatch show {job_id}` tells how far it is"
+                    f"job {job_id} is still {progress.state} after {timeout_sec:.0f} s; it keeps "
+                    f"running, `specbatch show {job_id}` shows its progress"
                 )
             time.sleep(every_sec)
 

@@ -45,7 +45,7 @@ class Held:
     deadline_at: float | None = None  # of its job
     spent_usd: Callable[[], float] = _nothing  # what the attempt has cost so far
     cut_wanted: bool = False  # an idle worker asks for half of the group
-    span: Span = NO_SPAN  # what a trace is told of the work
+    span: Span = NO_SPAN  # of the attempt
     on_cut: Callable[[], None] = lambda: None
 
     def when_cut(self, on_cut: Callable[[], None]) -> None:

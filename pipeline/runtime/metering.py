@@ -55,8 +55,8 @@ class Exposure:
 
     @classmethod
     def of_settings(cls, settings: Settings, trouble: Callable[[], str | None]) -> Exposure:
-        """Served from now on. `trouble`: why no messages can be taken, None: they can; asked
-        whenever somebody reads, so nothing that hangs elsewhere makes the answer an old one.
+        """Start serving. `trouble` returns why no messages can be taken, or None if they can; every
+        scrape calls it, so that the answer is current whatever hangs elsewhere.
 
         Raises `UsageError`, `MissingExtraError`.
         """
@@ -76,7 +76,7 @@ class Exposure:
         self._endpoint.add(StoreMetrics(store.figures).collect)
 
     def close(self) -> None:
-        """Before the store is closed."""
+        """Call it before the store is closed."""
         self._endpoint.close()
 
 
@@ -88,7 +88,7 @@ def _version() -> str:
 
 
 def kv_blocks(host: Engines) -> list[tuple[int, int, int]]:
-    """Held, free and cached ones of each engine."""
+    """Held, free and cached blocks of each engine."""
     return [stats.kv_blocks for stats in host.stats]
 
 
@@ -127,7 +127,7 @@ class MeteredStore:
         return job
 
     def fail_job(self, lease: Lease, error: str) -> None:
-        with self._meter.asking(lease, ends=True):  # nobody tries again
+        with self._meter.asking(lease, ends=True):  # it is not retried
             self._store.fail_job(lease, error)
 
     # --- leases -----------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.ledger.rules import FIRST_CUT_INDEX
 from specbatch.pipeline.runtime.leases import LeaseKeeper
 from specbatch.pipeline.runtime.work_stealing import WorkStealer
+from specbatch.pipeline.stages.dispatch import run_stage
 from specbatch.pipeline.stages.verify import verify
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.records import JobState, Stage
@@ -102,7 +103,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 def busy(site: Site) -> Iterator[Busy]:
     """A job of one group with two samples a row, that a worker has just begun."""
     job_id = site.submit(PROMPTS, n=2)
-    site.worker("reader", site.host()).ingest(job_id)
+    run_stage(site.worker("reader", site.host()), Stage.INGEST, job_id, None)
     busy = Busy(site, job_id)
     busy.begin()
     yield busy
@@ -189,7 +190,7 @@ def test_who_lost_the_group_meanwhile_gives_nothing_back(
     busy.keeper.beat()
     site.clock.advance(LEASE_SEC)
     idle = site.worker("idle", site.host())
-    idle.verify(job_id, 0)
+    verify(idle, job_id, 0)
     busy.go_on()
     busy.end()
     assert site.store.progress(job_id).groups_total == 1

@@ -15,6 +15,7 @@ from specbatch.pipeline.engines.exact.host import EngineHost
 from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
 from specbatch.pipeline.engines.exact.service import EngineService
 from specbatch.pipeline.engines.exact.state.sequence import Request
+from specbatch.pipeline.stages.dispatch import run_stage
 from specbatch.schemas.errors import RequestCancelledError
 from specbatch.schemas.numeric_class import Serves, all_keys
 from specbatch.schemas.records import JobState, SamplingParams, Stage
@@ -113,7 +114,7 @@ def test_a_task_that_reads_its_prompts_while_the_host_is_stopped_gives_its_group
         ending = site.worker("ends", host)
         host.stop()
         for _ in range(10):  # forgiven: more often than a group may fail
-            ending.run(message.stage, message.job_id, message.group_index)
+            run_stage(ending, message.stage, message.job_id, message.group_index)
         assert host.made == 0
         assert site.store.due() == [message]
         site.work(site.worker("goes on", site.host()))
