@@ -93,7 +93,14 @@ class Clock:
 class Source:
     """A proposer; `prices` are seconds of a call, a pass and a token, if a model drafts."""
 
-    def __init__(self, clock: Clock, name: str, base: dict[str, float], there: float, prices=None):
+    def __init__(
+        self,
+        clock: Clock,
+        name: str,
+        base: dict[str, float],
+        there: float,
+        prices: list[float] | None = None,
+    ) -> None:
         self.name, self.base, self.there, self.prices = name, base, there, prices
         self.clock = clock
         self.pass_time = LinearCost([1e-4, 5e-5, 1e-6]) if prices else None

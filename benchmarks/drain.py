@@ -30,7 +30,7 @@ from specbatch.pipeline.outputs.outputs import read_manifest
 from specbatch.schemas.records import JobState
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import load_spec
-from specbatch.workers.app import make_app, make_ring
+from specbatch.workers.app import make_app, make_enqueue
 
 RESULTS = Path(__file__).parent / "results"
 POINTS = 20  # of the rows, at which memory is read
@@ -101,7 +101,7 @@ def drain(
     source, out = work / "in.parquet", work / "out"
     write_input(source, rows)
     store = make_store(settings)
-    client = make_client(settings, make_ring(make_app(settings)), store)
+    client = make_client(settings, make_enqueue(make_app(settings)), store)
     spec = {
         "input": {"uri": str(source)},
         "output": {"uri": str(out)},

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from specbatch.pipeline.bootstrap import Worker
 from specbatch.pipeline.engines.exact.engine import Engine
-from specbatch.pipeline.stages.stages import Stages
 from specbatch.schemas.records import Stage
 
 Parts = dict[str, float]
@@ -29,21 +29,26 @@ _THREADS = {
 
 @dataclass(slots=True)
 class StageTimes:
-    """Times what a worker's stages do, each in the thread that does it."""
+    """Times what the stages of this process do, each in the thread that does it."""
 
     spent: list[tuple[Stage, float, float, float]] = field(default_factory=list)
 
-    def on(self, stages: Stages) -> None:
-        run: Callable[..., None] = stages.run
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        run: Callable[..., None] = Worker.run
 
-        def watched(stage: Stage, *rest: Any) -> None:
+        def timed(worker: Worker, stage: Stage, *rest: Any) -> None:
             begun, computed = time.time(), time.thread_time()
             try:
-                run(stage, *rest)
+                run(worker, stage, *rest)
             finally:
                 self.spent.append((stage, begun, time.time(), time.thread_time() - computed))
 
-        setattr(stages, "run", watched)  # noqa: B010 - for this run only, behind the types' back
+        setattr(Worker, "run", timed)  # noqa: B010 - for this run only, behind the types' back
+        try:
+            yield
+        finally:
+            setattr(Worker, "run", run)  # noqa: B010 - the same
 
     def parts(self, begun: float, ended: float) -> Parts:
         """Processor seconds by stage, and the times before and after all verifying."""

@@ -48,12 +48,12 @@ from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.outputs.outputs import read_output
 from specbatch.pipeline.runtime.client import Client
-from specbatch.pipeline.runtime.remembering import StoredKnowledge
+from specbatch.pipeline.runtime.profile_store import ProfileStore
 from specbatch.pipeline.stages.requests import requests_of
 from specbatch.schemas.records import JobState, PromptRow
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec
-from specbatch.workers.app import make_app, make_ring
+from specbatch.workers.app import make_app, make_enqueue
 from specbatch.workers.lifecycle import embedded
 
 POLL_SEC = 0.5  # of the one who waits, who shares the cores; the end itself is told by the store
@@ -182,10 +182,9 @@ def _embedded(
     verifier, proposer = str(model.folder), str(model.draft)
     with embedded(settings, verifier, proposer, None, CONCURRENCY, kinds) as (app, worker):
         pids = _server_pids(around) | {"worker": os.getpid()}
-        client = make_client(settings, make_ring(app), worker.store)
+        client = make_client(settings, make_enqueue(app), worker.store)
         course = Course(client, worker.store, worker.engines[0], pids, same_engine=True)
-        course.stage_times.on(worker.stages)
-        with course.step_times.watched():
+        with course.stage_times.watched(), course.step_times.watched():
             yield course
 
 
@@ -194,7 +193,7 @@ def separate_processes(settings: Settings, model: BenchModel, around: Servers) -
     """A process of each kind but propose: the draft model is beside the verifier."""
     verifier, proposer = str(model.folder), str(model.draft)
     store = make_store(settings)
-    knowledge = StoredKnowledge(store)
+    knowledge = ProfileStore(store)
     host = EngineHost(
         inspect_model(verifier),
         inspect_model(proposer),
@@ -208,7 +207,7 @@ def separate_processes(settings: Settings, model: BenchModel, around: Servers) -
         for kind in ("ingest", "verify", "record"):
             process = stack.enter_context(_worker(kind, settings, verifier, proposer))
             pids[f"{kind}_worker"] = process.pid
-        client = make_client(settings, make_ring(make_app(settings)), store)
+        client = make_client(settings, make_enqueue(make_app(settings)), store)
         yield Course(client, store, host, pids, same_engine=False)
     host.close()
     knowledge.close()

@@ -45,7 +45,7 @@ from specbatch.schemas.records import (
 )
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import load_spec
-from specbatch.workers.app import make_app, make_ring
+from specbatch.workers.app import make_app, make_enqueue
 
 RESULTS = Path(__file__).parent / "results"
 POLL_SEC = 0.5
@@ -71,7 +71,7 @@ def workers_row(around: Servers, number: int, count: int, group_sec: float, per_
         groups = max(count, 2) * per_worker
         source = write_prompts(work / "in.parquet", groups * ROWS)
         store = make_store(settings)
-        client = make_client(settings, make_ring(make_app(settings)), store)
+        client = make_client(settings, make_enqueue(make_app(settings)), store)
         verify = ("--kinds", "verify", "--concurrency", "2")
         engine = ("--step-sec", str(group_sec / STEPS), "--max-sequences", str(ROWS))
         started = time.monotonic()

@@ -205,10 +205,10 @@ def open_client(settings: Settings | None = None, **values: Any) -> JobClient:
     """
     settings = settings or load_settings(**values)
     app = check_broker_url(settings)
-    from specbatch.workers.app import make_ring
+    from specbatch.workers.app import make_enqueue
 
     store = make_store(settings)
-    return JobClient(store, make_client(settings, patient(make_ring(app)), store))
+    return JobClient(store, make_client(settings, patient(make_enqueue(app)), store))
 
 
 def as_spec(spec: Spec, base: Path | None = None) -> JobSpec:

@@ -1,6 +1,6 @@
 """The composition root: the one file that knows which classes are used together.
 
-Every part can be handed in, which is how tests put fakes in place.
+Every part can be passed in, which is how tests use fakes.
 """
 
 from __future__ import annotations
@@ -20,20 +20,18 @@ from specbatch.pipeline.observe.metrics.meter import Meter
 from specbatch.pipeline.observe.tracing.selection import open_tracing
 from specbatch.pipeline.observe.tracing.tracing import UNTRACED, TraceOptions, Tracing
 from specbatch.pipeline.privacy.tenants import Privacy
-from specbatch.pipeline.runtime.announcing import Announcing
-from specbatch.pipeline.runtime.client import Client, Ring
-from specbatch.pipeline.runtime.helping import Helper
-from specbatch.pipeline.runtime.leases import LeaseKeeper
+from specbatch.pipeline.runtime.client import Client, Enqueue
+from specbatch.pipeline.runtime.leases import LeaseKeeper, owner_here
 from specbatch.pipeline.runtime.metering import Exposure, counted, kv_blocks, metered
 from specbatch.pipeline.runtime.outage import Outage
-from specbatch.pipeline.runtime.owners import owner_here
-from specbatch.pipeline.runtime.presence import Presence
-from specbatch.pipeline.runtime.sweeper import Queued, Sweeper, unknown
+from specbatch.pipeline.runtime.presence import Presence, ServedModels
+from specbatch.pipeline.runtime.sweeper import QueueLength, Requeuer, Sweeper, unknown
+from specbatch.pipeline.runtime.work_stealing import WorkStealer
 from specbatch.schemas.errors import DeviceLostError, MissingExtraError, UsageError
 from specbatch.schemas.masking import hide_in_logs
 from specbatch.schemas.messages import HintMessage
 from specbatch.schemas.presence import WorkerProcess
-from specbatch.schemas.records import Bell
+from specbatch.schemas.records import DueWork, Stage
 from specbatch.schemas.sealing import Sealer
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
@@ -43,11 +41,11 @@ if TYPE_CHECKING:  # the light install has no torch and no pyarrow
     from specbatch.pipeline.engines.exact.model.device import DeviceOptions
     from specbatch.pipeline.engines.exact.model.parallel import Leader
     from specbatch.pipeline.inputs.codec import TextCodec
-    from specbatch.pipeline.runtime.anchoring import Anchoring
-    from specbatch.pipeline.runtime.remembering import StoredKnowledge
-    from specbatch.pipeline.runtime.timekeeping import Timekeeper
+    from specbatch.pipeline.runtime.anchors import Anchoring
+    from specbatch.pipeline.runtime.device_time import Timekeeper
+    from specbatch.pipeline.runtime.profile_store import ProfileStore
+    from specbatch.pipeline.stages.context import StageContext
     from specbatch.pipeline.stages.refill import Line, Refiller, Refills
-    from specbatch.pipeline.stages.stages import Stages
     from specbatch.schemas.timekeeping import Device
 
 log = logging.getLogger(__name__)
@@ -56,8 +54,8 @@ KINDS = ("ingest", "propose", "verify", "record")
 
 
 @dataclass(frozen=True, slots=True)
-class Models:
-    """What is put in the place of real models; no engine extra is needed then."""
+class FakeModels:
+    """Replaces real models, so that no engine extra is needed."""
 
     engines: Callable[[ModelFolder, ModelFolder | None], Engines]  # of a model, and its draft model
     codec: Callable[[str], TextCodec]  # of a model folder's path
@@ -76,22 +74,22 @@ def make_store(settings: Settings, actor: str | None = None) -> Store:
 
 
 def migrate(settings: Settings) -> list[str]:
-    """Bring the store's schema up to date, roles included; the roles that only others may make."""
+    """Bring the store's schema and roles up to date; returns the roles that we may not create."""
     make_store(settings).close()
     return grant_roles(settings.store_url)
 
 
 def make_client(
     settings: Settings,
-    ring: Ring,
+    enqueue: Enqueue,
     store: Store | None = None,
     on_cancel: Callable[[], None] = lambda: None,
 ) -> Client:
-    """A client; `on_cancel` is a worker's `keeper.look` where it runs in this process."""
+    """A client; `on_cancel` is a worker's `keeper.look` if one runs in this process."""
     privacy = Privacy.of_settings(settings)
     return Client(
         store or make_store(settings),
-        ring,
+        enqueue,
         settings.workspace,
         on_cancel,
         privacy,
@@ -100,7 +98,7 @@ def make_client(
 
 
 def trace_options(settings: Settings) -> TraceOptions:
-    """Where traces of this process go."""
+    """Where this process sends traces."""
     kind = settings.broker_url.partition("://")[0].partition("+")[0]
     broker = {"amqp": "rabbitmq", "amqps": "rabbitmq", "rediss": "redis"}.get(kind, kind)
     return TraceOptions(settings.traces, settings.trace_groups, settings.trace_requests, broker)
@@ -108,26 +106,26 @@ def trace_options(settings: Settings) -> TraceOptions:
 
 @dataclass(slots=True)
 class Worker:
-    """Everything one worker process holds; `close` gives it all back."""
+    """Everything one worker process holds; `close` releases it."""
 
-    stages: Stages
+    context: StageContext  # of the stages
     store: Store
     keeper: LeaseKeeper
     sweeper: Sweeper
     engines: list[Engines] = field(default_factory=list)
     leader: Leader | None = None
-    knowledge: StoredKnowledge | None = None
+    profiles: ProfileStore | None = None
     refills: Refills | None = None
     refiller: Refiller | None = None
-    helper: Helper | None = None
+    stealer: WorkStealer | None = None
     timekeeper: Timekeeper | None = None
     tracing: Tracing = UNTRACED
     presence: Presence | None = None
     outage: Outage = field(default_factory=Outage)
-    anchoring: Anchoring | None = None  # that searches for logs without an anchor
+    anchoring: Anchoring | None = None  # searches for logs without an anchor
 
     def start(self) -> None:
-        """Begin what is done beside the tasks: announcing itself, sweeping, asking for work."""
+        """Start the threads beside the tasks: presence, sweeper, anchoring, work stealing."""
         if self.timekeeper is not None:
             self.timekeeper.beat()
         if self.presence is not None:
@@ -135,11 +133,17 @@ class Worker:
         self.sweeper.start()
         if self.anchoring is not None:
             self.anchoring.start()
-        if self.helper is not None:
-            self.helper.start()
+        if self.stealer is not None:
+            self.stealer.start()
+
+    def run(self, stage: Stage, job_id: str, group_index: int | None) -> None:
+        """Do the work that a message points to."""
+        from specbatch.pipeline.stages.dispatch import run_stage
+
+        run_stage(self.context, stage, job_id, group_index)
 
     def hint(self, message: HintMessage) -> None:
-        """Hand a hint to the engine that has its request, if any still has."""
+        """Pass a hint to the engine that has its request, if one still has it."""
         if self.refills is not None and (known := self.refills.answered(message)) is not None:
             for host in self.engines:
                 host.hint(known, message.position, message.token_ids)
@@ -149,8 +153,8 @@ class Worker:
         self.sweeper.close()
         if self.anchoring is not None:
             self.anchoring.close()
-        if self.helper is not None:
-            self.helper.close()
+        if self.stealer is not None:
+            self.stealer.close()
         if self.refills is not None:
             followed = sum(stats.hints_followed for h in self.engines for stats in h.stats)
             counts = (self.refills.asked, self.refills.answers, followed)
@@ -159,8 +163,8 @@ class Worker:
             host.stop()  # all, before one is waited for
         for host in self.engines:
             host.close()
-        if self.knowledge is not None:
-            self.knowledge.close()
+        if self.profiles is not None:
+            self.profiles.close()
         self.keeper.close()
         if self.timekeeper is not None:
             self.timekeeper.close()
@@ -173,53 +177,53 @@ class Worker:
 
     @property
     def out_of_step(self) -> DeviceLostError | None:
-        """Why the other ranks that share its verifier cannot be parted from, if they cannot."""
+        """Why this process cannot part from the ranks that share its verifier, if it cannot."""
         return None if self.leader is None else self.leader.lost
 
 
 def make_worker(
     settings: Settings,
     kinds: tuple[str, ...],
-    ring: Ring,
+    enqueue: Enqueue,
     verifier: str | None = None,
     proposer: str | None = None,
     store: Store | None = None,
     line: Line | None = None,
     extra_draft_models: Sequence[str] = (),
-    fake_models: Models | None = None,
-    queued: Queued | None = None,
+    fake_models: FakeModels | None = None,
+    queue_length: QueueLength = unknown,
     meter: Meter | None = None,
     trouble: Callable[[], str | None] = lambda: None,
     only_job: str | None = None,
 ) -> Worker:
     """A worker of the given kinds. Engines load when their first group arrives.
 
-    `verifier` is needed to verify, `proposer` to propose; a verify worker with a proposer also
-    drafts locally, one without asks for more of blocks that run out, over `line`.
-    `extra_draft_models` stand beside the proposer, for verifying only. `fake_models` replaces real
-    models.
-    `queued` tells how many bells wait for the broker's workers, where that is known. `meter` hears
-    of all that is done. `trouble` tells why no messages can be taken, None: they can.
-    `only_job`: work of no other job is taken.
+    `verifier` is needed to verify, `proposer` to propose. A verify worker with a proposer also
+    drafts locally; one without asks for refills of blocks over `line`. `extra_draft_models` stand
+    beside the proposer, for verifying only. `fake_models` replace real ones. `queue_length` returns
+    how many messages wait for a unit's queue, if that is known. `meter` counts everything.
+    `trouble` returns why no messages can be taken, or None if they can. `only_job`: take work of no
+    other job.
     Raises `ModelError` for folders that cannot be served, `MissingExtraError` without the engine
-    extra, `UsageError` without the device and for draft models that could not be told apart.
+    extra, `UsageError` without the device and for draft models that cannot be distinguished.
     """
     if fake_models is None:
         require_engine_extra()
     from specbatch.pipeline.engines.exact import step_guard
     from specbatch.pipeline.engines.models.model_folder import check_pair, models_here
     from specbatch.pipeline.inputs.codec import TextCodec
-    from specbatch.pipeline.runtime.anchoring import Anchoring
-    from specbatch.pipeline.runtime.anchors import Anchors
-    from specbatch.pipeline.runtime.remembering import StoredKnowledge
-    from specbatch.pipeline.runtime.step_watch import StepWatch
-    from specbatch.pipeline.runtime.timekeeping import Timekeeper
+    from specbatch.pipeline.runtime.anchors import Anchoring, Anchors
+    from specbatch.pipeline.runtime.device_time import Timekeeper, Untimed
+    from specbatch.pipeline.runtime.profile_store import ProfileStore
+    from specbatch.pipeline.runtime.tokenizers import Tokenizers
+    from specbatch.pipeline.runtime.watchdog import Watchdog
+    from specbatch.pipeline.stages.context import KnownJobs, StageContext
+    from specbatch.pipeline.stages.drafting import Drafting
     from specbatch.pipeline.stages.refill import Refiller, Refills
-    from specbatch.pipeline.stages.stages import Economy, Stages
     from specbatch.pipeline.storage.objects import Objects
 
-    sweepers_ring = patient(ring if meter is None else counted(ring, meter.rung))
-    ring = patient(ring)
+    sweeper_enqueue = patient(enqueue if meter is None else counted(enqueue, meter.enqueued))
+    enqueue = patient(enqueue)
     device, leader = (None, None) if fake_models else _device(settings)
     models = models_here()
     folders = [models(ref) if ref else None for ref in (verifier, proposer)]
@@ -236,7 +240,7 @@ def make_worker(
     privacy = Privacy.of_settings(settings)
     if privacy.is_anybody_private:
         hide_in_logs(privacy.redactor.redacted)
-    knowledge = StoredKnowledge(store)
+    profiles = ProfileStore(store)
     gate = threading.Lock()  # engines of one process take turns on the device
     alone = "verify" in kinds and proposer is None
     refills = Refills(line) if line is not None and alone else None
@@ -259,7 +263,7 @@ def make_worker(
             gate=gate,
             device=device,
             leader=leader,
-            memory_of=knowledge,
+            memory_of=profiles,
             on_wanted=refills.want if refills and model_index == 0 else None,
             extra_draft_models=beside if drafts else (),
             observer=None if meter is None else meter.observer(verifies=drafts),
@@ -274,29 +278,34 @@ def make_worker(
     if meter is not None and verifying is not None:
         meter.ask_blocks(partial(kv_blocks, verifying))
     device_here = priced_device(settings)
-    serves = None if verifying is None else Announcing(verifying.serves, settings.lease_sec / 6)
+    serves = None if verifying is None else ServedModels(verifying.serves, settings.lease_sec / 6)
     timekeeper = Timekeeper(store, owner, device_here, engines, serves) if engines else None
     keeper = LeaseKeeper(store, settings.lease_sec)
     if timekeeper is not None:
         step_guard.guard(settings.step_deadline_sec, settings.lease_sec)
-        keeper.at_heartbeats(StepWatch(engines, settings.step_deadline_sec).look)
+        keeper.at_heartbeats(Watchdog(engines, settings.step_deadline_sec).check)
         keeper.at_heartbeats(timekeeper.beat)
-    helper = None
+    stealer = None
     if verifier is not None and verifying is not None and only_job is None:
-        beats = settings.lease_sec / 3  # as hearts beat
-        helper = Helper(store, keeper, verifier, owner, beats, serves)
+        every_sec = settings.lease_sec / 3  # as leases are prolonged
+        stealer = WorkStealer(store, keeper, verifier, owner, every_sec, serves)
     outage = Outage(ends=only_job is not None)
     anchors = Anchors.of_settings(settings, objects)
     anchoring = None if anchors is None else Anchoring(store, anchors)
-    stages = Stages(
+    silence_sec = LEASES_OF_SILENCE * settings.lease_sec
+    drafts_beside = verifying is not None and verifying.proposer is not None
+    context = StageContext(
         store=store,
         objects=objects,
         keeper=keeper,
-        ring=ring,
+        enqueue=enqueue,
         owner=owner,
         lease_sec=settings.lease_sec,
-        economy=Economy(device_here.price_microusd),
-        codec=fake_models.codec if fake_models else TextCodec.load,
+        price_microusd=device_here.price_microusd,
+        jobs=KnownJobs(store),
+        tokenizers=Tokenizers(fake_models.codec if fake_models else TextCodec.load, models),
+        drafting=Drafting(store, objects, drafts_beside, settings.max_attempts),
+        requeuer=Requeuer(store, enqueue, silence_sec),
         proposing=proposing,
         verifying=verifying,
         models=models,
@@ -304,7 +313,7 @@ def make_worker(
         refills=refills,
         max_open_groups=settings.max_open_groups,
         max_attempts=settings.max_attempts,
-        timing=timekeeper,
+        timing=timekeeper or Untimed(),
         privacy=privacy,
         tracing=tracing,
         reader_bytes=settings.ingest_memory_mib << 20,
@@ -325,36 +334,35 @@ def make_worker(
         anchoring=anchoring if only_job is None else None,
         tracing=tracing,
         presence=presence,
-        stages=stages,
+        context=context,
         timekeeper=timekeeper,
         store=store,
         keeper=keeper,
         sweeper=Sweeper(
             store,
-            sweepers_ring,
+            sweeper_enqueue,
             settings.sweep_interval_sec,
             settings.propose_patience_sec,
-            settings.bell_patience_sec,
-            queued or unknown,
-            silence_sec=LEASES_OF_SILENCE * settings.lease_sec,
+            settings.message_patience_sec,
+            queue_length,
+            silence_sec=silence_sec,
             only_job=only_job,
         ),
         engines=engines,
         leader=leader,
-        knowledge=knowledge,
+        profiles=profiles,
         refills=refills,
         refiller=Refiller(store, objects, proposing, timekeeper) if proposing else None,
-        helper=helper,
+        stealer=stealer,
     )
 
 
 def make_exposure(
     settings: Settings, trouble: Callable[[], str | None] = lambda: None
 ) -> Exposure | None:
-    """What a worker's metrics are counted with and served by; None: no port is set.
+    """What counts and serves a worker's metrics; None if no port is set.
 
-    `trouble` tells why no messages can be taken, None: they can. It is asked whenever somebody
-    reads.
+    `trouble` returns why no messages can be taken, or None if they can. Every scrape calls it.
 
     Raises `UsageError` when the port cannot be had, `MissingExtraError` without the extra.
     """
@@ -362,7 +370,7 @@ def make_exposure(
 
 
 def priced_device(settings: Settings) -> Device:
-    """The device of a worker here, or all those that share its verifier."""
+    """The device of this worker, or all devices that share its verifier."""
     from specbatch.pipeline.policy.costs.pricing import priced
 
     return priced(
@@ -376,7 +384,7 @@ def priced_device(settings: Settings) -> Device:
 
 
 def _device(settings: Settings) -> tuple[DeviceOptions, Leader | None]:
-    """Where engines run, and what leads the other ranks, if there are any."""
+    """Where engines run, and the leader of the other ranks, if there are any."""
     from specbatch.pipeline.engines.exact.model.device import DeviceOptions
 
     device = DeviceOptions(settings.device, settings.cuda_graphs, settings.torch_compile)
@@ -388,7 +396,7 @@ def _device(settings: Settings) -> tuple[DeviceOptions, Leader | None]:
 
 
 def join_as_leader(settings: Settings) -> tuple[Leader, str]:
-    """(what leads the other ranks, the device of this one). Raises `UsageError` on other ranks."""
+    """(leader of the other ranks, this rank's device). Raises `UsageError` on other ranks."""
     from specbatch.pipeline.engines.exact.model.parallel import Leader, join_ranks
 
     rank, device = join_ranks(settings.tensor_parallel, settings.device)
@@ -400,7 +408,7 @@ def join_as_leader(settings: Settings) -> tuple[Leader, str]:
 
 
 def follow_leader(settings: Settings) -> bool:
-    """On all ranks but the first: do as that one says until it ends, and return True.
+    """On all ranks but the first: follow the first until it ends, and return True.
 
     Raises `UsageError` unless `torchrun` started as many processes as are set.
     """
@@ -416,17 +424,17 @@ def follow_leader(settings: Settings) -> bool:
     return True
 
 
-def patient(ring: Ring) -> Ring:
-    """The same bell for a worker: while the broker is away it is only logged.
+def patient(enqueue: Enqueue) -> Enqueue:
+    """The same for a worker: while the broker is away, failures are only logged.
 
-    Work must not fail, or use up attempts, for want of a bell; the sweeper rings again.
+    Work must not fail, or use up attempts, because a message is lost: the sweeper enqueues again.
     """
 
-    def attempt(bell: Bell) -> None:
+    def attempt(work: DueWork) -> None:
         try:
-            ring(bell)
+            enqueue(work)
         except Exception as error:  # brokers raise many kinds for one meaning
-            log.warning("the bell for %s could not be rung, the sweeper will: %s", bell, error)
+            log.warning("could not enqueue %s, the sweeper will: %s", work, error)
 
     return attempt
 

@@ -21,7 +21,8 @@ from sqlalchemy import (
 from sqlalchemy.orm import Mapped, mapped_column
 
 from specbatch.schemas import sql_triggers
-from specbatch.schemas.tables import AnyText, Base
+from specbatch.schemas.tables import Base
+from specbatch.schemas.text_columns import AnyText
 
 
 class AuditLog(Base):

@@ -17,8 +17,8 @@ from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.provenance import NO_PROVENANCE
 from specbatch.schemas.records import (
     Artefact,
-    Bell,
     CompletionRecord,
+    DueWork,
     GroupWork,
     JobRow,
     JobState,
@@ -233,15 +233,15 @@ def _lease(row: Any, group_index: int | None) -> Lease:
     )
 
 
-def job_bell(row: Any) -> Bell:
-    return Bell(row.job_id, Stage(row.stage), None, priority=row.priority)
+def due_job(row: Any) -> DueWork:
+    return DueWork(row.job_id, Stage(row.stage), None, priority=row.priority)
 
 
-def group_bell(row: Any) -> Bell:
+def due_group(row: Any) -> DueWork:
     """Proposing needs the job's proposer, verifying its verifier, recording neither."""
     stage = Stage(row.stage)
     model = {Stage.PROPOSE: row.proposer, Stage.VERIFY: row.verifier}.get(stage)
-    return Bell(row.job_id, stage, row.group_index, model, row.priority)
+    return DueWork(row.job_id, stage, row.group_index, model, row.priority)
 
 
 def rejected_row(row: Any) -> RejectedRow:

@@ -400,8 +400,8 @@ class JobRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Bell:
-    """A unit of work somebody should look at. The broker carries nothing more."""
+class DueWork:
+    """A unit of work that is due, and what its queue depends on. Messages only point to it."""
 
     job_id: str
     stage: Stage

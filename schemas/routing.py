@@ -1,13 +1,13 @@
-"""Which queue a bell rings on. Submitters and workers compute it alike, from names alone.
+"""The queue of a unit of work. Submitters and workers compute it alike, from names alone.
 
-    queue               bells for
+    queue               work messages for
     ingest              inputs to read
     propose.<key>       groups to draft for, by the model: the first 12 digits of its name's SHA-256
     verify.<key>        groups to verify, likewise
     record              groups to record, and jobs to publish
 
-These are of jobs of normal priority. Those of others have queues of their own, `.high` and `.low`
-behind the name. A bell is only a bell: whoever hears it works on the group whose turn it is.
+These are the queues of jobs of normal priority; others append `.high` or `.low` to the name. A
+message is only a notification: its worker claims the next group in fair-share order.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ from __future__ import annotations
 from sqlalchemy import Index
 from sqlalchemy.orm import Mapped, mapped_column
 
-from specbatch.schemas.tables import AnyText, Base
+from specbatch.schemas.tables import Base
+from specbatch.schemas.text_columns import AnyText
 
 
 class ScheduleRun(Base):

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, AliasChoices, Field, field_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -38,6 +38,9 @@ def _in_microusd(usd: float) -> float:
 Usd = Annotated[float, Field(ge=0, le=MOST_USD), AfterValidator(_in_microusd)]  # of an hour
 
 _SECRETS_OF_LIBRARIES = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "PGPASSWORD", "HF_TOKEN")
+
+
+OLD_NAMES = frozenset({"bell_patience_sec"})  # of settings, which still count
 
 
 class Settings(BaseSettings):
@@ -71,7 +74,9 @@ class Settings(BaseSettings):
         # were measured at, 820 s at a quarter of that. Loading a model is no step.
         description="an engine whose step takes longer is given up, and its worker ends",
     )
-    sweep_interval_sec: float = Field(default=5.0, gt=0, description="how often bells are re-rung")
+    sweep_interval_sec: float = Field(
+        default=5.0, gt=0, description="how often sweepers look for work to enqueue again"
+    )
     broker_reconnects: int = Field(
         default=100,
         ge=0,
@@ -79,11 +84,15 @@ class Settings(BaseSettings):
         # groups in hand go on: they need no broker.
         description="a worker that fails so often in a row to take messages ends; 0: never",
     )
-    bell_patience_sec: float = Field(
+    message_patience_sec: float = Field(
         default=30.0,
         gt=0,
-        # Longer than a queue takes that is not too long: else bells for what waits there add up.
-        description="a bell that was rung for waiting work is rung again after that",
+        validation_alias=AliasChoices(
+            *("message_patience_sec", "SPECBATCH_MESSAGE_PATIENCE_SEC"),
+            *("bell_patience_sec", "SPECBATCH_BELL_PATIENCE_SEC"),
+        ),
+        # Longer than an ordinary queue takes; otherwise messages for what waits there add up.
+        description="work that still waits this long after its message is enqueued again",
     )
     propose_patience_sec: float = Field(
         default=60.0,

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from celery import Celery
 
 from specbatch.schemas.masking import remember
 from specbatch.schemas.messages import WorkMessage
-from specbatch.schemas.records import Bell
+from specbatch.schemas.records import DueWork
 from specbatch.schemas.routing import queue_for
 from specbatch.schemas.settings import Settings
 from specbatch.workers.broker import declarations, tls_options, transport_options
 from specbatch.workers.guard import WORK_TASK
+
+log = logging.getLogger(__name__)
 
 
 def make_app(settings: Settings) -> Celery:
@@ -28,7 +31,7 @@ def make_app(settings: Settings) -> Celery:
         # --- what becomes of a message
         task_acks_late=True,  # a killed worker's message comes back
         task_reject_on_worker_lost=True,  # the same for prefork children
-        task_acks_on_failure_or_timeout=True,  # a rejected one would be dropped; we re-ring instead
+        task_acks_on_failure_or_timeout=True,  # else dropped; the sweeper enqueues again
         task_default_exchange="",  # it needs no binding: see `WorkQueues`
         task_create_missing_queues=True,  # queues are named after models; `broker.py` declares them
         # --- what is in a message
@@ -53,12 +56,12 @@ def make_app(settings: Settings) -> Celery:
         worker_cancel_long_running_tasks_on_connection_loss=False,  # the lease outlives the broker
         broker_connection_retry=True,
         broker_connection_retry_on_startup=True,
-        # RabbitMQ closes the channel of who holds a bell for longer than its consumer timeout. That
-        # would end the worker; it may as well connect anew, and the group goes on meanwhile.
+        # RabbitMQ closes the channel of a consumer that holds an unacknowledged message for longer
+        # than its timeout. That would end the worker; it reconnects, and the group goes on.
         broker_channel_error_retry=True,
         broker_connection_max_retries=None,  # counted by `consumer.py`, with what fails later
         # --- when the worker goes
-        worker_soft_shutdown_timeout=0.0,  # a cold end would wait for it; `Farewell` has patience
+        worker_soft_shutdown_timeout=0.0,  # a cold end would wait for it; `GracefulShutdown` waits
         # --- what is not used, and would cost messages or give away control
         worker_enable_remote_control=False,  # the store is the control plane
         worker_send_task_events=False,
@@ -72,16 +75,35 @@ def make_app(settings: Settings) -> Celery:
     return app
 
 
-def make_ring(app: Celery) -> Callable[[Bell], None]:
-    """A bell that publishes a pointer to work. A lost one costs time: the sweeper rings too."""
+def make_enqueue(app: Celery) -> Callable[[DueWork], None]:
+    """Sends a work message for a unit. A lost one costs time: the sweeper enqueues it again."""
 
-    def ring(bell: Bell) -> None:
-        message = WorkMessage(job_id=bell.job_id, stage=bell.stage, group_index=bell.group_index)
+    def enqueue(work: DueWork) -> None:
+        message = WorkMessage(job_id=work.job_id, stage=work.stage, group_index=work.group_index)
         app.send_task(
             WORK_TASK,
             kwargs=message.model_dump(mode="json"),
-            queue=queue_for(bell.stage, bell.model, bell.priority),
+            queue=queue_for(work.stage, work.model, work.priority),
             retry=False,
         )
 
-    return ring
+    return enqueue
+
+
+def make_queue_length(app: Celery) -> Callable[[DueWork], tuple[str, int]]:
+    """Finds the queue of a unit of work, and how many messages wait there.
+
+    Messages that workers have taken already are not counted. A queue that does not exist, or a
+    broker that does not answer, counts as empty: enqueuing too often does no harm.
+    """
+
+    def queue_length(work: DueWork) -> tuple[str, int]:
+        name = queue_for(work.stage, work.model, work.priority)
+        try:
+            with app.connection_for_write() as connection, connection.channel() as channel:
+                return name, int(channel.queue_declare(queue=name, passive=True).message_count)
+        except Exception as error:  # brokers raise many kinds, and for a missing queue another
+            log.debug("the length of queue %s is not known: %s", name, error)
+            return name, 0
+
+    return queue_length

@@ -24,10 +24,10 @@ from kombu.entity import Exchange, Queue
 from specbatch.schemas.errors import UsageError
 
 # Groups take minutes; anything unacknowledged for longer is delivered again, and the lease decides
-# who may go on. All apps must agree, for on Redis the shortest wins.
+# which worker goes on. All apps must agree, for on Redis the shortest wins.
 VISIBILITY_TIMEOUT_SEC = 3600
-# A bell that ends its worker every time is dropped after so many deliveries instead of going round
-# for ever. The store has its own count of attempts, and the sweeper rings while some are left.
+# A message that ends its worker every time is dropped after so many deliveries; otherwise it would
+# go round for ever. The store counts attempts itself, and the sweeper enqueues while some are left.
 DELIVERY_LIMIT = 10
 
 _REQUIREMENTS = {
@@ -41,7 +41,7 @@ _QUORUM_ARGUMENTS: Mapping[str, Any] = {
     "x-queue-type": "quorum",  # replicated: a queue outlives a node of the broker
     "x-delivery-limit": DELIVERY_LIMIT,
     # Else a consumer is thrown out after the server's 30 minutes. Older servers do not know this
-    # argument and ignore it; being thrown out costs a reconnect and a doubled bell, no work.
+    # argument and ignore it; being thrown out costs a reconnect and a doubled message, no work.
     "x-consumer-timeout": VISIBILITY_TIMEOUT_SEC * 1000,
 }
 

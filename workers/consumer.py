@@ -1,4 +1,4 @@
-"""Celery's consumer, which takes only what `guard.py` lets through, and tells whether it can."""
+"""Celery's consumer. It accepts what `guard.py` accepts, and reports whether it is connected."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 # A loop without a hub (the broker in memory) acknowledges only between two waits for messages. When
 # all tasks that may be in hand are, none comes before that: Celery's two seconds would be lost.
 _WAIT_SEC = 0.02
-_LOOK_SEC = 0.2  # between two looks whether the worker is to end, while it waits to connect
+_LOOK_SEC = 0.2  # between two checks whether the worker must end, while it waits to connect
 _TURN_SEC = 1.0  # between two signs that the loop turns
 
 # What a client library raises over bytes that are no message at all. They are off the queue by
@@ -33,15 +33,15 @@ _MALFORMED = (ValueError, TypeError, AttributeError, KeyError)
 
 
 class CheckedConsumer(Consumer):  # type: ignore[misc]  # celery has no types
-    """Refused messages are dropped with one line in the log (or dead-lettered, where a broker's
-    policy says so); the worker goes on.
+    """Drops refused messages with one line in the log (or dead-letters them, if the broker's policy
+    says so); the worker goes on.
 
-    Attempts to connect are counted here, those that fail after a moment too: Celery counts only
-    those that fail at once, and tries the others five times a second.
+    It counts failed connections, also those that fail after a moment: Celery counts only those that
+    fail at once, and retries the others five times a second.
     """
 
     class Blueprint(Consumer.Blueprint):  # type: ignore[misc]  # celery has no types
-        # Nothing of ours is for later; with quorum queues this step would declare 28 of them.
+        # We delay nothing; with quorum queues this step would declare 28 queues.
         default_steps = [  # noqa: RUF012 - as the base has it
             step for step in Consumer.Blueprint.default_steps if "delayed_delivery" not in step
         ]
@@ -63,7 +63,7 @@ class CheckedConsumer(Consumer):  # type: ignore[misc]  # celery has no types
         return consumer, _Brisk(connection) if self.hub is None else connection, *rest
 
     def ensure_connected(self, conn: Connection) -> Connection:
-        """Try each of the broker's URLs once. What fails is tried again by `start`."""
+        """Try each of the broker's URLs once; `start` retries."""
         others = max(0, len(conn.alt or ()) - 1)
         conn.ensure_connection(
             max_retries=others, interval_start=0, reraise_as_library_errors=False
@@ -93,8 +93,8 @@ class CheckedConsumer(Consumer):  # type: ignore[misc]  # celery has no types
             self._consuming.on_lost(
                 BrokerLostError(
                     f"no messages could be taken from the broker {shown} in {failures} attempts "
-                    f"({why}): see that it runs and what is in it, then start the "
-                    "worker anew"
+                    f"({why}): see that it runs and what is in it, then restart "
+                    "the worker"
                 )
             )
         until = time.monotonic() + self._consuming.pause_sec
@@ -120,7 +120,7 @@ class CheckedConsumer(Consumer):  # type: ignore[misc]  # celery has no types
 
 
 class _Brisk:
-    """A connection on which nobody waits for long."""
+    """A connection that never waits for long."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -133,5 +133,5 @@ class _Brisk:
 
 
 def refuse_compression() -> None:
-    """Make kombu unpack nothing in this process: it would do so before anybody sees the size."""
+    """Make kombu decompress nothing in this process: it would do so before we see the size."""
     compression._decoders.clear()

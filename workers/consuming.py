@@ -1,7 +1,7 @@
 """Whether this process can take messages from the broker.
 
-A worker that lives but takes no messages looks well from outside: its process runs, its heart
-beats. Its consumer tells this object how it stands, and what reports about the worker asks here.
+A worker that takes no messages looks well from outside: its process runs and sends heartbeats. Its
+consumer reports to this object, and health checks and metrics ask it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NOT_YET = "it has not connected yet"
 
 
 class Consuming:
-    """Thread-safe: the consumer's thread tells, others ask."""
+    """Thread-safe: the consumer's thread reports, others ask."""
 
     def __init__(
         self,
@@ -33,25 +33,25 @@ class Consuming:
         on_lost: Callable[[BrokerLostError], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`on_lost` ends the worker after so many failures in a row; 0: nothing does."""
+        """`on_lost` ends the worker after so many failures in a row; 0: it never ends."""
         self.most_failures = most_failures
         self.on_lost = on_lost
         self._clock = clock
         self._lock = threading.Lock()
         self._running_since: float | None = None
-        self._turned_at: float | None = None  # of a loop that tells when it turns
+        self._turned_at: float | None = None  # of a loop that reports its turns
         self._trouble: str | None = NOT_YET
         self._failures = 0
 
     def runs(self) -> None:
         """The consumer waits for messages. It connects to Redis no earlier than that, so it counts
-        only when it has lasted."""
+        as connected only after a while."""
         with self._lock:
             self._running_since = self._clock()
             self._turned_at = None
 
     def turned(self) -> None:
-        """Its loop turns."""
+        """The consumer's loop turns."""
         with self._lock:
             self._turned_at = self._clock()
 
@@ -71,7 +71,7 @@ class Consuming:
         return min(MOST_PAUSE_SEC, doubled)
 
     def trouble(self) -> str | None:
-        """In words, why no messages can be taken; None: they can."""
+        """Why no messages can be taken, in words; None if they can."""
         with self._lock:
             if self._running_since is None:
                 return self._trouble
@@ -89,11 +89,11 @@ _of_apps: WeakKeyDictionary[Celery, Consuming] = WeakKeyDictionary()
 
 
 def consuming_of(app: Celery) -> Consuming:
-    """The one of an app's worker in this process."""
+    """That of an app's worker in this process."""
     return _of_apps.setdefault(app, Consuming())
 
 
 def tell(app: Celery, consuming: Consuming) -> Consuming:
-    """Have the app's consumer tell this one, from its making on."""
+    """Have the app's consumer report to this one. Call it before the consumer is made."""
     _of_apps[app] = consuming
     return consuming

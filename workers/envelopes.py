@@ -1,7 +1,7 @@
-"""What a message of ours looks like on Redis, before kombu makes a message of it.
+"""Checks messages on Redis before kombu parses them.
 
-Anybody who can write to Redis can put anything into a queue. kombu trusts what it finds: bytes
-that are no JSON, or JSON of another shape, end its connection, and the next one finds more of them.
+Anybody who can write to Redis can put anything into a queue. kombu trusts what it finds: bytes that
+are no JSON, or JSON of another shape, end its connection, and the next connection finds more.
 """
 
 from __future__ import annotations

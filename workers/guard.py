@@ -1,9 +1,9 @@
-"""Which messages a worker takes. Whoever can write to the broker can write anything.
+"""Which messages a worker accepts: anybody who can write to the broker can write anything.
 
-A message is refused, unparsed where it is too large, unless it is exactly of the kind that we send:
-one of our two tasks, its fields and no others, now, once, and nothing chained behind it. (Celery
-would publish what a body chains or links, and hold back what is for later.) What passes is a bell
-that the store may well answer with "there is nothing to do".
+A message is refused, unparsed if it is too large, unless it is exactly what we send: one of our two
+tasks, its fields and no others, now, once, and nothing chained behind it. (Celery would publish
+what a body chains or links, and hold back what is for later.) An accepted message claims nothing by
+itself: the store may well have nothing to do.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def parsed(message: Message, most_bytes: int) -> Any:
 
 
 def wrong_fields(error: ValidationError) -> str:
-    """Names of the fields, not their values: those are whatever somebody wrote."""
+    """Names of the fields, not their values, which anybody may have written."""
     names = {".".join(str(part)[:40] for part in item["loc"][:3]) for item in error.errors()}
     return f"wrong fields: {', '.join(sorted(names)[:5]) or 'all'}"
 

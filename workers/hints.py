@@ -1,9 +1,9 @@
 """Refill requests out, hints in: a verify worker's own queue, and a thread for each direction.
 
-Hints do not come as tasks: the pool's threads all wait for their groups, and a hint is of use only
-until they are done. So the queue is read by a consumer of its own, which costs microseconds a
-message. Nothing here is durable in effect: messages expire, and so does the queue once nobody reads
-it (a transient queue would do, but RabbitMQ is about to refuse those that several may write to).
+Hints are not tasks: the pool's threads all wait for their groups, and a hint is useful only until
+those are done. So a consumer of its own reads the queue, which costs microseconds a message.
+Nothing here is durable: messages expire, and so does a queue that is not read. (A transient queue
+would do, but RabbitMQ is about to refuse those that several may write to.)
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""kombu's transport for Redis, which goes on whatever somebody wrote into its keys.
+"""kombu's transport for Redis, hardened against anything that was written into its keys.
 
-Two things would otherwise stop every worker at once, again and again, for the cause stays in Redis:
+Two things would otherwise stop all workers again and again, because the cause stays in Redis:
 
 - What cannot be parsed, in a queue or among the messages that are held unacknowledged, is dropped
   with one warning. No work is lost: a message only points to work, and sweepers enqueue another.
 - A key of another type than its name asks for is renamed to `<key>.quarantined`. These names are
-  ours alone, so nobody else misses the key; what it holds is kept for whoever wants to know, and
-  one such key per name cannot fill the broker. To wait for a person instead would leave all jobs
-  waiting over one stray write.
+  ours alone, so no other program misses the key; its content is kept for an investigation, and one
+  such key per name cannot fill the broker. Waiting for a person instead would stop all jobs over
+  one stray write.
 """
 
 # mypy: disallow-untyped-calls=False

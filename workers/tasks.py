@@ -1,7 +1,7 @@
-"""The tasks: parse the message, call the stage, return.
+"""The Celery tasks: parse the message, run the stage, return.
 
-A message was looked at before (`guard.py`); it is parsed once more here, for a task may be called
-by other ways than the worker's consumer.
+The consumer has checked the message (`guard.py`). It is parsed again here, because a task may be
+called in other ways.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def register(app: Celery, worker: Worker, on_lost: Callable[[DeviceLostError], N
     def work(**fields: Any) -> None:
         message = WorkMessage.model_validate(fields)
         try:
-            worker.stages.run(message.stage, message.job_id, message.group_index)
+            worker.run(message.stage, message.job_id, message.group_index)
         except DeviceLostError as error:
             on_lost(error)
             worker.outage.close()  # no task may keep the worker from ending

@@ -14,7 +14,7 @@ from specbatch.jobs.chaos import balance
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.outputs.names import MANIFEST, MARKER
 from specbatch.pipeline.outputs.outputs import read_manifest, read_output
-from specbatch.pipeline.stages.publishing import with_unfinished_rows
+from specbatch.pipeline.stages.publish import with_unfinished_rows
 from specbatch.pipeline.storage.artefacts import read_prompts
 from specbatch.pipeline.storage.confined import read_own
 from specbatch.pipeline.storage.objects import Objects, join

@@ -39,7 +39,7 @@ from specbatch.schemas.numeric_class import Pinned
 from specbatch.schemas.records import JobRow, JobState
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec
-from specbatch.workers.app import make_app, make_ring
+from specbatch.workers.app import make_app, make_enqueue
 
 LEASE_SEC = {"stand-in": 0.8, "real": 2.5}  # a fraction of a usual one, so that a run is short
 MOST_JOBS = 60  # of a run, until each was met: often it is the other worker that comes to a place
@@ -173,7 +173,14 @@ class Site:
         counts = str(self.folder / "counts")
         self.pool.fired.clear()
         self.pool.arm(
-            Arming(self._number, plan.disturbances, counts, plan.bells, self.full, self.skews_sec)
+            Arming(
+                self._number,
+                plan.disturbances,
+                counts,
+                plan.message_seed,
+                self.full,
+                self.skews_sec,
+            )
         )
 
     def _job(
@@ -268,7 +275,7 @@ def site(
         s3_endpoint_url=workers_s3_url or s3_endpoint_url,
         lease_sec=LEASE_SEC[engine],
         sweep_interval_sec=0.1,
-        bell_patience_sec=0.5,
+        message_patience_sec=0.5,
         propose_patience_sec=4 * LEASE_SEC[engine],
         max_attempts=1000,  # disturbances must not use up what a job has
         kv_cache_mib=64,
@@ -303,7 +310,7 @@ def site(
         made = Site(
             store=store,
             objects=Objects(s3_endpoint_url),
-            client=make_client(settings, patient(make_ring(app)), store),
+            client=make_client(settings, patient(make_enqueue(app)), store),
             pool=pool,
             folder=folder,
             outputs=f"{workspace.rstrip('/')}/outputs" if workspace else str(folder / "outputs"),

@@ -18,7 +18,7 @@ class Arming:
     run: int
     disturbances: tuple[Disturbance, ...]
     counts: str  # folder in which all of them count together
-    bells: int | None = None
+    message_seed: int | None = None
     full: str = ""  # while this file is there, their disk is full
     skews_sec: tuple[float, ...] = ()  # what their clocks are ahead, by number; beyond: nothing
 

@@ -74,7 +74,7 @@ class Plan:
     disturbances: tuple[Disturbance, ...]
     group_size: int
     writes_ahead: bool  # groups pass through the propose stage
-    bells: int | None = None  # seeds bells that are doubled, held back and changed in order
+    message_seed: int | None = None  # seeds messages that are doubled, held back, reordered
     incident: Incident | None = None
 
     @property
@@ -85,7 +85,8 @@ class Plan:
     def __str__(self) -> str:
         all_done = (*([] if self.incident is None else [self.incident]), *self.disturbances)
         done = "; ".join(map(str, all_done)) or "nothing"
-        return f"seed {self.seed}: {done}{'; unruly bells' if self.bells is not None else ''}"
+        unruly = "" if self.message_seed is None else "; unruly messages"
+        return f"seed {self.seed}: {done}{unruly}"
 
 
 # How often a small job reaches a place, at the least.
@@ -122,7 +123,7 @@ def plan_of(seed: int, workers: int) -> Plan:
         disturbances=(first, *further),
         group_size=draw.choice((3, 4, 6)),
         writes_ahead=drafts or draw.random() < 0.5,
-        bells=draw.getrandbits(32) if draw.random() < 0.5 else None,
+        message_seed=draw.getrandbits(32) if draw.random() < 0.5 else None,
     )
 
 
@@ -142,7 +143,7 @@ def incident_plan_of(seed: int, workers: int) -> Plan:
         disturbances=disturbances,
         group_size=draw.choice((3, 4, 6)),
         writes_ahead=drafts or draw.random() < 0.5,
-        bells=draw.getrandbits(32) if draw.random() < 0.3 else None,
+        message_seed=draw.getrandbits(32) if draw.random() < 0.3 else None,
         incident=Incident(
             kind,
             at_rows=draw.choice((1, 1, 4, 7)),

@@ -23,13 +23,13 @@ from celery.signals import worker_ready
 from celery.worker import state
 
 from specbatch.jobs.chaos import clock, stand_in_model
-from specbatch.jobs.chaos.bells import UnrulyRing
 from specbatch.jobs.chaos.faults import Armed
 from specbatch.jobs.chaos.orders import Arming, Ask, Busy, Event, Fired, IsArmed, Order, Ready
 from specbatch.jobs.chaos.stand_in import NUMERIC_CLASS, StandInHost
-from specbatch.pipeline.bootstrap import Models
+from specbatch.jobs.chaos.unruly_queue import UnrulyQueue
+from specbatch.pipeline.bootstrap import FakeModels
 from specbatch.pipeline.engines.contract import ModelFolder
-from specbatch.pipeline.runtime.client import Ring
+from specbatch.pipeline.runtime.client import Enqueue
 from specbatch.schemas import crash_points
 from specbatch.schemas.errors import DeviceLostError, WorkerEndedError
 from specbatch.schemas.settings import Settings
@@ -50,7 +50,7 @@ class Line:
         with self.lock, contextlib.suppress(OSError):  # nobody listens: the end is near
             self.connection.send(event)
 
-    def listen(self, armed: Armed, bells: Bells) -> None:
+    def listen(self, armed: Armed, queue: SeededQueue) -> None:
         """Take what comes until the other end is gone; then this process goes, too."""
         with contextlib.suppress(EOFError, OSError):
             while True:
@@ -59,28 +59,28 @@ class Line:
                     self.tell(Busy(len(state.reserved_requests)))
                     continue
                 armed.arm(message)
-                bells.seed(message.bells)
+                queue.seed(message.message_seed)
                 clock.set_ahead(skew_of(message, self.number))
                 self.tell(IsArmed(message.run))
         os._exit(1)
 
 
-class Bells:
-    """The unruly ring, once the worker has made it."""
+class SeededQueue:
+    """The unruly queue, once the worker has made it."""
 
     def __init__(self) -> None:
-        self._ring: UnrulyRing | None = None
+        self._queue: UnrulyQueue | None = None
         self._seed: int | None = None
 
     def seed(self, seed: int | None) -> None:
         self._seed = seed
-        if self._ring is not None:
-            self._ring.seed(seed)
+        if self._queue is not None:
+            self._queue.seed(seed)
 
-    def through(self, ring: Ring) -> Ring:
-        self._ring = UnrulyRing(ring)
-        self._ring.seed(self._seed)
-        return self._ring
+    def wrap(self, enqueue: Enqueue) -> Enqueue:
+        self._queue = UnrulyQueue(enqueue)
+        self._queue.seed(self._seed)
+        return self._queue
 
 
 def work(order: Order, connection: Connection) -> int:
@@ -89,7 +89,7 @@ def work(order: Order, connection: Connection) -> int:
     tempfile.tempdir = str(Path(order.log).parent)  # what a killed one leaves there goes with it
     if order.home:
         os.chdir(order.home)
-    line, bells = Line(connection, order.number), Bells()
+    line, queue = Line(connection, order.number), SeededQueue()
     settings = Settings(**order.settings)
     armed = Armed(
         order.number,
@@ -97,10 +97,10 @@ def work(order: Order, connection: Connection) -> int:
         lambda run, index: line.tell(Fired(run, index)),
     )
     armed.arm(order.arming)
-    bells.seed(order.arming.bells)
+    queue.seed(order.arming.message_seed)
     clock.set_ahead(skew_of(order.arming, order.number))
     crash_points.arm(armed)
-    listener = threading.Thread(target=line.listen, args=(armed, bells), daemon=True)
+    listener = threading.Thread(target=line.listen, args=(armed, queue), daemon=True)
     listener.start()
     worker_ready.connect(lambda **_: line.tell(Ready()), weak=False)
     try:
@@ -111,7 +111,7 @@ def work(order: Order, connection: Connection) -> int:
             (order.proposer,) if order.proposer else (),
             order.concurrency,
             fake_models=models_of(order) if order.engine == "stand-in" else None,
-            through=bells.through,
+            wrap_enqueue=queue.wrap,
         )
     except (DeviceLostError, WorkerEndedError) as error:
         return error.exit_code
@@ -123,7 +123,7 @@ def skew_of(arming: Arming, number: int) -> float:
     return arming.skews_sec[number] if number < len(arming.skews_sec) else 0.0
 
 
-def models_of(order: Order) -> Models:
+def models_of(order: Order) -> FakeModels:
     """The stand-in for the verifier, and one that guesses for the draft model."""
 
     def engines(model: ModelFolder, beside: ModelFolder | None) -> StandInHost:
@@ -137,7 +137,7 @@ def models_of(order: Order) -> Models:
             taught_by=order.verifier if drafts else None,
         )
 
-    return Models(engines, stand_in_model.codec)
+    return FakeModels(engines, stand_in_model.codec)
 
 
 def _write_to(log: Path) -> None:

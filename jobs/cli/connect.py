@@ -13,11 +13,11 @@ from pydantic_settings import SettingsError
 
 from specbatch.jobs.cli.console import log_as, remark
 from specbatch.pipeline.bootstrap import make_client, make_store
-from specbatch.pipeline.runtime.client import Client, Ring
+from specbatch.pipeline.runtime.client import Client, Enqueue
 from specbatch.schemas.errors import SpecbatchError, UsageError, first_line
 from specbatch.schemas.masking import mask_url, masked
 from specbatch.schemas.patience import NoAnswerError, patiently
-from specbatch.schemas.records import Bell
+from specbatch.schemas.records import DueWork
 from specbatch.schemas.sealing import SETTING as SECRET_SETTING
 from specbatch.schemas.settings import Settings
 
@@ -67,10 +67,10 @@ def _has_password(path: Path) -> bool:
 
 @contextmanager
 def client(settings: Settings) -> Iterator[Client]:
-    """A client whose bell may fail: the store knows the work, and the sweeper rings later."""
+    """A client that works without a broker: the store has the work, and the sweeper enqueues it."""
     store = make_store(settings)
     try:
-        yield make_client(settings, _forgiving_ring(settings), store)
+        yield make_client(settings, _forgiving_enqueue(settings), store)
     finally:
         store.close()
 
@@ -121,21 +121,21 @@ def make_broker_app(settings: Settings) -> Celery:
     return app
 
 
-def silent(_bell: Bell) -> None:
-    """The bell of a process that has nobody to wake."""
+def silent(_work: DueWork) -> None:
+    """Enqueues nothing, in a process that no worker listens to."""
 
 
-def _forgiving_ring(settings: Settings) -> Ring:
-    """A bell for changes that are in the store already."""
+def _forgiving_enqueue(settings: Settings) -> Enqueue:
+    """Enqueues work that is in the store already."""
     if settings.broker_url.startswith("memory://"):
-        return silent  # nobody outside this process could hear it
-    from specbatch.workers.app import make_ring
+        return silent  # it reaches no other process
+    from specbatch.workers.app import make_enqueue
 
-    ring = make_ring(make_broker_app(settings))
+    enqueue = make_enqueue(make_broker_app(settings))
 
-    def forgiving(bell: Bell) -> None:
+    def forgiving(work: DueWork) -> None:
         try:
-            patiently("the broker", REACH_SEC, lambda _: ring(bell))
+            patiently("the broker", REACH_SEC, lambda _: enqueue(work))
         except Exception as error:  # the change is stored; workers sweep the store anyway
             remark(
                 f"no message was sent to the broker ({first_line(error)}); workers find the work "

@@ -75,7 +75,7 @@ def run_here(
     if job.state.is_final:
         return
     end_within(None)  # what stops at the timeout gives its groups back, which takes its time
-    from specbatch.workers.app import make_ring
+    from specbatch.workers.app import make_enqueue
     from specbatch.workers.lifecycle import embedded
 
     settings = settings.model_copy(update={"broker_url": "memory://localhost/"})
@@ -88,7 +88,7 @@ def run_here(
             embedded(settings, spec.verifier, job.proposer, only_job=job.job_id) as (app, worker),
         ):
             check_served(worker, job.job_id, spec)
-            here = make_client(settings, make_ring(app), worker.store, worker.keeper.look)
+            here = make_client(settings, make_enqueue(app), worker.store, worker.keeper.look)
             _follow(here, app, worker, job, spec, timeout_sec)
     except KeyboardInterrupt:
         remark(f"job {job.job_id} stopped; its finished groups are kept. To go on: {hint}")

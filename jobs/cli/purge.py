@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from specbatch.jobs.cli.connect import load_settings
 from specbatch.jobs.cli.console import complain, err, remark, say
 from specbatch.pipeline.bootstrap import make_store
-from specbatch.pipeline.runtime.purging import Due, Purger
+from specbatch.pipeline.runtime.purge import Due, Purger
 from specbatch.schemas.errors import ObjectError, UsageError
 from specbatch.schemas.records import JobRow
 

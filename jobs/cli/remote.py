@@ -31,7 +31,7 @@ def submit_there(
     timeout_sec: float | None,
     json: bool,
 ) -> None:
-    """Store the job and ring for it; with `wait`, follow it to its end."""
+    """Store the job and enqueue it; with `wait`, follow it to its end."""
     begun = time.monotonic()
     check_broker(settings)
     check_input_here(spec.input)

@@ -16,7 +16,7 @@ from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from specbatch.jobs.cli.connect import load_settings
 from specbatch.jobs.client import JobClient, open_client
 from specbatch.schemas.errors import UsageError
-from specbatch.schemas.settings import Settings
+from specbatch.schemas.settings import OLD_NAMES, Settings
 
 # A user (or a limit on the run that a user set) gave the task this state; while its worker or its
 # triggerer goes down, and between tries, it has another one.
@@ -60,7 +60,7 @@ class SpecbatchHook(BaseHook):
         if self.conn_id is None:
             return {}
         given: dict[str, Any] = self.get_connection(self.conn_id).extra_dejson
-        unknown = sorted(set(given) - set(Settings.model_fields))
+        unknown = sorted(set(given) - set(Settings.model_fields) - OLD_NAMES)
         if unknown:
             raise UsageError(
                 f"connection {self.conn_id}: no setting is called {', '.join(unknown)}; its extra "

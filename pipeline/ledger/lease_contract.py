@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from specbatch.schemas.numeric_class import Serves
-from specbatch.schemas.records import Beat, Bell, GroupWork, JobWork, Lease, Released, Stage
+from specbatch.schemas.records import Beat, DueWork, GroupWork, JobWork, Lease, Released, Stage
 
 
 class LeaseStore(Protocol):
@@ -118,8 +118,8 @@ class LeaseStore(Protocol):
         """
         ...
 
-    def due(self, limit: int = 256, job_id: str | None = None) -> list[Bell]:
-        """Units that are ready, or whose lease ran out: what the sweeper rings for.
+    def due(self, limit: int = 256, job_id: str | None = None) -> list[DueWork]:
+        """Units that are ready, or whose lease expired: what the sweeper enqueues.
 
         Jobs first, then groups; of each stage, model and class the `limit` that are ready longest.
         With `job_id`, of that job only.

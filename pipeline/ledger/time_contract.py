@@ -15,7 +15,7 @@ That it balances, after crashes too:
    transaction. So wherever rows have ticks, the session has them too, whoever dies afterwards. They
    say that the attempt was kept; the time of all others, and what is in no row of those, is lost.
 3. A process that was thought dead cannot write to its session any more. It begins another one at
-   the tick where that one ends: `timekeeping.py`.
+   the tick where that one ends: `device_time.py`.
 """
 
 from __future__ import annotations

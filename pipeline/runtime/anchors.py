@@ -1,19 +1,23 @@
-"""Ends of audit logs, written down outside the store and signed: anchors.
+"""Anchors: signed statements of where audit logs end, kept outside the store.
 
     <SPECBATCH_ANCHOR_URI>/<job>/<number>-<hash>.json     one line of JSON
 
-An anchor says that at that time entry `number` of the job's log had that hash, which follows from
-all entries before it. Who restores an older copy of the store, or cuts the log's end off, cannot
-take the anchors back, unless the place where they lie lets them be deleted. The statement is signed
-with Ed25519; an RFC 3161 authority may stamp it too, whose word counts where the key is not
-trusted.
+An anchor says that entry `number` of the job's log had that hash at that time. The hash follows
+from all entries before it. Restoring an older copy of the store, or cutting the log's end off, does
+not remove anchors, unless their place lets them be deleted. Statements are signed with Ed25519. An
+RFC 3161 authority may stamp them too, which counts where the key is not trusted.
+
+A worker may die between the publication and the anchor, or the anchors' place or the authority may
+be out of reach just then. So workers look for logs without an anchor while they run (`Anchoring`).
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import logging
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,24 +28,33 @@ import orjson
 
 from specbatch.pipeline.audit.digests import canonical_json
 from specbatch.pipeline.audit.timestamps import Timestamps
+from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.storage.objects import Objects, join, tidy
-from specbatch.schemas.audit import Finding, FindingKind, Head
-from specbatch.schemas.errors import MissingExtraError, ObjectError, UsageError
+from specbatch.schemas.audit import EntryKind, Finding, FindingKind, Head
+from specbatch.schemas.errors import MissingExtraError, ObjectError, SpecbatchError, UsageError
+from specbatch.schemas.refusals import is_news
 from specbatch.schemas.sealing import NEW_KEY
 from specbatch.schemas.settings import Settings
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+log = logging.getLogger(__name__)
+
 URI, KEY, PUBLIC = "SPECBATCH_ANCHOR_URI", "SPECBATCH_ANCHOR_KEY", "SPECBATCH_ANCHOR_PUBLIC_KEYS"
 _NAME = re.compile(r"(\d{8,18})-[0-9a-f]{16}\.json")
 _DOMAIN = b"specbatch anchor 1\n"
 _KEY_BYTES = 32
+INTERVAL_SEC = 300.0  # between two searches for logs without an anchor
+MOST_JOBS = 100  # the newest ones, which are searched
+MOST_AGE_SEC = 86_400.0  # since a job ended; later `specbatch audit --anchor` anchors its log
+_CLOSE_SEC = 5.0  # to wait for a place that does not answer
+_NEXT = "this worker tries again"
 
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """One anchor, whose signature was checked."""
+    """An anchor with a valid signature."""
 
     job_id: str
     number: int
@@ -52,15 +65,15 @@ class Anchor:
 
     @property
     def statement(self) -> bytes:
-        """What is signed and stamped."""
+        """The bytes that are signed and stamped."""
         return _statement(self.job_id, self.number, self.hash.hex(), self.at)
 
 
 @dataclass
 class AnchorCounts:
-    """What anchors say of a job."""
+    """What anchors say of a job's log."""
 
-    is_set: bool = False  # there is a place for anchors
+    is_set: bool = False  # a place for anchors is set
     last: Anchor | None = None  # that the log agrees with
     stamped: Anchor | None = None  # the last of these that an authority stamped …
     stamped_at: str = ""  # … then …
@@ -69,21 +82,21 @@ class AnchorCounts:
 
 
 class Anchors:
-    """Where they lie, who signs them, whose signatures are believed. Thread-safe."""
+    """The place of anchors, who signs them, and whose signatures are trusted. Thread-safe."""
 
     def __init__(
         self,
         objects: Objects,
         uri: str,
         signer: Ed25519PrivateKey | None,
-        believed: Sequence[str],
+        trusted: Sequence[str],
         timestamps: Timestamps | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._objects = objects
         self._uri = tidy(uri)
         self._signer = signer
-        self._believed = tuple(believed)
+        self._trusted = tuple(trusted)
         self._timestamps = timestamps
         self._clock = clock
 
@@ -110,7 +123,7 @@ class Anchors:
         return cls(objects, settings.anchor_uri, signer, keys, Timestamps.of_settings(settings))
 
     def put(self, job_id: str, head: Head) -> None:
-        """Anchor the end of a job's log. One that is there stays.
+        """Anchor the end of a job's log. An existing anchor stays.
 
         Raises `UsageError` without a key to sign with, and `ObjectError`.
         """
@@ -132,11 +145,11 @@ class Anchors:
         self._objects.put_new(uri, orjson.dumps(values) + b"\n")
 
     def known(self, job_id: str) -> bool:
-        """Whether there are any of a job. Raises `ObjectError`."""
+        """Whether the job has any. Raises `ObjectError`."""
         return bool(self._objects.list(self._folder(job_id) + "/"))
 
     def last_number(self, job_id: str) -> int:
-        """The last entry of a job's log that files here name, believed or not; 0: none does.
+        """The last entry of a job's log that a file here names, trusted or not; 0 if none does.
 
         Raises `ObjectError`.
         """
@@ -147,7 +160,7 @@ class Anchors:
     def findings(
         self, job_id: str, log: Mapping[int, bytes], counts: AnchorCounts
     ) -> Iterator[Finding]:
-        """What of a job's log is not as it was anchored. `log`: the hash of each entry there is."""
+        """Where the job's log differs from its anchors. `log`: the hash of each existing entry."""
         counts.is_set = True
         last = max(log, default=0)
         try:
@@ -182,7 +195,7 @@ class Anchors:
             )
 
     def _stamp(self, anchor: Anchor, uri: str, counts: AnchorCounts) -> Iterator[Finding]:
-        """Whether the authority's stamp fits, if there is one and it can be checked."""
+        """Check the authority's stamp, if there is one and it can be checked."""
         if anchor.stamp is None:
             return
         if self._timestamps is None or not self._timestamps.checks:
@@ -215,7 +228,7 @@ class Anchors:
             return "is no anchor: it was changed, or is none of ours; remove it or restore it"
         if anchor.job_id != job_id or not uri.endswith(_name(anchor.number, anchor.hash.hex())):
             return "is an anchor of something else than its name says: it was moved"
-        if anchor.key not in self._believed:
+        if anchor.key not in self._trusted:
             return f"is signed with the key {anchor.key}, which is not among those of {PUBLIC}"
         if not _is_signed(anchor, signature):
             return "was changed: its signature does not fit"
@@ -293,3 +306,88 @@ def _decoded(text: str) -> bytes:
 
 def _found(what: str, number: int | None = None) -> Finding:
     return Finding(FindingKind.ANCHOR, what, number=number)
+
+
+class Anchoring:
+    """Anchors the logs of published jobs at once, and later, in its own thread, any without one."""
+
+    def __init__(
+        self,
+        store: Store,
+        anchors: Anchors,
+        interval_sec: float = INTERVAL_SEC,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._store = store
+        self._anchors = anchors
+        self._interval_sec = interval_sec
+        self._clock = clock
+        self._done: set[tuple[str, float | None]] = set()  # jobs with an anchor, and their ends
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="anchoring", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join(_CLOSE_SEC)
+
+    def published(self, job_id: str) -> None:
+        """Anchor the log of a job that was published; the job stays published if that fails."""
+        try:
+            self._anchors.put(job_id, self._store.log_head(job_id))
+        except SpecbatchError as error:
+            log.warning(
+                "job %s is published and its log is not anchored: %s; `specbatch audit %s "
+                "--anchor` tries again",
+                *(job_id, error, job_id),
+                extra={"job": job_id},
+            )
+
+    def catch_up(self) -> list[str]:
+        """Anchor the logs that lack an anchor of their publication; returns the jobs' ids.
+
+        Raises what the store, the anchors' place and the authority raise; the rest can wait.
+        """
+        oldest, anchored = self._clock() - MOST_AGE_SEC, []
+        ended = {
+            (job.job_id, job.finished_at)
+            for job in self._store.list_jobs(MOST_JOBS)
+            if job.state.is_final and (job.finished_at or 0.0) >= oldest
+        }
+        self._done &= ended
+        for job_id, finished_at in sorted(ended - self._done, key=str):
+            if self._stop.is_set():
+                break
+            if self._is_missed(job_id):
+                self._anchors.put(job_id, self._store.log_head(job_id))
+                log.warning(
+                    "job %s was published without an anchor; now its log has one",
+                    job_id,
+                    extra={"job": job_id},
+                )
+                anchored.append(job_id)
+            self._done.add((job_id, finished_at))
+        return anchored
+
+    def _is_missed(self, job_id: str) -> bool:
+        """Whether a publication is behind all that is anchored."""
+        later = self._store.log(job_id, self._anchors.last_number(job_id))
+        return any(entry.kind == EntryKind.PUBLISHED for entry in later)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self.catch_up()
+            except SpecbatchError as error:
+                if is_news(error):
+                    log.warning(
+                        "could not anchor the logs that lack an anchor: %s; %s", error, _NEXT
+                    )
+            except Exception:
+                if not self._stop.is_set():  # else the store is closed
+                    log.exception("could not anchor the logs that lack an anchor; %s", _NEXT)
+            if self._stop.wait(self._interval_sec):
+                return

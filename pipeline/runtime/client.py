@@ -1,6 +1,6 @@
-"""Submit a job, follow it, stop it. Needs the store and a bell, and no engine: it is light.
+"""Submits jobs, follows them, stops them. Needs the store and the broker but no engine.
 
-Used by the commands and by everything that runs inside somebody else's scheduler.
+The commands use it, and so does everything that runs inside another scheduler.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from specbatch.pipeline.observe.tracing.context import Work, work_on
 from specbatch.pipeline.observe.tracing.span_names import SUBMIT
 from specbatch.pipeline.observe.tracing.tracing import UNTRACED, Tracing
 from specbatch.pipeline.privacy.tenants import NOBODY_PRIVATE, Privacy
-from specbatch.pipeline.runtime.owners import is_dead_here
+from specbatch.pipeline.runtime.leases import is_dead_here
 from specbatch.schemas.errors import UsageError, WaitTimeoutError
 from specbatch.schemas.fingerprint import Models
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.records import (
     PRIORITIES,
-    Bell,
+    DueWork,
     JobRow,
     JobState,
     NewJob,
@@ -30,28 +30,28 @@ from specbatch.schemas.records import (
 )
 from specbatch.schemas.spec import JobSpec
 
-Ring = Callable[[Bell], None]
+Enqueue = Callable[[DueWork], None]  # sends a work message for the unit
 
 
 class Client:
-    """What a submitter can do. `ring` wakes the workers; if it fails the sweeper rings later."""
+    """What a submitter can do. Where `enqueue` fails, the sweeper enqueues later."""
 
     def __init__(
         self,
         store: Store,
-        ring: Ring,
+        enqueue: Enqueue,
         workspace_uri: str,
         on_cancel: Callable[[], None] = lambda: None,
         privacy: Privacy = NOBODY_PRIVATE,
         tracing: Callable[[], Tracing] = lambda: UNTRACED,
     ) -> None:
-        """`on_cancel` has the workers of this process look at once whether a job is to stop.
+        """`on_cancel` makes the workers of this process check at once which jobs must stop.
 
-        `tracing` opens what a submission is told to."""
+        `tracing` opens the exporter for a submission's span."""
         self._tracing = tracing
         self._privacy = privacy
         self._store = store
-        self._ring = ring
+        self._enqueue = enqueue
         self._workspace_uri = workspace_uri
         self._on_cancel = on_cancel
 
@@ -67,7 +67,7 @@ class Client:
             tracing.submitted(job, created, begun_ns)
             if not job.state.is_final:
                 stage = job.stage if created else Stage.INGEST
-                self._ring(Bell(job.job_id, stage, None, priority=job.priority))
+                self._enqueue(DueWork(job.job_id, stage, None, priority=job.priority))
         return job, created
 
     def _create(self, spec: JobSpec, idempotency_key: str | None) -> tuple[JobRow, bool]:
@@ -116,12 +116,12 @@ class Client:
         return self._store.progress(job_id)
 
     def cancel(self, job_id: str, reason: str = "cancelled on request") -> JobRow:
-        """Stop a job; finished rows are kept. `reason` says in words by whom."""
+        """Stop a job; its finished rows are kept. `reason` says who asked, in words."""
         found = self._store.get_job(job_id)
         words = self._privacy.words(found, reason)
         job = self._store.request_cancel(found.job_id, words)
         self._on_cancel()
-        self._ring_due(job.job_id)
+        self._enqueue_due(job.job_id)
         return job
 
     def retry(
@@ -131,10 +131,10 @@ class Client:
         numeric_class: str | None = None,
         models: Models | None = None,
     ) -> int:
-        """Send what failed or was cancelled back to work; how many units that is.
+        """Do again what failed or was cancelled; returns how many units.
 
         `quarantined`: only rows that failed by themselves, one unit each. `numeric_class`,
-        `models`: in that one, with those; a job that goes on is moved to them.
+        `models`: move the job to these, also one that is still running.
         """
         job = self._store.get_job(job_id)
         if not job.state.is_final and numeric_class is None and models is None:
@@ -142,36 +142,36 @@ class Client:
                 f"job {job.job_id} is still {job.state}: wait for it or cancel it first"
             )
         count = self._store.retry_job(job.job_id, quarantined, numeric_class, models)
-        self._ring_due(job.job_id)
+        self._enqueue_due(job.job_id)
         return count
 
     def interrupted(self, jobs: Sequence[JobRow], lease_sec: float) -> list[str]:
-        """Ids of those of the jobs that were begun and that nobody works on any more."""
+        """Ids of the jobs that were begun and that no worker works on any more."""
         begun = [job for job in jobs if job.state is JobState.RUNNING]
         workers = self._store.backlog().workers if begun else ()
         holders = self._store.holders
         return [j.job_id for j in begun if is_interrupted(j, holders, workers, lease_sec)]
 
     def take_over(self, job_id: str) -> None:
-        """End the leases of processes of this machine that are no more: else whoever resumes the
-        job would wait until they have run out."""
+        """End the leases of this machine's dead processes. Otherwise resuming the job would wait
+        until they expire."""
         for owner in self._store.holders(job_id):
             if is_dead_here(owner):
                 self._store.expire_leases(job_id, owner)
 
     def waits_for(self, job_id: str, silence_sec: float) -> str | None:
-        """In words, what a job lacks on its way to the end, and what there is; None: nothing.
+        """In words, what the job waits for and which workers there are; None: it waits for nothing.
 
-        Workers that were not heard of for `silence_sec` are held for dead."""
+        Workers that were not heard of for `silence_sec` count as dead."""
         return self._store.backlog().waiting(silence_sec).get(job_id)
 
     def models_alive(self, job_id: str, silence_sec: float) -> list[Models]:
-        """What live workers have in the place of the job's models, where that is something else."""
+        """The models that live workers serve where these differ from the job's."""
         job = self._store.get_job(job_id)
         alive = self._store.backlog().alive(silence_sec).workers
-        told = [worker.serves for worker in alive if worker.serves is not None]
+        serving = [worker.serves for worker in alive if worker.serves is not None]
         found: dict[str, Models] = {}
-        for serves in told:
+        for serves in serving:
             here, drafts = serves.fingerprint, serves.drafts
             if serves.model != job.verifier or here is None or not serves.works_on(job.job_id):
                 continue
@@ -184,7 +184,7 @@ class Client:
     def follow(
         self, job_id: str, every_sec: float = 0.5, timeout_sec: float | None = None
     ) -> Iterator[JobProgress]:
-        """Progress until the job ends. Raises `WaitTimeoutError`; the job goes on then."""
+        """Progress until the job ends. Raises `WaitTimeoutError`; the job then keeps running."""
         deadline = None if timeout_sec is None else time.monotonic() + timeout_sec
         while True:
             progress = self._store.progress(job_id)
@@ -193,14 +193,14 @@ class Client:
                 return
             if deadline is not None and time.monotonic() >= deadline:
                 raise WaitTimeoutError(
-                    f"job {job_id} is still {progress.state} after {timeout_sec:.0f} s; it goes "
-                    f"on, `specbatch show {job_id}` tells how far it is"
+                    f"job {job_id} is still {progress.state} after {timeout_sec:.0f} s; it keeps "
+                    f"running, `specbatch show {job_id}` shows its progress"
                 )
             time.sleep(every_sec)
 
-    def _ring_due(self, job_id: str) -> None:
-        for bell in self._store.due(job_id=job_id):
-            self._ring(bell)
+    def _enqueue_due(self, job_id: str) -> None:
+        for work in self._store.due(job_id=job_id):
+            self._enqueue(work)
 
 
 def new_job_id() -> str:

@@ -1,13 +1,20 @@
-"""Keeps this process's leases alive, and tells the work when it may no longer go on."""
+"""Keeps this process's leases alive, and tells the work when it must stop.
+
+A process claims under a name of its own, `owner_here`; `is_dead_here` recognises the names of
+processes of this machine that have ended.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.observe.tracing.span_names import LEASE_LOST, STOPPED
@@ -18,9 +25,9 @@ from specbatch.schemas.refusals import is_news
 
 log = logging.getLogger(__name__)
 
-LOOK_SEC = 1.0  # between two looks whether jobs in work are to stop
-_LATE_SEC = 0.05  # by the store's clock a deadline may pass a little later than by ours, so look
-_MOST_LATE_SEC = 5.0  # so often for so long
+LOOK_SEC = 1.0  # between two checks whether jobs in work must stop
+_LATE_SEC = 0.05  # the store's clock may be behind ours: check a passed deadline so often ...
+_MOST_LATE_SEC = 5.0  # ... for so long
 
 
 def _nothing() -> float:
@@ -37,14 +44,14 @@ class Held:
     cancelled: threading.Event = field(default_factory=threading.Event)
     deadline_at: float | None = None  # of its job
     spent_usd: Callable[[], float] = _nothing  # what the attempt has cost so far
-    cut_wanted: bool = False
-    span: Span = NO_SPAN  # what a trace is told of the work
+    cut_wanted: bool = False  # an idle worker asks for half of the group
+    span: Span = NO_SPAN  # of the attempt
     on_cut: Callable[[], None] = lambda: None
 
     def when_cut(self, on_cut: Callable[[], None]) -> None:
-        """`on_cut` runs when, or if already, somebody idle asks for half of the group.
+        """Call `on_cut` when an idle worker asks for half of the group, or now if one has asked.
 
-        It runs in the keeper's thread and may not block.
+        It runs in the keeper's thread and must not block.
         """
         self.on_cut = on_cut
         if self.cut_wanted:
@@ -57,9 +64,9 @@ class Held:
 
 
 class LeaseKeeper:
-    """One heartbeat for all leases of the process, three to a lease's lifetime.
+    """Sends one heartbeat for all leases of the process, three times in a lease's lifetime.
 
-    More often, and at once when a deadline passes, it looks whether a job is to stop.
+    It checks whether jobs must stop more often than that, and at once when a deadline passes.
     """
 
     def __init__(self, store: Store, lease_sec: float, look_sec: float = LOOK_SEC) -> None:
@@ -80,8 +87,8 @@ class LeaseKeeper:
     ) -> Iterator[Held]:
         """Keep the lease alive inside the block; `on_cancel` runs once if the job is cancelled.
 
-        Only a store that was restored from a copy gives out the same lease twice. Whoever has it
-        since before then has lost it: what he read may be of a store that is no more.
+        Only a store that was restored from a copy gives out the same lease twice. The earlier
+        holder has lost it: it may have read from a store that no longer exists.
         """
         held = Held(lease, on_cancel, span=span)
         with self._lock:
@@ -97,26 +104,26 @@ class LeaseKeeper:
                 if self._held.get(lease) is held:
                     del self._held[lease]
 
-    def mind(self, held: Held, deadline_at: float | None) -> None:
-        """Look again when the deadline (seconds since the epoch) passes."""
+    def watch_deadline(self, held: Held, deadline_at: float | None) -> None:
+        """Check again when the deadline (seconds since the epoch) passes."""
         if deadline_at is not None:
             held.deadline_at = deadline_at
             self._sooner.set()
 
     def at_heartbeats(self, beside: Callable[[], None]) -> None:
-        """Have this called at every heartbeat, whether there are leases or not."""
+        """Call `beside` at every heartbeat, whether there are leases or not."""
         self._beside.append(beside)
 
     def holds(self, stage: Stage) -> bool:
-        """Whether some group is held at this stage."""
+        """Whether this process holds a group at this stage."""
         with self._lock:
             return any(lease.stage is stage for lease in self._held)
 
     def confirm(self, held: Held) -> None:
-        """Ask the store now. Raises `FencedError` when the lease is somebody else's meanwhile: a
-        process that was stopped for a while does not know it before its next heartbeat.
+        """Ask the store now whether the lease is still held; no answer is not a yes.
 
-        Raises `StoreError` when the store gives no answer: nobody may take that for a yes.
+        A process that was suspended does not know before its next heartbeat. Raises `FencedError`
+        when another worker has the lease, and `StoreError` when the store does not answer.
         """
         self._beat()
         held.check()
@@ -127,12 +134,12 @@ class LeaseKeeper:
         self._thread.join()
 
     def beat(self) -> None:
-        """One heartbeat now."""
+        """Send a heartbeat now."""
         try:
             self._beat()
         except StoreError as error:
             if is_news(error):
-                log.warning("heartbeat failed, leases may run out: %s", error)
+                log.warning("heartbeat failed, leases may expire: %s", error)
 
     def _beat(self) -> None:
         with self._lock:
@@ -144,26 +151,26 @@ class LeaseKeeper:
             if not held[lease].lost.is_set():
                 held[lease].lost.set()
                 held[lease].span.event(LEASE_LOST)
-        _tell(held, beat.cancelled)
+        _cancel(held, beat.cancelled)
         for entry in held.values():
             asked, entry.cut_wanted = entry.cut_wanted, entry.lease in beat.cut_wanted
             if entry.cut_wanted and not asked:
                 entry.on_cut()
 
     def look(self) -> None:
-        """Ask now whether jobs in work are to stop, and have the work on them stopped."""
+        """Ask now which jobs in work must stop, and stop the work on them."""
         with self._lock:
             held = dict(self._held)
-        going_on = {x: entry for x, entry in held.items() if not entry.cancelled.is_set()}
-        if not going_on:
+        running = {x: entry for x, entry in held.items() if not entry.cancelled.is_set()}
+        if not running:
             return
         try:
-            stopped = self._store.look({x: entry.spent_usd() for x, entry in going_on.items()})
+            stopped = self._store.look({x: entry.spent_usd() for x, entry in running.items()})
         except StoreError as error:
             if is_news(error):
-                log.info("could not ask whether jobs are to stop, the next look will: %s", error)
+                log.info("could not ask which jobs must stop; will retry: %s", error)
             return
-        _tell(going_on, stopped)
+        _cancel(running, stopped)
 
     def _run(self) -> None:
         beat_at = time.monotonic() + self._lease_sec / 3
@@ -179,8 +186,8 @@ class LeaseKeeper:
                     for beside in self._beside:
                         beside()
                 self.look()
-            except Exception:  # the next one may do; without any, all leases would run out
-                log.exception("heartbeat failed, leases may run out")
+            except Exception:  # the next one may succeed; without any, all leases would expire
+                log.exception("heartbeat failed, leases may expire")
 
     def _wait_sec(self, beat_at: float) -> float:
         wait = min(self._look_sec, beat_at - time.monotonic())
@@ -191,20 +198,53 @@ class LeaseKeeper:
                 if held.deadline_at is not None and not held.cancelled.is_set()
             ]
         for left in (deadline_at - time.time() for deadline_at in deadlines):
-            if left > -_MOST_LATE_SEC:  # else it was lifted since this process read of it
+            if left > -_MOST_LATE_SEC:  # else it was lifted since this process read it
                 wait = min(wait, max(_LATE_SEC, left))
         return max(0.0, wait)
 
 
-def _tell(held: Mapping[Lease, Held], cancelled: set[str]) -> None:
-    """All know it before an engine is told: that ends the work on every group of the job."""
-    told = [
+def _cancel(held: Mapping[Lease, Held], cancelled: set[str]) -> None:
+    """Mark all groups of the jobs before an engine is told, which ends the work on all of them."""
+    stopped = [
         entry
         for entry in held.values()
         if entry.lease.job_id in cancelled and not entry.cancelled.is_set()
     ]
-    for entry in told:
+    for entry in stopped:
         entry.cancelled.set()
-    for entry in told:
+    for entry in stopped:
         entry.span.event(STOPPED)
         entry.on_cancel()
+
+
+# --- names of the processes that hold leases ------------------------------------------------------
+def owner_here() -> str:
+    """The name under which this process claims."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def is_dead_here(owner: str) -> bool:
+    """Whether it names a process of this machine that has ended.
+
+    Containers may share a machine's name but not its processes. A lease that is taken from a live
+    process by mistake costs that process its work and nothing else: its fencing token is stale.
+    """
+    machine, _, number = owner.rpartition(":")
+    if machine != socket.gethostname() or not number.isdigit():
+        return False
+    try:
+        os.kill(int(number), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:  # it is another user's
+        return False
+    return _is_zombie(int(number))
+
+
+def _is_zombie(pid: int) -> bool:
+    """Whether the process has ended and its parent has not yet waited for it."""
+    try:
+        stat = (Path("/proc") / str(pid) / "stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] == "Z"

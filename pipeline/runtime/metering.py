@@ -1,7 +1,7 @@
-"""A store that counts what is done with it, for the worker that has it.
+"""A store that counts what a worker does with it.
 
-The stages need not know that they are measured, and what is counted is what the store took: a
-commit that it refused is none.
+The stages do not know that they are measured. Only what the store accepted is counted: a refused
+commit is none.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from specbatch.pipeline.observe.metrics.endpoint import MetricsEndpoint
 from specbatch.pipeline.observe.metrics.meter import Meter
 from specbatch.pipeline.observe.metrics.metrics import Metrics
 from specbatch.pipeline.observe.metrics.store_metrics import StoreMetrics
-from specbatch.pipeline.runtime.client import Ring
+from specbatch.pipeline.runtime.client import Enqueue
 from specbatch.schemas.audit import PublishedManifest
 from specbatch.schemas.file_modes import make_folder
 from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.records import (
     Artefact,
     Beat,
-    Bell,
     CompletionRecord,
+    DueWork,
     GroupWork,
     JobRow,
     JobState,
@@ -55,8 +55,8 @@ class Exposure:
 
     @classmethod
     def of_settings(cls, settings: Settings, trouble: Callable[[], str | None]) -> Exposure:
-        """Served from now on. `trouble`: why no messages can be taken, None: they can; asked
-        whenever somebody reads, so nothing that hangs elsewhere makes the answer an old one.
+        """Start serving. `trouble` returns why no messages can be taken, or None if they can; every
+        scrape calls it, so that the answer is current whatever hangs elsewhere.
 
         Raises `UsageError`, `MissingExtraError`.
         """
@@ -76,7 +76,7 @@ class Exposure:
         self._endpoint.add(StoreMetrics(store.figures).collect)
 
     def close(self) -> None:
-        """Before the store is closed."""
+        """Call it before the store is closed."""
         self._endpoint.close()
 
 
@@ -88,27 +88,27 @@ def _version() -> str:
 
 
 def kv_blocks(host: Engines) -> list[tuple[int, int, int]]:
-    """Held, free and cached ones of each engine."""
+    """Held, free and cached blocks of each engine."""
     return [stats.kv_blocks for stats in host.stats]
 
 
 def metered(store: Store, meter: Meter) -> Store:
-    """The same store, and `meter` hears of it."""
-    return cast(Store, MeteredStore(store, meter))  # all else of it is the store's
+    """The same store; `meter` counts what it accepts."""
+    return cast(Store, MeteredStore(store, meter))  # everything else is the store's
 
 
-def counted(ring: Ring, heard: Callable[[Stage], None]) -> Ring:
-    """The same bell, and `heard` is told once it was rung."""
+def counted(enqueue: Enqueue, on_enqueued: Callable[[Stage], None]) -> Enqueue:
+    """The same, and `on_enqueued` is called after each message."""
 
-    def ring_and_tell(bell: Bell) -> None:
-        ring(bell)
-        heard(bell.stage)
+    def enqueue_and_count(work: DueWork) -> None:
+        enqueue(work)
+        on_enqueued(work.stage)
 
-    return ring_and_tell
+    return enqueue_and_count
 
 
 class MeteredStore:
-    """Passes everything on. What counts is spelled out."""
+    """Passes everything on to the store; the methods below are counted."""
 
     def __init__(self, store: Store, meter: Meter) -> None:
         self._store = store
@@ -127,7 +127,7 @@ class MeteredStore:
         return job
 
     def fail_job(self, lease: Lease, error: str) -> None:
-        with self._meter.asking(lease, ends=True):  # nobody tries again
+        with self._meter.asking(lease, ends=True):  # it is not retried
             self._store.fail_job(lease, error)
 
     # --- leases -----------------------------------------------------------------------------
@@ -265,8 +265,8 @@ class MeteredStore:
             self._meter.done(lease)
 
     # --- the sweeper ------------------------------------------------------------------------
-    def due(self, limit: int = 256, job_id: str | None = None) -> list[Bell]:
-        bells = self._store.due(limit, job_id)
+    def due(self, limit: int = 256, job_id: str | None = None) -> list[DueWork]:
+        due = self._store.due(limit, job_id)
         if job_id is None:
             self._meter.swept()
-        return bells
+        return due

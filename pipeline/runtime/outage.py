@@ -1,9 +1,8 @@
-"""Holds work back while a place that it writes to refuses: a full disk, a quota, a read-only mount.
+"""Holds work back while a place refuses writes: a full disk, a quota, a read-only mount.
 
-No row and no group is at fault then. What was claimed is given back without an attempt, and nothing
-else is claimed until the place takes writes again: else each claim would compute a group in vain,
-and use up its attempts. A worker tries again ever less often, and says so once a minute; a local
-run ends instead.
+No row and no group is at fault then. Claimed work is given back without using up an attempt, and
+nothing else is claimed until the place takes writes again; otherwise each claim would compute a
+group in vain. A worker retries ever less often and logs it once a minute; a local run ends instead.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ FIRST_SEC = 1.0
 
 @dataclass(slots=True)
 class _Pause:
-    """When the next try is, and how long the one after that waits."""
+    """When the next try is, and how long the wait after that is."""
 
     until: float = 0.0
     wait_sec: float = 0.0
@@ -39,10 +38,10 @@ class _Pause:
 
 @dataclass(slots=True)
 class Outage:
-    """What this process knows of places that refuse. Thread-safe.
+    """What this process knows of places that refuse writes. Thread-safe.
 
-    `ends`: the process ends at the first refusal, and `refused` tells why; nothing is logged, as
-    whoever ends it says so.
+    `ends`: the process ends at the first refusal. `refused` then holds the reason, and whoever ends
+    the process reports it, so nothing is logged here.
     """
 
     ends: bool = False
@@ -58,21 +57,21 @@ class Outage:
     def begin(self, error: SpecbatchError, first: Attempts | None = None) -> None:
         """A place that all work here needs has refused.
 
-        `first` has to succeed before anything else is tried: what raises such an error is tried
-        again. Of two with the same name one is.
+        The calls in `first` must succeed before anything else is tried; those that are refused are
+        tried again. Of several with the same name only one is called.
         """
         with self._lock:
             self.refused = error
             self._pause.extend(self.clock())
             self._first |= first or {}
         if self.ends:
-            is_news(error)  # whoever else meets it need not log it
+            is_news(error)  # so that nobody else logs it
             self._closed.set()
         elif is_news(error):
             log.error("%s; this worker pauses and retries by itself", error)
 
     def begin_of_job(self, job_id: str, error: SpecbatchError) -> None:
-        """Where this one job's output goes, writes are refused: other jobs need not wait."""
+        """This one job's output refuses writes; other jobs need not wait."""
         if self.ends:
             self.begin(error)
             return
@@ -82,18 +81,18 @@ class Outage:
             log.error("%s; this worker retries job %s by itself", error, job_id)
 
     def holds_back(self, job_id: str) -> bool:
-        """Whether a job's output is not to be tried yet."""
+        """Whether it is too early to try the job's output again."""
         with self._lock:
             pause = self._of_jobs.get(job_id)
             return pause is not None and self.clock() < pause.until
 
     def published(self, job_id: str) -> None:
-        """A job's output took all writes."""
+        """The job's output has taken all writes."""
         with self._lock:
             self._of_jobs.pop(job_id, None)
 
     def wait(self) -> bool:
-        """Wait until work may be tried. False: this process ends instead."""
+        """Wait until work may be tried; False if this process ends instead."""
         while not self._closed.is_set():
             with self._lock:
                 left = self._pause.until - self.clock() if self.refused is not None else 0.0
@@ -104,7 +103,7 @@ class Outage:
         return False
 
     def _try_again(self) -> bool:
-        """Do what has to succeed first; False: some of it was refused once more."""
+        """Call what must succeed first; False if some of it was refused once more."""
         with self._trying:
             for name, attempt in list(self._first.items()):
                 try:
@@ -119,7 +118,7 @@ class Outage:
             return True
 
     def over(self) -> None:
-        """Some work that was tried after the pause has succeeded."""
+        """Work that was tried after the pause has succeeded."""
         with self._lock:
             if self.refused is None or self.clock() < self._pause.until or self._first:
                 return
@@ -128,5 +127,5 @@ class Outage:
             log.warning("writes succeed again: this worker resumes")
 
     def close(self) -> None:
-        """Whoever waits need not any longer."""
+        """Release all threads that wait."""
         self._closed.set()

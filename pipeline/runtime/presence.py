@@ -1,4 +1,6 @@
-"""Tells the store that this worker process is there, and whether it can take messages."""
+"""What a worker process tells the store of itself: that it is there, whether it can take messages,
+and which models it serves.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +11,17 @@ from collections.abc import Callable
 
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.errors import StoreError
+from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.presence import WorkerProcess
 
 log = logging.getLogger(__name__)
 
-LOOK_SEC = 0.5  # between two looks at whether something has changed
-AGAIN_SEC = 10.0  # between two attempts to tell a store that did not take it
+LOOK_SEC = 0.5  # between two checks for a change
+AGAIN_SEC = 10.0  # between two attempts to tell a store that refused
 
 
 class Presence:
-    """Says so when it starts, whenever that changes, and at every heartbeat, in its own thread."""
+    """Reports at its start, at every change and at every heartbeat, in a thread of its own."""
 
     def __init__(
         self,
@@ -27,7 +30,7 @@ class Presence:
         trouble: Callable[[], str | None],
         beat_sec: float,
     ) -> None:
-        """`trouble`: why no messages can be taken, None: they can."""
+        """`trouble` returns why no messages can be taken, or None if they can."""
         self._store = store
         self._process = process
         self._trouble = trouble
@@ -40,7 +43,7 @@ class Presence:
         self._thread.start()
 
     def close(self) -> None:
-        """It has ended."""
+        """Tell the store that the process has ended."""
         self._stop.set()
         if self._thread.ident is None:
             return
@@ -51,17 +54,17 @@ class Presence:
             log.log(_level(error), "this process counts as alive for a while: %s", error)
 
     def _run(self) -> None:
-        tell_at, told = time.monotonic(), None  # whether it can, as the store was told last
+        tell_at, told = time.monotonic(), None  # whether it can take messages, as last reported
         while not self._stop.wait(LOOK_SEC):
             trouble = self._trouble()
             if time.monotonic() < tell_at and told == (trouble is None):
                 continue
-            told = trouble is None  # also where the store refuses: it is not asked at every look
+            told = trouble is None  # also if the store refuses: it is not asked at every check
             wait_sec = self._beat_sec if self._tell(trouble) else min(AGAIN_SEC, self._beat_sec)
             tell_at = time.monotonic() + wait_sec
 
     def _tell(self, trouble: str | None) -> bool:
-        """Whether the store took it. The same failure again and again is logged once."""
+        """Whether the store took it. A repeated failure is logged once."""
         try:
             self._store.tell_process(self._process, trouble)
         except StoreError as error:
@@ -75,5 +78,48 @@ class Presence:
 
 
 def _level(error: StoreError) -> int:
-    """Whatever has work to write reports a store that refuses writes; here it is a note."""
+    """Stages report a store that refuses writes; here it is only a note."""
     return logging.INFO if error.refused else logging.WARNING
+
+
+class ServedModels:
+    """Finds out which models this process serves, without making a heartbeat wait for their files.
+
+    That may mean to digest a hundred gigabytes, in which leases would run out. So a thread of its
+    own asks `find`, and callers get the last answer. Thread-safe.
+    """
+
+    def __init__(self, find: Callable[[], Serves], wait_sec: float) -> None:
+        """`wait_sec`: how long a caller waits for an answer; far below a lease."""
+        self._find = find
+        self._wait_sec = wait_sec
+        self._last: Serves | None = None
+        self._finding = False
+        self._lock = threading.Lock()
+
+    def __call__(self) -> Serves | None:
+        """What is served now, if that is soon known; else the last answer, or None without one.
+
+        Claims ask the engine host itself.
+        """
+        with self._lock:
+            begins, self._finding = not self._finding, True
+        if begins:
+            found = threading.Event()
+            threading.Thread(
+                target=self._run, args=(found,), name="served-models", daemon=True
+            ).start()
+            found.wait(self._wait_sec)
+        return self._last
+
+    def _run(self, found: threading.Event) -> None:
+        try:
+            self._last = self._find()
+        except Exception:
+            log.exception(
+                "could not find out what this worker serves; will retry at the next heartbeat"
+            )
+        finally:
+            with self._lock:
+                self._finding = False
+            found.set()

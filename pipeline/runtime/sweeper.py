@@ -1,7 +1,10 @@
-"""Re-rings the bell for every unit that is ready or whose lease ran out; sends groups on that wait
-for drafts in vain; stops jobs that are over a limit, and closes what nobody may work on any more.
+"""Enqueues work again whose message is missing. The broker may forget; the store does not.
 
-The broker may forget; the store does not. Sweeping twice, or from many processes, is harmless.
+`Sweeper` enqueues every unit that is ready or whose lease expired. It also skips proposals that
+nobody makes, stops jobs over a limit, and closes what nobody may work on any more. Sweeping twice,
+or from many processes, is harmless.
+
+`Requeuer` puts a message back into its queue that this worker may not serve.
 """
 
 from __future__ import annotations
@@ -14,9 +17,10 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.runtime.client import Ring
-from specbatch.schemas.errors import StoreError
-from specbatch.schemas.records import Bell, Stage
+from specbatch.pipeline.runtime.client import Enqueue
+from specbatch.schemas.errors import JobNotFoundError, StoreError
+from specbatch.schemas.numeric_class import Pinned, Serves
+from specbatch.schemas.records import DueWork, Stage
 from specbatch.schemas.refusals import is_news
 from specbatch.schemas.speculation import PRE_GENERATED, Decision, DecisionAction
 
@@ -27,55 +31,57 @@ PATIENCE_SEC = 30.0
 EAGER_SEC = 2.0  # a worker that took a message claims its unit within that
 LEAST_INTERVAL_SEC = 1.0
 SILENCE_SEC = 180.0
+REQUEUE_EVERY_SEC = 0.5  # at most one message per process
+FRESH_SEC = 5.0  # for which the list of live workers is not read again
 
 Kind = tuple[Stage, str | None, int]
-Queued = Callable[[Bell], tuple[str, int]]  # the queue that a bell rings on, and what waits there
+QueueLength = Callable[[DueWork], tuple[str, int]]  # the queue of a unit, and what waits there
 
 
-def unknown(bell: Bell) -> tuple[str, int]:
-    return str(_kind(bell)), 0
+def unknown(work: DueWork) -> tuple[str, int]:
+    return str(_kind(work)), 0
 
 
-def _kind(bell: Bell) -> Kind:
-    """Bells of one kind ring on one queue."""
-    return bell.stage, bell.model, bell.priority
+def _kind(work: DueWork) -> Kind:
+    """Work of one kind goes to one queue."""
+    return work.stage, work.model, work.priority
 
 
 class Sweeper:
     """Sweeps at once, then every `interval_sec`, in a thread of its own; sooner while messages get
     lost.
 
-    A group that nobody drafts for in `propose_patience_sec` goes on without drafts. A bell that
-    was rung gets `bell_patience_sec` before it counts as lost; and where as many are `queued` as
-    units are due, none is missing, however long they have waited. Where nothing is queued a worker
-    has taken the message, and would have claimed the unit at once: a message that did not come to
-    that counts as lost after `EAGER_SEC`, and after twice as long each further time.
+    A group that nobody drafts for within `propose_patience_sec` goes on without drafts. A message
+    counts as lost after `message_patience_sec`. If as many are queued as units are due, none is
+    missing, however long they have waited. If nothing is queued, a worker has taken the message and
+    would have claimed the unit at once: then it counts as lost after `EAGER_SEC`, and after twice
+    as long each further time.
     """
 
     def __init__(
         self,
         store: Store,
-        ring: Ring,
+        enqueue: Enqueue,
         interval_sec: float,
         propose_patience_sec: float,
-        bell_patience_sec: float = PATIENCE_SEC,
-        queued: Queued = unknown,
+        message_patience_sec: float = PATIENCE_SEC,
+        queue_length: QueueLength = unknown,
         silence_sec: float = SILENCE_SEC,
         only_job: str | None = None,
     ) -> None:
-        """A worker of which nothing was heard for `silence_sec` is not paid for any longer.
+        """The session of a worker ends that was not heard of for `silence_sec`.
 
-        `only_job`: messages are enqueued for this job alone.
+        `only_job`: enqueue work of this job alone.
         """
         self._only_job = only_job
         self._silence_sec = silence_sec
         self._store = store
-        self._ring = ring
+        self._enqueue = enqueue
         self._interval_sec = interval_sec
         self._propose_patience_sec = propose_patience_sec
-        self._bell_patience_sec = bell_patience_sec
-        self._queued = queued
-        self._rung: dict[Bell, tuple[float, int]] = {}  # when last, and how often
+        self._message_patience_sec = message_patience_sec
+        self._queue_length = queue_length
+        self._enqueued: dict[DueWork, tuple[float, int]] = {}  # when last, and how often
         self.wait_sec = interval_sec  # until the next sweep
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sweeper", daemon=True)
@@ -89,15 +95,15 @@ class Sweeper:
             self._thread.join()
 
     def sweep(self) -> int:
-        """Ring for what is due and was not rung for lately (else a long queue would fill up with
-        doubles); returns how many bells.
+        """Enqueue what is due and was not enqueued lately; returns how many units.
 
-        What else fails keeps no bell from ringing: it is logged, and the first `StoreError` of it
-        is raised at the end.
+        (A long queue would otherwise fill up with duplicates.) If another part of the sweep fails,
+        it is logged, work is enqueued all the same, and the first `StoreError` is raised at the
+        end.
         """
         failed: list[StoreError] = []
         parts = {
-            "send on groups that wait for drafts in vain": self.skip_proposals,
+            "skip proposals that nobody makes": self.skip_proposals,
             "stop jobs that are over a limit": self.stop_overdue,
             "close what nobody may work on any more": self.close_over,
             "end the sessions of workers that are gone": self.end_silent,
@@ -111,20 +117,20 @@ class Sweeper:
                 failed.append(error)
             if failed and self._stop.is_set():  # each part may wait long for a database
                 raise failed[0]
-        rung = self._ring_for_due()
+        enqueued = self._enqueue_due()
         if failed:
             raise failed[0]
-        return rung
+        return enqueued
 
-    def _ring_for_due(self) -> int:
+    def _enqueue_due(self) -> int:
         now = time.monotonic()
         due = self._store.due(job_id=self._only_job)
-        self._rung = {b: self._rung[b] for b in due if b in self._rung}
-        missing = self._missing(due, [b for b in due if self._may_be_lost(b, now)], now)
-        lost = sum(bell in self._rung for bell in missing)
-        for bell in missing:
-            self._ring(bell)
-            self._rung[bell] = (now, self._times(bell) + 1)
+        self._enqueued = {work: self._enqueued[work] for work in due if work in self._enqueued}
+        missing = self._missing(due, [work for work in due if self._may_be_lost(work, now)], now)
+        lost = sum(work in self._enqueued for work in missing)
+        for work in missing:
+            self._enqueue(work)
+            self._enqueued[work] = (now, self._times(work) + 1)
         self._adapt(lost)
         return len(missing)
 
@@ -136,43 +142,45 @@ class Sweeper:
         else:
             self.wait_sec = min(self._interval_sec, self.wait_sec * 2)
 
-    def _times(self, bell: Bell) -> int:
-        return self._rung[bell][1] if bell in self._rung else 0
+    def _times(self, work: DueWork) -> int:
+        return self._enqueued[work][1] if work in self._enqueued else 0
 
-    def _waited_sec(self, bell: Bell, now: float) -> float:
-        return now - self._rung[bell][0] if bell in self._rung else math.inf
+    def _waited_sec(self, work: DueWork, now: float) -> float:
+        return now - self._enqueued[work][0] if work in self._enqueued else math.inf
 
-    def _may_be_lost(self, bell: Bell, now: float) -> bool:
-        """Whether it was rung long enough ago, if nothing is queued."""
-        patience = self._bell_patience_sec
-        if self._queued is not unknown:
-            patience = min(patience, EAGER_SEC * 2.0 ** min(self._times(bell) - 1, 16))
-        return self._waited_sec(bell, now) >= patience
+    def _may_be_lost(self, work: DueWork, now: float) -> bool:
+        """Whether it was enqueued long enough ago, if its queue is empty."""
+        patience = self._message_patience_sec
+        if self._queue_length is not unknown:
+            patience = min(patience, EAGER_SEC * 2.0 ** min(self._times(work) - 1, 16))
+        return self._waited_sec(work, now) >= patience
 
-    def _missing(self, due: Sequence[Bell], late: Sequence[Bell], now: float) -> list[Bell]:
-        """Of the late bells as many as lack in their queues, those rung longest ago first.
+    def _missing(
+        self, due: Sequence[DueWork], late: Sequence[DueWork], now: float
+    ) -> list[DueWork]:
+        """Of the late units as many as their queues lack, those enqueued longest ago first.
 
-        Else all sweepers together would ring for all that waits, again and again: hundreds of
-        bells a second that nobody gets to.
+        Otherwise all sweepers together would enqueue everything that waits, again and again:
+        hundreds of messages a second that nobody gets to.
         """
         queue_of: dict[Kind, str] = {}
         lengths: dict[str, int] = {}
         lacking: dict[str, int] = {}
-        for kind, example in {_kind(bell): bell for bell in late}.items():
-            queue_of[kind], waiting = self._queued(example)
+        for kind, example in {_kind(work): work for work in late}.items():
+            queue_of[kind], waiting = self._queue_length(example)
             lengths[queue_of[kind]] = waiting
             lacking.setdefault(queue_of[kind], -waiting)
-        for bell in due:
-            if (name := queue_of.get(_kind(bell))) is not None:
+        for work in due:
+            if (name := queue_of.get(_kind(work))) is not None:
                 lacking[name] += 1
         missing = []
-        for bell in sorted(late, key=lambda bell: -self._waited_sec(bell, now)):
-            name = queue_of[_kind(bell)]
-            if lengths[name] and self._waited_sec(bell, now) < self._bell_patience_sec:
+        for work in sorted(late, key=lambda work: -self._waited_sec(work, now)):
+            name = queue_of[_kind(work)]
+            if lengths[name] and self._waited_sec(work, now) < self._message_patience_sec:
                 continue  # it may be one of those that are queued
             if lacking[name] > 0:
                 lacking[name] -= 1
-                missing.append(bell)
+                missing.append(work)
         return missing
 
     def stop_overdue(self) -> None:
@@ -186,13 +194,13 @@ class Sweeper:
         self._store.close_over()
 
     def end_silent(self) -> None:
-        """Pay no longer for workers that nobody hears of."""
+        """End the sessions of workers that are gone: nobody pays for them any longer."""
         for session_id in self._store.end_silent_sessions(self._silence_sec):
             log.warning("session %s ends: nothing is heard of its worker", session_id)
         self._store.forget_silent_processes(self._silence_sec)
 
     def skip_proposals(self) -> None:
-        """Dead, frozen and missing proposers hold nothing up; the job's decisions say so."""
+        """Let groups go on whose proposer is dead, frozen or missing; note it as a decision."""
         patience = self._propose_patience_sec
         skipped: defaultdict[str, list[int]] = defaultdict(list)
         for job_id, index in self._store.skip_proposals(patience):
@@ -206,7 +214,7 @@ class Sweeper:
             decision = Decision(time.time(), DecisionAction.SKIPPED, PRE_GENERATED, reason)
             try:
                 self._store.note_decisions(job_id, [decision])
-            except StoreError as error:  # they went on all the same, and have to be rung for
+            except StoreError as error:  # they went on all the same, and must be enqueued
                 if is_news(error):
                     log.warning("this could not be noted: %s", error)
 
@@ -229,3 +237,56 @@ def _groups(indexes: list[int]) -> str:
     named = ", ".join(map(str, indexes[:_NAMED]))
     more = ", ..." if len(indexes) > _NAMED else ""
     return f"{len(indexes)} groups ({named}{more}) go on"
+
+
+class Requeuer:
+    """Puts work messages back that a worker of another numeric class or model took. Thread-safe.
+
+    Workers of all classes share their model's queue, so one may take a message for a group that it
+    must not verify. Workers that may would stand idle until a sweeper misses the message. It goes
+    back slowly: otherwise two workers could pass it to and fro thousands of times.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        enqueue: Enqueue,
+        silence_sec: float,
+        every_sec: float = REQUEUE_EVERY_SEC,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Workers that were not heard of for `silence_sec` count as dead."""
+        self._store = store
+        self._enqueue = enqueue
+        self._silence_sec = silence_sec
+        self._every_sec = every_sec
+        self._clock = clock
+        self._lock = threading.Lock()  # held while a message waits: that limits the rate
+        self._waiting: set[str] = set()  # ids of jobs that no live worker may verify
+        self._read_at = -FRESH_SEC
+
+    def requeue(self, job_id: str, serves: Serves) -> None:
+        """A worker that serves this took a message for a group of the job, and claimed nothing."""
+        try:
+            job = self._store.get_job(job_id)
+        except JobNotFoundError:
+            return
+        if serves.takes(Pinned.of(job)):
+            return
+        with self._lock:
+            due = [work for work in self._due(job_id) if not self._is_waiting(job_id)]
+            if due:
+                time.sleep(self._every_sec)
+                log.debug("requeued %s: it is of another numeric class or model", due[0])
+                self._enqueue(due[0])
+
+    def _due(self, job_id: str) -> list[DueWork]:
+        """A group of the job that may be verified. It does not matter which: the claim decides."""
+        return [w for w in self._store.due(limit=1, job_id=job_id) if w.stage is Stage.VERIFY]
+
+    def _is_waiting(self, job_id: str) -> bool:
+        """Whether no live worker may verify the job: then the sweeper's messages are enough."""
+        if self._clock() - self._read_at >= FRESH_SEC:
+            self._waiting = set(self._store.backlog().waiting(self._silence_sec))
+            self._read_at = self._clock()
+        return job_id in self._waiting

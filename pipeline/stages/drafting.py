@@ -1,4 +1,4 @@
-"""What the stages do about drafts besides drafting: past outputs, priors, lessons, caps."""
+"""What the stages need to know about drafts: past outputs, blocks, priors, lengths, caps."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from specbatch.schemas.speculation import (
 log = logging.getLogger(__name__)
 
 MOST_AHEAD = 512  # tokens of a pre-generated continuation
-READS_OF_DRAFTS = 3  # attempts of a group, of which the last one does without
+READS_OF_DRAFTS = 3  # attempts of a group; the last one goes without drafts
 _PRICED_TOKENS = 1000  # of a job, before its price per token is believed
 _JOBS_KEPT = 4  # histories in memory at a time
 # One in so many of a pilot group's rows gets drafts. With one group in eight a pilot, a draft model
@@ -62,8 +62,8 @@ _PILOT_ROWS = 4
 
 
 @dataclass(slots=True)
-class _Place:
-    """For one job's history, loaded by the first who needs it while the others wait."""
+class _Slot:
+    """One job's history, loaded by the first thread that needs it while the others wait."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     loaded: bool = False
@@ -73,7 +73,7 @@ class _Place:
 class Drafting:
     """Reads and writes what is known of drafts. Thread-safe.
 
-    None of it decides an output: whatever fails here is logged, and the job goes on.
+    No output depends on it: failures are logged, and the job goes on.
     """
 
     def __init__(
@@ -83,21 +83,21 @@ class Drafting:
         drafts_beside: bool = False,
         max_attempts: int = READS_OF_DRAFTS,
     ) -> None:
-        """`drafts_beside`: this process's own verifier is known to have a draft model beside it.
-        `max_attempts`: that a group has."""
+        """`drafts_beside`: this process's own verifier has a draft model beside it.
+        `max_attempts`: of a group."""
         self._reads_of_drafts = min(READS_OF_DRAFTS, max_attempts)
         self._drafts_beside = drafts_beside
         self._store = store
         self._objects = objects
-        self._histories: OrderedDict[str, _Place] = OrderedDict()  # the one used last is last
+        self._histories: OrderedDict[str, _Slot] = OrderedDict()  # the one used last is last
         self._priors: dict[str, tuple[AcceptanceCount, ...]] = {}
         self._draft_usd: dict[str, float] = {}  # of a drafted token, by proposer
-        self._told: set[str] = set()  # jobs whose blocks are not worth making
+        self._reported: set[str] = set()  # jobs whose blocks are not worth making
         self._lock = threading.Lock()
 
     # --- when a job begins ----------------------------------------------------------------------
     def prepare(self, lease: Lease, job: JobRow, spec: JobSpec, vocabulary: str) -> None:
-        """Note what the job's token ids mean, and write down what earlier jobs gave.
+        """Note what the job's token ids mean, and write what earlier jobs gave to its history.
 
         Only jobs of the same tenant with the same token ids count, those of the same name first.
         """
@@ -108,7 +108,7 @@ class Drafting:
             except FencedError:
                 raise
             except (SpecbatchError, ValueError, MemoryError) as error:
-                log.warning("job %s begins without a history: %s", job.job_id, _told(error))
+                log.warning("job %s begins without a history: %s", job.job_id, _words(error))
                 artefact = None
             if artefact is not None:
                 report[HISTORY] = asdict(artefact)
@@ -117,16 +117,16 @@ class Drafting:
     def _write_history(
         self, lease: Lease, job: JobRow, spec: JobSpec, vocabulary: str
     ) -> Artefact | None:
-        """The file of what earlier jobs gave; None if that is nothing.
+        """The file with the outputs of earlier jobs; None if there are none.
 
-        It is named by the lease: who lost it meanwhile must not write over another's file.
+        The lease is in its name: a worker that lost the lease must not overwrite another's file.
         """
         most = spec.speculation.history_tokens
         past = self._store.past_outputs(job.tenant, job.name, vocabulary, most, job.job_id)
         history = History.build(past, most)
         if not len(history):
             return None
-        log.info("job %s: the past of %d prompts is known", job.job_id, len(history))
+        log.info("job %s: drafts from the past outputs of %d prompts", job.job_id, len(history))
         return put_own(self._objects, job, name_of(lease), history.to_bytes())
 
     # --- while it runs --------------------------------------------------------------------------
@@ -135,39 +135,39 @@ class Drafting:
         if not job.report.get(HISTORY):
             return None
         with self._lock:
-            place = self._histories.setdefault(job.job_id, _Place())
+            slot = self._histories.setdefault(job.job_id, _Slot())
             self._histories.move_to_end(job.job_id)
             while len(self._histories) > _JOBS_KEPT:
                 self._histories.popitem(last=False)
-        with place.lock:  # not the other: jobs do not wait for each other's files
-            if not place.loaded:
-                place.history, place.loaded = self._load(job), True
-            return place.history
+        with slot.lock:  # not the other one: jobs do not wait for each other's files
+            if not slot.loaded:
+                slot.history, slot.loaded = self._load(job), True
+            return slot.history
 
     def _load(self, job: JobRow) -> History | None:
         try:
             artefact = Artefact(**job.report[HISTORY])
             return History.from_bytes(read_own(self._objects, job, artefact))
         except (SpecbatchError, TypeError, ValueError, MemoryError) as error:
-            log.warning("job %s goes on without its history: %s", job.job_id, _told(error))
+            log.warning("job %s goes on without its history: %s", job.job_id, _words(error))
             return None
 
     def forget(self, job: JobRow) -> None:
-        """Delete what earlier jobs gave: this one has ended, and those may be purged at any time.
+        """Delete the outputs of earlier jobs: the job has ended, and those may be purged any time.
 
-        Should rows of it be done again, that goes on without.
+        If rows of it are done again, they go without.
         """
         with self._lock:
             self._histories.pop(job.job_id, None)
         try:
             delete_reported(self._objects, job)
         except (SpecbatchError, TypeError) as error:
-            log.warning("job %s keeps its history for now: %s", job.job_id, _told(error))
+            log.warning("job %s keeps its history for now: %s", job.job_id, _words(error))
 
     def blocks(self, job: JobRow, work: GroupWork) -> dict[tuple[int, int], DraftBlock]:
-        """What was written ahead for the group, by row and sample.
+        """The blocks that were written ahead for the group, by row and sample.
 
-        Raises `ObjectError` in a group's first attempts; later ones go on without what is lost.
+        Raises `ObjectError` in a group's first attempts; later ones go without lost blocks.
         """
         if work.drafts is None:
             return {}
@@ -176,8 +176,8 @@ class Drafting:
         except ObjectError as error:
             if work.lease.attempt < self._reads_of_drafts:
                 raise  # it may be the storage, and over by the next attempt
-            told = "job %s group %s goes on without its drafts: %s"
-            log.warning(told, job.job_id, work.lease.group_index, _told(error))
+            message = "job %s group %s goes on without its drafts: %s"
+            log.warning(message, job.job_id, work.lease.group_index, _words(error))
             return {}
         return {(block.row_index, block.sample_index): block for block in blocks}
 
@@ -202,8 +202,8 @@ class Drafting:
     def proposes(self, job: JobRow, spec: JobSpec, group_index: int) -> bool:
         """Whether a group passes through the propose stage.
 
-        Where verifiers have a draft model beside them, blocks are made for pilots only; where one
-        is known to be in this process, not even for those.
+        If verifiers have a draft model beside them, blocks are made for pilots only; if this
+        process has one, not even for those.
         """
         if spec.speculation.pregenerate != "auto" or not spec.may_propose:
             return spec.proposes(group_index)
@@ -240,19 +240,19 @@ class Drafting:
         acceptance, tested = _of_blocks(counts)
         length = block_length(acceptance, tested, most, price)
         if not length:
-            self._tell_not_worth(
+            self._note_not_worth(
                 job, acceptance, tested, USUAL_DRAFT_PRICE if price is None else price
             )
         return length
 
-    def _tell_not_worth(self, job: JobRow, acceptance: float, tested: float, price: float) -> None:
-        """Once per job: the groups that come here would all say the same."""
+    def _note_not_worth(self, job: JobRow, acceptance: float, tested: float, price: float) -> None:
+        """Once per job: all its groups would say the same."""
         with self._lock:
-            if job.job_id in self._told:
+            if job.job_id in self._reported:
                 return
-            if len(self._told) >= 256:
-                self._told.clear()  # to say it twice is no harm
-            self._told.add(job.job_id)
+            if len(self._reported) >= 256:
+                self._reported.clear()  # saying it twice does no harm
+            self._reported.add(job.job_id)
         reason = (
             f"pre-generated drafts are accepted at {acceptance:.2f} (of the last {tested:.0f} "
             f"looked at), too little for blocks of {SHORTEST_BLOCK} tokens or more while a drafted "
@@ -264,12 +264,12 @@ class Drafting:
         self.learn(job, Lessons(decisions=(decision,)))
 
     def drafted(self, job: JobRow, tokens: int, usd: float) -> None:
-        """What writing ahead took, of one group."""
+        """What writing ahead cost, for one group."""
         if tokens:
             self._draft_usd[job.proposer or ""] = usd / tokens
 
     def learn(self, job: JobRow, lessons: Lessons) -> None:
-        """Write down what a group taught."""
+        """Write down what a group taught about drafts."""
         try:
             if lessons.decisions:
                 self._store.note_decisions(job.job_id, lessons.decisions)
@@ -279,8 +279,8 @@ class Drafting:
             log.warning("what job %s taught about drafts is not kept: %s", job.job_id, error)
 
 
-def _told(error: Exception) -> str:
-    """Of an error, what may stand in a log: one that is not ours may quote what was read."""
+def _words(error: Exception) -> str:
+    """The words that may be logged: an error that is not ours may quote what was read."""
     return str(error) if isinstance(error, SpecbatchError) else type(error).__name__
 
 

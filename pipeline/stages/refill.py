@@ -1,8 +1,8 @@
-"""More of a pre-generated continuation, asked for over the broker while its sequence goes on.
+"""Refills: more of a pre-generated block, requested over the broker while its sequence runs.
 
-The verify side (`Refills`) asks where a block runs low; the propose side (`Refiller`) writes on
-from the output so far, with the request's own noise. Everything here may be late, doubled or lost:
-the engine finds out where a hint leads on from, and verifies every token of it.
+The verify side (`Refills`) asks when a block runs low. The propose side (`Refiller`) continues from
+the output so far, with the request's own noise. Messages may be late, doubled or lost: the engine
+finds out where a hint continues, and verifies every token of it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Protocol
 from specbatch.pipeline.engines.contract import Engines, Request, Wanted
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.observe.tracing.context import Work, work_on
-from specbatch.pipeline.runtime.timekeeping import Timing, Untimed
+from specbatch.pipeline.runtime.device_time import Timing, Untimed
 from specbatch.pipeline.stages.drafting import first_length
 from specbatch.pipeline.stages.requests import further, request_id_of, requests_of, row_and_sample
 from specbatch.pipeline.storage.objects import Objects
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 MOST_OPEN = 64  # asked and unanswered: what a dead proposer's queue can fill up with
 PATIENCE = 2 * MOST_OPEN  # unanswered ones behind one another, after which nothing is asked ...
-REST_SEC = 120.0  # ... for so long
+PAUSE_SEC = 120.0  # ... for so long
 _JOBS_KEPT, _FILES_KEPT = 4, 4  # of each, in a propose worker's memory
 
 
@@ -56,14 +56,14 @@ class Line(Protocol):
 
 
 class Refills:
-    """What a verify worker asked for, and what came of it. Thread-safe."""
+    """What a verify worker asked for, and the answers. Thread-safe."""
 
     def __init__(self, line: Line, clock: Callable[[], float] = time.monotonic) -> None:
         self._line, self._clock = line, clock
         self._allowed: dict[str, tuple[int, str]] = {}  # request id: group index, proposer
         self._open: dict[str, float] = {}  # request id: when it was asked, oldest first
         self._in_a_row = 0  # that nobody answered
-        self._rests_until = -float("inf")
+        self._paused_until = -float("inf")
         self._lock = threading.Lock()
         self.asked = self.answers = 0
 
@@ -95,7 +95,7 @@ class Refills:
             place = self._allowed.get(wanted.request_id)
             self._give_up(now)
             open_here = len(self._open) - (wanted.request_id in self._open)
-            if place is None or now < self._rests_until or open_here >= MOST_OPEN:
+            if place is None or now < self._paused_until or open_here >= MOST_OPEN:
                 return
             if len(wanted.output) > MAX_OUTPUT_TOKENS:
                 return
@@ -125,15 +125,15 @@ class Refills:
             return request_id if request_id in self._allowed else None
 
     def _give_up(self, now: float) -> None:
-        """Those asked too long ago are not waited for; too many of them, and it rests."""
+        """Give up on requests that are too old; after too many of them, ask nothing for a while."""
         for request_id, asked_at in list(self._open.items()):
             if now < asked_at + HINT_EXPIRES_SEC:
                 break
             del self._open[request_id]
             self._in_a_row += 1
         if self._in_a_row >= PATIENCE:
-            log.info("no proposer answers: no refills are asked for in %.0f s", REST_SEC)
-            self._rests_until, self._in_a_row = now + REST_SEC, 0
+            log.info("no proposer answers: no refills are asked for in %.0f s", PAUSE_SEC)
+            self._paused_until, self._in_a_row = now + PAUSE_SEC, 0
 
 
 def refilled(

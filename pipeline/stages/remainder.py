@@ -1,11 +1,11 @@
-"""What is left of a job that was stopped, as a job of its own: its prompts, and the spec for them.
+"""The remainder of a job that was stopped, as a job of its own: its prompts and their spec.
 
     remainder-<job>.parquet   every unfinished row, read or not, in the order of the input
     remainder-<job>.yaml      the job's spec for it; `submit-job` takes it as it is
 
 Columns of the Parquet file: `id`, `prompt_ids` (token ids), `seed` (of sample 0), `tag`, `sampling`
-(JSON text of the row's own values; null where it has none) and `row_index` (of the input that was
-stopped; nothing reads it). So the outputs of both jobs together are those of the undisturbed one.
+(JSON text of the row's own values; null if it has none) and `row_index` (of the stopped job's
+input; nothing reads it). The outputs of both jobs together are those of the undisturbed job.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ def write_remainder(
 ) -> Remainder:
     """Write it all, a few rows in memory at a time.
 
-    `unfinished` rows were in groups, `unread` follow them in the input. Raises what reading the
-    former raises; where the latter cannot be read, what is there is told as the `problem`. Who
-    `tries_again` gets the `ObjectError` of a store that is out of reach for a while.
+    `unfinished` rows were in groups, `unread` ones follow them in the input. Raises what reading
+    the former raises. If the latter cannot be read, the `problem` says why; a caller that
+    `tries_again` gets the `ObjectError` of storage that is out of reach for a while.
     """
     name = remainder_name(job.job_id)
     prompts, quarantined = folder / f"{name}.parquet", folder / "quarantined.jsonl"

@@ -1,4 +1,4 @@
-"""Between rows and the engine: rows become requests, completions become records."""
+"""Between rows and the engine: rows become requests, and completions become records."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import MappingProxyType
 from specbatch.pipeline.engines.contract import Completion, Request, Route
 from specbatch.pipeline.engines.exact.proposers.history import History
 from specbatch.pipeline.policy.costs.controls import weight
-from specbatch.pipeline.policy.costs.pricing import cost_units, usd_of
+from specbatch.pipeline.policy.costs.pricing import cost_units
 from specbatch.pipeline.privacy.keeping import EVERYTHING, Everything
 from specbatch.pipeline.stages.drafting import cap_of
 from specbatch.pipeline.stages.text_stop import Decode, TextStop, text_before_stop
@@ -20,6 +20,7 @@ from specbatch.schemas.records import CompletionRecord, JobRow, PromptRow
 from specbatch.schemas.seeds import sample_seed
 from specbatch.schemas.spec import JobSpec
 from specbatch.schemas.speculation_spec import NO_DRAFT_MODEL
+from specbatch.schemas.timekeeping import usd_of
 
 Drafts = Mapping[tuple[int, int], DraftBlock]  # by (row_index, sample_index)
 NO_PINS: Mapping[str, str] = MappingProxyType({})
@@ -38,8 +39,8 @@ def requests_of(
 ) -> list[Request]:
     """One request per sample of a row; `decode` is called only where there are stop strings.
 
-    `pins` are the tags whose rows may ask one draft model only, and its name. What the engine tells
-    of a row, and what is known of it from before, goes by the tag and the id that are `kept`.
+    `pins`: tags whose rows may use one draft model only, and its name. The engine knows a row by
+    the tag that is `kept`, its history by the id that is `kept`.
     """
     params = spec.sampling.params(dict(row.overrides))
     cap = cap_of(spec, row, tenant_cap)
@@ -93,7 +94,7 @@ def ahead(request: Request, tokens: int) -> Request:
         request.params,
         max_tokens=length,
         min_tokens=min(length, request.params.min_tokens),
-        stop=(),  # a draft that goes beyond the end is only a hint too many
+        stop=(),  # a draft that goes beyond the end does no harm
         logprobs=False,
         top_logprobs=0,
     )

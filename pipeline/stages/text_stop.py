@@ -1,4 +1,4 @@
-"""Stop strings: noticed token by token while the engine decides, cut off when the text is made.
+"""Stop strings: found token by token while the engine decides, cut off when the text is made.
 
 A completion ends with its first token, from `min_tokens` on, whose text completes one of the
 strings. That is a function of the tokens alone, so it is the same at any depth. Strings that were

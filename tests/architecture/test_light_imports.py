@@ -68,7 +68,7 @@ def test_submitting_needs_no_torch_pyarrow_or_numpy(tmp_path: Path) -> None:
 
 def test_stages_need_no_torch(tmp_path: Path) -> None:
     # So a worker whose engine is no model, as of `specbatch chaos`, starts in half a second.
-    names = ["specbatch.pipeline.stages.stages", "specbatch.jobs.chaos.worker"]
+    names = ["specbatch.pipeline.stages.dispatch", "specbatch.jobs.chaos.worker"]
     done = run_python("-c", BLOCK_AND_IMPORT, ",".join(TORCH), *names, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 

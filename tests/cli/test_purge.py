@@ -14,8 +14,8 @@ from contracts.shorthand import commit, ended, finish, ingest, verified
 from ledger.builders import JOB, Clock, new_job
 
 from specbatch.pipeline.ledger.sql.migrate import open_store
-from specbatch.pipeline.runtime import purging
-from specbatch.pipeline.runtime.purging import Due, Purger
+from specbatch.pipeline.runtime import purge
+from specbatch.pipeline.runtime.purge import Due, Purger
 from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.records import JobRow, JobState
 
@@ -158,7 +158,7 @@ def test_an_interrupted_purge_goes_on_with_what_others_draft_from(
 
     with monkeypatch.context() as during:
         name = "delete_own" if when == "in the next job" else "delete_histories"
-        during.setattr(f"specbatch.pipeline.runtime.purging.{name}", interrupted)
+        during.setattr(f"specbatch.pipeline.runtime.purge.{name}", interrupted)
         assert cli("purge", "--older-than", "30d").code == 130
     assert texts(done) == {""}
     assert list(folder.iterdir())
@@ -209,8 +209,8 @@ def test_files_that_are_left_and_cannot_be_listed_keep_nobody_waiting(
 def test_an_s3_out_of_reach_is_told_in_seconds(
     cli: Cli, done: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert purging.FIRST_LOOK_SEC <= 10
-    monkeypatch.setattr(purging, "FIRST_LOOK_SEC", 0.5)
+    assert purge.FIRST_LOOK_SEC <= 10
+    monkeypatch.setattr(purge, "FIRST_LOOK_SEC", 0.5)
     store = open_store(f"sqlite:///{done}/work/specbatch.db", clock=Clock())
     ended(store, "far", workspace_uri="s3://bucket/far")
     store.close()

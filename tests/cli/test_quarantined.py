@@ -15,7 +15,7 @@ from specbatch.pipeline.bootstrap import (
 )
 from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.operations.tools import first_rows
-from specbatch.schemas.records import Artefact, Bell, PromptRow, Prompts, Stage
+from specbatch.schemas.records import Artefact, DueWork, PromptRow, Prompts, Stage
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import load_spec
 from support.models import TinyPair
@@ -23,7 +23,7 @@ from support.models import TinyPair
 REASON = "the device fell over"
 
 
-def silent(_: Bell) -> None:
+def silent(_: DueWork) -> None:
     """Nobody is there to be woken."""
 
 
@@ -43,7 +43,7 @@ def with_one_failing_row(folder: Path, pair: TinyPair, row: int) -> str:
     client = make_client(settings, silent, store)
     job_id = client.submit(spec.resolved(folder))[0].job_id
     worker = make_worker(settings, ("ingest",), silent, str(pair.verifier), None, store)
-    worker.stages.ingest(job_id)
+    worker.run(Stage.INGEST, job_id, None)
     for _ in range(settings.max_attempts):
         work = store.claim_group(job_id, row, Stage.VERIFY, "w", 60.0)
         assert work is not None

@@ -195,7 +195,7 @@ def _submitted(cli: Any, job: Any) -> str:
 def _wait_for_groups(folder: Path) -> None:
     settings = Settings(workspace=str(folder / "specbatch-data"))
     store = make_store(settings)
-    client = make_client(settings, lambda _bell: None, store)
+    client = make_client(settings, lambda _work: None, store)
     deadline = time.monotonic() + 240
     while not any(client.progress(job.job_id).groups_total for job in client.jobs()):
         assert time.monotonic() < deadline, "no group was planned"

@@ -14,7 +14,7 @@ from specbatch.schemas.errors import SpecError
 from specbatch.schemas.records import Verification
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec, load_spec
-from specbatch.workers.app import make_ring
+from specbatch.workers.app import make_enqueue
 from specbatch.workers.lifecycle import embedded
 from support.models import TinyPair
 
@@ -79,7 +79,7 @@ def test_a_job_waits_for_the_draft_model_that_its_outputs_depend_on(
     models = {"verifier": str(tiny_pair.verifier), "proposer": str(tiny_pair.draft)}
     values = SPEC | models | {"speculation": {"verification": "rejection"}}
     with embedded(settings, str(tiny_pair.verifier), None) as (app, worker):
-        client = make_client(settings, make_ring(app), worker.store)
+        client = make_client(settings, make_enqueue(app), worker.store)
         submitted, _ = client.submit(load_spec(values).resolved(folder))
         waits = None
         for progress in client.follow(submitted.job_id, 0.1, 120):

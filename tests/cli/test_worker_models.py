@@ -13,7 +13,7 @@ from specbatch.pipeline.bootstrap import make_client, make_worker
 from specbatch.schemas.errors import ModelError, SpecError, UsageError
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec, load_spec
-from specbatch.workers.app import make_ring
+from specbatch.workers.app import make_enqueue
 from specbatch.workers.lifecycle import embedded
 from support.models import TinyPair, tiny_llama
 
@@ -117,7 +117,7 @@ def test_a_route_to_a_model_that_is_not_there_fails_the_job_with_the_names_there
     models = {"verifier": str(tiny_pair.verifier), "proposer": str(tiny_pair.draft)}
     values = SPEC | models | {"speculation": {"routes": {"de": "german"}, "pregenerate": False}}
     with embedded(settings, models["verifier"], models["proposer"]) as (app, worker):
-        client = make_client(settings, make_ring(app), worker.store)
+        client = make_client(settings, make_enqueue(app), worker.store)
         submitted, _ = client.submit(load_spec(values).resolved(folder))
         for _ in client.follow(submitted.job_id, 0.1, 120):
             pass

@@ -35,7 +35,7 @@ from ledger.builders import (
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.rules import FIRST_CUT_INDEX
 from specbatch.schemas.errors import FencedError, StoreError, UsageError
-from specbatch.schemas.records import Bell, GroupWork, JobState, Prompts, Stage
+from specbatch.schemas.records import DueWork, GroupWork, JobState, Prompts, Stage
 
 CUT = FIRST_CUT_INDEX
 
@@ -70,7 +70,7 @@ def test_a_group_whose_attempts_are_used_up_is_cut_in_halves(store: Store) -> No
     assert fail(store, 0, attempts=1) == CUT
     assert store.failed_groups(JOB) == []
     assert slices(store, 0, CUT) == [(0, 3), (3, 2)]
-    assert {bell.group_index for bell in store.due()} == {0, CUT}
+    assert {message.group_index for message in store.due()} == {0, CUT}
     first = claim(store, 0)
     assert (first.rows, first.row_start, first.row_stop, first.suspect) == (3, 0, 3, True)
     assert (first.lease.generation, first.lease.attempt) == (5, 3)
@@ -114,7 +114,7 @@ def test_a_group_whose_workers_vanish_is_cut_at_the_next_claim(store: Store, clo
     assert store.heartbeat([old], LEASE_SEC).lost == {old}
     with pytest.raises(FencedError):
         store.advance(old, Stage.RECORD, RESULTS, NO_TIME)
-    assert store.due() == [Bell(JOB, Stage.VERIFY, CUT, "big")]
+    assert store.due() == [DueWork(JOB, Stage.VERIFY, CUT, "big")]
     store.release(half.lease, "it is one of these")
     assert slices(store, 0, CUT, CUT + 1) == [(0, 1), (2, 2), (1, 1)]
 
@@ -232,9 +232,9 @@ def test_of_rows_that_a_worker_dies_of_only_the_poisoned_one_fails(
     done: set[int] = set()
     for life in range(60):
         held: list[tuple[int, GroupWork]] = []
-        for bell in store.due():
-            index, owner = bell.group_index, f"worker {life}"
-            if index is None or bell.stage is not Stage.VERIFY:
+        for message in store.due():
+            index, owner = message.group_index, f"worker {life}"
+            if index is None or message.stage is not Stage.VERIFY:
                 continue
             work = store.claim_group(JOB, index, Stage.VERIFY, owner, LEASE_SEC)
             if work is not None:
@@ -275,7 +275,7 @@ def test_only_quarantined_rows_are_retried_where_only_they_are_asked_for(store: 
     assert store.retry_job(JOB, quarantined=True) == 1
     job = store.get_job(JOB)
     assert (job.state, job.stage, job.cancel_requested) == (JobState.RUNNING, Stage.RUN, False)
-    assert store.due() == [Bell(JOB, Stage.VERIFY, CUT, "big")]
+    assert store.due() == [DueWork(JOB, Stage.VERIFY, CUT, "big")]
     work = claim(store, CUT)
     assert (work.lease.attempt, work.suspect, work.rows) == (1, False, 1)
     store.advance(work.lease, Stage.RECORD, RESULTS, NO_TIME)

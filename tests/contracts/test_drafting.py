@@ -14,7 +14,7 @@ from ledger.builders import JOB, LEASE_SEC, Clock, new_job
 from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge
-from specbatch.pipeline.runtime.remembering import StoredKnowledge
+from specbatch.pipeline.runtime.profile_store import ProfileStore
 from specbatch.pipeline.stages.drafting import Drafting
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.errors import FencedError, StoreError
@@ -248,17 +248,17 @@ GARBAGE: list[Any] = [
 @pytest.mark.parametrize("state", GARBAGE)
 def test_garbage_is_no_knowledge(store: Shaky, state: Any) -> None:
     store.garbage = state
-    kept = StoredKnowledge(store)
+    kept = ProfileStore(store)
     assert kept.load("here") is None
     kept.keep("here", Knowledge())
     kept.close()
-    assert StoredKnowledge(store).load("here") == Knowledge()
+    assert ProfileStore(store).load("here") == Knowledge()
 
 
 def test_a_store_that_is_away_takes_no_engine_with_it(
     store: Shaky, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kept = StoredKnowledge(store)
+    kept = ProfileStore(store)
     store.away = True
     with caplog.at_level(logging.WARNING):
         assert kept.load("here") is None

@@ -32,7 +32,7 @@ from specbatch.schemas.errors import (
     UsageError,
 )
 from specbatch.schemas.records import (
-    Bell,
+    DueWork,
     JobState,
     Lease,
     Stage,
@@ -140,7 +140,7 @@ def test_a_cancelled_group_whose_worker_vanished_is_closed_by_the_sweeper(
     claim(store, 0)
     store.request_cancel(JOB)
     clock.advance(LEASE_SEC)
-    assert store.due() == [Bell(JOB, Stage.VERIFY, 0, "big")]
+    assert store.due() == [DueWork(JOB, Stage.VERIFY, 0, "big")]
     assert store.claim_group(JOB, 0, Stage.VERIFY, "w", LEASE_SEC) is None
     assert stage_of(store) is Stage.PUBLISH
 
@@ -218,8 +218,8 @@ def test_retry_sends_failed_and_cancelled_groups_back(store: Store) -> None:
     job = store.get_job(JOB)
     assert (job.state, job.stage) == (JobState.RUNNING, Stage.RUN)
     assert (job.cancel_requested, job.error, job.finished_at) == (False, None, None)
-    bells = {bell.group_index: bell.stage for bell in store.due()}
-    assert bells == {1: Stage.VERIFY, 2: Stage.RECORD, 3: Stage.PROPOSE, 4: Stage.PROPOSE}
+    messages = {message.group_index: message.stage for message in store.due()}
+    assert messages == {1: Stage.VERIFY, 2: Stage.RECORD, 3: Stage.PROPOSE, 4: Stage.PROPOSE}
     again = claim(store, 3, Stage.PROPOSE).lease
     assert (again.generation, again.attempt) == (generation + 1, 1)
     assert len(list(store.completions(JOB))) == 4

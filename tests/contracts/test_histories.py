@@ -12,7 +12,7 @@ from contracts.shorthand import ended, found
 from ledger.builders import LEASE_SEC, NO_TIME, RESULTS, completion, new_group, new_job, position
 
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.runtime.purging import Due, Purger
+from specbatch.pipeline.runtime.purge import Due, Purger
 from specbatch.pipeline.stages.drafting import Drafting
 from specbatch.pipeline.storage.histories import HISTORY
 from specbatch.pipeline.storage.objects import Objects, local_path

@@ -36,7 +36,7 @@ from specbatch.schemas.errors import (
     FencedError,
 )
 from specbatch.schemas.records import (
-    Bell,
+    DueWork,
     Lease,
     NewJob,
     Prompts,
@@ -142,7 +142,7 @@ def test_a_row_whose_workers_vanish_fails_at_the_next_claim(store: Store, clock:
     for _ in range(3):
         claim(store, 0)
         clock.advance(LEASE_SEC)
-    assert store.due() == [Bell(JOB, Stage.VERIFY, 0, "big")]
+    assert store.due() == [DueWork(JOB, Stage.VERIFY, 0, "big")]
     assert store.claim_group(JOB, 0, Stage.VERIFY, "w", LEASE_SEC) is None
     [(_, word, _, error)] = store.failed_groups(JOB)
     assert (word, error) == (
@@ -219,21 +219,21 @@ def test_exactly_one_of_many_claimers_wins(store: Store) -> None:
 
 def test_due_names_what_is_ready_and_who_must_serve_it(store: Store, clock: Clock) -> None:
     store.create_job(new_job())
-    assert store.due() == [Bell(JOB, Stage.INGEST, None)]
+    assert store.due() == [DueWork(JOB, Stage.INGEST, None)]
     lease = claim_job(store, Stage.INGEST).lease
     assert store.due() == []
     store.add_groups(lease, [new_group(0, first_stage=Stage.PROPOSE)], [], 4, position(4))
     store.add_groups(lease, [new_group(1)], [], 8, position(8))
     assert store.due() == [
-        Bell(JOB, Stage.PROPOSE, 0, "small"),
-        Bell(JOB, Stage.VERIFY, 1, "big"),
+        DueWork(JOB, Stage.PROPOSE, 0, "small"),
+        DueWork(JOB, Stage.VERIFY, 1, "big"),
     ]
     store.finish_ingest(lease, 8, {})
     held = claim(store, 1).lease
     store.advance(held, Stage.RECORD, RESULTS, NO_TIME)
-    assert Bell(JOB, Stage.RECORD, 1) in store.due()
+    assert DueWork(JOB, Stage.RECORD, 1) in store.due()
     claim(store, 1, Stage.RECORD)
-    assert store.due() == [Bell(JOB, Stage.PROPOSE, 0, "small")]
+    assert store.due() == [DueWork(JOB, Stage.PROPOSE, 0, "small")]
     clock.advance(LEASE_SEC)
     assert len(store.due()) == 2
 
@@ -244,10 +244,10 @@ def test_due_gives_the_longest_ready_first(store: Store, clock: Clock) -> None:
     store.release(claim(store, 0).lease, "again")
     clock.advance(1)
     store.create_job(new_job("job00000000000002"))
-    bells = store.due()
-    assert [bell.group_index for bell in bells] == [None, 1, 2, 0]
-    assert store.due(limit=2) == bells[:3]
-    assert store.due(limit=1) == bells[:2]
+    messages = store.due()
+    assert [message.group_index for message in messages] == [None, 1, 2, 0]
+    assert store.due(limit=2) == messages[:3]
+    assert store.due(limit=1) == messages[:2]
 
 
 def test_what_nobody_serves_hides_nothing_that_came_after_it(store: Store, clock: Clock) -> None:
@@ -268,19 +268,19 @@ def test_what_nobody_serves_hides_nothing_that_came_after_it(store: Store, clock
     urgent = new_job("job00000000000004", priority=0)
     planned(urgent, 2)
     assert store.due(limit=1) == [
-        Bell(JOB, Stage.VERIFY, 0, "big"),
-        *(Bell(job.job_id, Stage.VERIFY, 0, job.verifier) for job in later),
-        Bell(JOB, Stage.RECORD, 3),
-        Bell(urgent.job_id, Stage.VERIFY, 0, "big", 0),
+        DueWork(JOB, Stage.VERIFY, 0, "big"),
+        *(DueWork(job.job_id, Stage.VERIFY, 0, job.verifier) for job in later),
+        DueWork(JOB, Stage.RECORD, 3),
+        DueWork(urgent.job_id, Stage.VERIFY, 0, "big", 0),
     ]
     assert store.due(job_id=later[0].job_id) == [
-        Bell(later[0].job_id, Stage.VERIFY, index, "model 2") for index in (0, 1)
+        DueWork(later[0].job_id, Stage.VERIFY, index, "model 2") for index in (0, 1)
     ]
 
 
 def test_a_finished_job_is_not_due(store: Store) -> None:
     ingest(store, groups=1)
     commit(store, verified(store, 0))
-    assert store.due() == [Bell(JOB, Stage.PUBLISH, None)]
+    assert store.due() == [DueWork(JOB, Stage.PUBLISH, None)]
     finish(store)
     assert store.due() == []

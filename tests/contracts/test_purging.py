@@ -11,7 +11,7 @@ from ledger.builders import JOB, NO_TIME, Clock, completion, new_job
 
 from specbatch.pipeline.audit.digests import facts_digest
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.runtime.purging import Purger
+from specbatch.pipeline.runtime.purge import Purger
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.errors import UsageError

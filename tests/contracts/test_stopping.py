@@ -32,7 +32,7 @@ from ledger.builders import (
 
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.errors import FencedError
-from specbatch.schemas.records import Bell, JobState, Lease, Stage, StageTiming
+from specbatch.schemas.records import DueWork, JobState, Lease, Stage, StageTiming
 
 OTHER = "job00000000000002"
 
@@ -85,7 +85,7 @@ def test_looking_tells_of_the_jobs_that_were_asked_for_and_extends_nothing(
     assert store.look({held: 0.0, reading: 0.0}) == {OTHER}
     clock.advance(LEASE_SEC)
     store.look({held: 0.0})
-    assert Bell(JOB, Stage.VERIFY, 0, "big") in store.due()
+    assert DueWork(JOB, Stage.VERIFY, 0, "big") in store.due()
 
 
 def test_a_budget_counts_what_got_on_and_what_is_in_flight(store: Store, clock: Clock) -> None:
@@ -249,16 +249,16 @@ def test_an_input_waits_until_half_of_the_groups_are_done(store: Store) -> None:
         assert (store.claim_job(JOB, Stage.INGEST, "i", LEASE_SEC) is None) == (index < 4)
         if index == 4:
             break
-        assert Bell(JOB, Stage.INGEST, None) not in store.due()
+        assert DueWork(JOB, Stage.INGEST, None) not in store.due()
         due.append(store.commit_group(verified(store, index), [], NO_TIME, {}))
-    assert due == [None, None, None, Stage.INGEST], "whoever ends the last of them rings"
+    assert due == [None, None, None, Stage.INGEST], "whoever ends the last of them enqueues it"
     assert not store.get_job(JOB).paused
 
 
 def test_a_reading_that_goes_on_does_so_at_its_cursor(store: Store) -> None:
     reading(store, groups=2, most_open=2)
     commit(store, verified(store, 0))
-    assert Bell(JOB, Stage.INGEST, None) in store.due()
+    assert DueWork(JOB, Stage.INGEST, None) in store.due()
     work = claim_job(store, Stage.INGEST)
     assert (work.next_group, work.next_row, work.cursor) == (2, 8, position())
     assert work.lease.attempt == 1
@@ -302,9 +302,9 @@ def test_only_who_holds_the_input_can_pause_it(store: Store) -> None:
         store.pause_ingest(replace(lease, generation=9), 1)
 
 
-def test_bells_carry_the_class_of_their_job(store: Store) -> None:
+def test_messages_carry_the_class_of_their_job(store: Store) -> None:
     store.create_job(new_job(priority=0))
-    assert store.due() == [Bell(JOB, Stage.INGEST, None, priority=0)]
+    assert store.due() == [DueWork(JOB, Stage.INGEST, None, priority=0)]
     lease = claim_job(store, Stage.INGEST).lease
     store.add_groups(lease, [new_group(0)], [], 4, position())
-    assert store.due() == [Bell(JOB, Stage.VERIFY, 0, "big", 0)]
+    assert store.due() == [DueWork(JOB, Stage.VERIFY, 0, "big", 0)]

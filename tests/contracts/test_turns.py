@@ -160,7 +160,7 @@ def test_of_many_claimers_each_gets_another_group(store: Store) -> None:
 
 
 def test_claimers_that_race_leave_nothing_that_is_due(store: Store) -> None:
-    """A bell must not be lost because others were faster."""
+    """A message must not be lost because others were faster."""
     for number in range(12):
         plan(store, f"job-{number:02d}", 1, tenant=f"t{number}")
     claims = successes(together(*[partial(next_of, store, f"w{n}") for n in range(12)]))

@@ -52,7 +52,7 @@ def run_inside(tmp_path_factory: pytest.TempPathFactory) -> RunInside:
     def run(name: str) -> Inside:
         if name not in done:
             folder = tmp_path_factory.mktemp(name)
-            with PrivateRedis() as redis:  # bells of two stores would be taken for each other's
+            with PrivateRedis() as redis:  # messages of two stores would be taken for each other's
                 done[name] = _run(name, redis.url, folder)
         return done[name]
 

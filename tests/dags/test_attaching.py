@@ -42,7 +42,9 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 @pytest.fixture
 def client(site: Site) -> JobClient:
-    return JobClient(site.store, Client(site.store, site.rung.append, f"{site.folder}/workspace"))
+    return JobClient(
+        site.store, Client(site.store, site.enqueued.append, f"{site.folder}/workspace")
+    )
 
 
 def spec(site: Site, *prompts: str, **more: Any) -> JobSpec:
@@ -134,7 +136,7 @@ def test_a_task_s_job_is_cancelled_without_its_id_and_no_other_is(
 def test_a_private_tenant_s_job_is_cancelled_without_its_id(site: Site) -> None:
     private = Privacy({"acme": PrivacyMode.HASH_ONLY}, sealer=Sealer([bytes(32)]))
     store = MemoryStore()
-    client = JobClient(store, Client(store, site.rung.append, "work", privacy=private))
+    client = JobClient(store, Client(store, site.enqueued.append, "work", privacy=private))
     wanted = spec(site, "a", tenant="acme")
     job = attach(client, wanted, PLACE, "fail")
     assert cancel_with_task(client, wanted, PLACE) == job

@@ -75,7 +75,7 @@ class Site:
             yield one
 
     def ingest(self) -> None:
-        """All groups are in the store, and their bells in the broker."""
+        """All groups are in the store, and their messages in the broker."""
         with self.worker("ingest") as one:
             wait_until(
                 "the input is read",
@@ -100,7 +100,7 @@ def site_over(broker_url: str, home: Path) -> Iterator[Site]:
 def survive(
     site: Site, forget: Callable[[], None], restart: Callable[[], None], expected: Outcome
 ) -> str:
-    """The job, with a broker that loses its bells, and then dies while groups are held; the log."""
+    """The job, with a broker that loses messages, and then dies while groups are held; the log."""
     site.submit()
     site.ingest()
     forget()
@@ -173,7 +173,7 @@ class ImpatientRabbit(PrivateRabbit):
 
 @pytest.mark.long
 def test_a_group_may_take_longer_than_rabbitmq_waits(undisturbed: Outcome, tmp_path: Path) -> None:
-    """Its bell comes twice, and the worker that is thrown out connects anew."""
+    """Its message comes twice, and the worker that is thrown out connects anew."""
     with ImpatientRabbit() as rabbit, site_over(rabbit.create_vhost(), tmp_path) as site:
         site.submit()
         site.ingest()

@@ -19,7 +19,7 @@ from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.runtime.sweeper import Sweeper
 from specbatch.schemas.errors import StoreError
-from specbatch.schemas.records import Bell, Stage
+from specbatch.schemas.records import DueWork, Stage
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.speculation import DecisionAction
 from support import demo
@@ -37,19 +37,19 @@ class Bed:
 
     def __init__(self) -> None:
         self.clock = Clock()
-        self.rung: list[Bell] = []
+        self.enqueued: list[DueWork] = []
         self.store = MemoryStore(clock=self.clock)
         ingest(self.store, groups=3, first_stage=Stage.PROPOSE)
-        self.sweeper = Sweeper(self.store, self.rung.append, 5.0, PATIENCE_SEC)
+        self.sweeper = Sweeper(self.store, self.enqueued.append, 5.0, PATIENCE_SEC)
 
     def sweep(self) -> list[tuple[Stage, int | None]]:
-        """Stages and groups that it rang for."""
-        self.rung.clear()
+        """Stages and groups that it enqueued."""
+        self.enqueued.clear()
         self.sweeper.sweep()
-        return [(bell.stage, bell.group_index) for bell in self.rung]
+        return [(message.stage, message.group_index) for message in self.enqueued]
 
 
-def test_groups_that_nobody_takes_up_go_on_and_are_rung_for_at_once() -> None:
+def test_groups_that_nobody_takes_up_go_on_and_are_enqueued_at_once() -> None:
     bed = Bed()
     bed.clock.advance(PATIENCE_SEC)
     assert bed.sweep() == [(Stage.PROPOSE, index) for index in range(3)]
@@ -59,7 +59,7 @@ def test_groups_that_nobody_takes_up_go_on_and_are_rung_for_at_once() -> None:
     assert (Stage.VERIFY, 0) not in bed.sweep()
     bed.clock.advance(PATIENCE_SEC)  # its lease runs out, and nobody follows
     bed.sweep()
-    stages = {bell.group_index: bell.stage for bell in bed.store.due()}
+    stages = {message.group_index: message.stage for message in bed.store.due()}
     assert stages == {0: Stage.VERIFY, 1: Stage.PROPOSE, 2: Stage.VERIFY}
     [decision] = bed.store.decisions(JOB)
     assert decision.action is DecisionAction.SKIPPED

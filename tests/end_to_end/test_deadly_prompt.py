@@ -13,7 +13,7 @@ import pytest
 from specbatch.jobs.chaos.stand_in_model import write_model
 from specbatch.pipeline.bootstrap import make_client, make_store
 from specbatch.pipeline.outputs.outputs import read_output
-from specbatch.schemas.records import Bell, JobState
+from specbatch.schemas.records import DueWork, JobState
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import load_spec
 from support.workers import wait_until
@@ -25,7 +25,7 @@ WORKER = """
 import os, sys
 from specbatch.jobs.chaos.stand_in import StandInHost
 from specbatch.jobs.chaos.stand_in_model import codec
-from specbatch.pipeline.bootstrap import Models
+from specbatch.pipeline.bootstrap import FakeModels
 from specbatch.pipeline.engines.exact import service
 from specbatch.schemas.settings import Settings
 from specbatch.workers.lifecycle import run_worker
@@ -41,7 +41,7 @@ def submit_or_die(self, job_id, requests, priors=()):
 
 service.EngineService.submit = submit_or_die
 hosts = lambda model, beside: StandInHost(model, beside, step_sec=0.02)
-models = Models(engines=hosts, codec=codec)
+models = FakeModels(engines=hosts, codec=codec)
 run_worker(Settings(), ("ingest", "verify", "record"), model, (), 8, fake_models=models)
 """
 
@@ -55,7 +55,7 @@ def test_of_five_groups_in_one_process_only_the_deadly_row_is_lost(
         "SPECBATCH_WORKSPACE": str(tmp_path / "workspace"),
         "SPECBATCH_LEASE_SEC": "2",
         "SPECBATCH_SWEEP_INTERVAL_SEC": "0.3",
-        "SPECBATCH_BELL_PATIENCE_SEC": "1",
+        "SPECBATCH_MESSAGE_PATIENCE_SEC": "1",
     }
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -110,5 +110,5 @@ def test_of_five_groups_in_one_process_only_the_deadly_row_is_lost(
     store.close()
 
 
-def _silent(_: Bell) -> None:
+def _silent(_: DueWork) -> None:
     """The sweeper finds it."""

@@ -24,13 +24,13 @@ from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.policy.breaker import DecisionLog
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.pipeline.runtime.client import Client
-from specbatch.pipeline.runtime.remembering import StoredKnowledge
+from specbatch.pipeline.runtime.profile_store import ProfileStore
 from specbatch.pipeline.storage.artefacts import read_drafts
 from specbatch.schemas.records import CompletionRecord, JobRow, JobState
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import load_spec
 from specbatch.schemas.speculation import AcceptanceCount, Decision, DecisionAction
-from specbatch.workers.app import make_ring
+from specbatch.workers.app import make_enqueue
 from specbatch.workers.lifecycle import embedded
 from support import demo
 from support.databases import migrated
@@ -110,7 +110,7 @@ class Night:
         """An embedded worker for the jobs inside."""
         models = str(verifier), str(draft) if draft else None
         with embedded(self.settings, *models) as (app, worker):
-            self._client = make_client(self.settings, make_ring(app), worker.store)
+            self._client = make_client(self.settings, make_enqueue(app), worker.store)
             self._models = {"verifier": models[0], "proposer": models[1]}
             try:
                 yield
@@ -250,9 +250,9 @@ def test_what_a_worker_learned_of_its_machine_is_read_by_the_next_or_written_ane
     night: Night, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[dict[str, Any] | None] = []
-    load = StoredKnowledge.load
+    load = ProfileStore.load
 
-    def noted(stored: StoredKnowledge, about: str) -> Knowledge | None:
+    def noted(stored: ProfileStore, about: str) -> Knowledge | None:
         found = load(stored, about)
         read.append(found and found.state())
         return found
@@ -261,7 +261,7 @@ def test_what_a_worker_learned_of_its_machine_is_read_by_the_next_or_written_ane
         (row,) = night.table("machine_knowledge")
         return row["key"], json.loads(row["state"])
 
-    monkeypatch.setattr(StoredKnowledge, "load", noted)
+    monkeypatch.setattr(ProfileStore, "load", noted)
     with night.worker():
         first = night.run(depth="off", tokens=80)
         assert night.table("machine_knowledge") == [], "it is written at the end"

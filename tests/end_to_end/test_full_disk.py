@@ -19,7 +19,7 @@ from specbatch.schemas.records import (
 )
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import load_spec
-from specbatch.workers.app import make_ring
+from specbatch.workers.app import make_enqueue
 from specbatch.workers.lifecycle import embedded
 from support.databases import migrated
 from support.models import TinyPair
@@ -50,7 +50,7 @@ def test_a_job_whose_disk_refuses_waits_and_resumes_by_itself(
         workspace=str(tmp_path / "workspace"),
         max_attempts=1,  # one that were lost would fail its group
         sweep_interval_sec=0.2,
-        bell_patience_sec=0.5,
+        message_patience_sec=0.5,
     )
     migrated(tmp_path / "workspace" / "specbatch.db")
     store = make_store(conf)
@@ -63,7 +63,7 @@ def test_a_job_whose_disk_refuses_waits_and_resumes_by_itself(
         return temporary(self, path, source)
 
     with embedded(conf, str(tiny_pair.verifier), None, store, concurrency=2) as (app, _):
-        client = make_client(conf, make_ring(app), store)
+        client = make_client(conf, make_enqueue(app), store)
 
         with monkeypatch.context() as patch:
             patch.setattr(LocalObjects, "_temporary", refuse)

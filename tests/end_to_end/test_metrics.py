@@ -23,7 +23,7 @@ from specbatch.schemas.records import JobRow, Origin
 from specbatch.schemas.schedules import RunState, ScheduleRun
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import load_spec
-from specbatch.workers.app import make_app, make_ring
+from specbatch.workers.app import make_app, make_enqueue
 from support import demo
 from support.scraping import Scrape, scrape
 from support.servers import PrivateRedis, free_port
@@ -79,7 +79,7 @@ def submit(settings: Settings, store: Store, folder: Path, name: str, temperatur
             "group_size": 4,
         }
     )
-    client = make_client(settings, make_ring(make_app(settings)), store)
+    client = make_client(settings, make_enqueue(make_app(settings)), store)
     return client.submit(spec)[0]
 
 

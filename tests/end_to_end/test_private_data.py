@@ -62,8 +62,8 @@ def finished(site: Site) -> tuple[str, str]:
     second = site.drain(site.submit("again", breaks=False).job_id)
     stopped = site.submit("stopped").job_id
     for _ in range(2):
-        bell = next(bell for bell in site.store.due() if bell.job_id == stopped)
-        site.attempt(bell)
+        message = next(message for message in site.store.due() if message.job_id == stopped)
+        site.attempt(message)
     site.client.cancel(stopped, f"asked for by {PLANTED['EMAIL']}")
     assert site.drain(stopped).state is JobState.CANCELLED
     return first.job_id, second.job_id
@@ -170,7 +170,7 @@ def test_exports_have_no_more_than_is_kept(
     site = Site(tmp_path / "site", migrated(tmp_path / "s.db"), mode, patch)
     job_id = site.submit(breaks=False).job_id
     for _ in range(6):  # some groups are done, and the files of all are there
-        site.attempt(next(bell for bell in site.store.due() if bell.job_id == job_id))
+        site.attempt(next(message for message in site.store.due() if message.job_id == job_id))
     assert site.workspace()
     for kind in ExportKind:
         assert planted_in(exported(site, job_id, kind)) == []

@@ -13,8 +13,9 @@ from ledger.builders import LEASE_SEC
 from specbatch.jobs.chaos.stand_in import StandInHost
 from specbatch.pipeline.engines.contract import Request, Submitted
 from specbatch.pipeline.ledger.rules import FIRST_CUT_INDEX
+from specbatch.pipeline.stages.dispatch import run_stage
 from specbatch.schemas.errors import EngineError, ObjectError
-from specbatch.schemas.records import JobState
+from specbatch.schemas.records import JobState, Stage
 from specbatch.schemas.spec import EngineSpec
 from support.stand_ins import MOST_ROUNDS, Outcome, Site
 
@@ -69,18 +70,18 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 def work_with(site: Site, host: Any, job_id: str) -> None:
     """Workers one after another, each until it dies, until the job has ended."""
     lives = itertools.count()
-    stages = site.worker(f"life {next(lives)}", host)
+    context = site.worker(f"life {next(lives)}", host)
     for _ in range(MOST_ROUNDS):
         if site.state(job_id).is_final:
             return
-        for bell in site.store.due():
+        for message in site.store.due():
             try:
-                stages.run(bell.stage, bell.job_id, bell.group_index)
+                run_stage(context, message.stage, message.job_id, message.group_index)
             except RuntimeError:
                 continue  # Celery logs it, and the worker goes on
             except Killed:
                 site.clock.advance(LEASE_SEC)
-                stages = site.worker(f"life {next(lives)}", host)
+                context = site.worker(f"life {next(lives)}", host)
                 break
     raise AssertionError("the job comes to no end")
 
@@ -154,7 +155,7 @@ def test_a_row_that_cannot_be_recorded_is_quarantined_too(
     site: Site, undisturbed: Outcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = site.submit(PROMPTS)
-    stages = site.worker("w", site.host())
+    context = site.worker("w", site.host())
     commit, broken = site.store.commit_group, True
 
     def refuse(lease: Any, completions: Any, *others: Any) -> None:
@@ -166,28 +167,28 @@ def test_a_row_that_cannot_be_recorded_is_quarantined_too(
     for _ in range(MOST_ROUNDS):
         if site.state(job_id).is_final:
             break
-        for bell in site.store.due():
+        for message in site.store.due():
             try:
-                stages.run(bell.stage, bell.job_id, bell.group_index)
+                run_stage(context, message.stage, message.job_id, message.group_index)
             except RuntimeError:
                 continue
     assert site.state(job_id) is JobState.PARTIAL
     assert len(site.outcome(job_id)) == ROWS - 1
     broken = False
     assert site.client.retry(job_id, quarantined=True) == 1
-    site.work(stages)
+    site.work(context)
     assert site.outcome(job_id) == undisturbed
 
 
-def test_after_a_failure_both_halves_are_rung_for(site: Site) -> None:
+def test_after_a_failure_both_halves_are_enqueued(site: Site) -> None:
     job_id = site.submit(PROMPTS)
     host = Poisoned(site.host(), EngineError("broken"), [PROMPTS[POISONED]])
-    stages = site.worker("w", host)
-    stages.ingest(job_id)
+    context = site.worker("w", host)
+    run_stage(context, Stage.INGEST, job_id, None)
     for _ in range(3):
-        site.rung.clear()
-        stages.verify(job_id, 0)
-    assert {bell.group_index for bell in site.rung} == {0, FIRST_CUT_INDEX}
-    site.rung.clear()
-    stages.verify(job_id, 0)  # rows 0 to 31 go well: the other suspect may be taken up now
-    assert FIRST_CUT_INDEX in [bell.group_index for bell in site.rung]
+        site.enqueued.clear()
+        run_stage(context, Stage.VERIFY, job_id, 0)
+    assert {message.group_index for message in site.enqueued} == {0, FIRST_CUT_INDEX}
+    site.enqueued.clear()
+    run_stage(context, Stage.VERIFY, job_id, 0)  # rows 0 to 31 go well: now the other suspect
+    assert FIRST_CUT_INDEX in [message.group_index for message in site.enqueued]

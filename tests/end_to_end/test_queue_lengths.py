@@ -1,4 +1,4 @@
-"""How many bells wait on a real broker."""
+"""How many messages wait on a real broker."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from specbatch.schemas.records import Bell, Stage
+from specbatch.schemas.records import DueWork, Stage
 from specbatch.schemas.settings import Settings
-from specbatch.workers.app import make_app, make_ring
-from specbatch.workers.queue_lengths import make_queued
+from specbatch.workers.app import make_app, make_enqueue, make_queue_length
 
-VERIFY = Bell("0123456789", Stage.VERIFY, 0, "verifier")
-RECORD = Bell("0123456789", Stage.RECORD, 0)
+VERIFY = DueWork("0123456789", Stage.VERIFY, 0, "verifier")
+RECORD = DueWork("0123456789", Stage.RECORD, 0)
 
 
 def check(broker_url: str, folder: Path) -> None:
     app = make_app(Settings(broker_url=broker_url, workspace=str(folder)))
-    ring, queued = make_ring(app), make_queued(app)
+    ring, queued = make_enqueue(app), make_queue_length(app)
     assert queued(VERIFY)[1] == queued(RECORD)[1] == 0
     for _ in range(3):
         ring(VERIFY)
@@ -37,4 +36,4 @@ def test_messages_are_counted_by_queue_on_rabbitmq(rabbit_url: str, tmp_path: Pa
 
 def test_a_broker_that_is_away_has_none(tmp_path: Path) -> None:
     app = make_app(Settings(broker_url="redis://127.0.0.1:1/0", workspace=str(tmp_path)))
-    assert make_queued(app)(RECORD)[1] == 0
+    assert make_queue_length(app)(RECORD)[1] == 0

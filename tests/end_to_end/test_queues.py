@@ -9,12 +9,12 @@ import pytest
 from celery import Celery
 from celery.worker import WorkController
 
-from specbatch.schemas.records import Bell, Stage
+from specbatch.schemas.records import DueWork, Stage
 from specbatch.schemas.routing import queue_for
 from specbatch.schemas.settings import Settings
-from specbatch.workers.app import WORK_TASK, make_app, make_ring
+from specbatch.workers.app import make_app, make_enqueue, make_queue_length
+from specbatch.workers.guard import WORK_TASK
 from specbatch.workers.lifecycle import queue_names
-from specbatch.workers.queue_lengths import make_queued
 
 JOB = "0123456789abcdef"
 HIGH, NORMAL, LOW = range(3)
@@ -38,8 +38,8 @@ def test_a_worker_listens_to_all_classes_of_its_kinds_the_higher_ones_first() ->
     ]  # fmt: skip
 
 
-def heard(app: Celery, bells: list[Bell]) -> list[tuple[str, int | None]]:
-    """(stage, group) of the bells in the order in which one worker's only thread hears them."""
+def heard(app: Celery, messages: list[DueWork]) -> list[tuple[str, int | None]]:
+    """(stage, group) of the messages in the order in which one worker's only thread hears them."""
     found: list[tuple[str, int | None]] = []
     all_heard = threading.Event()
 
@@ -47,13 +47,13 @@ def heard(app: Celery, bells: list[Bell]) -> list[tuple[str, int | None]]:
     def work(job_id: str, stage: str, group_index: int | None) -> None:
         assert job_id == JOB
         found.append((stage, group_index))
-        if len(found) == len(bells):
+        if len(found) == len(messages):
             all_heard.set()
 
     app.set_default()
-    ring = make_ring(app)
-    for bell in bells:
-        ring(bell)
+    ring = make_enqueue(app)
+    for message in messages:
+        ring(message)
     controller = WorkController(
         app=app,
         pool_cls="threads",
@@ -73,17 +73,17 @@ def heard(app: Celery, bells: list[Bell]) -> list[tuple[str, int | None]]:
     return found
 
 
-BELLS = [
-    *[Bell(JOB, Stage.VERIFY, index, "v", LOW) for index in range(3)],
-    *[Bell(JOB, Stage.VERIFY, index, "v") for index in range(10, 13)],
-    *[Bell(JOB, Stage.VERIFY, index, "v", HIGH) for index in range(20, 23)],
-    Bell(JOB, Stage.INGEST, None),
+MESSAGES = [
+    *[DueWork(JOB, Stage.VERIFY, index, "v", LOW) for index in range(3)],
+    *[DueWork(JOB, Stage.VERIFY, index, "v") for index in range(10, 13)],
+    *[DueWork(JOB, Stage.VERIFY, index, "v", HIGH) for index in range(20, 23)],
+    DueWork(JOB, Stage.INGEST, None),
 ]
 
 
 def test_redis_gives_higher_classes_first(redis_url: str, tmp_path: Path) -> None:
     app = make_app(Settings(broker_url=redis_url, workspace=str(tmp_path)))
-    order = heard(app, BELLS)
+    order = heard(app, MESSAGES)
     assert order == [("ingest", None)] + [
         ("verify", index) for index in (20, 21, 22, 10, 11, 12, 0, 1, 2)
     ]
@@ -93,12 +93,12 @@ def test_redis_gives_higher_classes_first(redis_url: str, tmp_path: Path) -> Non
 def test_rabbitmq_gives_every_class(rabbit_url: str, tmp_path: Path) -> None:
     """Queues of their own; in which order is the broker's choice, and the store's who is next."""
     app = make_app(Settings(broker_url=rabbit_url, workspace=str(tmp_path)))
-    assert len(set(heard(app, BELLS))) == len(BELLS)
+    assert len(set(heard(app, MESSAGES))) == len(MESSAGES)
 
 
 def test_lengths_are_those_of_the_class(redis_url: str, tmp_path: Path) -> None:
     app = make_app(Settings(broker_url=redis_url, workspace=str(tmp_path)))
-    ring, queued = make_ring(app), make_queued(app)
-    for bell in BELLS[:5]:
-        ring(bell)
-    assert [queued(BELLS[index])[1] for index in (0, 3, 6)] == [3, 2, 0]
+    ring, queued = make_enqueue(app), make_queue_length(app)
+    for message in MESSAGES[:5]:
+        ring(message)
+    assert [queued(MESSAGES[index])[1] for index in (0, 3, 6)] == [3, 2, 0]

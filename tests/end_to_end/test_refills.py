@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.engines.contract import Request, Wanted
 from specbatch.pipeline.outputs.outputs import read_output
-from specbatch.pipeline.stages.refill import MOST_OPEN, PATIENCE, REST_SEC, Refills
+from specbatch.pipeline.stages.refill import MOST_OPEN, PATIENCE, PAUSE_SEC, Refills
 from specbatch.schemas.messages import (
     HINT_EXPIRES_SEC,
     MAX_HINT_TOKENS,
@@ -30,7 +30,8 @@ from specbatch.schemas.records import SamplingParams, Stage
 from specbatch.schemas.routing import queue_for
 from specbatch.schemas.settings import Settings
 from specbatch.workers.app import make_app
-from specbatch.workers.hints import QUEUE_EXPIRES_SEC, REFILL_TASK, HintLine, hint_queue, send_hint
+from specbatch.workers.guard import REFILL_TASK
+from specbatch.workers.hints import QUEUE_EXPIRES_SEC, HintLine, hint_queue, send_hint
 from support import demo
 from support.workers import command, worker
 
@@ -151,7 +152,7 @@ def test_a_proposer_that_never_answers_is_left_alone_for_a_while(bed: Bed) -> No
     asked = len(bed.line.sent)
     assert asked == PATIENCE
     bed.want(0)
-    bed.now += REST_SEC - 1
+    bed.now += PAUSE_SEC - 1
     bed.want(0)
     assert len(bed.line.sent) == asked
     bed.now += 1

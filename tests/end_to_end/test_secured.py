@@ -190,7 +190,7 @@ def test_a_job_over_tls_and_passwords_is_done_and_leaves_no_secret(
     output = f"s3://{site.bucket}/out"
     report = command("submit-job", spec_of(tmp_path, output), environment=environment, cwd=tmp_path)
     messages = in_redis(site.redis.url)
-    assert str(report["job"]).encode() in messages or b"ingest" in messages, "a bell lies there"
+    assert str(report["job"]).encode() in messages or b"ingest" in messages, "a message lies there"
     assert_secret("the broker", messages)
     with worker("all", *MODELS, environment=environment, cwd=tmp_path, by_shell=True) as one:
 

@@ -17,8 +17,10 @@ from specbatch.pipeline.engines.exact.service import EngineService
 from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.ledger.rules import FIRST_CUT_INDEX
-from specbatch.pipeline.runtime.helping import Helper
 from specbatch.pipeline.runtime.leases import LeaseKeeper
+from specbatch.pipeline.runtime.work_stealing import WorkStealer
+from specbatch.pipeline.stages.dispatch import run_stage
+from specbatch.pipeline.stages.verify import verify
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.records import JobState, Stage
 from support.stand_ins import Outcome, Site
@@ -54,8 +56,8 @@ class Busy:
         self.service = EngineService(lambda: self.engine)
         host.service = lambda _: self.service
         self.keeper = site.keeper()
-        self.stages = site.worker("busy", host, self.keeper)
-        self.thread = threading.Thread(target=self.stages.verify, args=(job_id, 0), daemon=True)
+        self.context = site.worker("busy", host, self.keeper)
+        self.thread = threading.Thread(target=verify, args=(self.context, job_id, 0), daemon=True)
 
     def begin(self) -> None:
         """Group 0 is in the engine, its first rows have their first tokens."""
@@ -101,7 +103,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 def busy(site: Site) -> Iterator[Busy]:
     """A job of one group with two samples a row, that a worker has just begun."""
     job_id = site.submit(PROMPTS, n=2)
-    site.worker("reader", site.host()).ingest(job_id)
+    run_stage(site.worker("reader", site.host()), Stage.INGEST, job_id, None)
     busy = Busy(site, job_id)
     busy.begin()
     yield busy
@@ -130,7 +132,7 @@ def test_an_idle_worker_takes_half_of_what_a_busy_one_has_not_begun(
     site: Site, busy: Busy, undisturbed: Outcome
 ) -> None:
     keeper = site.keeper()
-    helper = Helper(site.store, keeper, site.model, "idle", 1.0)
+    helper = WorkStealer(site.store, keeper, site.model, "idle", 1.0)
     idle = site.worker("idle", site.host(), keeper)
     job_id = job_of(site)
     assert helper.ask()
@@ -188,7 +190,7 @@ def test_who_lost_the_group_meanwhile_gives_nothing_back(
     busy.keeper.beat()
     site.clock.advance(LEASE_SEC)
     idle = site.worker("idle", site.host())
-    idle.verify(job_id, 0)
+    verify(idle, job_id, 0)
     busy.go_on()
     busy.end()
     assert site.store.progress(job_id).groups_total == 1
@@ -215,7 +217,7 @@ def test_only_who_verifies_nothing_asks() -> None:
     lease = claim(store, 0, owner="busy").lease
     mine = claim(store, 1, owner="idle").lease
     keeper = LeaseKeeper(store, LEASE_SEC * 1000)
-    helper = Helper(store, keeper, "big", "idle", 1.0)
+    helper = WorkStealer(store, keeper, "big", "idle", 1.0)
     with keeper.hold(mine):
         assert keeper.holds(Stage.VERIFY)
         assert not helper.ask()
@@ -270,7 +272,7 @@ def test_helpers_ask_in_a_thread_of_their_own_and_outlive_the_store(
         return JOB, 0
 
     monkeypatch.setattr(store, "want_cut", answer)
-    helper = Helper(store, keeper, "big", "idle", 0.001)
+    helper = WorkStealer(store, keeper, "big", "idle", 0.001)
     helper.start()
     assert asked.wait(WAIT_SEC)
     helper.close()

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 from sqlalchemy import create_engine, text
 
 from specbatch.pipeline.bootstrap import make_client, make_store, make_worker
-from specbatch.schemas.records import JobState
+from specbatch.schemas.records import JobState, Stage
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import load_spec
 from specbatch.workers.lifecycle import embedded
@@ -25,7 +25,7 @@ def test_a_flood_of_one_tenant_leaves_the_other_its_share(
     settings = Settings(workspace=str(tmp_path / "work"), broker_url="memory://localhost/")
     migrated(tmp_path / "work" / "specbatch.db")
     store = make_store(settings)
-    client = make_client(settings, lambda _bell: None, store)  # the worker's sweeper rings
+    client = make_client(settings, lambda _work: None, store)  # the worker's sweeper enqueues
     jobs = {}
     for tenant, groups in (("flood", MANY), ("other", FEW)):
         prompts = [f"{tenant} {i}" for i in range(2 * groups)]
@@ -42,9 +42,9 @@ def test_a_flood_of_one_tenant_leaves_the_other_its_share(
             }
         )
         jobs[tenant] = client.submit(spec)[0].job_id
-    reader = make_worker(settings, ("ingest",), lambda _bell: None)
+    reader = make_worker(settings, ("ingest",), lambda _work: None)
     for job_id in jobs.values():  # both before anything is verified: nobody is there too late
-        reader.stages.ingest(job_id)
+        reader.run(Stage.INGEST, job_id, None)
     reader.keeper.close()
     reader.store.close()
     with embedded(settings, str(tiny_pair.verifier), None, store, concurrency=4):

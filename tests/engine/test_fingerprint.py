@@ -18,7 +18,7 @@ from specbatch.pipeline.engines.models import fingerprint
 from specbatch.pipeline.engines.models.fingerprint import look_at, unchanged
 from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.pipeline.inputs.codec import TextCodec
-from specbatch.pipeline.runtime.codecs import Codecs
+from specbatch.pipeline.runtime.tokenizers import Tokenizers
 from specbatch.schemas.errors import ModelChangedError, ModelError
 from specbatch.schemas.fingerprint import NONE, PARTS, Fingerprint, compared, differing
 from specbatch.schemas.spec import EngineSpec
@@ -207,7 +207,7 @@ def test_a_tokenizer_is_kept_by_what_it_says(folder: Path) -> None:
         loads.append(path)
         return TextCodec.load(path)
 
-    codecs = Codecs(load, inspect_model)
+    codecs = Tokenizers(load, inspect_model)
     first = codecs.of_folder(inspect_model(str(folder)))
     flip(folder / "model.safetensors")
     assert codecs.of_folder(inspect_model(str(folder))) is first, "other weights, the same text"

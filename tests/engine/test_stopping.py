@@ -15,6 +15,7 @@ from specbatch.pipeline.engines.contract import Request
 from specbatch.pipeline.engines.exact.host import EngineHost
 from specbatch.pipeline.engines.exact.service import EngineService
 from specbatch.pipeline.engines.models.model_folder import inspect_model
+from specbatch.pipeline.stages.dispatch import run_stage
 from specbatch.schemas.errors import RequestCancelledError
 from specbatch.schemas.numeric_class import Serves, all_keys
 from specbatch.schemas.records import JobState, SamplingParams, Stage
@@ -108,14 +109,14 @@ def test_a_task_that_reads_its_prompts_while_the_host_is_stopped_gives_its_group
     try:
         job = site.submit(["a", "b"])
         site.work(site.worker("reads", site.host()), Stage.INGEST)
-        (bell,) = site.store.due()
+        (message,) = site.store.due()
         host._models.verifier = inspect_model(site.model)
         ending = site.worker("ends", host)
         host.stop()
         for _ in range(10):  # forgiven: more often than a group may fail
-            ending.run(bell.stage, bell.job_id, bell.group_index)
+            run_stage(ending, message.stage, message.job_id, message.group_index)
         assert host.made == 0
-        assert site.store.due() == [bell]
+        assert site.store.due() == [message]
         site.work(site.worker("goes on", site.host()))
         assert site.state(job) is JobState.DONE
     finally:

@@ -17,14 +17,14 @@ from specbatch.jobs.chaos.job import models, spec_of, write_input
 from specbatch.jobs.chaos.orders import EngineKind
 from specbatch.jobs.chaos.plan import Plan
 from specbatch.jobs.chaos.stand_in import StandInHost
-from specbatch.pipeline.bootstrap import KINDS, Models, Worker, make_client, make_worker
+from specbatch.pipeline.bootstrap import KINDS, FakeModels, Worker, make_client, make_worker
 from specbatch.pipeline.engines.contract import ModelFolder
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.sql.migrate import open_store
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas import crash_points
 from specbatch.schemas.crash_points import CrashPoint
-from specbatch.schemas.records import Bell
+from specbatch.schemas.records import DueWork
 from specbatch.schemas.settings import Settings
 from support.databases import migrated
 
@@ -37,7 +37,7 @@ class Died(BaseException):
     """The thread ends here as in a crash: nobody gives anything back."""
 
 
-def _silent(_: Bell) -> None:
+def _silent(_: DueWork) -> None:
     """Units are found in the store."""
 
 
@@ -93,18 +93,18 @@ class Shop:
         for _ in range(_MOST_ROUNDS):
             if self.store.get_job(job_id).state.is_final:
                 return
-            due = [bell for bell in self.store.due() if bell.job_id == job_id]
-            for bell in due[:1]:
-                attempt(worker, bell)
+            due = [message for message in self.store.due() if message.job_id == job_id]
+            for message in due[:1]:
+                attempt(worker, message)
             if not due:
                 self.clock.advance(LEASE_SEC + 1)
         raise AssertionError(f"job {job_id} does not end: {self.store.due()}")
 
-    def do_next(self, job_id: str, worker: Worker | None = None) -> Bell:
+    def do_next(self, job_id: str, worker: Worker | None = None) -> DueWork:
         """One unit of what is due; which."""
-        bell = next(bell for bell in self.store.due() if bell.job_id == job_id)
-        attempt(worker or self.workers[0], bell)
-        return bell
+        message = next(message for message in self.store.due() if message.job_id == job_id)
+        attempt(worker or self.workers[0], message)
+        return message
 
     def learn(self) -> None:
         """What the job gives when nothing is in its way."""
@@ -125,21 +125,21 @@ class Shop:
         for host in worker.engines:
             host.close()
         worker.keeper.close()
-        if worker.knowledge is not None:
-            worker.knowledge.close()
+        if worker.profiles is not None:
+            worker.profiles.close()
 
-    def _models(self) -> Models:
+    def _models(self) -> FakeModels:
         def engines(model: ModelFolder, beside: ModelFolder | None) -> StandInHost:
             agreement = 0.8 if model.ref == self.proposer else 1.0
             return StandInHost(model, beside, agreement=agreement, step_sec=self.step_sec)
 
-        return Models(engines, stand_in_model.codec)
+        return FakeModels(engines, stand_in_model.codec)
 
 
-def attempt(worker: Worker, bell: Bell) -> None:
+def attempt(worker: Worker, message: DueWork) -> None:
     """As a task does it: whatever is raised, the next one comes."""
     try:
-        worker.stages.run(bell.stage, bell.job_id, bell.group_index)
+        worker.run(message.stage, message.job_id, message.group_index)
     except (Exception, Died):
         return
 

@@ -49,8 +49,8 @@ def points_of(bed: Shop, job_id: str, stage: Stage) -> list[CrashPoint]:
     while True:
         watch = Watch()
         with armed(watch):
-            bell = bed.do_next(job_id)
-        if bell.stage is stage:
+            message = bed.do_next(job_id)
+        if message.stage is stage:
             return watch.seen
 
 

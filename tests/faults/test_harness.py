@@ -218,9 +218,9 @@ def test_a_store_without_a_fence_is_found_out(
 
     with shop(tmp_path) as bed:
         job_id = bed.submit()
-        while (bell := bed.store.due()[0]).stage is not Stage.VERIFY:
+        while (message := bed.store.due()[0]).stage is not Stage.VERIFY:
             bed.do_next(job_id)
-        late = bed.store.claim_group(job_id, bell.group_index or 0, Stage.VERIFY, "late", 60.0)
+        late = bed.store.claim_group(job_id, message.group_index or 0, Stage.VERIFY, "late", 60.0)
         assert late is not None
         bed.drain(job_id)
         word = (late.lease, Stage.RECORD, late.prompts, StageTiming(0.0, 0.0))

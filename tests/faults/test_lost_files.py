@@ -31,7 +31,7 @@ def test_without_its_drafts_a_group_goes_on(tmp_path: Path, harm: Callable[[Path
         folder = local_path(here.store.get_job(job_id).workspace_uri)
         while not (drafts := sorted(folder.glob("drafts-*.arrow"))):
             here.do_next(job_id)
-        assert any(bell.stage is Stage.VERIFY for bell in here.store.due(job_id=job_id))
+        assert any(message.stage is Stage.VERIFY for message in here.store.due(job_id=job_id))
         harm(drafts[0])
         here.drain(job_id)
         # The same rows with the same outputs; what the drafts cost was lost with them.

@@ -28,7 +28,7 @@ from specbatch.pipeline.policy.costs.balance import job_sheet, leased, rows_shee
 from specbatch.schemas.crash_points import CrashPoint
 from specbatch.schemas.errors import DeviceLostError
 from specbatch.schemas.provenance import TimeKind
-from specbatch.schemas.records import Bell, JobState
+from specbatch.schemas.records import DueWork, JobState
 from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
 
 RUNS = 50
@@ -84,18 +84,18 @@ class Staff:
         for _ in range(MOST_UNITS_OF_WORK):
             if store.get_job(self.job_id).state.is_final:
                 return
-            due = [bell for bell in store.due() if bell.job_id == self.job_id]
+            due = [message for message in store.due() if message.job_id == self.job_id]
             if not due:
                 self.bed.clock.advance(LEASE_SEC + 1)
                 continue
             self.do(self.draw.choice(self.alive), self.draw.choice(due))
         raise AssertionError(f"job {self.job_id} does not end")
 
-    def do(self, one: tuple[Worker, Mortal], bell: Bell) -> None:
+    def do(self, one: tuple[Worker, Mortal], message: DueWork) -> None:
         worker, way = one
         self._in_work = one
         with armed(self.reached):
-            attempt(worker, bell)
+            attempt(worker, message)
         if way.is_dead or has_lost_its_device(worker):
             self.replace(one)
         elif self.draw.random() < 0.3:
@@ -153,7 +153,7 @@ class Staff:
         self.bed.clock.advance(LEASES_OF_SILENCE * LEASE_SEC + 1)
         self.bed.store.end_silent_sessions(LEASES_OF_SILENCE * LEASE_SEC)
         for _ in range(self.draw.randint(0, 3)):
-            due = [bell for bell in self.bed.store.due() if bell.job_id == self.job_id]
+            due = [message for message in self.bed.store.due() if message.job_id == self.job_id]
             if due and others:
                 self._in_work = self.draw.choice(others)
                 if not self._in_work[1].is_dead:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from specbatch.jobs.chaos.bells import UnrulyRing
 from specbatch.jobs.chaos.faults import Armed, count, errors_at
 from specbatch.jobs.chaos.orders import Arming
 from specbatch.jobs.chaos.plan import (
@@ -22,9 +21,10 @@ from specbatch.jobs.chaos.plan import (
     incident_plan_of,
     plan_of,
 )
+from specbatch.jobs.chaos.unruly_queue import UnrulyQueue
 from specbatch.schemas.crash_points import CrashPoint
 from specbatch.schemas.errors import ObjectError
-from specbatch.schemas.records import Bell, Stage
+from specbatch.schemas.records import DueWork, Stage
 
 
 def test_a_seed_gives_one_plan() -> None:
@@ -44,8 +44,8 @@ def test_plans_vary_in_all_they_have() -> None:
     plans = [plan_of(seed, 3) for seed in range(200)]
     assert {p.group_size for p in plans} == {3, 4, 6}
     assert {p.writes_ahead for p in plans} == {True, False}
-    assert any(p.bells is None for p in plans)
-    assert any(p.bells is not None for p in plans)
+    assert any(p.message_seed is None for p in plans)
+    assert any(p.message_seed is not None for p in plans)
     assert {d.worker for p in plans for d in p.disturbances} == {None, 0, 1, 2}
     assert {len(p.disturbances) for p in plans} == {1, 2, 3}
     for plan in plans:
@@ -149,47 +149,47 @@ def test_every_point_has_an_error_of_its_own_kind(on_postgres: bool) -> None:
     assert not is_transient(for_good)
 
 
-# --- bells ----------------------------------------------------------------------------------
-def bells(number: int) -> list[Bell]:
-    return [Bell("job00000000000001", Stage.VERIFY, index) for index in range(number)]
+# --- messages ----------------------------------------------------------------------------------
+def messages(number: int) -> list[DueWork]:
+    return [DueWork("job00000000000001", Stage.VERIFY, index) for index in range(number)]
 
 
-def test_unruly_bells_are_doubled_held_back_and_changed_in_order() -> None:
-    heard: list[Bell] = []
-    ring = UnrulyRing(heard.append)
+def test_unruly_messages_are_doubled_held_back_and_changed_in_order() -> None:
+    heard: list[DueWork] = []
+    ring = UnrulyQueue(heard.append)
     ring.seed(5)
-    for bell in bells(100):
-        ring(bell)
+    for message in messages(100):
+        ring(message)
     times = Counter(heard)
     assert len(times) > 90, "most come in the end"
     assert max(times.values()) > 1, "some are doubled"
-    order = [bell.group_index or 0 for bell in heard]
+    order = [message.group_index or 0 for message in heard]
     assert order != sorted(order)
     late = [number for at, number in enumerate(order) if number < max(order[: at + 1]) - 2]
     assert late, "some come long after others"
 
 
-def test_the_same_seed_rings_alike_and_none_rings_as_it_is() -> None:
-    def ring_all(seed: int | None) -> list[Bell]:
-        heard: list[Bell] = []
-        ring = UnrulyRing(heard.append)
+def test_the_same_seed_delivers_alike_and_none_delivers_as_it_is() -> None:
+    def enqueue_all(seed: int | None) -> list[DueWork]:
+        heard: list[DueWork] = []
+        ring = UnrulyQueue(heard.append)
         ring.seed(seed)
-        for bell in bells(30):
-            ring(bell)
+        for message in messages(30):
+            ring(message)
         return heard
 
-    assert ring_all(None) == bells(30)
-    assert ring_all(1) == ring_all(1) != ring_all(2)
+    assert enqueue_all(None) == messages(30)
+    assert enqueue_all(1) == enqueue_all(1) != enqueue_all(2)
 
 
-def test_what_was_held_back_comes_with_the_next_bell_when_all_is_calm_again() -> None:
-    heard: list[Bell] = []
-    ring = UnrulyRing(heard.append)
+def test_what_was_held_back_comes_with_the_next_message_when_all_is_calm_again() -> None:
+    heard: list[DueWork] = []
+    ring = UnrulyQueue(heard.append)
     ring.seed(3)
-    for bell in bells(20):
-        ring(bell)
+    for message in messages(20):
+        ring(message)
     ring.seed(None)
-    last = Bell("job00000000000001", Stage.RECORD, 0)
+    last = DueWork("job00000000000001", Stage.RECORD, 0)
     ring(last)
     assert heard[-1] == last
-    assert set(bells(20)) <= set(heard)
+    assert set(messages(20)) <= set(heard)

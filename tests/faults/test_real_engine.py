@@ -100,8 +100,8 @@ _BY_DEFAULT = (  # a killed worker takes seconds to load torch again, so few are
 @pytest.mark.parametrize("seed", PROCESSES)
 def test_a_process_is_killed_frozen_or_broken(pair: Site, seed: int) -> None:
     disturbance = _BY_DEFAULT[seed]
-    bells = seed if seed % 2 else None
-    ran = pair.run(Plan(seed, (disturbance,), group_size=4, writes_ahead=True, bells=bells))
+    unruly = seed if seed % 2 else None
+    ran = pair.run(Plan(seed, (disturbance,), group_size=4, writes_ahead=True, message_seed=unruly))
     assert ran.fired == [disturbance]
     assert ran.violations == []
     if disturbance.deed is Deed.KILL:

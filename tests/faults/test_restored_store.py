@@ -16,7 +16,7 @@ import pytest
 from faults.in_process import PLAIN, Shop, armed, shop
 
 from specbatch.pipeline.ledger.sql.store import SqlStore
-from specbatch.pipeline.stages import intake
+from specbatch.pipeline.stages import ingest
 from specbatch.schemas.crash_points import CrashPoint
 from specbatch.schemas.records import Stage
 
@@ -128,7 +128,7 @@ def test_a_reader_of_the_input_does_not_leave_out_what_the_copy_lacks(
                 done.append("restored")
             then(self, *arguments)
 
-        monkeypatch.setattr(intake, "MOST_TOGETHER", 1)
+        monkeypatch.setattr(ingest, "MOST_TOGETHER", 1)
         monkeypatch.setattr(SqlStore, "add_groups", adding)
         if not lacks:
             monkeypatch.setattr(SqlStore, "finish_ingest", ending)

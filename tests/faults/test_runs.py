@@ -1,8 +1,8 @@
 """Seeded runs on the stand-in engine.
 
 Real processes over Redis and SQLite are killed at crash points with SIGKILL, frozen with SIGSTOP
-past their leases, and made to fail as disks, links and databases do; bells are doubled, held back
-and changed in order. Each run is a job, or some, held to the law.
+past their leases, and made to fail as disks, links and databases do; messages are doubled, held
+back and changed in order. Each run is a job, or some, held to the law.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ STEP_SEC = 0.01
 
 
 def plan(seed: int, *disturbances: Disturbance) -> Plan:
-    return Plan(seed, disturbances, group_size=3, writes_ahead=True, bells=seed)
+    return Plan(seed, disturbances, group_size=3, writes_ahead=True, message_seed=seed)
 
 
 def held(ran: Ran) -> None:

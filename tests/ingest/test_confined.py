@@ -14,7 +14,7 @@ from ledger.builders import JOB, new_job
 
 from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.outputs.outputs import OutputWriter
-from specbatch.pipeline.runtime.purging import Due, Purger
+from specbatch.pipeline.runtime.purge import Due, Purger
 from specbatch.pipeline.storage.confined import check_own, delete_own, read_own
 from specbatch.pipeline.storage.objects import Objects, join
 from specbatch.schemas.errors import ObjectError

@@ -34,7 +34,7 @@ from specbatch.pipeline.ledger.sql.migrate import upgrade
 from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.schemas.errors import FencedError, SpecbatchError
 from specbatch.schemas.records import (
-    Bell,
+    DueWork,
     GroupWork,
     JobState,
     Lease,
@@ -270,14 +270,16 @@ class TwinStores(RuleBasedStateMachine):
 
     @rule(owner=OWNERS)
     def claim_what_is_due(self, owner: str) -> None:
-        for bell in self.both(lambda store: store.due())[:1]:
-            self.keep(self.both(partial(self.answer, bell, owner)))
+        for message in self.both(lambda store: store.due())[:1]:
+            self.keep(self.both(partial(self.answer, message, owner)))
 
     @staticmethod
-    def answer(bell: Bell, owner: str, store: Store) -> Any:
-        if bell.group_index is None:
-            return store.claim_job(bell.job_id, bell.stage, owner, LEASE_SEC)
-        return store.claim_group(bell.job_id, bell.group_index, bell.stage, owner, LEASE_SEC)
+    def answer(message: DueWork, owner: str, store: Store) -> Any:
+        if message.group_index is None:
+            return store.claim_job(message.job_id, message.stage, owner, LEASE_SEC)
+        return store.claim_group(
+            message.job_id, message.group_index, message.stage, owner, LEASE_SEC
+        )
 
     @rule(owner=OWNERS, ends=st.lists(ENDS, min_size=2, max_size=8))
     def work(self, owner: str, ends: list[str]) -> None:

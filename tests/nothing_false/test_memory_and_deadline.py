@@ -14,7 +14,7 @@ from specbatch.jobs.chaos.stand_in_model import write_model
 from specbatch.pipeline.bootstrap import make_client, make_store
 from specbatch.pipeline.outputs.outputs import read_output
 from specbatch.schemas.errors import DeviceLostError
-from specbatch.schemas.records import Bell, JobState
+from specbatch.schemas.records import DueWork, JobState
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import load_spec
 from support.workers import wait_until
@@ -26,7 +26,7 @@ WORKER = """
 import ctypes, sys
 from specbatch.jobs.chaos import stand_in
 from specbatch.jobs.chaos.stand_in_model import codec
-from specbatch.pipeline.bootstrap import Models
+from specbatch.pipeline.bootstrap import FakeModels
 from specbatch.schemas.settings import Settings
 from specbatch.workers.lifecycle import run_worker
 
@@ -42,7 +42,7 @@ def hanging(self):
     return step(self)
 
 stand_in.StandInEngine.step = hanging
-models = Models(engines=lambda model, beside: stand_in.StandInHost(model, beside), codec=codec)
+models = FakeModels(engines=lambda model, beside: stand_in.StandInHost(model, beside), codec=codec)
 run_worker(Settings(), ("ingest", "verify", "record"), model, (), 4, fake_models=models)
 """
 
@@ -114,5 +114,5 @@ def _start(model: str, how: str, folder: Path, log: object) -> subprocess.Popen[
     )
 
 
-def _silent(_: Bell) -> None:
+def _silent(_: DueWork) -> None:
     """The sweeper finds it."""

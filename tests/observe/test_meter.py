@@ -349,7 +349,7 @@ def test_quarantined_rows_are_told_by_their_code() -> None:
 def test_sweeps_are_counted() -> None:
     site = Site()
     site.store.due()
-    site.meter.rung(Stage.VERIFY)
+    site.meter.enqueued(Stage.VERIFY)
     assert site.series(names.SWEEPS) == {(): 1}
     assert site.series(names.BELLS) == {("verify",): 1}
 

@@ -30,7 +30,8 @@ from specbatch.pipeline.observe.tracing.otel import MOST_CLOSE_SEC, OtelTracing
 from specbatch.pipeline.observe.tracing.selection import open_tracing
 from specbatch.pipeline.observe.tracing.span_names import ATTEMPTS, ATTRIBUTES, EVENTS
 from specbatch.pipeline.observe.tracing.tracing import NO_SPAN, UNTRACED, TraceOptions, Tracing
-from specbatch.pipeline.stages import telling
+from specbatch.pipeline.stages import spans
+from specbatch.pipeline.stages.dispatch import run_stage
 from specbatch.schemas.errors import EngineError, FencedError, MissingExtraError
 from specbatch.schemas.records import JobState, Lease, Stage
 from specbatch.schemas.settings import Settings
@@ -219,9 +220,9 @@ def test_a_fenced_attempt_is_a_span_with_an_error(site: Site, file: Path) -> Non
         keeper.beat()
 
     host.meanwhile = taken_over  # type: ignore[attr-defined]  # it is a `Slow` now
-    stages = site.worker("host:1", host, keeper, tracing)
-    stages.ingest(job_id)
-    stages.verify(job_id, 0)
+    context = site.worker("host:1", host, keeper, tracing)
+    run_stage(context, Stage.INGEST, job_id, None)
+    run_stage(context, Stage.VERIFY, job_id, 0)
     tracing.close()
     (span,) = [s for s in read_traces(file) if s.name == "verify"]
     assert span.status == ERROR
@@ -243,9 +244,9 @@ def test_a_stopped_job_is_an_event_and_no_error(site: Site, file: Path) -> None:
         keeper.look()
 
     host.meanwhile = stopped  # type: ignore[attr-defined]  # it is a `Slow` now
-    stages = site.worker("host:1", host, keeper, tracing)
-    stages.ingest(job_id)
-    stages.verify(job_id, 0)
+    context = site.worker("host:1", host, keeper, tracing)
+    run_stage(context, Stage.INGEST, job_id, None)
+    run_stage(context, Stage.VERIFY, job_id, 0)
     tracing.close()
     (span,) = [s for s in read_traces(file) if s.name == "verify"]
     assert [name for name, _ in span.events] == ["job stopped"]
@@ -256,12 +257,12 @@ def test_a_killed_workers_attempt_is_named_by_the_next_one(site: Site, file: Pat
     """It sends nothing; that it was there is seen by attempt, link and queue time."""
     tracing = open_tracing(all_of(file))
     job_id = site.submit(PROMPTS, group_size=8)
-    stages = site.worker("host:1", site.host(), tracing=tracing)
-    stages.ingest(job_id)
+    context = site.worker("host:1", site.host(), tracing=tracing)
+    run_stage(context, Stage.INGEST, job_id, None)
     dead = site.store.claim_group(job_id, 0, Stage.VERIFY, "dead:2", LEASE_SEC)
     assert dead is not None
     site.clock.advance(LEASE_SEC + 5)
-    site.work(stages)
+    site.work(context)
     tracing.close()
     (span,) = [s for s in read_traces(file) if s.name == "verify"]
     assert span.attributes["specbatch.attempt"] == 2
@@ -300,13 +301,13 @@ def test_a_cut_is_an_event_and_what_cannot_be_told_is_logged(
     tracing = open_tracing(all_of(file))
     broken: Any = None
     with tracing.attempt(LEASE) as span:
-        telling.cut(span, 1_000_000, 3)
-        telling.verified(span, broken, [], [])
+        spans.cut(span, 1_000_000, 3)
+        spans.verified(span, broken, [], [])
     tracing.close()
     (told,) = read_traces(file)
     assert told.events == (("cut", {"specbatch.cut.group.index": 1_000_000, "specbatch.rows": 3}),)
     assert told.attributes["specbatch.outcome"] == "kept"
-    assert "this could not be told" in caplog.text
+    assert "could not write this to the trace" in caplog.text
 
 
 # --- submissions ----------------------------------------------------------------------------------

@@ -12,8 +12,7 @@ from typing import Any, cast
 import pytest
 
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.runtime.anchoring import MOST_AGE_SEC, Anchoring
-from specbatch.pipeline.runtime.anchors import Anchors
+from specbatch.pipeline.runtime.anchors import MOST_AGE_SEC, Anchoring, Anchors
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.audit import EntryKind, Head
 from specbatch.schemas.errors import ObjectError

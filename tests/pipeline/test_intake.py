@@ -21,7 +21,7 @@ from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.ledger.sql.migrate import open_store
 from specbatch.pipeline.outputs.outputs import read_manifest, read_output
-from specbatch.pipeline.stages import intake
+from specbatch.pipeline.stages import readings
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.records import JobState, Stage
@@ -82,18 +82,18 @@ def test_reading_waits_for_groups_and_nothing_else_changes(
     assert slow.drop_columns(measured) == fast.drop_columns(measured)
 
 
-def test_the_last_groups_bell_is_followed_by_that_for_reading_on(
+def test_the_last_groups_message_is_followed_by_that_for_reading_on(
     store: Store, uri: Path, tmp_path: Path
 ) -> None:
-    """Nobody sleeps, nobody holds the input: without its bell the job would stand still here."""
+    """Nobody sleeps, nobody holds the input: without its message the job would stand still here."""
     with one_thread(store, tmp_path, max_open_groups=4) as bed:
         job_id = bed.submit(uri, tmp_path / "out").job_id
         bed.run(most=1)
         assert store.claim_job(job_id, Stage.INGEST, "another", 60.0) is None
-        rung = {bell.stage for bell in bed.bells}
-        while Stage.INGEST not in rung:
+        enqueued = {message.stage for message in bed.messages}
+        while Stage.INGEST not in enqueued:
             assert bed.run(most=1)
-            rung |= {bell.stage for bell in bed.bells}
+            enqueued |= {message.stage for message in bed.messages}
         assert not bed.client.job(job_id).paused
         assert open_groups(bed, job_id) == 2
 
@@ -117,10 +117,10 @@ def test_another_worker_goes_on_from_the_cursor(store: Store, uri: Path, tmp_pat
         first.run(most=1)
         assert first.client.job(job_id).paused
         with one_thread(store, tmp_path, max_open_groups=4) as second:
-            second.bells.extend(first.bells)
+            second.messages.extend(first.messages)
             run(second, job_id)
             # What the first one kept of its reading is stale, and does no harm.
-            assert first.stages.ingest(job_id) is None
+            first.do(Stage.INGEST, job_id)
     table = read_output(str(tmp_path / "out"))
     assert table["id"].to_pylist() == [f"row-{i}" for i in range(GROUPS * 4)]
 
@@ -128,11 +128,11 @@ def test_another_worker_goes_on_from_the_cursor(store: Store, uri: Path, tmp_pat
 def test_of_many_readings_that_pause_the_oldest_are_forgotten(
     store: Store, uri: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(intake, "MOST_PAUSED", 2)
+    monkeypatch.setattr(readings, "MOST_PAUSED", 2)
     with one_thread(store, tmp_path, max_open_groups=1) as bed:
         jobs = [bed.submit(uri, tmp_path / f"out-{n}").job_id for n in range(4)]
         bed.run(most=4)
-        assert list(bed.stages._intake._paused) == jobs[2:]
+        assert list(bed.context.paused._paused) == jobs[2:]
         bed.run()
         assert {bed.client.job(job_id).state for job_id in jobs} == {JobState.DONE}
 
@@ -245,8 +245,10 @@ def test_an_input_out_of_reach_for_a_while_costs_an_attempt_and_not_the_job(
         bed.run()
         assert not away
         assert bed.client.job(job_id).state is JobState.RUNNING
-        assert [bell.stage for bell in store.due()] == [Stage.INGEST], "the sweeper rings for it"
-        bed.stages.ingest(job_id)
+        assert [message.stage for message in store.due()] == [Stage.INGEST], (
+            "the sweeper enqueues it"
+        )
+        bed.do(Stage.INGEST, job_id)
         bed.run()
         assert bed.client.job(job_id).state is JobState.DONE
 
@@ -263,7 +265,11 @@ from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.pipeline.runtime.leases import LeaseKeeper
 from specbatch.pipeline.ledger.sql.migrate import open_store
-from specbatch.pipeline.stages.stages import Economy, Stages
+from specbatch.pipeline.stages.context import KnownJobs, StageContext
+from specbatch.pipeline.stages.drafting import Drafting
+from specbatch.pipeline.stages.ingest import ingest
+from specbatch.pipeline.runtime.sweeper import Requeuer
+from specbatch.pipeline.runtime.tokenizers import Tokenizers
 from specbatch.schemas.records import Artefact, Stage, StageTiming
 from specbatch.schemas.spec import load_spec
 
@@ -281,16 +287,19 @@ def peak_mib():
 
 store = open_store(f"sqlite:///{folder}/store.db")
 keeper, done = LeaseKeeper(store, LEASE_SEC), Artefact("nowhere", "0", 0)
-stages = Stages(
-    store=store, objects=Objects(), keeper=keeper, ring=lambda bell: None, owner="me",
-    lease_sec=LEASE_SEC, economy=Economy(1_000_000), codec=lambda ref: Short(),
-    models=lru_cache(inspect_model), max_open_groups=MOST_OPEN,
+objects, models, silent = Objects(), lru_cache(inspect_model), lambda work: None
+context = StageContext(
+    store=store, objects=objects, keeper=keeper, enqueue=silent, owner="me", lease_sec=LEASE_SEC,
+    price_microusd=1_000_000, jobs=KnownJobs(store),
+    tokenizers=Tokenizers(lambda ref: Short(), models),
+    drafting=Drafting(store, objects), requeuer=Requeuer(store, silent, 3 * LEASE_SEC),
+    models=models, max_open_groups=MOST_OPEN,
 )
 spec = load_spec({
     "input": {"uri": uri}, "output": {"uri": f"{folder}/out"}, "verifier": model,
     "speculation": {"depth": "off"},
 })
-job, _ = Client(store, lambda bell: None, f"{folder}/work").submit(spec)
+job, _ = Client(store, lambda message: None, f"{folder}/work").submit(spec)
 
 def end_groups(count):
     for _ in range(count):
@@ -300,7 +309,7 @@ def end_groups(count):
         lease = store.claim_group(job.job_id, index, Stage.RECORD, "me", LEASE_SEC).lease
         store.commit_group(lease, [], NO_TIME, {})
 
-stages.ingest(job.job_id)
+ingest(context, job.job_id)
 before, pauses = peak_mib(), 0
 while store.get_job(job.job_id).stage is Stage.INGEST:
     assert store.get_job(job.job_id).paused
@@ -309,7 +318,7 @@ while store.get_job(job.job_id).stage is Stage.INGEST:
     open_groups = progress.groups_total - progress.groups_done
     assert MOST_OPEN <= open_groups < MOST_OPEN + 16, open_groups
     end_groups(open_groups - MOST_OPEN // 2)
-    stages.ingest(job.job_id)
+    ingest(context, job.job_id)
 progress = store.progress(job.job_id)
 keeper.close()
 print(progress.rows_total, progress.groups_total, pauses, round(peak_mib() - before))

@@ -6,7 +6,7 @@ import pytest
 from ledger.builders import JOB, Clock, new_job
 
 from specbatch.pipeline.ledger.memory.store import MemoryStore
-from specbatch.pipeline.stages.known_jobs import KnownJobs
+from specbatch.pipeline.stages.context import KnownJobs
 from specbatch.schemas.errors import JobNotFoundError
 from specbatch.schemas.records import JobRow
 from specbatch.schemas.spec import load_spec

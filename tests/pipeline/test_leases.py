@@ -45,7 +45,7 @@ def test_a_deadline_is_heard_of_when_it_passes(store: MemoryStore, keeper: Lease
     lease = held_group(store, deadline_sec=2)  # so long that it is held before that
     called = threading.Event()
     with keeper.hold(lease, called.set) as held:
-        keeper.mind(held, store.get_job(JOB).deadline_at)
+        keeper.watch_deadline(held, store.get_job(JOB).deadline_at)
         assert called.wait(60)
         assert held.cancelled.is_set()
         assert time.time() >= (store.get_job(JOB).deadline_at or 0)
@@ -58,7 +58,7 @@ def test_a_job_without_a_deadline_waits_for_the_next_look(
     lease = held_group(store)
     calls: list[int] = []
     with keeper.hold(lease, lambda: calls.append(1)) as held:
-        keeper.mind(held, None)
+        keeper.watch_deadline(held, None)
         store.request_cancel(JOB)
         assert not held.cancelled.is_set()
         keeper.look()

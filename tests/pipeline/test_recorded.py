@@ -8,7 +8,12 @@ import pytest
 from ledger.builders import JOB, NO_TIME, completion, new_group, new_job, position
 
 from specbatch.pipeline.ledger.memory.store import MemoryStore
-from specbatch.pipeline.stages.recorded import put_kept, put_rejected, recorded, rejected_whole
+from specbatch.pipeline.stages.private_results import (
+    put_kept,
+    put_rejected,
+    recorded,
+    rejected_whole,
+)
 from specbatch.pipeline.storage.artefacts import write_prompts, write_results
 from specbatch.pipeline.storage.confined import delete_own, put_own, read_own
 from specbatch.pipeline.storage.objects import Objects

@@ -24,11 +24,11 @@ from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.ledger.sql.migrate import open_store
 from specbatch.pipeline.operations.spec_input import build_spec
 from specbatch.pipeline.outputs.outputs import read_manifest, read_output
-from specbatch.pipeline.stages import publishing
+from specbatch.pipeline.stages import publish
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.provenance import TICKS_PER_SEC
-from specbatch.schemas.records import Bell, JobRow, JobState, Stage
+from specbatch.schemas.records import DueWork, JobRow, JobState, Stage
 from support.databases import migrated
 from support.one_thread import OneThread, one_thread
 
@@ -294,16 +294,16 @@ def test_an_input_out_of_reach_for_a_while_is_waited_for(
         bed.run(most=2)
         for job in jobs:
             bed.client.cancel(job.job_id)
-        bed.bells.clear()
+        bed.messages.clear()
         for job, attempts in zip(jobs, (1, 2), strict=True):
             with monkeypatch.context() as patch:
-                patch.setattr(publishing, "open_source", Mock(side_effect=away))
+                patch.setattr(publish, "open_source", Mock(side_effect=away))
                 for _ in range(attempts):
-                    bed.stages.publish(job.job_id)
+                    bed.do(Stage.PUBLISH, job.job_id)
                     assert not bed.client.job(job.job_id).state.is_final
                 if job is jobs[0]:
                     patch.undo()
-                bed.stages.publish(job.job_id)
+                bed.do(Stage.PUBLISH, job.job_id)
         soon, never = (bed.client.job(job.job_id) for job in jobs)
         assert (soon.state, soon.error) == (JobState.CANCELLED, None)
         assert never.state is JobState.CANCELLED
@@ -395,13 +395,13 @@ def test_a_stopped_remainder_leaves_one_of_its_own(bed: OneThread, tmp_path: Pat
     assert together == decided(tmp_path / "whole")
 
 
-def test_a_bell_for_a_group_may_find_another_one_next(bed: OneThread, tmp_path: Path) -> None:
-    """The longest goes first, whichever bell rings; every bell finds one, and one too many none."""
+def test_a_message_for_a_group_may_find_another_one_next(bed: OneThread, tmp_path: Path) -> None:
+    """The longest goes first, whichever message comes; each finds one, and one too many none."""
     prompts = [f"{'long ' * (i // 4)}{i}" for i in range(16)]
     pq.write_table(pa.table({"prompt": prompts}), tmp_path / "in.parquet")
     job = bed.submit(tmp_path / "in.parquet", tmp_path / "out")
     bed.run(most=1)
-    assert [bell.group_index for bell in bed.bells] == [0, 1, 2, 3]
+    assert [message.group_index for message in bed.messages] == [0, 1, 2, 3]
     claimed: list[int | None] = []
     advance: Callable[..., None] = bed.store.advance
 
@@ -410,7 +410,7 @@ def test_a_bell_for_a_group_may_find_another_one_next(bed: OneThread, tmp_path: 
         advance(lease, *args)
 
     bed.store.advance = noting  # type: ignore[method-assign]  # a spy
-    bed.bells.append(Bell(job.job_id, Stage.VERIFY, 0, bed.model))
+    bed.messages.append(DueWork(job.job_id, Stage.VERIFY, 0, bed.model))
     bed.run()
     assert claimed == [3, 2, 1, 0]
     assert bed.client.job(job.job_id).state is JobState.DONE

@@ -1,11 +1,10 @@
-"""How often a group troubles the store, from planning to commit: the broker carries only bells, so
-every group's claims, advances and commits are what bounds the number of workers."""
+"""How often a group troubles the store, from planning to commit: the broker only notifies, so every
+group's claims, advances and commits are what bounds the number of workers."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,15 @@ from specbatch.pipeline.ledger.sql.migrate import open_store
 from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.runtime.client import Client
+from specbatch.pipeline.runtime.device_time import Timekeeper
 from specbatch.pipeline.runtime.leases import LeaseKeeper
-from specbatch.pipeline.runtime.timekeeping import Timekeeper
-from specbatch.pipeline.stages.stages import Economy, Stages
-from specbatch.pipeline.storage.objects import Objects
-from specbatch.schemas.records import Bell, JobState
+from specbatch.pipeline.stages.dispatch import run_stage
+from specbatch.schemas.records import DueWork, JobState
 from specbatch.schemas.spec import load_spec
 from specbatch.schemas.speculation import AcceptanceCount, Decision, DecisionAction
 from specbatch.schemas.timekeeping import Device
 from support.databases import migrated
+from support.stage_context import stage_context
 
 MOST_OPERATIONS = 12  # transactions of a group that is drafted for, and teaches all it can
 PLAIN_OPERATIONS = 7  # of one that is not drafted for
@@ -82,23 +81,18 @@ def run_job(store: SqlStore, folder: Path, groups: int, pregenerate: bool) -> Co
     ref = str(stand_in_model.write_model(folder / "model"))
     prompts = [f"row {i}" for i in range(groups * ROWS)]
     pq.write_table(pa.table({"prompt": prompts}), folder / "in.parquet")
-    bells: deque[Bell] = deque()
+    messages: deque[DueWork] = deque()
     hosts = [StandInHost(inspect_model(ref)) for _ in range(2)]
     keeper = LeaseKeeper(store, lease_sec=600.0)
     device = Device("cpu", "local", "reserved", 1_000_000)
     timekeeper = Timekeeper(store, "me", device, hosts)
-    stages = Stages(
-        store=store,
-        objects=Objects(),
-        keeper=keeper,
-        ring=bells.append,
-        owner="me",
+    context = stage_context(
+        store,
+        keeper,
+        messages.append,
         lease_sec=600.0,
-        economy=Economy(1_000_000),
-        codec=lru_cache(stand_in_model.codec),
         proposing=hosts[0],
         verifying=hosts[1],
-        models=lru_cache(inspect_model),
         timing=timekeeper,
     )
     spec = {
@@ -111,12 +105,12 @@ def run_job(store: SqlStore, folder: Path, groups: int, pregenerate: bool) -> Co
         "sampling": {"max_tokens": 8},
         "speculation": {"pregenerate": pregenerate, "history_tokens": 0},
     }
-    job, _ = Client(store, bells.append, str(folder / "work")).submit(load_spec(spec))
+    job, _ = Client(store, messages.append, str(folder / "work")).submit(load_spec(spec))
     counted = Counted(store)
     try:
-        while bells:
-            bell = bells.popleft()
-            stages.run(bell.stage, bell.job_id, bell.group_index)
+        while messages:
+            message = messages.popleft()
+            run_stage(context, message.stage, message.job_id, message.group_index)
     finally:
         keeper.close()
         for host in hosts:

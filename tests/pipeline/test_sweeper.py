@@ -1,4 +1,4 @@
-"""Sweepers add the bells that are missing, and no more, however many of them there are."""
+"""Sweepers add the messages that are missing, and no more, however many of them there are."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from ledger.builders import JOB, LEASE_SEC, Clock, new_group, new_job, position
 
 from specbatch.pipeline.ledger.memory.store import MemoryStore
-from specbatch.pipeline.runtime.sweeper import Queued, Sweeper
+from specbatch.pipeline.runtime.sweeper import QueueLength, Sweeper
 from specbatch.schemas.errors import StoreError
-from specbatch.schemas.records import Bell, Stage
+from specbatch.schemas.records import DueWork, Stage
 from specbatch.schemas.timekeeping import Device, NewSession
 
 GROUPS = 20
@@ -34,56 +34,56 @@ class Queue:
     """A broker's queue for each stage."""
 
     def __init__(self) -> None:
-        self.bells: list[Bell] = []
+        self.messages: list[DueWork] = []
 
-    def __call__(self, bell: Bell) -> tuple[str, int]:
-        return str(bell.stage), sum(one.stage is bell.stage for one in self.bells)
-
-
-def sweeper(store: MemoryStore, queue: Queue, queued: Queued) -> Sweeper:
-    return Sweeper(store, queue.bells.append, 5.0, 60.0, 30.0, queued)
+    def __call__(self, message: DueWork) -> tuple[str, int]:
+        return str(message.stage), sum(one.stage is message.stage for one in self.messages)
 
 
-def test_many_sweepers_ring_once_for_what_waits(store: MemoryStore) -> None:
+def sweeper(store: MemoryStore, queue: Queue, queued: QueueLength) -> Sweeper:
+    return Sweeper(store, queue.messages.append, 5.0, 60.0, 30.0, queued)
+
+
+def test_many_sweepers_enqueue_once_what_waits(store: MemoryStore) -> None:
     queue = Queue()
     assert [sweeper(store, queue, queue).sweep() for _ in range(8)] == [GROUPS, *[0] * 7]
-    assert Counter(bell.group_index for bell in queue.bells) == Counter(range(GROUPS))
+    assert Counter(message.group_index for message in queue.messages) == Counter(range(GROUPS))
 
 
-def test_bells_that_were_lost_are_rung_again(store: MemoryStore) -> None:
+def test_messages_that_were_lost_are_enqueued_again(store: MemoryStore) -> None:
     queue = Queue()
     sweeper(store, queue, queue).sweep()
-    del queue.bells[5:]
+    del queue.messages[5:]
     assert sweeper(store, queue, queue).sweep() == GROUPS - 5
-    queue.bells.clear()
+    queue.messages.clear()
     assert sweeper(store, queue, queue).sweep() == GROUPS
 
 
-def test_one_sweeper_is_patient_with_its_own_bells(store: MemoryStore) -> None:
+def test_one_sweeper_is_patient_with_its_own_messages(store: MemoryStore) -> None:
     queue = Queue()
     one = sweeper(store, queue, queue)
     assert one.sweep() == GROUPS
-    queue.bells.clear()
+    queue.messages.clear()
     assert one.sweep() == 0, "workers may have taken them"
 
 
-def test_where_nothing_is_queued_its_own_bells_are_rung_again_soon_and_ever_later(
+def test_where_nothing_is_queued_its_own_messages_are_sent_again_soon_and_ever_later(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
     monkeypatch.setattr("specbatch.pipeline.runtime.sweeper.time.monotonic", lambda: now[0])
     queue = Queue()
     one = sweeper(store, queue, queue)
-    rung = []
-    for _ in range(60):  # everything that is rung gets lost
+    enqueued = []
+    for _ in range(60):  # everything that is enqueued gets lost
         if one.sweep():
-            rung.append(now[0] - 1000.0)
-        queue.bells.clear()
+            enqueued.append(now[0] - 1000.0)
+        queue.messages.clear()
         now[0] += 1.0
-    assert rung == [0.0, 2.0, 6.0, 14.0, 30.0]
+    assert enqueued == [0.0, 2.0, 6.0, 14.0, 30.0]
 
 
-def test_a_bell_that_may_still_be_queued_is_waited_for(
+def test_a_message_that_may_still_be_queued_is_waited_for(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
@@ -91,7 +91,7 @@ def test_a_bell_that_may_still_be_queued_is_waited_for(
     queue = Queue()
     one = sweeper(store, queue, queue)
     assert one.sweep() == GROUPS
-    del queue.bells[1:]
+    del queue.messages[1:]
     now[0] += 29.0
     assert one.sweep() == 0
     now[0] += 1.0
@@ -108,7 +108,7 @@ def test_sweeps_come_sooner_while_messages_get_lost(
     one.sweep()
     assert one.wait_sec == 5.0
     for _ in range(3):
-        queue.bells.clear()
+        queue.messages.clear()
         now[0] += 40.0
         one.sweep()
     assert one.wait_sec == 1.0
@@ -119,20 +119,20 @@ def test_sweeps_come_sooner_while_messages_get_lost(
 
 def test_queues_are_counted_apart(store: MemoryStore) -> None:
     queue = Queue()
-    queue.bells = [Bell(JOB, Stage.RECORD, index) for index in range(GROUPS)]
+    queue.messages = [DueWork(JOB, Stage.RECORD, index) for index in range(GROUPS)]
     assert sweeper(store, queue, queue).sweep() == GROUPS
 
 
-def test_where_lengths_are_not_known_all_is_rung_for(store: MemoryStore) -> None:
+def test_where_lengths_are_not_known_all_is_enqueued(store: MemoryStore) -> None:
     queue = Queue()
     for _ in range(2):
-        assert Sweeper(store, queue.bells.append, 5.0, 60.0).sweep() == GROUPS
+        assert Sweeper(store, queue.messages.append, 5.0, 60.0).sweep() == GROUPS
 
 
 @pytest.mark.parametrize(
     "broken", ["skip_proposals", "stop_overdue", "close_over", "end_silent_sessions"]
 )
-def test_a_part_that_fails_keeps_no_bell_from_ringing(
+def test_a_part_that_fails_keeps_no_work_from_being_enqueued(
     store: MemoryStore,
     broken: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -145,7 +145,7 @@ def test_a_part_that_fails_keeps_no_bell_from_ringing(
     queue = Queue()
     with pytest.raises(StoreError, match="one job cannot be read"):
         sweeper(store, queue, queue).sweep()
-    assert len(queue.bells) == GROUPS
+    assert len(queue.messages) == GROUPS
     assert "will retry at the next sweep: one job cannot be read" in caplog.text
     assert broken not in caplog.text, "it says what it could not do, not how the code is called"
 
@@ -164,7 +164,7 @@ def test_one_that_is_closed_begins_no_other_part(
     monkeypatch.setattr(store, "skip_proposals", closed_meanwhile)
     with pytest.raises(StoreError):
         one.sweep()
-    assert queue.bells == []
+    assert queue.messages == []
 
 
 def test_workers_that_nobody_hears_of_are_paid_for_no_longer(

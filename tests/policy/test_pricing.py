@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from specbatch.pipeline.policy.costs.pricing import cost_units, device_usd, price_microusd, usd_of
+from specbatch.pipeline.policy.costs.pricing import cost_units, device_usd, price_microusd
 from specbatch.schemas.provenance import TICKS_PER_SEC
+from specbatch.schemas.timekeeping import usd_of
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.ledger.sql.migrate import open_store
 from specbatch.pipeline.runtime.client import Client
-from specbatch.schemas.records import Bell, JobState, Stage
+from specbatch.schemas.records import DueWork, JobState, Stage
 from specbatch.schemas.schedules import RunState
 
 JOB: dict[str, Any] = {
@@ -28,7 +28,7 @@ JOB: dict[str, Any] = {
 }
 
 
-def silent(_bell: Bell) -> None:
+def silent(_work: DueWork) -> None:
     """Nobody listens."""
 
 

@@ -40,7 +40,7 @@ _WARM = (
     *_MAINS.values(),
     "specbatch.jobs.cli.local",
     "specbatch.workers.lifecycle",
-    "specbatch.pipeline.stages.stages",
+    "specbatch.pipeline.stages.dispatch",
     "specbatch.pipeline.engines.exact.host",
     "specbatch.pipeline.inputs.parquet_source",
     "specbatch.pipeline.ledger.sql.migrate",

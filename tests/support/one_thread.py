@@ -1,6 +1,6 @@
-"""The whole path in the test's own thread: the stages, the stand-in engine, and a queue of bells.
+"""The whole path in the test's own thread: the stages, the stand-in engine, a queue of messages.
 
-The engine has its thread, as always; what else happens, happens in the order of the bells.
+The engine has its thread, as always; what else happens, happens in the order of the messages.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,11 @@ from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.runtime.client import Client
 from specbatch.pipeline.runtime.leases import LeaseKeeper
-from specbatch.pipeline.stages.stages import Economy, Stages
-from specbatch.pipeline.storage.objects import Objects
-from specbatch.schemas.records import Bell, JobRow
+from specbatch.pipeline.stages.context import StageContext
+from specbatch.pipeline.stages.dispatch import run_stage
+from specbatch.schemas.records import DueWork, JobRow, Stage
 from specbatch.schemas.spec import JobSpec, load_spec
+from support.stage_context import stage_context
 
 LEASE_SEC = 600.0
 
@@ -32,11 +32,11 @@ class OneThread:
     """A worker of all kinds."""
 
     store: Store
-    stages: Stages
+    context: StageContext
     keeper: LeaseKeeper
     client: Client
     model: str  # the name of the verifier, and of the proposer
-    bells: deque[Bell] = field(default_factory=deque)
+    messages: deque[DueWork] = field(default_factory=deque)
 
     def submit(self, uri: str | Path, output: str | Path, **values: Any) -> JobRow:
         return self.client.submit(self.spec(uri, output, **values))[0]
@@ -54,13 +54,17 @@ class OneThread:
         return load_spec({**known, **values})
 
     def run(self, most: int | None = None) -> int:
-        """Answer bells until none is left, or so many; how many were answered."""
+        """Answer messages until none is left, or so many; how many were answered."""
         count = 0
-        while self.bells and (most is None or count < most):
-            bell = self.bells.popleft()
-            self.stages.run(bell.stage, bell.job_id, bell.group_index)
+        while self.messages and (most is None or count < most):
+            message = self.messages.popleft()
+            self.do(message.stage, message.job_id, message.group_index)
             count += 1
         return count
+
+    def do(self, stage: Stage, job_id: str, index: int | None = None) -> None:
+        """Answer one message, whether it was sent or not."""
+        run_stage(self.context, stage, job_id, index)
 
 
 @contextmanager
@@ -69,28 +73,18 @@ def one_thread(
     folder: Path,
     workspace: str | None = None,
     max_sequences: int = 64,
-    **stages: Any,
+    **more: Any,
 ) -> Iterator[OneThread]:
-    """Such a worker; `stages` are further arguments of `Stages`."""
+    """Such a worker; `more` are further fields of its `StageContext`."""
     model = str(stand_in_model.write_model(folder / "model"))
-    bells: deque[Bell] = deque()
+    messages: deque[DueWork] = deque()
     host = StandInHost(inspect_model(model), max_sequences=max_sequences)
     keeper = LeaseKeeper(store, LEASE_SEC)
-    values: dict[str, Any] = {
-        "store": store,
-        "objects": Objects(),
-        "keeper": keeper,
-        "ring": bells.append,
-        "owner": "me",
-        "lease_sec": LEASE_SEC,
-        "economy": Economy(1_000_000),
-        "codec": lru_cache(stand_in_model.codec),
-        "verifying": host,
-        "models": lru_cache(inspect_model),
-    }
-    client = Client(store, bells.append, workspace or str(folder / "work"), keeper.look)
+    values: dict[str, Any] = {"verifying": host, **more}
+    context = stage_context(store, keeper, messages.append, LEASE_SEC, **values)
+    client = Client(store, messages.append, workspace or str(folder / "work"), keeper.look)
     try:
-        yield OneThread(store, Stages(**{**values, **stages}), keeper, client, model, bells)
+        yield OneThread(store, context, keeper, client, model, messages)
     finally:
         host.close()
         keeper.close()

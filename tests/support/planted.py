@@ -22,7 +22,7 @@ from specbatch.jobs.cli import console
 from specbatch.jobs.cli.console import _masked_record
 from specbatch.pipeline.bootstrap import (
     KINDS,
-    Models,
+    FakeModels,
     Worker,
     make_client,
     make_exposure,
@@ -33,7 +33,7 @@ from specbatch.pipeline.engines.contract import ModelFolder, Request
 from specbatch.pipeline.inputs.codec import TextCodec
 from specbatch.schemas import masking
 from specbatch.schemas.privacy import PrivacyMode
-from specbatch.schemas.records import Bell, JobRow
+from specbatch.schemas.records import DueWork, JobRow
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec, load_spec
 from support.scraping import scrape
@@ -92,7 +92,7 @@ def codec(ref: str) -> TextCodec:
     return made
 
 
-def _silent(_: Bell) -> None:
+def _silent(_: DueWork) -> None:
     """Units are found in the store."""
 
 
@@ -147,7 +147,7 @@ class Site:
             self.verifier,
             self.proposer,
             store=self.store,
-            fake_models=Models(engines, codec),
+            fake_models=FakeModels(engines, codec),
             meter=None if self.exposure is None else self.exposure.meter,
         )
 
@@ -208,14 +208,16 @@ class Site:
         for _ in range(_MOST_ROUNDS):
             if self.store.get_job(job_id).state.is_final:
                 return self.store.get_job(job_id)
-            for bell in [bell for bell in self.store.due() if bell.job_id == job_id][:1]:
-                self.attempt(bell)
+            for message in [message for message in self.store.due() if message.job_id == job_id][
+                :1
+            ]:
+                self.attempt(message)
         raise AssertionError(f"job {job_id} does not end: {self.store.due()}")
 
-    def attempt(self, bell: Bell) -> None:
+    def attempt(self, message: DueWork) -> None:
         """As Celery does it: what a task raises is logged with its traceback."""
         try:
-            self.worker.stages.run(bell.stage, bell.job_id, bell.group_index)
+            self.worker.run(message.stage, message.job_id, message.group_index)
         except Exception:
             log.exception("Task raised unexpected")
 
@@ -225,8 +227,8 @@ class Site:
         for host in self.worker.engines:
             host.close()
         self.worker.keeper.close()
-        if self.worker.knowledge is not None:
-            self.worker.knowledge.close()
+        if self.worker.profiles is not None:
+            self.worker.profiles.close()
         self.store.close()
         self.worker.tracing.close()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pyarrow as pa
 from ledger.builders import LEASE_SEC, Clock
 
 from specbatch.jobs.chaos.stand_in import StandInHost
-from specbatch.jobs.chaos.stand_in_model import codec, write_model
+from specbatch.jobs.chaos.stand_in_model import write_model
 from specbatch.pipeline.engines.contract import Engines
 from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.pipeline.ledger.sql.migrate import open_store
@@ -20,11 +19,12 @@ from specbatch.pipeline.observe.tracing.tracing import UNTRACED, Tracing
 from specbatch.pipeline.outputs.outputs import read_output
 from specbatch.pipeline.runtime.client import Client
 from specbatch.pipeline.runtime.leases import LeaseKeeper
-from specbatch.pipeline.stages.stages import Economy, Stages
-from specbatch.pipeline.storage.objects import Objects
-from specbatch.schemas.records import Bell, JobState, Stage
+from specbatch.pipeline.stages.context import StageContext
+from specbatch.pipeline.stages.dispatch import run_stage
+from specbatch.schemas.records import DueWork, JobState, Stage
 from specbatch.schemas.spec import load_spec
 from support.databases import migrated
+from support.stage_context import stage_context
 
 MOST_ROUNDS = 500
 
@@ -39,8 +39,8 @@ class Site:
         self.folder = folder
         self.model = str(write_model(folder / "model"))
         self.store = open_store(migrated(folder / "store.db"), clock=self.clock)
-        self.rung: list[Bell] = []
-        self.client = Client(self.store, self.rung.append, f"{folder}/workspace")
+        self.enqueued: list[DueWork] = []
+        self.client = Client(self.store, self.enqueued.append, f"{folder}/workspace")
         self._keepers: list[LeaseKeeper] = []
         self._hosts: list[StandInHost] = []
 
@@ -72,28 +72,26 @@ class Site:
         host: Engines,
         keeper: LeaseKeeper | None = None,
         tracing: Tracing = UNTRACED,
-    ) -> Stages:
-        return Stages(
-            store=self.store,
-            objects=Objects(),
-            keeper=keeper or self.keeper(),
-            ring=self.rung.append,
+    ) -> StageContext:
+        return stage_context(
+            self.store,
+            keeper or self.keeper(),
+            self.enqueued.append,
+            LEASE_SEC,
             owner=owner,
-            lease_sec=LEASE_SEC,
-            economy=Economy(200_000),
-            codec=lru_cache(codec),
+            price_microusd=200_000,
             verifying=host,
             tracing=tracing,
         )
 
-    def work(self, stages: Stages, *kinds: Stage) -> None:
+    def work(self, context: StageContext, *kinds: Stage) -> None:
         """Do what is due, again and again, until there is nothing more of these kinds."""
         for _ in range(MOST_ROUNDS):
-            due = [bell for bell in self.store.due() if not kinds or bell.stage in kinds]
+            due = [work for work in self.store.due() if not kinds or work.stage in kinds]
             if not due:
                 return
-            for bell in due:
-                stages.run(bell.stage, bell.job_id, bell.group_index)
+            for work in due:
+                run_stage(context, work.stage, work.job_id, work.group_index)
         raise AssertionError("it comes to no end")
 
     def outcome(self, job_id: str) -> Outcome:

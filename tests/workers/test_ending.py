@@ -17,13 +17,14 @@ from ledger.builders import JOB
 
 from specbatch.pipeline.runtime.outage import Outage
 from specbatch.schemas.errors import WorkerEndedError
-from specbatch.schemas.records import NORMAL, Bell, Stage
+from specbatch.schemas.records import NORMAL, DueWork, Stage
 from specbatch.schemas.routing import queue_for
 from specbatch.schemas.settings import Settings
-from specbatch.workers.app import make_app, make_ring
+from specbatch.workers.app import make_app, make_enqueue
 from specbatch.workers.consumer import CheckedConsumer
 from specbatch.workers.guard import WORK_TASK
-from specbatch.workers.lifecycle import Farewell, consume
+from specbatch.workers.lifecycle import consume
+from specbatch.workers.shutdown import GracefulShutdown
 
 WAIT_SEC = 60.0
 
@@ -92,9 +93,9 @@ def test_a_worker_ends_as_it_is_asked_to(app: Celery, signals: list[str]) -> Non
 
     app.conf.worker_consumer = Asked
     model = "-".join(signals)  # a queue of its own: the broker in memory gives back what was left
-    make_ring(app)(Bell(JOB, Stage.VERIFY, 0, model))
+    make_enqueue(app)(DueWork(JOB, Stage.VERIFY, 0, model))
     worker: Any = SimpleNamespace(engines=[SimpleNamespace(stop=stopped.set)], outage=Outage())
-    with Farewell(worker, patience_sec=3600.0):
+    with GracefulShutdown(worker, patience_sec=3600.0):
         consume(app, [queue_for(Stage.VERIFY, model, NORMAL)], concurrency=1)
     assert ended == [True]
     assert stopped.is_set() == (signals != ["SIGTERM"])

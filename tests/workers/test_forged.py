@@ -23,7 +23,7 @@ from specbatch.schemas.errors import UsageError
 from specbatch.schemas.records import Artefact, JobState, Lease, Stage, StageTiming
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec, load_spec
-from specbatch.workers.app import make_app, make_ring
+from specbatch.workers.app import make_app, make_enqueue
 from specbatch.workers.guard import WORK_TASK
 from specbatch.workers.lifecycle import embedded
 from specbatch.workers.tasks import register
@@ -86,14 +86,14 @@ def scene(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Iter
     conf = Settings(broker_url="memory://localhost/", workspace=str(home / "workspace"))
     store = MemoryStore()
     with embedded(conf, str(tiny_pair.verifier), None, store, concurrency=2) as (app, _):
-        client = make_client(conf, make_ring(app), store)
+        client = make_client(conf, make_enqueue(app), store)
         job, _ = client.submit(spec_of(home, tiny_pair, "done"))
         assert list(client.follow(job.job_id, 0.02, 240))[-1].state is JobState.DONE
     app = make_app(conf)
     worker = make_worker(conf, ("ingest", "record"), lambda _: None, store=store)
     register(app, worker, lambda _: None)
     held, _ = make_client(conf, lambda _: None, store).submit(spec_of(home, tiny_pair, "held"))
-    worker.stages.run(Stage.INGEST, held.job_id, None)
+    worker.run(Stage.INGEST, held.job_id, None)
     leases = []
     for index in range(ROWS // GROUP):
         work = store.claim_group(held.job_id, index, Stage.VERIFY, "elsewhere", 3600.0)
@@ -147,7 +147,7 @@ def test_a_row_that_names_a_foreign_file_is_not_followed(
     worker = make_worker(conf, ("ingest", "record"), lambda _: None, store=store)
     client = make_client(conf, lambda _: None, store)
     job, _ = client.submit(spec_of(tmp_path, tiny_pair, "out"))
-    worker.stages.run(Stage.INGEST, job.job_id, None)
+    worker.run(Stage.INGEST, job.job_id, None)
     foreign = tmp_path / "workspace" / "jobs" / "another" / "results-00000000-1.arrow"
     foreign.parent.mkdir()
     foreign.write_bytes(b"of somebody else")
@@ -157,7 +157,7 @@ def test_a_row_that_names_a_foreign_file_is_not_followed(
     assert work is not None
     store.advance(work.lease, Stage.RECORD, artefact, NO_TIME)
     for _ in range(3):
-        worker.stages.run(Stage.RECORD, job.job_id, 0)
+        worker.run(Stage.RECORD, job.job_id, 0)
     assert list(store.completions(job.job_id)) == []
     [(index, word, _, error)] = store.failed_groups(job.job_id)
     assert (index, word) == (0, "failed")

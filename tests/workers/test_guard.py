@@ -171,7 +171,7 @@ FIELDS = st.fixed_dictionaries(
     ),
 )
 @example(fields=WORK, arguments=[], follows=FOLLOWS, head={})
-def test_a_message_is_refused_or_means_exactly_one_bell(
+def test_a_message_is_refused_or_means_exactly_one_unit(
     fields: Any, arguments: Any, follows: Any, head: dict[str, Any]
 ) -> None:
     one = Message(

@@ -28,7 +28,7 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "explanation",
         "Explanation",
         (
-            *("verification-is-sampling", "store-and-doorbell", "one-fused-batch", "depth"),
+            *("verification-is-sampling", "store-and-broker", "one-fused-batch", "depth"),
             *("guarantees", "exactness", "time-and-money", "figures"),
         ),
     ),

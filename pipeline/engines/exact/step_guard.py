@@ -1,6 +1,6 @@
 """Ends the process when a step hangs in a native call that holds the interpreter.
 
-`StepWatch` sees a step that hangs and gives its groups back, but is Python: where a native call
+`Watchdog` sees a step that hangs and gives its groups back, but is Python: where a native call
 never lets go of the interpreter's lock it cannot run, nor can a heartbeat or a signal's handler. A
 thread of the C library can. It waits longer, so that it acts only where nothing else does; the
 leases have run out by then, and other workers have the groups.

@@ -26,8 +26,8 @@ from specbatch.schemas.numeric_class import Pinned, Serves
 from specbatch.schemas.records import (
     Artefact,
     Beat,
-    Bell,
     CompletionRecord,
+    DueWork,
     GroupWork,
     JobRow,
     JobState,
@@ -233,20 +233,20 @@ class MemoryStore(
                 unit.lease_until = self._now()
             return len(held)
 
-    def due(self, limit: int = 256, job_id: str | None = None) -> list[Bell]:
+    def due(self, limit: int = 256, job_id: str | None = None) -> list[DueWork]:
         with self._lock:
             now = self._now()
             jobs = [j for j in self._jobs.values() if j.stage in (Stage.INGEST, Stage.PUBLISH)]
-            job_bells = [
+            due_jobs = [
                 (
                     (j.ready_at, j.row.job_id),
-                    Bell(j.row.job_id, j.stage, None, priority=j.row.priority),
+                    DueWork(j.row.job_id, j.stage, None, priority=j.row.priority),
                 )
                 for j in jobs
                 if j.lease_until <= now and not j.waits
             ]
-            group_bells = [
-                ((g.ready_at, j.row.job_id, index), j.bell_of(index))
+            due_groups = [
+                ((g.ready_at, j.row.job_id, index), j.due_of(index))
                 for j in self._jobs.values()
                 for index, g in j.groups.items()
                 if g.stage in rules.OPEN and g.lease_until <= now
@@ -254,11 +254,11 @@ class MemoryStore(
             by_age = itemgetter(0)
             seen: Counter[tuple[Stage, str | None, int]] = Counter()
             found = []
-            for _, bell in [*sorted(job_bells, key=by_age), *sorted(group_bells, key=by_age)]:
-                kind = (bell.stage, bell.model, bell.priority)
-                if job_id in (None, bell.job_id) and seen[kind] < limit:
+            for _, work in [*sorted(due_jobs, key=by_age), *sorted(due_groups, key=by_age)]:
+                kind = (work.stage, work.model, work.priority)
+                if job_id in (None, work.job_id) and seen[kind] < limit:
                     seen[kind] += 1
-                    found.append(bell)
+                    found.append(work)
             return found
 
     def skip_proposals(self, patience_sec: float) -> list[tuple[str, int]]:

@@ -12,8 +12,8 @@ from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.mapper import whole_spec
 from specbatch.schemas.records import (
     Artefact,
-    Bell,
     CompletionRecord,
+    DueWork,
     JobRow,
     JobState,
     Lease,
@@ -193,10 +193,10 @@ class Job(Unit):
             ingest_done=self.ingest_done,
         )
 
-    def bell_of(self, index: int) -> Bell:
+    def due_of(self, index: int) -> DueWork:
         stage = self.groups[index].stage
         model = {Stage.PROPOSE: self.row.proposer, Stage.VERIFY: self.row.verifier}.get(stage)
-        return Bell(self.row.job_id, stage, index, model, self.row.priority)
+        return DueWork(self.row.job_id, stage, index, model, self.row.priority)
 
 
 def new_job(job: NewJob, now: float) -> Job:

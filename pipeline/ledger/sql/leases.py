@@ -83,7 +83,7 @@ def claim_group(
     claim = _claim(now, stage, owner, lease_sec, max_attempts, serves)
     work = taken(conn, claim, max_attempts, {"of_job": job_id, "of_index": index})
     if work is None and _close_group(conn, now, job_id, index, stage, max_attempts):
-        # The first half has an attempt left. Its second half is due: the sweeper rings for it.
+        # The first half has an attempt left. Its second half is due: the sweeper enqueues it.
         return claim_group(conn, now, job_id, index, stage, owner, lease_sec, max_attempts, serves)
     return work if work is None or serves is None else _of_class(conn, work, serves)
 

@@ -39,8 +39,8 @@ from specbatch.schemas.numeric_class import Change, Serves
 from specbatch.schemas.records import (
     Artefact,
     Beat,
-    Bell,
     CompletionRecord,
+    DueWork,
     GroupWork,
     JobRow,
     JobState,
@@ -233,7 +233,7 @@ class SqlStore(
     ) -> tuple[str, int] | None:
         return self._write(cutting.want, model, owner, serves)
 
-    def due(self, limit: int = 256, job_id: str | None = None) -> list[Bell]:
+    def due(self, limit: int = 256, job_id: str | None = None) -> list[DueWork]:
         now = self._db.now()
         return self._db.read(lambda conn: sweeping.due(conn, now, limit, job_id))
 

@@ -22,11 +22,11 @@ from sqlalchemy.orm import aliased
 from specbatch.pipeline.ledger.sql.leases import is_free, sent_on
 from specbatch.pipeline.ledger.sql.transactions import Now
 from specbatch.schemas import mapper
-from specbatch.schemas.records import Bell, Stage
+from specbatch.schemas.records import DueWork, Stage
 from specbatch.schemas.tables import Group, Job, group_is_open, job_is_due
 
 
-def due(conn: Connection, now: Now, limit: int, job_id: str | None) -> list[Bell]:
+def due(conn: Connection, now: Now, limit: int, job_id: str | None) -> list[DueWork]:
     """Jobs first, then groups; the longest ready first, and `limit` of each kind."""
     age = (Job.ready_at, Job.job_id)
     jobs = _oldest_of_each_kind(
@@ -50,7 +50,7 @@ def due(conn: Connection, now: Now, limit: int, job_id: str | None) -> list[Bell
         limit,
     )
     job_rows, group_rows = conn.execute(jobs).all(), conn.execute(groups).all()
-    return [*map(mapper.job_bell, job_rows), *map(mapper.group_bell, group_rows)]
+    return [*map(mapper.due_job, job_rows), *map(mapper.due_group, group_rows)]
 
 
 def _oldest_of_each_kind(

@@ -195,7 +195,7 @@ class Meter:
         self.metrics.count(names.SWEEPS)
 
     @_harmless
-    def rung(self, stage: Stage) -> None:
+    def enqueued(self, stage: Stage) -> None:
         self.metrics.count(names.BELLS, stage.value)
 
     # --- engines ----------------------------------------------------------------------------

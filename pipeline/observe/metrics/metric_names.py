@@ -169,7 +169,7 @@ FENCED = _counter(
     values=(STAGES,),
 )  # fmt: skip
 SWEEPS = _counter("sweeps", "looks of the sweeper at what is due")
-BELLS = _counter("bells", "bells rung by the sweeper", "stage", values=(STAGES,))
+BELLS = _counter("bells", "work messages that sweepers enqueued", "stage", values=(STAGES,))
 QUARANTINED = _counter("quarantined_rows", "input rows set aside by ingest", "code")
 
 # --- the store as a whole ---------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specbatch.pipeline.runtime.step_watch import StepWatch
+from specbatch.pipeline.runtime.watchdog import Watchdog
 from specbatch.schemas.errors import DeviceLostError, StepHungError
 from specbatch.schemas.provenance import TICKS_PER_SEC
 
@@ -22,12 +22,12 @@ class Bed:
     def __init__(self) -> None:
         self.now = 0
         self.hosts = [Host(), Host()]
-        self.watch = StepWatch(self.hosts, DEADLINE_SEC, lambda: self.now)
+        self.watch = Watchdog(self.hosts, DEADLINE_SEC, lambda: self.now)
 
     def look_after(self, seconds: float) -> bool:
         """Whether engines were given up at this look."""
         self.now += int(seconds * TICKS_PER_SEC)
-        self.watch.look()
+        self.watch.check()
         return any(host.given_up for host in self.hosts)
 
 

@@ -1,10 +1,10 @@
-"""What a job gave, whole, where the store does not keep it whole: from the job's own files.
+"""A private job's results in full, from its own files: the store does not keep their texts.
 
     results-<attempt>.arrow  of a group that was verified; the store names it
     kept-<attempt>.arrow     finished when the job was stopped; its report names it
     rejected-<row>.json      quarantined rows with ids and reasons, from that row on
 
-Only jobs whose texts are not kept need it: what the store has of the others is whole.
+Other jobs need no such files: what the store has of them is complete.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def put_rejected(objects: Objects, job: JobRow, rows: Sequence[RejectedRow]) -> 
 def put_kept(
     objects: Objects, job: JobRow, lease: Lease, records: Sequence[CompletionRecord]
 ) -> dict[str, Any]:
-    """Write what is finished of a group that is stopped; what the job's report has of it."""
+    """Write what is finished of a group that was stopped; returns its entry in the job's report."""
     if job.privacy.is_full or not records:
         return {}
     name = f"kept-{lease.group_index}-{lease.generation}"
@@ -60,7 +60,7 @@ def put_kept(
 def recorded(
     store: Store, objects: Objects, job: JobRow, spec: JobSpec, decode: Decode
 ) -> Iterator[CompletionRecord]:
-    """All completions by (row, sample) as they are published: `Store.completions` of the job.
+    """All completions by (row, sample) as they are published, like `Store.completions`.
 
     A few groups in memory at a time. Raises `ObjectError` when a file is gone.
     """
@@ -71,7 +71,7 @@ def recorded(
             kept[int(match[1])].append(Artefact(**value))
     for index, prompts, results in store.recorded_groups(job.job_id):
         rows = read(prompts)
-        mine = {row.row_index for row in rows}  # others cut off from it share the file
+        mine = {row.row_index for row in rows}  # groups that were cut off share the file
         found: dict[tuple[int, int], CompletionRecord] = {}
         for artefact in (*kept[index], *((results,) if results else ())):
             for record in read_results(read_own(objects, job, artefact)):
@@ -84,7 +84,7 @@ def recorded(
 
 
 def rejected_whole(store: Store, objects: Objects, job: JobRow) -> Iterator[RejectedRow]:
-    """`Store.rejected` with ids and reasons as they were."""
+    """`Store.rejected` with the original ids and reasons."""
     files = [
         file.uri
         for file in objects.list(job.workspace_uri)

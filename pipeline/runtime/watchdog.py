@@ -1,7 +1,7 @@
-"""Notices a step of an engine that does not end: a native call, a kernel or a device that hangs.
+"""Notices an engine step that does not end: a native call, a kernel or a device that hangs.
 
-Heartbeats go on beside such a step, so its groups would stay leased for ever, and nobody would hear
-that a job was cancelled. Threads cannot be ended from outside: the process must be.
+Heartbeats continue beside such a step, so its groups would stay leased for ever, and a cancelled
+job would not stop. A thread cannot be ended from outside, so the process must end.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from specbatch.schemas.provenance import TICKS_PER_SEC
 
 
 class Stepping(Protocol):
-    """Engines of which one may hang."""
+    """An engine that may hang."""
 
     @property
     def stepping_since(self) -> int | None: ...
@@ -23,8 +23,8 @@ class Stepping(Protocol):
     def give_up(self, error: DeviceLostError) -> None: ...
 
 
-class StepWatch:
-    """Asked to look now and then, from one thread; it gives engines up and raises nothing."""
+class Watchdog:
+    """Checks when it is called, from one thread. It gives engines up and raises nothing."""
 
     def __init__(
         self,
@@ -35,12 +35,12 @@ class StepWatch:
         self._hosts = hosts
         self._deadline_sec = deadline_sec
         self._clock = clock
-        self._overdue: int | None = None  # when the step began that was too old at the last look
+        self._overdue: int | None = None  # when the step began that was too old at the last check
 
-    def look(self) -> None:
-        """Give all engines up where the same step is too old at two looks.
+    def check(self) -> None:
+        """Give all engines up if the same step is too old at two checks.
 
-        Two, as a process that was stopped for an hour wakes up in a step that is an hour old.
+        Two, because a process that was suspended for an hour wakes up in a step of that age.
         """
         begun = min(
             (since for host in self._hosts if (since := host.stepping_since) is not None),

@@ -1,8 +1,7 @@
-"""The tokenizers of jobs' verifiers: each by what its files say, not by where they lie.
+"""The tokenizers of jobs' verifiers, known by what their files contain and not by their path.
 
-A job's prompts are made into tokens, and its tokens into text, by the tokenizer that it has pinned.
-So one that was loaded for a job serves it whatever becomes of the folder, and a folder that says
-something else now is refused.
+A job pins its tokenizer. One that was loaded for a job serves it whatever happens to the folder
+later, and a folder whose files have changed is refused.
 """
 
 from __future__ import annotations
@@ -27,8 +26,10 @@ Text = tuple[str, ...]  # `Fingerprint.text`
 
 @contextmanager
 def with_its_model(job: JobRow) -> Iterator[None]:
-    """What cannot be loaded is not the model that a job has pinned: that one could be, so its files
-    are being replaced or were. Raises `ModelChangedError` then, and no attempt is used up."""
+    """Turn a model that cannot be loaded into a `ModelChangedError`, which uses up no attempt.
+
+    The job pinned a model that could be loaded, so its files were replaced or are being replaced.
+    """
     try:
         yield
     except ModelChangedError:
@@ -39,23 +40,23 @@ def with_its_model(job: JobRow) -> Iterator[None]:
         raise ModelChangedError(f"the model that it began with is gone: {error}") from error
 
 
-class Codecs:
+class Tokenizers:
     """Loads tokenizers when they are first needed. Thread-safe."""
 
     def __init__(
         self, load: Callable[[str], TextCodec], models: Callable[[str], ModelFolder]
     ) -> None:
-        """`load` makes one of a folder's path, `models` looks at a model's folder as it is now."""
+        """`load` makes one from a folder's path; `models` inspects a model's folder."""
         self._load = load
         self._models = models
         self._kept: OrderedDict[Text, TextCodec] = OrderedDict()  # the one used last is last
         self._lock = threading.Lock()
 
     def of_job(self, job: JobRow) -> TextCodec:
-        """The tokenizer that a job has pinned; of one that has not, that of its verifier's folder.
+        """The tokenizer that the job has pinned, or that of its verifier's folder if it has none.
 
-        Raises `ModelChangedError` where the folder has another one or none that can be loaded, and
-        `ModelError` where the job has pinned none.
+        Raises `ModelChangedError` if the folder has another one or none that loads, and
+        `ModelError` if the job has pinned none.
         """
         wanted = Fingerprint(job.model_fingerprint or "", job.model_parts).text
         if wanted is not None and (known := self._known(wanted)) is not None:
@@ -74,8 +75,8 @@ class Codecs:
         return self.of_folder(folder)
 
     def of_folder(self, folder: ModelFolder) -> TextCodec:
-        """The tokenizer of a folder that was just looked at. Raises `ModelError`, and
-        `ModelChangedError` where it has changed since."""
+        """The tokenizer of a folder that was just inspected. Raises `ModelError`, and
+        `ModelChangedError` if it has changed since."""
         wanted = folder.fingerprint.text
         if wanted is not None and (known := self._known(wanted)) is not None:
             return known
@@ -83,21 +84,21 @@ class Codecs:
         def load(_: Look) -> TextCodec:
             return self._load(str(folder.path))
 
-        look, codec = unchanged(folder.ref, folder.path, load)
+        look, tokenizer = unchanged(folder.ref, folder.path, load)
         if look.fingerprint.text != wanted:
             raise ModelChangedError(f"the tokenizer of model `{folder.ref}` has just changed")
         if wanted is not None:
-            self._keep(wanted, codec)
-        return codec
+            self._keep(wanted, tokenizer)
+        return tokenizer
 
     def _known(self, text: Text) -> TextCodec | None:
         with self._lock:
-            if (codec := self._kept.get(text)) is not None:
+            if (tokenizer := self._kept.get(text)) is not None:
                 self._kept.move_to_end(text)
-            return codec
+            return tokenizer
 
-    def _keep(self, text: Text, codec: TextCodec) -> None:
+    def _keep(self, text: Text, tokenizer: TextCodec) -> None:
         with self._lock:
-            self._kept[text] = codec
+            self._kept[text] = tokenizer
             while len(self._kept) > MOST_KEPT:
                 self._kept.popitem(last=False)

@@ -13,7 +13,8 @@ import pytest
 from celery.signals import worker_shutting_down
 
 from specbatch.pipeline.runtime.outage import Outage
-from specbatch.workers.lifecycle import PATIENCE_SEC, Farewell
+from specbatch.workers.lifecycle import PATIENCE_SEC
+from specbatch.workers.shutdown import GracefulShutdown
 from support import demo
 from support.workers import command, wait_until, worker
 
@@ -35,7 +36,7 @@ def a_worker(*engines: Engines) -> Any:
 def test_all_engines_stop_when_the_time_of_tasks_is_over() -> None:
     """None is waited for before another one is stopped, nor is any at all: one may be loading."""
     several = [Engines(), Engines()]
-    with Farewell(a_worker(*several), patience_sec=0.0):
+    with GracefulShutdown(a_worker(*several), patience_sec=0.0):
         assert not any(engines.stopped.is_set() for engines in several)
         worker_shutting_down.send(sender="worker", sig="SIGTERM", how="Warm", exitcode=0)
         assert all(engines.stopped.wait(30) for engines in several)
@@ -43,7 +44,7 @@ def test_all_engines_stop_when_the_time_of_tasks_is_over() -> None:
 
 def test_engines_stay_open_for_tasks_that_end_in_time_and_nobody_waits_for_the_rest() -> None:
     engines = Engines()
-    with Farewell(a_worker(engines), patience_sec=3600.0):
+    with GracefulShutdown(a_worker(engines), patience_sec=3600.0):
         worker_shutting_down.send(sender="worker", sig="SIGTERM", how="Warm", exitcode=0)
         worker_shutting_down.send(sender="worker", sig="SIGTERM", how="Warm", exitcode=0)
     assert not engines.stopped.is_set()

@@ -1,7 +1,7 @@
-"""The end of what is kept of jobs' texts: by their tenants' retention, by age, or one by name.
+"""Purges jobs: deletes their texts by their tenants' retention, by age, or one job by name.
 
-What a job wrote to its output is its submitter's: it stays unless somebody asks for that too.
-Imports no pyarrow: it deletes files and reads none.
+A job's output belongs to its submitter and stays, unless its deletion is asked for too. Imports no
+pyarrow: it deletes files and reads none.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DAY_SEC = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A job that is to be purged, and why."""
+    """A job to purge, and why."""
 
     job: JobRow
     why: str
@@ -38,7 +38,7 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class Purger:
-    """Finds what is due and does it. `retention_days`: of tenants."""
+    """Finds the jobs that are due and purges them. `retention_days`: of tenants."""
 
     store: Store
     objects: Objects
@@ -55,10 +55,10 @@ class Purger:
         older_than_sec: float | None = None,
         page: int = MOST_JOBS,
     ) -> Iterator[Due]:
-        """Ended jobs whose time has come, the oldest first, of all tenants or of one. The store is
-        asked for `page` jobs at a time.
+        """Ended jobs that are due, the oldest first, of all tenants or of one.
 
-        By their retention, where no age is given. Raises `UsageError` where that is not set.
+        Without an age the tenants' retention counts; raises `UsageError` if none is set. The store
+        is asked for `page` jobs at a time.
         """
         if older_than_sec is not None:
             why = f"older than {older_than_sec / DAY_SEC:g} days"
@@ -89,14 +89,14 @@ class Purger:
         page: int = MOST_JOBS,
         failed: Callable[[JobRow, ObjectError], None] | None = None,
     ) -> list[JobRow]:
-        """Jobs whose texts are not kept and whose files are still there, for their worker died
-        between their end and that. The store is asked for `page` jobs at a time.
+        """Private jobs whose files are still there, because their worker died before it deleted
+        them. The store is asked for `page` jobs at a time.
 
-        Of a job whose files cannot be listed `failed` is told, and the others are looked at.
-        Without it that raises `ObjectError`.
+        If a job's files cannot be listed, `failed` is called and the search goes on; without it
+        that raises `ObjectError`.
         """
         left = []
-        # They stay unpurged, so one answer may be full of those that are in order.
+        # They stay unpurged, so a page may be full of jobs that are in order.
         for job in self._ended(0.0, page, private_only=True):
             try:
                 if is_over(self.store, job) and self.objects.list(job.workspace_uri):
@@ -110,29 +110,29 @@ class Purger:
     def _ended(
         self, age_sec: float, page: int, tenant: str | None = None, private_only: bool = False
     ) -> Iterator[JobRow]:
-        """All jobs that ended so long ago, however many there are."""
+        """All jobs that ended at least so long ago."""
         last: JobRow | None = None
         while found := self.store.ended_jobs(age_sec, tenant, page, private_only, last):
             yield from found
             last = found[-1]
 
     def clear(self, job: JobRow) -> int:
-        """Delete the job's files; how many."""
+        """Delete the job's files; returns how many."""
         return delete_own(self.objects, job)
 
     def purge(self, due: Due, with_output: bool = False) -> Iterator[int]:
-        """Empty what is kept of the job; rows that are done so far.
+        """Purge the job; yields how many rows are done so far.
 
-        Files go once the job is marked, so that nobody retries it, and before its rows. Where files
-        cannot go, the rows are emptied all the same. The job stays due until `finish`: who is
-        interrupted does it again.
+        First the job is marked, so that it cannot be retried; then its files go, then its rows. If
+        files cannot be deleted, the rows are emptied all the same. The job stays due until
+        `finish`, so an interrupted purge is done again.
 
         Raises `UsageError` for a job that has not ended, and at the end `ObjectError` for files
         that are still there.
         """
         rows = self.store.purge(due.job.job_id, due.why, unfinished=True)
         marked = next(rows, None)
-        if with_output:  # said first: an audit that misses the output finds why
+        if with_output:  # logged first: an audit that misses the output finds the reason
             said = {"rows": [], "why": due.why, "output": True}
             self.store.note_action(due.job.job_id, EntryKind.PURGED, said)
         problem = self._delete_files(due.job, with_output)
@@ -143,7 +143,7 @@ class Purger:
             raise problem
 
     def finish(self, due: Due) -> None:
-        """Nothing of the job is left, here or in what others have of it: it is due no more."""
+        """Nothing of the job is left, here or in other jobs' histories: it is no longer due."""
         for _ in self.store.purge(due.job.job_id, due.why):
             pass
 
@@ -153,11 +153,11 @@ class Purger:
         besides: Collection[str],
         failed: Callable[[JobRow, ObjectError], None],
     ) -> bool:
-        """Delete what the tenant's jobs `besides` those that are purged draft from: outputs of
-        these are in there. Who is at work goes on without. Whether all is gone: `failed` is told of
-        jobs where that does not work.
+        """Delete the histories of the tenant's jobs `besides` the purged ones, whose outputs they
+        hold. Running jobs go on without. Returns whether all are gone; `failed` is called for each
+        job where that fails.
 
-        For after `purge`, as what is marked gets into no new one, and before `finish`.
+        Call it after `purge`, because marked jobs get into no new history, and before `finish`.
         """
         is_gone = True
         for job in self._others(tenant):
@@ -170,7 +170,7 @@ class Purger:
         return is_gone
 
     def _others(self, tenant: str) -> Iterator[JobRow]:
-        """Live jobs first: who ends meanwhile is found among the others too."""
+        """Live jobs first: a job that ends meanwhile is then found among the ended ones too."""
         for state in JobState:
             if not state.is_final:
                 for job in self.store.list_jobs(sys.maxsize, state):
@@ -179,7 +179,7 @@ class Purger:
         yield from self._ended(0.0, MOST_JOBS, tenant)
 
     def _delete_files(self, job: JobRow, with_output: bool) -> ObjectError | None:
-        """All that can be deleted; the first error of what cannot."""
+        """Delete what can be deleted; returns the first error of what cannot."""
         problem = None
         deleting = [self.clear, self._delete_output] if with_output else [self.clear]
         for delete in deleting:
@@ -190,8 +190,8 @@ class Purger:
         return problem
 
     def _delete_output(self, job: JobRow) -> None:
-        """What the job's manifest lists, then the manifest, then what a publication left that was
-        never finished. Another job's is let alone."""
+        """Delete what the job's manifest lists, then the manifest, then what an unfinished
+        publication left. Another job's output is left alone."""
         folder = tidy(job.output_uri)
         if self._delete_listed(job, folder) and owner_of(self.objects, folder) == job.job_id:
             for begin in begin_with(job.job_id):
@@ -223,12 +223,12 @@ class Purger:
 
 
 def clear(store: Store, objects: Objects, job_id: str) -> int:
-    """Delete the files of an ended job, unless something of it can still be retried; how many."""
+    """Delete the files of an ended job unless part of it can be retried; returns how many."""
     job = store.get_job(job_id)
     return delete_own(objects, job) if is_over(store, job) else 0
 
 
 def is_over(store: Store, job: JobRow) -> bool:
-    """Whether nothing of the job can be done again, so that nobody needs its files any more."""
+    """Whether nothing of the job can be retried, so that its files are not needed any more."""
     done = job.state in (JobState.DONE, JobState.PARTIAL)
     return done and not store.failed_groups(job.job_id)

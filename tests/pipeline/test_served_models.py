@@ -9,10 +9,10 @@ from specbatch.jobs.chaos import stand_in_model
 from specbatch.jobs.chaos.stand_in import StandInHost
 from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.pipeline.ledger.memory.store import MemoryStore
-from specbatch.pipeline.runtime.announcing import Announcing
-from specbatch.pipeline.runtime.helping import Helper
+from specbatch.pipeline.runtime.device_time import Timekeeper
 from specbatch.pipeline.runtime.leases import LeaseKeeper
-from specbatch.pipeline.runtime.timekeeping import Timekeeper
+from specbatch.pipeline.runtime.presence import ServedModels
+from specbatch.pipeline.runtime.work_stealing import WorkStealer
 from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.timekeeping import Device
 
@@ -39,14 +39,14 @@ class Slow:
 def test_a_heartbeat_goes_on_while_files_are_digested(tmp_path: Path) -> None:
     slow, store = Slow(tmp_path), MemoryStore()
     keeper = LeaseKeeper(store, LONG_SEC)
-    announced = Announcing(slow, wait_sec=0.0)
+    announced = ServedModels(slow, wait_sec=0.0)
     timekeeper = Timekeeper(store, "w", Device("cpu", "local", "reserved", 200_000), [], announced)
     timekeeper.beat()
     timekeeper.beat()
     assert [one.serves for one in store.sessions()] == [None]
     assert len(slow.threads) == 1, "one finds out, however often it is asked"
     assert slow.threads[0] is not threading.current_thread()
-    assert not Helper(store, keeper, "m", "w", LONG_SEC, announced).ask()
+    assert not WorkStealer(store, keeper, "m", "w", LONG_SEC, announced).ask()
     slow.may.set()
     slow.threads[0].join()
     timekeeper.beat()
@@ -58,7 +58,7 @@ def test_a_heartbeat_goes_on_while_files_are_digested(tmp_path: Path) -> None:
 def test_what_was_found_last_is_told_while_it_is_found_out_anew(tmp_path: Path) -> None:
     slow = Slow(tmp_path)
     slow.may.set()
-    announced = Announcing(slow, LONG_SEC)
+    announced = ServedModels(slow, LONG_SEC)
     first = announced()
     assert first == slow.host.serves()
     assert slow.begun.acquire(timeout=LONG_SEC)
@@ -84,7 +84,7 @@ def test_an_error_is_tried_again(tmp_path: Path) -> None:
             raise OSError("no answer")
         return answers[0]
 
-    announced = Announcing(find, LONG_SEC)
+    announced = ServedModels(find, LONG_SEC)
     assert announced() is None
     assert announced() == answers[0]
     slow.host.close()

@@ -1,4 +1,4 @@
-"""What engines have learned of their machines, kept in the store from one process to the next."""
+"""The profile store: what engines have learned of their machines, for the next process."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from specbatch.schemas.refusals import is_news
 
 log = logging.getLogger(__name__)
 
-# What a row that is something else may raise when it is read.
+# What reading a damaged row may raise.
 _UNUSABLE = (AttributeError, KeyError, TypeError, ValueError, OverflowError)
 
 
-class StoredKnowledge:
-    """Reads at once, writes in a thread of its own: an engine does not wait for a database.
+class ProfileStore:
+    """Reads at once and writes in a thread of its own: an engine does not wait for a database.
 
-    Whatever goes wrong is logged: without it an engine only begins by trying things out.
+    Failures are logged: without a profile an engine only measures again.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="knowledge")
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="profiles")
 
     def load(self, about: str) -> Knowledge | None:
-        """What is known about a machine with its models, or None."""
+        """The profile of a machine with its models, or None."""
         try:
             state = self._store.knowledge(about)
             return None if state is None else Knowledge.restored(dict(state))
         except (StoreError, *_UNUSABLE) as error:
-            log.warning("what was known of %s cannot be used: %r", about, error)
+            log.warning("the profile of %s cannot be used: %r", about, error)
             return None
 
     def keep(self, about: str, knowledge: Knowledge) -> None:
-        """Write it down as it is now."""
+        """Save a snapshot."""
         try:
             self._writer.submit(self._write, about, knowledge.state())
-        except (RuntimeError, ValueError) as error:  # closed already, or not to be put into words
-            log.warning("what was learned of %s is not kept: %r", about, error)
+        except (RuntimeError, ValueError) as error:  # closed already, or not serialisable
+            log.warning("the profile of %s is not saved: %r", about, error)
 
     def close(self) -> None:
-        """Wait for what is being written."""
+        """Wait for writes in progress."""
         self._writer.shutdown()
 
     def _write(self, about: str, state: dict[str, object]) -> None:
@@ -51,4 +51,4 @@ class StoredKnowledge:
             self._store.keep_knowledge(about, state)
         except StoreError as error:
             if is_news(error):
-                log.warning("what was learned of %s is not kept: %s", about, error)
+                log.warning("the profile of %s is not saved: %s", about, error)

@@ -1,6 +1,6 @@
-"""What the stages tell of their work to a trace: counts, times and ids, and nothing of a text.
+"""What the stages note in spans: counts, times and ids, never a text.
 
-Nothing is made where nobody listens. What goes wrong in here is logged, and the work goes on.
+Nothing is built if tracing is off. Errors in here are logged, and the work goes on.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ P = ParamSpec("P")
 
 
 def _harmless(
-    tell: Callable[Concatenate[Span, P], None],
+    note: Callable[Concatenate[Span, P], None],
 ) -> Callable[Concatenate[Span, P], None]:
-    @wraps(tell)
-    def told(span: Span, /, *args: P.args, **kwargs: P.kwargs) -> None:
+    @wraps(note)
+    def noted(span: Span, /, *args: P.args, **kwargs: P.kwargs) -> None:
         if not span.is_on:
             return
         try:
-            tell(span, *args, **kwargs)
+            note(span, *args, **kwargs)
         except Exception:
-            log.exception("this could not be told to the trace")
+            log.exception("could not write this to the trace")
 
-    return told
+    return noted
 
 
 @_harmless
 def begun(span: Span, stage: Stage, job: JobRow, work: GroupWork | None = None) -> None:
     """Which job it is, and how long the group waited to be claimed."""
     model = job.proposer if stage is Stage.PROPOSE else job.verifier
-    told: dict[str, Value] = {names.PRIVACY: str(job.privacy)}
-    told[names.MESSAGING_QUEUE] = queue_for(stage, model, job.priority)
+    noted: dict[str, Value] = {names.PRIVACY: str(job.privacy)}
+    noted[names.MESSAGING_QUEUE] = queue_for(stage, model, job.priority)
     if job.privacy.is_full:
-        told |= {names.JOB_NAME: job.name, names.TENANT: job.tenant}
+        noted |= {names.JOB_NAME: job.name, names.TENANT: job.tenant}
     if work is not None:
-        told |= {names.QUEUE_SEC: work.waited_sec, names.ROWS: work.rows}
-    span.note(told)
+        noted |= {names.QUEUE_SEC: work.waited_sec, names.ROWS: work.rows}
+    span.note(noted)
 
 
 @_harmless
@@ -60,11 +60,11 @@ def read(span: Span, job: JobRow, batch: Sequence[PlannedGroup], begun_ns: int) 
     for planned in batch:
         for row in planned.rows if span.has_group(planned.index) else ():
             for request_id in _asked(span, job, row):
-                told: dict[str, Value] = {
+                noted: dict[str, Value] = {
                     names.GROUP: planned.index,
                     names.GEN_AI_INPUT: len(row.prompt_ids),
                 }
-                span.request(request_id, told, begun_ns, now, failed=False)
+                span.request(request_id, noted, begun_ns, now, failed=False)
 
 
 @_harmless
@@ -78,9 +78,9 @@ def drafted(
     times = _times(tickets)
     for done in completions:
         if span.is_asked(done.request_id):
-            told = {**model, names.DRAFTED: len(done.token_ids)}
-            told[names.COMPUTE_SEC] = done.compute_sec
-            span.request(done.request_id, told, *times(done.request_id), bool(done.error))
+            noted = {**model, names.DRAFTED: len(done.token_ids)}
+            noted[names.COMPUTE_SEC] = done.compute_sec
+            span.request(done.request_id, noted, *times(done.request_id), bool(done.error))
 
 
 @_harmless
@@ -106,10 +106,10 @@ def verified(
     for record in records:
         request_id = request_id_of(job.job_id, record.row_index, record.sample_index)
         if span.is_asked(request_id):
-            told = {**model, **_of(record), names.PROPOSED: record.proposed}
-            told |= {names.ACCEPTED: record.accepted, names.PASSES: record.verifier_passes}
-            told |= {names.COMPUTE_SEC: record.compute_sec, names.COST_USD: record.cost_usd}
-            span.request(request_id, told, *times(request_id), bool(record.error))
+            noted = {**model, **_of(record), names.PROPOSED: record.proposed}
+            noted |= {names.ACCEPTED: record.accepted, names.PASSES: record.verifier_passes}
+            noted |= {names.COMPUTE_SEC: record.compute_sec, names.COST_USD: record.cost_usd}
+            span.request(request_id, noted, *times(request_id), bool(record.error))
 
 
 @_harmless

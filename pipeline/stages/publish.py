@@ -1,26 +1,34 @@
-"""What a finished job says: which rows are in its output, and which word ends it."""
+"""Publish: write the output files, the manifest last, and end the job.
+
+Every input row is in the output, an unfinished one with its reason. Beside the output of a job that
+was stopped lies its remainder: the rows that are left to do, as a job of their own.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import heapq
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from specbatch.pipeline.inputs.contract import READER_BYTES
 from specbatch.pipeline.inputs.planner import PlannedGroup, plan
-from specbatch.pipeline.inputs.rows import RowChecker
 from specbatch.pipeline.inputs.sources import open_source
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.rules import FIRST_CUT_INDEX
 from specbatch.pipeline.outputs.names import MANIFEST
 from specbatch.pipeline.outputs.outputs import OutputWriter
-from specbatch.pipeline.stages.recorded import recorded, rejected_whole
+from specbatch.pipeline.runtime.leases import Held
+from specbatch.pipeline.runtime.purge import clear
+from specbatch.pipeline.runtime.tokenizers import with_its_model
+from specbatch.pipeline.stages import spans
+from specbatch.pipeline.stages.attempt import attempt
+from specbatch.pipeline.stages.context import StageContext
+from specbatch.pipeline.stages.private_results import recorded, rejected_whole
 from specbatch.pipeline.stages.remainder import Remainder, write_remainder
-from specbatch.pipeline.stages.text_stop import Decode
 from specbatch.pipeline.storage.objects import Objects, join
 from specbatch.pipeline.storage.prompts import reader
 from specbatch.schemas.audit import Head, PublishedManifest
@@ -39,90 +47,102 @@ from specbatch.schemas.seeds import sample_seed
 from specbatch.schemas.spec import JobSpec
 
 
-@dataclass(frozen=True, slots=True)
-class Publisher:
-    """Writes outputs, and what is left of stopped jobs beside them."""
+def publish(context: StageContext, job_id: str) -> None:
+    """Publish the job. Afterwards files that nobody needs any more are deleted."""
+    work = context.store.claim_job(job_id, Stage.PUBLISH, context.owner, context.lease_sec)
+    if work is None:
+        return
+    published = False
+    with attempt(context, work.lease) as held:
+        job, spec = context.jobs.fresh(job_id)
+        spans.begun(held.span, Stage.PUBLISH, job)
+        with with_its_model(job):  # the remainder of a stopped job is checked with it
+            state, error, manifest = _write(context, held, work, job, spec)
+        reason = error and context.privacy.words(job, error)
+        context.store.finish_job(work.lease, state, reason, manifest)
+        published = True
+        context.outage.published(job_id)
+        context.drafting.forget(job)
+        if not job.privacy.is_full:
+            clear(context.store, context.objects, job.job_id)
+    if published and context.anchoring is not None:
+        context.anchoring.published(job_id)
 
-    store: Store
-    objects: Objects
-    decode: Callable[[JobRow], Decode]
-    checker: Callable[[JobSpec], RowChecker]
-    attempts: int  # that a job has
-    reader_bytes: int = READER_BYTES
 
-    def publish(
-        self, work: JobWork, job: JobRow, spec: JobSpec, still_mine: Callable[[], None]
-    ) -> tuple[JobState, str | None, PublishedManifest]:
-        """Everything but the job's end: its state then, an error, and the manifest.
+def _write(
+    context: StageContext, held: Held, work: JobWork, job: JobRow, spec: JobSpec
+) -> tuple[JobState, str | None, PublishedManifest]:
+    """Write the output; returns the job's final state, an error, and the manifest.
 
-        `still_mine` raises once somebody else publishes the job. Raises `OutputError` and
-        `ObjectError`.
-        """
-        progress = self.store.progress(job.job_id)
-        done = None
-        if job.privacy.is_full:
-            rejected = self.store.rejected(job.job_id)
-        else:  # the output is the submitter's and whole, whatever the store keeps
-            done = recorded(self.store, self.objects, job, spec, self.decode(job))
-            rejected = rejected_whole(self.store, self.objects, job)
-        rows: Iterator[CompletionRecord]
-        rows = with_unfinished_rows(self.store, self.objects, job, done)
-        with self.objects.temp_folder() as folder:
-            unread_input = _Unread(self, work, spec)
-            left = None
-            if job.cancel_requested:
-                unread = () if progress.ingest_done else unread_input
-                left = self._left(folder, work, job, spec, unread)
-            if left is not None:
-                never_read = left.unread_rows(spec.sampling.n)
-                rows = chain(rows, (r for row in never_read for r in _cancelled(job, row)))
-                rejected = chain(rejected, left.newly_quarantined())
-            input_format = job.report.get("input_format") or unread_input.format
-            manifest = OutputWriter(self.objects, spec.output.uri, job.job_id).write(
-                rows,
-                rejected,
-                openai=(input_format or spec.input.format) == "openai",
-                created=int(job.created_at),
-                decode=self.decode(job),
-                info=_info(job, spec, self.store.log_head(job.job_id)),
-                beside=left.files if left is not None else (),
-                still_mine=still_mine,
-            )
-        state, error = final_state(job, progress)
-        error = error or (left.problem if left is not None else None)
-        uri, sha256 = join(spec.output.uri, MANIFEST), hashlib.sha256(manifest.to_json())
-        return state, error, PublishedManifest(uri, sha256.hexdigest())
+    Raises `OutputError`, `ObjectError`, and `FencedError` once another worker publishes the job.
+    """
+    store, objects = context.store, context.objects
+    progress = store.progress(job.job_id)
+    done = None
+    if job.privacy.is_full:
+        rejected = store.rejected(job.job_id)
+    else:  # the output is the submitter's and whole, whatever the store keeps
+        done = recorded(store, objects, job, spec, context.decode(job))
+        rejected = rejected_whole(store, objects, job)
+    rows: Iterator[CompletionRecord] = with_unfinished_rows(store, objects, job, done)
+    with objects.temp_folder() as folder:
+        unread_input = _Unread(context, work, spec)
+        left = None
+        if job.cancel_requested:
+            unread = () if progress.ingest_done else unread_input
+            left = _write_remainder(context, folder, work, job, spec, unread)
+            never_read = left.unread_rows(spec.sampling.n)
+            rows = chain(rows, (r for row in never_read for r in _cancelled(job, row)))
+            rejected = chain(rejected, left.newly_quarantined())
+        input_format = job.report.get("input_format") or unread_input.format
+        manifest = OutputWriter(objects, spec.output.uri, job.job_id).write(
+            rows,
+            rejected,
+            openai=(input_format or spec.input.format) == "openai",
+            created=int(job.created_at),
+            decode=context.decode(job),
+            info=_info(job, spec, store.log_head(job.job_id)),
+            beside=left.files if left is not None else (),
+            still_mine=partial(context.keeper.confirm, held),
+        )
+    state, error = final_state(job, progress)
+    error = error or (left.problem if left is not None else None)
+    uri, sha256 = join(spec.output.uri, MANIFEST), hashlib.sha256(manifest.to_json())
+    return state, error, PublishedManifest(uri, sha256.hexdigest())
 
-    def _left(
-        self,
-        folder: Path,
-        work: JobWork,
-        job: JobRow,
-        spec: JobSpec,
-        unread: Iterable[PlannedGroup],
-    ) -> Remainder:
-        found = unfinished_rows(self.store, self.objects, job)
-        unfinished = (row for row, word, _ in found if word == Stage.CANCELLED)
-        tries_again = work.lease.attempt < self.attempts
-        return write_remainder(folder, job, spec, unfinished, unread, tries_again)
+
+def _write_remainder(
+    context: StageContext,
+    folder: Path,
+    work: JobWork,
+    job: JobRow,
+    spec: JobSpec,
+    unread: Iterable[PlannedGroup],
+) -> Remainder:
+    found = unfinished_rows(context.store, context.objects, job)
+    unfinished = (row for row, word, _ in found if word == Stage.CANCELLED)
+    tries_again = work.lease.attempt < context.max_attempts
+    return write_remainder(folder, job, spec, unfinished, unread, tries_again)
 
 
 @dataclass(slots=True)
 class _Unread:
-    """The input from where its reading ended; its `format` once it was opened, which no report has
-    of a job that was stopped before. Iterating raises `UsageError` and `ObjectError`."""
+    """The input from where its reading ended. Iterating raises `UsageError` and `ObjectError`.
 
-    publisher: Publisher
+    `format` is set once the input was opened: if the job was stopped before, no report has it.
+    """
+
+    context: StageContext
     work: JobWork
     spec: JobSpec
     format: str | None = None
 
     def __iter__(self) -> Iterator[PlannedGroup]:
-        publisher = self.publisher
-        source = open_source(self.spec.input, publisher.objects, publisher.reader_bytes)
+        context, spec = self.context, self.spec
+        source = open_source(spec.input, context.objects, context.reader_bytes)
         self.format = source.format
-        checker = publisher.checker(self.spec)
-        yield from plan(source, checker, self.spec.group_size, self.work.cursor, self.work.next_row)
+        checker = context.checker(spec)
+        yield from plan(source, checker, spec.group_size, self.work.cursor, self.work.next_row)
 
 
 def with_unfinished_rows(
@@ -133,8 +153,7 @@ def with_unfinished_rows(
 ) -> Iterator[CompletionRecord]:
     """All completions in input order, and one error record per sample of every unfinished row.
 
-    `done` is another source of completions than the store.
-    Rows in, rows out: a row of a failed or cancelled group is in the output with its reason.
+    `done`: the completions, if they do not come from the store.
     """
     return heapq.merge(
         store.completions(job.job_id, details=False) if done is None else done,
@@ -190,7 +209,7 @@ def final_state(job: JobRow, progress: JobProgress) -> tuple[JobState, str | Non
 
 
 def _info(job: JobRow, spec: JobSpec, head: Head) -> dict[str, Any]:
-    """What the manifest says of the job: also how far its audit log went, which holds that down."""
+    """What the manifest says of the job, also how far its audit log went, which pins the log."""
     info: dict[str, Any] = {
         "name": job.name,
         "spec_sha256": job.spec_digest if job.privacy.is_full else spec.digest(),

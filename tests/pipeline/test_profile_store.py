@@ -11,7 +11,7 @@ import pytest
 
 from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.policy.knowledge import Knowledge
-from specbatch.pipeline.runtime.remembering import StoredKnowledge
+from specbatch.pipeline.runtime.profile_store import ProfileStore
 from specbatch.schemas.errors import StoreError
 
 ABOUT = "verifier on cpu"
@@ -44,19 +44,19 @@ def learned() -> Knowledge:
 
 def test_what_is_kept_comes_back_by_its_key() -> None:
     store, knowledge = MemoryStore(), learned()
-    memory = StoredKnowledge(store)
+    memory = ProfileStore(store)
     assert memory.load(ABOUT) is None
     memory.keep(ABOUT, knowledge)
     memory.close()
-    again = StoredKnowledge(store).load(ABOUT)
+    again = ProfileStore(store).load(ABOUT)
     assert again is not None
     assert again.state() == knowledge.state()
-    assert StoredKnowledge(store).load("another machine") is None
+    assert ProfileStore(store).load("another machine") is None
 
 
 def test_it_is_written_as_it_was_when_it_was_handed_over() -> None:
     store, knowledge = MemoryStore(), learned()
-    memory, held = StoredKnowledge(store), threading.Event()
+    memory, held = ProfileStore(store), threading.Event()
     memory._writer.submit(held.wait, PATIENCE_SEC)  # the writer is busy
     memory.keep(ABOUT, knowledge)
     before = knowledge.state()
@@ -64,19 +64,19 @@ def test_it_is_written_as_it_was_when_it_was_handed_over() -> None:
     assert store.knowledge(ABOUT) is None, "nobody waits for the database"
     held.set()
     memory.close()
-    again = StoredKnowledge(store).load(ABOUT)
+    again = ProfileStore(store).load(ABOUT)
     assert again is not None
     assert again.state() == before != knowledge.state()
 
 
 def test_the_newest_of_several_stays() -> None:
     store, knowledge = MemoryStore(), learned()
-    memory = StoredKnowledge(store)
+    memory = ProfileStore(store)
     for _ in range(5):
         knowledge.acceptance_of("block").observe(4, 0)
         memory.keep(ABOUT, knowledge)
     memory.close()
-    again = StoredKnowledge(store).load(ABOUT)
+    again = ProfileStore(store).load(ABOUT)
     assert again is not None
     assert again.state() == knowledge.state()
 
@@ -97,22 +97,22 @@ def test_something_else_in_the_store_is_ignored_with_a_warning(
     store = MemoryStore()
     store.keep_knowledge(ABOUT, broken)
     with caplog.at_level(logging.WARNING):
-        assert StoredKnowledge(store).load(ABOUT) is None
+        assert ProfileStore(store).load(ABOUT) is None
     (record,) = caplog.records
-    assert record.getMessage().startswith(f"what was known of {ABOUT} cannot be used")
+    assert record.getMessage().startswith(f"the profile of {ABOUT} cannot be used")
 
 
 def test_a_store_that_is_away_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:
     store, knowledge = Broken(), learned()
-    memory = StoredKnowledge(store)
+    memory = ProfileStore(store)
     store.reads = store.writes = False
     with caplog.at_level(logging.WARNING):
         assert memory.load(ABOUT) is None
         memory.keep(ABOUT, knowledge)
         memory._writer.submit(lambda: None).result(PATIENCE_SEC)
         assert [record.getMessage() for record in caplog.records] == [
-            f"what was known of {ABOUT} cannot be used: StoreError('the database is away')",
-            f"what was learned of {ABOUT} is not kept: the database is full",
+            f"the profile of {ABOUT} cannot be used: StoreError('the database is away')",
+            f"the profile of {ABOUT} is not saved: the database is full",
         ]
     store.reads = store.writes = True
     memory.keep(ABOUT, knowledge)  # and the next time it is kept

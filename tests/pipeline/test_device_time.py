@@ -21,7 +21,7 @@ from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.ledger.sql.migrate import upgrade
 from specbatch.pipeline.ledger.sql.store import SqlStore
-from specbatch.pipeline.runtime.timekeeping import Rest, Timekeeper, Untimed
+from specbatch.pipeline.runtime.device_time import Rest, Timekeeper, Untimed
 from specbatch.schemas.errors import FencedError, StoreError
 from specbatch.schemas.provenance import NO_TICKS, Ticks
 from specbatch.schemas.records import Lease, Stage
@@ -91,7 +91,7 @@ class Bed:
         return self.store.sessions()[-1]
 
     def advance(self, lease: Lease) -> None:
-        self.keeper.keeping(
+        self.keeper.commit(
             lease, lambda spent: self.store.advance(lease, Stage.RECORD, RESULTS, NO_TIME, spent)
         )
 
@@ -213,7 +213,7 @@ def test_a_write_whose_answer_was_lost_counts_once(bed: Bed) -> None:
             bed.store.advance(lease, Stage.RECORD, RESULTS, NO_TIME, spent)
 
         with pytest.raises(FencedError):
-            bed.keeper.keeping(lease, write)
+            bed.keeper.commit(lease, write)
     bed.keeper.close()
     assert [(s.ticks.total, s.kept) for s in bed.store.time_slices()] == [(8, True)]
     assert bed.session.leased == bed.session.accounted == 8
@@ -239,7 +239,7 @@ def test_who_has_no_device_keeps_no_time(bed: Bed) -> None:
     timing, lease = Untimed(), claim(bed.store, 0).lease
     with timing.working(Attempt.of(lease)) as tickets:
         assert tickets == []
-        timing.keeping(
+        timing.commit(
             lease, lambda spent: bed.store.advance(lease, Stage.RECORD, RESULTS, NO_TIME, spent)
         )
     assert bed.store.sessions() == []
@@ -345,7 +345,7 @@ class Life(RuleBasedStateMachine):
                 self.kept.add(Attempt.of(lease))
 
         try:
-            self.bed.keeper.keeping(lease, write)
+            self.bed.keeper.commit(lease, write)
         except FencedError:
             return
 

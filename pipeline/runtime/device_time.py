@@ -1,10 +1,10 @@
-"""Where a worker's time goes: each tick of its device is one attempt's, or nobody's.
+"""Device time: each 100-ns unit of a worker's device belongs to one attempt, or to nobody.
 
-Engines count, to the tick, what a step took and whose it was (`engines/exact/state/accounting.py`).
-What is left of the clock, between steps and without work, is a worker's overhead and its idleness.
-Told are all counters so far, with every heartbeat and at the end; why that balances,
-`ledger/time_contract.py` says. Only workers with an engine have a device that is paid for: those
-that read inputs and record keep no time.
+Engines count how long a step took and for whom (`engines/exact/state/accounting.py`). The rest of
+the clock, between steps and without work, is the worker's overhead and idle time. Every heartbeat
+reports cumulative counters, and so does the end of the session; `ledger/time_contract.py` says why
+that balances. Only workers with an engine have a device that is paid for, so those that only ingest
+and record report no time.
 """
 
 from __future__ import annotations
@@ -40,45 +40,45 @@ T = TypeVar("T")
 
 
 class Timing(Protocol):
-    """What the stages need of it."""
+    """What the stages need of a timekeeper."""
 
     def working(self, attempt: Attempt) -> AbstractContextManager[list[Submitted]]:
-        """What the tickets that are put in the list take is the attempt's, as long as they last."""
+        """Charge the attempt with the device time of the tickets that are put in the list."""
         ...
 
-    def keeping(self, lease: Lease, write: Callable[[Spent | None], T]) -> T:
-        """`write` keeps an attempt's results; the time it took goes with them.
+    def commit(self, lease: Lease, write: Callable[[Spent | None], T]) -> T:
+        """Call `write`, which stores an attempt's results, with the time that the attempt took.
 
-        It may be called again, when nothing came of it because the session had been ended.
+        It is called again if the session had been ended meanwhile and nothing was written.
         """
         ...
 
 
 class Untimed:
-    """No device, no time."""
+    """For workers without a device."""
 
     def working(self, attempt: Attempt) -> AbstractContextManager[list[Submitted]]:  # noqa: ARG002 - nobody counts
         return nullcontext([])
 
-    def keeping(self, lease: Lease, write: Callable[[Spent | None], T]) -> T:  # noqa: ARG002 - the same
+    def commit(self, lease: Lease, write: Callable[[Spent | None], T]) -> T:  # noqa: ARG002 - the same
         return write(None)
 
 
 @dataclass(slots=True)
 class Rest:
-    """The time of a session in which no step ran."""
+    """The time of a session in which no step ran, in 100-ns units."""
 
     idle: int = 0
     overhead: int = 0
 
     def grow(self, quiet: int, busy: int, unheld: int) -> None:
-        """Give out what surely passed without a step, and never take it back.
+        """Assign the time that certainly passed without a step, and never take it back.
 
-        `quiet`: a tick up to which all steps are in `busy`; steps after it may be, too. Be C(t) the
-        time that steps took up to t, so busy ≥ C(quiet), and idle + overhead ≤ quiet - C(quiet),
-        what passed without a step. That rises with time, so what was given out stays right; and
-        busy + idle + overhead is never more than the clock says now. When no step runs, quiet is
-        now and busy is C(now), so they are the same.
+        `quiet`: a time up to which `busy` covers all steps; it may cover later steps, too. Let C(t)
+        be the time that steps took up to t. Then busy ≥ C(quiet), and idle + overhead ≤
+        quiet - C(quiet), the time without a step. That only grows, so what was assigned stays
+        right, and busy + idle + overhead never exceeds the clock. When no step runs, quiet is now
+        and busy is C(now), so both are equal.
         """
         more = max(0, quiet - busy - self.idle - self.overhead)
         idle = min(more, max(0, unheld - self.idle))
@@ -92,10 +92,10 @@ class Account:
 
     attempt: Attempt
     tickets: list[Submitted] = field(default_factory=list)
-    left: bool = False  # by who made it; engines may be at it still
+    left: bool = False  # the stage has ended; an engine may still be at work
 
     def read(self) -> tuple[bool, Ticks]:
-        """(whether that is all it will ever be, ticks so far)."""
+        """(whether that is final, ticks so far)."""
         tickets = list(self.tickets)
         is_over = self.left and all(ticket.is_over for ticket in tickets)
         return is_over, sum((ticket.ticks for ticket in tickets), NO_TICKS)
@@ -103,7 +103,7 @@ class Account:
 
 class Reading(NamedTuple):
     session: SessionTime
-    attempts: Mapping[Attempt, Ticks]  # that have got on since they were told of
+    attempts: Mapping[Attempt, Ticks]  # whose counters grew since the last report
 
 
 class Timekeeper:
@@ -118,9 +118,9 @@ class Timekeeper:
         serves: Callable[[], Serves | None] | None = None,
         clock: Callable[[], int] = now,
     ) -> None:
-        """`serves` tells what this process verifies with, or None while that is not known; no such
-        function: it verifies nothing. It is asked at heartbeats and must not take long. `clock`: in
-        ticks, the one that engines count with."""
+        """`serves` returns the models this process verifies with, or None while these are unknown.
+        Without it the process verifies nothing. It is called at heartbeats and must be quick.
+        `clock`: the engines' clock, in 100-ns units."""
         self._store = store
         self._owner = owner
         self._device = device
@@ -128,10 +128,10 @@ class Timekeeper:
         self._serves = serves
         self._announced: Serves | None = None  # as the store knows it
         self._clock = clock
-        self._lock = threading.Lock()  # of all that follows; never held while the store is asked
+        self._lock = threading.Lock()  # guards all below; never held while the store is asked
         self._changing = threading.Lock()  # held to begin a session
         self._accounts: list[Account] = []
-        self._past: dict[Attempt, Ticks] = {}  # over, but not told to the last tick
+        self._past: dict[Attempt, Ticks] = {}  # over, but not fully reported
         self._held = 0  # attempts
         self._unheld = 0  # ticks without any, up to …
         self._free_since: int | None = clock()  # … this one; None: there are some
@@ -142,13 +142,13 @@ class Timekeeper:
         self._session_id = uuid.uuid4().hex
         self._is_known = False  # to the store
         self._origin = at
-        self._before = before  # what attempts had of earlier sessions
-        self._told: dict[Attempt, Ticks] = {}
-        self._settled = 0  # ticks of attempts that are over and told of
+        self._before = before  # what attempts had in earlier sessions
+        self._reported: dict[Attempt, Ticks] = {}
+        self._settled = 0  # ticks of attempts that are over and reported
         self._rest = Rest()
         self._unheld_before = self._unheld
 
-    # --- what is worked on -----------------------------------------------------------------------
+    # --- attempts --------------------------------------------------------------------------------
     @contextmanager
     def working(self, attempt: Attempt) -> Iterator[list[Submitted]]:
         account = Account(attempt)
@@ -167,7 +167,7 @@ class Timekeeper:
                 if not self._held:
                     self._free_since = self._clock()
 
-    def keeping(self, lease: Lease, write: Callable[[Spent | None], T]) -> T:
+    def commit(self, lease: Lease, write: Callable[[Spent | None], T]) -> T:
         attempt = Attempt.of(lease)
         while True:
             self._introduce()
@@ -184,20 +184,20 @@ class Timekeeper:
                 self._end()
             return done
 
-    # --- what is told ----------------------------------------------------------------------------
+    # --- reports ---------------------------------------------------------------------------------
     def beat(self) -> None:
-        """Tell what the time went into so far."""
+        """Report the counters so far."""
         try:
-            while not self._tell():
-                log.warning("nothing was heard of this worker for long: it begins a new session")
+            while not self._report():
+                log.warning("this worker was silent for too long; it begins a new session")
         except StoreError as error:
             if is_news(error):
                 log.warning(
                     "could not report device time; retrying at the next heartbeat: %s", error
                 )
 
-    def _tell(self) -> bool:
-        """Whether the session goes on; if not, the next one does. Raises `StoreError`."""
+    def _report(self) -> bool:
+        """Whether the session goes on; if not, a new one has begun. Raises `StoreError`."""
         self._introduce()
         reading = self._read()
         try:
@@ -209,7 +209,7 @@ class Timekeeper:
         return True
 
     def close(self) -> None:
-        """The device is given back."""
+        """End the session."""
         self.beat()
         self._closed = True
         self._end()
@@ -222,7 +222,7 @@ class Timekeeper:
                 log.warning("could not close this worker's session; it will time out: %s", error)
 
     def _introduce(self) -> None:
-        """Have the store know the session, and what it serves now. Raises `StoreError`."""
+        """Tell the store of the session, and of the models it serves now. Raises `StoreError`."""
         serves = None if self._serves is None else self._serves()
         with self._changing:
             if self._is_known and serves is not None and serves != self._announced:
@@ -236,10 +236,10 @@ class Timekeeper:
                 self._is_known, self._announced = True, serves
 
     def _renew(self, ended: str) -> None:
-        """Go on in a new session where the ended one left off. Raises `StoreError`."""
+        """Begin a new session where the ended one stopped. Raises `StoreError`."""
         with self._changing:
             if self._session_id != ended:
-                return  # somebody has
+                return  # another thread has
             row = next(iter(self._store.sessions(session_id=ended)), None)
             had = {s.attempt: s.ticks for s in self._store.time_slices(session_id=ended)}
             with self._lock:
@@ -251,13 +251,13 @@ class Timekeeper:
                 self._begin_anew(self._origin + ((row and row.leased) or 0), before)
 
     def _note(self, reading: Reading) -> None:
-        """It is in the store."""
+        """Remember what the store has."""
         with self._lock:
             if reading.session.session_id == self._session_id:
-                self._told.update(reading.attempts)
+                self._reported.update(reading.attempts)
 
     def _read(self) -> Reading:
-        """All counters. What the clock says is asked before what the tickets say: see `Rest`."""
+        """All counters. The clock is read before the tickets: see `Rest`."""
         at = self._clock()
         steps = [since for host in self._hosts if (since := host.stepping_since) is not None]
         quiet = min([at, *steps])
@@ -269,11 +269,11 @@ class Timekeeper:
             self._rest.grow(quiet - self._origin, busy, unheld)
             seen = at - self._origin
             session = SessionTime(self._session_id, seen, self._rest.idle, self._rest.overhead)
-            new = {a: t for a, t in totals.items() if t != self._told.get(a, NO_TICKS)}
+            new = {a: t for a, t in totals.items() if t != self._reported.get(a, NO_TICKS)}
             return Reading(session, new)
 
     def _totals(self) -> dict[Attempt, Ticks]:
-        """What attempts have had of this session, but for those that are settled."""
+        """The time of this session's attempts, without those that are settled."""
         live, found = [], dict[Attempt, Ticks]()
         for account in self._accounts:
             is_over, ticks = account.read()
@@ -288,34 +288,36 @@ class Timekeeper:
         self._hold_back(totals)
         for attempt in [a for a in self._past if self._is_settled(a, totals[a], live)]:
             self._settled += totals.pop(attempt).total
-            for known in (self._past, self._before, self._told):
+            for known in (self._past, self._before, self._reported):
                 known.pop(attempt, None)
         return totals
 
     def _hold_back(self, totals: dict[Attempt, Ticks]) -> None:
-        """Take out what belongs to an ended session. A step that began there is counted whole when
-        it ends, but its time up to that session's end was booked there, as lost. So more ticks are
-        counted than have passed, and that excess is taken out."""
+        """Take out what belongs to an ended session.
+
+        A step that began there is counted whole when it ends, but its time up to the session's end
+        was booked there as lost. So more is counted than has passed; the excess is taken out.
+        """
         passed = self._clock() - self._origin
         excess = self._settled + sum(ticks.total for ticks in totals.values()) - passed
         if excess <= 0:
             return
-        for attempt in sorted(totals, key=lambda a: a not in self._before):  # those of old first
-            new = _less(totals[attempt], self._told.get(attempt, NO_TICKS))
+        for attempt in sorted(totals, key=lambda a: a not in self._before):  # old ones first
+            new = _less(totals[attempt], self._reported.get(attempt, NO_TICKS))
             early = _first(excess, new)
             self._before[attempt] = self._before.get(attempt, NO_TICKS) + early
             totals[attempt] = _less(totals[attempt], early)
             excess -= early.total
 
     def _is_settled(self, attempt: Attempt, ticks: Ticks, live: Sequence[Account]) -> bool:
-        """Over, and told of. Of hints there may always be more."""
+        """Whether it is over and reported. More hints may always come."""
         if attempt.generation == HINTS or any(a.attempt == attempt for a in live):
             return False
-        return ticks == self._told.get(attempt, NO_TICKS)
+        return ticks == self._reported.get(attempt, NO_TICKS)
 
 
 def _first(most: int, ticks: Ticks) -> Ticks:
-    """At most so many of them, by kind in order."""
+    """At most so many of them, in the order of their kinds."""
     taken: list[int] = []
     for of_kind in astuple(ticks):
         taken.append(min(of_kind, most))

@@ -1,0 +1,168 @@
+"""What the stages of one worker share. It is built once (`bootstrap.py`) and passed in.
+
+A group's work needs only what never changes of a job (spec, tenant, models, workspace) and what is
+there before its first group is (the history in the report), so `KnownJobs` reads a job once per
+process and not once per group. State, stage, cancel flag and the rest of the report keep changing:
+whoever needs them reads `fresh`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+from specbatch.pipeline.engines.contract import Engines, ModelFolder, Submitted
+from specbatch.pipeline.engines.models.model_folder import inspect_model
+from specbatch.pipeline.inputs.contract import READER_BYTES
+from specbatch.pipeline.inputs.rows import RowChecker
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.observe.tracing.tracing import UNTRACED, Tracing
+from specbatch.pipeline.policy.costs.pricing import cost_units
+from specbatch.pipeline.privacy.tenants import NOBODY_PRIVATE, Privacy
+from specbatch.pipeline.runtime.anchors import Anchoring
+from specbatch.pipeline.runtime.client import Enqueue
+from specbatch.pipeline.runtime.device_time import Timing, Untimed
+from specbatch.pipeline.runtime.leases import LeaseKeeper
+from specbatch.pipeline.runtime.outage import Outage
+from specbatch.pipeline.runtime.sweeper import Requeuer
+from specbatch.pipeline.runtime.tokenizers import Tokenizers
+from specbatch.pipeline.stages.drafting import READS_OF_DRAFTS, Drafting
+from specbatch.pipeline.stages.readings import PausedReadings
+from specbatch.pipeline.stages.refill import Refills
+from specbatch.pipeline.stages.text_stop import Decode
+from specbatch.pipeline.storage.confined import name_of_attempt, put_own
+from specbatch.pipeline.storage.objects import Objects
+from specbatch.schemas.crash_points import CrashPoint, reach
+from specbatch.schemas.errors import UsageError
+from specbatch.schemas.provenance import TICKS_PER_SEC
+from specbatch.schemas.records import Artefact, DueWork, JobRow, Lease, Stage, StageTiming
+from specbatch.schemas.spec import JobSpec, spec_of
+from specbatch.schemas.timekeeping import usd_of
+
+MOST_OPEN_GROUPS = 512
+MOST_KNOWN = 64
+
+Known = tuple[JobRow, JobSpec]
+
+
+class KnownJobs:
+    """Reads jobs from the store and keeps the ones used last. Thread-safe."""
+
+    def __init__(self, store: Store, most: int = MOST_KNOWN) -> None:
+        self._store = store
+        self._most = most
+        self._known: OrderedDict[str, Known] = OrderedDict()  # the one used last is last
+        self._lock = threading.Lock()
+
+    def of_group(self, job_id: str) -> Known:
+        """The job of a group that was just claimed. Raises `JobNotFoundError`."""
+        reach(CrashPoint.LEASE)
+        with self._lock:
+            known = self._known.get(job_id)
+            if known is not None:
+                self._known.move_to_end(job_id)
+                return known
+        known = self._read(job_id)
+        with self._lock:
+            self._known[job_id] = known
+            while len(self._known) > self._most:
+                self._known.popitem(last=False)
+        return known
+
+    def fresh(self, job_id: str) -> Known:
+        """A job that was just claimed itself. It is not kept, for it is still unfinished."""
+        reach(CrashPoint.LEASE)
+        return self._read(job_id)
+
+    def _read(self, job_id: str) -> Known:
+        job = self._store.get_job(job_id)
+        return job, spec_of(job)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageContext:
+    """What a worker of any kind works with; `proposing` and `verifying` are the engines it has."""
+
+    store: Store
+    objects: Objects
+    keeper: LeaseKeeper
+    enqueue: Enqueue
+    owner: str  # the name under which this process claims
+    lease_sec: float
+    price_microusd: int  # of an hour of this worker's device, in millionths of a dollar
+    jobs: KnownJobs
+    tokenizers: Tokenizers
+    drafting: Drafting
+    requeuer: Requeuer
+    paused: PausedReadings = field(default_factory=PausedReadings)
+    proposing: Engines | None = None
+    verifying: Engines | None = None
+    models: Callable[[str], ModelFolder] = inspect_model
+    tenant_depths: Mapping[str, int] = field(default_factory=dict)
+    refills: Refills | None = None
+    max_open_groups: int = MOST_OPEN_GROUPS  # of a job, before its input is read on
+    max_attempts: int = READS_OF_DRAFTS
+    timing: Timing = field(default_factory=Untimed)
+    privacy: Privacy = NOBODY_PRIVATE
+    tracing: Tracing = UNTRACED
+    reader_bytes: int = READER_BYTES
+    anchoring: Anchoring | None = None  # anchors the logs of published jobs
+    only_job: str | None = None  # take work of no other job
+    outage: Outage = field(default_factory=Outage)
+
+    def engines(self, kind: str) -> Engines:
+        """The engines to propose or to verify with. Raises `UsageError`, `DeviceLostError`."""
+        host = self.proposing if kind == "propose" else self.verifying
+        if host is None:
+            raise UsageError(
+                f"this worker has no engine to {kind} with: start `specbatch worker {kind}`"
+            )
+        host.check()  # nothing is claimed once the device is gone
+        return host
+
+    def decode(self, job: JobRow) -> Decode:
+        """The job's detokenizer, loaded when it is first called."""
+        tokenizer = cache(lambda: self.tokenizers.of_job(job))
+        return lambda ids: tokenizer().decode(ids)
+
+    def checker(self, spec: JobSpec) -> RowChecker:
+        """Checks a job's input rows."""
+        verifier = self.models(spec.verifier)
+        tokenizer = self.tokenizers.of_folder(verifier)
+        return RowChecker(spec, tokenizer, verifier.context_tokens, verifier.vocab_size)
+
+    def put(self, job: JobRow, kind: str, lease: Lease, data: bytes) -> Artefact:
+        """Write a file of this attempt to the job's workspace."""
+        return put_own(self.objects, job, name_of_attempt(kind, lease), data)
+
+    def device_time(self, tickets: Sequence[Submitted]) -> StageTiming:
+        """The device time that tickets have taken so far, and its price."""
+        ticks = sum(ticket.ticks.total for ticket in tickets)
+        usd = usd_of(cost_units(ticks, self.price_microusd))
+        return StageTiming(0.0, ticks / TICKS_PER_SEC, usd)
+
+    # --- work messages ----------------------------------------------------------------------
+    # A lost message costs time only: the sweeper enqueues the unit again.
+    def enqueue_group(self, job: JobRow, stage: Stage, index: int | None) -> None:
+        model = {Stage.PROPOSE: job.proposer, Stage.VERIFY: job.verifier}.get(stage)
+        self.enqueue(DueWork(job.job_id, stage, index, model, job.priority))
+
+    def enqueue_publish(self, job_id: str) -> None:
+        """If the job has become ready to be published."""
+        job = self.store.get_job(job_id)
+        if job.stage is Stage.PUBLISH:
+            self.enqueue(DueWork(job_id, Stage.PUBLISH, None, priority=job.priority))
+
+    def enqueue_again(self, lease: Lease, cut_off: int | None = None) -> None:
+        """A group that was given back, and the half that was cut off from it.
+
+        If the group has failed for good, the job may be ready to be published.
+        """
+        job = self.store.get_job(lease.job_id)
+        for index in (lease.group_index, cut_off):
+            if index is not None:
+                self.enqueue_group(job, lease.stage, index)
+        self.enqueue_publish(lease.job_id)

@@ -1,0 +1,44 @@
+"""Record: decode a group's tokens to text, and commit its rows in one transaction."""
+
+from __future__ import annotations
+
+import time
+
+from specbatch.pipeline.privacy.keeping import kept_records
+from specbatch.pipeline.stages import spans
+from specbatch.pipeline.stages.attempt import attempt
+from specbatch.pipeline.stages.context import StageContext
+from specbatch.pipeline.stages.requests import group_report, with_text
+from specbatch.pipeline.storage.artefacts import read_measured, read_results
+from specbatch.pipeline.storage.confined import read_own
+from specbatch.pipeline.storage.prompts import rows_of
+from specbatch.schemas.records import DueWork, Stage, StageTiming
+
+
+def record(context: StageContext, job_id: str, index: int) -> None:
+    """Record this group. If the job waited for it only, its next stage is enqueued."""
+    store, objects = context.store, context.objects
+    work = store.claim_group(job_id, index, Stage.RECORD, context.owner, context.lease_sec)
+    if work is None:
+        return
+    begun, begun_ns = time.monotonic(), time.time_ns()
+    with attempt(context, work.lease) as held:
+        assert work.results is not None, "a group reaches RECORD with its results"
+        job, spec = context.jobs.of_group(job_id)
+        spans.begun(held.span, Stage.RECORD, job, work)
+        rows = rows_of(objects, job, work.where)
+        mine = {row.row_index for row in rows}  # groups that were cut off share the file
+        results = read_own(objects, job, work.results)
+        records = [record for record in read_results(results) if record.row_index in mine]
+        tokenizer = context.tokenizers.of_job(job)
+        texts = tokenizer.decode_batch([record.token_ids for record in records])
+        done = with_text(records, texts, rows, spec, tokenizer.decode)
+        due = store.commit_group(
+            work.lease,
+            kept_records(context.privacy.keeper(job), done, tokenizer, texts),
+            StageTiming(0.0, time.monotonic() - begun),
+            group_report(records) | read_measured(results),
+        )
+        spans.recorded(held.span, job, records, begun_ns)
+        if due is not None:
+            context.enqueue(DueWork(job_id, due, None, priority=job.priority))

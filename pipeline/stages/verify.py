@@ -1,0 +1,213 @@
+"""Verify: the engine decides every token of a group. Drafts make that faster and change nothing.
+
+    claim     the next group in fair-share order that this worker may verify
+    rows      its prompts, without those that were finished before its job was stopped
+    drafts    blocks that were written ahead for them
+    engine    join the fused batch and wait; last rows may go to an idle worker meanwhile
+    results   one record per sample, written to the job's workspace
+    commit    the group goes on to RECORD, with the device time that it took
+
+If the job is stopped meanwhile, its finished rows are kept and the group ends.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+
+from specbatch.pipeline.engines.contract import Completion, Engines, Request, Submitted
+from specbatch.pipeline.policy.breaker import Lessons
+from specbatch.pipeline.policy.costs.controls import NOTHING_MEASURED
+from specbatch.pipeline.privacy.keeping import kept_records
+from specbatch.pipeline.runtime.leases import Held
+from specbatch.pipeline.runtime.work_stealing import wait_for_rows
+from specbatch.pipeline.stages import spans
+from specbatch.pipeline.stages.attempt import attempt_on_device, begin, claim_next
+from specbatch.pipeline.stages.context import StageContext
+from specbatch.pipeline.stages.drafting import check_drafts_here, uses_history
+from specbatch.pipeline.stages.private_results import put_kept
+from specbatch.pipeline.stages.refill import refilled
+from specbatch.pipeline.stages.requests import (
+    Drafts,
+    group_report,
+    records_of,
+    requests_of,
+    row_and_sample,
+    with_text,
+)
+from specbatch.pipeline.storage.artefacts import write_results
+from specbatch.pipeline.storage.prompts import rows_of
+from specbatch.schemas.errors import ModelChangedError, RequestCancelledError, UsageError
+from specbatch.schemas.numeric_class import UNKNOWN, Pinned
+from specbatch.schemas.records import GroupWork, JobRow, PromptRow, Stage
+from specbatch.schemas.spec import JobSpec
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A claimed group, and what belongs to it."""
+
+    held: Held
+    work: GroupWork
+    job: JobRow
+    spec: JobSpec
+    rows: Sequence[PromptRow]
+    drafts: Drafts
+    tickets: list[Submitted]  # its requests in the engine
+
+
+def verify(context: StageContext, job_id: str, index: int) -> None:
+    """Verify the next group of this worker's model, and send it on to RECORD."""
+    host = context.engines("verify")
+    serves = host.serves()
+    work = claim_next(context, Stage.VERIFY, host.verifier.ref, job_id, index, serves)
+    if work is None:
+        context.requeuer.requeue(job_id, serves)
+        return
+    with attempt_on_device(context, work.lease, host) as (held, tickets):
+        job, spec = _job_of(context, host, work)
+        begin(context, held, job, work)
+        check_drafts_here(host.proposer is not None, spec)
+        rows = _rows_left(context, job, work)
+        drafts = context.drafting.blocks(job, work)
+        group = _Group(held, work, job, spec, rows, drafts, tickets)
+        try:
+            lessons = _run_engine(context, host, group)
+        except RequestCancelledError:
+            if not held.cancelled.is_set():
+                raise  # the worker ends, the job does not
+            _keep_finished(context, _with_fingerprint(host, group))
+            return
+        _commit(context, _with_fingerprint(host, group), lessons)
+    if work.suspect:
+        _enqueue_suspects(context, work.lease.job_id)
+
+
+def _job_of(context: StageContext, host: Engines, work: GroupWork) -> tuple[JobRow, JobSpec]:
+    """The job, and its spec, in the numeric class in which this worker verifies it."""
+    job, spec = context.jobs.of_group(work.lease.job_id)
+    engine = spec.engine.resolved(work.numeric_class)
+    here, pinned = host.serves().class_of(engine.key), work.numeric_class
+    if pinned not in (None, UNKNOWN, here):
+        raise UsageError(f"the job asks for {engine.key}, which is {here} here and not {pinned}")
+    return replace(job, numeric_class=here), spec.model_copy(update={"engine": engine})
+
+
+def _rows_left(context: StageContext, job: JobRow, work: GroupWork) -> Sequence[PromptRow]:
+    """The group's rows without those that were finished when its job was stopped."""
+    rows = rows_of(context.objects, job, work.where)
+    if not work.rows_kept:
+        return rows
+    kept = context.store.kept_rows(work.lease.job_id, work.lease.group_index)
+    return [row for row in rows if row.row_index not in kept]
+
+
+def _run_engine(context: StageContext, host: Engines, group: _Group) -> list[Lessons]:
+    """Complete the group's rows in its tickets; returns what the engine learned about drafts.
+
+    Rows that went to an idle worker are not among the completions, nor in the group any more.
+    """
+    held, job, spec, tickets = group.held, group.job, group.spec, group.tickets
+    by_row = _requests(context, host, group)
+    requests = list(chain.from_iterable(by_row))
+    priors = context.drafting.priors(job) if spec.speculation.enabled else ()
+
+    def cut(keep: int) -> None:
+        index = context.store.cut_group(held.lease, keep)
+        spans.cut(held.span, index, keep)
+        context.enqueue_group(job, Stage.VERIFY, index)
+
+    with refilled(context.refills, job, spec, held.lease.group_index or 0, requests):
+        service = host.service(spec.engine)
+        tickets.append(service.submit(job.job_id, requests, priors))
+        held.spent_usd = lambda: context.device_time(tickets).device_usd
+        if held.cancelled.is_set():  # before the engine knew of the requests
+            host.cancel(job.job_id)
+        may_cut = not group.work.rows_kept  # else its rows are not counted as the store does
+        return wait_for_rows(service, tickets, held, by_row, cut, may_cut)
+
+
+def _requests(context: StageContext, host: Engines, group: _Group) -> list[list[Request]]:
+    """By row, a request for each sample."""
+    job, spec = group.job, group.spec
+    decode = context.decode(job)
+    history = context.drafting.history(job) if uses_history(spec) else None
+    cap = context.tenant_depths.get(job.tenant)
+    pins = host.pins(spec.speculation)
+    keeper = context.privacy.keeper(job)
+    return [
+        requests_of(job.job_id, spec, row, decode, group.drafts, history, cap, pins, keeper)
+        for row in group.rows
+    ]
+
+
+def _with_fingerprint(host: Engines, group: _Group) -> _Group:
+    """The group with the fingerprint of the model that has decided its tokens.
+
+    The model may have been loaded after the group was claimed. Raises `ModelChangedError` if its
+    files were replaced between the two.
+    """
+    serves, job = host.serves(), group.job
+    if not serves.takes(Pinned.of(group.work)):
+        raise ModelChangedError(
+            f"model `{host.verifier.ref}` was replaced while it was loaded for job {job.job_id}"
+        )
+    found = serves.fingerprint
+    return replace(
+        group, job=replace(job, model_fingerprint=None if found is None else found.digest)
+    )
+
+
+def _commit(context: StageContext, group: _Group, lessons: Sequence[Lessons]) -> None:
+    """Write the results, and send the group on to RECORD."""
+    held, job, tickets, price = group.held, group.job, group.tickets, context.price_microusd
+    completions = [done for ticket in tickets for done in ticket.wait()]
+    records = records_of(job, group.rows, completions, group.drafts, price)
+    measured = sum((lesson.measured for lesson in lessons), NOTHING_MEASURED)
+    data = write_results(records, measured.priced(price).report())
+    artefact = context.put(job, "results", held.lease, data)
+    held.check()
+    spans.verified(held.span, job, tickets, records)
+    for lesson in lessons:  # before the commit, so that a finished job has taught everything
+        context.drafting.learn(job, lesson)
+    timing = context.device_time(tickets)
+    advance = partial(context.store.advance, held.lease, Stage.RECORD, artefact, timing)
+    context.timing.commit(held.lease, advance)
+    context.enqueue_group(job, Stage.RECORD, held.lease.group_index)
+
+
+def _enqueue_suspects(context: StageContext, job_id: str) -> None:
+    """The job's groups that are due at VERIFY: this worker may have been refused them."""
+    for work in context.store.due(job_id=job_id):
+        if work.stage is Stage.VERIFY:
+            context.enqueue(work)
+
+
+# --- if the job is stopped meanwhile -------------------------------------------------------------
+def _keep_finished(context: StageContext, group: _Group) -> None:
+    """End the group; keep its finished rows, with their texts."""
+    lease, job, tickets = group.held.lease, group.job, group.tickets
+    tokenizer = context.tokenizers.of_job(context.jobs.of_group(job.job_id)[0])
+    completions = _finished_rows(tickets, group.rows)
+    records = records_of(job, group.rows, completions, group.drafts, context.price_microusd)
+    texts = tokenizer.decode_batch([record.token_ids for record in records])
+    records = with_text(records, texts, group.rows, group.spec, tokenizer.decode)
+    report = group_report(records) | put_kept(context.objects, job, lease, records)
+    kept = kept_records(context.privacy.keeper(job), records, tokenizer)
+    keep = partial(context.store.keep_part, lease, kept, context.device_time(tickets), report)
+    context.timing.commit(lease, keep)
+    context.enqueue_publish(lease.job_id)
+
+
+def _finished_rows(tickets: Iterable[Submitted], rows: Sequence[PromptRow]) -> list[Completion]:
+    """The completions of rows all of whose samples have finished.
+
+    So a row is whole in this job's output, or whole in its remainder.
+    """
+    done = [completion for ticket in tickets for completion in ticket.finished()]
+    samples = Counter(row_and_sample(completion.request_id)[0] for completion in done)
+    whole = {row.row_index for row in rows if samples[row.row_index] == row.n}
+    return [c for c in done if row_and_sample(c.request_id)[0] in whole]

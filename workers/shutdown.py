@@ -1,0 +1,108 @@
+"""How a worker ends: on a signal, after a lost device or broker, or at once."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from typing import NoReturn
+
+from celery.concurrency.thread import TaskPool
+from celery.signals import worker_shutting_down
+from celery.worker import state
+
+from specbatch.pipeline.bootstrap import Worker
+from specbatch.schemas.errors import BrokerLostError, DeviceLostError
+
+log = logging.getLogger(__name__)
+
+
+class FatalShutdown:
+    """Ends this process's worker after a lost device or broker. Tasks that run finish first.
+
+    It sets the flag that Celery's own signal handlers set; the loop checks it every second or two.
+    The flag is global, so it is reset when the worker has stopped.
+    """
+
+    def __init__(self) -> None:
+        self.error: DeviceLostError | BrokerLostError | None = None
+
+    def __call__(self, error: DeviceLostError | BrokerLostError) -> None:
+        if self.error is None:
+            log.critical("the worker ends, its groups are given back: %s", error)
+            self.error = error
+        state.should_stop = error.exit_code
+
+    def __enter__(self) -> FatalShutdown:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.error is not None:
+            state.should_stop = None
+
+
+class GracefulShutdown:
+    """Gives tasks some time to finish once a signal asks the worker to end; then stops engines.
+
+    Celery waits for its tasks for as long as they take, which may be longer than an orchestrator
+    waits. A task whose engine stops gives its group back. Nothing waits for engines here: one may
+    be loading its model. A second signal, or a cold shutdown, ends the wait at once.
+    """
+
+    def __init__(self, worker: Worker, patience_sec: float) -> None:
+        self._worker = worker
+        self._patience_sec = patience_sec
+        self._is_over = False
+        self._waited = threading.Event()  # enough, or the worker has ended
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> GracefulShutdown:
+        worker_shutting_down.connect(self._begin, weak=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        worker_shutting_down.disconnect(self._begin)
+        self._is_over = True
+        self._waited.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _begin(self, how: str = "Warm", **_: object) -> None:
+        self._worker.outage.close()
+        if how == "Cold":
+            self._waited.set()
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._wait, name="graceful-shutdown", daemon=True
+            )
+            self._thread.start()
+
+    def _wait(self) -> None:
+        self._waited.wait(self._patience_sec)
+        if not self._is_over:
+            log.info("groups in hand are given back")
+            for host in self._worker.engines:
+                host.stop()
+
+
+def end_at_once(error: DeviceLostError) -> NoReturn:
+    """End the process with the error's exit code. An ordinary end would wait for the native threads
+    of a step that hangs, or for ranks that are out of step."""
+    log.critical("%s", error)
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(error.exit_code)
+
+
+class Threads(TaskPool):  # type: ignore[misc]  # celery has no types
+    """Celery's pool of threads: one process, one engine, many waiting groups.
+
+    Celery's own raises where a second Ctrl-C, or SIGQUIT, asks it to end a task.
+    """
+
+    def terminate_job(self, pid: int, signal: int | None = None) -> None:  # noqa: ARG002 - celery's
+        """A thread cannot be ended: its group is given back when its engine stops. Celery announces
+        its shutdown only after it has waited for the threads, so announce it here."""
+        worker_shutting_down.send(sender=self, sig=signal, how="Cold", exitcode=None)
