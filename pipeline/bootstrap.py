@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from specbatch.pipeline.ledger.contract import Store
@@ -23,7 +24,7 @@ from specbatch.pipeline.runtime.announcing import Announcing
 from specbatch.pipeline.runtime.client import Client, Ring
 from specbatch.pipeline.runtime.helping import Helper
 from specbatch.pipeline.runtime.leases import LeaseKeeper
-from specbatch.pipeline.runtime.metering import Exposure, counted, kv_blocks, metered
+from specbatch.pipeline.runtime.metering import counted, kv_blocks, metered
 from specbatch.pipeline.runtime.outage import Outage
 from specbatch.pipeline.runtime.owners import owner_here
 from specbatch.pipeline.runtime.presence import Presence
@@ -37,12 +38,13 @@ from specbatch.schemas.sealing import Sealer
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
 
-if TYPE_CHECKING:  # the light install has no torch and no pyarrow
+if TYPE_CHECKING:  # the light install has no torch, no pyarrow and no prometheus_client
     from specbatch.pipeline.engines.contract import Engines
     from specbatch.pipeline.engines.exact.model.device import DeviceOptions
     from specbatch.pipeline.engines.exact.model.model_folder import ModelFolder
     from specbatch.pipeline.engines.exact.model.parallel import Leader
     from specbatch.pipeline.inputs.codec import TextCodec
+    from specbatch.pipeline.observe.metrics.endpoint import Exposure
     from specbatch.pipeline.runtime.anchoring import Anchoring
     from specbatch.pipeline.runtime.remembering import StoredKnowledge
     from specbatch.pipeline.runtime.timekeeping import Timekeeper
@@ -217,7 +219,7 @@ def make_worker(
     from specbatch.pipeline.stages.stages import Economy, Stages
     from specbatch.pipeline.storage.objects import Objects
 
-    sweepers_ring = patient(ring if meter is None else counted(ring, meter.rung))
+    sweepers_ring = patient(ring if meter is None else counted(ring, meter.enqueued))
     ring = patient(ring)
     device, leader = (None, None) if instead else _device(settings)
     models = models_here()
@@ -352,12 +354,20 @@ def make_exposure(
 ) -> Exposure | None:
     """What a worker's metrics are counted with and served by; None: no port is set.
 
-    `trouble` tells why no messages can be taken, None: they can. It is asked whenever somebody
-    reads.
+    `trouble` says why no messages can be taken; None: they can. It is called at every reading.
 
     Raises `UsageError` when the port cannot be had, `MissingExtraError` without the extra.
     """
-    return Exposure.of_settings(settings, trouble) if settings.metrics_port else None
+    if not settings.metrics_port:
+        return None
+    if find_spec("prometheus_client") is None:
+        raise MissingExtraError(
+            "SPECBATCH_METRICS_PORT needs prometheus-client, which is not installed here: "
+            "`pip install 'specbatch[observe]'`, or unset it"
+        )
+    from specbatch.pipeline.observe.metrics.endpoint import Exposure
+
+    return Exposure(settings, trouble)
 
 
 def priced_device(settings: Settings) -> Device:

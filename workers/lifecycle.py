@@ -194,7 +194,7 @@ def run_worker(
             trouble=consuming.trouble,
         )
         if exposure is not None:
-            exposure.watch(worker.store)
+            exposure.watch(worker.store.figures)
         register(app, worker, lost)
         worker.start()
         if worker.refills is not None:
