@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +16,13 @@ from tokenizers import Tokenizer
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.ledger.sql.migrate import open_store
+from specbatch.pipeline.observe.report.page import page
 from specbatch.pipeline.operations.report_texts import make_pieces
-from specbatch.pipeline.operations.reporting import make_report
+from specbatch.pipeline.operations.reporting import gather, make_report
 from specbatch.pipeline.policy.costs.controls import Arm, Controls, Measured, Part
 from specbatch.pipeline.stages.requests import group_report
 from specbatch.schemas.audit import AuditRecord
-from specbatch.schemas.errors import JobNotFoundError, StoreError
+from specbatch.schemas.errors import JobNotFoundError, MissingExtraError, StoreError
 from specbatch.schemas.privacy import NOT_KEPT, PrivacyMode
 from specbatch.schemas.provenance import NO_PROVENANCE, TICKS_PER_SEC, Ticks
 from specbatch.schemas.records import JobState, RejectedRow, Stage
@@ -233,6 +235,25 @@ def test_no_text_of_a_job_becomes_markup(store: Store) -> None:
     page = report(store)  # `check` holds that there is one script
     assert page.text.count(EVIL) >= 5
     assert "<img src" not in page.html
+
+
+def test_what_is_no_character_of_html_is_replaced(store: Store) -> None:
+    store.create_job(new_job())
+    facts = gather(store, Settings(workspace="work"), JOB, samples=0, made_at=1.0)
+    job = replace(facts.job, name="a\x00b\x1bc\ud800d\ufffee\u202ef", tenant="tab\tand\nline")
+    made = page(replace(facts, job=job))
+    assert "<title>a\ufffdb\ufffdc\ufffdd\ufffde\ufffdf: specbatch" in made
+    assert "tab\tand\nline" in made
+    made.encode("utf-8")
+
+
+def test_without_jinja2_a_report_says_what_to_install(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.create_job(new_job())
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'specbatch\[report\]'"):
+        report(store)
 
 
 def test_an_unknown_job_is_an_error(store: Store) -> None:

@@ -11,7 +11,10 @@ from dataclasses import dataclass, field
 from specbatch.schemas.audit import AuditRecord
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.records import JobRow, Origin
-from specbatch.schemas.speculation import Decision
+from specbatch.schemas.speculation import Decision, DecisionAction
+
+MOST_SOURCES = 4  # that have a line of their own
+MOST_DECISIONS = 40  # that are marked in a chart
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,10 @@ class Saved:
     def reach(self) -> float:
         """The largest of its amounts, whose decimals the others are told with."""
         return max(abs(value) for value in (self.usd, self.low_usd or 0.0, self.high_usd or 0.0))
+
+    @property
+    def has_interval(self) -> bool:
+        return self.low_usd is not None and self.high_usd is not None
 
     @property
     def is_certain(self) -> bool:
@@ -210,3 +217,46 @@ class Facts:
     versions: tuple[tuple[str, str], ...]
     devices: tuple[str, ...]
     samples: tuple[ShownOutput, ...]
+
+    @property
+    def wall_sec(self) -> float | None:
+        """From the job's start to its end, or to now; None before it has begun."""
+        begin, end = self.job.started_at, self.job.finished_at
+        if begin is None:
+            return None
+        return max(0.0, (self.made_at if end is None else end) - begin) or None
+
+    @property
+    def tokens_per_sec(self) -> float | None:
+        return self.progress.completion_tokens / self.wall_sec if self.wall_sec else None
+
+    @property
+    def tokens_per_pass(self) -> float | None:
+        passes = self.progress.verifier_passes
+        return self.progress.completion_tokens / passes if passes else None
+
+    @property
+    def sources_drawn(self) -> tuple[str, ...]:
+        """Sources with a line of their own; none where there is only one source."""
+        names = tuple(source.name for source in self.by_source[:MOST_SOURCES])
+        return names if len(names) > 1 else ()
+
+    @property
+    def decisions_drawn(self) -> tuple[Decision, ...]:
+        """Those that changed something while groups were done."""
+        if not self.over_time:
+            return ()
+        first, last = self.over_time[0].begin, self.over_time[-1].end
+        inside = [decision for decision in self.decisions if first <= decision.at <= last]
+        changed = [d for d in inside if d.action is not DecisionAction.SKIPPED]
+        return tuple(changed[:MOST_DECISIONS])
+
+    @property
+    def has_depth_over_time(self) -> bool:
+        """Whether there is more than one stretch of time, and drafts were made."""
+        return len(self.over_time) > 1 and any(moment.depth for moment in self.over_time)
+
+    @property
+    def has_lost_tokens(self) -> bool:
+        """Whether a token of a sampled output is not kept."""
+        return any(token.text is None for output in self.samples for token in output.tokens)
