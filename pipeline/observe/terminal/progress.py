@@ -20,6 +20,7 @@ from specbatch.schemas.records import (
     JobState,
 )
 
+INTERRUPTED = "interrupted"  # the state that is shown of such a job
 WINDOW_SEC = 8.0  # speed is the mean over so long
 PLAIN_EVERY_SEC = 3.0
 
@@ -188,6 +189,19 @@ def _phase(progress: JobProgress, rows: float, tokens: int, engine: EngineCounts
         return "writing"
     drafting = engine is not None and engine.drafted and not tokens and not rows
     return "drafting" if drafting else "verifying"
+
+
+def interrupted_line(job_id: str) -> str:
+    """What to do about an interrupted job."""
+    return (
+        f"job {job_id} was interrupted and nobody works on it: "
+        f"`{resume_command(job_id)}` resumes it"
+    )
+
+
+def resume_command(job_id: str) -> str:
+    """The command that resumes a job in one process."""
+    return f"specbatch retry {job_id} --local"
 
 
 def _clock(seconds: float) -> str:

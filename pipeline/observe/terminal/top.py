@@ -15,8 +15,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from specbatch.pipeline.observe.terminal.interrupted import INTERRUPTED, resume_command
-from specbatch.pipeline.observe.terminal.progress import Meter
+from specbatch.pipeline.observe.terminal.progress import INTERRUPTED, Meter, resume_command
 from specbatch.pipeline.observe.units import (
     NOTHING,
     clock,
