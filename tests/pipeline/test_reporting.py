@@ -106,7 +106,7 @@ def test_a_finished_job_has_every_section(store: Store) -> None:
         "agreed with 25.0 % of the draft tokens",
         "95 % interval",
         "it did not pay",
-        "5 completions decided again from nothing; 0 differed.",
+        "5 completions generated again from scratch; 0 differed.",
         "1 × h200, eu, spot, $2.5 per hour",
         f"row-0 news {SECRET}",
     ):
@@ -204,7 +204,7 @@ def test_a_job_whose_drafts_no_control_step_stands_beside_is_not_said_to_save(
     store.commit_group(verified(store, 0), [completion(0)], NO_TIME, told)
     finish(store)
     page = report(store)
-    assert "no control step stands beside them" in page.text
+    assert "the job has no control steps" in page.text
     assert "against depth 0" not in page.text
 
 
@@ -311,7 +311,7 @@ def test_redacted_shows_what_the_store_holds(store: Store) -> None:
     finish(store)
     page = report(store)
     assert "call [PHONE] now" in page.text
-    assert "▮ stands for a token that is not kept." in page.text
+    assert "▮ marks a token that is not kept." in page.text
 
 
 def test_a_tenant_that_asks_for_more_by_now_gets_it(store: Store) -> None:

@@ -219,7 +219,7 @@ def acceptance_by_position(facts: Facts) -> Chart:
         Axes(1.0, lambda y: percent(y, 0)),
         [(number / last, drafts.rate) for number, drafts in enumerate(facts.positions)],
         [drafts.name for drafts in facts.positions],
-        "place in the draft", "acceptance by place in the draft",
+        "position in the draft", "acceptance by position in the draft",
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""All that a job's report tells, in figures: whoever draws it asks nobody else.
+"""Everything that a job's report shows, in figures: the templates read nothing else.
 
 Shares are between 0 and 1, times are seconds, moments seconds since the epoch.
 """
@@ -19,7 +19,7 @@ MOST_DECISIONS = 40  # that are marked in a chart
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """Dollars that drafting saved against depth 0; below zero they were lost. 95 % interval."""
+    """Dollars that drafting saved against depth 0, negative for a loss, with a 95 % interval."""
 
     usd: float
     low_usd: float | None
@@ -30,7 +30,7 @@ class Saved:
 
     @property
     def reach(self) -> float:
-        """The largest of its amounts, whose decimals the others are told with."""
+        """The largest of its amounts, whose number of decimals the others take."""
         return max(abs(value) for value in (self.usd, self.low_usd or 0.0, self.high_usd or 0.0))
 
     @property
@@ -39,7 +39,7 @@ class Saved:
 
     @property
     def is_certain(self) -> bool:
-        """Whether all of the interval is on one side of nothing."""
+        """Whether the interval excludes $0."""
         return self.low_usd is not None and self.high_usd is not None and (
             self.low_usd > 0 or self.high_usd < 0
         )  # fmt: skip
@@ -47,7 +47,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class CostPart:
-    """A kind of device time, with its share of the money."""
+    """A kind of device time and its cost."""
 
     kind: str
     meaning: str
@@ -62,7 +62,7 @@ class Drafts:
     name: str
     proposed: int
     accepted: int
-    drafts: int = 0  # blocks of them
+    drafts: int = 0  # blocks of draft tokens
     completions: int = 0
     tokens: int = 0
     usd: float = 0.0
@@ -82,7 +82,7 @@ class Moment:
     tokens: int = 0
     proposed: int = 0
     accepted: int = 0
-    passes: int = 0  # of the verifier, by sequence
+    passes: int = 0  # of the verifier, once for each sequence
     queue_sec: float = 0.0
     compute_sec: float = 0.0
     by_source: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # proposed, accepted
@@ -111,7 +111,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Some values by their quantiles."""
+    """Quantiles of some values."""
 
     middle: float
     p90: float
@@ -144,7 +144,7 @@ class Outlier:
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """Rows that were set aside for one reason; the first few of them."""
+    """Rows that were quarantined for one reason, with the first few of them."""
 
     code: str
     rows: int
@@ -170,7 +170,7 @@ class ShownOutput:
     tag: str | None
     finish_reason: str
     tokens: tuple[ShownToken, ...]
-    all_tokens: int  # of which so many are shown
+    all_tokens: int  # of which `tokens` are shown
     proposed: int
     accepted: int
     passes: int
@@ -187,14 +187,14 @@ class Facts:
     made_at: float
     version: str
     texts: str | None  # why no texts are shown; None: they are
-    words: bool  # whether reasons and errors may be told
+    words: bool  # whether reasons and errors may be shown
     tokens_as_ids: bool  # the tokenizer is not here
-    usd: float  # all that the job's attempts had
+    usd: float  # the cost of all attempts
     parts: tuple[CostPart, ...]
     saved: Saved | None
     usd_per_1k: float | None
     usd_per_document: float | None
-    drafted: bool  # anything, for any row
+    drafted: bool  # whether anything was drafted, for any row
     by_tag: tuple[Drafts, ...]
     tags_left_out: int
     by_source: tuple[Drafts, ...]
@@ -203,7 +203,7 @@ class Facts:
     positions: tuple[Drafts, ...]  # by place in the draft, from 1
     fill: tuple[Bar, ...]  # passes by sequences of this job in them
     mean_fill: float | None
-    fill_sampled: int  # one pass in so many was looked at
+    fill_sampled: int  # one pass in so many was sampled
     queue: Spread | None  # of groups
     compute: Spread | None
     slowest: tuple[Outlier, ...]
@@ -211,7 +211,7 @@ class Facts:
     decisions: tuple[Decision, ...]
     decisions_by_action: Mapping[str, int]
     quarantined: tuple[Quarantined, ...]
-    failed_groups: tuple[tuple[str, str], ...]  # the first, or rows by themselves: which, why
+    failed_groups: tuple[tuple[str, str], ...]  # the first groups or single rows: which, why
     failed_groups_total: int
     audits: tuple[AuditRecord, ...]
     versions: tuple[tuple[str, str], ...]

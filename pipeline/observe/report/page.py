@@ -23,12 +23,12 @@ from specbatch.schemas.records import Origin
 SECTIONS = (
     ("money", "Money", "What the job cost, and what drafts saved."),
     ("acceptance", "Acceptance", "How many draft tokens the verifier agreed with."),
-    ("depth", "Depth", "How far drafts were followed, and where they broke off."),
-    ("batches", "Batches and waiting", "How full passes were, and what groups waited."),
+    ("depth", "Depth", "How deep drafts went, and where they were rejected."),
+    ("batches", "Batches and waiting", "How full passes were, and how long groups waited."),
     ("outliers", "Prompts that stand out", "Where to look first."),
-    ("decisions", "Decisions", "What was decided about drafts, and on which figures."),
-    ("quarantine", "Rows without a result", "Set aside by ingest, or failed."),
-    ("audits", "Audits", "Completions that were decided again."),
+    ("decisions", "Decisions", "What was decided about drafts, and why."),
+    ("quarantine", "Rows without a result", "Quarantined by ingest, or failed."),
+    ("audits", "Audits", "Completions that were generated again to check them."),
     ("samples", "Sampled outputs", "Where each token came from."),
     ("versions", "Versions", "Models, settings and fingerprints."),
 )

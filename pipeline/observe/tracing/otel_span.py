@@ -1,4 +1,4 @@
-"""An attempt's span, and how its end is told."""
+"""An attempt's span, and how its end is recorded."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class OtelSpan:
         self._tracing.child(names.REQUEST, self._span, told, begun_ns, ended_ns, failed)
 
     def end(self, error: BaseException | None = None) -> None:
-        """The first end is the one that counts."""
+        """End the span; only the first call counts."""
         with self._lock:
             if self._over:
                 return
@@ -72,7 +72,7 @@ class OtelSpan:
             self._span.end()
 
     def leave(self) -> None:
-        """Nobody will hear of its end: the process does not wait for it."""
+        """Give the span up: the process does not wait for its end."""
         with self._lock:
             if self._over:
                 return
@@ -91,7 +91,7 @@ def _outcome(error: BaseException | None) -> str:
 
 
 def _mark_failed(span: trace.Span, error: BaseException) -> None:
-    """Its kind and what that kind means: its own message may quote a text."""
+    """An error's kind and what that kind means; its own message may quote a text."""
     kind = type(error)
     means = (kind.__doc__ or "").splitlines()[:1] if isinstance(error, SpecbatchError) else []
     span.set_attribute(names.ERROR_TYPE, kind.__name__)
