@@ -99,7 +99,7 @@ class Source:
         name: str,
         base: dict[str, float],
         there: float,
-        prices: list[float] | None = None,
+        prices: tuple[float, float, float] | None = None,
     ) -> None:
         self.name, self.base, self.there, self.prices = name, base, there, prices
         self.clock = clock

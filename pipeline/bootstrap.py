@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from specbatch.pipeline.ledger.contract import Store
@@ -22,7 +23,7 @@ from specbatch.pipeline.observe.tracing.tracing import UNTRACED, TraceOptions, T
 from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.pipeline.runtime.client import Client, Enqueue
 from specbatch.pipeline.runtime.leases import LeaseKeeper, owner_here
-from specbatch.pipeline.runtime.metering import Exposure, counted, kv_blocks, metered
+from specbatch.pipeline.runtime.metering import counted, kv_blocks, metered
 from specbatch.pipeline.runtime.outage import Outage
 from specbatch.pipeline.runtime.presence import Presence, ServedModels
 from specbatch.pipeline.runtime.sweeper import QueueLength, Requeuer, Sweeper, unknown
@@ -36,11 +37,12 @@ from specbatch.schemas.sealing import Sealer
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
 
-if TYPE_CHECKING:  # the light install has no torch and no pyarrow
+if TYPE_CHECKING:  # the light install has no torch, no pyarrow and no prometheus_client
     from specbatch.pipeline.engines.contract import Engines, ModelFolder
     from specbatch.pipeline.engines.exact.model.device import DeviceOptions
     from specbatch.pipeline.engines.exact.model.parallel import Leader
     from specbatch.pipeline.inputs.codec import TextCodec
+    from specbatch.pipeline.observe.metrics.endpoint import Exposure
     from specbatch.pipeline.runtime.anchors import Anchoring
     from specbatch.pipeline.runtime.device_time import Timekeeper
     from specbatch.pipeline.runtime.profile_store import ProfileStore
@@ -366,7 +368,16 @@ def make_exposure(
 
     Raises `UsageError` when the port cannot be had, `MissingExtraError` without the extra.
     """
-    return Exposure.of_settings(settings, trouble) if settings.metrics_port else None
+    if not settings.metrics_port:
+        return None
+    if find_spec("prometheus_client") is None:
+        raise MissingExtraError(
+            "SPECBATCH_METRICS_PORT needs prometheus-client, which is not installed here: "
+            "`pip install 'specbatch[observe]'`, or unset it"
+        )
+    from specbatch.pipeline.observe.metrics.endpoint import Exposure
+
+    return Exposure(settings, trouble)
 
 
 def priced_device(settings: Settings) -> Device:

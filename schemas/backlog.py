@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ from specbatch.schemas.fingerprint import differing, listed, shown
 from specbatch.schemas.numeric_class import UNKNOWN, Serves, key_of_spec
 from specbatch.schemas.presence import ProcessNow, alive_words
 from specbatch.schemas.provenance import TICKS_PER_SEC
-from specbatch.schemas.records import JobState, Stage
+from specbatch.schemas.records import JobRow, JobState, Stage
 from specbatch.schemas.timekeeping import Device
 
 # Stages at which a unit can be claimed, in the order of a job's life. INGEST and PUBLISH are of
@@ -236,3 +236,23 @@ class Backlog:
 
     def at_stage(self, stage: Stage) -> StageBacklog:
         return next((s for s in self.stages if s.stage is stage), StageBacklog(stage))
+
+
+def is_interrupted(
+    job: JobRow,
+    holders: Callable[[str], Sequence[str]],
+    workers: Iterable[WorkerNow],
+    lease_sec: float,
+) -> bool:
+    """Whether a job was started, nobody holds any of it, and no live worker would take it up.
+
+    A process that is killed tells nobody. `holders` names who holds unexpired leases of a job.
+    `workers` are those that have not ended; one that was silent for a whole lease has lost what it
+    held, so it counts as dead here.
+    """
+    if job.state is not JobState.RUNNING:
+        return False
+    alive = (worker for worker in workers if worker.silent_sec <= lease_sec)
+    if any(one.serves is None or one.serves.works_on(job.job_id) for one in alive):
+        return False
+    return not holders(job.job_id)

@@ -180,7 +180,8 @@ class Settings(BaseSettings):
         default=0,
         ge=0,
         le=65535,
-        description="where a worker serves metrics; 0: nowhere",
+        description="where a worker serves metrics, the second process of `worker all` on the next "
+        "one; 0: nowhere",
     )
     metrics_address: str = Field(
         default="127.0.0.1",
@@ -188,7 +189,7 @@ class Settings(BaseSettings):
     )
     metrics_dir: str = Field(
         default="",
-        description="folder of workers of one machine that share the port; empty: none does",
+        description="without effect: every process serves its metrics on a port of its own",
     )
     metrics_label_values: int = Field(
         default=50,

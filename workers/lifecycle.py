@@ -122,7 +122,7 @@ def run_worker(
             trouble=consuming.trouble,
         )
         if exposure is not None:
-            exposure.watch(worker.store)
+            exposure.watch(worker.store.figures)
         register(app, worker, fatal)
         worker.start()
         if worker.refills is not None:

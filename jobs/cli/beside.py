@@ -11,13 +11,14 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from specbatch.schemas.errors import SpecbatchError
+from specbatch.schemas.errors import SpecbatchError, UsageError
 from specbatch.schemas.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -30,12 +31,35 @@ END_SEC = 15.0  # a little more than tasks have to end
 
 @contextmanager
 def beside(settings: Settings, concurrency: int) -> Iterator[ProcessBeside]:
-    """Keeps the process running inside the block; at the end its tasks have time to end."""
-    process = ProcessBeside(settings, concurrency)
+    """Keeps the process running inside the block; at the end its tasks have time to end.
+
+    Raises `UsageError` when it could not serve its metrics.
+    """
+    process = ProcessBeside(with_next_port(settings), concurrency)
     try:
         yield process
     finally:
         process.close()
+
+
+def with_next_port(settings: Settings) -> Settings:
+    """The settings, with the port above for metrics: each process serves one of its own.
+
+    Raises `UsageError` unless it is free.
+    """
+    if not settings.metrics_port:
+        return settings
+    address, port = settings.metrics_address, settings.metrics_port + 1
+    try:
+        family, *_, resolved = socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0]
+        socket.create_server((str(resolved[0]), port), family=family).close()
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(
+            f"metrics of the second process cannot be served on {address}:{port} ({reason}): "
+            "`specbatch worker all` takes SPECBATCH_METRICS_PORT and the port above it"
+        ) from None
+    return settings.model_copy(update={"metrics_port": port})
 
 
 class ProcessBeside:

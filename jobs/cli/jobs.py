@@ -11,7 +11,7 @@ from rich.table import Table
 from specbatch.jobs.cli.connect import client, load_settings
 from specbatch.jobs.cli.console import say, say_json, show_whole
 from specbatch.jobs.cli.outcome import as_json
-from specbatch.pipeline.observe.terminal.interrupted import INTERRUPTED, interrupted_line
+from specbatch.pipeline.observe.terminal.progress import INTERRUPTED, interrupted_line
 from specbatch.schemas.records import JobState
 
 

@@ -13,8 +13,7 @@ from specbatch.jobs.cli.connect import client
 from specbatch.jobs.cli.console import INTERRUPTED, err, remark
 from specbatch.jobs.cli.outcome import finish
 from specbatch.pipeline.bootstrap import make_client
-from specbatch.pipeline.observe.terminal.interrupted import resume_command
-from specbatch.pipeline.observe.terminal.progress import EngineCounts, progress_view
+from specbatch.pipeline.observe.terminal.progress import EngineCounts, progress_view, resume_command
 from specbatch.pipeline.runtime.client import Client
 from specbatch.schemas.errors import (
     BrokenModelError,

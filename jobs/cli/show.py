@@ -19,7 +19,7 @@ from specbatch.pipeline.bootstrap import (
     make_store,
 )
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.observe.terminal.interrupted import interrupted_line
+from specbatch.pipeline.observe.terminal.progress import interrupted_line
 from specbatch.pipeline.observe.terminal.summary import summary_table
 from specbatch.pipeline.operations.tools import first_rows
 from specbatch.pipeline.policy.costs.savings import drafted, savings

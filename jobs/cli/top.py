@@ -15,9 +15,9 @@ from specbatch.jobs.cli.console import out, say_json
 from specbatch.jobs.cli.options import Json
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.observe.terminal.interrupted import is_interrupted
 from specbatch.pipeline.observe.terminal.plain_console import PlainConsole
 from specbatch.pipeline.observe.terminal.top import WIDE, Board, Watch, as_json, tables
+from specbatch.schemas.backlog import is_interrupted
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.records import JobState
 from specbatch.schemas.timekeeping import LEASES_OF_SILENCE

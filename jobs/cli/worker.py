@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -19,7 +16,6 @@ from specbatch.jobs.cli.connect import check_broker_url, load_settings
 from specbatch.jobs.cli.console import remark
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.masking import mask_url
-from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import model_ref
 
 
@@ -60,19 +56,9 @@ def worker(
     if kind is not Kind.ALL or settings.tensor_parallel > 1:
         run_worker(settings, kinds, served, drafting, concurrency)
         return
-    with shared_metrics(settings) as settings, beside(settings, concurrency):
+    with beside(settings, concurrency):
         kinds = tuple(name for name in kinds if name not in KINDS_BESIDE)
         run_worker(settings, kinds, served, drafting, concurrency)
-
-
-@contextmanager
-def shared_metrics(settings: Settings) -> Iterator[Settings]:
-    """The settings, with a folder for metrics of both processes where a port is to serve them."""
-    if not settings.metrics_port or settings.metrics_dir:
-        yield settings
-        return
-    with TemporaryDirectory(prefix="specbatch-metrics-") as folder:
-        yield settings.model_copy(update={"metrics_dir": folder})
 
 
 def proposers_of(kind: Kind, given: list[str]) -> list[str]:

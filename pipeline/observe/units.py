@@ -1,4 +1,4 @@
-"""Numbers as people read them: with their unit, and no more digits than mean something."""
+"""Numbers as people read them: with their unit, and no more digits than are significant."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def percent(share: float | None, digits: int = 1) -> str:
 
 
 def usd(value: float | None, beside: float | None = None) -> str:
-    """`$12.34`, `$0.0123`, `$0.000714`: three digits that mean something, or cents.
+    """`$12.34`, `$0.0123`, `$0.000714`: three significant digits, or cents.
 
-    `beside`: a larger amount that it is read beside, whose decimals it takes.
+    `beside`: a larger amount next to it, whose number of decimals it takes.
     """
     if value is None:
         return NOTHING

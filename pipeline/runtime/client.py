@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.observe.terminal.interrupted import is_interrupted
 from specbatch.pipeline.observe.tracing.context import Work, work_on
 from specbatch.pipeline.observe.tracing.span_names import SUBMIT
 from specbatch.pipeline.observe.tracing.tracing import UNTRACED, Tracing
 from specbatch.pipeline.privacy.tenants import NOBODY_PRIVATE, Privacy
 from specbatch.pipeline.runtime.leases import is_dead_here
+from specbatch.schemas.backlog import is_interrupted
 from specbatch.schemas.errors import UsageError, WaitTimeoutError
 from specbatch.schemas.fingerprint import Models
 from specbatch.schemas.job_progress import JobProgress

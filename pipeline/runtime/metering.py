@@ -7,20 +7,12 @@ commit is none.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.observe.metrics import metric_names as names
-from specbatch.pipeline.observe.metrics.endpoint import MetricsEndpoint
 from specbatch.pipeline.observe.metrics.meter import Meter
-from specbatch.pipeline.observe.metrics.metrics import Metrics
-from specbatch.pipeline.observe.metrics.store_metrics import StoreMetrics
 from specbatch.pipeline.runtime.client import Enqueue
 from specbatch.schemas.audit import PublishedManifest
-from specbatch.schemas.file_modes import make_folder
 from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.records import (
     Artefact,
@@ -39,52 +31,10 @@ from specbatch.schemas.records import (
     Stage,
     StageTiming,
 )
-from specbatch.schemas.settings import Settings
 from specbatch.schemas.timekeeping import Spent
 
 if TYPE_CHECKING:  # the light install has no numpy
     from specbatch.pipeline.engines.contract import Engines
-
-
-class Exposure:
-    """What a worker counts, and where that is served."""
-
-    def __init__(self, meter: Meter, endpoint: MetricsEndpoint) -> None:
-        self.meter = meter
-        self._endpoint = endpoint
-
-    @classmethod
-    def of_settings(cls, settings: Settings, trouble: Callable[[], str | None]) -> Exposure:
-        """Start serving. `trouble` returns why no messages can be taken, or None if they can; every
-        scrape calls it, so that the answer is current whatever hangs elsewhere.
-
-        Raises `UsageError`, `MissingExtraError`.
-        """
-        metrics = Metrics(settings.metrics_label_values)
-        metrics.set(names.BUILD, 1, _version())
-        metrics.set(names.PLANNED_ROLLOUT, float(settings.planned_rollout))
-        metrics.ask(names.DEAF, lambda: {(): float(trouble() is not None)})
-        folder = Path(settings.metrics_dir) if settings.metrics_dir else None
-        if folder is not None:
-            with suppress(OSError):  # the endpoint says what is wrong with it
-                make_folder(folder, settings.store_mode, folder)
-        endpoint = MetricsEndpoint(settings.metrics_port, settings.metrics_address, metrics, folder)
-        return cls(Meter(metrics), endpoint)
-
-    def watch(self, store: Store) -> None:
-        """Serve the store's figures too."""
-        self._endpoint.add(StoreMetrics(store.figures).collect)
-
-    def close(self) -> None:
-        """Call it before the store is closed."""
-        self._endpoint.close()
-
-
-def _version() -> str:
-    try:
-        return version("specbatch")
-    except PackageNotFoundError:  # a checkout on the path
-        return "unknown"
 
 
 def kv_blocks(host: Engines) -> list[tuple[int, int, int]]:

@@ -13,7 +13,7 @@ from support.tree import ROOT, is_inside, modules
 
 HEAVY = (
     *("torch", "pyarrow", "numpy", "transformers", "tokenizers", "safetensors", "triton"),
-    "prometheus_client",
+    *("prometheus_client", "jinja2"),
 )
 TORCH = ("torch", "transformers", "tokenizers", "safetensors", "triton")
 LIGHT_ROOMS = (

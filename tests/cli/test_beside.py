@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 
+from specbatch.jobs.cli.beside import with_next_port
 from specbatch.pipeline.outputs.outputs import read_output
+from specbatch.schemas.errors import UsageError
+from specbatch.schemas.settings import Settings
 from support import demo
+from support.scraping import scrape
+from support.servers import free_port
 from support.workers import WorkerProcess, command, wait_until, worker
 
 MODELS = ("--verifier", str(demo.VERIFIER), "--proposer", "none")
@@ -45,7 +52,8 @@ def environment_of(redis_url: str, folder: Path) -> dict[str, str]:
 def test_the_process_beside_may_be_killed_and_ends_with_the_engines(
     redis_url: str, tmp_path: Path
 ) -> None:
-    environment = environment_of(redis_url, tmp_path)
+    port = free_port()
+    environment = environment_of(redis_url, tmp_path) | {"SPECBATCH_METRICS_PORT": str(port)}
     with worker("all", *MODELS, environment=environment, cwd=tmp_path) as one:
         (killed,) = wait_until("it runs", lambda: beside(one), [one])
         os.kill(killed, signal.SIGKILL)
@@ -54,6 +62,9 @@ def test_the_process_beside_may_be_killed_and_ends_with_the_engines(
         command(*JOB, "--output", "out", "--wait", environment=environment, cwd=tmp_path)
         rows = pq.read_metadata(demo.PROMPTS).num_rows
         assert read_output(str(tmp_path / "out")).num_rows == rows
+        # Each serves what it counts on a port of its own, the new one too.
+        assert scrape(port).total("specbatch_engine_verifier_calls_total") > 0
+        assert scrape(port + 1).total("specbatch_completions_total") == rows
         assert niceness(another) > niceness(one.process.pid)
         assert f"ended with -{int(signal.SIGKILL)}; another is started" in one.text()
         one.kill()
@@ -69,3 +80,15 @@ def test_a_worker_that_is_asked_to_end_takes_the_process_beside_along(
         wait_until("it listens", lambda: "worker for" in one.text(), [one])
         one.end()
         wait_until("it has ended too", lambda: not runs(other))
+
+
+def test_the_second_process_serves_metrics_on_the_next_port_if_it_is_free() -> None:
+    assert with_next_port(Settings()) == Settings()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for wanted, why in ((port - 1, "Address already in use"), (65535, "port must be 0-65535")):
+            with pytest.raises(UsageError) as met:
+                with_next_port(Settings(metrics_port=wanted))
+            assert f"127.0.0.1:{wanted + 1} (" in str(met.value)
+            assert why in str(met.value)
+    assert with_next_port(Settings(metrics_port=port - 1)).metrics_port == port

@@ -43,7 +43,7 @@ def test_the_figures_are_what_they_are_called() -> None:
 
 def test_a_sample_of_fast_tokens_is_shown_with_what_differed() -> None:
     report = {"rechecked_tokens": 4096, "differing_tokens": 3, "largest_margin": 0.0125}
-    line = "tokens that differ when decided alone, sampled"
+    line = "sampled tokens that differ when computed alone"
     shown = dict(summary_rows(summarize(replace(JOB, report=report), PROGRESS, 1.5, True)))
     assert shown[line] == "3 of 4,096 (margin at most 0.013)"
     same = {"rechecked_tokens": 64, "differing_tokens": 0, "largest_margin": 0.0}

@@ -1,4 +1,4 @@
-"""A busy demo, scraped: two worker processes that share a port, and a store to compare with."""
+"""A busy demo, scraped: two workers of two processes each, and a store to compare with."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
@@ -16,9 +16,8 @@ import pytest
 
 from specbatch.pipeline.bootstrap import make_client, make_store
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.observe.metrics.draft_counts import by_maker
-from specbatch.pipeline.observe.metrics.meter import saved_usd
-from specbatch.pipeline.observe.metrics.metric_names import METRICS, Kind, Metric
+from specbatch.pipeline.observe.metrics.meter import by_proposer, saved_usd
+from specbatch.pipeline.observe.metrics.metric_names import METRICS, Kind, Metric, Scope
 from specbatch.schemas.records import JobRow, Origin
 from specbatch.schemas.schedules import RunState, ScheduleRun
 from specbatch.schemas.settings import Settings
@@ -33,7 +32,26 @@ TAGS = ("news", "law", None)
 ROWS = 24
 REJECTED = 1
 WORKERS = 2
+OF_STORE = {metric.name for metric in METRICS if metric.scope is Scope.STORE}
 ALL = ("all", "--verifier", str(demo.VERIFIER), "--proposer", str(demo.DRAFT))
+
+
+@dataclass(frozen=True)
+class Processes:
+    """What all processes of a machine answer, added up as Prometheus would."""
+
+    scrapes: list[Scrape]  # one by process
+
+    @property
+    def types(self) -> dict[str, str]:
+        return self.scrapes[0].types
+
+    def has(self, name: str) -> bool:
+        return any(name in one.samples for one in self.scrapes)
+
+    def total(self, name: str, **labels: str) -> float:
+        values = [one.total(name, **labels) for one in self.scrapes]
+        return max(values) if name in OF_STORE else sum(values)
 
 
 @dataclass(frozen=True)
@@ -42,16 +60,16 @@ class Busy:
 
     store: Store
     jobs: list[JobRow]
-    scrapes: list[Scrape]  # while it went on; the last one after its end
+    scrapes: list[Processes]  # while it went on; the last one after its end
 
     @property
-    def last(self) -> Scrape:
+    def last(self) -> Processes:
         return self.scrapes[-1]
 
     def ever(self, metric: Metric) -> bool:
         """Whether some scrape had a value of it."""
         name = f"{metric.name}_count" if metric.kind is Kind.HISTOGRAM else metric.name
-        return any(name in one.samples for one in self.scrapes)
+        return any(one.has(name) for one in self.scrapes)
 
 
 def write_input(folder: Path) -> Path:
@@ -83,11 +101,11 @@ def submit(settings: Settings, store: Store, folder: Path, name: str, temperatur
     return client.submit(spec)[0]
 
 
-def is_all(said: Scrape, store: Store, jobs: list[JobRow]) -> bool:
-    """Whether both have told what they did last: they do so every second, and the store is read
-    every few."""
+def is_all(said: Processes, store: Store, jobs: list[JobRow]) -> bool:
+    """Whether the figures of the store, which are read every few seconds, are the last ones."""
     tokens = sum(store.progress(job.job_id).completion_tokens for job in jobs)
     told = said.total("specbatch_emitted_tokens_total") >= tokens
+    told = told and len(said.scrapes) == 2 * WORKERS
     return told and said.total("specbatch_workers") == WORKERS and not said.total("specbatch_jobs")
 
 
@@ -95,13 +113,11 @@ def is_all(said: Scrape, store: Store, jobs: list[JobRow]) -> bool:
 def busy(redis_server: PrivateRedis, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Busy]:
     home = tmp_path_factory.mktemp("busy")
     write_input(home)
-    port = free_port()
+    ports = [free_port() for _ in range(WORKERS)]
     environment = {
         "SPECBATCH_BROKER_URL": redis_server.url_of(redis_server.databases - 1),
         "SPECBATCH_WORKSPACE": str(home / "workspace"),
-        "SPECBATCH_METRICS_PORT": str(port),
         "SPECBATCH_METRICS_ADDRESS": "127.0.0.1",
-        "SPECBATCH_METRICS_DIR": str(home / "metrics"),
         "SPECBATCH_DRIFT_EVERY_STEPS": "5",
         "SPECBATCH_SWEEP_INTERVAL_SEC": "0.5",
         "SPECBATCH_KV_CACHE_MIB": "32",
@@ -113,11 +129,27 @@ def busy(redis_server: PrivateRedis, tmp_path_factory: pytest.TempPathFactory) -
     store = make_store(settings)
     store.note_schedule_run(ScheduleRun("nightly", time.time(), RunState.SUBMITTED))
     jobs = [submit(settings, store, home, "cold", 0.0), submit(settings, store, home, "warm", 0.8)]
-    scrapes: list[Scrape] = []
+    scrapes: list[Processes] = []
+
+    def scrape_all() -> Processes:
+        answers = []
+        for port in ports:
+            for one in (port, port + 1):
+                with suppress(OSError):  # it has not started yet
+                    answers.append(scrape(one))
+        return Processes(answers)
+
     with ExitStack() as stack:
         workers = [
-            stack.enter_context(worker(*ALL, environment=environment, cwd=home, name=str(i)))
-            for i in range(WORKERS)
+            stack.enter_context(
+                worker(
+                    *ALL,
+                    environment=environment | {"SPECBATCH_METRICS_PORT": str(port)},
+                    cwd=home,
+                    name=str(port),
+                )
+            )
+            for port in ports
         ]
 
         def groups_done() -> int:
@@ -125,11 +157,11 @@ def busy(redis_server: PrivateRedis, tmp_path_factory: pytest.TempPathFactory) -
 
         def is_over() -> bool:
             if groups_done() > len(scrapes):
-                scrapes.append(scrape(port))
+                scrapes.append(scrape_all())
             return all(store.get_job(job.job_id).state.is_final for job in jobs)
 
         def is_told() -> bool:
-            scrapes.append(scrape(port))
+            scrapes.append(scrape_all())
             return is_all(scrapes[-1], store, jobs) or not scrapes.pop()
 
         wait_until("the jobs' end", is_over, workers)
@@ -146,7 +178,7 @@ def test_counters_are_the_store_s_totals_to_the_last_token(busy: Busy) -> None:
         progress, said = busy.store.progress(job.job_id), busy.last
         records = list(busy.store.completions(job.job_id))
 
-        def total(name: str, job: JobRow = job, said: Scrape = said, **labels: str) -> float:
+        def total(name: str, job: JobRow = job, said: Processes = said, **labels: str) -> float:
             return said.total(f"specbatch_{name}_total", job=job.name, **labels)
 
         assert total("emitted_tokens") == progress.completion_tokens > 0
@@ -163,11 +195,11 @@ def test_counters_are_the_store_s_totals_to_the_last_token(busy: Busy) -> None:
             label = tag or "(no tag)"
             assert total("proposed_tokens", tag=label) == sum(r.proposed for r in mine)
             assert total("accepted_tokens", tag=label) == sum(r.accepted for r in mine)
-        makers = Counter[str]()
+        proposers = Counter[str]()
         for record in records:
-            makers.update({maker: of.accepted for maker, of in by_maker(record).items()})
-        for maker, accepted in makers.items():
-            assert total("accepted_tokens", proposer=maker) == accepted
+            proposers.update({name: of.accepted for name, of in by_proposer(record).items()})
+        for name, accepted in proposers.items():
+            assert total("accepted_tokens", proposer=name) == accepted
         baseline = progress.cost_usd + saved_usd(records)
         assert total("baseline_cost_usd") == pytest.approx(baseline, rel=1e-6)
 

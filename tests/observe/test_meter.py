@@ -13,10 +13,17 @@ from ledger.builders import JOB, LEASE_SEC, Clock, completion, new_group, new_jo
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.observe.metrics import metric_names as names
-from specbatch.pipeline.observe.metrics.draft_counts import UNTOLD, Drafted, by_maker
-from specbatch.pipeline.observe.metrics.meter import NO_TAG, PRIVATE, Meter, saved_usd
+from specbatch.pipeline.observe.metrics.meter import (
+    NO_TAG,
+    PRIVATE,
+    UNKNOWN,
+    Drafted,
+    Meter,
+    by_proposer,
+    saved_usd,
+)
 from specbatch.pipeline.observe.metrics.metric_names import Metric
-from specbatch.pipeline.observe.metrics.metrics import Metrics
+from specbatch.pipeline.observe.metrics.registry import Metrics
 from specbatch.pipeline.runtime.metering import metered
 from specbatch.schemas.errors import FencedError, StoreError
 from specbatch.schemas.privacy import PrivacyMode
@@ -30,6 +37,7 @@ from specbatch.schemas.records import (
     Stage,
     StageTiming,
 )
+from support.scraping import reading
 
 P, A, C, B = (int(o) for o in (Origin.PLAIN, Origin.ACCEPTED, Origin.CORRECTED, Origin.BONUS))
 NO_TIME = StageTiming(0.0, 0.0)
@@ -70,7 +78,7 @@ def record(row: int = 0, **values: Any) -> CompletionRecord:
             {"a": Drafted(2, 0), "b": Drafted(4, 2)},
         ),
         ({"proposed": 0, "accepted": 0, "origins": (P, P)}, {}),
-        ({"provenance": NO_PROVENANCE}, {UNTOLD: Drafted(5, 4)}),
+        ({"provenance": NO_PROVENANCE}, {UNKNOWN: Drafted(5, 4)}),
     ],
     ids=["two sources", "a stop inside", "refused, then a stop", "no draft", "not told"],
 )  # fmt: skip
@@ -78,8 +86,8 @@ def test_drafts_are_their_maker_s_and_add_up(
     values: dict[str, Any], expected: dict[str, Drafted]
 ) -> None:
     made = record(**values)
-    assert by_maker(made) == expected
-    total = sum(by_maker(made).values(), Drafted())
+    assert by_proposer(made) == expected
+    total = sum(by_proposer(made).values(), Drafted())
     assert total == Drafted(made.proposed, made.accepted)
 
 
@@ -160,10 +168,10 @@ class Site:
         self.store.advance(self.claim(index), Stage.RECORD, artefact, NO_TIME)
         return self.claim(index, Stage.RECORD)
 
-    def series(self, metric: Metric) -> dict[tuple[str, ...], Any]:
+    def series(self, metric: Metric, suffix: str = "") -> dict[tuple[str, ...], float]:
         """Those that are not zero."""
-        found = self.metrics.read()[metric.name]
-        return {k: v for k, v in found.items() if (any(v) if isinstance(v, list) else v)}
+        found = reading(self.metrics).series(metric, suffix)
+        return {labels: value for labels, value in found.items() if value}
 
     def total(self, metric: Metric) -> float:
         return sum(self.series(metric).values())
@@ -244,7 +252,7 @@ def test_a_heartbeat_right_behind_the_end_takes_it_for_no_loss() -> None:
     assert lost == [1, 2, 3], "it came before the worker knew that they had ended"
     assert site.series(names.FENCED) == {}
     assert site.series(names.RETRIES) == {("verify",): 1}
-    assert ("record",) in site.series(names.COMPUTE_SECONDS)
+    assert ("record",) in site.series(names.COMPUTE_SECONDS, "_count")
 
 
 def test_a_lease_that_is_lost_while_its_input_is_stored_is_told() -> None:
@@ -293,7 +301,7 @@ def test_a_group_that_ends_without_the_store_is_not_here_any_more(
     site.bare.before = is_away
     with pytest.raises(StoreError):
         end(site.store, lease)
-    assert site.metrics.read()[names.BREAKER_OPEN.name] == {}
+    assert reading(site.metrics).series(names.BREAKER_OPEN) == {}
     assert site.series(names.RETRIES) == {}
 
 
@@ -328,9 +336,8 @@ def test_queue_and_compute_time_are_told_apart() -> None:
     lease = site.claim(0, Stage.RECORD)
     site.clock.advance(0.5)
     site.store.commit_group(lease, [record()], NO_TIME, {})
-    queued, computed = site.series(names.QUEUE_SECONDS), site.series(names.COMPUTE_SECONDS)
-    assert {stage: of[-1] for (stage,), of in queued.items()} == {"verify": 40.0, "record": 2.0}
-    assert {stage: of[-1] for (stage,), of in computed.items()} == {"verify": 7.0, "record": 0.5}
+    assert site.series(names.QUEUE_SECONDS, "_sum") == {("verify",): 40.0, ("record",): 2.0}
+    assert site.series(names.COMPUTE_SECONDS, "_sum") == {("verify",): 7.0, ("record",): 0.5}
 
 
 def test_errors_are_retries_and_a_worker_that_stops_is_none() -> None:
@@ -339,7 +346,8 @@ def test_errors_are_retries_and_a_worker_that_stops_is_none() -> None:
     site.store.release(site.claim(1), "the worker was stopped", forgiven=True)
     site.store.release(site.verified(2), "the disk is full")
     assert site.series(names.RETRIES) == {("verify",): 1, ("record",): 1}
-    assert set(site.series(names.COMPUTE_SECONDS)) == {("verify",)}, "of those that got on"
+    advanced = site.series(names.COMPUTE_SECONDS, "_count")
+    assert set(advanced) == {("verify",)}, "only of groups that went on"
 
 
 def test_quarantined_rows_are_told_by_their_code() -> None:
@@ -351,7 +359,7 @@ def test_sweeps_are_counted() -> None:
     site.store.due()
     site.meter.enqueued(Stage.VERIFY)
     assert site.series(names.SWEEPS) == {(): 1}
-    assert site.series(names.BELLS) == {("verify",): 1}
+    assert site.series(names.ENQUEUED) == {("verify",): 1}
 
 
 # --- drafting that is off -----------------------------------------------------------------------
@@ -362,11 +370,11 @@ def test_a_breaker_is_told_while_its_job_is_verified_here() -> None:
     site.meter.turned("another job", "ngram", True)
     site.meter.turned(JOB, "*", False)
     of_job = {("nightly", "ngram"): 1.0, ("nightly", "*"): 0.0}
-    assert site.metrics.read()[names.BREAKER_OPEN.name] == of_job
+    assert reading(site.metrics).series(names.BREAKER_OPEN) == of_job
     site.meter.turned(JOB, "ngram", False)
     assert site.series(names.BREAKER_OPEN) == {}
     site.store.release(lease, "it ends", forgiven=True)
-    assert site.metrics.read()[names.BREAKER_OPEN.name] == {}
+    assert reading(site.metrics).series(names.BREAKER_OPEN) == {}
 
 
 # --- what is not told ---------------------------------------------------------------------------
@@ -376,8 +384,12 @@ def test_nothing_is_told_of_a_job_of_which_nothing_is_kept() -> None:
     observer = site.meter.observer(verifies=True)
     observer.first_token(JOB, 1.0)
     observer.finished(JOB, 0.1)
-    for metric in (names.PROPOSED, names.EMITTED, names.FIRST_TOKEN, names.PER_TOKEN):
-        for labels in site.series(metric):
+    counters, histograms = (names.PROPOSED, names.EMITTED), (names.FIRST_TOKEN, names.PER_TOKEN)
+    series = [(metric, site.series(metric)) for metric in counters]
+    series += [(metric, site.series(metric, "_count")) for metric in histograms]
+    for metric, values in series:
+        assert values
+        for labels in values:
             of = dict(zip(metric.labels, labels, strict=True))
             assert of["job"] == PRIVATE
             assert of.get("tag", PRIVATE) == PRIVATE
@@ -397,4 +409,4 @@ def test_an_engine_tells_of_jobs_by_their_names_and_of_unknown_ones_by_none() ->
     observer = site.meter.observer(verifies=True)
     observer.first_token(JOB, 1.0)
     observer.first_token("0123456789", 1.0)
-    assert set(site.series(names.FIRST_TOKEN)) == {("nightly",), ("unknown",)}
+    assert set(site.series(names.FIRST_TOKEN, "_count")) == {("nightly",), ("unknown",)}

@@ -7,7 +7,6 @@ import re
 import pytest
 
 from specbatch.pipeline.observe.metrics.metric_names import METRICS, Kind, Metric
-from specbatch.pipeline.observe.metrics.metric_table import reference_table
 
 UNITS = ("_tokens", "_seconds", "_usd", "_nats", "_ratio")
 each = pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
@@ -52,15 +51,3 @@ def test_no_label_could_name_a_row_a_text_or_a_tenant() -> None:
         *("job", "tag", "proposer", "origin", "finish_reason", "state", "kind", "what", "stage"),
         *("code", "result", "schedule", "version", "numeric_class"),
     }
-
-
-def test_the_table_has_a_line_for_every_metric() -> None:
-    lines = reference_table().splitlines()
-    for metric in METRICS:
-        (line,) = [line for line in lines if line.startswith(f"| `{metric.name}` |")]
-        assert f"| {metric.kind} |" in line
-        for label in metric.labels:
-            assert f"`{label}`" in line
-    assert len([line for line in lines if line.startswith("| `")]) == len(METRICS)
-    columns = {line.count(" | ") for line in lines if line.startswith("| `")}
-    assert len(columns) == 1, "no text breaks a line's columns"

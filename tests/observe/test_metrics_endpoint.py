@@ -14,7 +14,7 @@ from specbatch.pipeline.bootstrap import make_exposure
 from specbatch.pipeline.observe.metrics import metric_names as names
 from specbatch.pipeline.observe.metrics.endpoint import MetricsEndpoint
 from specbatch.pipeline.observe.metrics.metric_names import METRICS
-from specbatch.pipeline.observe.metrics.metrics import Metrics
+from specbatch.pipeline.observe.metrics.registry import Metrics
 from specbatch.pipeline.observe.metrics.store_metrics import (
     FRESH_SEC,
     KEPT_SEC,
@@ -37,26 +37,38 @@ def test_nothing_is_counted_or_served_unless_a_port_is_set() -> None:
     assert make_exposure(Settings(workspace="unused")) is None
 
 
-def test_a_port_in_use_is_told_in_one_sentence(tmp_path: Path) -> None:
+def test_a_port_in_use_is_told_in_one_sentence() -> None:
     with socket.socket() as taken:
         taken.bind((HERE, 0))
         taken.listen()
         port = taken.getsockname()[1]
         settings = Settings(workspace="unused", metrics_port=port, metrics_address=HERE)
-        shared = settings.model_copy(update={"metrics_dir": str(tmp_path)})
         told = rf"^metrics cannot be served on {HERE}:{port} \(Address already in use\): set"
-        for one in (settings, shared):
-            with pytest.raises(UsageError, match=told) as met:
-                make_exposure(one)
-            assert "\n" not in str(met.value)
-    exposure = make_exposure(shared)  # the attempt left nothing behind that would hinder this one
+        with pytest.raises(UsageError, match=told) as met:
+            make_exposure(settings)
+        assert "\n" not in str(met.value)
+    exposure = make_exposure(settings)  # the failed attempt does not hinder this one
     assert exposure is not None
     assert scrape(port).total("specbatch_build_info") == 1
     exposure.close()
 
 
+def test_the_old_setting_for_a_shared_port_is_answered_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = Settings(
+        workspace="unused", metrics_port=free_port(), metrics_address=HERE,
+        metrics_dir=str(tmp_path / "metrics"),
+    )  # fmt: skip
+    exposure = make_exposure(settings)
+    assert exposure is not None
+    exposure.close()
+    assert "SPECBATCH_METRICS_DIR has no effect" in caplog.text
+    assert not list(tmp_path.iterdir())
+
+
 def test_without_the_extra_the_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    monkeypatch.setattr("specbatch.pipeline.bootstrap.find_spec", lambda _: None)
     settings = Settings(workspace="unused", metrics_port=free_port())
     with pytest.raises(MissingExtraError, match=r"pip install 'specbatch\[observe\]'`, or unset"):
         make_exposure(settings)
@@ -77,21 +89,16 @@ def test_closing_frees_the_port_and_ends_its_threads() -> None:
         scrape(port)
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_health_is_what_is_so_when_it_is_asked(tmp_path: Path, shared: bool) -> None:
+def test_health_is_what_is_so_when_it_is_asked() -> None:
     """From the first moment on: a worker that has not connected yet is not ready."""
     port, trouble = free_port(), ["not yet"]
-    settings = Settings(
-        workspace="unused",
-        metrics_port=port,
-        metrics_address=HERE,
-        metrics_dir=str(tmp_path) if shared else "",
-    )
+    settings = Settings(workspace="unused", metrics_port=port, metrics_address=HERE)
     exposure = make_exposure(settings, lambda: trouble[0] or None)
     assert exposure is not None
     for why, status in (("not yet", 503), ("", 200), ("gone", 503), ("", 200)):
         trouble[0] = why
         assert health(port) == status
+        assert scrape(port).total("specbatch_broker_trouble") == (status == 503)
     exposure.close()
 
 
@@ -107,7 +114,7 @@ def served(*sources: StoreMetrics) -> tuple[MetricsEndpoint, int]:
     port = free_port()
     endpoint = MetricsEndpoint(port, HERE, Metrics())
     for source in sources:
-        endpoint.add(source.collect)
+        endpoint.add(source)
     return endpoint, port
 
 

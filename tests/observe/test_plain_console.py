@@ -9,10 +9,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from specbatch.pipeline.observe.metrics.endpoint import family
-from specbatch.pipeline.observe.metrics.metric_names import METRICS, Kind
+from specbatch.pipeline.observe.metrics import metric_names as names
+from specbatch.pipeline.observe.metrics.registry import Metrics
 from specbatch.pipeline.observe.terminal.plain_console import PlainConsole
 from specbatch.schemas.visible import visible
+from support.scraping import reading
 
 EVIL = "\x1b]0;owned\x9b\u202e[link=https://evil.example]x[/link]:smile:"
 
@@ -37,6 +38,6 @@ def test_data_is_shown_whatever_it_is_put_in(terminal: bool) -> None:
 
 
 def test_labels_of_metrics_are_spelled_out() -> None:
-    metric = next(m for m in METRICS if len(m.labels) == 1 and m.kind is Kind.COUNTER)
-    (sample,) = family(metric, {(EVIL,): 1.0}).samples
-    assert list(sample.labels.values()) == [visible(EVIL)]
+    metrics = Metrics()
+    metrics.count(names.COST, EVIL)
+    assert set(reading(metrics).series(names.COST)) == {(visible(EVIL),)}

@@ -51,7 +51,7 @@ def shown(board: Board, width: int = 140) -> str:
     return captured.get().replace("\u00a0", " ")
 
 
-def test_one_look_tells_means_since_the_beginning() -> None:
+def test_one_sample_shows_means_since_the_start() -> None:
     board = Watch().board(backlog(), [(JOB, PROGRESS)], left_out=2)
     assert board.busy == (0.5,)
     (job,) = board.jobs
@@ -66,7 +66,7 @@ def test_one_look_tells_means_since_the_beginning() -> None:
         assert said in text, said
 
 
-def test_two_looks_tell_what_grew_between_them() -> None:
+def test_two_samples_show_what_grew_between_them() -> None:
     watch = Watch()
     watch.board(backlog(), [(JOB, PROGRESS)])
     idle = replace(WORKER, seen=60 * TICKS_PER_SEC, idle=29 * TICKS_PER_SEC)
@@ -83,12 +83,12 @@ def test_a_job_of_which_nothing_is_done_has_no_end_in_sight() -> None:
     refused = replace(PROGRESS, rows_done=4, rows_failed=4, completion_tokens=0)
     (job,) = Watch().board(backlog(workers=()), [(JOB, refused)]).jobs
     assert job.eta_sec is None
-    assert "has not told of a device yet" in shown(Watch().board(backlog(workers=()), []))
+    assert "has not reported its device yet" in shown(Watch().board(backlog(workers=()), []))
 
 
 def test_an_empty_store_says_what_to_start() -> None:
-    look = Backlog(1.0, (), {JobState.QUEUED: 0, JobState.RUNNING: 0}, 0, ())
-    text = shown(Watch().board(look, []))
+    backlog = Backlog(1.0, (), {JobState.QUEUED: 0, JobState.RUNNING: 0}, 0, ())
+    text = shown(Watch().board(backlog, []))
     assert "start `specbatch worker`" in text
     assert "no job is running or queued" in text
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +16,13 @@ from tokenizers import Tokenizer
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.ledger.sql.migrate import open_store
+from specbatch.pipeline.observe.report.page import page
 from specbatch.pipeline.operations.report_texts import make_pieces
-from specbatch.pipeline.operations.reporting import make_report
+from specbatch.pipeline.operations.reporting import gather, make_report
 from specbatch.pipeline.policy.costs.controls import Arm, Controls, Measured, Part
 from specbatch.pipeline.stages.requests import group_report
 from specbatch.schemas.audit import AuditRecord
-from specbatch.schemas.errors import JobNotFoundError, StoreError
+from specbatch.schemas.errors import JobNotFoundError, MissingExtraError, StoreError
 from specbatch.schemas.privacy import NOT_KEPT, PrivacyMode
 from specbatch.schemas.provenance import NO_PROVENANCE, TICKS_PER_SEC, Ticks
 from specbatch.schemas.records import JobState, RejectedRow, Stage
@@ -104,7 +106,7 @@ def test_a_finished_job_has_every_section(store: Store) -> None:
         "agreed with 25.0 % of the draft tokens",
         "95 % interval",
         "it did not pay",
-        "5 completions decided again from nothing; 0 differed.",
+        "5 completions generated again from scratch; 0 differed.",
         "1 × h200, eu, spot, $2.5 per hour",
         f"row-0 news {SECRET}",
     ):
@@ -202,7 +204,7 @@ def test_a_job_whose_drafts_no_control_step_stands_beside_is_not_said_to_save(
     store.commit_group(verified(store, 0), [completion(0)], NO_TIME, told)
     finish(store)
     page = report(store)
-    assert "no control step stands beside them" in page.text
+    assert "the job has no control steps" in page.text
     assert "against depth 0" not in page.text
 
 
@@ -233,6 +235,25 @@ def test_no_text_of_a_job_becomes_markup(store: Store) -> None:
     page = report(store)  # `check` holds that there is one script
     assert page.text.count(EVIL) >= 5
     assert "<img src" not in page.html
+
+
+def test_what_is_no_character_of_html_is_replaced(store: Store) -> None:
+    store.create_job(new_job())
+    facts = gather(store, Settings(workspace="work"), JOB, samples=0, made_at=1.0)
+    job = replace(facts.job, name="a\x00b\x1bc\ud800d\ufffee\u202ef", tenant="tab\tand\nline")
+    made = page(replace(facts, job=job))
+    assert "<title>a\ufffdb\ufffdc\ufffdd\ufffde\ufffdf: specbatch" in made
+    assert "tab\tand\nline" in made
+    made.encode("utf-8")
+
+
+def test_without_jinja2_a_report_says_what_to_install(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.create_job(new_job())
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'specbatch\[report\]'"):
+        report(store)
 
 
 def test_an_unknown_job_is_an_error(store: Store) -> None:
@@ -290,7 +311,7 @@ def test_redacted_shows_what_the_store_holds(store: Store) -> None:
     finish(store)
     page = report(store)
     assert "call [PHONE] now" in page.text
-    assert "▮ stands for a token that is not kept." in page.text
+    assert "▮ marks a token that is not kept." in page.text
 
 
 def test_a_tenant_that_asks_for_more_by_now_gets_it(store: Store) -> None:

@@ -8,7 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+
+from specbatch.pipeline.observe.metrics.metric_names import Metric
+from specbatch.pipeline.observe.metrics.registry import Metrics
 
 Labels = frozenset[tuple[str, str]]
 
@@ -41,9 +45,24 @@ class Scrape:
         wanted = set(labels.items())
         return sum(v for of, v in self.samples.get(name, {}).items() if wanted <= of)
 
+    def series(self, metric: Metric, suffix: str = "") -> dict[tuple[str, ...], float]:
+        """Value by labels, in the metric's order. A histogram needs a suffix: `_count`, `_sum`."""
+        found = {}
+        for labels, value in self.samples.get(metric.name + suffix, {}).items():
+            of = dict(labels)
+            found[tuple(of[label] for label in metric.labels)] = value
+        return found
+
     def values_of(self, name: str, label: str) -> set[str]:
         """What a label says."""
         return {value for of in self.samples.get(name, {}) for key, value in of if key == label}
+
+
+def reading(metrics: Metrics) -> Scrape:
+    """What a scrape of these would answer."""
+    registry = CollectorRegistry()
+    registry.register(metrics)
+    return Scrape(generate_latest(registry).decode())
 
 
 def scrape(port: int, timeout_sec: float = 30.0) -> Scrape:

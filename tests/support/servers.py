@@ -45,11 +45,14 @@ class ServerError(RuntimeError):
 
 
 def free_port() -> int:
-    """A TCP port nobody listens on right now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A TCP port nobody listens on right now, nor on the next one: `worker all` serves on both."""
+    while True:
+        with socket.socket() as probe, socket.socket() as above:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+            with contextlib.suppress(OSError, OverflowError):
+                above.bind(("127.0.0.1", port + 1))
+                return port
 
 
 def find_binary(name: str, folders: Sequence[str] = (), *, package: str) -> str:

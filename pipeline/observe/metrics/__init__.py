@@ -1,1 +1,1 @@
-"""Metrics: their names, what is counted, and where it is read."""
+"""Metrics: their names, how they are counted, and the endpoint that serves them."""

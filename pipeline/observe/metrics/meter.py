@@ -1,7 +1,7 @@
-"""What a worker's work is in metrics: records that the store took, groups on their way, steps.
+"""Counts what a worker does: records that the store accepted, groups on their way, engine steps.
 
-Jobs are told by their names, and rows by their tags, as the store keeps them. Where nothing is kept
-of a job's texts (`hash-only`), both are `private`. Nothing else of a job or a row is told.
+A job's label is its name and a row's label its tag, as the store keeps them. Where nothing is kept
+of a job's texts (`hash-only`), both are `private`. Metrics show nothing else of a job or a row.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import wraps
-from typing import Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 from specbatch.pipeline.observe.metrics import metric_names as names
-from specbatch.pipeline.observe.metrics.draft_counts import Drafted, by_maker
-from specbatch.pipeline.observe.metrics.metrics import Labels, Metrics
+from specbatch.pipeline.observe.metrics.metric_names import Labels
 from specbatch.schemas.errors import FencedError
 from specbatch.schemas.figures import StepFigures
 from specbatch.schemas.privacy import PrivacyMode
@@ -27,11 +26,14 @@ from specbatch.schemas.records import CompletionRecord, JobRow, Lease, Origin, S
 from specbatch.schemas.timekeeping import usd_of
 
 PRIVATE = "private"  # for the name and the tags of a job of which no texts are kept
-UNKNOWN = "unknown"  # a job that this process never read of
+UNKNOWN = "unknown"  # a job that this process never read; the proposer of drafts without a source
 NO_TAG = "(no tag)"
 NO_PROPOSER = "none"
-MOST_JOBS = 1024  # whose names are remembered
-MOST_ASIDE = 256  # steps
+MOST_JOBS = 1024  # whose names are kept
+MOST_STEPS = 256  # that are buffered
+
+if TYPE_CHECKING:  # the light install has no prometheus_client
+    from specbatch.pipeline.observe.metrics.registry import Metrics
 
 _KINDS = tuple(field.name for field in fields(Ticks))
 
@@ -40,26 +42,26 @@ P = ParamSpec("P")
 
 
 def _harmless(
-    tell: Callable[Concatenate[Meter, P], None],
+    count: Callable[Concatenate[Meter, P], None],
 ) -> Callable[Concatenate[Meter, P], None]:
-    """The work is done by then: what goes wrong in counting it is logged once, and that is all."""
+    """Log an error of counting once and go on: the work itself is done by then."""
 
-    @wraps(tell)
-    def told(self: Meter, /, *args: P.args, **kwargs: P.kwargs) -> None:
+    @wraps(count)
+    def guarded(self: Meter, /, *args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            tell(self, *args, **kwargs)
+            count(self, *args, **kwargs)
         except Exception:
-            if tell.__name__ not in self._broken:
-                self._broken.add(tell.__name__)
+            if count.__name__ not in self._broken:
+                self._broken.add(count.__name__)
                 log.exception("metrics are incomplete from now on")
 
-    return told
+    return guarded
 
 
 class Meter:
-    """Counts what a worker does, with one lock for all of a group. Thread-safe.
+    """Counts what a worker does; a scrape sees all of a commit or nothing of it. Thread-safe.
 
-    What the store's listener calls raises nothing.
+    The methods that the store's listener calls raise nothing.
     """
 
     def __init__(self, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
@@ -69,14 +71,14 @@ class Meter:
         self._jobs: OrderedDict[str, tuple[str, PrivacyMode]] = OrderedDict()  # by job id
         self._claimed: dict[Lease, float] = {}  # leases in use, and since when
         self._asked: dict[Lease, bool] = {}  # see `asking`; whether a heartbeat missed it meanwhile
-        self._broken: set[str] = set()  # what could not be counted, and was complained of
+        self._broken: set[str] = set()  # methods whose failure was logged
         self._turned: dict[str, dict[str, bool]] = {}  # by job id and proposer: drafting is off
         metrics.ask(names.BREAKER_OPEN, self._breakers)
 
     # --- jobs -------------------------------------------------------------------------------
     @_harmless
     def knows(self, job: JobRow) -> None:
-        """How the job is told from now on."""
+        """Label the job by its name from now on."""
         with self._lock:
             self._jobs[job.job_id] = (job.name, job.privacy)
             self._jobs.move_to_end(job.job_id)
@@ -94,7 +96,7 @@ class Meter:
             return PRIVATE
         return NO_TAG if tag is None else tag
 
-    # --- what the store took ----------------------------------------------------------------
+    # --- what the store accepted -------------------------------------------------------------
     @_harmless
     def recorded(self, job_id: str, records: Sequence[CompletionRecord]) -> None:
         """Completions that were committed, together."""
@@ -103,15 +105,15 @@ class Meter:
         emitted: Counter[int] = Counter()
         for record in records:
             emitted.update(record.origins)
-            for maker, of in by_maker(record).items():
-                key = (maker, self._tag_label(job_id, record.tag))
+            for proposer, of in by_proposer(record).items():
+                key = (proposer, self._tag_label(job_id, record.tag))
                 drafted[key] = drafted.get(key, Drafted()) + of
         cost = sum(record.cost_usd for record in records)
         metrics = self.metrics
         with metrics.together():
-            for (maker, tag), of in drafted.items():
-                metrics.count(names.PROPOSED, job, maker, tag, by=of.proposed)
-                metrics.count(names.ACCEPTED, job, maker, tag, by=of.accepted)
+            for (proposer, tag), of in drafted.items():
+                metrics.count(names.PROPOSED, job, proposer, tag, by=of.proposed)
+                metrics.count(names.ACCEPTED, job, proposer, tag, by=of.accepted)
             for origin in Origin:
                 by = emitted[origin]
                 metrics.count(names.EMITTED, job, origin.name.lower(), by=by)
@@ -139,7 +141,7 @@ class Meter:
 
     @_harmless
     def done(self, lease: Lease) -> None:
-        """It got on; a group, or a job that was read or published."""
+        """A group went to its next stage, or a job was read or published."""
         began = self._leaves(lease)
         if began is not None and lease.group_index is not None:
             took = self._clock() - began
@@ -152,14 +154,14 @@ class Meter:
 
     @contextmanager
     def asking(self, lease: Lease, ends: bool = False) -> Iterator[None]:
-        """The store is asked about a lease, and what it answers is told. `ends`: whatever that is,
-        the attempt is over."""
+        """Around a call to the store about a lease: counts a refusal. With `ends` the attempt is
+        over whatever the store answers."""
         with self._lock:
             self._asked[lease] = False
         try:
             yield
             if self._asked.get(lease) and not ends:
-                self._fenced(lease)  # unless it got on
+                self._fenced(lease)  # unless it went on
         except FencedError:
             self._fenced(lease)
             raise
@@ -171,8 +173,8 @@ class Meter:
 
     @_harmless
     def missed(self, leases: set[Lease]) -> None:
-        """A heartbeat did not find these. One that the store is asked about may just have got on,
-        so that the answer decides; the others are lost."""
+        """A heartbeat did not find these leases, so they are lost. A lease that the store is being
+        asked about may have ended a moment ago: there the store's answer decides."""
         with self._lock:
             asked = self._asked.keys() & leases
             self._asked |= dict.fromkeys(asked, True)
@@ -181,7 +183,7 @@ class Meter:
 
     @_harmless
     def _fenced(self, lease: Lease) -> None:
-        """Its lease is somebody else's. An attempt counts once, whoever finds that out."""
+        """Another worker holds the lease. An attempt counts once, whoever finds that out."""
         if self._leaves(lease) is not None:
             self.metrics.count(names.FENCED, lease.stage.value)
 
@@ -196,15 +198,15 @@ class Meter:
 
     @_harmless
     def enqueued(self, stage: Stage) -> None:
-        self.metrics.count(names.BELLS, stage.value)
+        self.metrics.count(names.ENQUEUED, stage.value)
 
     # --- engines ----------------------------------------------------------------------------
     def observer(self, verifies: bool) -> VerifyingEngine | DraftingEngine:
-        """What one kind of engines tells what it does."""
+        """Counts the work of one kind of engines."""
         return VerifyingEngine(self) if verifies else DraftingEngine(self)
 
     def ask_blocks(self, read: Callable[[], Iterable[Sequence[int]]]) -> None:
-        """KV blocks of all engines, by state, whenever somebody reads."""
+        """At every reading, ask for the KV blocks of all engines, by state."""
 
         def blocks() -> Mapping[Labels, float]:
             sums = map(sum, zip(*read(), strict=True))
@@ -232,28 +234,28 @@ class Meter:
 
 
 class VerifyingEngine:
-    """What a verify worker's engine tells: every method is called in its thread.
+    """Counts what a verify worker's engine does; the engine's thread calls every method.
 
-    Steps are put aside, and counted when somebody reads or many have come together: a small model's
-    step is not much longer than counting it.
+    Steps are buffered, and counted when there are many or somebody reads: a step of a small model
+    takes little longer than counting it.
     """
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
         self._metrics = meter.metrics
-        self._aside: deque[StepFigures] = deque()
+        self._steps: deque[StepFigures] = deque()
         self._metrics.before_reading(self._count)
 
     def stepped(self, step: StepFigures) -> None:
-        self._aside.append(step)
-        if len(self._aside) >= MOST_ASIDE:
+        self._steps.append(step)
+        if len(self._steps) >= MOST_STEPS:
             self._count()
 
     def _count(self) -> None:
         steps: list[StepFigures] = []
         with suppress(IndexError):  # in whichever threads: each step is taken once
             while True:
-                steps.append(self._aside.popleft())
+                steps.append(self._steps.popleft())
         if not steps:
             return
         tokens = Counter(tokens for step in steps for tokens, _ in step.passes)
@@ -270,8 +272,8 @@ class VerifyingEngine:
                 metrics.observe(names.BATCH_FILL, share, times=times)
             for (proposer, depth), times in depths.items():
                 metrics.observe(names.DEPTH, depth, proposer or NO_PROPOSER, times=times)
-            for place, kind in enumerate(_KINDS):
-                ticks = sum(step.ticks[place] for step in steps)
+            for index, kind in enumerate(_KINDS):
+                ticks = sum(step.ticks[index] for step in steps)
                 metrics.count(names.DEVICE_SECONDS, kind, by=ticks / TICKS_PER_SEC)
             metrics.count(names.PREEMPTIONS, by=sum(step.preemptions for step in steps))
             raised = sum(step.raised_passes for step in steps)
@@ -293,7 +295,7 @@ class VerifyingEngine:
 
 
 class DraftingEngine:
-    """What a propose worker's engine tells: all of its time is drafting; it verifies nothing."""
+    """Counts what a propose worker's engine does: it verifies nothing, all its time is drafting."""
 
     def __init__(self, meter: Meter) -> None:
         self._metrics = meter.metrics
@@ -303,23 +305,23 @@ class DraftingEngine:
         self._metrics.count(names.DEVICE_SECONDS, "draft", by=sec)
 
     def first_token(self, job_id: str, sec: float) -> None:
-        """Nobody waits for it."""
+        """Nobody waits for a draft's first token."""
 
     def finished(self, job_id: str, sec_per_token: float) -> None:
-        """The same."""
+        """Nobody waits for a draft."""
 
     def turned(self, job_id: str, proposer: str, is_off: bool) -> None:
-        """Nothing drafts for a draft."""
+        """Drafts have no proposer of their own."""
 
     def drifted(self, proposer: str, nats: float) -> None:
-        """The same."""
+        """Drafts have no proposer of their own."""
 
 
 def saved_usd(records: Iterable[CompletionRecord]) -> float:
-    """What drafting saved a group, on the steps that were measured; below 0: it cost more. Without
-    any such step nothing is known of it.
+    """What drafting saved a group, over the steps that were measured; below 0: it cost more; 0
+    without a measured step.
 
-    Of what was drafted ahead they bear their part of the completion's time.
+    Measured steps bear the cost of drafts made ahead by their part of the completion's time.
     """
     taken = baseline = 0.0
     for c in records:
@@ -328,3 +330,47 @@ def saved_usd(records: Iterable[CompletionRecord]) -> float:
         taken += share * c.ahead_ticks * c.ahead_price_microusd
         baseline += c.baseline_sec * TICKS_PER_SEC * c.price_microusd
     return usd_of(baseline - taken) if baseline else 0.0
+
+
+# --- whose drafts -----------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """Draft tokens."""
+
+    proposed: int = 0
+    accepted: int = 0
+
+    def __add__(self, other: Drafted) -> Drafted:
+        return Drafted(self.proposed + other.proposed, self.accepted + other.accepted)
+
+
+def by_proposer(record: CompletionRecord) -> dict[str, Drafted]:
+    """Draft tokens by proposer. They add up to the record's own, to the last token."""
+    if not record.proposed:
+        return {}
+    origin = record.provenance
+    if not origin.makers or sum(origin.drafted) != record.proposed:
+        return {UNKNOWN: Drafted(record.proposed, record.accepted)}
+    found: dict[str, Drafted] = {}
+    accepted = list(_accepted_by_pass(record.origins))
+    accepted += [0] * (len(origin.makers) - len(accepted))
+    # Accepted tokens that a stop inside of the last draft cut off count as accepted.
+    accepted[-1] += record.accepted - sum(accepted)
+    for source, proposed, agreed in zip(origin.makers, origin.drafted, accepted, strict=True):
+        name = origin.sources[source]
+        found[name] = found.get(name, Drafted()) + Drafted(proposed, agreed)
+    return found
+
+
+def _accepted_by_pass(origins: tuple[int, ...]) -> Iterator[int]:
+    """For each pass with a draft, how many of its draft tokens stand in the output."""
+    agreed = 0
+    for origin in origins:
+        if origin == Origin.ACCEPTED:
+            agreed += 1
+            continue
+        if origin != Origin.PLAIN:
+            yield agreed
+        agreed = 0
+    if agreed:
+        yield agreed

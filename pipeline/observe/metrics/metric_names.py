@@ -1,6 +1,6 @@
-"""All metrics by name: what they are, of which type, with which labels. Everything else asks here.
+"""All metrics: their names, types, labels and meanings. Every other module takes them from here.
 
-The dashboards, the alerts and the documented table are held to this list by tests.
+Tests hold the dashboards, the alerts and the documented table to this list.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class Kind(StrEnum):
 
 
 class Scope(StrEnum):
-    """Whose figure it is."""
+    """Whose figure a metric is."""
 
-    PROCESS = "process"  # of what this process did: add up over processes
-    STORE = "store"  # of the whole store, the same from every process: take the maximum
+    PROCESS = "process"  # what this process did: add up over processes
+    STORE = "store"  # the whole store, the same from every process: take the maximum
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,11 @@ class Metric:
     labels: tuple[str, ...] = ()
     scope: Scope = Scope.PROCESS
     buckets: tuple[float, ...] = ()  # of a histogram, rising
-    # What labels may say, where all of it is known beforehand: such series begin with 0.
+    # Values of the labels where all are known beforehand: such series begin at 0.
     values: tuple[tuple[str, ...], ...] = field(default=(), repr=False)
-    highest: bool = False  # of a gauge: among processes that share a port the highest counts
 
 
+Labels = tuple[str, ...]  # one value for each label of a metric
 Values = tuple[str, ...]
 
 _SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
@@ -77,10 +77,8 @@ def _gauge(
     *labels: str,
     scope: Scope = Scope.PROCESS,
     values: tuple[Values, ...] = (),
-    highest: bool = False,
 ) -> Metric:
-    full = f"specbatch_{name}"
-    return Metric(full, Kind.GAUGE, text, labels, scope, values=values, highest=highest)
+    return Metric(f"specbatch_{name}", Kind.GAUGE, text, labels, scope, values=values)
 
 
 def _histogram(
@@ -96,7 +94,7 @@ def _histogram(
 
 STORE = Scope.STORE
 
-# --- tokens, as the store took them -----------------------------------------------------------
+# --- tokens, as the store accepted them -------------------------------------------------------
 PROPOSED = _counter("proposed_tokens", "draft tokens verified", "job", "proposer", "tag")
 ACCEPTED = _counter("accepted_tokens", "draft tokens accepted", "job", "proposer", "tag")
 EMITTED = _counter(
@@ -108,11 +106,11 @@ COMPLETIONS = _counter("completions", "recorded completions", "job", "finish_rea
 COST = _counter("cost_usd", "dollars attributed to recorded completions", "job")
 BASELINE_COST = _counter(
     "baseline_cost_usd",
-    "dollars they would have cost at depth 0: their cost and what was saved, by control steps",
+    "dollars they would have cost at depth 0: their cost plus savings, measured by control steps",
     "job",
 )
 
-# --- the engine, all that was done ------------------------------------------------------------
+# --- the engine, with work that was lost ------------------------------------------------------
 VERIFIER_CALLS = _counter("engine_verifier_calls", "forward passes of the verifier")
 TOKENS_PER_CALL = _histogram(
     "engine_tokens_per_call", "tokens verified by one forward pass", _TOKENS
@@ -123,31 +121,37 @@ DEPTH = _histogram(
     (0, 1, 2, 3, 4, 6, 8, 12, 16, 32), "proposer",
 )  # fmt: skip
 BATCH_FILL = _histogram(
-    "engine_batch_fill_ratio", "sequences in a pass ÷ most that are let in", _SHARES
+    "engine_batch_fill_ratio", "sequences in a pass ÷ the most it admits", _SHARES
 )
 KV_BLOCKS = _gauge(
     "engine_kv_blocks", "the verifier's KV blocks; state: used, free, cached", "state",
     values=(BLOCK_STATES,),
 )  # fmt: skip
-PREEMPTIONS = _counter("engine_preemptions", "sequences put off for want of KV blocks")
+PREEMPTIONS = _counter("engine_preemptions", "sequences preempted for lack of KV blocks")
 FAILED_CALLS = _counter(
-    "engine_failed_calls", "calls that raised and were got over; what: pass, proposer", "what",
-    values=(FAILURES,),
+    "engine_failed_calls", "calls that raised and were recovered from; what: pass, proposer",
+    "what", values=(FAILURES,),
 )  # fmt: skip
 DEVICE_SECONDS = _counter(
-    "engine_device_seconds", f"engines' device time by what it went into: {', '.join(TICK_KINDS)}",
+    "engine_device_seconds", f"device time of engines by what took it: {', '.join(TICK_KINDS)}",
     "kind", values=(TICK_KINDS,),
 )  # fmt: skip
 FIRST_TOKEN = _histogram(
-    "time_to_first_token_seconds", "from a request's arrival at the engine", _SECONDS, "job"
+    "time_to_first_token_seconds",
+    "from a request's arrival at the engine to its first token",
+    _SECONDS,
+    "job",
 )
 PER_TOKEN = _histogram(
-    "time_per_output_token_seconds", "of finished requests, after the first token", _SHORT, "job"
+    "time_per_output_token_seconds",
+    "of finished requests, for each token after the first",
+    _SHORT,
+    "job",
 )
 BREAKER_OPEN = _gauge(
     "breaker_open",
-    "1 while drafting is off by decision on a job that is worked on here; proposer *: all drafting",
-    "job", "proposer", highest=True,
+    "1 while drafting is switched off for a job that is verified here; proposer *: all drafting",
+    "job", "proposer",
 )  # fmt: skip
 DRIFT = _histogram(
     "drift_kl_nats", "KL(verifier ‖ proposer) at sampled positions",
@@ -156,78 +160,68 @@ DRIFT = _histogram(
 
 # --- work through the stages ------------------------------------------------------------------
 QUEUE_SECONDS = _histogram(
-    "queue_seconds", "a group, ready to claimed", _LONG, "stage", values=(GROUP_STAGES,)
+    "queue_seconds", "a group, from ready to claimed", _LONG, "stage", values=(GROUP_STAGES,)
 )
 COMPUTE_SECONDS = _histogram(
-    "compute_seconds", "a group, claimed to done", _SECONDS, "stage", values=(GROUP_STAGES,)
+    "compute_seconds", "a group, from claimed to done", _SECONDS, "stage", values=(GROUP_STAGES,)
 )
-RETRIES = _counter(
-    "retries", "groups and jobs given back after an error", "stage", values=(STAGES,)
-)
+RETRIES = _counter("retries", "groups and jobs released after an error", "stage", values=(STAGES,))
 FENCED = _counter(
-    "fenced_commits", "attempts whose lease was lost: what they wrote was refused", "stage",
+    "fenced_commits", "attempts that lost their lease, whose writes the store refused", "stage",
     values=(STAGES,),
 )  # fmt: skip
-SWEEPS = _counter("sweeps", "looks of the sweeper at what is due")
-BELLS = _counter("bells", "work messages that sweepers enqueued", "stage", values=(STAGES,))
-QUARANTINED = _counter("quarantined_rows", "input rows set aside by ingest", "code")
+SWEEPS = _counter("sweeps", "passes of the sweeper over due work")
+ENQUEUED = _counter("bells", "work messages that the sweeper sent", "stage", values=(STAGES,))
+QUARANTINED = _counter("quarantined_rows", "input rows that ingest quarantined", "code")
 
 # --- the store as a whole ---------------------------------------------------------------------
 STORE_UP = _gauge(
-    "store_up", "1 while the store answers; else its figures are missing", scope=STORE
+    "store_up", "1 while the store answers; otherwise its figures are missing", scope=STORE
 )
 GROUPS = _gauge(
-    "groups", "open groups, and jobs to be read or published; state: ready, leased",
+    "groups", "open groups, and jobs to ingest or publish; state: ready, leased",
     "stage", "state", scope=STORE, values=(STAGES, UNIT_STATES),
 )  # fmt: skip
 OLDEST_READY = _gauge(
-    "oldest_ready_seconds", "how long the oldest of those that are ready has waited", "stage",
+    "oldest_ready_seconds", "how long the oldest ready group or job has waited", "stage",
     scope=STORE, values=(STAGES,),
 )  # fmt: skip
-STUCK_LEASES = _gauge(
-    "stuck_leases", "leases past their end that nobody has taken over", scope=STORE
-)
-JOBS = _gauge(
-    "jobs", "jobs that are not over, by state", "state", scope=STORE, values=(LIVE_STATES,)
-)
-ROWS_FAILED = _gauge(
-    "failed_rows", "rows that failed or were set aside, of jobs that are not over", scope=STORE
-)
-WORKERS = _gauge("workers", "devices in worker processes that were heard of", "kind", scope=STORE)
-WAITING_JOBS = _gauge(
-    "jobs_without_worker", "live jobs that no live worker may verify", "numeric_class",
+STUCK_LEASES = _gauge("stuck_leases", "expired leases that nobody has taken over", scope=STORE)
+JOBS = _gauge("jobs", "unfinished jobs by state", "state", scope=STORE, values=(LIVE_STATES,))
+ROWS_FAILED = _gauge("failed_rows", "failed and quarantined rows of unfinished jobs", scope=STORE)
+WORKERS = _gauge("workers", "devices of live worker processes by kind", "kind", scope=STORE)
+JOBS_WITHOUT_WORKER = _gauge(
+    "jobs_without_worker", "live jobs that no live worker can verify", "numeric_class",
     scope=STORE,
 )  # fmt: skip
-LACKING_JOBS = _gauge(
-    "jobs_waiting_for_worker", "live jobs whose units at a stage no live worker takes", "stage",
+JOBS_WAITING = _gauge(
+    "jobs_waiting_for_worker", "live jobs with work at a stage that no live worker serves", "stage",
     scope=STORE, values=(STAGES,),
 )  # fmt: skip
-DEAF_WORKERS = _gauge(
-    "workers_without_broker", "worker processes that can take no messages", scope=STORE
+WORKERS_WITHOUT_BROKER = _gauge(
+    "workers_without_broker", "worker processes that cannot take messages", scope=STORE
 )
 AUDITED = _gauge(
     "audited_completions", "completions audited in the last 30 days; result: same, different",
     "result", scope=STORE, values=(RESULTS,),
 )  # fmt: skip
 SCHEDULE_SUCCESS = _gauge(
-    "schedule_last_success_timestamp_seconds", "when a run of a schedule was submitted last",
+    "schedule_last_success_timestamp_seconds", "when a run of a schedule was last submitted",
     "schedule", scope=STORE,
 )  # fmt: skip
 SCHEDULE_MISSED = _gauge(
     "schedule_missed_runs",
-    "times of the last 7 days at which nothing was submitted: missed, or failed",
+    "runs of the last 7 days that were not submitted: missed or failed",
     "schedule",
     scope=STORE,
 )
 
 # --- the process ------------------------------------------------------------------------------
-DEAF = _gauge(
-    "broker_trouble", "processes behind this endpoint that can take no messages from the broker"
+BROKER_TROUBLE = _gauge(
+    "broker_trouble", "1 while this process cannot take messages from the broker"
 )
-BUILD = _gauge("build_info", "1; the version that runs", "version", highest=True)
-PLANNED_ROLLOUT = _gauge(
-    "planned_rollout", "1 while a rollout is announced by the settings", highest=True
-)
+BUILD = _gauge("build_info", "1; the label names the version that runs", "version")
+PLANNED_ROLLOUT = _gauge("planned_rollout", "1 while the settings announce a rollout")
 
 METRICS: tuple[Metric, ...] = tuple(
     value for value in list(globals().values()) if isinstance(value, Metric)

@@ -1,7 +1,7 @@
-"""Figures of the whole store as metrics: read when somebody asks, and kept for a moment.
+"""Figures of the whole store as metrics, read when somebody asks and kept for a moment.
 
-A scrape never waits long for the store: one that is slow is shown as it last was, for a while; of
-one that is out of reach there are no figures.
+A scrape never waits long for the store. While the store is slow, the last figures are shown for a
+while; while it is out of reach, there are none.
 """
 
 from __future__ import annotations
@@ -12,29 +12,26 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+
+from prometheus_client.metrics_core import GaugeMetricFamily
 
 from specbatch.pipeline.observe.metrics import metric_names as names
-from specbatch.pipeline.observe.metrics.endpoint import family
-from specbatch.pipeline.observe.metrics.metric_names import Metric
-from specbatch.pipeline.observe.metrics.metrics import Labels
+from specbatch.pipeline.observe.metrics.metric_names import Labels, Metric
 from specbatch.schemas.backlog import Backlog
 from specbatch.schemas.figures import StoreFigures
 from specbatch.schemas.numeric_class import UNKNOWN
 from specbatch.schemas.records import JobState, Stage
-
-if TYPE_CHECKING:
-    from prometheus_client.metrics_core import Metric as Family
+from specbatch.schemas.visible import visible
 
 log = logging.getLogger(__name__)
 
-FRESH_SEC = 5.0  # for which figures are not read anew
-PATIENCE_SEC = 3.0  # that a scrape waits for them
-KEPT_SEC = 60.0  # for which the last ones are shown while reading takes longer than that
+FRESH_SEC = 5.0  # figures younger than this are not read again
+PATIENCE_SEC = 3.0  # a scrape waits no longer for them
+KEPT_SEC = 60.0  # the last figures are shown for so long while reading takes longer
 
 
 class StoreMetrics:
-    """Reads in a thread of its own, however many ask. Thread-safe."""
+    """Reads in one thread, however many ask. Thread-safe."""
 
     def __init__(
         self,
@@ -50,16 +47,16 @@ class StoreMetrics:
         self._clock = clock
         self._lock = threading.Lock()  # of what follows
         self._figures: StoreFigures | None = None
-        self._at = 0.0  # when they were there
+        self._at = 0.0  # when they arrived
         self._reading: threading.Thread | None = None
 
-    def collect(self) -> Iterator[Family]:
-        """What a scrape gets."""
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """The families of a scrape."""
         figures = self._fresh()
         is_up: dict[Labels, float] = {(): float(figures is not None)}
-        yield family(names.STORE_UP, is_up)
+        yield _family(names.STORE_UP, is_up)
         for metric, values in store_values(figures).items():
-            yield family(metric, values)
+            yield _family(metric, values)
 
     def _fresh(self) -> StoreFigures | None:
         with self._lock:
@@ -86,8 +83,15 @@ class StoreMetrics:
             self._figures, self._at, self._reading = figures, self._clock(), None
 
 
+def _family(metric: Metric, values: dict[Labels, float]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
+    for labels, value in values.items():
+        family.add_metric(list(map(visible, labels)), value)
+    return family
+
+
 def _waiting_jobs(backlog: Backlog) -> dict[Labels, float]:
-    """Of every class that some job has pinned; the sweeper ends workers that are silent."""
+    """By numeric class that a job has pinned; the sweeper ends silent workers."""
     workers = backlog.alive(math.inf).verifying()
     found: dict[Labels, float] = {}
     for job in backlog.pinned:
@@ -98,7 +102,7 @@ def _waiting_jobs(backlog: Backlog) -> dict[Labels, float]:
 
 
 def _lacking_jobs(backlog: Backlog) -> dict[Labels, float]:
-    """By the stage at which no worker is there for them."""
+    """By the stage that no worker serves for them."""
     alive = backlog.alive(math.inf)
     found: dict[Labels, float] = {(stage,): 0.0 for stage in names.STAGES}
     for job in backlog.pinned:
@@ -108,7 +112,7 @@ def _lacking_jobs(backlog: Backlog) -> dict[Labels, float]:
 
 
 def store_values(figures: StoreFigures | None) -> dict[Metric, dict[Labels, float]]:
-    """By metric. None: the store is out of reach, so all of them are without values."""
+    """By metric. None: the store is out of reach, so no metric has a value."""
     if figures is None:
         return {
             metric: {}
@@ -132,11 +136,11 @@ def store_values(figures: StoreFigures | None) -> dict[Metric, dict[Labels, floa
         },
         names.ROWS_FAILED: {(): float(backlog.rows_failed)},
         names.WORKERS: {(kind,): float(count) for kind, count in sorted(workers.items())},
-        names.DEAF_WORKERS: {
+        names.WORKERS_WITHOUT_BROKER: {
             (): float(sum(one.trouble is not None for one in backlog.processes)),
         },
-        names.WAITING_JOBS: _waiting_jobs(backlog),
-        names.LACKING_JOBS: _lacking_jobs(backlog),
+        names.JOBS_WITHOUT_WORKER: _waiting_jobs(backlog),
+        names.JOBS_WAITING: _lacking_jobs(backlog),
         names.AUDITED: {
             ("same",): float(same),
             ("different",): float(figures.audited.differing),

@@ -1,4 +1,4 @@
-"""Charts as inline SVG, and the table beside each that says the same in figures.
+"""Charts of a report as shapes with their places; the templates write them as SVG.
 
 Colours are classes, so that the page's style decides them for light, dark and paper.
 """
@@ -6,167 +6,153 @@ Colours are classes, so that the page's style decides them for light, dark and p
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-from specbatch.pipeline.observe.report.facts import Bar, Moment, Saved
-from specbatch.pipeline.observe.report.markup import Html, join, tag
-from specbatch.pipeline.observe.units import clock, count, percent, seconds, usd
+from specbatch.pipeline.observe.report.facts import Bar, Facts, Moment, Saved
+from specbatch.pipeline.observe.units import clock, count, figure, percent, seconds, usd
+from specbatch.schemas.speculation import ALL_PROPOSERS, DecisionAction
 
 FULL, HALF = 1040, 490  # units wide: about as many pixels on a usual screen
+STOPS = (DecisionAction.OFF, DecisionAction.TAKEN_OUT)
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58.0, 10.0, 12.0, 44.0
-Shown = Callable[[float], str]
+
+Points = Sequence[tuple[float, float | None]]  # x between 0 and 1; without a value: left out
 
 
-def figure(caption: str, drawing: Html, table: Html | None = None, note: str | None = None) -> Html:
-    """A chart with its caption, a remark, and its figures to open."""
-    said = tag("figcaption", tag("strong", caption), note and join(" ", note))
-    rest = table and tag("details", tag("summary", "Figures"), table)
-    return tag("figure", said, tag("div", drawing, class_="chart"), rest)
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """An element of SVG."""
+
+    name: str
+    attributes: Mapping[str, str | None]
+    text: str = ""
+    title: str = ""  # shown when it is pointed at
 
 
-def table(
-    heads: Sequence[str], rows: Sequence[Sequence[object]], caption: str | None = None,
-    numbers: Container[int] = range(1, 99), class_: str | None = None,
-) -> Html:  # fmt: skip
-    """`numbers`: which columns are. The first cell of a row is its heading."""
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A drawing with its name for those who do not see it."""
 
-    def cell(place: int, value: object) -> Html:
-        kind = "n" if place in numbers else None
-        if place == 0:
-            return tag("th", value, scope="row")
-        return tag("td", value, class_=kind)
+    width: int
+    height: int
+    label: str
+    shapes: tuple[Shape, ...]
 
-    top = [
-        tag("th", head, scope="col", class_="n" if place in numbers else None)
-        for place, head in enumerate(heads)
-    ]
-    body = [tag("tr", [cell(place, value) for place, value in enumerate(row)]) for row in rows]
-    whole = tag(
-        "table",
-        caption and tag("caption", caption),
-        tag("thead", tag("tr", top)),
-        tag("tbody", body),
-        class_=class_,
-    )
-    return tag("div", whole, class_="scroll")  # the keyboard scrolls it where it is wide
+    @property
+    def is_wide(self) -> bool:
+        return self.width == FULL
 
 
-def bars(
-    values: Sequence[Bar],
-    unit: str,
-    axis: str,
-    label: str,
-    class_: str = "bar",
-    width: int = HALF,
-    height: int = 230,
-) -> Html:
+@dataclass(frozen=True, slots=True)
+class Axes:
+    """A plot with its grid: values of 0 to `top` upwards, x between 0 and 1."""
+
+    top: float
+    shown: Callable[[float], str]  # a value in words
+    width: int = HALF
+    height: int = 230
+
+    @property
+    def inner(self) -> float:
+        return self.width - _LEFT - _RIGHT
+
+    @property
+    def plot(self) -> float:
+        return self.height - _TOP - _BOTTOM
+
+    def at(self, x: float, y: float) -> tuple[float, float]:
+        return _LEFT + x * self.inner, _TOP + self.plot * (1 - y / self.top)
+
+    def chart(self, label: str, axis: str, shapes: Sequence[Shape]) -> Chart:
+        title = _text(axis, _LEFT + self.inner / 2, self.height - 4, "middle", "axis")
+        return Chart(self.width, self.height, label, (*self._grid(), *shapes, title))
+
+    def tick(self, said: str, x: float) -> Shape:
+        """A word under the plot."""
+        return _text(said, _LEFT + x * self.inner, _TOP + self.plot + 15, "middle")
+
+    def _grid(self) -> list[Shape]:
+        drawn = []
+        for quarter in range(5):
+            y = _TOP + self.plot * (1 - quarter / 4)
+            drawn.append(_line(_LEFT, y, self.width - _RIGHT, y, "grid"))
+            if quarter % 2 == 0:
+                said = self.shown(self.top * quarter / 4)
+                drawn.append(_text(said, _LEFT - 8, y + 4, "end"))
+        return drawn
+
+
+# --- kinds of charts --------------------------------------------------------------------------
+def bars(values: Sequence[Bar], unit: str, axis: str, label: str, class_: str = "bar") -> Chart:
     """A histogram: how often each of some classes was met."""
-    top = nice_top(max((bar.value for bar in values), default=0))
-    inner, plot = width - _LEFT - _RIGHT, height - _TOP - _BOTTOM
-    step = inner / max(len(values), 1)
+    axes = Axes(nice_top(max((bar.value for bar in values), default=0)), count)
+    step = 1 / max(len(values), 1)
     total = sum(bar.value for bar in values) or 1
     every = math.ceil(len(values) / 20)
     drawn = []
-    for place, bar in enumerate(values):
-        tall = plot * bar.value / top
-        x = _LEFT + place * step + step * 0.12
+    for number, bar in enumerate(values):
+        x, y = axes.at((number + 0.12) * step, bar.value)
+        tall = _TOP + axes.plot - y
         said = f"{bar.name}: {count(bar.value)} {unit}, {percent(bar.value / total)}"
-        drawn.append(
-            tag(
-                "rect", tag("title", said), x=_n(x), y=_n(_TOP + plot - tall),
-                width=_n(step * 0.76), height=_n(max(tall, 1.0 if bar.value else 0.0)),
-                rx="1.5", class_=class_,
-            )
-        )  # fmt: skip
-        if place % every == 0:
-            drawn.append(_text(bar.name, x + step * 0.38, _TOP + plot + 15, "middle"))
-    drawn.append(_text(axis, _LEFT + inner / 2, height - 4, "middle", "axis"))
-    return _svg(width, height, label, _grid(width, top, plot, count), drawn)
+        height = max(tall, 1.0 if bar.value else 0.0)
+        drawn.append(_rect(x, y, step * 0.76 * axes.inner, height, class_, said, rx="1.5"))
+        if number % every == 0:
+            drawn.append(axes.tick(bar.name, (number + 0.5) * step))
+    return axes.chart(label, axis, drawn)
 
 
 def line(
-    points: Sequence[tuple[float, float | None]], label: str, axis: str, ticks: Sequence[str],
-    marks: Sequence[tuple[float, str, str]] = (), width: int = FULL, height: int = 230,
-    more: Sequence[Sequence[tuple[float, float | None]]] = (), top: float = 1.0,
-    shown: Shown = lambda y: percent(y, 0),
-) -> Html:  # fmt: skip
-    """Values of 0 to `top`, over x between 0 and 1. `marks`: x, class, words.
-
-    Points without a value are passed over. `more` are fainter lines.
-    """
-    inner, plot = width - _LEFT - _RIGHT, height - _TOP - _BOTTOM
-
-    def place(x: float, y: float) -> tuple[float, float]:
-        return _LEFT + x * inner, _TOP + plot * (1 - y / top)
-
-    drawn: list[Html] = []
-    for x, class_, words in marks:
-        at = _n(_LEFT + x * inner)
-        drawn.append(
-            tag("line", tag("title", words), x1=at, x2=at, y1=_n(_TOP - 6), y2=_n(_TOP + plot),
-                class_=f"mark {class_}")
-        )  # fmt: skip
-    for number, series in enumerate([*more, points]):
-        is_main = number == len(more)
-        path = _path([place(x, y) for x, y in series if y is not None])
-        class_ = "curve" if is_main else f"curve faint s{number % 4}"
-        drawn.append(tag("path", d=path, class_=class_))
+    axes: Axes,
+    points: Points,
+    ticks: Sequence[str],
+    axis: str,
+    label: str,
+    marks: Sequence[Shape] = (),
+    more: Sequence[Points] = (),
+) -> Chart:
+    """Values over x, with a word for each point. `more` are fainter lines."""
+    drawn = list(marks)
+    for number, series in enumerate(more):
+        drawn.append(_path(axes, series, f"curve faint s{number}"))
+    drawn.append(_path(axes, points, "curve"))
+    radius = "3" if len(points) <= 60 else "2"
     for (x, y), said in zip(points, ticks, strict=True):
         if y is not None:
-            cx, cy = place(x, y)
-            drawn.append(
-                tag("circle", tag("title", f"{said}: {shown(y)}"), cx=_n(cx), cy=_n(cy),
-                    r="3" if len(points) <= 60 else "2", class_="dot")
-            )  # fmt: skip
+            cx, cy = axes.at(x, y)
+            place = {"cx": _n(cx), "cy": _n(cy), "r": radius, "class": "dot"}
+            drawn.append(Shape("circle", place, title=f"{said}: {axes.shown(y)}"))
     wide = 16 + 7 * max(map(len, ticks), default=0)
-    every = max(1, math.ceil(len(points) * wide / inner))
-    for number, ((x, _), said) in enumerate(zip(points, ticks, strict=True)):
-        if number % every == 0:
-            drawn.append(_text(said, _LEFT + x * inner, _TOP + plot + 15, "middle"))
-    drawn.append(_text(axis, _LEFT + inner / 2, height - 4, "middle", "axis"))
-    return _svg(width, height, label, _grid(width, top, plot, shown), drawn)
+    every = max(1, math.ceil(len(points) * wide / axes.inner))
+    for (x, _), said in list(zip(points, ticks, strict=True))[::every]:
+        drawn.append(axes.tick(said, x))
+    return axes.chart(label, axis, drawn)
 
 
-def stacked(moments: Sequence[Moment], label: str, width: int = HALF, height: int = 230) -> Html:
-    """Seconds in queue and in compute, by when groups were done."""
-    top = nice_seconds(max((m.queue_sec + m.compute_sec for m in moments), default=0))
-    inner, plot = width - _LEFT - _RIGHT, height - _TOP - _BOTTOM
-    step = inner / max(len(moments), 1)
-    every = max(1, math.ceil(len(moments) / 5))
-    drawn = []
-    for place, moment in enumerate(moments):
-        x, base = _LEFT + place * step + step * 0.12, _TOP + plot
-        for name, value in (("compute", moment.compute_sec), ("queue", moment.queue_sec)):
-            tall = plot * value / top
-            base -= tall
-            said = f"{clock(moment.begin)}: {seconds(value)} in {name}"
-            drawn.append(
-                tag("rect", tag("title", said), x=_n(x), y=_n(base), width=_n(step * 0.76),
-                    height=_n(tall), class_=name)
-            )  # fmt: skip
-        if place % every == 0:
-            drawn.append(_text(clock(moment.begin), x + step * 0.38, _TOP + plot + 15, "middle"))
-    drawn.append(_text("done at, UTC", _LEFT + inner / 2, height - 4, "middle", "axis"))
-    return _svg(width, height, label, _grid(width, top, plot, seconds), drawn)
-
-
-def strip(parts: Sequence[tuple[str, str, float, str]], label: str) -> Html:
-    """One bar in parts: name, class, value, words. Parts too small to see have no name."""
-    total = sum(value for _, _, value, _ in parts) or 1.0
+def strip(parts: Sequence[tuple[str, float, str]], label: str) -> Chart:
+    """One bar in parts: name, value, words. Parts too small to see have no name."""
+    total = sum(value for _, value, _ in parts) or 1.0
     x, drawn = 0.0, []
-    for name, class_, value, words in parts:
+    for name, value, words in parts:
         wide = FULL * value / total
-        drawn.append(
-            tag("rect", tag("title", f"{name}: {words}"), x=_n(x), y="0", height="32",
-                width=_n(max(wide - 1, 0)), class_=class_)
-        )  # fmt: skip
+        drawn.append(_rect(x, 0, max(wide - 1, 0), 32, f"k-{name}", f"{name}: {words}"))
         if wide > 8 * len(name) + 12:
             drawn.append(_text(name, x + 8, 21, "start", "on"))
         x += wide
-    return _svg(FULL, 32, label, drawn)
+    return Chart(FULL, 32, label, tuple(drawn))
 
 
-def interval(saved: Saved) -> Html:
+# --- charts of a job --------------------------------------------------------------------------
+def money(facts: Facts) -> Chart:
+    """Kinds of device time by their cost; by their time where the device costs nothing."""
+    if sum(part.usd for part in facts.parts):
+        parts = [(part.kind, part.usd, usd(part.usd)) for part in facts.parts]
+    else:
+        parts = [(part.kind, part.sec, seconds(part.sec)) for part in facts.parts]
+    return strip(parts, "cost by kind of device time")
+
+
+def interval(saved: Saved) -> Chart:
     """What was saved as a dot with its interval, beside nothing."""
     low = saved.usd if saved.low_usd is None else saved.low_usd
     high = saved.usd if saved.high_usd is None else saved.high_usd
@@ -177,22 +163,93 @@ def interval(saved: Saved) -> Html:
     def at(value: float) -> float:
         return 30 + (FULL - 60) * (value - left) / span
 
-    y, zero, shown = 30.0, at(0.0), usd(saved.usd, saved.reach)
+    zero, shown = at(0.0), usd(saved.usd, saved.reach)
     word = "good" if saved.usd >= 0 else "bad"
-    drawn = [
-        tag("line", x1="30", x2=_n(FULL - 30.0), y1=_n(y), y2=_n(y), class_="grid"),
-        tag("line", x1=_n(zero), x2=_n(zero), y1="10", y2="50", class_="zero"),
-        _text("$0: as without drafts", zero + (6 if zero < FULL / 2 else -6), 64,
-              "start" if zero < FULL / 2 else "end"),
-        tag("rect", x=_n(at(low)), y=_n(y - 5), width=_n(at(high) - at(low)), height="10", rx="5",
-            class_=f"range {word}"),
-        tag("circle", tag("title", shown), cx=_n(at(saved.usd)), cy=_n(y), r="7",
-            class_=f"point {word}"),
+    side, anchor = (6, "start") if zero < FULL / 2 else (-6, "end")
+    point = {"cx": _n(at(saved.usd)), "cy": "30", "r": "7", "class": f"point {word}"}
+    shapes = (
+        _line(30, 30, FULL - 30, 30, "grid"),
+        _line(zero, 10, zero, 50, "zero"),
+        _text("$0: as without drafts", zero + side, 64, anchor),
+        _rect(at(low), 25, at(high) - at(low), 10, f"range {word}", rx="5"),
+        Shape("circle", point, title=shown),
         _text(shown, at(saved.usd), 16, "middle", "strong"),
-    ]  # fmt: skip
-    return _svg(FULL, 70, f"saved {usd(saved.usd)}, 95 % interval {usd(low)} to {usd(high)}", drawn)
+    )
+    label = f"saved {usd(saved.usd)}, 95 % interval {usd(low)} to {usd(high)}"
+    return Chart(FULL, 70, label, shapes)
 
 
+def acceptance_over_time(facts: Facts) -> Chart:
+    """Of all drafts and of the first few sources, with decisions as marks."""
+    moments, (first, span) = facts.over_time, _span(facts.over_time)
+    xs = [(m.middle - first) / span for m in moments]
+    axes = Axes(1.0, lambda y: percent(y, 0), FULL)
+    more = []
+    for name in facts.sources_drawn:
+        counts = [m.by_source.get(name, (0, 0)) for m in moments]
+        rates = [accepted / proposed if proposed else None for proposed, accepted in counts]
+        more.append(list(zip(xs, rates, strict=True)))
+    marks = []
+    for decision in facts.decisions_drawn:
+        x, _ = axes.at((decision.at - first) / span, 0)
+        whose = "" if decision.proposer == ALL_PROPOSERS else f" {decision.proposer}"
+        kind = "off" if decision.action in STOPS else "on"
+        said = f"{clock(decision.at)} {decision.action}{whose}"
+        marks.append(_line(x, _TOP - 6, x, _TOP + axes.plot, f"mark {kind}", said))
+    return line(
+        axes, list(zip(xs, [m.rate for m in moments], strict=True)),
+        [clock(m.middle) for m in moments], "done at, UTC",
+        "acceptance over the job's time", marks, more,
+    )  # fmt: skip
+
+
+def depth_over_time(facts: Facts) -> Chart:
+    moments, (first, span) = facts.over_time, _span(facts.over_time)
+    top = nice_top(max(m.depth or 0.0 for m in moments))
+    return line(
+        Axes(top, lambda y: figure(y, 1), FULL, 170),
+        [((m.middle - first) / span, m.depth) for m in moments],
+        [clock(m.middle) for m in moments], "done at, UTC", "depth over the job's time",
+    )  # fmt: skip
+
+
+def acceptance_by_position(facts: Facts) -> Chart:
+    last = len(facts.positions) - 1
+    return line(
+        Axes(1.0, lambda y: percent(y, 0)),
+        [(number / last, drafts.rate) for number, drafts in enumerate(facts.positions)],
+        [drafts.name for drafts in facts.positions],
+        "position in the draft", "acceptance by position in the draft",
+    )  # fmt: skip
+
+
+def queue_and_compute(facts: Facts) -> Chart:
+    """Seconds in queue on those in compute, by when groups were done."""
+    moments = facts.over_time
+    most = max((m.queue_sec + m.compute_sec for m in moments), default=0)
+    axes = Axes(nice_seconds(most), seconds)
+    step = 1 / max(len(moments), 1)
+    every = max(1, math.ceil(len(moments) / 5))
+    drawn = []
+    for number, moment in enumerate(moments):
+        base = 0.0
+        for name, value in (("compute", moment.compute_sec), ("queue", moment.queue_sec)):
+            x, y = axes.at((number + 0.12) * step, base + value)
+            tall = axes.plot * value / axes.top
+            said = f"{clock(moment.begin)}: {seconds(value)} in {name}"
+            drawn.append(_rect(x, y, step * 0.76 * axes.inner, tall, name, said))
+            base += value
+        if number % every == 0:
+            drawn.append(axes.tick(clock(moment.begin), (number + 0.5) * step))
+    return axes.chart("seconds in queue and in compute", "done at, UTC", drawn)
+
+
+def _span(moments: Sequence[Moment]) -> tuple[float, float]:
+    """Where the time begins, and how long it is."""
+    return moments[0].begin, (moments[-1].end - moments[0].begin) or 1.0
+
+
+# --- round numbers ----------------------------------------------------------------------------
 def nice_top(value: float) -> float:
     """The next of 1, 2, 5 × 10ⁿ."""
     if value <= 0:
@@ -203,37 +260,35 @@ def nice_top(value: float) -> float:
 
 def nice_seconds(value: float) -> float:
     """The next round time: minutes and hours are not decimal."""
-    round_ones = (120, 240, 600, 1200, 2400, 3600, 7200, 14_400, 28_800, 57_600, 86_400)
-    return nice_top(value) if value <= 60 else next(
-        (float(step) for step in round_ones if step >= value), 86_400 * nice_top(value / 86_400)
-    )  # fmt: skip
+    if value <= 60:
+        return nice_top(value)
+    steps = (120, 240, 600, 1200, 2400, 3600, 7200, 14_400, 28_800, 57_600, 86_400)
+    return next((float(s) for s in steps if s >= value), 86_400 * nice_top(value / 86_400))
 
 
-def _grid(width: int, top: float, plot: float, shown: Shown) -> list[Html]:
-    drawn = []
-    for quarter in range(5):
-        y = _TOP + plot * (1 - quarter / 4)
-        drawn.append(
-            tag("line", x1=_n(_LEFT), x2=_n(width - _RIGHT), y1=_n(y), y2=_n(y), class_="grid")
-        )
-        if quarter % 2 == 0:
-            drawn.append(_text(shown(top * quarter / 4), _LEFT - 8, y + 4, "end"))
-    return drawn
+# --- shapes -----------------------------------------------------------------------------------
+def _rect(
+    x: float, y: float, width: float, height: float, class_: str, title: str = "",
+    rx: str | None = None,
+) -> Shape:  # fmt: skip
+    place = {"x": _n(x), "y": _n(y), "width": _n(width), "height": _n(height)}
+    return Shape("rect", {**place, "rx": rx, "class": class_}, title=title)
 
 
-def _path(points: Sequence[tuple[float, float]]) -> str:
-    return "M" + "L".join(f"{_n(x)} {_n(y)}" for x, y in points) if points else ""
+def _line(x1: float, y1: float, x2: float, y2: float, class_: str, title: str = "") -> Shape:
+    place = {"x1": _n(x1), "x2": _n(x2), "y1": _n(y1), "y2": _n(y2)}
+    return Shape("line", {**place, "class": class_}, title=title)
 
 
-def _text(said: str, x: float, y: float, anchor: str, class_: str | None = None) -> Html:
-    return tag("text", said, x=_n(x), y=_n(y), text_anchor=anchor, class_=class_)
+def _path(axes: Axes, points: Points, class_: str) -> Shape:
+    places = [axes.at(x, y) for x, y in points if y is not None]
+    drawn = "M" + "L".join(f"{_n(x)} {_n(y)}" for x, y in places) if places else ""
+    return Shape("path", {"d": drawn, "class": class_})
 
 
-def _svg(width: int, height: int, label: str, *contents: object) -> Html:
-    # HTML's parser knows this attribute in any case, and writes it as SVG has it.
-    box = f"0 0 {width} {height}"
-    class_ = "wide" if width == FULL else None
-    return tag("svg", *contents, viewbox=box, role="img", aria_label=label, class_=class_)
+def _text(said: str, x: float, y: float, anchor: str, class_: str | None = None) -> Shape:
+    place = {"x": _n(x), "y": _n(y), "text-anchor": anchor, "class": class_}
+    return Shape("text", place, text=said)
 
 
 def _n(value: float) -> str:

@@ -1,7 +1,7 @@
 """The figures of a report, added up group by group and completion by completion.
 
-Memory does not grow with the job but by its groups: of completions there are counters, the few that
-stand out, and the few that are shown.
+Memory grows with the number of groups and not of completions: of those it keeps counters, the few
+that stand out and the few that are shown.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from specbatch.pipeline.observe.report.facts import Bar, Drafts, Moment, Spread
 from specbatch.schemas.job_figures import GroupFigures, RowFigures
 from specbatch.schemas.records import Origin
 
-MOMENTS = 48  # stretches of time that a job is cut into
-MOST_TAGS = 2000  # that are told apart
+MOMENTS = 48  # intervals that a job's time is divided into
+MOST_TAGS = 2000  # that are counted apart
 TAGS_SHOWN = 20
 OUTLIERS = 8
-LEAST_PROPOSED = 16  # draft tokens: of fewer, no rate is worth telling
+LEAST_PROPOSED = 16  # draft tokens: with fewer, a rate means nothing
 MOST_STEPS = 1 << 16  # steps of the verifier that are counted one by one
 _PLAIN, _ACCEPTED = bytes([Origin.PLAIN]), bytes([Origin.ACCEPTED])
 _ENDS = re.compile(b"[^" + re.escape(_ACCEPTED) + b"]")
@@ -32,7 +32,7 @@ UNKNOWN_SOURCE = "(not recorded)"
 
 
 class Timeline:
-    """The job's groups in stretches of time, by when they were done."""
+    """The job's groups in intervals of time, by when they were done."""
 
     def __init__(self, groups: list[GroupFigures], started_at: float | None) -> None:
         done = [(g.done_at, g) for g in groups if g.done_at is not None]
@@ -48,21 +48,21 @@ class Timeline:
         self._bins = [[] for _ in range(number)]
         self._sources = [{} for _ in range(number)]
         for at, group in done:
-            place = min(number - 1, int((at - self._begin) / self._width))
-            self._bins[place].append(group)
-            self._of_group[group.index] = place
+            interval = min(number - 1, int((at - self._begin) / self._width))
+            self._bins[interval].append(group)
+            self._of_group[group.index] = interval
 
     def count(self, group_index: int, source: str, proposed: int, accepted: int) -> None:
-        place = self._of_group.get(group_index)
-        if place is not None:
-            known = self._sources[place].get(source, (0, 0))
-            self._sources[place][source] = (known[0] + proposed, known[1] + accepted)
+        interval = self._of_group.get(group_index)
+        if interval is not None:
+            known = self._sources[interval].get(source, (0, 0))
+            self._sources[interval][source] = (known[0] + proposed, known[1] + accepted)
 
     def moments(self) -> tuple[Moment, ...]:
         return tuple(
             Moment(
-                begin=self._begin + place * self._width,
-                end=self._begin + (place + 1) * self._width,
+                begin=self._begin + number * self._width,
+                end=self._begin + (number + 1) * self._width,
                 groups=len(groups),
                 tokens=sum(g.completion_tokens for g in groups),
                 proposed=sum(g.proposed for g in groups),
@@ -70,15 +70,15 @@ class Timeline:
                 passes=sum(g.verifier_passes for g in groups),
                 queue_sec=sum(g.queue_sec for g in groups),
                 compute_sec=sum(g.compute_sec for g in groups),
-                by_source=self._sources[place],
+                by_source=self._sources[number],
             )
-            for place, groups in enumerate(self._bins)
+            for number, groups in enumerate(self._bins)
         )
 
 
 @dataclass(slots=True)
 class _Sums:
-    """Of the rows of one tag."""
+    """Sums over the rows of one tag."""
 
     completions: int = 0
     tokens: int = 0
@@ -88,7 +88,7 @@ class _Sums:
 
 
 class Largest:
-    """The few completions with the largest keys; of equal ones the first."""
+    """The few completions with the largest keys; among equal keys the first."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -110,12 +110,12 @@ class Largest:
 class Fill:
     """How many of the job's sequences shared a pass of the verifier.
 
-    Passes are known by the process's session and the number of its step. Where there are too many
-    to keep, only every second step is counted on, then every fourth, and so on: those are exact.
+    A pass is identified by the process's session and the number of its step. Where there are too
+    many to keep, only every second step is counted, then every fourth, and so on: those are exact.
     """
 
     def __init__(self, session_of: Mapping[int, int], most: int = MOST_STEPS) -> None:
-        """`session_of`: the number of the session that did a group."""
+        """`session_of`: the number of the session that verified a group."""
         self._session_of = session_of
         self._most = most
         self.stride = 1
@@ -156,12 +156,12 @@ def _class_name(size: int) -> str:
 
 @dataclass(slots=True)
 class Tally:
-    """What is counted of completions."""
+    """Counters over all completions."""
 
     timeline: Timeline
     fill: Fill
     samples: int
-    seed: str  # which completions are shown follows from it
+    seed: str  # decides which completions are shown
     drafts: dict[str, Counter[tuple[int, int]]] = field(default_factory=dict)  # by source
     plain_passes: int = 0
     tags: dict[str | None, _Sums] = field(default_factory=dict)
@@ -202,7 +202,9 @@ class Tally:
         if not kept:
             return
         drafted, makers = row.drafted, row.makers
-        if len(drafted) != len(kept) or len(makers) != len(kept):  # of before it was kept
+        if len(drafted) != len(kept) or len(makers) != len(
+            kept
+        ):  # recorded before sources were kept
             self._count(row.group_index, UNKNOWN_SOURCE, kept, kept)
             return
         for number, source in enumerate(row.sources):
@@ -220,9 +222,9 @@ class Tally:
         self.drafts.setdefault(source, Counter()).update(zip(drafted, kept, strict=True))
         self.timeline.count(group_index, source, sum(drafted), sum(kept))
 
-    # --- what came of it --------------------------------------------------------------------
+    # --- results ----------------------------------------------------------------------------
     def by_tag(self) -> tuple[tuple[Drafts, ...], int]:
-        """Those with most tokens, and how many are left out."""
+        """The tags with most tokens, and how many are left out."""
         lines = [
             Drafts(tag or NO_TAG, s.proposed, s.accepted, 0, s.completions, s.tokens, s.usd)
             for tag, s in self.tags.items()
@@ -243,31 +245,29 @@ class Tally:
         return tuple(sorted(lines, key=lambda line: (-line.proposed, line.name)))
 
     def _all_drafts(self) -> Counter[tuple[int, int]]:
-        """Whoever made them: (tokens, accepted) of each."""
+        """(tokens, accepted) of each draft, over all sources."""
         return sum(self.drafts.values(), Counter())
 
     def depths(self) -> tuple[Bar, ...]:
-        """Passes of sequences by the draft tokens in them."""
+        """Passes of sequences by the number of their draft tokens."""
         passes: Counter[int] = Counter({0: self.plain_passes} if self.plain_passes else {})
         for (drafted, _), times in self._all_drafts().items():
             passes[drafted] += times
         return tuple(Bar(str(depth), passes[depth]) for depth in range(max(passes, default=-1) + 1))
 
     def positions(self) -> tuple[Drafts, ...]:
-        """Of the draft tokens at each place, how many were accepted.
+        """How many draft tokens were accepted at each position of a draft.
 
-        A token counts where all before it were accepted: others nobody would have looked at.
+        A token counts where all before it were accepted: no other is reached.
         """
         reached: Counter[int] = Counter()
         accepted: Counter[int] = Counter()
         for (drafted, kept), times in self._all_drafts().items():
-            for place in range(min(kept + 1, drafted)):
-                reached[place] += times
-            for place in range(kept):
-                accepted[place] += times
-        return tuple(
-            Drafts(str(place + 1), reached[place], accepted[place]) for place in sorted(reached)
-        )
+            for position in range(min(kept + 1, drafted)):
+                reached[position] += times
+            for position in range(kept):
+                accepted[position] += times
+        return tuple(Drafts(str(at + 1), reached[at], accepted[at]) for at in sorted(reached))
 
 
 def passes_of(origins: Sequence[int]) -> tuple[list[int], int]:
@@ -285,7 +285,7 @@ def passes_of(origins: Sequence[int]) -> tuple[list[int], int]:
 
 
 def spread(values: list[float]) -> Spread | None:
-    """Quantiles by the nearest rank; None of no values."""
+    """Quantiles by the nearest rank; None without values."""
     if not values:
         return None
     ordered = sorted(values)

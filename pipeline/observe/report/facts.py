@@ -1,4 +1,4 @@
-"""All that a job's report tells, in figures: whoever draws it asks nobody else.
+"""Everything that a job's report shows, in figures: the templates read nothing else.
 
 Shares are between 0 and 1, times are seconds, moments seconds since the epoch.
 """
@@ -11,12 +11,15 @@ from dataclasses import dataclass, field
 from specbatch.schemas.audit import AuditRecord
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.records import JobRow, Origin
-from specbatch.schemas.speculation import Decision
+from specbatch.schemas.speculation import Decision, DecisionAction
+
+MOST_SOURCES = 4  # that have a line of their own
+MOST_DECISIONS = 40  # that are marked in a chart
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """Dollars that drafting saved against depth 0; below zero they were lost. 95 % interval."""
+    """Dollars that drafting saved against depth 0, negative for a loss, with a 95 % interval."""
 
     usd: float
     low_usd: float | None
@@ -27,12 +30,16 @@ class Saved:
 
     @property
     def reach(self) -> float:
-        """The largest of its amounts, whose decimals the others are told with."""
+        """The largest of its amounts, whose number of decimals the others take."""
         return max(abs(value) for value in (self.usd, self.low_usd or 0.0, self.high_usd or 0.0))
 
     @property
+    def has_interval(self) -> bool:
+        return self.low_usd is not None and self.high_usd is not None
+
+    @property
     def is_certain(self) -> bool:
-        """Whether all of the interval is on one side of nothing."""
+        """Whether the interval excludes $0."""
         return self.low_usd is not None and self.high_usd is not None and (
             self.low_usd > 0 or self.high_usd < 0
         )  # fmt: skip
@@ -40,7 +47,7 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class CostPart:
-    """A kind of device time, with its share of the money."""
+    """A kind of device time and its cost."""
 
     kind: str
     meaning: str
@@ -55,7 +62,7 @@ class Drafts:
     name: str
     proposed: int
     accepted: int
-    drafts: int = 0  # blocks of them
+    drafts: int = 0  # blocks of draft tokens
     completions: int = 0
     tokens: int = 0
     usd: float = 0.0
@@ -75,7 +82,7 @@ class Moment:
     tokens: int = 0
     proposed: int = 0
     accepted: int = 0
-    passes: int = 0  # of the verifier, by sequence
+    passes: int = 0  # of the verifier, once for each sequence
     queue_sec: float = 0.0
     compute_sec: float = 0.0
     by_source: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # proposed, accepted
@@ -104,7 +111,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Some values by their quantiles."""
+    """Quantiles of some values."""
 
     middle: float
     p90: float
@@ -137,7 +144,7 @@ class Outlier:
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """Rows that were set aside for one reason; the first few of them."""
+    """Rows that were quarantined for one reason, with the first few of them."""
 
     code: str
     rows: int
@@ -163,7 +170,7 @@ class ShownOutput:
     tag: str | None
     finish_reason: str
     tokens: tuple[ShownToken, ...]
-    all_tokens: int  # of which so many are shown
+    all_tokens: int  # of which `tokens` are shown
     proposed: int
     accepted: int
     passes: int
@@ -180,14 +187,14 @@ class Facts:
     made_at: float
     version: str
     texts: str | None  # why no texts are shown; None: they are
-    words: bool  # whether reasons and errors may be told
+    words: bool  # whether reasons and errors may be shown
     tokens_as_ids: bool  # the tokenizer is not here
-    usd: float  # all that the job's attempts had
+    usd: float  # the cost of all attempts
     parts: tuple[CostPart, ...]
     saved: Saved | None
     usd_per_1k: float | None
     usd_per_document: float | None
-    drafted: bool  # anything, for any row
+    drafted: bool  # whether anything was drafted, for any row
     by_tag: tuple[Drafts, ...]
     tags_left_out: int
     by_source: tuple[Drafts, ...]
@@ -196,7 +203,7 @@ class Facts:
     positions: tuple[Drafts, ...]  # by place in the draft, from 1
     fill: tuple[Bar, ...]  # passes by sequences of this job in them
     mean_fill: float | None
-    fill_sampled: int  # one pass in so many was looked at
+    fill_sampled: int  # one pass in so many was sampled
     queue: Spread | None  # of groups
     compute: Spread | None
     slowest: tuple[Outlier, ...]
@@ -204,9 +211,52 @@ class Facts:
     decisions: tuple[Decision, ...]
     decisions_by_action: Mapping[str, int]
     quarantined: tuple[Quarantined, ...]
-    failed_groups: tuple[tuple[str, str], ...]  # the first, or rows by themselves: which, why
+    failed_groups: tuple[tuple[str, str], ...]  # the first groups or single rows: which, why
     failed_groups_total: int
     audits: tuple[AuditRecord, ...]
     versions: tuple[tuple[str, str], ...]
     devices: tuple[str, ...]
     samples: tuple[ShownOutput, ...]
+
+    @property
+    def wall_sec(self) -> float | None:
+        """From the job's start to its end, or to now; None before it has begun."""
+        begin, end = self.job.started_at, self.job.finished_at
+        if begin is None:
+            return None
+        return max(0.0, (self.made_at if end is None else end) - begin) or None
+
+    @property
+    def tokens_per_sec(self) -> float | None:
+        return self.progress.completion_tokens / self.wall_sec if self.wall_sec else None
+
+    @property
+    def tokens_per_pass(self) -> float | None:
+        passes = self.progress.verifier_passes
+        return self.progress.completion_tokens / passes if passes else None
+
+    @property
+    def sources_drawn(self) -> tuple[str, ...]:
+        """Sources with a line of their own; none where there is only one source."""
+        names = tuple(source.name for source in self.by_source[:MOST_SOURCES])
+        return names if len(names) > 1 else ()
+
+    @property
+    def decisions_drawn(self) -> tuple[Decision, ...]:
+        """Those that changed something while groups were done."""
+        if not self.over_time:
+            return ()
+        first, last = self.over_time[0].begin, self.over_time[-1].end
+        inside = [decision for decision in self.decisions if first <= decision.at <= last]
+        changed = [d for d in inside if d.action is not DecisionAction.SKIPPED]
+        return tuple(changed[:MOST_DECISIONS])
+
+    @property
+    def has_depth_over_time(self) -> bool:
+        """Whether there is more than one stretch of time, and drafts were made."""
+        return len(self.over_time) > 1 and any(moment.depth for moment in self.over_time)
+
+    @property
+    def has_lost_tokens(self) -> bool:
+        """Whether a token of a sampled output is not kept."""
+        return any(token.text is None for output in self.samples for token in output.tokens)

@@ -1,4 +1,4 @@
-"""rich's console, to which what is printed is text: no markup in it, and nothing to obey."""
+"""rich's console, which prints data as text: no markup in it, and nothing that a terminal obeys."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from specbatch.schemas.visible import visible
 
 
 class PlainConsole(Console):
-    """Colours and the cursor are moved by our own styles alone."""
+    """Only our own styles set colours and move the cursor."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, emoji=False, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Of cells and sentences: before their width is measured."""
+        """Escape cells and sentences before their width is measured."""
         return super().render_str(visible(text), **options | {"markup": False, "emoji": False})
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """Of whatever else there is."""
+        """Escape everything else."""
         for segment in super().render(renderable, options):
             if segment.control or visible(segment.text) == segment.text:
                 yield segment

@@ -1,6 +1,6 @@
-"""The progress of one job on a terminal: a live bar, or a plain line now and then.
+"""The progress of one job on a terminal: a live bar, or a plain line every few seconds.
 
-Between two commits of a group the store's counts stand still; where the engine runs in this process
+The store's counts do not move between two commits of groups; where the engine runs in this process,
 its own counts (`EngineCounts`) fill the gap.
 """
 
@@ -16,17 +16,16 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 from specbatch.schemas.job_progress import JobProgress
-from specbatch.schemas.records import (
-    JobState,
-)
+from specbatch.schemas.records import JobState
 
-WINDOW_SEC = 8.0  # speed is the mean over so long
+INTERRUPTED = "interrupted"  # the state that is shown of such a job
+WINDOW_SEC = 8.0  # speed is the mean over this time
 PLAIN_EVERY_SEC = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class EngineCounts:
-    """What the verifying engine of this process has done so far, and the drafting one."""
+    """What the engines of this process, verifying and drafting, have done so far."""
 
     finished: int = 0  # completions
     tokens: int = 0
@@ -58,7 +57,7 @@ class Reading:
 
     @property
     def figures(self) -> list[str]:
-        """Speed, acceptance and time to go, where they are known."""
+        """Speed, acceptance and remaining time, where they are known."""
         shown = []
         if self.tokens_per_sec is not None:
             shown.append(f"{self.tokens_per_sec:,.0f} tokens/s")
@@ -115,13 +114,13 @@ class Meter:
         speed: float | None,
         elapsed: float,
     ) -> float | None:
-        """By tokens once some prompts tell how long a completion is, else by prompts."""
+        """By tokens once finished prompts show how long a completion is, before that by prompts."""
         left = progress.rows_total - rows
         if left <= 0 or not progress.ingest_done:
             return None
         if speed and rows > progress.rows_failed:
             per_row = tokens / (rows - progress.rows_failed)
-            started = tokens - per_row * rows  # tokens of prompts that are under way
+            started = tokens - per_row * rows  # tokens of prompts in progress
             return max(0.0, left * per_row - max(0.0, started)) / speed
         return left * elapsed / gained if gained > 0 else None
 
@@ -188,6 +187,19 @@ def _phase(progress: JobProgress, rows: float, tokens: int, engine: EngineCounts
         return "writing"
     drafting = engine is not None and engine.drafted and not tokens and not rows
     return "drafting" if drafting else "verifying"
+
+
+def interrupted_line(job_id: str) -> str:
+    """What to do about an interrupted job."""
+    return (
+        f"job {job_id} was interrupted and nobody works on it: "
+        f"`{resume_command(job_id)}` resumes it"
+    )
+
+
+def resume_command(job_id: str) -> str:
+    """The command that resumes a job in one process."""
+    return f"specbatch retry {job_id} --local"
 
 
 def _clock(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""What a job did, in figures: computed from its row and its progress, printed as one table."""
+"""The figures of a job, computed from its row and its progress and printed as one table."""
 
 from __future__ import annotations
 
@@ -7,16 +7,12 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from specbatch.schemas.job_progress import JobProgress
-from specbatch.schemas.records import (
-    JobRow,
-    JobState,
-    Verification,
-)
+from specbatch.schemas.records import JobRow, JobState, Verification
 
 
 @dataclass(frozen=True, slots=True)
 class JobSummary:
-    """The figures of one job. None: there is nothing to compute it from."""
+    """The figures of one job; None where there is nothing to compute one from."""
 
     job_id: str
     name: str
@@ -34,13 +30,13 @@ class JobSummary:
     compute_sec: float
     cost_usd: float
     cost_per_1k_usd: float | None
-    drafted: bool  # anything, for any row
+    drafted: bool  # whether anything was drafted, for any row
     speedup: float | None  # time at depth 0 ÷ time taken, where that was measured
     verification: str
     rechecked_tokens: int  # a sample, where bits may depend on the batch
-    differing_tokens: int  # of those, decided otherwise alone
+    differing_tokens: int  # of those, that differ when computed alone
     largest_margin: float  # between the scores of two such tokens
-    shadow_proposed: int  # draft tokens that nobody verified, compared with what was decided
+    shadow_proposed: int  # draft tokens that were compared with the output and not verified
     shadow_accepted: int  # of those, that would have been accepted
     output: str
     error: str | None
@@ -49,7 +45,7 @@ class JobSummary:
 def summarize(
     job: JobRow, progress: JobProgress, speedup: float | None, drafted: bool
 ) -> JobSummary:
-    """The figures of a job, finished or not; what drafting brought is the caller's to know."""
+    """The figures of a job, finished or not; the caller knows what drafting brought."""
     wall = _wall_sec(job)
     tokens = progress.completion_tokens
     return JobSummary(
@@ -111,16 +107,16 @@ def summary_rows(summary: JobSummary) -> list[tuple[str, str]]:
     if s.rechecked_tokens:
         found = f"{s.differing_tokens:,} of {s.rechecked_tokens:,}"
         aside = f" (margin at most {s.largest_margin:.2g})" if s.differing_tokens else ""
-        rows.append(("tokens that differ when decided alone, sampled", found + aside))
+        rows.append(("sampled tokens that differ when computed alone", found + aside))
     return rows
 
 
 def _cost(s: JobSummary) -> tuple[str, str]:
-    """Device time that came to nothing, or has no rows yet, is in the cost report alone."""
+    """Time that was lost, or has no recorded rows yet, is in `specbatch cost` alone."""
     shown = f"${s.cost_usd:.6f}"
     if s.state is JobState.DONE:
         return "cost", shown
-    return "cost of recorded rows", f"{shown} (`specbatch cost` has what was lost, too)"
+    return "cost of recorded rows", f"{shown} (`specbatch cost` includes what was lost)"
 
 
 def summary_table(summary: JobSummary) -> Table:

@@ -1,6 +1,6 @@
-"""Completions with each token in the colour of its origin; with marks where there is no colour.
+"""Completions with each token in the colour of its origin, or with marks where there is no colour.
 
-Knows nothing of tokenizers: the caller hands in the function that turns token ids into text.
+This module knows no tokenizer: the caller passes the function that turns token ids into text.
 """
 
 from __future__ import annotations

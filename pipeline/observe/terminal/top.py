@@ -1,7 +1,7 @@
-"""What a store's workers, queues and jobs look like now, as tables for a terminal or plain text.
+"""Workers, queues and jobs of a store as they are now, in tables for a terminal or as plain text.
 
-Figures of a moment come from two looks: what a worker's busy time and a job's tokens grew by. With
-one look they are means since the beginning.
+Current rates need two samples: by how much a worker's busy time and a job's tokens grew. With one
+sample they are means since the start.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from specbatch.pipeline.observe.terminal.interrupted import INTERRUPTED, resume_command
-from specbatch.pipeline.observe.terminal.progress import Meter
+from specbatch.pipeline.observe.terminal.progress import INTERRUPTED, Meter, resume_command
 from specbatch.pipeline.observe.units import (
     NOTHING,
     clock,
@@ -32,12 +31,12 @@ from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.presence import ProcessNow
 from specbatch.schemas.records import JobRow, JobState
 
-STALE_SEC = 60.0  # a worker that was not heard of for so long may be gone
-WIDE = 110  # columns of a terminal that has room for everything
+STALE_SEC = 60.0  # a worker that has been silent for so long may be gone
+WIDE = 110  # columns that a terminal needs to show everything
 _BAR = 12
-_NOBODY = "no worker was heard of: start `specbatch worker`"
-_NOT_YET = "somebody holds work, and has not told of a device yet"
-_LEFT_OUT = ("name", "", "tokens")  # of narrow ones
+_NOBODY = "no worker is alive: start `specbatch worker`"
+_NOT_YET = "a worker holds work and has not reported its device yet"
+_LEFT_OUT = ("name", "", "tokens")  # on narrow terminals
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class JobNow:
     eta_sec: float | None
     cost_usd: float
     numeric_class: str | None = None
-    waits: str | None = None  # for what, in words, where no live worker may verify it
+    waits: str | None = None  # for what, in words, where no live worker can verify it
     model_fingerprint: str | None = None
 
     @property
@@ -65,20 +64,20 @@ class JobNow:
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """All that is shown at one moment."""
+    """Everything that is shown at one moment."""
 
     backlog: Backlog
-    busy: tuple[float | None, ...]  # of each worker: share of the time
+    busy: tuple[float | None, ...]  # each worker's busy share of the time
     jobs: tuple[JobNow, ...]
     jobs_left_out: int
 
 
 @dataclass(slots=True)
 class Watch:
-    """Makes boards of looks, and remembers the ones before."""
+    """Makes a board of each sample, and keeps what it needs of earlier ones."""
 
-    silence_sec: float = math.inf  # after which a worker is held for dead
-    lease_sec: float = math.inf  # after which it has lost what it held
+    silence_sec: float = math.inf  # a worker that is silent for longer counts as dead
+    lease_sec: float = math.inf  # and for longer than this, it has lost what it held
     _meters: dict[str, Meter] = field(default_factory=dict)
     _workers: dict[str, tuple[int, int, float | None]] = field(default_factory=dict)
     _time: float = 0.0
@@ -117,7 +116,7 @@ class Watch:
         )
 
     def _busy(self, worker: WorkerNow) -> float | None:
-        """Since it was heard of before, or since its beginning."""
+        """Its busy share since its last heartbeat but one, or since its start."""
         seen, busy, share = self._workers.get(worker.session_id, (0, 0, None))
         if worker.seen > seen:
             share = min(1.0, max(0, worker.busy_ticks - busy) / (worker.seen - seen))
@@ -153,12 +152,12 @@ class Watch:
 
 def as_json(board: Board) -> dict[str, Any]:
     """Everything for programs."""
-    look = board.backlog
+    backlog = board.backlog
     return {
-        "at": look.at,
-        "stages": [{**asdict(s), "stage": s.stage.value} for s in look.stages],
-        "jobs_by_state": {state.value: n for state, n in look.jobs.items()},
-        "rows_failed": look.rows_failed,
+        "at": backlog.at,
+        "stages": [{**asdict(s), "stage": s.stage.value} for s in backlog.stages],
+        "jobs_by_state": {state.value: n for state, n in backlog.jobs.items()},
+        "rows_failed": backlog.rows_failed,
         "workers": [
             {
                 "session": w.session_id,
@@ -172,7 +171,7 @@ def as_json(board: Board) -> dict[str, Any]:
                 "model": w.serves and w.serves.model,
                 "model_fingerprint": _fingerprint(w),
             }
-            for w, busy in zip(look.workers, board.busy, strict=True)
+            for w, busy in zip(backlog.workers, board.busy, strict=True)
         ],
         "processes": [
             {
@@ -184,20 +183,20 @@ def as_json(board: Board) -> dict[str, Any]:
                 "can_consume": one.trouble is None,
                 "trouble": one.trouble,
             }
-            for one in look.processes
+            for one in backlog.processes
         ],
         "jobs": [asdict(job) for job in board.jobs],
     }
 
 
 def _fingerprint(worker: WorkerNow) -> str | None:
-    """Of the model that it verifies with."""
+    """The fingerprint of the model that it verifies with."""
     found = worker.serves and worker.serves.fingerprint
     return found.digest if found else None
 
 
 def tables(board: Board, width: int = WIDE) -> RenderableType:
-    """The board as tables one below the other; narrow ones have fewer columns."""
+    """The board as tables, one below the other; with fewer columns on a narrow terminal."""
     return Group(
         _headline(board),
         Text(),
@@ -213,25 +212,25 @@ def tables(board: Board, width: int = WIDE) -> RenderableType:
 
 
 def _headline(board: Board) -> Text:
-    look = board.backlog
-    running, queued = look.jobs[JobState.RUNNING], look.jobs[JobState.QUEUED]
-    said = [
-        f"{clock(look.at)} UTC",
-        plural(len(look.workers), "device"),
+    backlog = board.backlog
+    running, queued = backlog.jobs[JobState.RUNNING], backlog.jobs[JobState.QUEUED]
+    parts = [
+        f"{clock(backlog.at)} UTC",
+        plural(len(backlog.workers), "device"),
         f"{plural(running, 'job')} running, {count(queued)} queued",
     ]
-    text = Text(" · ".join(said), style="bold")
-    if look.rows_failed:
-        text.append(f" · {plural(look.rows_failed, 'row')} failed", style="bold red")
+    text = Text(" · ".join(parts), style="bold")
+    if backlog.rows_failed:
+        text.append(f" · {plural(backlog.rows_failed, 'row')} failed", style="bold red")
     return text
 
 
 def _table(title: str, *heads: str, left: int = 1) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=None)
-    for place, head in enumerate(heads):
+    for number, head in enumerate(heads):
         table.add_column(
             head,
-            justify="left" if place < left else "right",
+            justify="left" if number < left else "right",
             header_style="dim",
             no_wrap=True,
         )
@@ -242,7 +241,7 @@ def _workers(board: Board) -> Table:
     if not board.backlog.workers and not board.backlog.processes:
         works = any(stage.leased for stage in board.backlog.stages)
         return _nothing("workers", _NOT_YET if works else _NOBODY)
-    heads = ("worker", "device", "groups", "busy", "cost", "up for", "heard of")
+    heads = ("worker", "device", "groups", "busy", "cost", "up for", "last seen")
     table = _table("workers", *heads, left=2)
     for worker, busy in zip(board.backlog.workers, board.busy, strict=True):
         late = worker.silent_sec > STALE_SEC
@@ -268,7 +267,7 @@ def _workers(board: Board) -> Table:
 
 
 def _troubled(processes: Sequence[ProcessNow]) -> Iterator[str]:
-    """Which workers can take no messages, and why."""
+    """Which workers cannot take messages, and why."""
     for one in processes:
         if one.trouble is not None:
             kinds = ", ".join(one.process.kinds)
@@ -282,7 +281,7 @@ def _others(board: Board) -> Iterator[ProcessNow]:
 
 
 def _versions(workers: Sequence[WorkerNow]) -> Iterator[str]:
-    """Which worker has which files, of models that workers have different ones of."""
+    """For models with different files on different workers: who has which."""
     by_model: dict[str, dict[str, list[str]]] = {}
     for one in workers:
         if one.serves is not None and (digest := _fingerprint(one)) is not None:
@@ -294,7 +293,7 @@ def _versions(workers: Sequence[WorkerNow]) -> Iterator[str]:
 
 
 def _queues(stages: Sequence[StageBacklog]) -> Table:
-    table = _table("queues", "stage", "ready", "leased", "oldest ready", "lease ran out")
+    table = _table("queues", "stage", "ready", "leased", "oldest ready", "expired")
     for stage in stages:
         table.add_row(
             stage.stage.value,
@@ -326,7 +325,7 @@ def _jobs(board: Board, narrow: bool) -> Table:
         for job in board.jobs
     ]
     if narrow:
-        kept = [place for place, head in enumerate(heads) if head not in _LEFT_OUT]
+        kept = [number for number, head in enumerate(heads) if head not in _LEFT_OUT]
         heads, rows = [heads[i] for i in kept], [[row[i] for i in kept] for row in rows]
     table = _table("jobs", *heads, left=2 if narrow else 4)
     for row in rows:
@@ -337,7 +336,7 @@ def _jobs(board: Board, narrow: bool) -> Table:
 
 
 def _bar(share: float | None) -> Text:
-    """The same with colours and without."""
+    """A bar that reads the same with colours and without."""
     full = round((share or 0.0) * _BAR)
     return Text.assemble(("█" * full, "green"), ("░" * (_BAR - full), "dim"))
 

@@ -1,8 +1,8 @@
-"""What a thread works on, and the ids by which the traces and logs of all processes know it.
+"""What a thread works on, and its ids in the traces and logs of all processes.
 
-Ids follow from the job's id, and those of an attempt from its generation. So no message has to
-carry them, every process goes on with the same trace, and a log line names the span that it belongs
-to, whether anybody traces or not.
+Ids follow from the job's id, and those of an attempt from its fencing token. So no message has to
+carry them, every process continues the same trace, and a log line names the span that it belongs
+to, even when nothing is traced.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ALL = 1 << 64
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A unit of work, as far as it is known: before its claim it has no generation."""
+    """A unit of work, as far as it is known: before its claim it has no fencing token."""
 
     job_id: str
     stage: str
@@ -43,13 +43,13 @@ _work: ContextVar[Work | None] = ContextVar("specbatch_work", default=None)
 
 
 def work_on(work: Work) -> None:
-    """From here on this thread works on that, until it says otherwise: what a task raised is logged
-    after its end, by who called it."""
+    """Say what this thread works on from here on. It stays set after the work's end, because the
+    caller logs what a task raised."""
     _work.set(work)
 
 
 def current_work() -> Work | None:
-    """What this thread works on, or did last."""
+    """What this thread works on, or last worked on."""
     return _work.get()
 
 
@@ -59,12 +59,12 @@ def trace_id_of(job_id: str) -> int:
 
 
 def root_span_id_of(job_id: str) -> int:
-    """64 bits, never 0: of the span under which all others of a job are."""
+    """64 bits, never 0: the span above all others of a job."""
     return int.from_bytes(_digest(job_id)[16:24]) or 1
 
 
 def attempt_span_id(job_id: str, group: int | None, generation: int) -> int:
-    """64 bits, never 0: of the one who claimed this generation of a unit."""
+    """64 bits, never 0: the span of the attempt with this fencing token."""
     return int.from_bytes(_digest(job_id, "attempt", group, generation)[:8]) or 1
 
 

@@ -1,4 +1,4 @@
-"""Log records as JSON, one object on a line, with the ids of what their thread works on."""
+"""Log records as JSON, one object per line, with the ids of what their thread works on."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from specbatch.schemas.visible import visible_json
 
 
 class JsonFormatter(logging.Formatter):
-    """Passwords and personal data are masked as in the text that it takes the place of.
+    """Masks passwords and personal data as the text format does.
 
-    A record that was made with `extra={"request": its id}`, or with `job`, is about that. What else
-    a library puts into a record is left out: nobody has looked at it.
+    A record that was made with `extra={"request": its id}`, or with `job`, is about that. Other
+    extras that a library adds to a record are left out: nobody has checked them for personal data.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -35,12 +35,12 @@ class JsonFormatter(logging.Formatter):
 
 
 def _ids(record: logging.LogRecord) -> dict[str, object]:
-    """Of what the record is about, else of what this thread works on."""
+    """The ids of what the record is about, else of what this thread works on."""
     request, work = getattr(record, "request", None), current_work()
     about: dict[str, object] = {} if request is None else {"request": str(request)}
     job_id = getattr(record, "job", None) if request is None else str(request).partition("/")[0]
     if job_id is not None and (work is None or work.job_id != job_id):
-        # A thread that works for all: an engine's, or a sweeper's.
+        # An engine's or a sweeper's thread, which works for all jobs.
         return {"job": job_id, **about, "trace_id": f"{trace_id_of(str(job_id)):032x}"}
     found = about if work is None else _of(work) | about
     return {name: value for name, value in found.items() if value is not None}

@@ -1,8 +1,7 @@
 """Traces through OpenTelemetry's SDK, with a provider of our own: a host's stays as it is.
 
-Spans of attempts are made for all, and sent where the group is sampled or the attempt failed. What
-is sent waits in a queue of bounded length; when the far end is away, spans are lost and nothing
-else.
+Every attempt has a span; it is sent where the group is sampled or the attempt failed. Spans wait in
+a bounded queue; while the collector is unreachable, spans are lost and nothing else.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _FIRST_REQUEST = "/0/0"  # of a job: the first sample of its first row
 
 
 class _Ids(IdGenerator):
-    """The ids that a thread was given, random ones where it was not."""
+    """The ids that a thread was given, or random ones."""
 
     def __init__(self) -> None:
         self._random = RandomIdGenerator()
@@ -72,7 +71,7 @@ class _Ids(IdGenerator):
 
 
 class _Chosen(SpanProcessor):
-    """Lets through what is sampled, and what failed."""
+    """Passes on what is sampled and what failed."""
 
     def __init__(self, to: SpanProcessor) -> None:
         self._to = to
@@ -90,7 +89,7 @@ class _Chosen(SpanProcessor):
 
 
 class OtelTracing:
-    """A process's tracing. Those with the same options share one, until the last is closed."""
+    """A process's tracing. Users with the same options share one until the last is closed."""
 
     _shared: ClassVar[dict[TraceOptions, OtelTracing]] = {}
     _gate: ClassVar[threading.Lock] = threading.Lock()
@@ -227,13 +226,13 @@ class OtelTracing:
         span.end(max(begun_ns, ended_ns))
 
     def is_asked(self, request_id: str) -> bool:
-        """Whether a request of a sampled group is told of."""
+        """Whether a request of a sampled group is sampled."""
         share = self._options.requests
         first = share > 0 and request_id.endswith(_FIRST_REQUEST)
         return first or is_chosen(share, request_id)
 
     def is_sampled(self, job_id: str, group: int | None) -> bool:
-        """Of every job what is done once, its first group, and the share of the others."""
+        """Every job's own stages, its first group, and the chosen share of its other groups."""
         if group is None:
             return True
         share = self._options.groups
@@ -241,7 +240,7 @@ class OtelTracing:
 
 
 def _of_job(job: JobRow) -> dict[str, Value]:
-    """What is told of a job: its names only where its texts are kept."""
+    """Attributes of a job: its names only where its texts are kept."""
     told: dict[str, Value] = {
         names.JOB: job.job_id,
         names.PRIORITY: job.priority,
@@ -262,7 +261,7 @@ def _under(parent: SpanContext) -> Context:
 
 
 def _caller() -> SpanContext | None:
-    """The span in which a job is submitted: this process's own, or the one that began it."""
+    """The span in which a job is submitted: this process's own, or that of its caller."""
     here = trace.get_current_span().get_span_context()
     if here.is_valid:
         return here
@@ -273,7 +272,7 @@ def _caller() -> SpanContext | None:
 
 
 def _resource() -> Resource:
-    """This process; what `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` say goes before."""
+    """This process; `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` take precedence."""
     host, process = socket.gethostname(), os.getpid()
     ours: dict[str, str | int] = {
         "service.name": "specbatch",

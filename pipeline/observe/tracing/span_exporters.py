@@ -1,4 +1,4 @@
-"""Where spans go: to an OTLP endpoint over HTTP, or into a file that a collector reads, too."""
+"""Where spans go: to an OTLP endpoint over HTTP, or into a file that a collector can read."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _values(headers: Iterable[str]) -> Iterable[str]:
 
 
 class _Silence(threading.local):
-    """What a library logs in a thread of ours meanwhile is not logged."""
+    """Drops what a library logs in one of our threads while it is on."""
 
     on = False
 
@@ -61,7 +61,7 @@ _silent = _Silence()
 
 
 class Forgiving(SpanExporter):
-    """Says once that spans cannot be sent, and once that they can be again; raises nothing."""
+    """Logs once that spans cannot be sent, and once that they can be again; raises nothing."""
 
     def __init__(self, to: SpanExporter) -> None:
         self._to = to
@@ -69,8 +69,8 @@ class Forgiving(SpanExporter):
         self._lost = 0
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        _silent.on = True  # the exporter has a line for each retry
-        reason = "see where OTEL_EXPORTER_OTLP_ENDPOINT leads to"
+        _silent.on = True  # the exporter logs a line for each retry
+        reason = "check OTEL_EXPORTER_OTLP_ENDPOINT"
         try:
             result = self._to.export(spans)
         except Exception as error:  # each exporter has its own kinds
@@ -106,7 +106,7 @@ class FileExporter(SpanExporter):
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         descriptor = os.open(self._path, flags, 0o640)
         try:
-            os.write(descriptor, line)  # one call, so that lines of others come before or after
+            os.write(descriptor, line)  # one call: no other process writes into it
         finally:
             os.close(descriptor)
         return SpanExportResult.SUCCESS

@@ -1,4 +1,4 @@
-"""All spans, events and attributes by name. The documentation is held to this list by a test.
+"""All spans, events and attributes by name. A test holds the documentation to this list.
 
 Names are OpenTelemetry's where it has one. Values are ids, counts, seconds and words of ours: no
 prompt, no output, no row id, no tag, no message of an error.
@@ -14,9 +14,9 @@ ATTEMPTS = (Stage.INGEST, Stage.PROPOSE, Stage.VERIFY, Stage.RECORD, Stage.PUBLI
 REQUEST = "request"  # one sampled request in one stage
 
 # --- events ---------------------------------------------------------------------------------------
-STOPPED = "job stopped"  # it was cancelled, or its deadline or budget is over
+STOPPED = "job stopped"  # it was cancelled, or exceeded its deadline or budget
 LEASE_LOST = "lease lost"
-CUT = "cut"  # the group's last rows went to somebody idle
+CUT = "cut"  # the group's last rows went to an idle worker
 EVENTS = (STOPPED, LEASE_LOST, CUT)
 
 # --- attributes -----------------------------------------------------------------------------------

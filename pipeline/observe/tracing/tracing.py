@@ -1,8 +1,8 @@
-"""Traces as the pipeline knows them: a span per attempt at a unit, and nothing where nobody asked.
+"""Traces as the pipeline knows them: a span per attempt at a unit, and none unless asked for.
 
-One trace per job. Its root is the span of the submission; attempts at reading its input, at its
-groups and at publishing lie right under that, whichever process makes them (`context.py`). This
-module imports no OpenTelemetry.
+One trace per job. Its root is the span of the submission; attempts to read its input, to process
+its groups and to publish are its children, whichever process makes them (`context.py`). This module
+imports no OpenTelemetry.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Attributes = Mapping[str, Value]
 
 
 class Span(Protocol):
-    """An attempt, as it goes on. Thread-safe; nothing raises."""
+    """An attempt in progress. Thread-safe; nothing raises."""
 
     @property
     def is_on(self) -> bool:
-        """Whether anybody hears of it: else attributes need not be made."""
+        """Whether the span is recorded; otherwise attributes need not be computed."""
         ...
 
     def note(self, attributes: Attributes) -> None: ...
@@ -31,11 +31,11 @@ class Span(Protocol):
     def event(self, name: str, attributes: Attributes | None = None) -> None: ...
 
     def has_group(self, index: int) -> bool:
-        """Whether this group of the job is one of those that are told of."""
+        """Whether this group of the job is sampled."""
         ...
 
     def is_asked(self, request_id: str) -> bool:
-        """Whether this request is one of those of such a group."""
+        """Whether this request of a sampled group is sampled."""
         ...
 
     def request(
@@ -46,23 +46,23 @@ class Span(Protocol):
 
 
 class Tracing(Protocol):
-    """What a process tells of its work. Thread-safe; nothing raises."""
+    """The traces of a process. Thread-safe; nothing raises."""
 
     def submitted(self, job: JobRow, created: bool, begun_ns: int) -> None:
-        """A job is in the store, since now; `begun_ns` is when that was begun."""
+        """A job was just stored; `begun_ns` is when its submission began."""
         ...
 
     def attempt(self, lease: Lease) -> AbstractContextManager[Span]:
-        """The work under a lease. What is raised inside is the end of the span, and goes on."""
+        """The work under a lease. An exception inside ends the span and propagates."""
         ...
 
     def close(self) -> None:
-        """Send what there is. Whoever works on is not heard of any more."""
+        """Send what there is. Work after this is not traced."""
         ...
 
 
 class NoSpan:
-    """Nobody listens."""
+    """The span where nothing is traced."""
 
     is_on = False
 
@@ -82,7 +82,7 @@ class NoSpan:
 
 
 class Untraced:
-    """Tells nothing."""
+    """Traces nothing."""
 
     def submitted(self, job: JobRow, created: bool, begun_ns: int) -> None: ...
 
@@ -101,6 +101,6 @@ class TraceOptions:
     """Where traces go, and how much of them."""
 
     to: str  # "otlp", "file:PATH", or nothing
-    groups: float  # share of a job's groups; those that fail are always told of
+    groups: float  # share of a job's groups; failed attempts are always traced
     requests: float  # share of such a group's requests
     broker: str = "memory"  # as OpenTelemetry names messaging systems
