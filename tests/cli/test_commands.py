@@ -1,4 +1,4 @@
-"""`jobs`, `show`, `retry`, `settings`, `migrate` and the demo's folder."""
+"""`jobs`, `show`, `retry`, `settings` and `migrate`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ import pytest
 from rich.table import Table
 
 from specbatch.jobs.cli.console import show_whole
-from specbatch.jobs.cli.demo import demo_settings, demo_spec, prepare
 from specbatch.jobs.cli.show import decision_lines, quarantine_lines
 from specbatch.jobs.cli.worker import Kind, kinds_of
 from specbatch.pipeline.bootstrap import make_store
-from specbatch.schemas.errors import OutputError, UsageError
 from specbatch.schemas.records import RejectedRow
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.speculation import ALL_PROPOSERS, Decision, DecisionAction
@@ -125,42 +123,6 @@ def test_a_worker_of_all_kinds_proposes_only_with_a_proposer() -> None:
     assert kinds_of(Kind.RECORD, None, None) == ("record",)
 
 
-def test_the_demo_removes_only_what_it_made(tmp_path: Path) -> None:
-    mine = tmp_path / "mine"
-    mine.mkdir()
-    (mine / "thesis.txt").touch()
-    with pytest.raises(UsageError, match="left alone"):
-        prepare(mine, keep=False)
-    assert (mine / "thesis.txt").is_file()
-    folder = tmp_path / "demo-run"
-    prepare(folder, keep=False)
-    (folder / "old").touch()
-    prepare(folder, keep=True)
-    assert (folder / "old").is_file()
-    prepare(folder, keep=False)
-    assert not (folder / "old").exists()
-
-
-def test_the_demo_keeps_to_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPECBATCH_BROKER_URL", "redis://elsewhere/0")
-    settings, spec = demo_settings(tmp_path), demo_spec(tmp_path, 64)
-    assert settings.broker_url == "memory://"
-    assert settings.store_url == f"sqlite:///{tmp_path / 'specbatch.db'}"
-    assert spec.output.uri == str(tmp_path / "output")
-
-
-def test_the_demo_shows_everything_it_promises(cli: Any, folder: Path) -> None:
-    done = cli("demo", "--max-tokens", 4)
-    assert done.code == 0
-    assert "256/256 prompts" in done.err
-    assert "measured speed-up over depth 0" in done.out
-    assert done.out.count("╭") == 5
-    assert "drafted and accepted" in done.out
-    shown = done.out.replace("\n", "")
-    assert str(folder / "demo-run" / "output" / "part-00000.parquet") in shown
-    assert str(folder / "demo-run" / "specbatch.db") in shown
-
-
 def test_no_figure_is_cut_short_on_a_narrow_stdout(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -186,9 +148,3 @@ def test_retry_says_what_it_did_in_json_and_waits_for_nobody(cli: Any, job: Any)
     assert f"`specbatch retry {job_id} --local` does the work here" in sent.err.replace("\n", " ")
     refused = cli("retry", job_id, "--local", "--quarantined")
     assert "is still" in refused.complaint
-
-
-def test_a_folder_that_the_demo_cannot_make_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(OutputError, match="name another --folder"):
-        prepare(tmp_path / "file" / "demo", keep=False)

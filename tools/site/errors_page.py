@@ -19,7 +19,7 @@ with a traceback is a bug.
 
 EXIT_CODES = {
     0: "done, or submitted",
-    1: "a bug, with its traceback; of `chaos`: the law was broken",
+    1: "a bug, with its traceback; of `chaos` and `demo`: a promise was broken",
     2: "bad usage, spec, setting, input, model or output; nothing was started",
     3: "partial: some rows failed, the rest is in the output; of `audit`, `replay`: findings",
     4: "failed, or the store or broker is out of reach",

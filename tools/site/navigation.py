@@ -12,7 +12,7 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "howto",
         "How to",
         (
-            *("nightly-s3", "schedules", "airflow", "dagster", "workers", "observing"),
+            *("install", "nightly-s3", "schedules", "airflow", "dagster", "workers", "observing"),
             *(
                 "openai-batch",
                 "vllm-run-batch",
