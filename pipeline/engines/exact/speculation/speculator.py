@@ -289,7 +289,7 @@ class Speculator:
         picked: dict[str, list[Option]] = {}
         for sequence in deciding:
             most = min(SHADOW_DEPTH, self._cap(sequence), sequence.remaining - 1)
-            if self._shadow.picked(sequence) and (option := self._best_option(sequence, most)):
+            if self._shadow.is_due(sequence) and (option := self._best_option(sequence, most)):
                 picked.setdefault(option.proposer.name, []).append(option)
         for proposer in self.proposers:
             of = picked.get(proposer.name)
