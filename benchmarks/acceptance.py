@@ -19,15 +19,15 @@ from torch import Tensor
 
 from specbatch.jobs.bench.engine import RESULTS, machine
 from specbatch.kernels.verify.contract import SamplingRows
+from specbatch.pipeline.engines.contract import Completion, Request
 from specbatch.pipeline.engines.exact.engine import Engine
 from specbatch.pipeline.engines.exact.model.batch import Chunk
 from specbatch.pipeline.engines.exact.model.loader import load_model
-from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
 from specbatch.pipeline.engines.exact.model.runner import ModelRunner
 from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelProposer
 from specbatch.pipeline.engines.exact.sampling.sampler import choose_sampler
-from specbatch.pipeline.engines.exact.state.blocks import KvState
-from specbatch.pipeline.engines.exact.state.sequence import Completion, Request
+from specbatch.pipeline.engines.exact.state.kv_blocks import KvState
+from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.pipeline.inputs.codec import TextCodec
 from specbatch.schemas.records import SamplingParams, Verification
 

@@ -20,8 +20,8 @@ from specbatch.benchmarks.depth import Bed
 from specbatch.jobs.bench.engine import RESULTS, machine
 from specbatch.jobs.bench.models import demo_model
 from specbatch.jobs.bench.replay import ReplayProposer
+from specbatch.pipeline.engines.contract import Request, Route
 from specbatch.pipeline.engines.exact.engine import Engine
-from specbatch.pipeline.engines.exact.state.sequence import Request, Route
 from specbatch.schemas.records import SamplingParams
 
 BEFORE, AFTER = 0.8, 0.05

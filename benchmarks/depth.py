@@ -27,16 +27,15 @@ from specbatch.benchmarks.pass_prices import Spent, TimedRunner, common_prices, 
 from specbatch.jobs.bench.engine import RESULTS, machine
 from specbatch.jobs.bench.models import BenchModel, demo_model, random_model
 from specbatch.jobs.bench.replay import ReplayProposer
+from specbatch.pipeline.engines.contract import EngineStats, Request, Route
 from specbatch.pipeline.engines.exact.engine import Engine
 from specbatch.pipeline.engines.exact.model.loader import load_model
-from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
 from specbatch.pipeline.engines.exact.model.runner import ModelRunner
 from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelProposer
-from specbatch.pipeline.engines.exact.proposers.draft_names import DRAFT_MODEL
-from specbatch.pipeline.engines.exact.proposers.history_proposer import HistoryProposer
-from specbatch.pipeline.engines.exact.state.proposer import Proposer
-from specbatch.pipeline.engines.exact.state.sequence import Request, Route
-from specbatch.pipeline.engines.exact.state.stats import EngineStats
+from specbatch.pipeline.engines.exact.proposers.history import HistoryProposer
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
+from specbatch.pipeline.engines.models.draft_names import DRAFT_MODEL
+from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.pipeline.ledger import rules
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.records import SamplingParams

@@ -22,15 +22,14 @@ import torch
 from specbatch.jobs.bench.engine import RESULTS, machine
 from specbatch.jobs.bench.models import BenchModel, demo_model, small_model
 from specbatch.jobs.bench.replay import ReplayProposer
+from specbatch.pipeline.engines.contract import EngineStats, Request
 from specbatch.pipeline.engines.exact.engine import Engine
 from specbatch.pipeline.engines.exact.model.batch import Chunk
 from specbatch.pipeline.engines.exact.model.loader import load_model
-from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
 from specbatch.pipeline.engines.exact.model.runner import ModelRunner
 from specbatch.pipeline.engines.exact.recheck import Rechecker
-from specbatch.pipeline.engines.exact.state.blocks import KvState
-from specbatch.pipeline.engines.exact.state.sequence import Request
-from specbatch.pipeline.engines.exact.state.stats import EngineStats
+from specbatch.pipeline.engines.exact.state.kv_blocks import KvState
+from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.schemas.records import SamplingParams
 
 MODES = ("bitwise", "fast")

@@ -18,11 +18,11 @@ from typing import Any
 
 from specbatch.jobs.bench.engine import machine
 from specbatch.jobs.bench.models import demo_model, random_model
+from specbatch.pipeline.engines.contract import Request
 from specbatch.pipeline.engines.exact.engine import Engine
 from specbatch.pipeline.engines.exact.host import EngineHost
 from specbatch.pipeline.engines.exact.model.memory import peak_bytes
-from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
-from specbatch.pipeline.engines.exact.state.sequence import Request
+from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.schemas.records import SamplingParams
 from specbatch.schemas.spec import EngineSpec
 

@@ -44,7 +44,7 @@ from specbatch.jobs.cli.beside import beside
 from specbatch.pipeline.bootstrap import KINDS, make_client, make_store
 from specbatch.pipeline.engines.contract import Engines
 from specbatch.pipeline.engines.exact.host import EngineHost
-from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
+from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.outputs.outputs import read_output
 from specbatch.pipeline.runtime.client import Client

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from specbatch.jobs.bench.models import BenchModel
 from specbatch.jobs.bench.prompt_set import DEMO_PROMPTS
-from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
+from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.pipeline.inputs.codec import TextCodec
 from specbatch.pipeline.inputs.planner import plan
 from specbatch.pipeline.inputs.rows import RowChecker

@@ -27,14 +27,15 @@ import torch
 from specbatch.benchmarks.depth import KV_CACHE_BYTES, demo_prompts
 from specbatch.jobs.bench.engine import RESULTS, machine
 from specbatch.jobs.bench.models import demo_model
+from specbatch.pipeline.engines.contract import Request, Route
 from specbatch.pipeline.engines.exact.engine import Engine
 from specbatch.pipeline.engines.exact.model.loader import load_model
-from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
 from specbatch.pipeline.engines.exact.model.runner import ModelRunner
 from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelProposer
-from specbatch.pipeline.engines.exact.proposers.draft_names import DRAFT_MODEL
-from specbatch.pipeline.engines.exact.state.proposer import Proposer
-from specbatch.pipeline.engines.exact.state.sequence import Request, Route, Sequence
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
+from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.models.draft_names import DRAFT_MODEL
+from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.pipeline.policy.controller import Controller
 from specbatch.pipeline.policy.costs.controls import NOTHING_MEASURED, Measured
 from specbatch.pipeline.policy.costs.savings import at_depth_0, half_width
@@ -57,13 +58,13 @@ class Placebo:
     def available(self, sequence: Sequence) -> int:
         return max(0, min(4, sequence.remaining - 1))
 
-    def grade(self, sequence: Sequence) -> int:  # noqa: ARG002 - the contract's
+    def confidence_bucket(self, sequence: Sequence) -> int:  # noqa: ARG002 - the contract's
         return 0
 
     def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:  # noqa: ARG002 - the same
         return [[] for _ in sequences]
 
-    def settle(self, sequence: Sequence) -> None:
+    def on_verified(self, sequence: Sequence) -> None:
         """There is nothing to settle."""
 
     def forget(self, sequence: Sequence) -> None:

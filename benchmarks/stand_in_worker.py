@@ -16,7 +16,7 @@ from celery.signals import worker_ready
 from specbatch.jobs.chaos import stand_in_model
 from specbatch.jobs.chaos.stand_in import MAX_SEQUENCES, StandInHost
 from specbatch.pipeline.bootstrap import KINDS, Models
-from specbatch.pipeline.engines.exact.model.model_folder import ModelFolder
+from specbatch.pipeline.engines.contract import ModelFolder
 from specbatch.schemas.settings import Settings
 from specbatch.workers.lifecycle import run_worker
 
@@ -48,7 +48,7 @@ def main() -> None:
         str(arguments.model) if "verify" in arguments.kinds else None,
         (),
         arguments.concurrency,
-        instead=Models(engines, stand_in_model.codec),
+        fake_models=Models(engines, stand_in_model.codec),
     )
 
 

@@ -17,7 +17,8 @@ from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.sql.migrate import grant_roles, open_store
 from specbatch.pipeline.ledger.sql.store_place import make_place
 from specbatch.pipeline.observe.metrics.meter import Meter
-from specbatch.pipeline.observe.tracing.tracing import UNTRACED, TraceOptions, Tracing, open_tracing
+from specbatch.pipeline.observe.tracing.selection import open_tracing
+from specbatch.pipeline.observe.tracing.tracing import UNTRACED, TraceOptions, Tracing
 from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.pipeline.runtime.announcing import Announcing
 from specbatch.pipeline.runtime.client import Client, Ring
@@ -38,9 +39,8 @@ from specbatch.schemas.settings import Settings
 from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
 
 if TYPE_CHECKING:  # the light install has no torch and no pyarrow
-    from specbatch.pipeline.engines.contract import Engines
+    from specbatch.pipeline.engines.contract import Engines, ModelFolder
     from specbatch.pipeline.engines.exact.model.device import DeviceOptions
-    from specbatch.pipeline.engines.exact.model.model_folder import ModelFolder
     from specbatch.pipeline.engines.exact.model.parallel import Leader
     from specbatch.pipeline.inputs.codec import TextCodec
     from specbatch.pipeline.runtime.anchoring import Anchoring
@@ -185,8 +185,8 @@ def make_worker(
     proposer: str | None = None,
     store: Store | None = None,
     line: Line | None = None,
-    further: Sequence[str] = (),
-    instead: Models | None = None,
+    extra_draft_models: Sequence[str] = (),
+    fake_models: Models | None = None,
     queued: Queued | None = None,
     meter: Meter | None = None,
     trouble: Callable[[], str | None] = lambda: None,
@@ -195,18 +195,19 @@ def make_worker(
     """A worker of the given kinds. Engines load when their first group arrives.
 
     `verifier` is needed to verify, `proposer` to propose; a verify worker with a proposer also
-    drafts locally, one without asks for more of blocks that run out, over `line`. `further` are
-    draft models beside the proposer, for verifying only. `instead` takes the place of real models.
+    drafts locally, one without asks for more of blocks that run out, over `line`.
+    `extra_draft_models` stand beside the proposer, for verifying only. `fake_models` replaces real
+    models.
     `queued` tells how many bells wait for the broker's workers, where that is known. `meter` hears
     of all that is done. `trouble` tells why no messages can be taken, None: they can.
     `only_job`: work of no other job is taken.
     Raises `ModelError` for folders that cannot be served, `MissingExtraError` without the engine
     extra, `UsageError` without the device and for draft models that could not be told apart.
     """
-    if instead is None:
+    if fake_models is None:
         require_engine_extra()
     from specbatch.pipeline.engines.exact import step_guard
-    from specbatch.pipeline.engines.exact.model.model_folder import check_pair, models_here
+    from specbatch.pipeline.engines.models.model_folder import check_pair, models_here
     from specbatch.pipeline.inputs.codec import TextCodec
     from specbatch.pipeline.runtime.anchoring import Anchoring
     from specbatch.pipeline.runtime.anchors import Anchors
@@ -219,10 +220,10 @@ def make_worker(
 
     sweepers_ring = patient(ring if meter is None else counted(ring, meter.rung))
     ring = patient(ring)
-    device, leader = (None, None) if instead else _device(settings)
+    device, leader = (None, None) if fake_models else _device(settings)
     models = models_here()
     folders = [models(ref) if ref else None for ref in (verifier, proposer)]
-    beside = tuple(models(ref) for ref in further)
+    beside = tuple(models(ref) for ref in extra_draft_models)
     if folders[0] is not None:
         for drafting in (folders[1], *beside):
             if drafting is not None:
@@ -244,8 +245,8 @@ def make_worker(
         folder, beside_it = folders[model_index], folders[1] if drafts else None
         if folder is None:
             return None
-        if instead is not None:
-            return instead.engines(folder, beside_it)
+        if fake_models is not None:
+            return fake_models.engines(folder, beside_it)
         from specbatch.pipeline.engines.exact.host import EngineHost
 
         assert device is not None
@@ -260,7 +261,7 @@ def make_worker(
             leader=leader,
             memory_of=knowledge,
             on_wanted=refills.want if refills and model_index == 0 else None,
-            further=beside if drafts else (),
+            extra_draft_models=beside if drafts else (),
             observer=None if meter is None else meter.observer(verifies=drafts),
             drift_every=settings.drift_every_steps,
             only_job=only_job,
@@ -295,7 +296,7 @@ def make_worker(
         owner=owner,
         lease_sec=settings.lease_sec,
         economy=Economy(device_here.price_microusd),
-        codec=instead.codec if instead else TextCodec.load,
+        codec=fake_models.codec if fake_models else TextCodec.load,
         proposing=proposing,
         verifying=verifying,
         models=models,

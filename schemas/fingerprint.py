@@ -1,7 +1,7 @@
 """Fingerprints of models: equal for folders whose files decide the same tokens from the same text.
 
 The store, the claims and the commands need the digests alone; who reads the files is
-`pipeline/engines/exact/model/fingerprint.py`.
+`pipeline/engines/models/fingerprint.py`.
 """
 
 from __future__ import annotations

@@ -150,14 +150,14 @@ def run_worker(
     verifier: str | None,
     proposers: tuple[str, ...],
     concurrency: int,
-    instead: Models | None = None,
+    fake_models: Models | None = None,
     through: Callable[[Ring], Ring] = lambda ring: ring,
 ) -> None:
     """Work in the foreground until a signal ends it: tasks have `PATIENCE_SEC` to end, then their
     groups are given back.
 
     The first of the proposers is the main one, and the one that a propose worker serves.
-    `instead` takes the place of real models; bells go `through` something on their way out.
+    `fake_models` takes the place of real models; bells go `through` something on their way out.
     Of processes that share a model, the first one works; a signal is its to answer.
 
     Raises `DeviceLostError` when the device is gone and all groups are given back,
@@ -174,7 +174,7 @@ def run_worker(
         celery_worker.safe_say = _unsaid
     app = make_app(settings)
     line = HintLine(app)
-    proposer, further = (proposers[0] if proposers else None), proposers[1:]
+    proposer, extra_draft_models = (proposers[0] if proposers else None), proposers[1:]
     with ExitStack() as measured, LastWord() as lost:
         consuming = tell(app, Consuming(settings.broker_reconnects, lost))
         exposure = make_exposure(settings, consuming.trouble)
@@ -187,8 +187,8 @@ def run_worker(
             verifier,
             proposer,
             line=line,
-            further=further,
-            instead=instead,
+            extra_draft_models=extra_draft_models,
+            fake_models=fake_models,
             queued=make_queued(app),
             meter=None if exposure is None else exposure.meter,
             trouble=consuming.trouble,

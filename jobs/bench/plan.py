@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specbatch.jobs.bench.models import RANDOM_CONTEXT, BenchModel, demo_model, random_model
-from specbatch.pipeline.engines.exact.model.model_folder import check_pair, inspect_model
+from specbatch.pipeline.engines.models.model_folder import check_pair, inspect_model
 from specbatch.schemas.errors import UsageError
 
 OURS_KEY = "ours"

@@ -30,7 +30,7 @@ class ReplayProposer:
     def available(self, sequence: Sequence) -> int:
         return len(self._drafts[sequence.request.request_id]) - sequence.num_output
 
-    def grade(self, sequence: Sequence) -> int:  # noqa: ARG002 - the contract's
+    def confidence_bucket(self, sequence: Sequence) -> int:  # noqa: ARG002 - the contract's
         return 0
 
     def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:
@@ -39,7 +39,7 @@ class ReplayProposer:
             for s, depth in zip(sequences, depths, strict=True)
         ]
 
-    def settle(self, sequence: Sequence) -> None:
+    def on_verified(self, sequence: Sequence) -> None:
         """It keeps no state."""
 
     def forget(self, sequence: Sequence) -> None:

@@ -31,7 +31,7 @@ from specbatch.jobs.chaos.plan import Disturbance, Plan
 from specbatch.jobs.chaos.pool import ChaosError, Pool
 from specbatch.jobs.chaos.stand_in import NUMERIC_CLASS
 from specbatch.pipeline.bootstrap import make_client, make_store, patient
-from specbatch.pipeline.engines.exact.model.fingerprint import look_at
+from specbatch.pipeline.engines.models.fingerprint import look_at
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.runtime.client import Client
 from specbatch.pipeline.storage.objects import Objects

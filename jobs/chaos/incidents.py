@@ -10,17 +10,20 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from specbatch.jobs.chaos import stand_in_model
+from specbatch.jobs.chaos.copies import StoreCopy
+from specbatch.jobs.chaos.orders import Order
 from specbatch.jobs.chaos.plan import Deed, Incident, IncidentKind
+from specbatch.jobs.chaos.pool import Pool
+from specbatch.pipeline.ledger.contract import Store
 from specbatch.workers.lifecycle import queue_names
 
 if TYPE_CHECKING:
     from redis import Redis
 
-    from specbatch.jobs.chaos.harness import Site
-
+T = TypeVar("T")
 Phases = Generator[None, None, None]
 
 OTHER_CLASS = "stand-in/bf16/1"
@@ -28,6 +31,26 @@ OTHER_WEIGHTS = 1  # version of the verifier's weights on the other host
 MINUTES_APART = (-600.0, -120.0, 120.0, 600.0)  # in seconds
 _FULL = "disk-is-full"
 _EVIL = "nobody-sent-this"
+
+
+class Surroundings(Protocol):
+    """What incidents may touch: a site's store, broker, workers and files. `Site` is one."""
+
+    folder: Path
+    verifier: str
+    proposer: str
+    workers: int
+    order: Order
+    pool: Pool
+    store: Store
+    copy: StoreCopy
+    broker_url: str
+    full: str
+    skews_sec: tuple[float, ...]
+
+    def learn_as(self, order: Order) -> None: ...
+
+    def meanwhile(self, work: Callable[[], T], what: str) -> T: ...
 
 
 @dataclass(slots=True)
@@ -63,14 +86,14 @@ class Running:
             next(self.phases, None)
 
 
-def prepared(here: Site, incident: Incident) -> Running:
+def prepared(here: Surroundings, incident: Incident) -> Running:
     """An incident that may begin."""
     phases = _KINDS[incident.kind](here, incident)
     next(phases)
     return Running(incident, phases)
 
 
-def _model_swapped(here: Site, incident: Incident) -> Phases:
+def _model_swapped(here: Surroundings, incident: Incident) -> Phases:
     """As a deployment to the same folder does it, taken back after a while.
 
     Some workers are killed and load what lies there by then. Behind it all are started anew: one
@@ -93,7 +116,7 @@ def _model_swapped(here: Site, incident: Incident) -> Phases:
         here.pool.disturb(number, Deed.KILL)
 
 
-def _models_mixed(here: Site, incident: Incident) -> Phases:
+def _models_mixed(here: Surroundings, incident: Incident) -> Phases:
     """Workers of a host whose folder of that name has other files, of one part or another."""
     home = here.folder / "other-host"
     for ref in (here.verifier, here.proposer):
@@ -103,11 +126,11 @@ def _models_mixed(here: Site, incident: Incident) -> Phases:
     return _joined_by(here, incident, home=str(home))
 
 
-def _classes_mixed(here: Site, incident: Incident) -> Phases:
+def _classes_mixed(here: Surroundings, incident: Incident) -> Phases:
     return _joined_by(here, incident, numeric_class=OTHER_CLASS)
 
 
-def _joined_by(here: Site, incident: Incident, **unlike: str) -> Phases:
+def _joined_by(here: Surroundings, incident: Incident, **unlike: str) -> Phases:
     """What they would write is learned first, then they work beside the others."""
     orders = [
         replace(
@@ -127,7 +150,7 @@ def _joined_by(here: Site, incident: Incident, **unlike: str) -> Phases:
         here.pool.let_go(orders)
 
 
-def _restored(here: Site, incident: Incident) -> Phases:
+def _restored(here: Surroundings, incident: Incident) -> Phases:
     """The copy is taken when it begins, and restored at its end: also after the job's own."""
     yield
     here.meanwhile(here.copy.take, "the copy of the store")
@@ -140,7 +163,7 @@ def _restored(here: Site, incident: Incident) -> Phases:
         here.copy.restore(at_work=False)
 
 
-def _queue_of_wrong_type(here: Site, incident: Incident) -> Phases:
+def _queue_of_wrong_type(here: Surroundings, incident: Incident) -> Phases:
     draw = random.Random(incident.variant)
     names = queue_names(here.order.kinds, here.verifier, here.proposer)
     chosen = draw.sample(names, draw.randint(1, 3))
@@ -155,7 +178,7 @@ def _queue_of_wrong_type(here: Site, incident: Incident) -> Phases:
     )
 
 
-def _unacked_garbage(here: Site, incident: Incident) -> Phases:
+def _unacked_garbage(here: Surroundings, incident: Incident) -> Phases:
     texts: Sequence[bytes] = (
         b"garbage",
         b"[1, 2",
@@ -177,7 +200,7 @@ def _unacked_garbage(here: Site, incident: Incident) -> Phases:
     )
 
 
-def _disk_full(here: Site, _: Incident) -> Phases:
+def _disk_full(here: Surroundings, _: Incident) -> Phases:
     """Whatever writes fails, wherever it is tried, until there is room again."""
     flag = here.folder / _FULL
     here.full = str(flag)
@@ -187,7 +210,7 @@ def _disk_full(here: Site, _: Incident) -> Phases:
     flag.unlink()
 
 
-def _clocks_apart(here: Site, incident: Incident) -> Phases:
+def _clocks_apart(here: Surroundings, incident: Incident) -> Phases:
     """For the whole run; the submitter's own clock is right."""
     draw = random.Random(incident.variant)
     here.skews_sec = tuple(draw.choice(MINUTES_APART) for _ in range(here.workers))
@@ -195,14 +218,14 @@ def _clocks_apart(here: Site, incident: Incident) -> Phases:
     yield
 
 
-def _redis(here: Site) -> Redis:
+def _redis(here: Surroundings) -> Redis:
     from redis import Redis
 
     client: Redis = Redis.from_url(here.broker_url)
     return client
 
 
-_KINDS: dict[IncidentKind, Callable[[Site, Incident], Phases]] = {
+_KINDS: dict[IncidentKind, Callable[[Surroundings, Incident], Phases]] = {
     IncidentKind.MODEL_SWAPPED: _model_swapped,
     IncidentKind.MODELS_MIXED: _models_mixed,
     IncidentKind.CLASSES_MIXED: _classes_mixed,

@@ -24,15 +24,20 @@ from hashlib import blake2b
 from pathlib import Path
 
 from specbatch.jobs.chaos.stand_in_model import weights_of
-from specbatch.pipeline.engines.exact.model.fingerprint import Look, unchanged
-from specbatch.pipeline.engines.exact.model.loaded_models import LoadedModels
-from specbatch.pipeline.engines.exact.model.model_folder import ModelFolder
-from specbatch.pipeline.engines.exact.proposers.block_proposer import Wanted
-from specbatch.pipeline.engines.exact.proposers.draft_names import pins_of
+from specbatch.pipeline.engines.clock import now
+from specbatch.pipeline.engines.contract import (
+    Completion,
+    EngineStats,
+    ModelFolder,
+    Request,
+    Wanted,
+)
 from specbatch.pipeline.engines.exact.service import EngineService
-from specbatch.pipeline.engines.exact.state.sequence import Completion, Request, Sequence
-from specbatch.pipeline.engines.exact.state.stats import EngineStats
-from specbatch.pipeline.engines.exact.state.time_book import Rows, TimeBook, now
+from specbatch.pipeline.engines.exact.state.accounting import Rows, TimeBook
+from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.models.draft_names import pins_of
+from specbatch.pipeline.engines.models.fingerprint import Look, unchanged
+from specbatch.pipeline.engines.models.model_folder import LoadedModels
 from specbatch.pipeline.policy.journal import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.errors import DeviceLostError, ModelError
@@ -195,7 +200,7 @@ class StandInEngine:
             if place == len(draft) or draft[place] != token:
                 break
         before = sequence.num_output
-        sequence.accept(draft, tokens, logprobs, maker="block")
+        sequence.accept(draft, tokens, logprobs, proposer="block")
         self.stats.verifier_passes += 1
         self.stats.proposed += len(draft)
         self.stats.accepted += len(tokens) - 1

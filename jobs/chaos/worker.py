@@ -28,7 +28,7 @@ from specbatch.jobs.chaos.faults import Armed
 from specbatch.jobs.chaos.orders import Arming, Ask, Busy, Event, Fired, IsArmed, Order, Ready
 from specbatch.jobs.chaos.stand_in import NUMERIC_CLASS, StandInHost
 from specbatch.pipeline.bootstrap import Models
-from specbatch.pipeline.engines.exact.model.model_folder import ModelFolder
+from specbatch.pipeline.engines.contract import ModelFolder
 from specbatch.pipeline.runtime.client import Ring
 from specbatch.schemas import crash_points
 from specbatch.schemas.errors import DeviceLostError, WorkerEndedError
@@ -110,7 +110,7 @@ def work(order: Order, connection: Connection) -> int:
             order.verifier,
             (order.proposer,) if order.proposer else (),
             order.concurrency,
-            instead=models_of(order) if order.engine == "stand-in" else None,
+            fake_models=models_of(order) if order.engine == "stand-in" else None,
             through=bells.through,
         )
     except (DeviceLostError, WorkerEndedError) as error:

@@ -31,7 +31,7 @@ class RaggedBatch:
     block_tables: list[list[int]]  # [num_seqs][blocks], indices into the caches
     slots: Tensor  # [num_tokens] int64: block * block_size + offset, where a token's KV goes
     # Whether a token's bits must not depend on the batch. If they may, tiles fit the batch.
-    steady: bool = True
+    batch_invariant: bool = True
     prepared: dict[Any, Any] = field(default_factory=dict)  # what an implementation precomputed
 
 

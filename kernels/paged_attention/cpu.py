@@ -8,8 +8,8 @@ the batch. Chunks are added up in order. So a token's bits depend neither on its
 how many tokens of its sequence share the pass, provided the library computes the members of a
 batched product alike, which the engine checks before it promises anything.
 
-A batch that need not be `steady` has tiles no longer than its longest run of queries: in a decoding
-step seven eighths of a tile would be padding.
+A batch that need not be `batch_invariant` has tiles no longer than its longest run of queries: in a
+decoding step seven eighths of a tile would be padding.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _prepare(batch: RaggedBatch, num_tokens: int, block_size: int, window: int |
     contexts = np.asarray(batch.context_lens, dtype=np.int64)
     # 1) Cut every sequence's tokens into tiles, the longest contexts first.
     lengths = np.diff(starts)
-    tile = TILE_TOKENS if batch.steady else min(TILE_TOKENS, max(1, int(lengths.max())))
+    tile = TILE_TOKENS if batch.batch_invariant else min(TILE_TOKENS, max(1, int(lengths.max())))
     per_seq = -(-lengths // tile)
     owner = np.repeat(np.arange(len(lengths)), per_seq)
     ordinal = np.arange(len(owner)) - np.repeat(np.cumsum(per_seq) - per_seq, per_seq)

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from specbatch.pipeline.inputs.sources import (
+from specbatch.pipeline.inputs.contract import (
     BYTES_PER_BATCH,
     MAX_ROW_BYTES,
     NO_ID,
@@ -23,7 +23,8 @@ from specbatch.pipeline.inputs.sources import (
     changed_since,
     files_from,
 )
-from specbatch.pipeline.storage.objects import ObjectInfo, Objects, is_unchanged
+from specbatch.pipeline.storage.object_store import ObjectInfo
+from specbatch.pipeline.storage.objects import Objects, is_unchanged
 from specbatch.schemas.errors import InputError, ObjectError
 from specbatch.schemas.records import SourcePosition
 from specbatch.schemas.spec import InputSpec

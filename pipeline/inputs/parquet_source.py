@@ -16,9 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from specbatch.pipeline.inputs.arrow_kinds import is_list, is_text
-from specbatch.pipeline.inputs.limited import KilledError, LimitedProcess, LimitError
-from specbatch.pipeline.inputs.parquet_reader import DamagedError, FileFacts, ParquetReader, Rows
-from specbatch.pipeline.inputs.sources import (
+from specbatch.pipeline.inputs.contract import (
     BYTES_PER_BATCH,
     MAX_ROW_BYTES,
     NO_ID,
@@ -31,7 +29,10 @@ from specbatch.pipeline.inputs.sources import (
     as_input_error,
     files_from,
 )
-from specbatch.pipeline.storage.objects import ObjectInfo, Objects
+from specbatch.pipeline.inputs.limited import KilledError, LimitedProcess, LimitError
+from specbatch.pipeline.inputs.parquet_reader import DamagedError, FileFacts, ParquetReader, Rows
+from specbatch.pipeline.storage.object_store import ObjectInfo
+from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.errors import InputError, ObjectError
 from specbatch.schemas.records import SourcePosition
 from specbatch.schemas.spec import InputSpec

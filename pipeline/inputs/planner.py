@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from specbatch.pipeline.inputs.contract import RawBatch, Source, files_from
 from specbatch.pipeline.inputs.rows import RowChecker
-from specbatch.pipeline.inputs.sources import RawBatch, Source, files_from
 from specbatch.schemas.errors import InputError
 from specbatch.schemas.records import PromptRow, RejectedRow, SourcePosition
 

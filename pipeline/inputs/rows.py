@@ -32,6 +32,7 @@ from typing import Any
 import orjson
 
 from specbatch.pipeline.inputs.codec import TextCodec, portions
+from specbatch.pipeline.inputs.contract import NO_ID, RawBatch, RawRow
 from specbatch.pipeline.inputs.idset import IdSet
 from specbatch.pipeline.inputs.overrides import (
     ParameterError,
@@ -40,7 +41,6 @@ from specbatch.pipeline.inputs.overrides import (
     read_column,
     read_seed,
 )
-from specbatch.pipeline.inputs.sources import NO_ID, RawBatch, RawRow
 from specbatch.pipeline.inputs.templates import ChatError
 from specbatch.schemas.records import PromptRow, RejectedRow
 from specbatch.schemas.seeds import derive_seed

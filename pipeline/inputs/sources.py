@@ -1,19 +1,20 @@
-"""Where rows come from: finding the files, naming the format, one contract for every reader.
-
-A source knows files, columns and positions. It does not know which rows are good (`rows.py`) or
-how they are grouped (`planner.py`).
-"""
+"""Finds the files of an input, names their format and chooses the reader."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import orjson
 
+from specbatch.pipeline.inputs.contract import (
+    BYTES_PER_BATCH,
+    READER_BYTES,
+    Format,
+    Source,
+    as_input_error,
+)
 from specbatch.pipeline.inputs.folders import (
     is_glob,
     is_hidden,
@@ -22,94 +23,10 @@ from specbatch.pipeline.inputs.folders import (
     split_glob,
     wanted_suffixes,
 )
-from specbatch.pipeline.storage.objects import ObjectInfo, Objects, tidy
+from specbatch.pipeline.storage.object_store import ObjectInfo
+from specbatch.pipeline.storage.objects import Objects, tidy
 from specbatch.schemas.errors import InputError, ObjectError
-from specbatch.schemas.records import SourcePosition
 from specbatch.schemas.spec import InputSpec
-
-PromptKind = Literal["auto", "text", "token_ids", "messages"]
-Format = Literal["parquet", "jsonl", "openai"]
-
-ROWS_PER_BATCH = 4096
-BYTES_PER_BATCH = 8 << 20  # of input, roughly
-READER_BYTES = 768 << 20
-MAX_ROW_BYTES = 16 << 20  # of a line, or of a cell: more than fits any context
-NO_ID = "\0"  # stands for the id of a row that could not be read: no good row may have it
-
-
-@dataclass(slots=True)
-class RawRow:
-    """One row as it was read. Text that is not valid UTF-8 stays `bytes`.
-
-    `body` is the request of an OpenAI row; `problem` is a (code, reason) that already ends the row.
-    """
-
-    id: Any = None
-    prompt: Any = None
-    seed: Any = None
-    tag: Any = None
-    body: dict[str, Any] | None = None
-    problem: tuple[str, str] | None = None
-    sampling: Any = None  # its own sampling values: an object, or JSON text
-
-    @property
-    def is_nameless(self) -> bool:
-        """Whether it ends without an id, and so without the row number that would be one."""
-        return self.problem is not None and (self.id is None or self.id == "")
-
-
-@dataclass(slots=True)
-class RawBatch:
-    """Consecutive rows of one row group (Parquet) or file (JSONL)."""
-
-    uri: str
-    version: str
-    row_group: int  # always 0 in JSONL
-    offsets: Sequence[int]  # [rows + 1] row in the group, or byte in the JSONL file
-    kind: PromptKind
-    rows: list[RawRow] = field(default_factory=list)
-
-    def parts(self, rows: int) -> Iterator[RawBatch]:
-        """The same rows, at most so many at a time."""
-        for first in range(0, max(1, len(self.rows)), rows):
-            part = self.rows[first : first + rows]
-            offsets = self.offsets[first : first + len(part) + 1]
-            yield RawBatch(self.uri, self.version, self.row_group, offsets, self.kind, part)
-
-    def position(self, index: int) -> SourcePosition:
-        """Where row `index` begins; `len(rows)` gives where the next batch begins."""
-        return SourcePosition(self.uri, self.version, self.row_group, self.offsets[index])
-
-
-class Source(Protocol):
-    """The rows of one input, in order of file name, row group and row."""
-
-    format: Format
-    files: list[ObjectInfo]
-    has_ids: bool  # rows carry ids of their own, which may repeat
-
-    def check(self) -> None:
-        """Preflight without reading rows: raise `InputError` for what is missing or unreadable.
-
-        Here and below a store that is out of reach for a while raises `ObjectError` instead.
-        """
-        ...
-
-    def read(self, start: SourcePosition | None = None) -> Iterator[RawBatch]:
-        """All rows from `start` on, in bounded memory.
-
-        Raises `InputError` for a damaged row group, or when the file of `start` has changed.
-        """
-        ...
-
-    def ids_until(self, position: SourcePosition) -> Iterator[list[Any]]:
-        """The ids of all rows before `position`, `NO_ID` for those without even a number; reads
-        nothing else where the format allows."""
-        ...
-
-    def pause(self) -> None:
-        """End the processes that read it; what is read further starts them where they were."""
-        ...
 
 
 def open_source(spec: InputSpec, objects: Objects, memory_bytes: int = READER_BYTES) -> Source:
@@ -125,33 +42,6 @@ def open_source(spec: InputSpec, objects: Objects, memory_bytes: int = READER_BY
     if name == "parquet":
         return ParquetSource(spec, objects, files, memory_bytes)
     return JsonlSource(spec, objects, files, name)
-
-
-def files_from(files: list[ObjectInfo], start: SourcePosition | None) -> list[ObjectInfo]:
-    """The files still to read; raises `InputError` when the one to resume in is not as it was."""
-    if start is None:
-        return files
-    for index, info in enumerate(files):
-        if info.uri == start.uri:
-            if info.version != start.version:
-                raise changed_since(info.uri)
-            return files[index:]
-    raise InputError(
-        f"{start.uri} is gone since this job began reading it; put it back, or submit a new job"
-    )
-
-
-def changed_since(uri: str) -> InputError:
-    """The error for an input that is not what the rows before were read from."""
-    return InputError(
-        f"{uri} changed since this job began reading it; put the original back, or submit a new job"
-    )
-
-
-def as_input_error(error: ObjectError) -> InputError | ObjectError:
-    """An input that cannot be read is the user's to mend, unless that passes: then whoever reads it
-    does so again later."""
-    return ObjectError(str(error), passing=True) if error.passing else InputError(str(error))
 
 
 # --- finding files ------------------------------------------------------------------------------

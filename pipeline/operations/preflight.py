@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from specbatch.pipeline.engines.exact.model.model_folder import check_pair, inspect_model
 from specbatch.pipeline.engines.exact.model.quantised import check_weights
+from specbatch.pipeline.engines.models.model_folder import check_pair, inspect_model
 from specbatch.pipeline.inputs.codec import TextCodec
+from specbatch.pipeline.inputs.contract import READER_BYTES, Source
 from specbatch.pipeline.inputs.planner import PlannedGroup, plan
 from specbatch.pipeline.inputs.rows import RowChecker
-from specbatch.pipeline.inputs.sources import READER_BYTES, Source, open_source
+from specbatch.pipeline.inputs.sources import open_source
 from specbatch.pipeline.outputs.outputs import OutputWriter
 from specbatch.pipeline.storage.objects import FIRST_LOOK_SEC, Objects
 from specbatch.schemas.errors import InputError, ObjectError

@@ -11,14 +11,11 @@ from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from specbatch.pipeline.engines.exact.model.model_folder import (
-    ModelFolder,
-    config_and_weights_sha256,
-)
-from specbatch.pipeline.engines.exact.model.quantised import fingerprint_of
+from specbatch.pipeline.engines.contract import Completion, ModelFolder, Request
 from specbatch.pipeline.engines.exact.recheck import Difference
 from specbatch.pipeline.engines.exact.replayer import Looked, Replayer
-from specbatch.pipeline.engines.exact.state.sequence import Completion, Request
+from specbatch.pipeline.engines.models.fingerprint import fingerprint_of
+from specbatch.pipeline.engines.models.model_folder import config_and_weights_sha256
 from specbatch.pipeline.inputs.codec import TextCodec
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.operations.auditing import Replayed

@@ -45,8 +45,8 @@ def make_replays(
     """
     require_engine_extra()
     from specbatch.pipeline.engines.exact.model.device import DeviceOptions
-    from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
     from specbatch.pipeline.engines.exact.replayer import Replayer
+    from specbatch.pipeline.engines.models.model_folder import inspect_model
     from specbatch.pipeline.inputs.codec import TextCodec
     from specbatch.pipeline.operations.replaying import Replays, check_model
     from specbatch.schemas.spec import spec_of
@@ -70,8 +70,8 @@ def make_replays(
 def models_now(spec: JobSpec) -> Models:
     """What a job of this spec would pin that begins now and here. Raises `ModelError`."""
     require_engine_extra()
-    from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
-    from specbatch.pipeline.engines.identity import check_models, models_of
+    from specbatch.pipeline.engines.models.identity import check_models, models_of
+    from specbatch.pipeline.engines.models.model_folder import inspect_model
 
     return models_of(spec, *check_models(inspect_model, spec))
 

@@ -12,8 +12,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from specbatch.pipeline.engines.exact.model.fingerprint import Look, unchanged
-from specbatch.pipeline.engines.exact.model.model_folder import ModelFolder
+from specbatch.pipeline.engines.contract import ModelFolder
+from specbatch.pipeline.engines.models.fingerprint import Look, unchanged
 from specbatch.pipeline.inputs.codec import TextCodec
 from specbatch.schemas.errors import ModelChangedError, ModelError
 from specbatch.schemas.fingerprint import TEXT_PARTS, Fingerprint, differing, listed

@@ -10,8 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from specbatch.pipeline.engines.contract import Service, Submitted
-from specbatch.pipeline.engines.exact.state.sequence import Request
+from specbatch.pipeline.engines.contract import Request, Service, Submitted
 from specbatch.pipeline.policy.journal import Lessons
 from specbatch.pipeline.runtime.leases import Held
 from specbatch.schemas.errors import StoreError

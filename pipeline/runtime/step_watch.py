@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from specbatch.pipeline.engines.exact.state.time_book import now
+from specbatch.pipeline.engines.clock import now
 from specbatch.schemas.errors import DeviceLostError, StepHungError
 from specbatch.schemas.provenance import TICKS_PER_SEC
 

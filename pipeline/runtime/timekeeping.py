@@ -1,6 +1,6 @@
 """Where a worker's time goes: each tick of its device is one attempt's, or nobody's.
 
-Engines count, to the tick, what a step took and whose it was (`engines/exact/state/time_book.py`).
+Engines count, to the tick, what a step took and whose it was (`engines/exact/state/accounting.py`).
 What is left of the clock, between steps and without work, is a worker's overhead and its idleness.
 Told are all counters so far, with every heartbeat and at the end; why that balances,
 `ledger/time_contract.py` says. Only workers with an engine have a device that is paid for: those
@@ -17,8 +17,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import astuple, dataclass, field
 from typing import NamedTuple, Protocol, TypeVar
 
+from specbatch.pipeline.engines.clock import now
 from specbatch.pipeline.engines.contract import Engines, Submitted
-from specbatch.pipeline.engines.exact.state.time_book import now
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.errors import SessionEndedError, StoreError
 from specbatch.schemas.numeric_class import Serves

@@ -9,8 +9,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
-from specbatch.pipeline.engines.exact.proposers.draft_names import DRAFT_MODEL
 from specbatch.pipeline.engines.exact.proposers.history import History
+from specbatch.pipeline.engines.models.draft_names import DRAFT_MODEL
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.policy.block_length import (
     JUDGED_TESTS,

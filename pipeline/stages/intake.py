@@ -15,8 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from specbatch.pipeline.engines.exact.model.model_folder import ModelFolder, vocabulary_digest
-from specbatch.pipeline.engines.identity import check_models, identity_of, models_of
+from specbatch.pipeline.engines.contract import ModelFolder
+from specbatch.pipeline.engines.models.identity import check_models, identity_of, models_of
+from specbatch.pipeline.engines.models.model_folder import vocabulary_digest
+from specbatch.pipeline.inputs.contract import READER_BYTES, Source
 from specbatch.pipeline.inputs.planned_groups import (
     MOST_TOGETHER,
     WRITERS,
@@ -25,7 +27,7 @@ from specbatch.pipeline.inputs.planned_groups import (
 )
 from specbatch.pipeline.inputs.planner import PlannedGroup, plan
 from specbatch.pipeline.inputs.rows import RowChecker
-from specbatch.pipeline.inputs.sources import READER_BYTES, Source, open_source
+from specbatch.pipeline.inputs.sources import open_source
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.outputs.outputs import OutputWriter
 from specbatch.pipeline.privacy.tenants import NOBODY_PRIVATE, Privacy

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from specbatch.pipeline.engines.contract import Submitted
-from specbatch.pipeline.engines.exact.state.sequence import Completion
+from specbatch.pipeline.engines.contract import Completion, Submitted
 from specbatch.pipeline.inputs.codec import TextCodec
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.stages.requests import Drafts, records_of, row_and_sample, with_text

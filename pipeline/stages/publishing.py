@@ -10,9 +10,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from specbatch.pipeline.inputs.contract import READER_BYTES
 from specbatch.pipeline.inputs.planner import PlannedGroup, plan
 from specbatch.pipeline.inputs.rows import RowChecker
-from specbatch.pipeline.inputs.sources import READER_BYTES, open_source
+from specbatch.pipeline.inputs.sources import open_source
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.rules import FIRST_CUT_INDEX
 from specbatch.pipeline.outputs.names import MANIFEST

@@ -14,9 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
-from specbatch.pipeline.engines.contract import Engines
-from specbatch.pipeline.engines.exact.proposers.block_proposer import Wanted
-from specbatch.pipeline.engines.exact.state.sequence import Request
+from specbatch.pipeline.engines.contract import Engines, Request, Wanted
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.observe.tracing.context import Work, work_on
 from specbatch.pipeline.runtime.timekeeping import Timing, Untimed

@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
+from specbatch.pipeline.engines.contract import Completion, Request, Route
 from specbatch.pipeline.engines.exact.proposers.history import History
-from specbatch.pipeline.engines.exact.state.sequence import Completion, Request, Route
 from specbatch.pipeline.policy.costs.controls import weight
 from specbatch.pipeline.policy.costs.pricing import cost_units, usd_of
 from specbatch.pipeline.privacy.keeping import EVERYTHING, Everything

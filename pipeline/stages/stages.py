@@ -15,12 +15,11 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import chain
 
-from specbatch.pipeline.engines.contract import Engines, Submitted
-from specbatch.pipeline.engines.exact.model.model_folder import ModelFolder, inspect_model
-from specbatch.pipeline.engines.exact.state.sequence import Completion
+from specbatch.pipeline.engines.contract import Completion, Engines, ModelFolder, Submitted
+from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.pipeline.inputs.codec import TextCodec
+from specbatch.pipeline.inputs.contract import READER_BYTES
 from specbatch.pipeline.inputs.rows import RowChecker
-from specbatch.pipeline.inputs.sources import READER_BYTES
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.observe.tracing.context import Work, work_on
 from specbatch.pipeline.observe.tracing.tracing import UNTRACED, Tracing

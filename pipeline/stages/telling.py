@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import Concatenate, ParamSpec
 
-from specbatch.pipeline.engines.contract import Submitted
-from specbatch.pipeline.engines.exact.state.sequence import Completion
+from specbatch.pipeline.engines.contract import Completion, Submitted
 from specbatch.pipeline.inputs.planner import PlannedGroup
 from specbatch.pipeline.observe.tracing import span_names as names
 from specbatch.pipeline.observe.tracing.tracing import Attributes, Span, Value

@@ -14,10 +14,10 @@ import threading
 import uuid
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
+from specbatch.pipeline.storage.object_store import ObjectInfo, ObjectStore, changed, verified
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.file_modes import Access, make_folder, new_file
 from specbatch.schemas.records import Artefact
@@ -28,56 +28,6 @@ from specbatch.schemas.settings import Settings
 CHUNK_BYTES = 4 << 20
 PROBE_BYTES = 4 << 20  # what a group's results seldom exceed
 FIRST_LOOK_SEC = 10.0  # failures of S3 may take, where a person waits to hear of it
-
-
-@dataclass(frozen=True, slots=True)
-class ObjectInfo:
-    """One stored file."""
-
-    uri: str
-    size: int  # bytes
-    version: str
-
-
-class ObjectStore(Protocol):
-    """What every kind of store does. All methods raise `ObjectError` when the store refuses."""
-
-    def put_bytes(self, uri: str, data: bytes) -> Artefact:
-        """Write or replace a file."""
-        ...
-
-    def put_file(self, uri: str, local_path: Path) -> Artefact:
-        """Write or replace a file from a local one; memory does not grow with it."""
-        ...
-
-    def put_new(self, uri: str, data: bytes) -> bool:
-        """Write a file unless it exists; False when it did. Atomic: of two callers one wins."""
-        ...
-
-    def get_bytes(self, uri: str, expect: Artefact | None = None) -> bytes:
-        """Read a whole file; with `expect`, raise when size or SHA-256 differ."""
-        ...
-
-    def open(self, uri: str, version: str | None = None) -> BinaryIO:
-        """A random-access reader; raises when the file is no longer at `version`."""
-        ...
-
-    def list(self, prefix: str) -> list[ObjectInfo]:
-        """Every file at or under a prefix (folder), sorted by uri."""
-        ...
-
-    def head(self, uri: str) -> ObjectInfo | None:
-        """Size and version, or None when there is no such file."""
-        ...
-
-    def delete(self, uri: str) -> None:
-        """Remove a file; it need not exist."""
-        ...
-
-    def abort_uploads(self, prefix: str) -> None:
-        """End what was begun under a prefix and is in no list, as by a killed process; files of
-        that name that are being written now fail. Not where the store's rights forbid it."""
-        ...
 
 
 class Objects:
@@ -294,25 +244,6 @@ def tidy(uri: str) -> str:
 def join(uri: str, name: str) -> str:
     """`uri` as a folder or prefix, plus `name`."""
     return f"{uri.rstrip('/')}/{name}"
-
-
-def verified(uri: str, data: bytes, expect: Artefact | None) -> bytes:
-    """`data` itself; raises `ObjectError` unless it is what `expect` describes."""
-    if expect is None:
-        return data
-    if len(data) != expect.size_bytes:
-        raise ObjectError(
-            f"{uri} has {len(data)} bytes where {expect.size_bytes} were written; "
-            "the file was damaged or replaced"
-        )
-    if hashlib.sha256(data).hexdigest() != expect.sha256:
-        raise ObjectError(f"{uri} fails its SHA-256 check; the file was damaged or replaced")
-    return data
-
-
-def changed(uri: str) -> ObjectError:
-    """The error for a file that is no longer the version asked for."""
-    return ObjectError(f"{uri} changed while it was being read; it must stay as it is")
 
 
 def is_unchanged(file: BinaryIO, info: ObjectInfo) -> bool:

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 
 import tenacity
 
-from specbatch.pipeline.storage.objects import ObjectInfo, changed, verified
+from specbatch.pipeline.storage.object_store import ObjectInfo, changed, verified
 from specbatch.pipeline.storage.s3_client import (
     REFUSALS,
     Patience,

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+
+import pytest
 
 from support.tree import NOT_SHIPPED, ROOMS, Module, is_inside, modules
 
@@ -27,7 +31,8 @@ NESTED: dict[str, tuple[tuple[str, ...], ...]] = {
     "pipeline.policy": (("costs",), (".",)),
     "pipeline.observe": ((".",), ("metrics", "tracing", "report", "terminal")),
     "pipeline.ledger": ((".",), ("sql", "memory")),
-    "pipeline.engines": (("exact",), (".",)),
+    # An engine implements the contract and needs no other engine.
+    "pipeline.engines": ((".",), ("models",), ("exact",)),
     "pipeline.engines.exact": tuple(
         (name,) for name in ("state", "model", "sampling", "proposers", "speculation", ".")
     ),
@@ -36,15 +41,6 @@ NESTED: dict[str, tuple[tuple[str, ...], ...]] = {
     "jobs.bench": (("peers",), (".",)),
     "tools": ((".",), ("site", "demo_pair")),
 }
-
-# What still imports upwards: module, and what it imports. Empty when the knots are mended.
-KNOTS: frozenset[tuple[str, str]] = frozenset(
-    {
-        # A type only: `Request.history`.
-        ("pipeline.engines.exact.state.sequence", "pipeline.engines.exact.proposers.suffix_index"),
-    }
-)
-
 
 Place = tuple[int, str]  # of a folder among its neighbours: from the bottom, and its name
 
@@ -67,8 +63,13 @@ def places(module: Module) -> list[Place]:
     return found
 
 
-def arrows() -> Iterator[tuple[Module, int, Module]]:
+@cache
+def arrows() -> list[tuple[Module, int, Module]]:
     """Every import of one module of ours by another, and its line."""
+    return list(_arrows())
+
+
+def _arrows() -> Iterator[tuple[Module, int, Module]]:
     known = {module.name: module for module in modules()}
     for module in known.values():
         for imported in module.imports:
@@ -101,16 +102,35 @@ def test_folders_import_only_from_below() -> None:
         for (here, name), (there, other) in zip(places(module), places(target), strict=False):
             if name == other:
                 continue
-            if here <= there and (module.name, target.name) not in KNOTS:
+            if here <= there:
                 where = "beside" if here == there else "above"
                 wrong.append(f"{module.at(line)} imports {target.name}: {other} is {where} {name}")
             break
     assert not wrong, "\n" + "\n".join(dict.fromkeys(wrong))
 
 
-def test_knots_are_listed_only_while_they_are_there() -> None:
-    tied = {(module.name, target.name) for module, _, target in arrows()}
-    assert not KNOTS - tied, f"take these out of KNOTS: {KNOTS - tied}"
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph: dict[str, set[str]] = {}
+    for module, _, target in arrows():
+        graph.setdefault(module.name, set()).add(target.name)
+    assert_no_circle(graph)
+
+
+def test_no_folders_import_each_other_in_a_circle() -> None:
+    graph: dict[str, set[str]] = {}
+    for module, _, target in arrows():
+        here, there = (m.name.rpartition(".")[0] for m in (module, target))
+        if here != there and "__init__.py" not in (module.path.name, target.path.name):
+            graph.setdefault(here, set()).add(there)
+    assert_no_circle(graph)
+
+
+def assert_no_circle(graph: dict[str, set[str]]) -> None:
+    """Late imports and those under TYPE_CHECKING count too: they only hide a circle."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" is imported by ".join(error.args[1]))
 
 
 # third-party package: the only folders that may import it
@@ -127,8 +147,7 @@ KEPT_TO = {
     "airflow": ("jobs.dags", "jobs.examples"),
     "dagster": ("jobs.dags", "jobs.examples"),
     "opentelemetry": (
-        *("pipeline.observe.tracing.otel", "pipeline.observe.tracing.otel_span"),
-        "pipeline.observe.tracing.span_exporters",
+        *("pipeline.observe.tracing.otel", "pipeline.observe.tracing.span_exporters"),
     ),
 }
 

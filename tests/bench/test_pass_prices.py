@@ -8,10 +8,10 @@ import pytest
 
 from specbatch.benchmarks.pass_prices import Spent, TimedRunner, common_prices, priced_sec
 from specbatch.jobs.bench.models import demo_model
+from specbatch.pipeline.engines.contract import Request
 from specbatch.pipeline.engines.exact.engine import Engine
 from specbatch.pipeline.engines.exact.model.loader import load_model
-from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
-from specbatch.pipeline.engines.exact.state.sequence import Request
+from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.schemas.records import SamplingParams
 
 PLAIN, DRAFTED = (8, 8, 8), (8, 24, 24)

@@ -84,7 +84,9 @@ def test_every_draft_model_must_suit_the_verifier_and_have_a_name_of_its_own(
     verifier, draft = str(tiny_pair.verifier), str(tiny_pair.draft)
 
     def start(*further: str) -> None:
-        make_worker(settings, ("verify",), lambda _: None, verifier, draft, further=further)
+        make_worker(
+            settings, ("verify",), lambda _: None, verifier, draft, extra_draft_models=further
+        )
 
     with pytest.raises(ModelError, match="vocabulary"):
         start(str(tiny_llama(tmp_path / "other", vocab_size=111)))

@@ -42,7 +42,7 @@ def submit_or_die(self, job_id, requests, priors=()):
 service.EngineService.submit = submit_or_die
 hosts = lambda model, beside: StandInHost(model, beside, step_sec=0.02)
 models = Models(engines=hosts, codec=codec)
-run_worker(Settings(), ("ingest", "verify", "record"), model, (), 8, instead=models)
+run_worker(Settings(), ("ingest", "verify", "record"), model, (), 8, fake_models=models)
 """
 
 

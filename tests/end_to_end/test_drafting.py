@@ -19,7 +19,7 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from specbatch.pipeline.bootstrap import make_client, make_store
-from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
+from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.policy.journal import Journal
 from specbatch.pipeline.policy.knowledge import Knowledge

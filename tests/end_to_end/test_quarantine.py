@@ -11,8 +11,7 @@ import pytest
 from ledger.builders import LEASE_SEC
 
 from specbatch.jobs.chaos.stand_in import StandInHost
-from specbatch.pipeline.engines.contract import Submitted
-from specbatch.pipeline.engines.exact.state.sequence import Request
+from specbatch.pipeline.engines.contract import Request, Submitted
 from specbatch.pipeline.ledger.rules import FIRST_CUT_INDEX
 from specbatch.schemas.errors import EngineError, ObjectError
 from specbatch.schemas.records import JobState

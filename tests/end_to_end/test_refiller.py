@@ -13,7 +13,7 @@ from engine.decoding import alone
 from ledger.builders import JOB, LEASE_SEC, new_group, new_job, position
 
 from specbatch.pipeline.engines.exact.host import EngineHost
-from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
+from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.stages.refill import Refiller
 from specbatch.pipeline.storage.artefacts import write_prompts

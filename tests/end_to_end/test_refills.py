@@ -16,8 +16,7 @@ import yaml
 from pydantic import ValidationError
 
 from specbatch.pipeline.bootstrap import make_store
-from specbatch.pipeline.engines.exact.proposers.block_proposer import Wanted
-from specbatch.pipeline.engines.exact.state.sequence import Request
+from specbatch.pipeline.engines.contract import Request, Wanted
 from specbatch.pipeline.outputs.outputs import read_output
 from specbatch.pipeline.stages.refill import MOST_OPEN, PATIENCE, REST_SEC, Refills
 from specbatch.schemas.messages import (

@@ -12,9 +12,9 @@ from contracts.shorthand import claim, found, ingest
 from ledger.builders import JOB, LEASE_SEC, NO_TIME, RESULTS, Clock
 
 from specbatch.jobs.chaos.stand_in import StandInEngine
-from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
+from specbatch.pipeline.engines.contract import Completion
 from specbatch.pipeline.engines.exact.service import EngineService
-from specbatch.pipeline.engines.exact.state.sequence import Completion
+from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.ledger.rules import FIRST_CUT_INDEX
 from specbatch.pipeline.runtime.helping import Helper

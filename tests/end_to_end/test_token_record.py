@@ -13,7 +13,7 @@ import pytest
 from end_to_end.test_drafting import Done, Night
 
 from specbatch.pipeline.engines.exact.engine import Engine
-from specbatch.pipeline.engines.exact.model.transfer import to_host
+from specbatch.pipeline.engines.exact.model.batch import to_host
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.stages.requests import row_and_sample
 
@@ -26,7 +26,7 @@ class Pass:
     """What one step of the verifier gave one sequence."""
 
     step: int
-    maker: str | None
+    proposer: str | None
     draft: list[int]
     agreed: int
     tokens: list[int]
@@ -66,15 +66,13 @@ class Trace:
     def _note(self, step: int, work: Any, verdict: Any, before: dict[Sequence, int]) -> None:
         tokens, logprobs, accepted = to_host(verdict)
         row = 0
-        for sequence, draft, maker, agreed in zip(
-            work.deciding, work.drafts, work.makers, accepted, strict=True
-        ):
+        for sequence, draft, agreed in zip(work.deciding, work.drafts, accepted, strict=True):
             kept = sequence.num_output - before[sequence]
             self.passes[sequence.request.request_id].append(
                 Pass(
                     step,
-                    maker.name if draft else None,
-                    list(draft),
+                    draft.proposer if draft else None,
+                    list(draft.token_ids),
                     agreed,
                     tokens[row : row + kept],
                     logprobs[row : row + kept],
@@ -96,7 +94,7 @@ class Trace:
                     if position == 0:
                         ticks += self.ticks[request_id] - sum(p.ticks for p in passes)
                     yield (
-                        *(row, sample, position, token, kind, one.maker, one.step),
+                        *(row, sample, position, token, kind, one.proposer, one.step),
                         float(np.float32(logprob)),
                         place if kind in ("accepted", "corrected") else None,
                         one.draft[one.agreed] if kind == "corrected" else None,

@@ -10,8 +10,9 @@ from dataclasses import astuple, dataclass, replace
 
 from engine.decoding import Bench, WatchedBlockProposer, assert_counts_add_up
 
-from specbatch.pipeline.engines.exact.state.blocks import KvState
-from specbatch.pipeline.engines.exact.state.sequence import Completion, Request, Sequence
+from specbatch.pipeline.engines.contract import Completion, Request
+from specbatch.pipeline.engines.exact.state.kv_blocks import KvState
+from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.stages.text_stop import TextStop
 from specbatch.schemas.records import FinishReason, SamplingParams
 
@@ -176,7 +177,7 @@ class Guess:
     def available(self, sequence: Sequence) -> int:  # noqa: ARG002 - it never runs out
         return self._draw() if self._draw else DEEPEST
 
-    def grade(self, sequence: Sequence) -> int:  # noqa: ARG002 - always alike
+    def confidence_bucket(self, sequence: Sequence) -> int:  # noqa: ARG002 - always alike
         return 0
 
     def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:
@@ -188,7 +189,7 @@ class Guess:
         right = self._truths[sequence.request.request_id][at : at + kept]
         return [*right, *(self._random.randrange(256) for _ in range(depth - len(right)))]
 
-    def settle(self, sequence: Sequence) -> None:
+    def on_verified(self, sequence: Sequence) -> None:
         """Learns nothing."""
 
     def forget(self, sequence: Sequence) -> None:

@@ -10,7 +10,7 @@ from engine.decoding import Bench
 from torch import Tensor
 
 from specbatch.kernels.decoder.contract import DecoderBatch
-from specbatch.pipeline.engines.exact.state.proposer import Proposer
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 
 
@@ -64,17 +64,17 @@ class FaultyProposer:
         with self._raising("available"):
             return self._proposer.available(sequence)
 
-    def grade(self, sequence: Sequence) -> int:
-        with self._raising("grade"):
-            return self._proposer.grade(sequence)
+    def confidence_bucket(self, sequence: Sequence) -> int:
+        with self._raising("confidence_bucket"):
+            return self._proposer.confidence_bucket(sequence)
 
     def propose(self, sequences: Any, depths: Any) -> list[list[int]]:
         with self._raising("propose"):
             return self._proposer.propose(sequences, depths)
 
-    def settle(self, sequence: Sequence) -> None:
-        with self._raising("settle"):
-            self._proposer.settle(sequence)
+    def on_verified(self, sequence: Sequence) -> None:
+        with self._raising("on_verified"):
+            self._proposer.on_verified(sequence)
 
     def forget(self, sequence: Sequence) -> None:
         with self._raising("forget"):

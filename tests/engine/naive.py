@@ -9,12 +9,13 @@ import torch
 from engine.decoding import runner_of
 
 from specbatch.kernels.verify.contract import PLACEHOLDER
+from specbatch.pipeline.engines.contract import Request
 from specbatch.pipeline.engines.exact.model.batch import Chunk
 from specbatch.pipeline.engines.exact.model.runner import ModelRunner
 from specbatch.pipeline.engines.exact.sampling.sampler import choose_sampler
 from specbatch.pipeline.engines.exact.sampling.sampling import sampling_rows
-from specbatch.pipeline.engines.exact.state.blocks import KvState
-from specbatch.pipeline.engines.exact.state.sequence import Request, Sequence
+from specbatch.pipeline.engines.exact.state.kv_blocks import KvState
+from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.schemas.records import FinishReason
 from support.engines import loaded
 

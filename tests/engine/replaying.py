@@ -6,8 +6,9 @@ import random
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
-from specbatch.pipeline.engines.exact.state.proposer import Proposer
-from specbatch.pipeline.engines.exact.state.sequence import Request, Sequence
+from specbatch.pipeline.engines.contract import Request
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
+from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.schemas.records import SamplingParams
 
 PLAIN = Request("r", (1, 2, 3), SamplingParams(max_tokens=10_000), seed=1)
@@ -54,7 +55,7 @@ def replay(proposer: Proposer, sequence: Sequence, truth: Seq[int], depth: int) 
         while agreed < len(draft) and draft[agreed] == truth[at + agreed]:
             agreed += 1
         sequence.accept(draft, list(truth[at : at + agreed + 1]), [0.0] * (agreed + 1))
-        proposer.settle(sequence)
+        proposer.on_verified(sequence)
         passes, proposed, accepted = passes + 1, proposed + len(draft), accepted + agreed
     return Replayed(passes, proposed, accepted)
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, replace
 
 from engine.replaying import PLAIN
 
+from specbatch.pipeline.engines.contract import Route
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.speculation.speculator import Speculator
-from specbatch.pipeline.engines.exact.state.proposer import Proposer
-from specbatch.pipeline.engines.exact.state.sequence import Route, Sequence
+from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.pipeline.policy.linear_cost import LinearCost
 from specbatch.schemas.speculation import Decision
@@ -45,7 +46,7 @@ class FakeModel:
     def behind(self, sequence: Sequence) -> int:
         return len(sequence.tokens) - self.read.get(sequence, 0)
 
-    def grade(self, sequence: Sequence) -> int:  # noqa: ARG002 - the contract's
+    def confidence_bucket(self, sequence: Sequence) -> int:  # noqa: ARG002 - the contract's
         return 0
 
     def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:
@@ -59,7 +60,7 @@ class FakeModel:
             self.read[sequence] = len(sequence.tokens)
         return [[7] * depth for depth in depths]
 
-    def settle(self, sequence: Sequence) -> None:
+    def on_verified(self, sequence: Sequence) -> None:
         assert sequence in self.read
 
     def forget(self, sequence: Sequence) -> None:
@@ -130,27 +131,27 @@ class Simulation:
     def _step(self) -> None:
         before = sum(model.seconds for model in self.models.values())
         self.speculator._controller.look_sec = 0.0  # what this machine takes is no part of it
-        drafts, makers = self.speculator.propose(self.running, lambda _, wanted: wanted)
+        drafts = self.speculator.propose(self.running, lambda _, wanted: wanted).drafts
         drafting = sum(model.seconds for model in self.models.values()) - before
         count, drafted = len(self.running), sum(map(len, drafts))
         seconds = STEP_SEC + ROW_SEC * (count + drafted)
         self.speculator.knowledge.step_time.observe(count + drafted, count, seconds)
         self.run.seconds += seconds + drafting
-        self.run.mixed += len({maker.name for maker in makers if maker is not None}) > 1
-        for i, (draft, maker) in enumerate(zip(drafts, makers, strict=True)):
+        self.run.mixed += len({draft.proposer for draft in drafts if draft}) > 1
+        for i, draft in enumerate(drafts):
             sequence = self.running[i]
             tag = sequence.request.route.tag
             right = 0
-            if maker is not None:
-                self.run.drafted[tag, maker.name] += len(draft)
-                self.run.moves += self._last.get(sequence, maker.name) != maker.name
-                self._last[sequence] = maker.name
-                rate = self.models[maker.name].rates[str(tag)]
+            if draft:
+                self.run.drafted[tag, draft.proposer] += len(draft)
+                self.run.moves += self._last.get(sequence, draft.proposer) != draft.proposer
+                self._last[sequence] = draft.proposer
+                rate = self.models[draft.proposer].rates[str(tag)]
                 while right < len(draft) and self._generator.random() < rate:
                     right += 1
-            sequence.accept(draft, [7] * (right + 1), [0.0] * (right + 1))
+            sequence.accept(draft.token_ids, [7] * (right + 1), [0.0] * (right + 1))
             self.run.tokens += right + 1
-            self.speculator.observe(sequence, maker, draft, right)
+            self.speculator.on_verified(sequence, draft, right)
             if sequence.finish_reason is not None:
                 self.speculator.forget(sequence)
                 self.running[i] = self._new(str(tag))

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 import pytest
 from policy.machines import Machine, linear
 
+from specbatch.pipeline.engines.contract import Request, Route
 from specbatch.pipeline.engines.exact.speculation.speculator import Speculator
-from specbatch.pipeline.engines.exact.state.proposer import Proposer
-from specbatch.pipeline.engines.exact.state.sequence import Request, Route, Sequence
+from specbatch.pipeline.engines.exact.state.draft_plan import Draft, DraftPlan
+from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.policy.linear_cost import LinearCost
 from specbatch.schemas.records import SamplingParams
 
@@ -49,13 +50,13 @@ class Source:
         self.limit: Callable[[Sequence], int] = lambda _: limit
         self.rate: Rate = rate if callable(rate) else lambda _: rate
         self.asked: list[list[tuple[Sequence, int]]] = []  # by call
-        self.settled: list[Sequence] = []
+        self.verified: list[Sequence] = []
         self.forgotten: list[Sequence] = []
 
     def available(self, sequence: Sequence) -> int:
         return self.limit(sequence)
 
-    def grade(self, sequence: Sequence) -> int:  # noqa: ARG002 - the contract's
+    def confidence_bucket(self, sequence: Sequence) -> int:  # noqa: ARG002 - the contract's
         return 0
 
     def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:
@@ -63,8 +64,8 @@ class Source:
         self.asked.append(list(zip(sequences, depths, strict=True)))
         return [[7] * min(depth, self.limit(s)) for s, depth in zip(sequences, depths, strict=True)]
 
-    def settle(self, sequence: Sequence) -> None:
-        self.settled.append(sequence)
+    def on_verified(self, sequence: Sequence) -> None:
+        self.verified.append(sequence)
 
     def forget(self, sequence: Sequence) -> None:
         self.forgotten.append(sequence)
@@ -109,19 +110,19 @@ class Simulation:
     """Steps of a speculator with sequences that never end unless they are replaced."""
 
     machine: Machine
-    proposers: Seq[Proposer]
+    proposers: Seq[Source]
     clock: Clock
     noise: float = 0.0
     replaced_after: int = AMPLE  # output tokens
     tokens: int = 0  # decided
     drafted: int = 0  # of the last step
-    makers: list[Proposer | None] = field(default_factory=list)  # of the last step
-    drafts: list[list[int]] = field(default_factory=list)
+    plan: DraftPlan = field(default_factory=lambda: DraftPlan([]))  # of the last step
 
     def __post_init__(self) -> None:
         self.coin = random.Random(7).random
         self.speculator = Speculator(self.proposers, coin=lambda: self.coin())
         self.random = random.Random(5)
+        self._sources = {source.name: source for source in self.proposers}
         self.sequences: list[Sequence] = []
         self._numbers = iter(range(AMPLE))
 
@@ -144,19 +145,17 @@ class Simulation:
     def step(self) -> None:
         """One step as the engine makes it: drafts, a pass, verdicts."""
         deciding, count = self.sequences, len(self.sequences)
-        self.drafts, self.makers = self.speculator.propose(deciding, lambda _, wanted: wanted)
-        self.drafted = sum(map(len, self.drafts))
+        self.plan = self.speculator.propose(deciding, lambda _, wanted: wanted)
+        self.drafted = sum(map(len, self.plan.drafts))
         seconds = self.machine(count + self.drafted, count)
         self.clock.now += seconds
         if self.noise:
             seconds *= self.random.lognormvariate(0.0, self.noise)
         self.speculator.knowledge.step_time.observe(count + self.drafted, count, seconds)
-        for i, (sequence, draft, maker) in enumerate(
-            zip(list(deciding), self.drafts, self.makers, strict=True)
-        ):
-            agreed = self._agreed(sequence, draft, maker)
-            sequence.accept(draft, [7] * (agreed + 1), [0.0] * (agreed + 1))
-            self.speculator.observe(sequence, maker, draft, agreed)
+        for i, (sequence, draft) in enumerate(zip(list(deciding), self.plan.drafts, strict=True)):
+            agreed = self._agreed(sequence, draft)
+            sequence.accept(draft.token_ids, [7] * (agreed + 1), [0.0] * (agreed + 1))
+            self.speculator.on_verified(sequence, draft, agreed)
             self.tokens += agreed + 1
             if sequence.num_output >= self.replaced_after:
                 self.speculator.forget(sequence)
@@ -176,11 +175,10 @@ class Simulation:
             self.step()
         raise AssertionError(f"nothing of the kind happened within {most_steps} steps")
 
-    def _agreed(self, sequence: Sequence, draft: list[int], maker: Proposer | None) -> int:
+    def _agreed(self, sequence: Sequence, draft: Draft) -> int:
         if not draft:
             return 0
-        assert isinstance(maker, Source)
-        rate, agreed = maker.rate(sequence), 0
+        rate, agreed = self._sources[draft.proposer].rate(sequence), 0
         while agreed < len(draft) and self.random.random() < rate:
             agreed += 1
         return agreed

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from specbatch.pipeline.engines.exact.model.batch_invariant.tiled_modules import tile_rows
+from specbatch.pipeline.engines.contract import Completion
+from specbatch.pipeline.engines.exact.model.batch_invariant.torch_modules import (
+    make_batch_invariant,
+)
 from specbatch.pipeline.engines.exact.model.loader import load_model
-from specbatch.pipeline.engines.exact.model.model_folder import SUPPORTED_MODEL_TYPES, inspect_model
-from specbatch.pipeline.engines.exact.state.sequence import Completion
+from specbatch.pipeline.engines.models.model_folder import SUPPORTED_MODEL_TYPES, inspect_model
 from specbatch.schemas.errors import ModelError
 from specbatch.schemas.records import SamplingParams
 from support.architectures import CONFIGS, VOCAB, WINDOW, tiny_model
@@ -109,7 +111,7 @@ def test_bits_do_not_depend_on_drafts_company_or_passes(
 def test_a_part_that_cannot_be_made_bitwise_is_refused(inner: torch.nn.Module, name: str) -> None:
     odd = torch.nn.Sequential(torch.nn.Linear(8, 8), inner)
     with pytest.raises(ModelError) as caught:
-        tile_rows(odd, "odd")
+        make_batch_invariant(odd, "odd")
     assert str(caught.value) == (
         f"model `odd` computes `1` ({name}) in a way whose bits may depend on the batch: "
         "use `exactness: fast`"

@@ -31,7 +31,7 @@ from engine.bitwise import (
 )
 from engine.decoding import VOCAB, bench
 
-from specbatch.pipeline.engines.exact.state.sequence import Completion, Request
+from specbatch.pipeline.engines.contract import Completion, Request
 from specbatch.schemas.records import FinishReason
 from support import demo
 from support.models import tiny_llama

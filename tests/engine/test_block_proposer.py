@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from specbatch.pipeline.engines.exact.proposers.block_proposer import BlockProposer
-from specbatch.pipeline.engines.exact.state.sequence import Request, Sequence
+from specbatch.pipeline.engines.contract import Request
+from specbatch.pipeline.engines.exact.proposers.block import BlockProposer
+from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.schemas.records import SamplingParams
 
 DEPTH = 4
@@ -48,7 +49,7 @@ def simulate(block: list[int], truth: list[int], depth: int = DEPTH) -> Run:
         while agreed < len(draft) and draft[agreed] == truth[at + agreed]:
             agreed += 1
         sequence.accept(draft, truth[at : at + agreed + 1], [0.0] * (agreed + 1))
-        proposer.settle(sequence)
+        proposer.on_verified(sequence)
         run.accepted += agreed
         run.proposed += len(draft)
         if draft and agreed == len(draft):

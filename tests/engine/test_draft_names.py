@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specbatch.pipeline.engines.exact.proposers.draft_names import draft_names, kind_of, pins_of
+from specbatch.pipeline.engines.models.draft_names import draft_names, kind_of, pins_of
 from specbatch.schemas.errors import UsageError
 
 MODELS = ("/models/general", "org/german", "/models/code:v2/")

@@ -10,8 +10,9 @@ import torch
 from engine.decoding import VOCAB, alone, assert_same, baseline_of, bench, prompts
 
 from specbatch.kernels.verify.reference import sample
+from specbatch.pipeline.engines.contract import Request
 from specbatch.pipeline.engines.exact.sampling.sampling import sampling_rows
-from specbatch.pipeline.engines.exact.state.sequence import Request, Sequence
+from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.schemas.records import FinishReason, SamplingParams
 from support.models import TinyPair
 

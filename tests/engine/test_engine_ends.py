@@ -8,7 +8,7 @@ import pytest
 from engine.decoding import VOCAB, assert_counts_add_up, assert_same, baseline_of, bench, prompts
 
 from specbatch.kernels.decoder.contract import BLOCK_SIZE
-from specbatch.pipeline.engines.exact.state.sequence import Completion, Request
+from specbatch.pipeline.engines.contract import Completion, Request
 from specbatch.schemas.records import FinishReason, Origin, SamplingParams
 from support.models import EOS, TinyPair
 

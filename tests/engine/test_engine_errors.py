@@ -14,13 +14,9 @@ from engine.decoding import Bench, assert_same, baseline_of, bench, prompts
 from engine.faulty import FaultyDecoder, FaultyProposer, real_tokens, spoil
 
 from specbatch.kernels.decoder.contract import DecoderBatch
+from specbatch.pipeline.engines.contract import Completion, Request
 from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelProposer
-from specbatch.pipeline.engines.exact.proposers.guarded_proposer import (
-    PATIENCE,
-    REST_SEC,
-    GuardedProposer,
-)
-from specbatch.pipeline.engines.exact.state.sequence import Completion, Request
+from specbatch.pipeline.engines.exact.proposers.guarded import PATIENCE, REST_SEC, GuardedProposer
 from specbatch.schemas.errors import DeviceLostError
 from specbatch.schemas.records import FinishReason, SamplingParams
 from support.models import TinyPair
@@ -230,7 +226,7 @@ def with_faulty_proposer(pair: TinyPair, method: str, error: Exception) -> tuple
     return one, faulty
 
 
-@pytest.mark.parametrize("method", ["available", "propose", "settle", "forget"])
+@pytest.mark.parametrize("method", ["available", "propose", "on_verified", "forget"])
 def test_a_proposer_that_raises_costs_its_drafts(tiny_pair: TinyPair, method: str) -> None:
     asked = requests(12, 4)
     one, faulty = with_faulty_proposer(tiny_pair, method, RuntimeError("no idea"))
@@ -290,7 +286,7 @@ def test_a_proposer_rests_and_is_tried_again(caplog: pytest.LogCaptureFixture) -
         def available(self, _: Any) -> int:
             return 5
 
-        def grade(self, _: Any) -> int:
+        def confidence_bucket(self, _: Any) -> int:
             return 0
 
         def propose(self, sequences: Any, _: Any) -> list[list[int]]:
@@ -299,7 +295,7 @@ def test_a_proposer_rests_and_is_tried_again(caplog: pytest.LogCaptureFixture) -
                 raise RuntimeError("no idea")
             return [[1] for _ in sequences]
 
-        def settle(self, _: Any) -> None: ...
+        def on_verified(self, _: Any) -> None: ...
 
         def forget(self, _: Any) -> None: ...
 

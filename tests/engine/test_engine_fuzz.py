@@ -25,9 +25,10 @@ from engine.decoding import prompts as make_prompts
 from engine.naive import decode
 from torch import Tensor
 
+from specbatch.pipeline.engines.contract import Completion, Request
 from specbatch.pipeline.engines.exact.model.batch import Chunk
 from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelProposer
-from specbatch.pipeline.engines.exact.state.sequence import Completion, Request, Sequence
+from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.schemas.provenance import NO_TICKS, Ticks
 from specbatch.schemas.records import FinishReason, Origin, SamplingParams
 from support.models import TinyPair
@@ -45,14 +46,14 @@ class Gossip:
     def available(self, sequence: Sequence) -> int:  # noqa: ARG002 - knows nothing of it
         return self._random.randint(0, 6)
 
-    def grade(self, sequence: Sequence) -> int:  # noqa: ARG002 - knows nothing of it
+    def confidence_bucket(self, sequence: Sequence) -> int:  # noqa: ARG002 - knows nothing of it
         return self._random.randint(0, 2)
 
     def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:
         lengths = [self._random.randint(0, d) for _, d in zip(sequences, depths, strict=True)]
         return [[self._random.randrange(VOCAB) for _ in range(n)] for n in lengths]
 
-    def settle(self, sequence: Sequence) -> None:
+    def on_verified(self, sequence: Sequence) -> None:
         """Learns nothing."""
 
     def forget(self, sequence: Sequence) -> None:

@@ -9,16 +9,16 @@ from dataclasses import replace
 import pytest
 from engine.decoding import Bench, assert_same, baseline_of, bench, prompts
 
-from specbatch.pipeline.engines.exact.proposers.block_proposer import (
+from specbatch.pipeline.engines.contract import Completion, Request, Wanted
+from specbatch.pipeline.engines.exact.proposers.block import (
     ASK_AGAIN_AFTER,
     LOST_FOR,
     LOW_WATER,
     WANTED_AT_ONCE,
     BlockProposer,
-    Wanted,
 )
 from specbatch.pipeline.engines.exact.service import EngineService
-from specbatch.pipeline.engines.exact.state.sequence import Completion, Request, Sequence
+from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.schemas.records import FinishReason, SamplingParams
 from support.models import TinyPair
 

@@ -9,15 +9,16 @@ import pytest
 import torch
 
 from specbatch.pipeline.engines.exact.model.loader import load_model
-from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
-from specbatch.pipeline.engines.exact.state.faults import (
+from specbatch.pipeline.engines.exact.state.recovery import (
+    RECOVER_AFTER_PASSES,
     Fault,
+    TokenBudget,
     engine_error,
     fault_of,
     may_pass,
     with_type,
 )
-from specbatch.pipeline.engines.exact.state.token_budget import RECOVER_AFTER_PASSES, TokenBudget
+from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.schemas.errors import DeviceLostError, EngineError, ModelError
 from support.models import TinyPair
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from specbatch.pipeline.engines.exact.host import EngineHost
-from specbatch.pipeline.engines.exact.model import fingerprint
-from specbatch.pipeline.engines.exact.model.fingerprint import look_at, unchanged
 from specbatch.pipeline.engines.exact.model.loader import load_model
-from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
+from specbatch.pipeline.engines.models import fingerprint
+from specbatch.pipeline.engines.models.fingerprint import look_at, unchanged
+from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.pipeline.inputs.codec import TextCodec
 from specbatch.pipeline.runtime.codecs import Codecs
 from specbatch.schemas.errors import ModelChangedError, ModelError

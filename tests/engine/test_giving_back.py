@@ -12,10 +12,9 @@ from engine.decoding import assert_same, baseline_of, bench, prompts
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specbatch.pipeline.engines.contract import Completion, Request, Units
 from specbatch.pipeline.engines.exact.engine import Engine
-from specbatch.pipeline.engines.exact.service import EngineService
-from specbatch.pipeline.engines.exact.state.sequence import Completion, Request
-from specbatch.pipeline.engines.exact.ticket import Ticket, Units, last_unstarted
+from specbatch.pipeline.engines.exact.service import EngineService, Ticket, last_unstarted
 from specbatch.schemas.errors import EngineError, RequestCancelledError
 from specbatch.schemas.records import SamplingParams
 from support.models import TinyPair

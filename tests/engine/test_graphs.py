@@ -24,11 +24,12 @@ from specbatch.pipeline.engines.exact.model.graphs import (
     capture_eagerly,
     why_not,
 )
-from specbatch.pipeline.engines.exact.model.loader import LoadedModel, load_model
-from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
+from specbatch.pipeline.engines.exact.model.loaded_model import LoadedModel
+from specbatch.pipeline.engines.exact.model.loader import load_model
 from specbatch.pipeline.engines.exact.model.runner import ModelRunner
 from specbatch.pipeline.engines.exact.model.torch_decoder import TorchDecoder
-from specbatch.pipeline.engines.exact.state.blocks import TRASH_BLOCK, KvState
+from specbatch.pipeline.engines.exact.state.kv_blocks import TRASH_BLOCK, KvState
+from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.schemas.records import SamplingParams
 from support.architectures import VOCAB, tiny_model
 from support.devices import INTERPRETED, TRITON_DEVICE

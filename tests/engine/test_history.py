@@ -8,8 +8,7 @@ import pytest
 from engine.replaying import text
 
 from specbatch.pipeline.engines.exact.proposers.history import _HEADER, _KIND, History
-from specbatch.pipeline.engines.exact.proposers.sealed_bytes import seal
-from specbatch.pipeline.engines.exact.proposers.suffix_index import SuffixIndex
+from specbatch.pipeline.engines.exact.proposers.suffix_index import SuffixIndex, seal
 from specbatch.schemas.speculation import PastOutput
 
 PLENTY = 10_000

@@ -11,11 +11,11 @@ from engine.decoding import VOCAB, assert_same, baseline_of, bench
 from engine.decoding import prompts as make_prompts
 from engine.replaying import PLAIN, Replayed, decide, edited, replay, sequence_of, text
 
-from specbatch.pipeline.engines.exact.proposers.history import History
-from specbatch.pipeline.engines.exact.proposers.history_proposer import HistoryProposer
-from specbatch.pipeline.engines.exact.proposers.ngram_proposer import NgramProposer
-from specbatch.pipeline.engines.exact.proposers.suffix_index import Match, SuffixIndex
-from specbatch.pipeline.engines.exact.state.sequence import Request, Sequence
+from specbatch.pipeline.engines.contract import Match, Request
+from specbatch.pipeline.engines.exact.proposers.history import History, HistoryProposer
+from specbatch.pipeline.engines.exact.proposers.ngram import NgramProposer
+from specbatch.pipeline.engines.exact.proposers.suffix_index import SuffixIndex
+from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.schemas.records import SamplingParams
 from specbatch.schemas.speculation import PastOutput
 from support.models import TinyPair
@@ -82,21 +82,21 @@ def test_after_any_edit_the_place_is_found_again(kinds: Seq[str], seed: int) -> 
 def test_the_class_tells_a_past_that_fits_from_a_doubted_one() -> None:
     past, proposer = text(100), HistoryProposer()
     sequence = sequence_after(past)
-    assert proposer.grade(sequence) == 6
+    assert proposer.confidence_bucket(sequence) == 6
     decide(sequence, past[:5])
-    assert proposer.grade(sequence) == 6
+    assert proposer.confidence_bucket(sequence) == 6
     decide(sequence, [299])
-    assert proposer.grade(sequence) == 5
+    assert proposer.confidence_bucket(sequence) == 5
     assert proposer.propose([sequence], [4]) == [past[6:10]]
     decide(sequence, past[6:16])
-    assert proposer.grade(sequence) == 5
+    assert proposer.confidence_bucket(sequence) == 5
     decide(sequence, past[16:30])
-    assert proposer.grade(sequence) == 6
+    assert proposer.confidence_bucket(sequence) == 6
 
 
 def test_without_a_past_nothing_is_offered() -> None:
     proposer, sequence = HistoryProposer(), sequence_after(output=[1, 2, 3])
-    assert (proposer.available(sequence), proposer.grade(sequence)) == (0, 0)
+    assert (proposer.available(sequence), proposer.confidence_bucket(sequence)) == (0, 0)
     assert proposer.propose([sequence], [4]) == [[]]
 
 
@@ -104,7 +104,7 @@ def test_a_past_that_is_over_offers_nothing_more() -> None:
     proposer, sequence = HistoryProposer(), sequence_after([4, 5, 6])
     assert proposer.propose([sequence], [8]) == [[4, 5, 6]]
     decide(sequence, [4, 5, 6])
-    assert (proposer.available(sequence), proposer.grade(sequence)) == (0, 0)
+    assert (proposer.available(sequence), proposer.confidence_bucket(sequence)) == (0, 0)
     assert proposer.propose([sequence], [8]) == [[]]
 
 
@@ -157,14 +157,14 @@ def test_a_text_of_many_pieces_is_searched_for_at_every_seam() -> None:
 def test_the_class_tells_long_matches_and_clear_majorities() -> None:
     outputs = [[*range(20), 50 + i % 2, i] for i in range(6)]
     split, clear = index_of(*outputs), index_of(range(40))
-    grades = {
-        (name, length): HistoryProposer().grade(
+    buckets = {
+        (name, length): HistoryProposer().confidence_bucket(
             sequence_after(history=index, output=range(20 - length, 20))
         )
         for name, index in (("split", split), ("clear", clear))
         for length in (3, 12)
     }
-    assert grades == {
+    assert buckets == {
         ("split", 3): 1,
         ("clear", 3): 2,
         ("split", 12): 3,
@@ -182,12 +182,12 @@ def test_a_past_that_is_over_or_lost_gives_way_to_the_index_and_comes_back() -> 
         decide(sequence, [token])
         proposer.available(sequence)
     assert proposer.propose([sequence], [3]) == [other[110:113]]
-    assert 1 <= proposer.grade(sequence) <= 4
+    assert 1 <= proposer.confidence_bucket(sequence) <= 4
     for token in past[40:46]:
         decide(sequence, [token])
         proposer.available(sequence)
     assert proposer.propose([sequence], [3]) == [past[46:49]]
-    assert proposer.grade(sequence) == 5
+    assert proposer.confidence_bucket(sequence) == 5
     decide(sequence, [*past[46:], *other[30:36]])
     assert proposer.propose([sequence], [3]) == [other[36:39]]
 

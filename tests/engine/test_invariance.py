@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
-from specbatch.pipeline.engines.exact.model.batch_invariant import fixed_modules
+from specbatch.pipeline.engines.exact.model.batch_invariant import triton_modules
 from specbatch.pipeline.engines.exact.model.loader import load_model
-from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
 from specbatch.pipeline.engines.exact.model.runner import ModelRunner
+from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.schemas.errors import ModelError
 from support.architectures import tiny_model
 from support.devices import TRITON_DEVICE
@@ -31,7 +31,9 @@ class Crowded(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("most", "refused"), [(1000, False), (5, True), (12, True)], ids=["steady", "pieces", "company"]
+    ("most", "refused"),
+    [(1000, False), (5, True), (12, True)],
+    ids=["invariant", "pieces", "company"],
 )
 def test_a_part_that_depends_on_its_company_is_found(
     tmp_path: Path, most: int, refused: bool
@@ -55,10 +57,10 @@ def test_a_product_that_depends_on_its_rows_is_found(monkeypatch: pytest.MonkeyP
         out = x[:, order] @ weight[:, order].t()
         return out if x.shape[0] > 3 else out + x[:, rest] @ weight[:, rest].t()
 
-    monkeypatch.setattr(fixed_modules, "fixed_linear", hurried)
+    monkeypatch.setattr(triton_modules, "triton_linear", hurried)
     linear = nn.Linear(64, 32, bias=False).requires_grad_(False)
     with pytest.raises(ModelError) as caught:
-        fixed_modules.fix_rows(nn.Sequential(linear), "odd")
+        triton_modules.make_batch_invariant(nn.Sequential(linear), "odd")
     assert str(caught.value) == (
         "model `odd` computes `0` with bits that depend on the number of rows on this device: "
         "use `exactness: fast`"

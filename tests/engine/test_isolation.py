@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specbatch.pipeline.engines.exact.state.isolation import isolate
+from specbatch.pipeline.engines.exact.state.recovery import isolate
 
 
 class RowError(Exception):

@@ -36,8 +36,9 @@ def test_a_better_free_source_takes_the_place_of_what_was_chosen(clock: Clock) -
     made.step()
     assert made.speculator._looks == looks
     assert set(depths_of(rare)) == {lucky}
-    assert made.makers[3] is rare
-    assert model in made.makers
+    proposers = [draft.proposer for draft in made.plan.drafts]
+    assert proposers[3] == rare.name
+    assert model.name in proposers
 
 
 def test_a_worse_free_source_is_not_watched(clock: Clock) -> None:
@@ -57,23 +58,23 @@ def test_control_steps_come_by_chance_and_draft_nothing(clock: Clock) -> None:
     for _ in range(3000):
         looks = speculator._looks
         made.step()
-        assert (speculator.arm in (Arm.SETTLES, Arm.CONTROL)) == (made.drafted == 0)
+        assert (made.plan.arm in (Arm.SETTLES, Arm.CONTROL)) == (made.drafted == 0)
         if settling:
             settling -= 1
-            assert speculator.arm is (Arm.SETTLES if settling else Arm.CONTROL)
+            assert made.plan.arm is (Arm.SETTLES if settling else Arm.CONTROL)
             controls += not settling
             continue
         if speculator._looks > looks:
-            assert speculator.arm is Arm.DRAFTS
+            assert made.plan.arm is Arm.DRAFTS
             continue
-        chance = 1.0 / (speculator.odds + 1.0)
+        chance = 1.0 / (made.plan.odds + 1.0)
         expected, variance = expected + chance, variance + chance * (1.0 - chance)
-        if speculator.arm is Arm.SETTLES:
+        if made.plan.arm is Arm.SETTLES:
             begun += 1
             settling = speculator._controller.settling_steps(len(made.sequences))
     assert abs(begun - expected) < 3.0 * variance**0.5
     assert controls == begun - bool(settling)
-    assert speculator.odds + 1.0 == CONTROL_EVERY_STEPS[1], "there is much to lose"
+    assert made.plan.odds + 1.0 == CONTROL_EVERY_STEPS[1], "there is much to lose"
     assert speculator.knowledge.step_time.plain(8) == pytest.approx(linear(8, 8), rel=0.01)
 
 
@@ -82,17 +83,17 @@ def test_a_step_with_a_fixed_depth_is_no_part_of_the_experiment(clock: Clock) ->
     made.add(1, route=route("night"), depth=2)
     for _ in range(200):
         made.step()
-        assert made.speculator.arm is Arm.APART
+        assert made.plan.arm is Arm.APART
     made.sequences.pop()
     made.run(200)
-    assert made.speculator.arm is not Arm.APART
+    assert made.plan.arm is not Arm.APART
 
 
 def test_a_job_at_depth_0_rests(clock: Clock) -> None:
     made = simulation(clock, Source("a", 0.9), depth=0)
     for _ in range(100):
         made.step()
-        assert made.speculator.arm is Arm.RESTS
+        assert made.plan.arm is Arm.RESTS
 
 
 def test_depth_0_is_measured_early_where_it_is_not_known(clock: Clock) -> None:

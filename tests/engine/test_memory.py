@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from specbatch.pipeline.engines.contract import Request
 from specbatch.pipeline.engines.exact.host import EngineHost
 from specbatch.pipeline.engines.exact.model.memory import Promises, available_bytes, cache_bytes
-from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
-from specbatch.pipeline.engines.exact.state.sequence import Request
+from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.schemas.errors import NoEngineError
 from specbatch.schemas.records import SamplingParams
 from specbatch.schemas.spec import EngineSpec

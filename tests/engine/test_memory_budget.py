@@ -20,7 +20,7 @@ from specbatch.pipeline.engines.exact.model.memory import (
     peak_bytes,
     resident_bytes,
 )
-from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
+from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.schemas.records import SamplingParams
 from specbatch.schemas.spec import EngineSpec
 from support.engines import complete, decided, make_engine

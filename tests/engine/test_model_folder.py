@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from specbatch.pipeline.engines.exact.model.model_folder import check_pair, inspect_model
+from specbatch.pipeline.engines.models.model_folder import check_pair, inspect_model
 from specbatch.schemas.errors import ModelError
 from support.models import TinyPair, tiny_llama
 

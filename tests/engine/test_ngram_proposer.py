@@ -10,8 +10,9 @@ from engine.decoding import assert_same, baseline_of, bench
 from engine.decoding import prompts as make_prompts
 from engine.replaying import decide, replay, sequence_with, text
 
-from specbatch.pipeline.engines.exact.proposers.ngram_proposer import NgramProposer
-from specbatch.pipeline.engines.exact.state.sequence import Request, Sequence
+from specbatch.pipeline.engines.contract import Request
+from specbatch.pipeline.engines.exact.proposers.ngram import NgramProposer
+from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.schemas.records import SamplingParams
 from support.models import TinyPair
 
@@ -50,24 +51,24 @@ def test_a_text_without_repeats_is_not_drafted_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("length", "grade"),
+    ("length", "bucket"),
     [(0, 0), (1, 0), (2, 1), (3, 2), (4, 2), (5, 3), (8, 3), (9, 4), (16, 4), (17, 5), (60, 5)],
 )
-def test_the_class_is_that_of_the_tokens_in_common(length: int, grade: int) -> None:
+def test_the_bucket_is_that_of_the_tokens_in_common(length: int, bucket: int) -> None:
     phrase = list(range(100, 100 + length))
     sequence = sequence_with([1, *phrase, 2, 3, *phrase])
-    assert NgramProposer().grade(sequence) == grade
+    assert NgramProposer().confidence_bucket(sequence) == bucket
 
 
 def test_the_class_rises_while_the_output_follows() -> None:
     prompt = text(100)
     sequence, proposer = sequence_with([*prompt, 999]), NgramProposer()
-    grades = []
+    buckets = []
     for token in prompt[:40]:
         decide(sequence, [token])
-        grades.append(proposer.grade(sequence))
-    assert grades == sorted(grades)
-    assert (grades[0], grades[-1]) == (0, 5)
+        buckets.append(proposer.confidence_bucket(sequence))
+    assert buckets == sorted(buckets)
+    assert (buckets[0], buckets[-1]) == (0, 5)
 
 
 def test_what_was_written_unasked_is_caught_up_with() -> None:

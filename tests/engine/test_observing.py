@@ -10,10 +10,10 @@ import pytest
 import torch
 from engine.decoding import AMPLE_BLOCKS, Bench, bench, prompts, runner_of
 
+from specbatch.pipeline.engines.contract import Completion, Request, Route
 from specbatch.pipeline.engines.exact.model.batch import Chunk
 from specbatch.pipeline.engines.exact.speculation.drift import divergence
-from specbatch.pipeline.engines.exact.state.blocks import KvState
-from specbatch.pipeline.engines.exact.state.sequence import Completion, Request, Route
+from specbatch.pipeline.engines.exact.state.kv_blocks import KvState
 from specbatch.schemas.figures import StepFigures
 from specbatch.schemas.records import FinishReason, SamplingParams, Verification
 from specbatch.schemas.speculation import ALL_PROPOSERS
@@ -219,7 +219,7 @@ def test_a_model_that_fails_is_not_looked_at_again(
         raise ValueError("no law today")
 
     monkeypatch.setattr(
-        "specbatch.pipeline.engines.exact.proposers.draft_model.DraftModelProposer.law_behind",
+        "specbatch.pipeline.engines.exact.proposers.draft_model.DraftModelProposer.next_token_logprobs",
         fails,
     )
     assert len(made.add(*requests(2)).run()) == 2

@@ -15,10 +15,10 @@ from specbatch.pipeline.engines.exact.engine import Engine
 from specbatch.pipeline.engines.exact.host import EngineHost
 from specbatch.pipeline.engines.exact.model import parallel
 from specbatch.pipeline.engines.exact.model.loader import load_model
-from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
 from specbatch.pipeline.engines.exact.model.parallel import Leader, join_ranks
 from specbatch.pipeline.engines.exact.model.runner import ModelRunner
 from specbatch.pipeline.engines.exact.model.torch_decoder import TorchDecoder
+from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.schemas.errors import (
     DeviceLostError,
     MissingExtraError,
@@ -40,9 +40,9 @@ RANK = """
 import json, sys
 import torch
 from specbatch.pipeline.engines.exact.host import EngineHost
-from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
+from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.pipeline.engines.exact.model.parallel import Leader, follow, join_ranks
-from specbatch.pipeline.engines.exact.state.sequence import Request
+from specbatch.pipeline.engines.contract import Request
 from specbatch.schemas.records import SamplingParams
 from specbatch.schemas.spec import EngineSpec
 
@@ -155,7 +155,7 @@ def test_a_process_started_alone_is_told_how_to_start(monkeypatch: pytest.Monkey
 def test_without_accelerate_the_message_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specbatch.pipeline.engines.exact.model.sharding.find_spec", lambda _: None)
+    monkeypatch.setattr("specbatch.pipeline.engines.exact.model.loader.find_spec", lambda _: None)
     folder = inspect_model(str(tiny_model("llama", tmp_path)))
     with pytest.raises(MissingExtraError, match=r"pip install 'specbatch\[parallel\]'"):
         load_model(folder, "float32", "fast", tensor_parallel=2)

@@ -21,9 +21,10 @@ from engine.decoding import (
 )
 
 from specbatch.kernels.verify.reference import process
+from specbatch.pipeline.engines.contract import Request
 from specbatch.pipeline.engines.exact.sampling.sampling import sampling_rows
-from specbatch.pipeline.engines.exact.state.adjusting import Adjuster, BadWords
-from specbatch.pipeline.engines.exact.state.sequence import Request, Sequence
+from specbatch.pipeline.engines.exact.state.penalties import Adjuster, BadWords
+from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.schemas.records import FinishReason, SamplingParams
 from support.models import TinyPair
 

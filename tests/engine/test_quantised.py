@@ -12,12 +12,13 @@ import torch
 
 from specbatch.pipeline.engines.exact.engine import Engine
 from specbatch.pipeline.engines.exact.host import EngineHost
-from specbatch.pipeline.engines.exact.model.loader import LoadedModel, load_model
-from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
-from specbatch.pipeline.engines.exact.model.quantised import fingerprint_of
+from specbatch.pipeline.engines.exact.model.loaded_model import LoadedModel
+from specbatch.pipeline.engines.exact.model.loader import load_model
 from specbatch.pipeline.engines.exact.model.runner import ModelRunner
 from specbatch.pipeline.engines.exact.model.torch_decoder import TorchDecoder
 from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelProposer
+from specbatch.pipeline.engines.models.fingerprint import fingerprint_of
+from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.schemas.errors import MissingExtraError, ModelError
 from specbatch.schemas.records import SamplingParams
 from specbatch.schemas.spec import EngineSpec, Weights

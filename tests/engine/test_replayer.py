@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from engine.decoding import prompts
 
+from specbatch.pipeline.engines.contract import Completion, Request
 from specbatch.pipeline.engines.exact.model.device import DeviceOptions
-from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
 from specbatch.pipeline.engines.exact.replayer import NEAR_TIE, Replayer, wrong_end
-from specbatch.pipeline.engines.exact.state.sequence import Completion, Request
+from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.schemas.records import FinishReason, SamplingParams, Verification
 from specbatch.schemas.spec import EngineSpec
 from support.engines import make_engine

@@ -11,14 +11,15 @@ from engine.decoding import prompts as make_prompts
 from engine.replaying import PLAIN
 from engine.routed import FakeModel, Simulation
 
+from specbatch.pipeline.engines.contract import Request, Route
 from specbatch.pipeline.engines.exact.engine import Engine
 from specbatch.pipeline.engines.exact.host import EngineHost
-from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
 from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelProposer
 from specbatch.pipeline.engines.exact.speculation import router
 from specbatch.pipeline.engines.exact.speculation.router import Router
 from specbatch.pipeline.engines.exact.speculation.wants import Want
-from specbatch.pipeline.engines.exact.state.sequence import Request, Route, Sequence
+from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.pipeline.policy.controller import Controller
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.pipeline.policy.tracks import Tracks
@@ -271,7 +272,9 @@ def test_outputs_are_those_of_depth_0_and_all_caches_come_back(
 def test_the_host_makes_a_proposer_of_every_draft_model(tiny_pair: TinyPair) -> None:
     folders = [inspect_model(str(path)) for path in (tiny_pair.verifier, tiny_pair.draft)]
     alone, pair = (
-        EngineHost(folders[0], folders[1], 4, 64, kv_cache_bytes=8 << 20, further=further)
+        EngineHost(
+            folders[0], folders[1], 4, 64, kv_cache_bytes=8 << 20, extra_draft_models=further
+        )
         for further in ((), (folders[0],))
     )
     spec = EngineSpec(dtype="float32")

@@ -11,10 +11,9 @@ import pytest
 import torch
 from engine.decoding import assert_same, baseline_of, bench, prompts
 
+from specbatch.pipeline.engines.contract import Completion, Request
 from specbatch.pipeline.engines.exact.engine import Engine
-from specbatch.pipeline.engines.exact.service import EngineService
-from specbatch.pipeline.engines.exact.state.sequence import Completion, Request
-from specbatch.pipeline.engines.exact.ticket import Ticket
+from specbatch.pipeline.engines.exact.service import EngineService, Ticket
 from specbatch.schemas.errors import (
     DeviceLostError,
     EngineError,

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 from engine.decoding import baseline_of, bench, prompts
 
+from specbatch.pipeline.engines.contract import Completion, EngineStats, Request, Route
 from specbatch.pipeline.engines.exact.engine import Engine
-from specbatch.pipeline.engines.exact.service import KEEP_AT_END, KEEP_EVERY, EngineService
-from specbatch.pipeline.engines.exact.state.sequence import Completion, Request, Route, Sequence
-from specbatch.pipeline.engines.exact.state.stats import EngineStats
-from specbatch.pipeline.engines.exact.ticket import Ticket
+from specbatch.pipeline.engines.exact.service import KEEP_AT_END, KEEP_EVERY, EngineService, Ticket
+from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.policy.journal import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.errors import EngineError

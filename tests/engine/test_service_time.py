@@ -9,10 +9,9 @@ import pytest
 
 from specbatch.jobs.chaos.stand_in import StandInEngine
 from specbatch.jobs.chaos.stand_in_model import CONTEXT_TOKENS, VOCAB_SIZE
-from specbatch.pipeline.engines.exact.service import EngineService
-from specbatch.pipeline.engines.exact.state.sequence import Completion, Request
-from specbatch.pipeline.engines.exact.state.time_book import now
-from specbatch.pipeline.engines.exact.ticket import Ticket
+from specbatch.pipeline.engines.clock import now
+from specbatch.pipeline.engines.contract import Completion, Request
+from specbatch.pipeline.engines.exact.service import EngineService, Ticket
 from specbatch.schemas.errors import EngineError, RequestCancelledError
 from specbatch.schemas.provenance import NO_TICKS, Ticks
 from specbatch.schemas.records import SamplingParams

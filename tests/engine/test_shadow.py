@@ -12,10 +12,11 @@ from engine.replaying import decide, sequence_of, sequence_with
 from engine.simulating import Source
 
 from specbatch.kernels.decoder.contract import DecoderBatch
+from specbatch.pipeline.engines.contract import Request, Route
 from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelProposer
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.speculation.shadow import DEPTH, SHARE, Shadow, is_watched
-from specbatch.pipeline.engines.exact.state.proposer import Proposer
-from specbatch.pipeline.engines.exact.state.sequence import Request, Route, Sequence
+from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.policy.tracks import Track, Tracks
 from specbatch.schemas.records import SamplingParams
 from specbatch.schemas.speculation import AcceptanceCount
@@ -184,7 +185,7 @@ def judged(draft: list[int], decided: list[int]) -> tuple[Sequence, Track]:
     sequence, shadow, source = sequence_with([1], [5]), Shadow(), Source("a", 0.0)
     track = Tracks({}).track("a", "", None)
     shadow.keep(sequence, source, draft, track)
-    assert source.settled == [sequence]
+    assert source.verified == [sequence]
     decide(sequence, decided)
     shadow.forget(sequence)
     return sequence, track

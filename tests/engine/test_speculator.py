@@ -84,12 +84,12 @@ def test_a_source_that_has_nothing_now_is_replaced_in_the_same_step(clock: Clock
         made.step()
     looks = made.speculator._looks
     made.step()
-    assert {maker.name for maker in made.makers if maker} == {"first"}
+    assert {draft.proposer for draft in made.plan.drafts if draft} == {"first"}
     first.limit = lambda _: 0
     first.take_asked()
     for _ in range(2):
         made.step()
-        assert {maker.name for maker in made.makers if maker} == {"second"}
+        assert {draft.proposer for draft in made.plan.drafts if draft} == {"second"}
         assert made.drafted > 0
     assert made.speculator._looks == looks, "no look was needed for it"
     assert first.drafted == 0
@@ -109,9 +109,7 @@ def test_drafts_are_never_deeper_than_what_there_is_or_there_is_room_for(clock: 
 
     source.take_asked()
     for _ in range(20):
-        drafts, makers = made.speculator.propose(made.sequences, no_room)
-        assert not any(drafts)
-        assert not any(makers)
+        assert not any(made.speculator.propose(made.sequences, no_room).drafts)
     assert asked_for
     assert source.asked == []
 
@@ -207,7 +205,7 @@ def test_a_fixed_depth_is_kept_whatever_pays_and_however_it_is_judged(
     made = simulation(clock, source, depth=fixed, warm=50)
     for _ in range(50):
         made.step()
-        assert [len(draft) for draft in made.drafts] == [fixed] * 8
+        assert [len(draft) for draft in made.plan.drafts] == [fixed] * 8
     assert made.speculator.journal.lessons("night").decisions == ()
 
 
@@ -216,21 +214,21 @@ def test_the_last_token_is_never_drafted_for(clock: Clock) -> None:
     made = simulation(clock, source, depth=4, warm=0)
     for sequence in made.sequences:
         sequence.max_length = len(sequence.tokens) + 3
-    drafts, _ = made.speculator.propose(made.sequences, lambda _, wanted: wanted)
+    drafts = made.speculator.propose(made.sequences, lambda _, wanted: wanted).drafts
     assert [len(draft) for draft in drafts] == [2] * 8, "the third comes of the pass itself"
 
 
 def test_ratio_tests_are_not_drafted_for_by_those_who_know_no_law(clock: Clock) -> None:
-    lawless, lawful = Source("lawless", 0.9), Source("lawful", 0.6)
-    lawful.laws = None  # type: ignore[attr-defined] # only whether it is there is looked at
+    lawless, probabilistic = Source("lawless", 0.9), Source("probabilistic", 0.6)
+    probabilistic.draft_probs = None  # type: ignore[attr-defined] # only whether it is there is looked at
     sampled = replace(ENDLESS.params, temperature=1.0)
-    made = Simulation(linear, [lawless, lawful], clock)
+    made = Simulation(linear, [lawless, probabilistic], clock)
     ratio = made.add(4, verification=Verification.REJECTION, params=sampled)
     coupled = made.add(4, params=sampled)
     greedy = made.add(4, verification=Verification.REJECTION)
     made.run(WARM)
     assert set(depths_of(lawless)) == {*coupled, *greedy}
-    assert set(ratio) <= set(depths_of(lawful))
+    assert set(ratio) <= set(depths_of(probabilistic))
 
 
 # --- jobs and tags ------------------------------------------------------------------------------
@@ -315,7 +313,7 @@ def test_makers_hear_of_verdicts_and_ends_and_nothing_is_kept_of_the_finished(
     first = list(made.sequences)
     made.run(WARM)
     drafted = sum(len(call) for source in (a, b) for call in source.asked)
-    assert len(a.settled) + len(b.settled) == drafted > 0
+    assert len(a.verified) + len(b.verified) == drafted > 0
     for sequence in first:
         made.speculator.forget(sequence)
     for source in (a, b):
@@ -341,7 +339,7 @@ def test_all_that_was_tested_is_handed_out_as_counts(clock: Clock) -> None:
 
 def test_without_sources_every_depth_is_0_and_nothing_is_looked_at(clock: Clock) -> None:
     made = simulation(clock, warm=20)
-    assert not any(made.drafts)
+    assert not any(made.plan.drafts)
     assert made.speculator.steps == 0
 
 
@@ -372,7 +370,7 @@ def test_a_choice_made_for_long_outputs_is_cut_where_one_ends(clock: Clock) -> N
         made.step()
     ending = made.sequences[3]
     ending.max_length = len(ending.tokens) + 3
-    drafts, _ = made.speculator.propose(made.sequences, lambda _, wanted: wanted)
+    drafts = made.speculator.propose(made.sequences, lambda _, wanted: wanted).drafts
     assert len(drafts[3]) == 2
     assert min(len(draft) for draft in drafts[:3]) > 2
 

@@ -11,10 +11,10 @@ import pytest
 
 from specbatch.jobs.chaos.stand_in import NUMERIC_CLASS, StandInEngine
 from specbatch.jobs.chaos.stand_in_model import CONTEXT_TOKENS, VOCAB_SIZE, write_model
+from specbatch.pipeline.engines.contract import Request
 from specbatch.pipeline.engines.exact.host import EngineHost
-from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
 from specbatch.pipeline.engines.exact.service import EngineService
-from specbatch.pipeline.engines.exact.state.sequence import Request
+from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.schemas.errors import RequestCancelledError
 from specbatch.schemas.numeric_class import Serves, all_keys
 from specbatch.schemas.records import JobState, SamplingParams, Stage

@@ -11,13 +11,14 @@ from engine.replaying import text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbatch.pipeline.engines.exact.proposers.sealed_bytes import seal, unseal
+from specbatch.pipeline.engines.contract import Match
 from specbatch.pipeline.engines.exact.proposers.suffix_index import (
     _HEADER,
     _KIND,
     LONGEST_CONTEXT,
-    Match,
     SuffixIndex,
+    seal,
+    unseal,
 )
 
 Outputs = list[list[int]]

@@ -10,12 +10,13 @@ from engine.faulty import real_tokens, spoil
 from engine.test_engine_errors import poisoned, requests
 
 from specbatch.kernels.decoder.contract import DecoderBatch
+from specbatch.pipeline.engines.contract import Completion, Request
 from specbatch.pipeline.engines.exact.engine import Engine
 from specbatch.pipeline.engines.exact.model.loader import load_model
-from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
 from specbatch.pipeline.engines.exact.recheck import Rechecker
-from specbatch.pipeline.engines.exact.state.sequence import Completion, Request, Sequence
-from specbatch.pipeline.engines.exact.state.time_book import TimeBook, spread
+from specbatch.pipeline.engines.exact.state.accounting import TimeBook, spread
+from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.schemas.provenance import NO_TICKS, TICKS_PER_SEC, Ticks
 from specbatch.schemas.records import FinishReason, Origin, SamplingParams
 from support.engines import loaded

@@ -19,15 +19,16 @@ from scipy import stats
 
 from specbatch.kernels.decoder.contract import DecoderBatch
 from specbatch.kernels.verify.reference import process
+from specbatch.pipeline.engines.contract import Completion, Request
 from specbatch.pipeline.engines.exact.model.batch import Chunk
 from specbatch.pipeline.engines.exact.model.runner import ModelRunner
-from specbatch.pipeline.engines.exact.proposers.block_proposer import BlockProposer
+from specbatch.pipeline.engines.exact.proposers.block import BlockProposer
 from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelProposer
-from specbatch.pipeline.engines.exact.proposers.guarded_proposer import guarded
+from specbatch.pipeline.engines.exact.proposers.guarded import guarded
+from specbatch.pipeline.engines.exact.proposers.proposer import has_draft_probs
 from specbatch.pipeline.engines.exact.sampling.sampling import sampling_rows
-from specbatch.pipeline.engines.exact.state.blocks import KvState
-from specbatch.pipeline.engines.exact.state.proposer import has_laws
-from specbatch.pipeline.engines.exact.state.sequence import Completion, Request, Sequence
+from specbatch.pipeline.engines.exact.state.kv_blocks import KvState
+from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.schemas.records import SamplingParams, Verification
 from support.engines import loaded
 from support.models import TinyPair, tiny_llama
@@ -302,7 +303,7 @@ def test_a_guarded_proposer_has_laws_where_the_proposer_has(foreign: TinyPair) -
     sequence = Sequence(request, frozenset(), 9)
     draft_model = DraftModelProposer(ModelRunner(loaded(foreign.draft, "float32"), 1 << 20))
     kept = guarded(draft_model, lambda: None)
-    assert has_laws(kept)
+    assert has_draft_probs(kept)
     assert len(kept.propose([sequence], [2])[0]) == 2
-    assert torch.equal(kept.laws(sequence), draft_model.laws(sequence))
-    assert not has_laws(guarded(BlockProposer(), lambda: None))
+    assert torch.equal(kept.draft_probs(sequence), draft_model.draft_probs(sequence))
+    assert not has_draft_probs(guarded(BlockProposer(), lambda: None))

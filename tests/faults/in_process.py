@@ -18,7 +18,7 @@ from specbatch.jobs.chaos.orders import EngineKind
 from specbatch.jobs.chaos.plan import Plan
 from specbatch.jobs.chaos.stand_in import StandInHost
 from specbatch.pipeline.bootstrap import KINDS, Models, Worker, make_client, make_worker
-from specbatch.pipeline.engines.exact.model.model_folder import ModelFolder
+from specbatch.pipeline.engines.contract import ModelFolder
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.sql.migrate import open_store
 from specbatch.pipeline.storage.objects import Objects
@@ -74,7 +74,7 @@ class Shop:
             self.verifier,
             self.proposer,
             store=store or self.store,
-            instead=self._models() if self.engine == "stand-in" else None,
+            fake_models=self._models() if self.engine == "stand-in" else None,
         )
         self.workers.append(worker)
         return worker

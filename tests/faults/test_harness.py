@@ -14,7 +14,7 @@ from specbatch.jobs.chaos.harness import Jolt, Ran, Site, site
 from specbatch.jobs.chaos.plan import Deed, Disturbance, Plan
 from specbatch.jobs.chaos.stand_in import NUMERIC_CLASS, Law
 from specbatch.jobs.chaos.stand_in_model import EOS, VOCAB_SIZE, weights_of
-from specbatch.pipeline.engines.exact.state.sequence import Request
+from specbatch.pipeline.engines.contract import Request
 from specbatch.pipeline.ledger.sql import groups
 from specbatch.pipeline.outputs.outputs import read_output
 from specbatch.schemas.crash_points import CrashPoint

@@ -18,12 +18,12 @@ from specbatch.jobs.chaos.stand_in_model import (
     replace_part,
     write_model,
 )
-from specbatch.pipeline.engines.exact.model.model_folder import (
+from specbatch.pipeline.engines.contract import Completion, Request
+from specbatch.pipeline.engines.models.model_folder import (
     check_pair,
     inspect_model,
     vocabulary_digest,
 )
-from specbatch.pipeline.engines.exact.state.sequence import Completion, Request
 from specbatch.pipeline.inputs.codec import TextCodec
 from specbatch.schemas.errors import RequestCancelledError
 from specbatch.schemas.fingerprint import TOKENIZER, WEIGHTS

@@ -18,9 +18,10 @@ import pytest
 from ingest.making import make_spec
 
 from specbatch.pipeline.inputs import parquet_source
+from specbatch.pipeline.inputs.contract import Source
 from specbatch.pipeline.inputs.limited import KilledError, LimitedProcess, LimitError
 from specbatch.pipeline.inputs.parquet_source import ParquetSource
-from specbatch.pipeline.inputs.sources import Source, open_source
+from specbatch.pipeline.inputs.sources import open_source
 from specbatch.pipeline.inputs.templates import ChatTemplate
 from specbatch.pipeline.storage.objects import Objects
 from support.peak_memory import below, children

@@ -15,7 +15,8 @@ from ingest.making import make_spec, write_parquet
 from specbatch.jobs.cli.reach import _files as check_files
 from specbatch.jobs.cli.reach import check_input_here
 from specbatch.pipeline.inputs import sources
-from specbatch.pipeline.inputs.sources import RawBatch, RawRow, Source, open_source
+from specbatch.pipeline.inputs.contract import RawBatch, RawRow, Source
+from specbatch.pipeline.inputs.sources import open_source
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.errors import InputError
 from specbatch.schemas.records import SourcePosition

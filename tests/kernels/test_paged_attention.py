@@ -78,7 +78,7 @@ def attend(
     padding: int = 0,
     window: int | None = None,
     softcap: float | None = None,
-    steady: bool = True,
+    batch_invariant: bool = True,
 ) -> list[Tensor]:
     """Output of each part, and last that of the padding rows."""
     sizes = [end - first for _, first, end in parts]
@@ -90,7 +90,7 @@ def attend(
         context_lens=[end for _, _, end in parts],
         block_tables=[seen.stories[i].blocks for i, _, _ in parts],
         slots=torch.zeros(starts[-1] + padding, dtype=torch.int64),
-        steady=steady,
+        batch_invariant=batch_invariant,
     )
     out = attention(
         torch.cat(rows),
@@ -173,7 +173,7 @@ def test_output_without_constant_shapes_is_the_reference_s(
     seen = world([33, 64, 130])
     parts = [(i, len(s.query) - queries + i % 2, len(s.query)) for i, s in enumerate(seen.stories)]
     parts = [part for part in parts if part[1] < part[2]]
-    got = attend(attention, seen, parts, 3, 40, steady=False)
+    got = attend(attention, seen, parts, 3, 40, batch_invariant=False)
     assert_close(got, attend(reference.paged_attention, seen, parts, 3, 40), torch.float32)
 
 

@@ -8,7 +8,8 @@ from ledger.builders import JOB, NO_TIME, completion, new_group, new_job, positi
 
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.operations.auditing import ChainAudit, audit_chain
-from specbatch.pipeline.storage.objects import ObjectInfo, Objects
+from specbatch.pipeline.storage.object_store import ObjectInfo
+from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.provenance import Provenance, Ticks
 from specbatch.schemas.records import (

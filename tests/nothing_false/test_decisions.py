@@ -37,13 +37,13 @@ class History:
     def available(self, sequence: Sequence) -> int:
         return 8 if sequence.request.route.tag == REPEATED else 0
 
-    def grade(self, sequence: Sequence) -> int:  # noqa: ARG002 - the contract's
+    def confidence_bucket(self, sequence: Sequence) -> int:  # noqa: ARG002 - the contract's
         return 0
 
     def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:
         return [[7] * depth for _, depth in zip(sequences, depths, strict=True)]
 
-    def settle(self, sequence: Sequence) -> None:
+    def on_verified(self, sequence: Sequence) -> None:
         pass
 
     def forget(self, sequence: Sequence) -> None:

@@ -43,7 +43,7 @@ def hanging(self):
 
 stand_in.StandInEngine.step = hanging
 models = Models(engines=lambda model, beside: stand_in.StandInHost(model, beside), codec=codec)
-run_worker(Settings(), ("ingest", "verify", "record"), model, (), 4, instead=models)
+run_worker(Settings(), ("ingest", "verify", "record"), model, (), 4, fake_models=models)
 """
 
 

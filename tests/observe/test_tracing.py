@@ -27,14 +27,9 @@ from specbatch.pipeline.observe.tracing.context import (
     trace_id_of,
 )
 from specbatch.pipeline.observe.tracing.otel import MOST_CLOSE_SEC, OtelTracing
+from specbatch.pipeline.observe.tracing.selection import open_tracing
 from specbatch.pipeline.observe.tracing.span_names import ATTEMPTS, ATTRIBUTES, EVENTS
-from specbatch.pipeline.observe.tracing.tracing import (
-    NO_SPAN,
-    UNTRACED,
-    TraceOptions,
-    Tracing,
-    open_tracing,
-)
+from specbatch.pipeline.observe.tracing.tracing import NO_SPAN, UNTRACED, TraceOptions, Tracing
 from specbatch.pipeline.stages import telling
 from specbatch.schemas.errors import EngineError, FencedError, MissingExtraError
 from specbatch.schemas.records import JobState, Lease, Stage

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from specbatch.jobs.chaos import stand_in_model
 from specbatch.jobs.chaos.stand_in import StandInHost
-from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
+from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.runtime.announcing import Announcing
 from specbatch.pipeline.runtime.helping import Helper

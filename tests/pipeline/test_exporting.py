@@ -20,7 +20,8 @@ from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.operations.exporting import BATCH_ROWS, Exporter, _page_rows, in_batches
 from specbatch.pipeline.outputs import corrections, export_columns
 from specbatch.pipeline.outputs.corrections import Corrections
-from specbatch.pipeline.storage.objects import ObjectInfo, Objects
+from specbatch.pipeline.storage.object_store import ObjectInfo
+from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.errors import (
     JobNotFoundError,

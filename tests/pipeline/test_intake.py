@@ -259,7 +259,7 @@ from functools import lru_cache
 from pathlib import Path
 from specbatch.jobs.chaos import stand_in_model
 from specbatch.pipeline.runtime.client import Client
-from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
+from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.pipeline.runtime.leases import LeaseKeeper
 from specbatch.pipeline.ledger.sql.migrate import open_store

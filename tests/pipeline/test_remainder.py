@@ -18,7 +18,7 @@ from conftest import S3
 from ledger.builders import Clock
 
 from specbatch.jobs.chaos.stand_in import StandInEngine
-from specbatch.pipeline.engines.exact.state.time_book import OVERHEAD
+from specbatch.pipeline.engines.exact.state.accounting import OVERHEAD
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.ledger.sql.migrate import open_store

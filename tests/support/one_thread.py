@@ -15,7 +15,7 @@ from typing import Any
 
 from specbatch.jobs.chaos import stand_in_model
 from specbatch.jobs.chaos.stand_in import StandInHost
-from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
+from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.runtime.client import Client
 from specbatch.pipeline.runtime.leases import LeaseKeeper

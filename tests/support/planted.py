@@ -29,8 +29,7 @@ from specbatch.pipeline.bootstrap import (
     make_store,
     make_worker,
 )
-from specbatch.pipeline.engines.exact.model.model_folder import ModelFolder
-from specbatch.pipeline.engines.exact.state.sequence import Request
+from specbatch.pipeline.engines.contract import ModelFolder, Request
 from specbatch.pipeline.inputs.codec import TextCodec
 from specbatch.schemas import masking
 from specbatch.schemas.privacy import PrivacyMode
@@ -148,7 +147,7 @@ class Site:
             self.verifier,
             self.proposer,
             store=self.store,
-            instead=Models(engines, codec),
+            fake_models=Models(engines, codec),
             meter=None if self.exposure is None else self.exposure.meter,
         )
 

@@ -25,7 +25,7 @@ def work(kinds: str, verifier: str, proposer: str) -> None:
     drafting = None if proposer == "none" else proposer
     order = Order(0, {}, "stand-in", verifier, drafting, log="", kinds=names)
     drafts = (drafting,) if drafting else ()
-    run_worker(settings, names, verifier, drafts, concurrency=4, instead=models_of(order))
+    run_worker(settings, names, verifier, drafts, concurrency=4, fake_models=models_of(order))
 
 
 if __name__ == "__main__":

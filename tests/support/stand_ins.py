@@ -14,7 +14,7 @@ from ledger.builders import LEASE_SEC, Clock
 from specbatch.jobs.chaos.stand_in import StandInHost
 from specbatch.jobs.chaos.stand_in_model import codec, write_model
 from specbatch.pipeline.engines.contract import Engines
-from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
+from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.pipeline.ledger.sql.migrate import open_store
 from specbatch.pipeline.observe.tracing.tracing import UNTRACED, Tracing
 from specbatch.pipeline.outputs.outputs import read_output

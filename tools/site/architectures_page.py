@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from specbatch.pipeline.engines.exact.model.model_folder import (
-    NATIVE_MODEL_TYPES,
-    SUPPORTED_MODEL_TYPES,
-)
+from specbatch.pipeline.engines.models.model_folder import NATIVE_MODEL_TYPES, SUPPORTED_MODEL_TYPES
 from specbatch.tools.site.markdown import code, page, table
 
 _INTRO = """

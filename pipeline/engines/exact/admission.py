@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from specbatch.pipeline.engines.exact.state.adjusting import problem_of
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.schemas.records import SamplingParams
 
 
 def refusal(
@@ -27,8 +27,22 @@ def refusal(
         return f"prompt has a token outside the vocabulary of {vocab_size}"
     if request.params.stop and request.watch_text is None:
         return "stop strings need something that makes text of tokens"
-    return problem_of(request.params, sequence.stop_ids, vocab_size)
+    return _sampling_problem(request.params, sequence.stop_ids, vocab_size)
 
 
 def all_within(token_ids: tuple[int, ...], vocab_size: int) -> bool:
     return not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size)
+
+
+def _sampling_problem(
+    params: SamplingParams, stop_ids: frozenset[int], vocab_size: int
+) -> str | None:
+    """Why this vocabulary cannot be sampled so; None when it can."""
+    ends = {word[-1] for word in params.bad_words}
+    named = {token for token, _ in params.logit_bias} | {*params.bad_token_ids, *ends}
+    named |= {token for word in params.bad_words for token in word}
+    if named and not (min(named) >= 0 and max(named) < vocab_size):
+        return f"sampling names a token outside the vocabulary of {vocab_size}"
+    if len({*params.bad_token_ids, *ends, *(stop_ids if params.min_tokens else ())}) >= vocab_size:
+        return "sampling forbids every token of the vocabulary"
+    return None

@@ -16,34 +16,33 @@ from dataclasses import replace
 from torch import Tensor
 
 from specbatch.kernels.verify.contract import Verdict
+from specbatch.pipeline.engines.clock import now
+from specbatch.pipeline.engines.contract import Completion, EngineStats, Request, Wanted
 from specbatch.pipeline.engines.exact.admission import all_within, refusal
-from specbatch.pipeline.engines.exact.model.batch import Chunk
+from specbatch.pipeline.engines.exact.model.batch import Chunk, to_host
 from specbatch.pipeline.engines.exact.model.runner import ModelRunner
-from specbatch.pipeline.engines.exact.model.transfer import to_host
 from specbatch.pipeline.engines.exact.observing import Observer, Unwatched, Watch
-from specbatch.pipeline.engines.exact.proposers.block_proposer import BlockProposer, Wanted
-from specbatch.pipeline.engines.exact.proposers.guarded_proposer import guarded
+from specbatch.pipeline.engines.exact.proposers.block import BlockProposer
+from specbatch.pipeline.engines.exact.proposers.guarded import guarded
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.recheck import Rechecker
-from specbatch.pipeline.engines.exact.sampling.most_likely import MostLikely
 from specbatch.pipeline.engines.exact.sampling.sampler import choose_sampler
 from specbatch.pipeline.engines.exact.sampling.sampling import LastColumns
-from specbatch.pipeline.engines.exact.sampling.verification import verify
+from specbatch.pipeline.engines.exact.sampling.verification import MostLikely, verify
 from specbatch.pipeline.engines.exact.speculation.drift import EVERY_STEPS
 from specbatch.pipeline.engines.exact.speculation.speculator import Speculator
-from specbatch.pipeline.engines.exact.state.faults import Fault, fault_of, with_type
-from specbatch.pipeline.engines.exact.state.isolation import isolate
-from specbatch.pipeline.engines.exact.state.proposer import Proposer
-from specbatch.pipeline.engines.exact.state.scheduler import Planned, Scheduler
-from specbatch.pipeline.engines.exact.state.sequence import (
-    Completion,
-    Request,
-    Sequence,
-    stop_ids_of,
+from specbatch.pipeline.engines.exact.state.accounting import OVERHEAD, TimeBook
+from specbatch.pipeline.engines.exact.state.draft_plan import Draft
+from specbatch.pipeline.engines.exact.state.recovery import (
+    Fault,
+    TokenBudget,
+    fault_of,
+    isolate,
+    with_type,
 )
-from specbatch.pipeline.engines.exact.state.stats import EngineStats
-from specbatch.pipeline.engines.exact.state.time_book import OVERHEAD, TimeBook, now
-from specbatch.pipeline.engines.exact.state.token_budget import TokenBudget
-from specbatch.pipeline.engines.exact.state.work import Work
+from specbatch.pipeline.engines.exact.state.scheduler import Planned, Scheduler
+from specbatch.pipeline.engines.exact.state.sequence import Sequence, stop_ids_of
+from specbatch.pipeline.engines.exact.state.step import Work
 from specbatch.pipeline.policy.costs.controls import Arm, Controls, Part
 from specbatch.pipeline.policy.journal import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge
@@ -190,9 +189,9 @@ class Engine:
         plan = self._scheduler.schedule()
         deciding = [p.sequence for p in plan if p.decides]
         asking = self._watch.ask(deciding)
-        drafts, makers = self._speculator.propose(deciding, self._room_for_draft)
-        drafting = asking + int(self._speculator.drafting_sec * TICKS_PER_SEC)
-        return Work(plan, deciding, drafts, makers, begun, drafting)
+        draft_plan = self._speculator.propose(deciding, self._room_for_draft)
+        drafting = asking + int(draft_plan.drafting_sec * TICKS_PER_SEC)
+        return Work(plan, deciding, draft_plan, begun, drafting)
 
     def _room_for_draft(self, sequence: Sequence, wanted: int) -> int:
         return 0 if self._budget.strained else self._scheduler.room_for_draft(sequence, wanted)
@@ -223,9 +222,9 @@ class Engine:
         log.warning("no memory for a pass of %d tokens, trying %d", tokens, self._budget.now)
         self._runner.free_unused()
         less = work.part(work.first_tokens(self._budget.now))
-        for sequence, maker in zip(work.deciding, work.makers, strict=True):
-            if maker is not None and sequence not in less.deciding:
-                maker.forget(sequence)  # it will not hear what became of its draft
+        for sequence, draft in zip(work.deciding, work.drafts, strict=True):
+            if sequence not in less.deciding:
+                self._speculator.abandon(sequence, draft)
         return self._decide(less)
 
     def _decide_apart(self, work: Work, error: Exception) -> list[tuple[Work, Verdict | None]]:
@@ -269,7 +268,7 @@ class Engine:
             tokens = sequence.tokens[start : start + planned.take]
             if planned.decides:
                 draft = next(drafts)
-                chunks.append(Chunk(sequence.kv, tokens + draft, 1 + len(draft)))
+                chunks.append(Chunk(sequence.kv, tokens + draft.token_ids, 1 + len(draft)))
             else:
                 chunks.append(Chunk(sequence.kv, tokens, 0))
         begun = time.perf_counter()
@@ -280,7 +279,7 @@ class Engine:
     def _verify(self, work: Work, logits: Tensor) -> Verdict:
         self._watch.compare(work, logits)
         columns = self._columns.of(work.deciding, logits.device)
-        return verify(self._sampler, work.deciding, work.drafts, work.makers, logits, columns)
+        return verify(self._sampler, work.deciding, work.drafts, logits, columns)
 
     def _commit(self, work: Work, verdict: Verdict | None) -> None:
         """Append what was decided; forget the KV of rejected drafts."""
@@ -292,9 +291,7 @@ class Engine:
         most_likely = MostLikely(verdict.top) if verdict.top is not None else None
         has_nan = any(map(math.isnan, logprobs))
         row = 0
-        for sequence, draft, maker, agreed in zip(
-            work.deciding, work.drafts, work.makers, accepted, strict=True
-        ):
+        for sequence, draft, agreed in zip(work.deciding, work.drafts, accepted, strict=True):
             before, end = len(sequence.tokens), row + agreed + 1
             if has_nan and any(map(math.isnan, logprobs[row:end])):
                 at = sequence.num_output
@@ -302,8 +299,8 @@ class Engine:
             else:
                 tops = most_likely.of(sequence, row, end) if most_likely is not None else ()
                 verdict_on = (tokens[row:end], logprobs[row:end], tops)
-                if self._accept(sequence, draft, *verdict_on, maker):
-                    self._speculator.observe(sequence, maker, draft, agreed)
+                if self._accept(sequence, draft, *verdict_on):
+                    self._speculator.on_verified(sequence, draft, agreed)
             work.emitted[sequence] = len(sequence.tokens) - before
             row += len(draft) + 1
         self.stats.proposed += row - len(work.deciding)
@@ -315,15 +312,14 @@ class Engine:
     def _accept(
         self,
         sequence: Sequence,
-        draft: list[int],
+        draft: Draft,
         tokens: list[int],
         logprobs: list[float],
         tops: Seq[TopLogprobs],
-        maker: Proposer | None,
     ) -> bool:
         """Append a verdict; False: the request's own watch over its text raised."""
         try:
-            sequence.accept(draft, tokens, logprobs, tops, maker.name if maker else "")
+            sequence.accept(draft.token_ids, tokens, logprobs, tops, draft.proposer)
         except Exception as error:
             self._fail(sequence, self._raised(sequence, error))
             return False
@@ -355,7 +351,13 @@ class Engine:
         self.stats.steps += 1
         self.stats.reused_tokens = self._scheduler.reused_tokens
         self.stats.preemptions = self._scheduler.preemptions
-        ticks, shares = self._book.share_step(work, parts, self.stats.steps, self._runner.padded)
+        ticks, shares = self._book.share_step(
+            work.begun,
+            work.drafting_ticks,
+            work.passes(parts),
+            self.stats.steps,
+            self._runner.padded,
+        )
         self.stats.busy_sec += ticks / TICKS_PER_SEC
         if not (work.whole and work.decoding):
             return
@@ -363,14 +365,14 @@ class Engine:
         count, rows = len(work.deciding), len(work.plan) + sum(map(len, work.drafts))
         step_time = self._speculator.knowledge.step_time
         price = step_time.plain(count) or step_time.predict(count, count)  # of before this step
-        if self._speculator.arm is not Arm.SETTLES:
+        if work.draft_plan.arm is not Arm.SETTLES:
             step_time.observe(rows, count, ticks / TICKS_PER_SEC - self._beside_depth_0(work))
-        if self._speculator.arm is not Arm.APART:
+        if work.draft_plan.arm is not Arm.APART:
             self._compare(work, ticks, shares, price)
 
     def _compare(self, work: Work, ticks: int, shares: Seq[int], price_sec: float) -> None:
         """Note what a decoding step took, beside what its tokens would have taken at depth 0."""
-        arm, count = self._speculator.arm, len(work.deciding)
+        arm, count = work.draft_plan.arm, len(work.deciding)
         beside = self._beside_depth_0(work) * TICKS_PER_SEC / ticks if ticks else 0.0
         if arm in (Arm.DRAFTS, Arm.SETTLES):
             per_token = self._controls.level * price_sec / count
@@ -383,11 +385,11 @@ class Engine:
         for sequence, share in zip(work.deciding, shares, strict=True):
             sequence.decode_sec += share / TICKS_PER_SEC
         parts = self._parts(work, ticks, shares)
-        self._controls.step(arm, self._speculator.odds, price_sec, beside, parts)
+        self._controls.step(arm, work.draft_plan.odds, price_sec, beside, parts)
 
     def _beside_depth_0(self, work: Work) -> float:
         """Seconds that the step spent on drafts and on choosing them, before its pass."""
-        return work.drafting_ticks / TICKS_PER_SEC + self._speculator.replanning_sec
+        return work.drafting_ticks / TICKS_PER_SEC + work.draft_plan.replanning_sec
 
     def _parts(self, work: Work, ticks: int, shares: Seq[int]) -> dict[str, Part]:
         """A step's time, tokens and sequences by job; mostly there is one."""

@@ -11,15 +11,15 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from specbatch.pipeline.engines.contract import EngineStats, ModelFolder, Wanted
 from specbatch.pipeline.engines.exact.engine import Engine
 from specbatch.pipeline.engines.exact.model.device import (
     DeviceOptions,
     capture_for,
     gpu_cache_bytes,
 )
-from specbatch.pipeline.engines.exact.model.fingerprint import Look, unchanged
-from specbatch.pipeline.engines.exact.model.loaded_models import LoadedModels
-from specbatch.pipeline.engines.exact.model.loader import LoadedModel, load_model
+from specbatch.pipeline.engines.exact.model.loaded_model import LoadedModel
+from specbatch.pipeline.engines.exact.model.loader import load_model
 from specbatch.pipeline.engines.exact.model.memory import (
     PROMISES,
     MemoryBudget,
@@ -27,29 +27,25 @@ from specbatch.pipeline.engines.exact.model.memory import (
     cache_bytes,
     free_for_another,
 )
-from specbatch.pipeline.engines.exact.model.model_folder import (
-    ModelFolder,
-    check_pair,
-    inspect_folder,
-)
 from specbatch.pipeline.engines.exact.model.numeric_class import check_class, serves
 from specbatch.pipeline.engines.exact.model.quantised import check_weights
 from specbatch.pipeline.engines.exact.model.runner import Decoder, ModelRunner
 from specbatch.pipeline.engines.exact.model.torch_decoder import TorchDecoder
 from specbatch.pipeline.engines.exact.observing import Observer
-from specbatch.pipeline.engines.exact.proposers.block_proposer import BlockProposer, Wanted
+from specbatch.pipeline.engines.exact.proposers.block import BlockProposer
 from specbatch.pipeline.engines.exact.proposers.draft_model import (
     MAX_PASS_TOKENS,
     DraftModelProposer,
 )
-from specbatch.pipeline.engines.exact.proposers.draft_names import DRAFT_MODEL, draft_names, pins_of
-from specbatch.pipeline.engines.exact.proposers.history_proposer import HistoryProposer
-from specbatch.pipeline.engines.exact.proposers.ngram_proposer import NgramProposer
+from specbatch.pipeline.engines.exact.proposers.history import HistoryProposer
+from specbatch.pipeline.engines.exact.proposers.ngram import NgramProposer
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.recheck import Rechecker
 from specbatch.pipeline.engines.exact.service import EngineService
 from specbatch.pipeline.engines.exact.speculation.drift import EVERY_STEPS
-from specbatch.pipeline.engines.exact.state.proposer import Proposer
-from specbatch.pipeline.engines.exact.state.stats import EngineStats
+from specbatch.pipeline.engines.models.draft_names import DRAFT_MODEL, draft_names, pins_of
+from specbatch.pipeline.engines.models.fingerprint import Look, unchanged
+from specbatch.pipeline.engines.models.model_folder import LoadedModels, check_pair, inspect_folder
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.errors import (
     DeviceLostError,
@@ -90,12 +86,12 @@ class EngineHost:
         leader: Leader | None = None,
         memory_of: KnowledgeKeeper | None = None,
         on_wanted: Callable[[Wanted], None] | None = None,
-        further: Sequence[ModelFolder] = (),
+        extra_draft_models: Sequence[ModelFolder] = (),
         observer: Observer | None = None,
         drift_every: int = EVERY_STEPS,
         only_job: str | None = None,
     ) -> None:
-        """`further` are draft models beside `proposer`, the main one. `observer` hears what engines
+        """`extra_draft_models` stand beside `proposer`, the main one. `observer` hears what engines
         do, and every `drift_every` steps (0: never) how far a draft model is from the verifier.
         `only_job`: no other job is served.
 
@@ -103,7 +99,7 @@ class EngineHost:
         """
         self._on_wanted = on_wanted
         self.proposer = proposer
-        draft_models = (*([] if proposer is None else [proposer]), *further)
+        draft_models = (*([] if proposer is None else [proposer]), *extra_draft_models)
         self._models = LoadedModels(verifier, draft_models)
         self._pairs = {(verifier.fingerprint, f.fingerprint) for f in draft_models}
         self._draft_names = draft_names([folder.ref for folder in draft_models])
@@ -266,7 +262,7 @@ class EngineHost:
             tuple(proposers),
             self._max_sequences,
             self._max_batch_tokens,
-            None if verifying.steady else Rechecker(verifying),
+            None if verifying.batch_invariant else Rechecker(verifying),
             knowledge,
             self._observer,
             self._drift_every,

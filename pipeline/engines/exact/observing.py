@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
+from specbatch.pipeline.engines.clock import now
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.speculation.drift import EVERY_STEPS, DriftWatch
-from specbatch.pipeline.engines.exact.state.blocks import BlockManager
-from specbatch.pipeline.engines.exact.state.proposer import Proposer
+from specbatch.pipeline.engines.exact.state.kv_blocks import BlockManager
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
-from specbatch.pipeline.engines.exact.state.time_book import now
 from specbatch.schemas.figures import StepFigures
 from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import FinishReason
 
 if TYPE_CHECKING:
-    from specbatch.pipeline.engines.exact.state.stats import EngineStats
-    from specbatch.pipeline.engines.exact.state.work import Work
+    from specbatch.pipeline.engines.contract import EngineStats
+    from specbatch.pipeline.engines.exact.state.step import Work
 
 _ENDED = (FinishReason.STOP, FinishReason.LENGTH)
 
@@ -47,7 +47,7 @@ class Observer(Protocol):
         ...
 
     def drifted(self, proposer: str, nats: float) -> None:
-        """How far a proposer's law is from the verifier's at one place: KL(verifier ‖ proposer)."""
+        """KL(verifier ‖ proposer) in nats at one position."""
         ...
 
 
@@ -118,8 +118,7 @@ class Watch(Unwatched):
         for part in parts:
             drafted = list(map(len, part.drafts))
             passes.append((sum([p.take for p in part.plan]) + sum(drafted), len(part.plan)))
-            makers = [maker.name if maker is not None else "" for maker in part.makers]
-            depths.update(zip(makers, drafted, strict=True))
+            depths.update(zip([draft.proposer for draft in part.drafts], drafted, strict=True))
         before, self._told = self._told, self._counts()
         self._stats.kv_blocks = self._blocks.counts
         self._observer.stepped(

@@ -19,12 +19,13 @@ from torch import Tensor
 
 from specbatch.kernels.counters.reference import gumbel
 from specbatch.kernels.verify.reference import process
+from specbatch.pipeline.engines.contract import Request
 from specbatch.pipeline.engines.exact.model.batch import Chunk
 from specbatch.pipeline.engines.exact.model.runner import ModelRunner
 from specbatch.pipeline.engines.exact.sampling.sampler import choose_sampler
 from specbatch.pipeline.engines.exact.sampling.sampling import sampling_rows
-from specbatch.pipeline.engines.exact.state.blocks import KvState
-from specbatch.pipeline.engines.exact.state.sequence import Request, Sequence
+from specbatch.pipeline.engines.exact.state.kv_blocks import KvState
+from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.schemas.records import Recheck, Verification
 
 ONE_IN = 64

@@ -8,17 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
+from specbatch.pipeline.engines.contract import Completion, ModelFolder, Request
 from specbatch.pipeline.engines.exact.host import EngineHost
 from specbatch.pipeline.engines.exact.model.device import DeviceOptions
-from specbatch.pipeline.engines.exact.model.model_folder import ModelFolder
 from specbatch.pipeline.engines.exact.model.quantised import check_weights
 from specbatch.pipeline.engines.exact.recheck import Difference, Rechecker
-from specbatch.pipeline.engines.exact.state.sequence import (
-    Completion,
-    Request,
-    Sequence,
-    stop_ids_of,
-)
+from specbatch.pipeline.engines.exact.state.sequence import Sequence, stop_ids_of
 from specbatch.schemas.records import FinishReason, Verification
 from specbatch.schemas.spec import EngineSpec
 

@@ -10,16 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Protocol
 
-from specbatch.schemas.errors import MissingExtraError
 from specbatch.schemas.records import JobRow, Lease
 
 Value = str | bool | int | float | Sequence[str]
 Attributes = Mapping[str, Value]
-
-NEEDED = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 
 
 class Span(Protocol):
@@ -108,25 +104,3 @@ class TraceOptions:
     groups: float  # share of a job's groups; those that fail are always told of
     requests: float  # share of such a group's requests
     broker: str = "memory"  # as OpenTelemetry names messaging systems
-
-
-def open_tracing(options: TraceOptions) -> Tracing:
-    """What the options ask for; to be closed. Raises `MissingExtraError`."""
-    if not options.to:
-        return UNTRACED
-    missing = [name for name in NEEDED if not _is_there(name)]
-    if missing:
-        raise MissingExtraError(
-            f"SPECBATCH_TRACES asks for traces, and {', '.join(missing)} is not installed here: "
-            "`pip install 'specbatch[observe]'`"
-        )
-    from specbatch.pipeline.observe.tracing.otel import OtelTracing
-
-    return OtelTracing.shared(options)
-
-
-def _is_there(name: str) -> bool:
-    try:
-        return find_spec(name) is not None
-    except ModuleNotFoundError:  # not even the package that it would be in
-        return False

@@ -1,18 +1,19 @@
-"""One forward pass: which tokens of which sequences, and the tensors made of them."""
+"""One forward pass: which tokens of which sequences, the tensors made of them, and what returns."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specbatch.kernels.decoder.contract import DecoderBatch
 from specbatch.kernels.paged_attention.contract import RaggedBatch
-from specbatch.pipeline.engines.exact.model.transfer import to_device
-from specbatch.pipeline.engines.exact.state.blocks import TRASH_BLOCK, KvState
+from specbatch.kernels.verify.contract import Verdict
+from specbatch.pipeline.engines.exact.state.kv_blocks import TRASH_BLOCK, KvState
 
 
 class Chunk(NamedTuple):
@@ -69,3 +70,25 @@ def _tensor(values: list[int], width: int, padding: int, device: torch.device) -
     """int64 [width] on the device: the values, then padding."""
     values += [padding] * (width - len(values))
     return to_device(np.array(values, dtype=np.int64), device)
+
+
+def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
+    """The array on the device. On a GPU the copy is queued and the host goes on."""
+    tensor = torch.from_numpy(array)
+    if device.type != "cuda" or not tensor.numel():
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def to_host(verdict: Verdict) -> tuple[list[int], list[float], list[int]]:
+    """(tokens, log-probabilities, accepted): the one place where a step waits for its device."""
+    parts = (verdict.tokens, verdict.logprobs, verdict.accepted)
+    if verdict.tokens.device.type == "cpu":
+        tokens, logprobs, accepted = (part.tolist() for part in parts)
+        return tokens, logprobs, accepted
+    # One copy; float64 holds a float32 as it is, and its bits pass for an integer.
+    rows = verdict.tokens.shape[0]
+    bits = verdict.logprobs.double().view(torch.int64)
+    joined = torch.cat((verdict.tokens, bits, verdict.accepted)).cpu().numpy()
+    logprobs = joined[rows : 2 * rows].view(np.float64).tolist()
+    return joined[:rows].tolist(), logprobs, joined[2 * rows :].tolist()

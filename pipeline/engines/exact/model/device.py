@@ -19,7 +19,7 @@ from specbatch.schemas.errors import UsageError
 
 if TYPE_CHECKING:  # recording needs Triton, which only a GPU does
     from specbatch.pipeline.engines.exact.model.graphs import Capture
-    from specbatch.pipeline.engines.exact.model.loader import LoadedModel
+    from specbatch.pipeline.engines.exact.model.loaded_model import LoadedModel
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from specbatch.kernels.decoder.contract import DecoderBatch
 from specbatch.kernels.paged_attention.contract import RaggedBatch
 from specbatch.kernels.paged_attention.triton import PREPARED, Tiles, prepare
-from specbatch.pipeline.engines.exact.model.loader import LoadedModel
+from specbatch.pipeline.engines.exact.model.loaded_model import LoadedModel
 from specbatch.pipeline.engines.exact.model.torch_decoder import TorchDecoder
 
 log = logging.getLogger(__name__)

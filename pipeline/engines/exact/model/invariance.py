@@ -14,9 +14,9 @@ from torch import Tensor
 
 from specbatch.kernels.decoder.contract import BLOCK_SIZE
 from specbatch.pipeline.engines.exact.model.batch import Chunk, build_batch
-from specbatch.pipeline.engines.exact.model.loader import LoadedModel
+from specbatch.pipeline.engines.exact.model.loaded_model import LoadedModel
 from specbatch.pipeline.engines.exact.model.torch_decoder import TorchDecoder
-from specbatch.pipeline.engines.exact.state.blocks import KvState
+from specbatch.pipeline.engines.exact.state.kv_blocks import KvState
 from specbatch.schemas.errors import ModelError
 
 PIECES = (1, 2, 4, 5)  # tokens of each pass

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import threading
-from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, Literal, cast
 
 import torch
@@ -15,22 +16,29 @@ from transformers.utils import logging as transformers_logging
 
 from specbatch.kernels.decoder.contract import DecoderShape, DecoderWeights
 from specbatch.kernels.paged_attention.contract import RaggedBatch
+from specbatch.pipeline.engines.contract import ModelFolder
+from specbatch.pipeline.engines.exact.model.batch_invariant import torch_modules
 from specbatch.pipeline.engines.exact.model.batch_invariant.row_tiles import RowTiles
-from specbatch.pipeline.engines.exact.model.batch_invariant.tiled_modules import tile_rows
 from specbatch.pipeline.engines.exact.model.device import native_level
-from specbatch.pipeline.engines.exact.model.kernel_choice import Attention, Kernels, choose_kernels
-from specbatch.pipeline.engines.exact.model.model_folder import ModelFolder, check_again
+from specbatch.pipeline.engines.exact.model.loaded_model import (
+    Attention,
+    Kernels,
+    LoadedModel,
+    choose_kernels,
+)
 from specbatch.pipeline.engines.exact.model.native_model import NotNativeError, lower
 from specbatch.pipeline.engines.exact.model.quantised import check_weights, quantise
-from specbatch.pipeline.engines.exact.model.sharding import check_shareable, shared_among
-from specbatch.pipeline.engines.exact.state.faults import engine_error, may_pass, with_type
-from specbatch.schemas.errors import BrokenModelError, ModelError, SpecbatchError
+from specbatch.pipeline.engines.exact.state.recovery import engine_error, may_pass, with_type
+from specbatch.pipeline.engines.models.model_folder import check_again
+from specbatch.schemas.errors import BrokenModelError, MissingExtraError, ModelError, SpecbatchError
 from specbatch.schemas.spec import Weights
 
 log = logging.getLogger(__name__)
 
 ATTENTION_NAME = "specbatch_paged"
 COMPILED_ATTENTION_NAME = "specbatch_paged_compiled"
+# Their plans in transformers share out the heads of attention; tested with two ranks.
+SHAREABLE = ("gemma2", "gemma3_text", "llama", "mistral", "qwen2", "qwen3")
 # transformers keeps global state while it loads: two threads at once lose each other's weights.
 _loading = threading.Lock()
 _DTYPES = {
@@ -38,24 +46,6 @@ _DTYPES = {
     "float16": torch.float16,
     "float32": torch.float32,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A model ready to run, and what a runner must know of it."""
-
-    folder: ModelFolder
-    module: nn.Module
-    dtype: torch.dtype
-    device: torch.device
-    native: tuple[DecoderShape, DecoderWeights] | None  # None: the torch path
-    tiles: RowTiles | None  # of the torch path on a processor; None: passes are not padded
-    kernels: Kernels  # of the torch path
-    exactness: str
-    num_layers: int
-    num_kv_heads: int  # of this rank, where several share the model
-    head_dim: int
-    eos_ids: frozenset[int]
 
 
 def load_model(
@@ -124,7 +114,7 @@ def _load(
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
-            **shared_among(tensor_parallel),
+            **_shared_among(tensor_parallel),
         )
     if missing := sorted(read["missing_keys"]):  # they would be drawn at random
         raise BrokenModelError(
@@ -138,7 +128,7 @@ def _load(
     lowered = _lowered(module, folder) if native and plain else None
     tiles = None
     if lowered is None and exactness == "bitwise":
-        tiles = _made_bitwise(module, folder.ref, by)
+        tiles = _make_bitwise(module, folder.ref, by)
     config = module.config.get_text_config()
     heads = int(config.num_attention_heads)
     log.info(
@@ -164,6 +154,42 @@ def _load(
     )
 
 
+def check_shareable(folder: ModelFolder, ranks: int, exactness: str, weights: Weights) -> None:
+    """Raise `ModelError` if so many ranks cannot share the model, `MissingExtraError` if a package
+    lacks.
+    """
+    if find_spec("accelerate") is None:
+        raise MissingExtraError(
+            "a model over several GPUs needs accelerate, which is not installed here: "
+            "`pip install 'specbatch[parallel]'`"
+        )
+    if folder.model_type not in SHAREABLE:
+        raise ModelError(
+            f"model `{folder.ref}` cannot run over several GPUs: that is for {', '.join(SHAREABLE)}"
+        )
+    config = json.loads((folder.path / "config.json").read_text())
+    heads = config.get("num_key_value_heads") or config["num_attention_heads"]
+    if heads % ranks:
+        raise ModelError(
+            f"model `{folder.ref}` has {heads} heads of keys and values, which {ranks} GPUs "
+            "cannot share evenly: set SPECBATCH_TENSOR_PARALLEL to a divisor"
+        )
+    if exactness == "bitwise" or weights != "as-is":
+        raise ModelError(
+            f"model `{folder.ref}` runs over several GPUs only with `exactness: fast` and its "
+            "weights as they are"
+        )
+
+
+def _shared_among(ranks: int) -> dict[str, Any]:
+    """Arguments for `from_pretrained`."""
+    if ranks == 1:
+        return {}
+    from transformers.distributed import DistributedConfig
+
+    return {"distributed_config": DistributedConfig(tp_size=ranks)}
+
+
 def _detach(module: nn.Module) -> None:
     """Give the module tensors of its own: who writes to the file afterwards changes nothing here.
 
@@ -187,13 +213,13 @@ def _compiled(module: Any) -> Any:
     return torch.compile(module, dynamic=True)
 
 
-def _made_bitwise(module: nn.Module, ref: str, kernels: Kernels) -> RowTiles | None:
-    """Make the rows of the torch path keep their bits; the tiles to which passes are padded."""
+def _make_bitwise(module: nn.Module, ref: str, kernels: Kernels) -> RowTiles | None:
+    """Make the torch path batch-invariant; returns the tiles to which passes are padded."""
     if kernels == "torch":
-        return tile_rows(module, ref)
-    from specbatch.pipeline.engines.exact.model.batch_invariant.fixed_modules import fix_rows
+        return torch_modules.make_batch_invariant(module, ref)
+    from specbatch.pipeline.engines.exact.model.batch_invariant import triton_modules
 
-    fix_rows(module, ref)
+    triton_modules.make_batch_invariant(module, ref)
     return None
 
 

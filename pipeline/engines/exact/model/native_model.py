@@ -9,8 +9,9 @@ from transformers import AutoConfig
 
 from specbatch.kernels.decoder import cpu
 from specbatch.kernels.decoder.contract import DecoderShape, DecoderWeights, LayerWeights
+from specbatch.pipeline.engines.contract import ModelFolder
 from specbatch.pipeline.engines.exact.model import rotary
-from specbatch.pipeline.engines.exact.model.model_folder import NATIVE_MODEL_TYPES, ModelFolder
+from specbatch.pipeline.engines.models.model_folder import NATIVE_MODEL_TYPES
 
 
 class NotNativeError(Exception):

@@ -17,9 +17,9 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 from specbatch.kernels import native
+from specbatch.pipeline.engines.contract import ModelFolder
 from specbatch.pipeline.engines.exact.model.device import DeviceOptions, native_level
 from specbatch.pipeline.engines.exact.model.loader import choose_dtype
-from specbatch.pipeline.engines.exact.model.model_folder import ModelFolder
 from specbatch.pipeline.engines.exact.model.native_model import why_not_native
 from specbatch.schemas.errors import ModelError
 from specbatch.schemas.numeric_class import DTYPES, Serves, all_keys

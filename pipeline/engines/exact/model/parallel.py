@@ -24,11 +24,12 @@ from torch import Tensor
 
 from specbatch.kernels.decoder.contract import DecoderBatch
 from specbatch.kernels.paged_attention.contract import RaggedBatch
-from specbatch.pipeline.engines.exact.model.loader import LoadedModel, load_model
-from specbatch.pipeline.engines.exact.model.model_folder import ModelFolder, inspect_model
-from specbatch.pipeline.engines.exact.model.sharding import check_shareable
+from specbatch.pipeline.engines.contract import ModelFolder
+from specbatch.pipeline.engines.exact.model.loaded_model import LoadedModel
+from specbatch.pipeline.engines.exact.model.loader import check_shareable, load_model
 from specbatch.pipeline.engines.exact.model.torch_decoder import TorchDecoder
-from specbatch.pipeline.engines.exact.state.faults import Fault, fault_of, with_type
+from specbatch.pipeline.engines.exact.state.recovery import Fault, fault_of, with_type
+from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.schemas.errors import DeviceLostError, ModelError, UsageError
 from specbatch.schemas.spec import Weights
 

@@ -6,14 +6,13 @@ own dtype. A quantised model is another model: what it writes is recorded under 
 
 from __future__ import annotations
 
-import hashlib
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from specbatch.schemas.errors import MissingExtraError
 from specbatch.schemas.spec import Weights
 
-if TYPE_CHECKING:  # fingerprints are asked for where there is no torch
+if TYPE_CHECKING:  # `check_weights` is called where there is no torch
     from torch import nn
 
 
@@ -35,10 +34,3 @@ def check_weights(weights: Weights) -> None:
             f"weights of `{weights}` need torchao, which is not installed here: "
             "`pip install 'specbatch[quant]'`"
         )
-
-
-def fingerprint_of(fingerprint: str, weights: Weights) -> str:
-    """The fingerprint of a model whose folder has `fingerprint`, run with such weights."""
-    if weights == "as-is":
-        return fingerprint
-    return hashlib.sha256(f"{fingerprint} {weights}".encode()).hexdigest()

@@ -15,10 +15,10 @@ from specbatch.kernels.drafting import cpu as drafting
 from specbatch.kernels.verify.contract import SamplingRows
 from specbatch.pipeline.engines.exact.model.batch import Chunk, build_batch
 from specbatch.pipeline.engines.exact.model.invariance import check_rows
-from specbatch.pipeline.engines.exact.model.loader import LoadedModel
+from specbatch.pipeline.engines.exact.model.loaded_model import LoadedModel
 from specbatch.pipeline.engines.exact.model.memory import ModelMemory
 from specbatch.pipeline.engines.exact.model.torch_decoder import TorchDecoder
-from specbatch.pipeline.engines.exact.state.blocks import TRASH_BLOCK, BlockManager, KvState
+from specbatch.pipeline.engines.exact.state.kv_blocks import TRASH_BLOCK, BlockManager, KvState
 
 if TYPE_CHECKING:  # it needs Triton, which only a GPU does
     from specbatch.pipeline.engines.exact.model.graphs import Capture
@@ -80,7 +80,7 @@ class ModelRunner:
         self.kernels = model.kernels
         self.eos_ids = model.eos_ids
         # Whether a token's bits are the same in every batch; else `exactness: fast` was asked for.
-        self.steady = model.native is not None or model.exactness == "bitwise"
+        self.batch_invariant = model.native is not None or model.exactness == "bitwise"
         self.vocab_size = model.folder.vocab_size
         self._context_tokens = min(model.folder.context_tokens, self.blocks.capacity_tokens)
         # Why the cache has no room for the model's whole context; None: it has.

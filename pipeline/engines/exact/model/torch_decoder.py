@@ -8,8 +8,7 @@ from torch import Tensor
 
 from specbatch.kernels.decoder.contract import BLOCK_SIZE, DecoderBatch
 from specbatch.kernels.paged_attention.contract import zeroed_cache
-from specbatch.pipeline.engines.exact.model.kernel_choice import attention_of
-from specbatch.pipeline.engines.exact.model.loader import LoadedModel
+from specbatch.pipeline.engines.exact.model.loaded_model import LoadedModel, attention_of
 
 
 class TorchDecoder:
@@ -17,7 +16,7 @@ class TorchDecoder:
 
     def __init__(self, model: LoadedModel, num_blocks: int) -> None:
         self._module: Any = model.module
-        self._steady = model.exactness == "bitwise"
+        self._batch_invariant = model.exactness == "bitwise"
         self._attend = attention_of(model.kernels, model.device)
         shape = (num_blocks, BLOCK_SIZE, model.num_kv_heads, model.head_dim)
         self._caches = [
@@ -59,7 +58,7 @@ class TorchDecoder:
 
     def forward(self, batch: DecoderBatch) -> Tensor:
         """Feed the batch; float32 logits [num_rows, vocab] of the wanted rows."""
-        batch.ragged.steady = self._steady
+        batch.ragged.batch_invariant = self._batch_invariant
         out = self._module(
             input_ids=batch.ids[None],
             position_ids=batch.positions[None],

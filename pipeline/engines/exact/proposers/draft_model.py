@@ -19,17 +19,17 @@ from specbatch.kernels.verify.contract import SamplingRows
 from specbatch.kernels.verify.reference import process
 from specbatch.pipeline.engines.exact.model.batch import Chunk
 from specbatch.pipeline.engines.exact.model.runner import ModelRunner
-from specbatch.pipeline.engines.exact.proposers.draft_names import DRAFT_MODEL
 from specbatch.pipeline.engines.exact.sampling.sampler import choose_sampler
 from specbatch.pipeline.engines.exact.sampling.sampling import sampling_rows
-from specbatch.pipeline.engines.exact.state.blocks import KvState
+from specbatch.pipeline.engines.exact.state.kv_blocks import KvState
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.models.draft_names import DRAFT_MODEL
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.pipeline.policy.linear_cost import LinearCost
 from specbatch.schemas.records import Verification
 from specbatch.schemas.seeds import draft_seed
 
-MOST_READ = 16  # tokens that are read to say a law; it is asked now and then
+MOST_READ = 16  # tokens that may be read for one measurement of drift
 MAX_PASS_TOKENS = 2048  # of all sequences together; what is above it is fed beforehand
 
 
@@ -49,7 +49,9 @@ class DraftModelProposer:
         self._max_depth = max_depth
         self.pass_time = pass_time or Knowledge().draft_time_of(self.name)
         self._kv: dict[Sequence, KvState] = {}
-        self._laws: dict[Sequence, list[Tensor]] = {}  # of the last draft: [vocab_size] a token
+        self._draft_probs: dict[
+            Sequence, list[Tensor]
+        ] = {}  # of the last draft: [vocab_size] a token
 
     def available(self, sequence: Sequence) -> int:
         room = self._runner.context_tokens - len(sequence.tokens)
@@ -63,13 +65,13 @@ class DraftModelProposer:
         kv = self._kv.get(sequence)
         return max(0, len(sequence.tokens) - (0 if kv is None else kv.length))
 
-    def grade(self, sequence: Sequence) -> int:  # noqa: ARG002 - the contract's
+    def confidence_bucket(self, sequence: Sequence) -> int:  # noqa: ARG002 - the contract's
         return 0
 
     def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:
         drafts: list[list[int]] = [[] for _ in sequences]
         for sequence in sequences:
-            self._laws.pop(sequence, None)
+            self._draft_probs.pop(sequence, None)
         active = self._reserve(sequences, depths)
         if not active:
             return drafts
@@ -91,11 +93,11 @@ class DraftModelProposer:
             drafts[i] = draft
         return drafts
 
-    def laws(self, sequence: Sequence) -> Tensor:
+    def draft_probs(self, sequence: Sequence) -> Tensor:
         """float32 [drafted, vocab_size], of sequences whose verification is not coupled."""
-        return torch.stack(self._laws[sequence])
+        return torch.stack(self._draft_probs[sequence])
 
-    def law_behind(self, sequence: Sequence) -> Tensor | None:
+    def next_token_logprobs(self, sequence: Sequence) -> Tensor | None:
         """float32 [vocab_size]: log-probabilities of the token behind a sequence's last one.
 
         What is read for it is forgotten, and read again when it drafts: no draft is another for it.
@@ -113,20 +115,20 @@ class DraftModelProposer:
             self._runner.blocks.trim(kv, length)
         return logits[0].log_softmax(dim=0)
 
-    def settle(self, sequence: Sequence) -> None:
+    def on_verified(self, sequence: Sequence) -> None:
         """Drop the KV of rejected draft tokens: what agrees with the sequence stays.
 
         A draft that was only compared is dropped before anything is decided behind it: then the
         sequence's last token was fed too, and its block may be sealed already.
         """
-        self._laws.pop(sequence, None)
+        self._draft_probs.pop(sequence, None)
         kv = self._kv.get(sequence)
         if kv is not None:
             blocks = self._runner.blocks
             blocks.trim(kv, max(len(sequence.tokens) - 1, kv.sealed * blocks.block_size))
 
     def forget(self, sequence: Sequence) -> None:
-        self._laws.pop(sequence, None)
+        self._draft_probs.pop(sequence, None)
         kv = self._kv.pop(sequence, None)
         if kv is not None:
             self._runner.blocks.release(kv)
@@ -208,7 +210,7 @@ class DraftModelProposer:
             counters[own, 0] = torch.tensor(seeds, device=counters.device)
             before = [drafts[i] for i in own]
             of_own, _ = sampling_rows(chosen, [1] * len(own), logits.device, before, position)
-            laws = process(logits[own], of_own).softmax(dim=1)
-            for sequence, law in zip(chosen, laws, strict=True):
-                self._laws.setdefault(sequence, []).append(law)
+            probs = process(logits[own], of_own).softmax(dim=1)
+            for sequence, row in zip(chosen, probs, strict=True):
+                self._draft_probs.setdefault(sequence, []).append(row)
         return self._sampler.sample(logits, counters, rows).tolist()

@@ -7,16 +7,16 @@ neighbours, and those with the longest common context stand around where a new c
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from specbatch.pipeline.engines.exact.proposers.sealed_bytes import seal, unseal
+from specbatch.pipeline.engines.contract import Match
 
 LONGEST_CONTEXT = 32  # tokens by which places are sorted; a power of 2
 MOST_TOKENS = 2**28  # offsets into the bytes of the reversed row are int32
@@ -27,15 +27,7 @@ _LOOKED_AT = 64  # places, evenly spaced, whose next tokens are counted
 _NEAR = 64  # neighbours that are tried before the whole index is searched
 
 Int32s = npt.NDArray[np.int32]
-
-
-class Match(NamedTuple):
-    """Where the newest tokens of a context occurred."""
-
-    length: int  # tokens in common, at most LONGEST_CONTEXT
-    occurrences: int
-    position: int  # of the token to go on with: one of the majority
-    share: float  # of the occurrences looked at that go on with that token
+_DIGEST_BYTES = 16
 
 
 class SuffixIndex:
@@ -222,3 +214,24 @@ def _in_common(one: bytes, other: bytes) -> int:
     """Tokens of 4 bytes each, from the left. Both are of one length."""
     differing = int.from_bytes(one, "big") ^ int.from_bytes(other, "big")
     return (8 * len(one) - differing.bit_length()) // 32
+
+
+def seal(kind: bytes, *parts: bytes) -> bytes:
+    """`kind`, a checksum and the parts behind one another. A kind names a layout for ever."""
+    digest = hashlib.blake2b(kind, digest_size=_DIGEST_BYTES)
+    for part in parts:
+        digest.update(part)
+    return b"".join([kind, digest.digest(), *parts])
+
+
+def unseal(kind: bytes, data: bytes | memoryview) -> memoryview:
+    """What was sealed as `kind`, not copied. Raises ValueError if this is anything else."""
+    view = memoryview(data)
+    begin = len(kind) + _DIGEST_BYTES
+    if view[: len(kind)] != kind:
+        raise ValueError(f"not a file of kind {kind.decode('ascii', 'replace')!r}")
+    digest = hashlib.blake2b(kind, digest_size=_DIGEST_BYTES)
+    digest.update(view[begin:])
+    if view[len(kind) : begin] != digest.digest():
+        raise ValueError(f"{kind.decode('ascii', 'replace')!r}: the checksum is another")
+    return view[begin:]

@@ -15,7 +15,7 @@ from specbatch.kernels.rejection import cpu as rejection_cpu
 from specbatch.kernels.rejection import reference as rejection
 from specbatch.kernels.verify import cpu, reference
 from specbatch.kernels.verify.contract import SamplingRows, Verdict
-from specbatch.pipeline.engines.exact.model.kernel_choice import Kernels
+from specbatch.pipeline.engines.exact.model.loaded_model import Kernels
 
 _RatioTest = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, SamplingRows], Verdict]
 

@@ -10,27 +10,26 @@ import torch
 from torch import Tensor
 
 from specbatch.kernels.verify.contract import PLACEHOLDER, TopTokens, Verdict
-from specbatch.pipeline.engines.exact.model.transfer import to_device
+from specbatch.pipeline.engines.exact.model.batch import to_device
 from specbatch.pipeline.engines.exact.sampling.sampler import Sampler
 from specbatch.pipeline.engines.exact.sampling.sampling import Columns, sampling_rows, top_rows
-from specbatch.pipeline.engines.exact.state.proposer import Proposer, has_laws
+from specbatch.pipeline.engines.exact.state.draft_plan import Draft
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
-from specbatch.schemas.records import Verification
+from specbatch.schemas.records import TopLogprobs, Verification
 
 
 @torch.inference_mode()
 def verify(
     sampler: Sampler,
     sequences: Seq[Sequence],
-    drafts: Seq[list[int]],
-    makers: Seq[Proposer | None],
+    drafts: Seq[Draft],
     logits: Tensor,  # [num_rows, vocab_size]: 1 + len(draft) rows of each sequence
     columns: Columns,  # of the sequences
 ) -> Verdict:
     """The verdict on every row. A coupled sequence gets the same bits in any company."""
     most = max(columns.top, default=0)
     if columns.kind is not None:
-        return _verify_kind(sampler, columns, sequences, drafts, makers, logits, most)
+        return _verify_kind(sampler, columns, sequences, drafts, logits, most)
     kinds = [s.verification for s in sequences]
     counts = np.array([1 + len(d) for d in drafts])
     numbers = np.array([list(Verification).index(kind) for kind in kinds])
@@ -50,7 +49,6 @@ def verify(
             Columns(alike, logits.device),
             alike,
             [drafts[i] for i in of_kind],
-            [makers[i] for i in of_kind],
             logits[rows],
             most,
         )
@@ -64,31 +62,30 @@ def _verify_kind(
     sampler: Sampler,
     columns: Columns,  # of sequences that ask for one kind of test
     sequences: Seq[Sequence],
-    drafts: Seq[list[int]],
-    makers: Seq[Proposer | None],
+    drafts: Seq[Draft],
     logits: Tensor,
     most: int,  # likely tokens of a row, where any are wanted: as many in every kind
 ) -> Verdict:
     counts = [1 + len(d) for d in drafts]
-    sampling, counters = sampling_rows(sequences, counts, logits.device, drafts, columns=columns)
+    token_ids = [d.token_ids for d in drafts]
+    sampling, counters = sampling_rows(sequences, counts, logits.device, token_ids, columns=columns)
     if top := top_rows(columns, counts, logits.device):
         sampling = replace(sampling, top=replace(top, count=most))
     draft, offsets = columns.undrafted
     if any(drafts):
-        draft_rows = [token for d in drafts for token in (*d, PLACEHOLDER)]
+        draft_rows = [token for ids in token_ids for token in (*ids, PLACEHOLDER)]
         draft = to_device(np.array(draft_rows, dtype=np.int64), logits.device)
         offsets = to_device(np.cumsum([0, *counts]), logits.device)
     if columns.kind is Verification.COUPLED:
         return sampler.verify(logits, draft, offsets, counters, sampling)
-    laws = [logits.new_empty(0, logits.shape[1])]
-    for sequence, tokens, maker in zip(sequences, drafts, makers, strict=True):
-        if tokens:
-            assert has_laws(maker), "the speculator asks nobody else for such a sequence"
-            laws.append(maker.laws(sequence))
+    draft_probs = [logits.new_empty(0, logits.shape[1])]
+    for drafted in filter(len, drafts):
+        assert drafted.probs is not None, "the speculator asks nobody else for such a sequence"
+        draft_probs.append(drafted.probs())
     test = (
         sampler.verify_tokens if columns.kind is Verification.REJECTION else sampler.verify_blocks
     )
-    return test(logits, torch.cat(laws), draft, offsets, counters, sampling)
+    return test(logits, torch.cat(draft_probs), draft, offsets, counters, sampling)
 
 
 def _joined(tops: Seq[TopTokens]) -> TopTokens | None:
@@ -99,3 +96,19 @@ def _joined(tops: Seq[TopTokens]) -> TopTokens | None:
     order = rows.argsort()
     tokens = torch.cat([top.tokens for top in tops])[order]
     return TopTokens(rows[order], tokens, torch.cat([top.logprobs for top in tops])[order])
+
+
+class MostLikely:
+    """The most likely tokens of a verdict, by sequence. Reads the tensors once per step."""
+
+    def __init__(self, top: TopTokens) -> None:
+        self._slots = {row: slot for slot, row in enumerate(top.rows.tolist())}
+        self._tokens, self._logprobs = top.tokens.tolist(), top.logprobs.tolist()
+
+    def of(self, sequence: Sequence, begin: int, end: int) -> list[TopLogprobs]:
+        """Those of rows begin .. end - 1, as many as the sequence's request wants; [] for none."""
+        count = sequence.request.params.top_logprobs
+        if not count:
+            return []
+        slots = [self._slots[row] for row in range(begin, end)]
+        return [(tuple(self._tokens[s][:count]), tuple(self._logprobs[s][:count])) for s in slots]

@@ -16,8 +16,9 @@ from typing import Protocol, TypeGuard
 
 from torch import Tensor
 
-from specbatch.pipeline.engines.exact.state.faults import Fault, fault_of, with_type
-from specbatch.pipeline.engines.exact.state.proposer import Proposer
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
+from specbatch.pipeline.engines.exact.state.draft_plan import Draft
+from specbatch.pipeline.engines.exact.state.recovery import Fault, fault_of, with_type
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 
 log = logging.getLogger(__name__)
@@ -31,13 +32,13 @@ class Telling(Protocol):
 
     name: str
 
-    def law_behind(self, sequence: Sequence) -> Tensor | None:
+    def next_token_logprobs(self, sequence: Sequence) -> Tensor | None:
         """float32 [vocab_size], log-probabilities; None where it would have to read too much."""
         ...
 
 
 def tells(proposer: Proposer | Telling) -> TypeGuard[Telling]:
-    return hasattr(proposer, "law_behind")
+    return hasattr(proposer, "next_token_logprobs")
 
 
 class DriftWatch:
@@ -67,7 +68,7 @@ class DriftWatch:
         model = self._models[self._looks % len(self._models)]
         sequence = deciding[(self._looks * _GOLDEN % 2**64) * len(deciding) >> 64]
         try:
-            law = model.law_behind(sequence)
+            law = model.next_token_logprobs(sequence)
         except Exception as error:
             if fault_of(error) in (Fault.DEVICE, Fault.KERNEL):
                 raise
@@ -78,7 +79,7 @@ class DriftWatch:
             self._law = model, sequence, law
         return True
 
-    def compare(self, deciding: Seq[Sequence], drafts: Seq[list[int]], logits: Tensor) -> None:
+    def compare(self, deciding: Seq[Sequence], drafts: Seq[Draft], logits: Tensor) -> None:
         """The verifier's rows are there, and nobody has changed them yet."""
         if self._law is None:
             return

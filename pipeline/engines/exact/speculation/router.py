@@ -11,9 +11,10 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from functools import partial
 
+from specbatch.pipeline.engines.contract import Route
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer, tokens_behind
 from specbatch.pipeline.engines.exact.speculation.wants import Want, candidates, model_of
-from specbatch.pipeline.engines.exact.state.proposer import Proposer, tokens_behind
-from specbatch.pipeline.engines.exact.state.sequence import Route, Sequence
+from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.policy.controller import Controller
 from specbatch.pipeline.policy.journal import JUDGED_TESTS, Journal
 from specbatch.pipeline.policy.routing import Price, fade, hopeful, pace, slowed, teams

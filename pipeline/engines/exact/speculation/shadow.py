@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from specbatch.pipeline.engines.exact.state.proposer import Proposer
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.policy.tracks import Track
 
@@ -42,7 +42,7 @@ class Shadow:
 
     def keep(self, sequence: Sequence, proposer: Proposer, draft: list[int], track: Track) -> None:
         """A draft behind the sequence's newest token. Its maker drops its traces at once."""
-        proposer.settle(sequence)
+        proposer.on_verified(sequence)
         if draft:
             self._waiting[sequence] = _Waiting(sequence.num_output, draft, track)
 

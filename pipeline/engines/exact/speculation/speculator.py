@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from functools import partial
 
-from specbatch.pipeline.engines.exact.proposers.draft_names import kind_of
+from specbatch.pipeline.engines.contract import Route
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer, has_draft_probs
 from specbatch.pipeline.engines.exact.speculation.judging import judge
 from specbatch.pipeline.engines.exact.speculation.router import TRIAL_DEPTH, TRIAL_STEPS, Router
 from specbatch.pipeline.engines.exact.speculation.shadow import DEPTH as SHADOW_DEPTH
@@ -26,8 +28,9 @@ from specbatch.pipeline.engines.exact.speculation.wants import (
     depth_worth,
     usual,
 )
-from specbatch.pipeline.engines.exact.state.proposer import Proposer, has_laws
-from specbatch.pipeline.engines.exact.state.sequence import Route, Sequence
+from specbatch.pipeline.engines.exact.state.draft_plan import NO_DRAFT, Draft, DraftPlan
+from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.models.draft_names import kind_of
 from specbatch.pipeline.policy.controller import Controller, Course
 from specbatch.pipeline.policy.costs.controls import Arm
 from specbatch.pipeline.policy.journal import JUDGED_TESTS, Journal
@@ -78,8 +81,7 @@ class Speculator:
         self.max_draft_tokens = max_draft_tokens
         self.journal = Journal(self.knowledge.acceptance)
         self.steps = 0
-        self.drafting_sec = 0.0  # of the last step, in models of proposers …
-        self.replanning_sec = 0.0  # … and in choosing who drafts
+        self._by_name = {proposer.name: proposer for proposer in self.proposers}
         for proposer in self.proposers:
             if proposer.pass_time is not None:
                 self.knowledge.draft_times[proposer.name] = proposer.pass_time
@@ -90,8 +92,7 @@ class Speculator:
         self._opens = False  # this step: something is tried
         self._pauses = True  # this step: nothing is drafted but at fixed depths
         self._coin = coin or random.Random().random
-        self.arm = Arm.RESTS  # this step
-        self.odds = 0.0  # of this step, unless it rests: to draft, by those of being a control
+        self._odds = 0.0  # to draft, by those of being a control, when a coin was last thrown
         self._settling = 0  # steps until the control
         self._shadowing = False  # some sequences were to be drafted for in shadow at the last look
         self._own: dict[Sequence, dict[str, Own]] = {}  # by proposer
@@ -99,36 +100,39 @@ class Speculator:
         self._control_every = _FIRST_CONTROLS
         self._looks = 0
 
-    def propose(
-        self, deciding: Seq[Sequence], room: Callable[[Sequence, int], int]
-    ) -> tuple[list[list[int]], list[Proposer | None]]:
-        """Draft tokens for every deciding sequence (empty: depth 0), and who made them.
+    def propose(self, deciding: Seq[Sequence], room: Callable[[Sequence, int], int]) -> DraftPlan:
+        """A draft for every deciding sequence, most of them empty at depth 0.
 
         `room(sequence, wanted)` says how many draft tokens there are KV blocks for.
         """
-        drafts: list[list[int]] = [[] for _ in deciding]
-        makers: list[Proposer | None] = [None] * len(deciding)
-        self.drafting_sec = self.replanning_sec = 0.0
-        self.arm = Arm.RESTS
+        nothing = [NO_DRAFT] * len(deciding)
         if not (self.proposers and any(_may_be_drafted_for(s) for s in deciding)):
             self._settling = 0
-            return drafts, makers
+            return DraftPlan(nothing)
         self.steps += 1
+        drafting_sec = replanning_sec = 0.0
         if looks := self._is_over(len(deciding)):
             self._settling = 0
             begun = time.perf_counter()
             self._look(deciding)
-            self.replanning_sec = time.perf_counter() - begun
-            self._controller.looked(self.replanning_sec)
+            replanning_sec = time.perf_counter() - begun
+            self._controller.looked(replanning_sec)
         if self._shadowing:
-            self._draft_in_shadow(deciding)
+            drafting_sec = self._draft_in_shadow(deciding)
         self._opens = self.steps < self._course.opening_until
-        self.arm = self._drawn(len(deciding), may_be_control=not looks)
-        self._pauses = self.arm is not Arm.DRAFTS
-        if self._pauses:
-            if not any(sequence.request.depth for sequence in deciding):
-                return drafts, makers
-            self.arm = Arm.APART
+        arm = self._drawn(len(deciding), may_be_control=not looks)
+        self._pauses = arm is not Arm.DRAFTS
+        if any(sequence.request.depth for sequence in deciding):
+            arm = Arm.APART
+        elif self._pauses:
+            return DraftPlan(nothing, arm, self._odds, drafting_sec, replanning_sec)
+        drafts, took = self._drafted(deciding, room)
+        return DraftPlan(drafts, arm, self._odds, drafting_sec + took, replanning_sec)
+
+    def _drafted(
+        self, deciding: Seq[Sequence], room: Callable[[Sequence, int], int]
+    ) -> tuple[list[Draft], float]:
+        """Every sequence's draft by its choice, and the seconds in models of proposers."""
         asked: dict[str, list[tuple[int, int]]] = {}
         left = self.max_draft_tokens
         for i, sequence in enumerate(deciding):
@@ -140,25 +144,29 @@ class Speculator:
             if depth > 0 and (granted := room(sequence, depth)):
                 asked.setdefault(proposer.name, []).append((i, granted))
                 left -= granted
+        drafts, took = [NO_DRAFT] * len(deciding), 0.0
         for proposer in self.proposers:
             if proposer.name in asked:
-                self._ask(proposer, asked[proposer.name], deciding, drafts, makers)
-        return drafts, makers
+                took += self._ask(proposer, asked[proposer.name], deciding, drafts)
+        return drafts, took
 
-    def observe(
-        self, sequence: Sequence, maker: Proposer | None, draft: list[int], accepted: int
-    ) -> None:
+    def on_verified(self, sequence: Sequence, draft: Draft, accepted: int) -> None:
         """The verdict on a draft: estimates learn, proposers drop what was rejected."""
-        if maker is None:
+        if not draft.proposer:
             return
         own = self._own.setdefault(sequence, {})
         track = self._tracks.get(sequence)
         if track is not None:
-            mine = own.setdefault(maker.name, Own())
+            mine = own.setdefault(draft.proposer, Own())
             if mine.observe(len(draft), accepted):
-                mine.close(track.rate, self.knowledge.spread_of(maker.name))
+                mine.close(track.rate, self.knowledge.spread_of(draft.proposer))
             track.observe(len(draft), accepted)
-        maker.settle(sequence)
+        self._by_name[draft.proposer].on_verified(sequence)
+
+    def abandon(self, sequence: Sequence, draft: Draft) -> None:
+        """The step goes on without the sequence, so there will be no verdict on its draft."""
+        if draft.proposer:
+            self._by_name[draft.proposer].forget(sequence)
 
     def forget(self, sequence: Sequence) -> None:
         self._shadow.forget(sequence)
@@ -184,7 +192,7 @@ class Speculator:
             return Arm.SETTLES if self._settling else Arm.CONTROL
         if self._course.rests and not self._opens:
             return Arm.RESTS
-        self.odds = self._control_every - 1.0
+        self._odds = self._control_every - 1.0
         if may_be_control and self._coin() * self._control_every < 1.0:
             self._settling = self._controller.settling_steps(count)
             self._course.until = max(self._course.until, self.steps + self._settling + 1)
@@ -225,7 +233,6 @@ class Speculator:
     def _fixed(self, sequence: Sequence, depth: int) -> Choice | None:
         if not depth:
             return None
-        self.arm = Arm.APART
         if len(self.proposers) == 1 and self._may(self.proposers[0], sequence):
             return self.proposers[0], min(depth, self.proposers[0].available(sequence))
         want = self._want(sequence, depth)
@@ -261,9 +268,9 @@ class Speculator:
         proposer: Proposer,
         asked: list[tuple[int, int]],
         deciding: Seq[Sequence],
-        drafts: list[list[int]],
-        makers: list[Proposer | None],
-    ) -> None:
+        drafts: list[Draft],
+    ) -> float:
+        """Puts a proposer's drafts into `drafts`; the seconds in its model."""
         begun = time.perf_counter()
         sequences = [deciding[i] for i, _ in asked]
         for sequence in sequences:
@@ -271,14 +278,19 @@ class Speculator:
             if self._router.several:
                 self._router.asked(proposer, sequence, sequence in self._course.tried)
         made = proposer.propose(sequences, [depth for _, depth in asked])
-        if proposer.pass_time is not None:
-            self.drafting_sec += time.perf_counter() - begun
-        for (i, _), draft in zip(asked, made, strict=True):
-            drafts[i] = draft
-            makers[i] = proposer if draft else None
+        of_model = proposer.pass_time is not None
+        took = time.perf_counter() - begun if of_model else 0.0
+        draft_probs = proposer.draft_probs if has_draft_probs(proposer) else None
+        for (i, _), token_ids in zip(asked, made, strict=True):
+            if token_ids:
+                probs = partial(draft_probs, deciding[i]) if draft_probs is not None else None
+                drafts[i] = Draft(token_ids, proposer.name, of_model, probs)
+        return took
 
-    def _draft_in_shadow(self, deciding: Seq[Sequence]) -> None:
+    def _draft_in_shadow(self, deciding: Seq[Sequence]) -> float:
+        """The seconds that it took."""
         self._shadow.compare()
+        took = 0.0
         wants: dict[str, list[Want]] = {}
         for sequence in deciding:
             most = min(SHADOW_DEPTH, self._cap(sequence), sequence.remaining - 1)
@@ -291,9 +303,10 @@ class Speculator:
             begun = time.perf_counter()
             tracks = [self._track(proposer, want.sequence) for want in of]
             made = proposer.propose([w.sequence for w in of], [w.limit for w in of])
-            self.drafting_sec += time.perf_counter() - begun
+            took += time.perf_counter() - begun
             for want, track, draft in zip(of, tracks, made, strict=True):
                 self._shadow.keep(want.sequence, proposer, draft, track)
+        return took
 
     # --- a look at all of it -------------------------------------------------------------------
     def _is_over(self, count: int) -> bool:
@@ -408,7 +421,7 @@ class Speculator:
             return False
         if proposer.pass_time is not None and request.draft_model not in (None, proposer.name):
             return False
-        if sequence.verification is not Verification.COUPLED and not has_laws(proposer):
+        if sequence.verification is not Verification.COUPLED and not has_draft_probs(proposer):
             return False
         if request.depth is not None and not request.shadow:
             return True  # a fixed depth is what was asked for, whether it pays or not
@@ -420,7 +433,9 @@ class Speculator:
 
     def _track(self, proposer: Proposer, sequence: Sequence) -> Track:
         route = sequence.request.route
-        return self.journal.track(proposer.name, proposer.grade(sequence), route.job, route.tag)
+        return self.journal.track(
+            proposer.name, proposer.confidence_bucket(sequence), route.job, route.tag
+        )
 
     def _rate(self, proposer: Proposer, sequence: Sequence) -> float:
         overall = self._track(proposer, sequence).rate

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from specbatch.pipeline.engines.exact.state.proposer import Proposer
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.policy.depth import Candidate
 

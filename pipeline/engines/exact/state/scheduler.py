@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from specbatch.pipeline.engines.exact.state.blocks import BlockManager
+from specbatch.pipeline.engines.exact.state.kv_blocks import BlockManager
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 
 

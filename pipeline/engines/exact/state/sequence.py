@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from specbatch.pipeline.engines.exact.state.adjusting import (
+from specbatch.pipeline.engines.clock import now
+from specbatch.pipeline.engines.contract import Completion, Request
+from specbatch.pipeline.engines.exact.state.kv_blocks import KvState
+from specbatch.pipeline.engines.exact.state.penalties import (
     Adjuster,
     BadWords,
     adjuster_of,
     bad_words_of,
 )
-from specbatch.pipeline.engines.exact.state.blocks import KvState
-from specbatch.pipeline.engines.exact.state.time_book import now
 from specbatch.schemas.provenance import (
-    NO_PROVENANCE,
-    NO_TICKS,
     TICKS_PER_SEC,
     Provenance,
     Ticks,
@@ -27,73 +25,9 @@ from specbatch.schemas.records import (
     FinishReason,
     Origin,
     Recheck,
-    SamplingParams,
     TopLogprobs,
     Verification,
 )
-
-if TYPE_CHECKING:
-    from specbatch.pipeline.engines.exact.proposers.suffix_index import SuffixIndex
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """What requests have in common by which drafts are judged."""
-
-    job: str = ""
-    tag: str | None = None  # of the row: a language, a domain
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What the engine is asked to complete. Ids are the caller's and need only be unique now."""
-
-    request_id: str
-    prompt_ids: tuple[int, ...]
-    params: SamplingParams
-    seed: int  # Philox key, in [0, 2**63)
-    draft_ids: tuple[int, ...] = ()  # a pre-generated continuation, only ever a hint
-    depth: int | None = None  # draft tokens per step; None: as many as pay
-    # Makes what is called with each token decided, and answers whether the text ends with it.
-    watch_text: Callable[[], Callable[[int], bool]] | None = None
-    verification: Verification = Verification.COUPLED
-    route: Route = Route()
-    max_depth: int | None = None  # a cap on what `depth` None may choose
-    sources: frozenset[str] | None = None  # names of proposers that may be asked; None: all
-    draft_model: str | None = None  # name of the only one that may be asked; None: any of them
-    shadow: bool = False  # drafts are only compared with what depth 0 decides
-    past_ids: tuple[int, ...] = ()  # what the same prompt gave before, only ever a hint
-    history: SuffixIndex | None = None  # outputs of earlier jobs; shared by a job's requests
-    decided_ids: tuple[int, ...] = ()  # output that is there already: it is gone on from
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """What came of a request: `token_ids` are those decided here, without `decided_ids`.
-
-    Per-token tuples have one entry per token of `token_ids`.
-    """
-
-    request_id: str
-    token_ids: tuple[int, ...]
-    origins: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    finish_reason: FinishReason
-    proposed: int
-    accepted: int
-    verifier_passes: int
-    compute_sec: float  # this request's share of the steps it took part in
-    decode_sec: float  # of that, in steps whose depth-0 price is known
-    baseline_sec: float  # what the tokens of those steps would have taken at depth 0
-    proposed_at_depth: tuple[int, ...]
-    accepted_at_depth: tuple[int, ...]
-    error: str | None = None
-    top_logprobs: tuple[TopLogprobs, ...] | None = None  # None: log-probabilities not asked for
-    recheck: Recheck = NOT_LOOKED_AT
-    shadow_proposed: int = 0  # draft tokens compared with what depth 0 decided …
-    shadow_accepted: int = 0  # … and of those, the same
-    provenance: Provenance = NO_PROVENANCE
-    ticks: Ticks = NO_TICKS
 
 
 def stop_ids_of(request: Request, eos_ids: frozenset[int], vocab_size: int) -> frozenset[int]:
@@ -118,7 +52,7 @@ class Sequence:
     proposed: int = 0
     accepted: int = 0
     passes: int = 0
-    time: list[int] = field(default_factory=lambda: [0] * 6)  # ticks by kind: see `time_book.py`
+    time: list[int] = field(default_factory=lambda: [0] * 6)  # ticks by kind: see `accounting.py`
     steps: list[int] = field(default_factory=list)  # these six: see `Provenance`
     pass_ticks: list[int] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
@@ -186,9 +120,9 @@ class Sequence:
         tokens: list[int],
         logprobs: list[float],
         tops: Seq[TopLogprobs] = (),
-        maker: str = "",
+        proposer: str = "",
     ) -> None:
-        """Append the verdict on `maker`'s draft: the agreed prefix and the verifier's token after.
+        """Append the verdict on a draft by `proposer`: the agreed prefix and one token behind it.
 
         `tokens` holds the agreed prefix and one more, `tops` as many or none. A stop token, the end
         of a stop string or the length limit inside it cuts the rest.
@@ -199,7 +133,7 @@ class Sequence:
         last = Origin.PLAIN
         if draft:
             last = Origin.BONUS if agreed == len(draft) else Origin.CORRECTED
-            self._note_draft(maker, len(draft))
+            self._note_draft(proposer, len(draft))
         for i, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
             self.tokens.append(token)
             if self.adjuster is not None:
@@ -218,10 +152,10 @@ class Sequence:
                 self.finish_reason = FinishReason.LENGTH
                 return
 
-    def _note_draft(self, maker: str, tokens: int) -> None:
-        if maker not in self.sources:
-            self.sources.append(maker)
-        self.makers.append(self.sources.index(maker))
+    def _note_draft(self, proposer: str, tokens: int) -> None:
+        if proposer not in self.sources:
+            self.sources.append(proposer)
+        self.makers.append(self.sources.index(proposer))
         self.drafted.append(tokens)
 
     def _count(self, proposed: int, agreed: int) -> None:

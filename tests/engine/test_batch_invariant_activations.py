@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers.activations import ACT2FN
 
-from specbatch.pipeline.engines.exact.model.batch_invariant.steady_activations import (
+from specbatch.pipeline.engines.exact.model.batch_invariant.torch_modules import (
+    batch_invariant,
     is_activation,
-    steady,
 )
 
 NAMES = (
@@ -22,7 +22,7 @@ NAMES = (
 def test_an_element_has_the_same_bits_in_every_place(name: str, dtype: torch.dtype) -> None:
     usual = ACT2FN[name]
     assert is_activation(usual)
-    activation = steady(usual)
+    activation = batch_invariant(usual)
     assert activation is not None
     x = (3 * torch.randn(4096, generator=torch.Generator().manual_seed(0))).to(dtype)
     whole = activation(x)
@@ -35,13 +35,16 @@ def test_an_element_has_the_same_bits_in_every_place(name: str, dtype: torch.dty
 
 
 @pytest.mark.parametrize("name", ["mish", "quick_gelu", "xielu"])
-def test_others_are_not_called_steady(name: str) -> None:
+def test_others_are_not_called_batch_invariant(name: str) -> None:
     assert is_activation(ACT2FN[name])
-    assert steady(ACT2FN[name]) is None
+    assert batch_invariant(ACT2FN[name]) is None
 
 
 @pytest.mark.parametrize("name", ["silu", "gelu_pytorch_tanh"])
 def test_extremes(name: str) -> None:
-    activation, x = steady(ACT2FN[name]), torch.tensor([-3e4, -100.0, 0.0, 100.0, 3e4, torch.nan])
+    activation, x = (
+        batch_invariant(ACT2FN[name]),
+        torch.tensor([-3e4, -100.0, 0.0, 100.0, 3e4, torch.nan]),
+    )
     assert activation is not None
     torch.testing.assert_close(activation(x), ACT2FN[name](x), equal_nan=True)

@@ -1,8 +1,7 @@
-"""Makes a model's rows keep their bits on a GPU, by kernels that work in one fixed order.
+"""Makes a loaded model batch-invariant on a GPU, by our kernels that add in one fixed order.
 
-Where `tiled_modules` runs a library's products on row counts that were seen to agree, this puts our
-own in their place. Nothing is taken on trust: every shape is probed, and a model is refused whose
-rows change with their company.
+`torch_modules` runs a library's products on row counts that were seen to agree; this replaces the
+products. Every shape is probed, and a model whose rows depend on the batch is refused.
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from specbatch.kernels.linear.triton import linear as fixed_linear
+from specbatch.kernels.linear.triton import linear as triton_linear
 from specbatch.kernels.rms_norm.triton import rms_norm
 from specbatch.pipeline.engines.exact.model.batch_invariant.row_tiles import calibrate, probe_agrees
-from specbatch.pipeline.engines.exact.model.batch_invariant.tiled_modules import (
+from specbatch.pipeline.engines.exact.model.batch_invariant.torch_modules import (
     TiledRouter,
-    refuse_unsteady,
+    refuse_batch_dependent,
     rewrite,
     router_products,
     routers_of,
@@ -24,7 +23,7 @@ from specbatch.pipeline.engines.exact.model.batch_invariant.tiled_modules import
 from specbatch.schemas.errors import ModelError
 
 
-def fix_rows(module: nn.Module, ref: str) -> None:
+def make_batch_invariant(module: nn.Module, ref: str) -> None:
     """Replace the products and norms of model `ref` in place.
 
     Raises `ModelError` if a part computes in a way that is not known here, or whose bits are seen
@@ -33,14 +32,16 @@ def fix_rows(module: nn.Module, ref: str) -> None:
     rewrite(module)
     norms = [(n, m) for n, m in module.named_modules() if type(m).__name__.endswith("RMSNorm")]
     for name, norm in norms:
-        module.set_submodule(name, FixedNorm(norm))
+        module.set_submodule(name, TritonNorm(norm))
     linears = [(n, m) for n, m in module.named_modules() if isinstance(m, nn.Linear)]
     probed = set()
     for name, linear in linears:
-        fixed = FixedLinear(linear)
-        module.set_submodule(name, fixed)
-        shape = (fixed.in_features, fixed.out_features, fixed.bias is not None)
-        if shape not in probed and not probe_agrees(fixed, fixed.in_features, fixed.weight):
+        replaced = TritonLinear(linear)
+        module.set_submodule(name, replaced)
+        shape = (replaced.in_features, replaced.out_features, replaced.bias is not None)
+        if shape not in probed and not probe_agrees(
+            replaced, replaced.in_features, replaced.weight
+        ):
             raise ModelError(
                 f"model `{ref}` computes `{name}` with bits that depend on the number of rows "
                 "on this device: use `exactness: fast`"
@@ -51,10 +52,10 @@ def fix_rows(module: nn.Module, ref: str) -> None:
         tiles = calibrate(router_products(routers))
         for name, router in routers:
             module.set_submodule(name, TiledRouter(router, tiles))
-    refuse_unsteady(module, ref, (FixedLinear, nn.Embedding))
+    refuse_batch_dependent(module, ref, (TritonLinear, nn.Embedding))
 
 
-class FixedLinear(nn.Module):
+class TritonLinear(nn.Module):
     """`nn.Linear` by our own kernel."""
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -63,10 +64,10 @@ class FixedLinear(nn.Module):
         self.in_features, self.out_features = linear.in_features, linear.out_features
 
     def forward(self, x: Tensor) -> Tensor:
-        return fixed_linear(x, self.weight, self.bias)
+        return triton_linear(x, self.weight, self.bias)
 
 
-class FixedNorm(nn.Module):
+class TritonNorm(nn.Module):
     """One of transformers' `*RMSNorm` by our own kernel."""
 
     def __init__(self, norm: Any) -> None:

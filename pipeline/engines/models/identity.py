@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from specbatch.pipeline.engines.exact.model.model_folder import ModelFolder, check_pair
-from specbatch.pipeline.engines.exact.model.quantised import fingerprint_of
+from specbatch.pipeline.engines.contract import ModelFolder
+from specbatch.pipeline.engines.models.fingerprint import fingerprint_of
+from specbatch.pipeline.engines.models.model_folder import check_pair
 from specbatch.schemas.fingerprint import Models
 from specbatch.schemas.numeric_class import UNKNOWN
 from specbatch.schemas.records import JobRow, Verification

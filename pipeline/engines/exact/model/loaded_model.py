@@ -1,4 +1,4 @@
-"""Which kernels the torch path runs with: torch's own, or Triton's. Chosen once, the reason logged.
+"""A model in memory, and the kernels that its torch path runs with.
 
 Triton is for GPUs. Its interpreter runs the same kernels on a processor, thousands of times slower:
 that is for tests, and must be asked for by name.
@@ -9,19 +9,41 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from specbatch.kernels.decoder.contract import DecoderShape, DecoderWeights
 from specbatch.kernels.paged_attention import cpu, reference
+from specbatch.pipeline.engines.contract import ModelFolder
+from specbatch.pipeline.engines.exact.model.batch_invariant.row_tiles import RowTiles
 from specbatch.schemas.errors import MissingExtraError, ModelError
 
 log = logging.getLogger(__name__)
 
 Kernels = Literal["torch", "triton"]
 Attention = Callable[..., Tensor]  # as `kernels.paged_attention.reference` defines it
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to run, and what a runner must know of it."""
+
+    folder: ModelFolder
+    module: nn.Module
+    dtype: torch.dtype
+    device: torch.device
+    native: tuple[DecoderShape, DecoderWeights] | None  # None: the torch path
+    tiles: RowTiles | None  # of the torch path on a processor; None: passes are not padded
+    kernels: Kernels  # of the torch path
+    exactness: str
+    num_layers: int
+    num_kv_heads: int  # of this rank, where several share the model
+    head_dim: int
+    eos_ids: frozenset[int]
 
 
 def choose_kernels(wanted: Literal["auto", "torch", "triton"], device: torch.device) -> Kernels:

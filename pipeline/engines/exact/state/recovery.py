@@ -1,4 +1,5 @@
-"""What an exception out of a forward pass means: too little memory, a lost device, or neither.
+"""What the engine does when a forward pass raises: what the exception means, who is at fault, and
+how large the next pass may be.
 
 A processor's allocator raises a plain `RuntimeError`, so words must decide there. CUDA errors carry
 the runtime's number in `error_code` where torch raised them itself, and only words where a library
@@ -11,10 +12,17 @@ from __future__ import annotations
 import errno
 import re
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Generic, TypeVar
 
 from specbatch.schemas.errors import DeviceLostError, EngineError, first_line
+
+RECOVER_AFTER_PASSES = 64  # passes without trouble until twice as many tokens are tried again
+
+Member = TypeVar("Member")
+Result = TypeVar("Result")
 
 
 class Fault(StrEnum):
@@ -120,3 +128,80 @@ def with_type(error: BaseException) -> str:
     """`Type: message` in one line."""
     name, said = type(error).__name__, first_line(error)
     return name if said == name else f"{name}: {said}"
+
+
+# --- who is at fault ----------------------------------------------------------------------------
+@dataclass(slots=True)
+class Isolated(Generic[Member, Result]):
+    """What came of a batch: results of the parts that passed, in order, and who raises alone."""
+
+    passed: list[tuple[list[Member], Result]] = field(default_factory=list)
+    raising: list[tuple[Member, Exception]] = field(default_factory=list)
+
+
+def isolate(
+    members: Sequence[Member],
+    attempt: Callable[[list[Member]], Result],
+    is_everyones: Callable[[Exception], bool],
+) -> Isolated[Member, Result]:
+    """Attempt halves, and halves of the halves that raise, down to single members.
+
+    For a batch whose attempt raised as a whole. With k members at fault of n it takes about
+    2 · k · log2(n) attempts. An exception that `is_everyones` (no member can be blamed for it) is
+    raised on at once.
+    """
+    found: Isolated[Member, Result] = Isolated()
+    halves = _halves(list(members))
+    while halves:
+        part = halves.pop(0)
+        try:
+            result = attempt(part)
+        except Exception as error:
+            if is_everyones(error):
+                raise
+            if len(part) == 1:
+                found.raising.append((part[0], error))
+            else:
+                halves[:0] = _halves(part)
+        else:
+            found.passed.append((part, result))
+    return found
+
+
+def _halves(members: list[Member]) -> list[list[Member]]:
+    middle = (len(members) + 1) // 2
+    return [half for half in (members[:middle], members[middle:]) if half]
+
+
+# --- how large the next pass may be -------------------------------------------------------------
+@dataclass(slots=True)
+class TokenBudget:
+    """Halved when a pass runs out of memory, doubled again up to `most` when passes go well."""
+
+    most: int
+    now: int = 0
+    _passes: int = 0
+
+    def __post_init__(self) -> None:
+        self.now = self.most
+
+    @property
+    def strained(self) -> bool:
+        """Memory ran out a short while ago: drafts must wait."""
+        return self.now < self.most
+
+    def halve(self, used: int) -> bool:
+        """After a pass of `used` tokens ran out of memory. False: there is no smaller pass."""
+        if used <= 1:
+            return False
+        # Draft tokens may come on top of the most: half of those would be more than that.
+        self.now, self._passes = max(1, min(used, self.most) // 2), 0
+        return True
+
+    def passed(self) -> None:
+        """A pass went well."""
+        if not self.strained:
+            return
+        self._passes += 1
+        if self._passes >= RECOVER_AFTER_PASSES:
+            self.now, self._passes = min(self.most, 2 * self.now), 0

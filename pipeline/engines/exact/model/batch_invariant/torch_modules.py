@@ -1,17 +1,21 @@
-"""Replaces the parts of a loaded model whose rows do not keep their bits by ones that do.
+"""Makes a loaded model batch-invariant on torch's own kernels, by replacing its parts.
 
 Most matrix products are `nn.Linear`. GPT-2 has its own transposed form, and mixtures of experts
 keep the weights of all experts in one parameter and give each expert as many rows as the router
-happens to send it; both are first rewritten as linear layers. Activations are made steady. What
-cannot be rewritten is refused.
+happens to send it; both are first rewritten as linear layers, which run tile by tile
+(`row_tiles.py`). Activations are replaced too. A model with a part that cannot be replaced is
+refused.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import activations
 from transformers.pytorch_utils import Conv1D
 
 from specbatch.pipeline.engines.exact.model.batch_invariant.row_tiles import (
@@ -19,15 +23,21 @@ from specbatch.pipeline.engines.exact.model.batch_invariant.row_tiles import (
     TiledLinear,
     calibrate,
 )
-from specbatch.pipeline.engines.exact.model.batch_invariant.steady_activations import (
-    is_activation,
-    steady,
-)
 from specbatch.schemas.errors import ModelError
 
+# Seen to compute each element alike wherever it stands.
+_INVARIANT: tuple[type[nn.Module], ...] = (
+    nn.ReLU,
+    nn.Tanh,
+    activations.FastGELUActivation,
+    activations.GELUActivation,
+    activations.NewGELUActivation,
+    activations.ReLUSquaredActivation,
+)
 
-def tile_rows(module: nn.Module, ref: str) -> RowTiles:
-    """Tile all products of model `ref` in place; returns the tiles they share.
+
+def make_batch_invariant(module: nn.Module, ref: str) -> RowTiles:
+    """Replace the products and activations of model `ref` in place; returns the tiles they share.
 
     Raises `ModelError` if a part computes in a way that is not known here.
     """
@@ -39,12 +49,12 @@ def tile_rows(module: nn.Module, ref: str) -> RowTiles:
         module.set_submodule(name, TiledLinear(linear, tiles))
     for name, router in routers:
         module.set_submodule(name, TiledRouter(router, tiles))
-    refuse_unsteady(module, ref, (TiledLinear, nn.Embedding))
+    refuse_batch_dependent(module, ref, (TiledLinear, nn.Embedding))
     return tiles
 
 
 def rewrite(module: nn.Module) -> None:
-    """Make linear layers of other products, and activations steady."""
+    """Turn other products into linear layers, and activations into batch-invariant ones."""
     for name, part in list(module.named_modules()):
         if isinstance(part, Conv1D):
             module.set_submodule(name, _linear(part.weight.t().contiguous(), part.bias))
@@ -52,7 +62,7 @@ def rewrite(module: nn.Module) -> None:
             module.set_submodule(name, Experts(part))
     for name, part in list(module.named_modules()):
         if is_activation(part):
-            module.set_submodule(name, steady(part) or part)
+            module.set_submodule(name, batch_invariant(part) or part)
 
 
 def routers_of(module: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -65,10 +75,10 @@ def router_products(routers: list[tuple[str, nn.Module]]) -> list[nn.Linear]:
     return [_linear(_weight(router)) for _, router in routers]
 
 
-def refuse_unsteady(module: nn.Module, ref: str, known: tuple[type[nn.Module], ...]) -> None:
+def refuse_batch_dependent(module: nn.Module, ref: str, known: tuple[type[nn.Module], ...]) -> None:
     """Raise `ModelError` if a part has a matrix and is not `known`, or is an unknown activation."""
     for name, part in module.named_modules():
-        if _is_unsteady(part, known) and not name.endswith(TiledRouter.WRAPPED):
+        if _is_batch_dependent(part, known) and not name.endswith(TiledRouter.WRAPPED):
             raise ModelError(
                 f"model `{ref}` computes `{name}` ({type(part).__name__}) in a way whose bits may "
                 "depend on the batch: use `exactness: fast`"
@@ -133,9 +143,9 @@ def _is_experts(part: nn.Module) -> bool:
     )
 
 
-def _is_unsteady(part: nn.Module, known: tuple[type[nn.Module], ...]) -> bool:
+def _is_batch_dependent(part: nn.Module, known: tuple[type[nn.Module], ...]) -> bool:
     if is_activation(part):
-        return steady(part) is None
+        return batch_invariant(part) is None
     if isinstance(part, known):
         return False
     return any(parameter.ndim > 1 for parameter in part.parameters(recurse=False))
@@ -154,3 +164,45 @@ def _linear(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
     if bias is not None:
         linear.bias = nn.Parameter(bias, requires_grad=False)
     return linear
+
+
+class BatchInvariantActivation(nn.Module):
+    """An activation whose every element has the same bits wherever it stands in its tensor.
+
+    torch computes most elements of a tensor in vectors and the rest, at its end or at the end of a
+    thread's share, one by one; for SiLU and the tanh form of GELU the two differ in the last bit.
+    The functions given here consist of operations for which they do not.
+    """
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._function(x.float()).to(x.dtype)
+
+
+def batch_invariant(activation: nn.Module) -> nn.Module | None:
+    """The batch-invariant form of one of transformers' activations; None if none is known."""
+    if isinstance(activation, _INVARIANT):
+        return activation
+    if isinstance(activation, (nn.SiLU, activations.SiLUActivation)):
+        return BatchInvariantActivation(_silu)
+    if isinstance(activation, activations.GELUTanh):
+        return BatchInvariantActivation(_gelu_tanh)
+    return None
+
+
+def is_activation(module: nn.Module) -> bool:
+    """Whether a module is one of those that a config's activation names."""
+    known = (c[0] if isinstance(c, tuple) else c for c in activations.ACT2CLS.values())
+    return type(module) in set(known)
+
+
+def _silu(x: Tensor) -> Tensor:
+    return x / x.neg().exp_().add_(1.0)
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    inner = (x * x).mul_(x).mul_(0.044715).add_(x).mul_(math.sqrt(2.0 / math.pi))
+    return inner.tanh_().add_(1.0).mul_(x).mul_(0.5)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
-from specbatch.pipeline.engines.exact.state.proposer import Proposer
+from specbatch.pipeline.engines.exact.state.accounting import Pass, Rows
+from specbatch.pipeline.engines.exact.state.draft_plan import NO_DRAFT, Draft, DraftPlan
 from specbatch.pipeline.engines.exact.state.scheduler import Planned
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
-from specbatch.pipeline.engines.exact.state.time_book import Rows
 
 
 @dataclass(slots=True)
@@ -16,44 +17,54 @@ class Work:
 
     plan: list[Planned]
     deciding: list[Sequence]
-    drafts: list[list[int]]
-    makers: list[Proposer | None]
+    draft_plan: DraftPlan
     begun: int  # ticks, by the performance counter
     drafting_ticks: int  # in proposers' models, before the verifier's part
     pass_ticks: int = 0  # of a pass that did not raise, until its verdict is on the host
     emitted: dict[Sequence, int] = field(default_factory=dict)  # tokens decided
     whole: bool = True  # one pass did it all; else its times say nothing of other steps
 
-    def part(self, plan: list[Planned]) -> Work:
-        """Some of it, without drafts, which are only hints; their makers still hear of the end."""
-        maker_of = dict(zip(self.deciding, self.makers, strict=True))
-        deciding = [p.sequence for p in plan if p.decides]
-        makers = [maker_of.get(sequence) for sequence in deciding]
-        return replace(
-            self,
-            plan=plan,
-            deciding=deciding,
-            drafts=[[] for _ in deciding],
-            makers=makers,
-            pass_ticks=0,
-        )
-
     @property
-    def draft_weights(self) -> list[int]:
+    def drafts(self) -> list[Draft]:
+        """Of the sequences in `deciding`."""
+        return self.draft_plan.drafts
+
+    def part(self, plan: list[Planned]) -> Work:
+        """Some of it, without drafts, which are only hints; their proposers still hear the end."""
+        draft_of = dict(zip(self.deciding, self.drafts, strict=True))
+        deciding = [p.sequence for p in plan if p.decides]
+        drafts = [draft_of.get(sequence, NO_DRAFT).dropped() for sequence in deciding]
+        draft_plan = replace(self.draft_plan, drafts=drafts)
+        return replace(self, plan=plan, deciding=deciding, draft_plan=draft_plan, pass_ticks=0)
+
+    def passes(self, parts: Seq[Work]) -> list[Pass]:
+        """What the step's time is shared by: `parts` passed, the rest failed or has to wait."""
+        if len(parts) == 1 and len(parts[0].plan) == len(self.plan):
+            return [parts[0]._as_pass()]
+        seen = {planned.sequence for part in parts for planned in part.plan}
+        rest = [planned for planned in self.plan if planned.sequence not in seen]
+        pieces = [self.part(rest), *parts] if rest else parts
+        return [piece._as_pass() for piece in pieces if piece.plan]
+
+    def _as_pass(self) -> Pass:
+        sequences = [planned.sequence for planned in self.plan]
+        weights = self._draft_weights() if self.drafting_ticks else []
+        return Pass(sequences, self._rows(), weights, self.pass_ticks)
+
+    def _draft_weights(self) -> list[int]:
         """Of each sequence in the pass: tokens that a proposer's model drafted for it.
 
         Where none were (they were dropped, or kept to be compared), 1 for each that decides.
         """
         weight_of = {
-            sequence: len(draft) if maker is not None and maker.pass_time is not None else 0
-            for sequence, draft, maker in zip(self.deciding, self.drafts, self.makers, strict=True)
+            sequence: len(draft) if draft.of_model else 0
+            for sequence, draft in zip(self.deciding, self.drafts, strict=True)
         }
         if not any(weight_of.values()):
             weight_of = dict.fromkeys(self.deciding, 1)
         return [weight_of.get(planned.sequence, 0) for planned in self.plan]
 
-    @property
-    def rows(self) -> list[Rows]:
+    def _rows(self) -> list[Rows]:
         """Rows of each sequence in the pass: of its prompt, that decided, and rejected ones.
 
         One that failed with its verdict had one row that decided.
@@ -79,11 +90,6 @@ class Work:
                 cut.append(Planned(planned.sequence, take))
             budget -= take
         return cut
-
-    @property
-    def plain(self) -> bool:
-        """A pure decoding step at depth 0: a measurement of the baseline."""
-        return not any(self.drafts) and self.decoding
 
     @property
     def decoding(self) -> bool:

@@ -60,4 +60,4 @@ def _listed(known: Mapping[str, str]) -> str:
 
 
 def _folder_name(ref: str) -> str:
-    return PurePath(ref).name.replace(":", "-")  # a colon ends a name where its grade follows
+    return PurePath(ref).name.replace(":", "-")  # a colon ends a name where its bucket follows

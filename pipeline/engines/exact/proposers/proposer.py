@@ -25,17 +25,19 @@ class Proposer(Protocol):
         """How many draft tokens it could offer now; 0 when it has nothing to say."""
         ...
 
-    def grade(self, sequence: Sequence) -> int:
-        """How sure it is of what it could offer now, as a small class number; 0 where it cannot
-        tell. Acceptance is measured per class, so a number need not mean a probability."""
+    def confidence_bucket(self, sequence: Sequence) -> int:
+        """A small number for how sure it is of what it could offer now; 0 if it cannot tell.
+
+        Acceptance is measured per bucket, so the number need not mean a probability.
+        """
         ...
 
     def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:
         """At most `depths[i]` (>= 1) draft tokens for `sequences[i]`; fewer or none is allowed."""
         ...
 
-    def settle(self, sequence: Sequence) -> None:
-        """Its last draft was verified and the sequence holds the verdict: drop what was refused."""
+    def on_verified(self, sequence: Sequence) -> None:
+        """The sequence holds the verdict on its last draft: drop what was rejected."""
         ...
 
     def forget(self, sequence: Sequence) -> None:
@@ -43,14 +45,14 @@ class Proposer(Protocol):
         ...
 
 
-class LawfulProposer(Proposer, Protocol):
-    """One that knows the law its tokens were drawn from, as ratio tests need it.
+class ProbabilisticProposer(Proposer, Protocol):
+    """Also knows the distribution that each draft token was sampled from, as ratio tests need.
 
-    For a sequence whose verification is not coupled it draws with noise of its own.
+    It samples with its own noise for a sequence whose verification is not coupled.
     """
 
-    def laws(self, sequence: Sequence) -> Tensor:
-        """float32 [drafted, vocab_size]: the law of each token of its last draft, processed."""
+    def draft_probs(self, sequence: Sequence) -> Tensor:
+        """float32 [drafted, vocab_size]: what each token of the last draft was sampled from."""
         ...
 
 
@@ -71,5 +73,5 @@ def _reads(proposer: Proposer) -> TypeGuard[ReadingProposer]:
     return hasattr(proposer, "behind")
 
 
-def has_laws(proposer: Proposer | None) -> TypeGuard[LawfulProposer]:
-    return hasattr(proposer, "laws")
+def has_draft_probs(proposer: Proposer | None) -> TypeGuard[ProbabilisticProposer]:
+    return hasattr(proposer, "draft_probs")

@@ -143,15 +143,3 @@ def adjuster_of(params: SamplingParams, prompt_ids: Seq[int]) -> Adjuster | None
 def bad_words_of(params: SamplingParams) -> BadWords | None:
     """None where nothing is bad."""
     return BadWords(params) if params.bad_token_ids or params.bad_words else None
-
-
-def problem_of(params: SamplingParams, stop_ids: frozenset[int], vocab_size: int) -> str | None:
-    """Why this vocabulary cannot be sampled so; None when it can."""
-    ends = {word[-1] for word in params.bad_words}
-    named = {token for token, _ in params.logit_bias} | {*params.bad_token_ids, *ends}
-    named |= {token for word in params.bad_words for token in word}
-    if named and not (min(named) >= 0 and max(named) < vocab_size):
-        return f"sampling names a token outside the vocabulary of {vocab_size}"
-    if len({*params.bad_token_ids, *ends, *(stop_ids if params.min_tokens else ())}) >= vocab_size:
-        return "sampling forbids every token of the vocabulary"
-    return None

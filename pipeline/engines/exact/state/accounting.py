@@ -1,29 +1,32 @@
-"""Shares the time of each step among its sequences, in whole ticks and to the last of them.
+"""Shares the time of each step among its sequences, in whole 100-ns units and without remainder.
 
-A step is a few tenths of a millisecond with a small model, so this is one short loop of integers.
-Within a kind, sequences are served in a row: each gets what the sum so far, rounded down, rises by.
-So every share is right to a tick, and all of them add up.
+A step takes a few tenths of a millisecond with a small model, so this is one short loop of
+integers. Within a kind of time, sequences are served in order: each gets what the running total,
+rounded down, rises by. So every share is right to one unit, and all of them add up.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-if TYPE_CHECKING:
-    from specbatch.pipeline.engines.exact.state.sequence import Sequence
-    from specbatch.pipeline.engines.exact.state.work import Work
+from specbatch.pipeline.engines.clock import now
+from specbatch.pipeline.engines.exact.state.sequence import Sequence
 
 PREFILL, VERIFY, DRAFT, REJECTED, PADDING, OVERHEAD = range(6)  # fields of `Ticks`, in order
 
 Rows = tuple[int, int, int]  # of a prompt, that decided a token, that were rejected
 
 
-def now() -> int:
-    """Ticks by the performance counter."""
-    return time.perf_counter_ns() // 100
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A forward pass whose time is shared: its sequences, and what each had in it."""
+
+    sequences: Seq[Sequence]
+    rows: Seq[Rows]
+    draft_weights: Seq[int]  # by which the time for drafting is shared
+    ticks: int  # that the pass took; 0: it raised, or is still to come
 
 
 def spread(total: int, weights: Seq[int]) -> list[int]:
@@ -52,38 +55,36 @@ class TimeBook:
         self._totals[kind] += ticks
 
     def share_step(
-        self, work: Work, parts: Seq[Work], number: int, padded: Callable[[int], int]
+        self,
+        begun: int,
+        drafting: int,
+        passes: Seq[Pass],
+        number: int,
+        padded: Callable[[int], int],
     ) -> tuple[int, list[int]]:
-        """Share the time since `work` was begun: all of it, and each sequence's share.
+        """Share the time since `begun`: all of it, and each sequence's share of the last pass.
 
-        `parts` are what passed of the work: itself, or else pieces of it; who is in none of them
-        failed, or has its turn later. The shares are those of the last part. `number` is the
-        step's; `padded(rows)` says how many rows a pass of so many has.
+        `drafting` is what proposers took of it. Each sequence of the step is in one of the passes.
+        `number` is the step's; `padded(rows)` is the number of rows that such a pass really has.
         """
-        whole = now() - work.begun
-        passing = sum(part.pass_ticks for part in parts)
-        drafting = min(work.drafting_ticks, whole - passing)
+        whole = now() - begun
+        passing = sum(each.ticks for each in passes)
+        drafting = min(drafting, whole - passing)
         overhead = whole - passing - drafting
-        if len(parts) == 1 and len(parts[0].plan) == len(work.plan):
-            return whole, self._share(parts[0], number, padded, drafting, overhead)
-        seen = {planned.sequence for part in parts for planned in part.plan}
-        rest = work.part([planned for planned in work.plan if planned.sequence not in seen])
-        pieces = [part for part in (rest, *parts) if part.plan]
-        sizes = [sum(map(sum, piece.rows)) for piece in pieces]
+        sizes = [sum(map(sum, each.rows)) for each in passes] if len(passes) > 1 else [1]
         shares: list[int] = []
-        for piece, of_drafting, of_overhead in zip(
-            pieces, spread(drafting, sizes), spread(overhead, sizes), strict=True
+        for each, of_drafting, of_overhead in zip(
+            passes, spread(drafting, sizes), spread(overhead, sizes), strict=True
         ):
-            shares = self._share(piece, number, padded, of_drafting, of_overhead)
+            shares = self._share(each, number, padded, of_drafting, of_overhead)
         return whole, shares
 
     def _share(
-        self, part: Work, number: int, padded: Callable[[int], int], drafting: int, overhead: int
+        self, each: Pass, number: int, padded: Callable[[int], int], drafting: int, overhead: int
     ) -> list[int]:
-        sequences = [planned.sequence for planned in part.plan]
-        drafts = spread(drafting, part.draft_weights) if drafting else None
-        shares = self.share_pass(sequences, part.rows, part.pass_ticks, overhead, padded, drafts)
-        for sequence, share in zip(sequences, shares, strict=True):
+        drafts = spread(drafting, each.draft_weights) if drafting else None
+        shares = self.share_pass(each.sequences, each.rows, each.ticks, overhead, padded, drafts)
+        for sequence, share in zip(each.sequences, shares, strict=True):
             if sequence.passes > len(sequence.steps):  # it decided something here
                 sequence.steps.append(number)
                 sequence.pass_ticks.append(share)

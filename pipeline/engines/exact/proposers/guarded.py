@@ -9,13 +9,13 @@ from collections.abc import Sequence as Seq
 
 from torch import Tensor
 
-from specbatch.pipeline.engines.exact.state.faults import Fault, fault_of, with_type
-from specbatch.pipeline.engines.exact.state.proposer import (
-    LawfulProposer,
+from specbatch.pipeline.engines.exact.proposers.proposer import (
+    ProbabilisticProposer,
     Proposer,
-    has_laws,
+    has_draft_probs,
     tokens_behind,
 )
+from specbatch.pipeline.engines.exact.state.recovery import Fault, fault_of, with_type
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.policy.linear_cost import LinearCost
 
@@ -69,9 +69,9 @@ class GuardedProposer:
             self._failed(error, [sequence])
             return 0
 
-    def grade(self, sequence: Sequence) -> int:
+    def confidence_bucket(self, sequence: Sequence) -> int:
         try:
-            return self._proposer.grade(sequence)
+            return self._proposer.confidence_bucket(sequence)
         except Exception as error:
             self._failed(error, [sequence])
             return 0
@@ -85,9 +85,9 @@ class GuardedProposer:
         self._in_a_row = 0
         return drafts
 
-    def settle(self, sequence: Sequence) -> None:
+    def on_verified(self, sequence: Sequence) -> None:
         try:
-            self._proposer.settle(sequence)
+            self._proposer.on_verified(sequence)
         except Exception as error:
             self._failed(error, [sequence])
 
@@ -120,23 +120,23 @@ class GuardedProposer:
             self.forget(sequence)
 
 
-class GuardedLawfulProposer(GuardedProposer):
-    """The same for one that knows its laws.
+class GuardedProbabilisticProposer(GuardedProposer):
+    """The same for a proposer with draft probabilities.
 
-    Where `laws` raises, so does the pass it is asked in, which is then repeated without drafts.
+    When `draft_probs` raises, the pass raises too and is repeated without drafts.
     """
 
     def __init__(
         self,
-        proposer: LawfulProposer,
+        proposer: ProbabilisticProposer,
         on_failure: Callable[[], None],
         on_rest: Callable[[str, str], None] | None = None,
     ) -> None:
         super().__init__(proposer, on_failure, on_rest=on_rest)
-        self._lawful = proposer
+        self._inner = proposer
 
-    def laws(self, sequence: Sequence) -> Tensor:
-        return self._lawful.laws(sequence)
+    def draft_probs(self, sequence: Sequence) -> Tensor:
+        return self._inner.draft_probs(sequence)
 
 
 def guarded(
@@ -144,7 +144,7 @@ def guarded(
     on_failure: Callable[[], None],
     on_rest: Callable[[str, str], None] | None = None,
 ) -> GuardedProposer:
-    """`proposer`, guarded; with laws if it has any. `on_rest` hears its name and a sentence."""
-    if has_laws(proposer):
-        return GuardedLawfulProposer(proposer, on_failure, on_rest)
+    """Wraps `proposer`, `draft_probs` included. `on_rest` hears its name and a sentence."""
+    if has_draft_probs(proposer):
+        return GuardedProbabilisticProposer(proposer, on_failure, on_rest)
     return GuardedProposer(proposer, on_failure, on_rest=on_rest)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from specbatch.pipeline.engines.exact.model.fingerprint import Look, look_at
-from specbatch.pipeline.engines.exact.model.model_check import check_model, check_weights
-from specbatch.pipeline.engines.exact.model.model_files import check_files
-from specbatch.schemas.errors import BrokenModelError, ModelError
-from specbatch.schemas.fingerprint import Fingerprint
+from specbatch.pipeline.engines.contract import ModelFolder
+from specbatch.pipeline.engines.models.fingerprint import Look, look_at
+from specbatch.pipeline.engines.models.model_check import check_files, check_model, check_weights
+from specbatch.schemas.errors import BrokenModelError, ModelChangedError, ModelError
+from specbatch.schemas.fingerprint import Fingerprint, differing, listed
+
+log = logging.getLogger(__name__)
 
 # Tested against `generate`; every other architecture is refused by name.
 SUPPORTED_MODEL_TYPES = (
@@ -33,20 +35,6 @@ SUPPORTED_MODEL_TYPES = (
 )
 # Families whose layers are exactly: norm, rotary attention, norm, SwiGLU.
 NATIVE_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFolder:
-    """A checked model folder."""
-
-    ref: str  # as the user named it
-    path: Path
-    model_type: str
-    vocab_size: int
-    context_tokens: int
-    fingerprint: Fingerprint
-    revision: str | None = None  # of a hub id: the commit that it led to
-    look: Look | None = None  # at its files, when it was checked
 
 
 def inspect_model(ref: str) -> ModelFolder:
@@ -75,16 +63,14 @@ def inspect_folder(ref: str, path: Path) -> ModelFolder:
             "write token by token: use a causal model"
         )
     check_model(ref, config, weights)
-    look = look_at(ref, path)
     return ModelFolder(
         ref=ref,
         path=path,
         model_type=model_type,
         vocab_size=int(config["vocab_size"]),
         context_tokens=_context_tokens(config),
-        fingerprint=look.fingerprint,
+        fingerprint=look_at(ref, path).fingerprint,
         revision=path.name if path.parent.name == "snapshots" else None,
-        look=look,
     )
 
 
@@ -116,6 +102,70 @@ def check_pair(verifier: ModelFolder, proposer: ModelFolder) -> None:
             f"verifier `{verifier.ref}` and proposer `{proposer.ref}` give different meanings to "
             "the same token ids: use a proposer trained with the verifier's tokenizer"
         )
+
+
+class LoadedModels:
+    """The verifier and the draft models of one process, and which files they were read from.
+
+    A loaded model keeps the fingerprint of the files that it was read from, whatever lies in its
+    folder since. A model that is not loaded is known as its folder is now. One thread at a time.
+    """
+
+    def __init__(self, verifier: ModelFolder, draft_models: Iterable[ModelFolder] = ()) -> None:
+        self.verifier = verifier
+        self.draft_models = tuple(draft_models)
+        self._loaded: dict[str, Fingerprint] = {}  # by name of a model: the files it was read from
+
+    def of(self, folder: ModelFolder) -> Fingerprint:
+        """Of what was loaded; of what lay there when it was looked at, where nothing was."""
+        return self._loaded.get(folder.ref, folder.fingerprint)
+
+    @property
+    def drafts(self) -> tuple[str, ...]:
+        """Digests of the draft models, sorted."""
+        return tuple(sorted(self.of(folder).digest for folder in self.draft_models))
+
+    def look_again(self) -> bool:
+        """Know folders as they are now, if nothing was loaded from them; whether the verifier is
+        another one since. Raises `ModelError`."""
+        found = self._as_it_is(self.verifier)
+        is_other = found is not self.verifier
+        if is_other:
+            log.info("model %s: its files changed before they were loaded", found.ref)
+            self.verifier = found
+        self.draft_models = tuple(map(self._as_it_is, self.draft_models))
+        return is_other
+
+    def note(self, folder: ModelFolder, look: Look) -> None:
+        """A model was read from these files. Raises `ModelChangedError` where another engine here
+        was loaded from others: one worker has one model of a name."""
+        self._check(folder, look)
+        self._loaded[folder.ref] = look.fingerprint
+
+    def forget(self) -> None:
+        """No engine is left: nothing is loaded, and other files may be."""
+        self._loaded.clear()
+
+    def check_changed(self) -> None:
+        """Raise `ModelChangedError` where the verifier's files are others than were loaded."""
+        self._check(self.verifier, look_at(self.verifier.ref, self.verifier.path))
+
+    def _check(self, folder: ModelFolder, look: Look) -> None:
+        known, found = self._loaded.get(folder.ref), look.fingerprint
+        if known is not None and known != found:
+            names = differing(known.parts, found.parts)
+            raise ModelChangedError(
+                f"the {listed(names)} of model `{folder.ref}` changed after this worker had "
+                "loaded it for other jobs: restart the worker"
+            )
+
+    def _as_it_is(self, folder: ModelFolder) -> ModelFolder:
+        if folder.ref in self._loaded:
+            return folder
+        look = look_at(folder.ref, folder.path)
+        if look.fingerprint == folder.fingerprint:
+            return folder
+        return inspect_folder(folder.ref, folder.path)
 
 
 def _locate(ref: str) -> Path:

@@ -3,15 +3,19 @@
 A weight file that was cut short, a header that lies, or a config of other sizes would otherwise be
 found when the first group has come, by an allocation of many gigabytes or by weights that nobody
 trained. Only headers are read, so this takes milliseconds for any size.
+
+Weights are safetensors inside the folder and nothing else: pickled weights could run code, a link
+could make a worker read any file of the machine, and an index could name either.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +23,8 @@ from typing import Any
 from specbatch.schemas.errors import ModelError
 
 INDEX = "model.safetensors.index.json"
+_PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+_ADAPTER = "adapter_config.json"
 MAX_HEADER_BYTES = 100_000_000  # as the format has it
 MAX_JSON_BYTES = 256 << 20  # of a tokenizer; configs have kilobytes
 # Far above all models of today. What is allocated by a config alone stays below 2 GiB.
@@ -66,6 +72,70 @@ class _Tensor:
     begin: int
     end: int
     shape: tuple[int, ...]
+
+
+def check_files(ref: str, folder: Path) -> list[Path]:
+    """The weight files, sorted by name. Raises `ModelError` with one sentence."""
+    _check_links(ref, folder)
+    check_regular(ref, folder)
+    if (folder / _ADAPTER).exists():  # it would lead to the weights of some other repository
+        raise ModelError(
+            f"model `{ref}` is an adapter ({_ADAPTER}): merge it into its base model and save that"
+        )
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
+        found = sorted(p.name for p in folder.iterdir() if p.suffix in _PICKLES)
+        reason = f"only pickle weights ({', '.join(found)})" if found else "no weights"
+        raise ModelError(f"model `{ref}` has {reason}: save it as safetensors")
+    _check_index(ref, folder, {path.name for path in weights})
+    return weights
+
+
+def _check_links(ref: str, folder: Path) -> None:
+    home = folder.resolve()
+    allowed = [home]
+    if home.parent.name == "snapshots":  # of the hub's cache, where files are links to blobs
+        allowed.append(home.parent.parent / "blobs")
+    for path in _links(folder):
+        target = path.resolve()
+        if not any(target.is_relative_to(root) for root in allowed):
+            raise ModelError(
+                f"model `{ref}` has the file {path.relative_to(folder)}, which is a link out of "
+                "its folder: copy what it points to into the folder"
+            )
+
+
+def _links(folder: Path) -> Iterable[Path]:
+    """All links of the folder and of what is below it. A folder that is a link is not entered."""
+    found: list[Path] = []
+
+    def refuse(error: OSError) -> None:
+        reason = (error.strerror or type(error).__name__).lower()
+        raise ModelError(f"model folder `{folder}` cannot be read: {reason}")
+
+    for root, folders, files in os.walk(folder, onerror=refuse):
+        folders.sort()
+        found += [p for name in (*folders, *sorted(files)) if (p := Path(root, name)).is_symlink()]
+    return found
+
+
+def _check_index(ref: str, folder: Path, there: set[str]) -> None:
+    """An index may name the safetensors files beside it and no other."""
+    path = folder / INDEX
+    if not path.exists():
+        return
+    try:
+        named = set(json.loads(path.read_text())["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
+        raise ModelError(
+            f"{INDEX} of model `{ref}` cannot be read ({type(error).__name__}): save it anew"
+        ) from None
+    strange = sorted(str(name) for name in named - there)
+    if strange:
+        raise ModelError(
+            f"{INDEX} of model `{ref}` names {strange[0]}, which is no safetensors file of its "
+            "folder: save the model anew"
+        )
 
 
 def check_model(ref: str, config: Mapping[str, Any], weights: Sequence[Path]) -> None:
@@ -218,7 +288,7 @@ def _tensor(name: str, entry: Any) -> _Tensor:
 
 
 def _weight_map(index: Path) -> dict[str, str] | None:
-    """File names by tensor; None without an index. It was looked at before (`model_files.py`)."""
+    """File names by tensor; None without an index. `check_files` has checked it."""
     return dict(json.loads(index.read_text())["weight_map"]) if index.exists() else None
 
 

@@ -29,6 +29,7 @@ from specbatch.schemas.fingerprint import (
     Fingerprint,
     short_digest,
 )
+from specbatch.schemas.spec import Weights
 
 log = logging.getLogger(__name__)
 
@@ -128,15 +129,11 @@ def look_at(ref: str, path: Path) -> Look:
     raise ModelError(f"files of model `{ref}` are being written: wait for that to end")
 
 
-def unchanged(
-    ref: str, path: Path, load: Callable[[Look], Loaded], first: Look | None = None
-) -> tuple[Look, Loaded]:
+def unchanged(ref: str, path: Path, load: Callable[[Look], Loaded]) -> tuple[Look, Loaded]:
     """What `load` makes of a folder, and the folder's look before and after: that it read nothing
     else is known only where both are the same. Raises `ModelError` where it never is.
-
-    `first`: a look that was just taken.
     """
-    before = first or look_at(ref, path)
+    before = look_at(ref, path)
     for _ in range(_TRIES):
         loaded = load(before)
         after = look_at(ref, path)
@@ -148,6 +145,13 @@ def unchanged(
     raise ModelError(
         f"files of model `{ref}` change whenever they are loaded: wait until they are all there"
     )
+
+
+def fingerprint_of(fingerprint: str, weights: Weights) -> str:
+    """The fingerprint of a model whose folder has `fingerprint`, run with such weights."""
+    if weights == "as-is":
+        return fingerprint
+    return hashlib.sha256(f"{fingerprint} {weights}".encode()).hexdigest()
 
 
 def _files(path: Path) -> dict[Path, str]:

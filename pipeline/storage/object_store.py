@@ -1,0 +1,80 @@
+"""What every kind of object store does. `objects.py` chooses between them."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from specbatch.schemas.errors import ObjectError
+from specbatch.schemas.records import Artefact
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """One stored file."""
+
+    uri: str
+    size: int  # bytes
+    version: str
+
+
+class ObjectStore(Protocol):
+    """What every kind of store does. All methods raise `ObjectError` when the store refuses."""
+
+    def put_bytes(self, uri: str, data: bytes) -> Artefact:
+        """Write or replace a file."""
+        ...
+
+    def put_file(self, uri: str, local_path: Path) -> Artefact:
+        """Write or replace a file from a local one; memory does not grow with it."""
+        ...
+
+    def put_new(self, uri: str, data: bytes) -> bool:
+        """Write a file unless it exists; False when it did. Atomic: of two callers one wins."""
+        ...
+
+    def get_bytes(self, uri: str, expect: Artefact | None = None) -> bytes:
+        """Read a whole file; with `expect`, raise when size or SHA-256 differ."""
+        ...
+
+    def open(self, uri: str, version: str | None = None) -> BinaryIO:
+        """A random-access reader; raises when the file is no longer at `version`."""
+        ...
+
+    def list(self, prefix: str) -> list[ObjectInfo]:
+        """Every file at or under a prefix (folder), sorted by uri."""
+        ...
+
+    def head(self, uri: str) -> ObjectInfo | None:
+        """Size and version, or None when there is no such file."""
+        ...
+
+    def delete(self, uri: str) -> None:
+        """Remove a file; it need not exist."""
+        ...
+
+    def abort_uploads(self, prefix: str) -> None:
+        """End what was begun under a prefix and is in no list, as by a killed process; files of
+        that name that are being written now fail. Not where the store's rights forbid it."""
+        ...
+
+
+def verified(uri: str, data: bytes, expect: Artefact | None) -> bytes:
+    """`data` itself; raises `ObjectError` unless it is what `expect` describes."""
+    if expect is None:
+        return data
+    if len(data) != expect.size_bytes:
+        raise ObjectError(
+            f"{uri} has {len(data)} bytes where {expect.size_bytes} were written; "
+            "the file was damaged or replaced"
+        )
+    if hashlib.sha256(data).hexdigest() != expect.sha256:
+        raise ObjectError(f"{uri} fails its SHA-256 check; the file was damaged or replaced")
+    return data
+
+
+def changed(uri: str) -> ObjectError:
+    """The error for a file that is no longer the version asked for."""
+    return ObjectError(f"{uri} changed while it was being read; it must stay as it is")
