@@ -29,12 +29,12 @@ from specbatch.pipeline.runtime.outage import Outage
 from specbatch.pipeline.runtime.owners import owner_here
 from specbatch.pipeline.runtime.presence import Presence
 from specbatch.pipeline.runtime.sweeper import Queued, Sweeper, unknown
+from specbatch.schemas.encryption import Cipher
 from specbatch.schemas.errors import DeviceLostError, MissingExtraError, UsageError
 from specbatch.schemas.masking import hide_in_logs
 from specbatch.schemas.messages import HintMessage
 from specbatch.schemas.presence import WorkerProcess
 from specbatch.schemas.records import Bell
-from specbatch.schemas.sealing import Sealer
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:  # the light install has no torch and no pyarrow
     from specbatch.pipeline.engines.contract import Engines, ModelFolder
     from specbatch.pipeline.engines.exact.model.device import DeviceOptions
     from specbatch.pipeline.engines.exact.model.parallel import Leader
-    from specbatch.pipeline.inputs.codec import TextCodec
+    from specbatch.pipeline.inputs.tokenizer import TextTokenizer
     from specbatch.pipeline.runtime.anchoring import Anchoring
     from specbatch.pipeline.runtime.remembering import StoredKnowledge
     from specbatch.pipeline.runtime.timekeeping import Timekeeper
@@ -60,7 +60,7 @@ class Models:
     """What is put in the place of real models; no engine extra is needed then."""
 
     engines: Callable[[ModelFolder, ModelFolder | None], Engines]  # of a model, and its draft model
-    codec: Callable[[str], TextCodec]  # of a model folder's path
+    codec: Callable[[str], TextTokenizer]  # of a model folder's path
 
 
 def make_store(settings: Settings, actor: str | None = None) -> Store:
@@ -70,7 +70,7 @@ def make_store(settings: Settings, actor: str | None = None) -> Store:
         settings.store_url,
         max_attempts=settings.max_attempts,
         weights=settings.tenant_weights,
-        sealer=Sealer.of_setting(settings.encryption_key),
+        cipher=Cipher.of_setting(settings.encryption_key),
         actor=actor or settings.actor or None,
     )
 
@@ -208,7 +208,7 @@ def make_worker(
         require_engine_extra()
     from specbatch.pipeline.engines.exact import step_guard
     from specbatch.pipeline.engines.models.model_folder import check_pair, models_here
-    from specbatch.pipeline.inputs.codec import TextCodec
+    from specbatch.pipeline.inputs.tokenizer import TextTokenizer
     from specbatch.pipeline.runtime.anchoring import Anchoring
     from specbatch.pipeline.runtime.anchors import Anchors
     from specbatch.pipeline.runtime.remembering import StoredKnowledge
@@ -296,7 +296,7 @@ def make_worker(
         owner=owner,
         lease_sec=settings.lease_sec,
         economy=Economy(device_here.price_microusd),
-        codec=fake_models.codec if fake_models else TextCodec.load,
+        codec=fake_models.codec if fake_models else TextTokenizer.load,
         proposing=proposing,
         verifying=verifying,
         models=models,

@@ -9,13 +9,13 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
+from specbatch.schemas.encryption import no_key
 from specbatch.schemas.errors import SpecError
 from specbatch.schemas.fingerprint import PATTERN
 from specbatch.schemas.numeric_class import UNKNOWN, contradiction, dtype_of, engine_key
 from specbatch.schemas.part import Part, Uri
 from specbatch.schemas.privacy import SEALED
 from specbatch.schemas.records import JobRow, SamplingParams, Verification
-from specbatch.schemas.sealing import no_key
 from specbatch.schemas.speculation_spec import SpeculationSpec
 
 PILOT_EVERY_GROUPS = 8
@@ -310,7 +310,7 @@ class JobSpec(Part):
 
 
 def spec_of(job: JobRow) -> JobSpec:
-    """A stored job's spec. Raises `UsageError` where it is sealed and there is no key."""
+    """A stored job's spec. Raises `UsageError` if it is encrypted and the key is not here."""
     if job.spec.get(SEALED):
         raise no_key(f"the spec of job {job.job_id}")
     return JobSpec.model_validate(job.spec)

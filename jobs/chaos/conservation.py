@@ -16,8 +16,8 @@ from specbatch.pipeline.outputs.names import MANIFEST, MARKER
 from specbatch.pipeline.outputs.outputs import read_manifest, read_output
 from specbatch.pipeline.stages.publishing import with_unfinished_rows
 from specbatch.pipeline.storage.artefacts import read_prompts
-from specbatch.pipeline.storage.confined import read_own
 from specbatch.pipeline.storage.objects import Objects, join
+from specbatch.pipeline.storage.workspace import read_own
 from specbatch.schemas.errors import SpecbatchError
 from specbatch.schemas.records import CompletionRecord, FinishReason, JobRow, JobState, Stage
 

@@ -128,7 +128,7 @@ def show_examples(spec: JobSpec, checked: Checked, records: list[CompletionRecor
     from specbatch.pipeline.observe.terminal.token_view import legend, token_pieces, token_text
 
     color = out.is_terminal and not out.no_color
-    decode = checked.codec.decode_batch
+    decode = checked.tokenizer.decode_batch
     prompts = pq.read_table(spec.input.uri, columns=[spec.input.prompt_column]).column(0)
     for record in records[:EXAMPLES]:
         prompt = Text(str(prompts[record.row_index].as_py()), "cyan" if color else "")

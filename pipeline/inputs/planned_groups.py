@@ -12,8 +12,8 @@ from concurrent.futures import Executor
 
 from specbatch.pipeline.inputs.planner import MAX_GROUP_TOKENS, PlannedGroup
 from specbatch.pipeline.storage.artefacts import write_prompts
-from specbatch.pipeline.storage.confined import put_own
 from specbatch.pipeline.storage.objects import Objects
+from specbatch.pipeline.storage.workspace import put_own
 from specbatch.schemas.records import JobRow, NewGroup, Stage
 
 MOST_TOGETHER = 16

@@ -31,7 +31,6 @@ from typing import Any
 
 import orjson
 
-from specbatch.pipeline.inputs.codec import TextCodec, portions
 from specbatch.pipeline.inputs.contract import NO_ID, RawBatch, RawRow
 from specbatch.pipeline.inputs.idset import IdSet
 from specbatch.pipeline.inputs.overrides import (
@@ -42,6 +41,7 @@ from specbatch.pipeline.inputs.overrides import (
     read_seed,
 )
 from specbatch.pipeline.inputs.templates import ChatError
+from specbatch.pipeline.inputs.tokenizer import TextTokenizer, portions
 from specbatch.schemas.records import PromptRow, RejectedRow
 from specbatch.schemas.seeds import derive_seed
 from specbatch.schemas.spec import JobSpec
@@ -80,9 +80,11 @@ class _Draft:
 class RowChecker:
     """Checks and tokenises batches in input order; remembers every id it has met."""
 
-    def __init__(self, spec: JobSpec, codec: TextCodec, context_tokens: int, vocab_size: int):
+    def __init__(
+        self, spec: JobSpec, tokenizer: TextTokenizer, context_tokens: int, vocab_size: int
+    ):
         self._spec = spec
-        self._codec = codec
+        self._tokenizer = tokenizer
         self._context_tokens = context_tokens
         self._vocab_size = vocab_size
         self._ids = IdSet()
@@ -149,7 +151,7 @@ class RowChecker:
         if kind == "auto":
             kind = _kind_of(prompt)
         if kind == "messages":
-            draft.text, draft.special = self._codec.render(_messages(prompt)), False
+            draft.text, draft.special = self._tokenizer.render(_messages(prompt)), False
         elif kind == "token_ids":
             draft.ids = self._checked_ids(prompt)
         elif not isinstance(prompt, str):
@@ -193,11 +195,11 @@ class RowChecker:
         special = drafts[0].special if drafts else True
         texts = list(by_text)
         for part in portions([text[: self._most_chars] for text in texts]):
-            for begin, ids in zip(part, self._codec.encode_batch(part, special), strict=True):
+            for begin, ids in zip(part, self._tokenizer.encode_batch(part, special), strict=True):
                 text = texts.pop(0)
                 is_whole = len(begin) == len(text)
                 if not is_whole and len(ids) <= _SURELY * (self._most_tokens + 1):
-                    ids, is_whole = self._codec.encode_batch([text], special)[0], True
+                    ids, is_whole = self._tokenizer.encode_batch([text], special)[0], True
                 problem = self._length_problem(ids, is_whole)
                 for draft in by_text.pop(text):
                     draft.problem, draft.ids = problem, None if problem else ids
@@ -230,7 +232,7 @@ class RowChecker:
                 f"the prompt has {count} tokens; with one generated token it exceeds the "
                 f"model's context of {self._context_tokens}",
             )
-        if self._codec.vocab_size > self._vocab_size and max(ids) >= self._vocab_size:
+        if self._tokenizer.vocab_size > self._vocab_size and max(ids) >= self._vocab_size:
             return "bad_token_id", self._outside(max(ids))
         return None
 

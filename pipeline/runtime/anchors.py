@@ -26,8 +26,8 @@ from specbatch.pipeline.audit.digests import canonical_json
 from specbatch.pipeline.audit.timestamps import Timestamps
 from specbatch.pipeline.storage.objects import Objects, join, tidy
 from specbatch.schemas.audit import Finding, FindingKind, Head
+from specbatch.schemas.encryption import NEW_KEY
 from specbatch.schemas.errors import MissingExtraError, ObjectError, UsageError
-from specbatch.schemas.sealing import NEW_KEY
 from specbatch.schemas.settings import Settings
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from specbatch.pipeline.engines.contract import Completion, Submitted
-from specbatch.pipeline.inputs.codec import TextCodec
+from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.stages.requests import Drafts, records_of, row_and_sample, with_text
 from specbatch.pipeline.storage.objects import Objects
@@ -32,7 +32,7 @@ def finished_records(
     rows: Sequence[PromptRow],
     drafts: Drafts,
     tickets: Iterable[Submitted],
-    codec: TextCodec,
+    codec: TextTokenizer,
     price_microusd: int,
 ) -> list[CompletionRecord]:
     """The same as the store keeps them, with their texts."""

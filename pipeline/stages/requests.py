@@ -11,7 +11,7 @@ from specbatch.pipeline.engines.contract import Completion, Request, Route
 from specbatch.pipeline.engines.exact.proposers.history import History
 from specbatch.pipeline.policy.costs.controls import weight
 from specbatch.pipeline.policy.costs.pricing import cost_units, usd_of
-from specbatch.pipeline.privacy.keeping import EVERYTHING, Everything
+from specbatch.pipeline.privacy.retention import EVERYTHING, Everything
 from specbatch.pipeline.stages.drafting import cap_of
 from specbatch.pipeline.stages.text_stop import Decode, TextStop, text_before_stop
 from specbatch.pipeline.storage.artefacts import DraftBlock

@@ -17,16 +17,16 @@ from itertools import chain
 
 from specbatch.pipeline.engines.contract import Completion, Engines, ModelFolder, Submitted
 from specbatch.pipeline.engines.models.model_folder import inspect_model
-from specbatch.pipeline.inputs.codec import TextCodec
 from specbatch.pipeline.inputs.contract import READER_BYTES
 from specbatch.pipeline.inputs.rows import RowChecker
+from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.observe.tracing.context import Work, work_on
 from specbatch.pipeline.observe.tracing.tracing import UNTRACED, Tracing
 from specbatch.pipeline.policy.costs.controls import NOTHING_MEASURED
 from specbatch.pipeline.policy.costs.pricing import cost_units, usd_of
 from specbatch.pipeline.policy.journal import Lessons
-from specbatch.pipeline.privacy.keeping import kept_records
+from specbatch.pipeline.privacy.retention import kept_records
 from specbatch.pipeline.privacy.tenants import NOBODY_PRIVATE, Privacy
 from specbatch.pipeline.runtime.anchoring import Anchoring
 from specbatch.pipeline.runtime.client import Ring
@@ -68,9 +68,9 @@ from specbatch.pipeline.storage.artefacts import (
     write_drafts,
     write_results,
 )
-from specbatch.pipeline.storage.confined import name_of_attempt, put_own, read_own
 from specbatch.pipeline.storage.objects import Objects, probe
 from specbatch.pipeline.storage.prompts import rows_of
+from specbatch.pipeline.storage.workspace import name_of_attempt, put_own, read_own
 from specbatch.schemas.errors import (
     ModelChangedError,
     ObjectError,
@@ -118,7 +118,7 @@ class Stages(Guarding):
         owner: str,
         lease_sec: float,
         economy: Economy,
-        codec: Callable[[str], TextCodec],
+        codec: Callable[[str], TextTokenizer],
         proposing: Engines | None = None,
         verifying: Engines | None = None,
         models: Callable[[str], ModelFolder] = inspect_model,

@@ -154,7 +154,7 @@ class Keepers:
         return self.redacted if mode is PrivacyMode.REDACTED else self.hash_only
 
 
-class Codec(Protocol):
+class Decoder(Protocol):
     """What makes texts of token ids."""
 
     def decode(self, ids: Sequence[int]) -> str: ...
@@ -165,15 +165,15 @@ class Codec(Protocol):
 def kept_records(
     keeper: Everything,
     records: Sequence[CompletionRecord],
-    codec: Codec,
+    tokenizer: Decoder,
     texts: Sequence[str] | None = None,
 ) -> Sequence[CompletionRecord]:
     """Completions as they are stored; `texts`, where known, are those of all their tokens."""
     if keeper.is_full:
         return records
     if texts is None:
-        texts = codec.decode_batch([record.token_ids for record in records])
+        texts = tokenizer.decode_batch([record.token_ids for record in records])
     return [
-        keeper.record(record, whole, codec.decode)
+        keeper.record(record, whole, tokenizer.decode)
         for record, whole in zip(records, texts, strict=True)
     ]
