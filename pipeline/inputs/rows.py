@@ -27,12 +27,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 
+import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from specbatch.pipeline.inputs.contract import NO_ID, RawBatch, RawRow
-from specbatch.pipeline.inputs.idset import IdSet
 from specbatch.pipeline.inputs.overrides import (
     ParameterError,
     check_vocabulary,
@@ -322,3 +324,45 @@ def _content(content: Any, number: int) -> str:
         if all(isinstance(text, str) for text in texts):
             return "".join(text for text in texts if text)
     raise _RowError("bad_messages", f"the content of message {number} is not text")
+
+
+Hashes = NDArray[np.uint64]
+
+
+class IdSet:
+    """Add ids in order and learn which of them were there already."""
+
+    def __init__(self) -> None:
+        self._runs: list[Hashes] = []  # sorted, each more than twice as long as the next
+
+    def __len__(self) -> int:
+        return sum(map(len, self._runs))
+
+    def add(self, ids: Sequence[str]) -> list[bool]:
+        """Add ids; True for each that was in the set, or earlier in `ids`."""
+        if not ids:
+            return []
+        hashes = _hashes(ids)
+        seen = np.ones(len(hashes), dtype=bool)
+        unique, first = np.unique(hashes, return_index=True)
+        known = np.zeros(len(unique), dtype=bool)
+        for run in self._runs:
+            at = np.minimum(np.searchsorted(run, unique), len(run) - 1)
+            known |= run[at] == unique
+        seen[first[~known]] = False
+        if not known.all():
+            self._append(unique[~known])
+        return [bool(flag) for flag in seen]
+
+    def _append(self, run: Hashes) -> None:
+        self._runs.append(run)
+        while len(self._runs) > 1 and len(self._runs[-2]) <= 2 * len(self._runs[-1]):
+            last, previous = self._runs.pop(), self._runs.pop()
+            merged = np.concatenate([previous, last])
+            merged.sort()
+            self._runs.append(merged)
+
+
+def _hashes(ids: Sequence[str]) -> Hashes:
+    digests = b"".join(blake2b(text.encode(), digest_size=8).digest() for text in ids)
+    return np.frombuffer(digests, dtype="<u8").astype(np.uint64)

@@ -8,8 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from specbatch.pipeline.privacy.presidio import presidio_finder
-from specbatch.pipeline.privacy.redactor import Redactor
+from specbatch.pipeline.privacy.redactor import Redactor, presidio_finder
 from specbatch.pipeline.privacy.retention import EVERYTHING, Everything, Keepers
 from specbatch.schemas.encryption import SETTING, Cipher
 from specbatch.schemas.errors import UsageError

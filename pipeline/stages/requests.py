@@ -18,8 +18,7 @@ from specbatch.pipeline.storage.artefacts import DraftBlock
 from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import CompletionRecord, JobRow, PromptRow
 from specbatch.schemas.seeds import sample_seed
-from specbatch.schemas.spec import JobSpec
-from specbatch.schemas.speculation_spec import NO_DRAFT_MODEL
+from specbatch.schemas.spec import NO_DRAFT_MODEL, JobSpec
 
 Drafts = Mapping[tuple[int, int], DraftBlock]  # by (row_index, sample_index)
 NO_PINS: Mapping[str, str] = MappingProxyType({})

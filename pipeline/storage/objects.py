@@ -111,7 +111,7 @@ class Objects:
             raise ObjectError(f"`{scheme}://` is not supported; use a local path or `s3://`")
         with self._lock:
             if self._s3 is None:
-                from specbatch.pipeline.storage.s3_objects import S3Objects
+                from specbatch.pipeline.storage.s3 import S3Objects
 
                 self._s3 = S3Objects(self._s3_endpoint_url, self._s3_retry_sec)
             return self._s3

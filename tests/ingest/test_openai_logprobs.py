@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from specbatch.pipeline.outputs.openai_logprobs import Decode, TokenTexts
+from specbatch.pipeline.outputs.openai import Decode, TokenTexts
 
 
 def decode_of(vocab: Sequence[str], decoder: decoders.Decoder, special: Sequence[str]) -> Decode:

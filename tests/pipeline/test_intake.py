@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from specbatch.jobs.chaos import stand_in_model
-from specbatch.pipeline.inputs.parquet_source import ParquetSource
+from specbatch.pipeline.inputs.parquet import ParquetSource
 from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.memory.store import MemoryStore

@@ -11,9 +11,8 @@ from ledger.builders import completion, new_job
 
 from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.privacy.redactor import Redactor, Span
-from specbatch.pipeline.privacy.retention import EVERYTHING, NO_WORDS
+from specbatch.pipeline.privacy.retention import EVERYTHING, NO_WORDS, token_places, tokens_in
 from specbatch.pipeline.privacy.tenants import Privacy
-from specbatch.pipeline.privacy.token_places import token_places, tokens_in
 from specbatch.schemas.encryption import Cipher
 from specbatch.schemas.errors import InputError, UsageError
 from specbatch.schemas.privacy import NOT_KEPT, PrivacyMode
