@@ -28,7 +28,7 @@ from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelPro
 from specbatch.pipeline.engines.exact.sampling.sampler import choose_sampler
 from specbatch.pipeline.engines.exact.state.kv_blocks import KvState
 from specbatch.pipeline.engines.models.model_folder import inspect_model
-from specbatch.pipeline.inputs.codec import TextCodec
+from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.schemas.records import SamplingParams, Verification
 
 DEMO = Path(__file__).parents[1] / "jobs" / "demo"
@@ -72,7 +72,7 @@ def demo_runners(dtype: str = "float32") -> tuple[ModelRunner, ModelRunner]:
 
 def demo_prompts(count: int) -> list[list[int]]:
     texts = pq.read_table(DEMO / "prompts.parquet", columns=["prompt"]).column(0).to_pylist()
-    return TextCodec.load(str(DEMO / "models" / "verifier")).encode_batch(texts[:count])
+    return TextTokenizer.load(str(DEMO / "models" / "verifier")).encode_batch(texts[:count])
 
 
 def complete(

@@ -311,11 +311,11 @@ def demo_prompts() -> list[list[int]]:
     """The demo job's prompts, as token ids."""
     import pyarrow.parquet as pq
 
-    from specbatch.pipeline.inputs.codec import TextCodec
+    from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 
     folder = demo_model().folder
     texts = pq.read_table(folder.parents[1] / "prompts.parquet", columns=["prompt"])
-    return TextCodec.load(str(folder)).encode_batch(texts.column(0).to_pylist())
+    return TextTokenizer.load(str(folder)).encode_batch(texts.column(0).to_pylist())
 
 
 if __name__ == "__main__":

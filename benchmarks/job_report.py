@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from specbatch.pipeline.bootstrap import make_store
-from specbatch.pipeline.operations.reporting import make_report
+from specbatch.pipeline.operations.report import make_report
 from specbatch.schemas.settings import Settings
 from support.big_job import make_big_job
 from support.browser import Browser

@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 from specbatch.jobs.bench.models import BenchModel
 from specbatch.jobs.bench.prompt_set import DEMO_PROMPTS
 from specbatch.pipeline.engines.models.model_folder import inspect_model
-from specbatch.pipeline.inputs.codec import TextCodec
 from specbatch.pipeline.inputs.planner import plan
 from specbatch.pipeline.inputs.rows import RowChecker
 from specbatch.pipeline.inputs.sources import open_source
+from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.records import PromptRow
 from specbatch.schemas.spec import JobSpec, load_spec
@@ -49,7 +49,7 @@ def spec_of(model: BenchModel, depth: str, source: Path, out: Path, new_tokens: 
 def rows_of(spec: JobSpec) -> list[PromptRow]:
     """The rows as ingest makes them."""
     folder = inspect_model(spec.verifier)
-    codec = TextCodec.load(str(folder.path))
-    checker = RowChecker(spec, codec, folder.context_tokens, folder.vocab_size)
+    tokenizer = TextTokenizer.load(str(folder.path))
+    checker = RowChecker(spec, tokenizer, folder.context_tokens, folder.vocab_size)
     source = open_source(spec.input, Objects())
     return [row for group in plan(source, checker, spec.group_size) for row in group.rows]

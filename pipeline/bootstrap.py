@@ -28,12 +28,12 @@ from specbatch.pipeline.runtime.outage import Outage
 from specbatch.pipeline.runtime.presence import Presence, ServedModels
 from specbatch.pipeline.runtime.sweeper import QueueLength, Requeuer, Sweeper, unknown
 from specbatch.pipeline.runtime.work_stealing import WorkStealer
+from specbatch.schemas.encryption import Cipher
 from specbatch.schemas.errors import DeviceLostError, MissingExtraError, UsageError
 from specbatch.schemas.masking import hide_in_logs
 from specbatch.schemas.messages import HintMessage
 from specbatch.schemas.presence import WorkerProcess
 from specbatch.schemas.records import DueWork, Stage
-from specbatch.schemas.sealing import Sealer
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # the light install has no torch, no pyarrow and no prometheu
     from specbatch.pipeline.engines.contract import Engines, ModelFolder
     from specbatch.pipeline.engines.exact.model.device import DeviceOptions
     from specbatch.pipeline.engines.exact.model.parallel import Leader
-    from specbatch.pipeline.inputs.codec import TextCodec
+    from specbatch.pipeline.inputs.tokenizer import TextTokenizer
     from specbatch.pipeline.observe.metrics.endpoint import Exposure
     from specbatch.pipeline.runtime.anchors import Anchoring
     from specbatch.pipeline.runtime.device_time import Timekeeper
@@ -60,7 +60,7 @@ class FakeModels:
     """Replaces real models, so that no engine extra is needed."""
 
     engines: Callable[[ModelFolder, ModelFolder | None], Engines]  # of a model, and its draft model
-    codec: Callable[[str], TextCodec]  # of a model folder's path
+    codec: Callable[[str], TextTokenizer]  # of a model folder's path
 
 
 def make_store(settings: Settings, actor: str | None = None) -> Store:
@@ -70,7 +70,7 @@ def make_store(settings: Settings, actor: str | None = None) -> Store:
         settings.store_url,
         max_attempts=settings.max_attempts,
         weights=settings.tenant_weights,
-        sealer=Sealer.of_setting(settings.encryption_key),
+        cipher=Cipher.of_setting(settings.encryption_key),
         actor=actor or settings.actor or None,
     )
 
@@ -213,7 +213,7 @@ def make_worker(
         require_engine_extra()
     from specbatch.pipeline.engines.exact import step_guard
     from specbatch.pipeline.engines.models.model_folder import check_pair, models_here
-    from specbatch.pipeline.inputs.codec import TextCodec
+    from specbatch.pipeline.inputs.tokenizer import TextTokenizer
     from specbatch.pipeline.runtime.anchors import Anchoring, Anchors
     from specbatch.pipeline.runtime.device_time import Timekeeper, Untimed
     from specbatch.pipeline.runtime.profile_store import ProfileStore
@@ -305,7 +305,7 @@ def make_worker(
         lease_sec=settings.lease_sec,
         price_microusd=device_here.price_microusd,
         jobs=KnownJobs(store),
-        tokenizers=Tokenizers(fake_models.codec if fake_models else TextCodec.load, models),
+        tokenizers=Tokenizers(fake_models.codec if fake_models else TextTokenizer.load, models),
         drafting=Drafting(store, objects, drafts_beside, settings.max_attempts),
         requeuer=Requeuer(store, enqueue, silence_sec),
         proposing=proposing,

@@ -126,7 +126,7 @@ class StoreError(SpecbatchError):
 
 
 class UnknownKeyError(StoreError):
-    """What was read is sealed with a key that this process has not."""
+    """The data is encrypted with a key that this process does not have."""
 
 
 class ObjectError(SpecbatchError):

@@ -7,16 +7,166 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
+from specbatch.schemas.encryption import no_key
 from specbatch.schemas.errors import SpecError
 from specbatch.schemas.fingerprint import PATTERN
 from specbatch.schemas.numeric_class import UNKNOWN, contradiction, dtype_of, engine_key
-from specbatch.schemas.part import Part, Uri
 from specbatch.schemas.privacy import SEALED
 from specbatch.schemas.records import JobRow, SamplingParams, Verification
-from specbatch.schemas.sealing import no_key
-from specbatch.schemas.speculation_spec import SpeculationSpec
+
+
+def _without_credentials(uri: str) -> str:
+    if "@" in uri.partition("://")[2].partition("/")[0]:
+        # The spec is in the store, in logs and perhaps in `ps`.
+        raise ValueError("credentials belong in the environment, not in a uri")
+    return uri
+
+
+Uri = Annotated[str, AfterValidator(_without_credentials)]
+
+
+class Part(BaseModel):
+    """Frozen, and without fields that nobody knows."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+Depth = Literal["auto", "off", "shadow"] | Annotated[int, Field(ge=0, le=32)]
+Cap = Annotated[int, Field(ge=0, le=32)]
+Source = Literal["block", "history", "ngram", "draft-model"]
+SOURCES: tuple[Source, ...] = ("block", "history", "ngram", "draft-model")
+NO_DRAFT_MODEL = "none"  # in routes
+
+
+class SpeculationSpec(Part):
+    """How far drafts reach. Depth changes speed and cost, never outputs."""
+
+    depth: Depth = Field(
+        default="auto",
+        description="auto, off, shadow (draft and count, verify nothing), or draft tokens per step",
+    )
+    sources: Literal["hybrid"] | tuple[Source, ...] = Field(
+        default="hybrid",
+        description="who may draft; hybrid: all there are, the most promising at each step",
+    )
+    max_depth: Cap | None = Field(default=None, description="draft tokens per step at most")
+    tag_depths: tuple[tuple[str, Cap], ...] = Field(
+        default=(), max_length=256, description="row tag: its cap; 0 drafts nothing for its rows"
+    )
+    routes: tuple[tuple[str, Annotated[str, Field(min_length=1)]], ...] = Field(
+        default=(),
+        max_length=256,
+        description="row tag: the only draft model its rows ask, by its folder's name; or none",
+    )
+    prompt_depths: tuple[tuple[Annotated[int, Field(ge=0)], Cap], ...] = Field(
+        default=((8192, 4), (32768, 2)),
+        max_length=16,
+        description="prompt tokens: the cap from there on",
+    )
+    history_tokens: int = Field(
+        default=1_000_000,
+        ge=0,
+        le=20_000_000,
+        description="tokens of earlier jobs' outputs to draft from; 0: none",
+    )
+    pregenerate: Literal["auto"] | bool = Field(
+        default="auto",
+        description="let proposer workers draft continuations beforehand; auto: for pilot groups",
+    )
+    pregenerate_tokens: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = Field(
+        default="auto",
+        description="length of a pre-generated continuation; auto: as long as it is worth it",
+    )
+
+    verification: Verification = Field(
+        default=Verification.COUPLED,
+        description="coupled: outputs do not depend on drafts; rejection, block: only their law",
+    )
+
+    @property
+    def enabled(self) -> bool:
+        return self.depth not in ("off", 0)
+
+    def allows(self, source: Source) -> bool:
+        return self.sources == "hybrid" or source in self.sources
+
+    @field_validator("sources", mode="before")
+    @classmethod
+    def _named_sources(cls, value: object) -> object:
+        if value == "hybrid":
+            return value
+        if isinstance(value, str):
+            value = [name for part in value.split(",") if (name := part.strip())]
+        if not isinstance(value, list | tuple):
+            raise ValueError("should be hybrid or a list of sources")
+        for name in value:
+            if name not in SOURCES:
+                raise ValueError(
+                    f"no source of drafts is called {name!r}: name some of {', '.join(SOURCES)}, "
+                    "or hybrid for all"
+                )
+        return tuple(dict.fromkeys(value))
+
+    @field_validator("tag_depths", "prompt_depths", "routes", mode="before")
+    @classmethod
+    def _pairs(cls, value: object) -> object:
+        return tuple(value.items()) if isinstance(value, dict) else value
+
+    @field_validator("routes")
+    @classmethod
+    def _each_tag_once(cls, value: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+        if len(dict(value)) < len(value):
+            raise ValueError("a tag occurs twice")
+        return value
+
+    @model_validator(mode="after")
+    def _routes_need_draft_models(self) -> SpeculationSpec:
+        models = [name for _, name in self.routes if name != NO_DRAFT_MODEL]
+        if models and not self.allows("draft-model"):
+            raise ValueError(
+                f"routes send rows to `{models[0]}`, and sources leave draft models out: "
+                "add draft-model to sources"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _some_source(self) -> SpeculationSpec:
+        if self.enabled and not self.sources:
+            raise ValueError("no sources of drafts are left: name some, or set depth to off")
+        return self
+
+    @model_validator(mode="after")
+    def _ratio_tests_need_probabilities(self) -> SpeculationSpec:
+        if self.verification is not Verification.COUPLED:
+            if self.depth == "shadow":
+                raise ValueError(
+                    f"verification {self.verification} and depth shadow exclude each other: "
+                    "what a ratio test would accept is only known by doing it"
+                )
+            if not self.allows("draft-model"):
+                raise ValueError(
+                    f"verification {self.verification} needs drafts of a draft model: "
+                    "add draft-model to sources"
+                )
+            if not self.enabled:
+                raise ValueError(f"verification {self.verification} needs drafts, and depth is off")
+            if self.pregenerate is True:
+                raise ValueError(
+                    f"verification {self.verification} needs the drafts' probabilities, which "
+                    "pre-generated drafts do not carry: pregenerate must be auto or false"
+                )
+        return self
+
 
 PILOT_EVERY_GROUPS = 8
 
@@ -310,7 +460,7 @@ class JobSpec(Part):
 
 
 def spec_of(job: JobRow) -> JobSpec:
-    """A stored job's spec. Raises `UsageError` where it is sealed and there is no key."""
+    """A stored job's spec. Raises `UsageError` if it is encrypted and the key is not here."""
     if job.spec.get(SEALED):
         raise no_key(f"the spec of job {job.job_id}")
     return JobSpec.model_validate(job.spec)

@@ -32,7 +32,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from specbatch.schemas import months, token_record
 from specbatch.schemas.privacy import PrivacyMode
-from specbatch.schemas.text_columns import SHOWN_WITHOUT_KEY, SealedText
+from specbatch.schemas.text_columns import SHOWN_WITHOUT_KEY, EncryptedText
 from specbatch.schemas.text_columns import AnyText as AnyText  # of other modules' tables too
 from specbatch.schemas.token_arrays import Numbers, Origins, Repeated, Steps, TokenArray
 
@@ -71,7 +71,7 @@ class Leased:
     lease_until: Mapped[float] = mapped_column(default=0.0)  # 0: nobody holds it
     attempts: Mapped[int] = mapped_column(default=0)  # claims since the unit last got on
     ready_at: Mapped[float]
-    last_error: Mapped[str | None] = mapped_column(SealedText("last_error", SHOWN_WITHOUT_KEY))
+    last_error: Mapped[str | None] = mapped_column(EncryptedText("last_error", SHOWN_WITHOUT_KEY))
 
 
 class Job(Leased, Base):
@@ -93,11 +93,11 @@ class Job(Leased, Base):
     deadline_at: Mapped[float | None]
     budget_usd: Mapped[float | None]
     stop_reason: Mapped[str | None] = mapped_column(  # why it was cancelled
-        SealedText("jobs.stop_reason", SHOWN_WITHOUT_KEY)
+        EncryptedText("jobs.stop_reason", SHOWN_WITHOUT_KEY)
     )
     state: Mapped[str]
     cancel_requested: Mapped[bool] = mapped_column(default=False)
-    error: Mapped[str | None] = mapped_column(SealedText("jobs.error", SHOWN_WITHOUT_KEY))
+    error: Mapped[str | None] = mapped_column(EncryptedText("jobs.error", SHOWN_WITHOUT_KEY))
     ingest_done: Mapped[bool] = mapped_column(default=False)
     cursor: Mapped[dict[str, Any] | None]  # SourcePosition to read on from
     next_row: Mapped[int] = mapped_column(BigInteger, default=0)
@@ -113,7 +113,7 @@ class Job(Leased, Base):
     finished_at: Mapped[float | None]
     privacy: Mapped[str] = mapped_column(default=PrivacyMode.FULL.value)  # pinned when submitted
     # The spec as it was asked for, where `spec` shows less of it.
-    sealed_spec: Mapped[str | None] = mapped_column(SealedText("jobs.sealed_spec", ""))
+    sealed_spec: Mapped[str | None] = mapped_column(EncryptedText("jobs.sealed_spec", ""))
     purged_at: Mapped[float | None]  # its texts and files are deleted, or are being so ...
     purged_to: Mapped[int | None] = mapped_column(BigInteger)  # ... up to this row; NULL: all
     log_number: Mapped[int] = mapped_column(BigInteger, default=0)  # of its audit log's last entry
@@ -201,13 +201,13 @@ class Completion(Base):
     accepted: Mapped[int]
     verifier_passes: Mapped[int]
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.job_id", ondelete="CASCADE"))
-    row_id: Mapped[str] = mapped_column(SealedText("completions.row_id"))
+    row_id: Mapped[str] = mapped_column(EncryptedText("completions.row_id"))
     tag: Mapped[str | None] = mapped_column(AnyText)
     finish_reason: Mapped[str]
     verifier: Mapped[str | None]  # NULL: its job's
     proposer: Mapped[str | None]  # NULL: its job's; empty: none
-    error: Mapped[str | None] = mapped_column(SealedText("completions.error"))
-    text: Mapped[str] = mapped_column(SealedText("completions.text"))
+    error: Mapped[str | None] = mapped_column(EncryptedText("completions.error"))
+    text: Mapped[str] = mapped_column(EncryptedText("completions.text"))
     token_ids: Mapped[tuple[int, ...]] = mapped_column(Numbers())
     logprobs: Mapped[tuple[float, ...]] = mapped_column(TokenArray(REAL))
     origins: Mapped[tuple[int, ...]] = mapped_column(Origins())
@@ -240,9 +240,9 @@ class Rejected(Base):
         ForeignKey("jobs.job_id", ondelete="CASCADE"), primary_key=True
     )
     row_index: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
-    row_id: Mapped[str | None] = mapped_column(SealedText("rejected_rows.row_id"))
+    row_id: Mapped[str | None] = mapped_column(EncryptedText("rejected_rows.row_id"))
     code: Mapped[str]
-    reason: Mapped[str] = mapped_column(SealedText("rejected_rows.reason"))
+    reason: Mapped[str] = mapped_column(EncryptedText("rejected_rows.reason"))
 
 
 class Decision(Base):

@@ -8,8 +8,8 @@ from typing import Any
 from sqlalchemy import Dialect, Text
 from sqlalchemy.types import TypeDecorator
 
+from specbatch.schemas.encryption import Cipher, is_encrypted_text, no_key
 from specbatch.schemas.errors import UnknownKeyError
-from specbatch.schemas.sealing import Sealer, is_sealed_text, no_key
 
 _UNSTORABLE = re.compile("[\x00\x1a\ud800-\udfff]")
 _ESCAPED = re.compile("\x1a([0-9a-f]{4})")
@@ -40,7 +40,7 @@ class AnyText(TypeDecorator[str]):
         return None if value is None else unescape_text(value)
 
 
-class SealedText(TypeDecorator[str]):
+class EncryptedText(TypeDecorator[str]):
     """The same, encrypted where the engine's store has a key; bound to its column's name.
 
     What was written without a key stays readable. Two equal texts differ in the database, so no
@@ -64,35 +64,35 @@ class SealedText(TypeDecorator[str]):
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
         if value is None:
             return None
-        sealer = sealer_of(dialect)
-        return escape_text(value) if sealer is None else sealer.seal_text(value, self.about)
+        cipher = cipher_of(dialect)
+        return escape_text(value) if cipher is None else cipher.encrypt_text(value, self.about)
 
     def process_result_value(self, value: Any, dialect: Dialect) -> str | None:
         if value is None:
             return None
-        if not is_sealed_text(value):
+        if not is_encrypted_text(value):
             return unescape_text(value)
-        sealer = sealer_of(dialect)
-        if sealer is not None:
-            return self._opened(sealer, value)
+        cipher = cipher_of(dialect)
+        if cipher is not None:
+            return self._opened(cipher, value)
         if self.instead is None:
             raise no_key(self.about)
         return self.instead
 
-    def _opened(self, sealer: Sealer, value: str) -> str:
+    def _opened(self, cipher: Cipher, value: str) -> str:
         try:
-            return sealer.open_text(value, self.about)
+            return cipher.decrypt_text(value, self.about)
         except UnknownKeyError:
             if not self.instead:
                 raise
             return self.instead
 
 
-def use_sealer(dialect: Dialect, sealer: Sealer | None) -> None:
-    """What is read and written through an engine with this dialect is sealed so."""
-    dialect.specbatch_sealer = sealer  # type: ignore[attr-defined]  # a place of ours, one per engine
+def use_cipher(dialect: Dialect, cipher: Cipher | None) -> None:
+    """Encrypt with this cipher what an engine with this dialect reads and writes."""
+    dialect.specbatch_cipher = cipher  # type: ignore[attr-defined]  # a place of ours, one per engine
 
 
-def sealer_of(dialect: Dialect) -> Sealer | None:
-    found: Sealer | None = getattr(dialect, "specbatch_sealer", None)
+def cipher_of(dialect: Dialect) -> Cipher | None:
+    found: Cipher | None = getattr(dialect, "specbatch_cipher", None)
     return found

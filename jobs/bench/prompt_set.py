@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from specbatch.jobs.bench.models import demo_model
 from specbatch.jobs.bench.plan import Plan
-from specbatch.pipeline.inputs.codec import TextCodec
+from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.schemas.errors import InputError
 
 DEMO_PROMPTS = Path(__file__).parents[1] / "demo" / "prompts.parquet"
@@ -39,8 +39,8 @@ def read_prompts(plan: Plan, folder: Path) -> PromptSet:
             "smaller --n"
         )
     own = (folder / "tokenizer.json").is_file() or (folder / "tokenizer_config.json").is_file()
-    codec = TextCodec.load(str(folder if own else demo_model().folder))
-    ids = [prompt[: plan.prompt_tokens] for prompt in codec.encode_batch(texts[:wanted])]
+    tokenizer = TextTokenizer.load(str(folder if own else demo_model().folder))
+    ids = [prompt[: plan.prompt_tokens] for prompt in tokenizer.encode_batch(texts[:wanted])]
     lengths = [len(prompt) for prompt in ids]
     facts = {
         "source": plan.prompts.name if plan.prompts else "demo",

@@ -23,9 +23,9 @@ from specbatch.jobs.chaos.conservation import (
     report,
 )
 from specbatch.jobs.chaos.copies import StoreCopy, copy_of
+from specbatch.jobs.chaos.forkserver import ForkServer
 from specbatch.jobs.chaos.incidents import Running, prepared
 from specbatch.jobs.chaos.job import models, spec_of, write_input
-from specbatch.jobs.chaos.nursery import Nursery
 from specbatch.jobs.chaos.orders import Arming, EngineKind, Order
 from specbatch.jobs.chaos.plan import Disturbance, Plan
 from specbatch.jobs.chaos.pool import ChaosError, Pool
@@ -302,7 +302,7 @@ def site(
         stack.callback(store.close)
         nursery = None
         if not fresh:
-            nursery = Nursery(engine)
+            nursery = ForkServer(engine)
             stack.callback(nursery.close)
         pool = stack.enter_context(Pool(orders, settings.lease_sec, nursery))
         app = make_app(settings)

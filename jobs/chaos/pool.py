@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import TracebackType
 
-from specbatch.jobs.chaos.nursery import Nursery
+from specbatch.jobs.chaos.forkserver import ForkServer
 from specbatch.jobs.chaos.orders import (
     NOTHING,
     Arming,
@@ -71,7 +71,7 @@ class Pool:
     """Workers of one store and one broker. One thread at a time."""
 
     def __init__(
-        self, orders: list[Order], lease_sec: float, nursery: Nursery | None = None
+        self, orders: list[Order], lease_sec: float, nursery: ForkServer | None = None
     ) -> None:
         """With a `nursery` workers are forked from it, else each is a fresh interpreter."""
         self._orders = orders

@@ -43,9 +43,8 @@ from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.errors import DeviceLostError, ModelError
 from specbatch.schemas.numeric_class import Serves, all_keys
 from specbatch.schemas.records import FinishReason
-from specbatch.schemas.spec import EngineSpec
+from specbatch.schemas.spec import EngineSpec, SpeculationSpec
 from specbatch.schemas.speculation import AcceptanceCount
-from specbatch.schemas.speculation_spec import SpeculationSpec
 
 log = logging.getLogger(__name__)
 

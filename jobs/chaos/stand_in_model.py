@@ -13,7 +13,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from specbatch.pipeline.inputs.codec import TextCodec
+from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.schemas.errors import ModelError
 from specbatch.schemas.fingerprint import CONFIG, GENERATION, TOKENIZER, WEIGHTS
 
@@ -71,16 +71,16 @@ def weights_of(folder: Path) -> bytes:
     return digest.digest()
 
 
-def codec(ref: str) -> TextCodec:
+def codec(ref: str) -> TextTokenizer:
     """The tokenizer of such a folder. Raises `ModelError`."""
     try:
-        return TextCodec(_Tokenizer(Path(ref)), ref)
+        return TextTokenizer(_Tokenizer(Path(ref)), ref)
     except Exception as error:  # the library raises plain `Exception`
         raise ModelError(f"model {ref} has no tokenizer that can be loaded ({error})") from error
 
 
 class _Tokenizer:
-    """What `TextCodec` asks of a tokenizer, by the library that transformers has it from."""
+    """What `TextTokenizer` asks of a tokenizer, by the library that transformers has it from."""
 
     chat_template = None
 

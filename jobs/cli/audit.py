@@ -19,7 +19,7 @@ from specbatch.jobs.cli.options import JobId
 from specbatch.pipeline.bootstrap import (
     make_store,
 )
-from specbatch.pipeline.operations.auditing import Auditor, ChainAudit, ReplayAudit, record_of
+from specbatch.pipeline.operations.audit import Auditor, ChainAudit, ReplayAudit, record_of
 from specbatch.pipeline.operations.coverage import Covered
 from specbatch.pipeline.operations.tools import make_auditor
 from specbatch.schemas.audit import AuditRecord, Correctness, Finding, FindingKind

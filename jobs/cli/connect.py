@@ -14,11 +14,11 @@ from pydantic_settings import SettingsError
 from specbatch.jobs.cli.console import log_as, remark
 from specbatch.pipeline.bootstrap import make_client, make_store
 from specbatch.pipeline.runtime.client import Client, Enqueue
+from specbatch.schemas.encryption import SETTING as SECRET_SETTING
 from specbatch.schemas.errors import SpecbatchError, UsageError, first_line
 from specbatch.schemas.masking import mask_url, masked
 from specbatch.schemas.patience import NoAnswerError, patiently
 from specbatch.schemas.records import DueWork
-from specbatch.schemas.sealing import SETTING as SECRET_SETTING
 from specbatch.schemas.settings import Settings
 
 if TYPE_CHECKING:

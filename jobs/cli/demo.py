@@ -32,7 +32,7 @@ from specbatch.pipeline.operations.spec_input import build_spec
 from specbatch.pipeline.policy.costs.balance import Amount, Sheet, leased, sessions_sheet
 from specbatch.pipeline.policy.costs.job_costs import JobCost
 from specbatch.pipeline.policy.costs.savings import Savings
-from specbatch.pipeline.storage.histories import HISTORY
+from specbatch.pipeline.storage.history_files import HISTORY
 from specbatch.schemas.errors import IdempotencyError, MissingExtraError, OutputError, UsageError
 from specbatch.schemas.privacy import NOT_KEPT
 from specbatch.schemas.provenance import TimeKind
@@ -43,7 +43,7 @@ from specbatch.schemas.spec import JobSpec
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from specbatch.pipeline.inputs.codec import TextCodec
+    from specbatch.pipeline.inputs.tokenizer import TextTokenizer
     from specbatch.pipeline.runtime.client import Client
 
 MARKER = ".specbatch-demo"
@@ -111,7 +111,7 @@ def demo(
     check_same(same)
 
 
-def run(c: Client, settings: Settings, spec: JobSpec, number: int) -> tuple[JobRow, TextCodec]:
+def run(c: Client, settings: Settings, spec: JobSpec, number: int) -> tuple[JobRow, TextTokenizer]:
     """One run to its end. Leaves the command where that is not a complete output."""
     from specbatch.jobs.cli.local import run_here
     from specbatch.jobs.cli.preflight import check_job
@@ -132,7 +132,7 @@ def run(c: Client, settings: Settings, spec: JobSpec, number: int) -> tuple[JobR
     if job.state is not JobState.DONE:
         print_summary(c, job.job_id)
         leave(job)
-    return job, checked.codec
+    return job, checked.tokenizer
 
 
 # --- its folder and its jobs ------------------------------------------------------------------
@@ -304,7 +304,7 @@ def ledger_table(sheets: Sequence[Sheet], paid: Amount) -> Table:
     return table
 
 
-def show_examples(spec: JobSpec, codec: TextCodec, records: list[CompletionRecord]) -> None:
+def show_examples(spec: JobSpec, codec: TextTokenizer, records: list[CompletionRecord]) -> None:
     """Prompts and completions, each token in the colour of its origin."""
     import pyarrow.parquet as pq
 

@@ -19,7 +19,7 @@ from specbatch.schemas.errors import UsageError
 from specbatch.schemas.numeric_class import class_note
 
 if TYPE_CHECKING:
-    from specbatch.pipeline.operations.replaying import Twice
+    from specbatch.pipeline.operations.replay import Twice
 
 Named = Annotated[
     str,

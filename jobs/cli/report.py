@@ -16,7 +16,7 @@ from specbatch.jobs.cli.connect import load_settings
 from specbatch.jobs.cli.console import err, say, say_json
 from specbatch.jobs.cli.options import JobId, Json
 from specbatch.pipeline.bootstrap import make_store
-from specbatch.pipeline.operations.reporting import make_report
+from specbatch.pipeline.operations.report import make_report
 from specbatch.schemas.errors import OutputError
 
 

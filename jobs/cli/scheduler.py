@@ -12,7 +12,7 @@ from specbatch.jobs.cli.connect import check_broker_url, client, load_settings
 from specbatch.jobs.cli.console import remark
 from specbatch.jobs.cli.options import SchedulesFolder
 from specbatch.jobs.cli.reach import check_input_here
-from specbatch.jobs.schedules.folder import Folder
+from specbatch.jobs.schedules.definition import Folder
 from specbatch.jobs.schedules.ticker import Ticker
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.schemas.masking import mask_url

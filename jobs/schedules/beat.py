@@ -13,7 +13,7 @@ from typing import Any
 from celery import Celery
 from celery.beat import Scheduler, Service
 
-from specbatch.jobs.schedules.folder import Folder
+from specbatch.jobs.schedules.definition import Folder
 from specbatch.jobs.schedules.ticker import Ticker
 from specbatch.schemas.errors import SpecbatchError
 

@@ -1,10 +1,15 @@
-"""A schedule file: a job spec, when it is to be submitted, and what to do when that went wrong."""
+"""Schedule files: a job spec, when to submit it, and what to do with times that were missed.
+
+`{{ variable }}` in a text of the spec becomes its value; nothing is ever executed.
+"""
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 from zoneinfo import ZoneInfo
@@ -22,11 +27,80 @@ from pydantic import (
 )
 
 from specbatch.jobs.schedules.cron import CronTimes
-from specbatch.jobs.schedules.template import NAME, Value, built_in, filled
 from specbatch.pipeline.operations.spec_input import read_spec_file, resolved_spec
 from specbatch.schemas.errors import SpecError, UsageError
 from specbatch.schemas.schedules import PAUSED
 from specbatch.schemas.spec import JobSpec
+
+Value = str | int | float | bool
+
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_VARIABLE = re.compile(r"\{\{((?:(?!\}\}).)*)\}\}", re.DOTALL)
+_BEGIN = "{{"
+
+
+def built_in(schedule: str, logical: datetime) -> dict[str, Value]:
+    """What every schedule may use. `logical` is the time it is run for, in its own zone."""
+    utc = logical.astimezone(UTC)
+    values: dict[str, Value] = {
+        "schedule": schedule,
+        "logical_time": logical.isoformat(),
+        "logical_time.utc": f"{utc:%Y-%m-%dT%H:%M:%SZ}",
+        "logical_time.compact": f"{utc:%Y%m%dT%H%M%SZ}",
+        "time_zone": str(logical.tzinfo),
+        "hour": f"{logical:%H}",
+        "minute": f"{logical:%M}",
+    }
+    day = logical.date()
+    for name, days in (("date", 0), ("yesterday", -1), ("tomorrow", 1)):
+        values |= _of_day(name, day + timedelta(days=days))
+    return values
+
+
+def _of_day(name: str, day: date) -> dict[str, Value]:
+    year, week, _ = day.isocalendar()
+    return {
+        name: day.isoformat(),
+        f"{name}.year": f"{day:%Y}",
+        f"{name}.month": f"{day:%m}",
+        f"{name}.day": f"{day:%d}",
+        f"{name}.compact": f"{day:%Y%m%d}",
+        f"{name}.week": f"{year}-W{week:02}",
+    }
+
+
+def filled(value: Any, variables: Mapping[str, Value], where: str) -> Any:
+    """The same value with variables put into its texts, at any depth.
+
+    A text that is one variable and nothing else becomes its value, a number if it is one. Raises
+    `SpecError` naming the field and the variable that nobody knows.
+    """
+    if isinstance(value, Mapping):
+        return {
+            key: filled(inner, variables, f"{where}.{key}" if where else str(key))
+            for key, inner in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [filled(inner, variables, f"{where}.{n}") for n, inner in enumerate(value)]
+    if not isinstance(value, str) or _BEGIN not in value:
+        return value
+    if whole := _VARIABLE.fullmatch(value.strip()):
+        return _value_of(whole, variables, where)
+    text = _VARIABLE.sub(lambda found: str(_value_of(found, variables, where)), value)
+    if _BEGIN in _VARIABLE.sub("", value):
+        raise SpecError(f"field `{where}`: {{{{ without }}}} in {value!r}")
+    return text
+
+
+def _value_of(found: re.Match[str], variables: Mapping[str, Value], where: str) -> Value:
+    name = found[1].strip()
+    if name not in variables:
+        raise SpecError(
+            f"field `{where}`: unknown variable {{{{ {name} }}}}; there are "
+            f"{', '.join(sorted(variables))}"
+        )
+    return variables[name]
+
 
 CatchUp = Literal["none", "latest", "all"]
 Overlap = Literal["skip", "queue", "cancel-old"]
@@ -187,3 +261,47 @@ def _explain(error: Mapping[str, Any]) -> str:
 
 
 _KINDS = ("str", "int", "float", "bool")  # parts of a location that name no field
+
+
+log = logging.getLogger(__name__)
+
+Stamp = tuple[int, int]
+
+
+@dataclass(slots=True)
+class Folder:
+    """A file that becomes wrong keeps what it last said rightly, and is complained of once."""
+
+    path: Path
+    _stamps: dict[Path, Stamp] = field(default_factory=dict)
+    _schedules: dict[Path, Schedule] = field(default_factory=dict)
+
+    def schedules(self) -> list[Schedule]:
+        """What the files say now; of several of one name the first. Raises `UsageError`."""
+        files = schedule_files(self.path)
+        for gone in self._stamps.keys() - set(files):
+            del self._stamps[gone]
+            self._schedules.pop(gone, None)
+        for file in files:
+            self._look(file)
+        return list({s.name: s for s in reversed(list(self._schedules.values()))}.values())[::-1]
+
+    def _look(self, file: Path) -> None:
+        try:
+            found = file.stat()
+        except OSError:  # it went away meanwhile
+            return
+        stamp = (found.st_mtime_ns, found.st_size)
+        if self._stamps.get(file) == stamp:
+            return
+        self._stamps[file] = stamp
+        try:
+            made = load_schedule(file)
+        except UsageError as error:
+            goes_on = " (it goes on as it was)" if file in self._schedules else ""
+            log.error("%s%s", error, goes_on)
+            return
+        for other, schedule in self._schedules.items():
+            if schedule.name == made.name and other != file:
+                log.error("schedule file %s: %s has its name too", file, other)
+        self._schedules[file] = made

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from itertools import takewhile
 
-from specbatch.jobs.schedules import policy
-from specbatch.jobs.schedules.definition import Schedule
+from specbatch.jobs.schedules.definition import CatchUp, Overlap, Schedule
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.runtime.client import Client
 from specbatch.schemas.errors import (
@@ -28,6 +30,62 @@ from specbatch.schemas.errors import (
 from specbatch.schemas.records import JobRow
 from specbatch.schemas.schedules import RunState, ScheduleRun
 from specbatch.schemas.spec import JobSpec
+
+MOST_HELD = 1000  # of an outage's times that may still be run
+MOST_TOLD = 100  # that get a row each when they were missed
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """Times that are due and have no row yet, in order."""
+
+    times: Sequence[float]  # the newest `MOST_HELD` of them
+    earlier: int = 0  # how many came before those ...
+    first: float | None = None  # ... and when the first did
+
+
+def due_times(times: Iterable[float], now: float) -> Due:
+    """Those of `times` that have come."""
+    newest: deque[float] = deque(maxlen=MOST_HELD)
+    count, first = 0, None
+    for at in takewhile(lambda at: at <= now, times):
+        count, first = count + 1, at if first is None else first
+        newest.append(at)
+    earlier = count - len(newest)
+    return Due(tuple(newest), earlier, first if earlier else None)
+
+
+def to_run(
+    times: Sequence[float], now: float, catch_up: CatchUp, limit: int, grace_sec: float
+) -> Sequence[float]:
+    """Which of the due times are run; the others were missed.
+
+    none     the newest, if it is still on time
+    latest   the newest
+    all      the newest `limit`
+    """
+    if catch_up == "all":
+        return times[-limit:]
+    newest = times[-1:]
+    if catch_up == "none" and newest and now - newest[0] > grace_sec:
+        return ()
+    return newest
+
+
+class Meeting(StrEnum):
+    """What becomes of times that are to be run while an older run is at work or waits."""
+
+    WAIT = "wait"
+    SKIP = "skip"
+    REPLACE = "replace"  # the older runs end
+
+
+def meeting(overlap: Overlap, is_busy: bool) -> Meeting:
+    """Times that are caught up together always wait for each other: they never met by plan."""
+    if not is_busy or overlap == "queue":
+        return Meeting.WAIT
+    return Meeting.SKIP if overlap == "skip" else Meeting.REPLACE
+
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +140,7 @@ class Ticker:
             return []
         newest = self.store.schedule_runs(schedule.name, limit=1, upto=now)
         after = max([look.upto, *(run.logical_at for run in newest)])
-        due = policy.due(schedule.times.after(after), now)
+        due = due_times(schedule.times.after(after), now)
         decided = list(self._decide(schedule, due, now))
         look.upto = now
         return [*decided, *self._work_off(schedule)]
@@ -158,15 +216,13 @@ class Ticker:
         return since
 
     # --- what becomes of due times ----------------------------------------------------------
-    def _decide(self, schedule: Schedule, due: policy.Due, now: float) -> Iterator[ScheduleRun]:
+    def _decide(self, schedule: Schedule, due: Due, now: float) -> Iterator[ScheduleRun]:
         if not due.times:
             return
         fields = schedule.fields
-        chosen = policy.to_run(
-            due.times, now, fields.catch_up, fields.catch_up_limit, fields.grace_sec
-        )
+        chosen = to_run(due.times, now, fields.catch_up, fields.catch_up_limit, fields.grace_sec)
         older, waiting = self._open(schedule), self._queued(schedule)
-        how = policy.meeting(fields.overlap, bool(older or waiting))
+        how = meeting(fields.overlap, bool(older or waiting))
 
         def entry(at: float) -> ScheduleRun:
             late = now - at
@@ -176,7 +232,7 @@ class Ticker:
             )
 
         rows = [*_missed(schedule, due, frozenset(chosen), now), *map(entry, chosen)]
-        ends = how is policy.Meeting.REPLACE and bool(chosen)
+        ends = how is Meeting.REPLACE and bool(chosen)
         # Together, so that another one that looks meanwhile sees all of them or none.
         noted = self.store.note_schedule_runs(rows, _passed_by(waiting, chosen[0]) if ends else ())
         yield from noted
@@ -261,7 +317,7 @@ class Ticker:
     def _queued(self, schedule: Schedule) -> list[ScheduleRun]:
         """The oldest first; not what a clock that was ahead noted, whose time is still to come."""
         now = self.clock()
-        return self.store.schedule_runs(schedule.name, policy.MOST_HELD, _QUEUED, upto=now)[::-1]
+        return self.store.schedule_runs(schedule.name, MOST_HELD, _QUEUED, upto=now)[::-1]
 
     def _open(self, schedule: Schedule) -> list[_Open]:
         """Runs whose jobs are at work; not those that have been asked to stop.
@@ -291,13 +347,13 @@ class Ticker:
 def _entry(
     schedule: Schedule,
     at: float,
-    how: policy.Meeting,
+    how: Meeting,
     older: list[_Open],
     waiting: list[ScheduleRun],
     words: str | None,
 ) -> ScheduleRun:
     """The row of a time that is to be run."""
-    if how is not policy.Meeting.SKIP:
+    if how is not Meeting.SKIP:
         return ScheduleRun(schedule.name, at, RunState.QUEUED, reason=words)
     if older:
         run, job = older[0]
@@ -308,7 +364,7 @@ def _entry(
 
 
 def _missed(
-    schedule: Schedule, due: policy.Due, chosen: frozenset[float], now: float
+    schedule: Schedule, due: Due, chosen: frozenset[float], now: float
 ) -> list[ScheduleRun]:
     """The rows of times that are not run. Of a long outage the older ones share one."""
     catch_up: str = schedule.fields.catch_up
@@ -316,7 +372,7 @@ def _missed(
         catch_up = f"all, up to {schedule.fields.catch_up_limit}"
     why = f"nothing looked at it until {utc(now)}, and catch_up is {catch_up}"
     times = [at for at in due.times if at not in chosen]
-    missed = [(at, why) for at in times[-policy.MOST_TOLD :]]
+    missed = [(at, why) for at in times[-MOST_TOLD:]]
     if untold := len(times) - len(missed) + due.earlier:
         first = times[0] if due.first is None else due.first
         missed.insert(0, (first, f"{why}; nor did {untold - 1:,} times after it, without rows"))

@@ -39,9 +39,8 @@ from specbatch.schemas.records import (
     TopLogprobs,
     Verification,
 )
-from specbatch.schemas.spec import EngineSpec
+from specbatch.schemas.spec import EngineSpec, SpeculationSpec
 from specbatch.schemas.speculation import AcceptanceCount
-from specbatch.schemas.speculation_spec import SpeculationSpec
 
 # Ids of requests in the caller's order. Those of one unit are given back together or not at all.
 Units = Sequence[Sequence[str]]

@@ -1,4 +1,4 @@
-"""Decodes Parquet for `parquet_reader.py`, in a process whose memory and time are limited.
+"""Decodes Parquet for `parquet.py`, in a process whose memory and time are limited.
 
 A file of a few kilobytes can decode to gigabytes, and a damaged one can crash the library that
 reads it. The file itself stays with who asked: its bytes are asked for, so this process needs
@@ -25,7 +25,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from specbatch.pipeline.inputs.arrow_kinds import is_list, is_text
 from specbatch.pipeline.inputs.limited import limit_memory, limit_time, size_of_this_process
 
 READ_BUFFER_BYTES = 4 << 20  # per column; one request to S3
@@ -272,3 +271,18 @@ def _at(values: Sizes, array: pa.Array) -> Sizes:
 
 if __name__ == "__main__":
     main()
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Strings and binaries of every layout."""
+    is_of = pa.types
+    return bool(
+        is_of.is_string(kind) or is_of.is_large_string(kind) or is_of.is_string_view(kind)
+        or is_of.is_binary(kind) or is_of.is_large_binary(kind) or is_of.is_binary_view(kind)
+    )  # fmt: skip
+
+
+def is_list(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    )

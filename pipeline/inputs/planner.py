@@ -1,18 +1,34 @@
-"""Rows into groups. Pure: it reads and computes, and writes nothing.
+"""Plans rows into groups, and writes planned groups to the workspace.
 
-The groups depend only on the rows, the limits and the start: planning on from the cursor of any
-group gives the groups an uninterrupted run would have given.
+Planning is pure: the groups depend only on the rows, the limits and the start. Planning from the
+cursor of any group gives the groups that an uninterrupted run would have given.
+
+A few groups go into the store in one transaction, and their files are written side by side. The
+first group goes alone, so that a verifier starts at once; then two go together, then four, and so
+on. A long input takes a sixteenth of the transactions, and one file's sync (or upload) overlaps
+with the next one's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 from specbatch.pipeline.inputs.contract import RawBatch, Source, files_from
 from specbatch.pipeline.inputs.rows import RowChecker
+from specbatch.pipeline.storage.artefacts import write_prompts
+from specbatch.pipeline.storage.objects import Objects
+from specbatch.pipeline.storage.workspace import put_own
 from specbatch.schemas.errors import InputError
-from specbatch.schemas.records import PromptRow, RejectedRow, SourcePosition
+from specbatch.schemas.records import (
+    JobRow,
+    NewGroup,
+    PromptRow,
+    RejectedRow,
+    SourcePosition,
+    Stage,
+)
 
 MAX_GROUP_TOKENS = 1 << 18  # prompt tokens of one group
 MAX_REJECTED_PER_GROUP = 10_000  # so that an input of bad rows stays bounded too
@@ -154,3 +170,50 @@ def estimate(
             if len(examples) < _EXAMPLES_PER_CODE:
                 examples.append(bad)
     return total
+
+
+MOST_TOGETHER = 16
+MOST_ROWS_TOGETHER = 8192  # quarantined ones too: what is held in memory stays bounded
+WRITERS = 4
+
+
+def in_batches(
+    planned: Iterable[PlannedGroup], most: int = MOST_TOGETHER
+) -> Iterator[list[PlannedGroup]]:
+    """1, 2, 4, ... `most` groups, fewer where they are large."""
+    batch: list[PlannedGroup] = []
+    wanted, rows, tokens = 1, 0, 0
+    for group in planned:
+        batch.append(group)
+        rows += len(group.rows) + len(group.rejected)
+        tokens += group.prompt_tokens
+        if len(batch) >= wanted or rows >= MOST_ROWS_TOGETHER or tokens >= MAX_GROUP_TOKENS:
+            yield batch
+            wanted = min(2 * wanted, most)
+            batch, rows, tokens = [], 0, 0
+    if batch:
+        yield batch
+
+
+def write_groups(
+    objects: Objects,
+    job: JobRow,
+    batch: Sequence[PlannedGroup],
+    first_stage: Callable[[int], Stage],
+    writers: Executor,
+) -> list[NewGroup]:
+    """The groups with rows, each with its prompts file in the workspace. Raises `ObjectError`."""
+
+    def write(planned: PlannedGroup) -> NewGroup:
+        name = f"prompts-{planned.index:08d}.arrow"
+        artefact = put_own(objects, job, name, write_prompts(planned.rows))
+        return NewGroup(
+            index=planned.index,
+            source=planned.source,
+            rows=len(planned.rows),
+            prompt_tokens=planned.prompt_tokens,
+            prompts=artefact,
+            first_stage=first_stage(planned.index),
+        )
+
+    return list(writers.map(write, (planned for planned in batch if planned.rows)))

@@ -27,13 +27,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 
+import numpy as np
 import orjson
+from numpy.typing import NDArray
 
-from specbatch.pipeline.inputs.codec import TextCodec, portions
 from specbatch.pipeline.inputs.contract import NO_ID, RawBatch, RawRow
-from specbatch.pipeline.inputs.idset import IdSet
 from specbatch.pipeline.inputs.overrides import (
     ParameterError,
     check_vocabulary,
@@ -42,6 +43,7 @@ from specbatch.pipeline.inputs.overrides import (
     read_seed,
 )
 from specbatch.pipeline.inputs.templates import ChatError
+from specbatch.pipeline.inputs.tokenizer import TextTokenizer, portions
 from specbatch.schemas.records import PromptRow, RejectedRow
 from specbatch.schemas.seeds import derive_seed
 from specbatch.schemas.spec import JobSpec
@@ -80,9 +82,11 @@ class _Draft:
 class RowChecker:
     """Checks and tokenises batches in input order; remembers every id it has met."""
 
-    def __init__(self, spec: JobSpec, codec: TextCodec, context_tokens: int, vocab_size: int):
+    def __init__(
+        self, spec: JobSpec, tokenizer: TextTokenizer, context_tokens: int, vocab_size: int
+    ):
         self._spec = spec
-        self._codec = codec
+        self._tokenizer = tokenizer
         self._context_tokens = context_tokens
         self._vocab_size = vocab_size
         self._ids = IdSet()
@@ -149,7 +153,7 @@ class RowChecker:
         if kind == "auto":
             kind = _kind_of(prompt)
         if kind == "messages":
-            draft.text, draft.special = self._codec.render(_messages(prompt)), False
+            draft.text, draft.special = self._tokenizer.render(_messages(prompt)), False
         elif kind == "token_ids":
             draft.ids = self._checked_ids(prompt)
         elif not isinstance(prompt, str):
@@ -193,11 +197,11 @@ class RowChecker:
         special = drafts[0].special if drafts else True
         texts = list(by_text)
         for part in portions([text[: self._most_chars] for text in texts]):
-            for begin, ids in zip(part, self._codec.encode_batch(part, special), strict=True):
+            for begin, ids in zip(part, self._tokenizer.encode_batch(part, special), strict=True):
                 text = texts.pop(0)
                 is_whole = len(begin) == len(text)
                 if not is_whole and len(ids) <= _SURELY * (self._most_tokens + 1):
-                    ids, is_whole = self._codec.encode_batch([text], special)[0], True
+                    ids, is_whole = self._tokenizer.encode_batch([text], special)[0], True
                 problem = self._length_problem(ids, is_whole)
                 for draft in by_text.pop(text):
                     draft.problem, draft.ids = problem, None if problem else ids
@@ -230,7 +234,7 @@ class RowChecker:
                 f"the prompt has {count} tokens; with one generated token it exceeds the "
                 f"model's context of {self._context_tokens}",
             )
-        if self._codec.vocab_size > self._vocab_size and max(ids) >= self._vocab_size:
+        if self._tokenizer.vocab_size > self._vocab_size and max(ids) >= self._vocab_size:
             return "bad_token_id", self._outside(max(ids))
         return None
 
@@ -320,3 +324,45 @@ def _content(content: Any, number: int) -> str:
         if all(isinstance(text, str) for text in texts):
             return "".join(text for text in texts if text)
     raise _RowError("bad_messages", f"the content of message {number} is not text")
+
+
+Hashes = NDArray[np.uint64]
+
+
+class IdSet:
+    """Add ids in order and learn which of them were there already."""
+
+    def __init__(self) -> None:
+        self._runs: list[Hashes] = []  # sorted, each more than twice as long as the next
+
+    def __len__(self) -> int:
+        return sum(map(len, self._runs))
+
+    def add(self, ids: Sequence[str]) -> list[bool]:
+        """Add ids; True for each that was in the set, or earlier in `ids`."""
+        if not ids:
+            return []
+        hashes = _hashes(ids)
+        seen = np.ones(len(hashes), dtype=bool)
+        unique, first = np.unique(hashes, return_index=True)
+        known = np.zeros(len(unique), dtype=bool)
+        for run in self._runs:
+            at = np.minimum(np.searchsorted(run, unique), len(run) - 1)
+            known |= run[at] == unique
+        seen[first[~known]] = False
+        if not known.all():
+            self._append(unique[~known])
+        return [bool(flag) for flag in seen]
+
+    def _append(self, run: Hashes) -> None:
+        self._runs.append(run)
+        while len(self._runs) > 1 and len(self._runs[-2]) <= 2 * len(self._runs[-1]):
+            last, previous = self._runs.pop(), self._runs.pop()
+            merged = np.concatenate([previous, last])
+            merged.sort()
+            self._runs.append(merged)
+
+
+def _hashes(ids: Sequence[str]) -> Hashes:
+    digests = b"".join(blake2b(text.encode(), digest_size=8).digest() for text in ids)
+    return np.frombuffer(digests, dtype="<u8").astype(np.uint64)

@@ -34,8 +34,8 @@ def open_source(spec: InputSpec, objects: Objects, memory_bytes: int = READER_BY
 
     Raises `InputError` when there are none, and `ObjectError` where the store may answer later.
     """
-    from specbatch.pipeline.inputs.jsonl_source import JsonlSource
-    from specbatch.pipeline.inputs.parquet_source import ParquetSource
+    from specbatch.pipeline.inputs.jsonl import JsonlSource
+    from specbatch.pipeline.inputs.parquet import ParquetSource
 
     files = _find(spec, objects)
     name = _format(spec, files, objects)

@@ -1,27 +1,31 @@
-"""Chats as a model's template writes them, whatever the template does.
+"""Renders chats with a model's template, whatever the template does.
 
-A template comes with the model and may loop for ever or write without end; a thread that renders it
-cannot be stopped. So `template_child.py` renders, in a process that the kernel ends. Its limits are
-processor time and memory, thousands of times what a template needs, so that a busy machine refuses
-no row.
+A template comes with the model. It may loop for ever or write without end, and nothing can stop a
+thread that renders it. So a child process renders, and the kernel ends it at a limit. The limits
+are processor time and memory, thousands of times what a template needs, so that a busy machine
+refuses no row.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specbatch.pipeline.inputs.limited import LimitedProcess, LimitError
+from specbatch.pipeline.inputs.limited import (
+    LimitedProcess,
+    LimitError,
+    limit_memory,
+    limit_time,
+)
 from specbatch.schemas.errors import ModelError, SpecbatchError
 
 CHAT_SEC = 5.0  # of the processor, for one chat
 CHAT_BYTES = 512 << 20  # of memory
 MAX_CHARS = 16 << 20  # of a rendered chat
 MOST_IN_A_ROW = 3  # chats beyond a limit, before it is the template's fault
-
-_CHILD = "specbatch.pipeline.inputs.template_child"
 
 
 class ChatError(SpecbatchError):
@@ -75,7 +79,7 @@ class ChatTemplate:
     def _ask(self, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         line = json.dumps(list(messages), default=_placeholder).encode()
         if self._child is None:
-            self._child = LimitedProcess.start(_CHILD)
+            self._child = LimitedProcess.start(__name__)
             self._child.send(json.dumps(self._setup, default=_placeholder).encode(), b"\n")
         self._child.send(line, b"\n")
         answer: dict[str, Any] = json.loads(self._child.line())
@@ -111,3 +115,42 @@ class ChatTemplate:
 def _placeholder(value: Any) -> str:
     """Of what is no JSON, as transformers shows it to a template."""
     return f"<{type(value).__name__}>"
+
+
+# --- in the child -------------------------------------------------------------------------------
+def main() -> None:
+    """Render chats in a process of its own: a line in, a line out.
+
+    The first line holds the template and its names, every other line a chat. The sandbox of
+    transformers limits what a template may touch, but neither its loops nor its output.
+    """
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    setup = json.loads(sys.stdin.buffer.readline())
+    limit_memory(setup["memory_bytes"])
+    for line in sys.stdin.buffer:
+        limit_time(setup["sec"])
+        answer = _answer(render_jinja_template, setup, json.loads(line))
+        limit_time(0)
+        sys.stdout.buffer.write(answer + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def _answer(render: Any, setup: dict[str, Any], chat: list[dict[str, Any]]) -> bytes:
+    try:
+        texts, _ = render(
+            [chat], chat_template=setup["template"], add_generation_prompt=True, **setup["names"]
+        )
+        if len(texts[0]) > setup["chars"]:
+            return json.dumps({"long": len(texts[0])}).encode()
+        return json.dumps({"text": texts[0]}).encode()
+    except MemoryError:
+        return b'{"memory": true}'
+    except Exception as error:  # templates raise whatever Jinja and Python do
+        first = str(error).strip().partition("\n")[0] or type(error).__name__
+        kind = "broken" if type(error).__name__ == "TemplateSyntaxError" else "refused"
+        return json.dumps({kind: first[:500]}).encode()
+
+
+if __name__ == "__main__":
+    main()

@@ -20,9 +20,9 @@ from specbatch.pipeline.audit.entries import PINNED, sha256_of
 from specbatch.pipeline.audit.log_facts import LATER_PINNED, Key, LogFacts, believed, is_final
 from specbatch.pipeline.ledger import rules
 from specbatch.schemas.audit import Finding, FindingKind, KeptCompletion, LogEntry
+from specbatch.schemas.encryption import SETTING
 from specbatch.schemas.months import month_of
 from specbatch.schemas.records import CompletionRecord, Prompts, RejectedRow
-from specbatch.schemas.sealing import SETTING
 
 EntryAt = Callable[[int], LogEntry | None]
 Placed = tuple[Key, int, str, int]  # (row, sample), entry, digest, group

@@ -42,7 +42,7 @@ class PrivacyStore(Protocol):
         marked, then after each batch. A job that was wholly purged before gives nothing.
 
         Of completions that is the row's id, text, token ids, log-probabilities, rejected drafts and
-        error; of quarantined rows the id and the reason; of the job its sealed spec; errors of
+        error; of quarantined rows the id and the reason; of the job its encrypted spec; errors of
         units. Tags, counts, origins, times, costs, digests and the audit log stay, which says first
         that it was done, and `why`. From then on the job cannot be retried. Each batch is a
         transaction: who is interrupted goes on where it was. `unfinished`: all rows are emptied,

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from specbatch.pipeline.engines.exact.model.quantised import check_weights
 from specbatch.pipeline.engines.models.model_folder import check_pair, inspect_model
-from specbatch.pipeline.inputs.codec import TextCodec
 from specbatch.pipeline.inputs.contract import READER_BYTES, Source
 from specbatch.pipeline.inputs.planner import PlannedGroup, plan
 from specbatch.pipeline.inputs.rows import RowChecker
 from specbatch.pipeline.inputs.sources import open_source
+from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.pipeline.outputs.outputs import OutputWriter
 from specbatch.pipeline.storage.objects import FIRST_LOOK_SEC, Objects
 from specbatch.schemas.errors import InputError, ObjectError
@@ -28,7 +28,7 @@ class Checked:
     spec: JobSpec
     source: Source
     checker: RowChecker
-    codec: TextCodec
+    tokenizer: TextTokenizer
     context_tokens: int
 
     def groups(self) -> Iterator[PlannedGroup]:
@@ -53,12 +53,12 @@ def check_job(
     if spec.proposer:
         check_pair(verifier, inspect_model(spec.proposer))
         check_weights(spec.engine.proposer_weights)
-    codec = TextCodec.load(str(verifier.path))
+    tokenizer = TextTokenizer.load(str(verifier.path))
     try:
         source = open_source(spec.input, objects, reader_bytes)
         source.check()
     except ObjectError as error:
         raise InputError(str(error)) from None
     OutputWriter(objects, spec.output.uri, job_id="").check(is_mine)
-    checker = RowChecker(spec, codec, verifier.context_tokens, verifier.vocab_size)
-    return Checked(spec, source, checker, codec, verifier.context_tokens)
+    checker = RowChecker(spec, tokenizer, verifier.context_tokens, verifier.vocab_size)
+    return Checked(spec, source, checker, tokenizer, verifier.context_tokens)

@@ -18,9 +18,9 @@ from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec
 
 if TYPE_CHECKING:  # the light install has no torch and no pyarrow
-    from specbatch.pipeline.operations.auditing import Auditor
-    from specbatch.pipeline.operations.exporting import Exporter
-    from specbatch.pipeline.operations.replaying import Replays
+    from specbatch.pipeline.operations.audit import Auditor
+    from specbatch.pipeline.operations.export import Exporter
+    from specbatch.pipeline.operations.replay import Replays
     from specbatch.pipeline.storage.objects import Objects
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 def make_auditor(settings: Settings, store: Store) -> Auditor:
     """What audits jobs; it needs the engine extra for replays alone."""
-    from specbatch.pipeline.operations.auditing import Auditor
+    from specbatch.pipeline.operations.audit import Auditor
     from specbatch.pipeline.runtime.anchors import Anchors
 
     objects = _objects(settings)
@@ -47,8 +47,8 @@ def make_replays(
     from specbatch.pipeline.engines.exact.model.device import DeviceOptions
     from specbatch.pipeline.engines.exact.replayer import Replayer
     from specbatch.pipeline.engines.models.model_folder import inspect_model
-    from specbatch.pipeline.inputs.codec import TextCodec
-    from specbatch.pipeline.operations.replaying import Replays, check_model
+    from specbatch.pipeline.inputs.tokenizer import TextTokenizer
+    from specbatch.pipeline.operations.replay import Replays, check_model
     from specbatch.schemas.spec import spec_of
 
     spec = spec_of(job)
@@ -63,8 +63,8 @@ def make_replays(
         settings.kv_cache_mib << 20,
         settings.max_batch_tokens,
     )
-    codec = TextCodec.load(str(folder.path))
-    return Replays(store, _objects(settings), job, spec, codec, replayer)
+    tokenizer = TextTokenizer.load(str(folder.path))
+    return Replays(store, _objects(settings), job, spec, tokenizer, replayer)
 
 
 def models_now(spec: JobSpec) -> Models:
@@ -125,7 +125,7 @@ def make_exporter(settings: Settings, store: Store) -> Exporter:
             f"exports are Parquet and need {' and '.join(missing)}, which this install lacks: "
             "`pip install 'specbatch[engine]'`, or export where the workers are"
         )
-    from specbatch.pipeline.operations.exporting import Exporter
+    from specbatch.pipeline.operations.export import Exporter
     from specbatch.pipeline.storage.objects import Objects
 
     return Exporter(store, Objects.of_settings(settings), _objects(settings))

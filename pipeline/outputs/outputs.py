@@ -22,7 +22,7 @@ Columns of `part-00000.parquet` and its successors, one row per (input row, samp
 
 A quarantined row has finish_reason "error", sample_index 0 and null in the columns that do not
 apply. For OpenAI batch input `output.jsonl` and `errors.jsonl` are written as well
-(`openai_output.py`). Of a job that was stopped there is also `remainder-<job>.parquet` with all
+(`openai.py`). Of a job that was stopped there is also `remainder-<job>.parquet` with all
 unfinished rows, and the spec for them (`pipeline/stages/remainder.py`). `_specbatch_job.json` names
 the job that owns the location; a location without `manifest.json` is not finished, and writing it
 again is safe.
@@ -51,7 +51,7 @@ from specbatch.pipeline.outputs.names import (
     part_name,
     remainder_names,
 )
-from specbatch.pipeline.outputs.openai_output import OpenAIFiles
+from specbatch.pipeline.outputs.openai import OpenAIFiles
 from specbatch.pipeline.storage.objects import Objects, explained, join, tidy
 from specbatch.schemas import arrow
 from specbatch.schemas.crash_points import CrashPoint, reach

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from specbatch.pipeline.privacy import custom
-from specbatch.pipeline.privacy.patterns import FINDERS, Place
+from specbatch.pipeline.privacy.patterns import FINDERS, Place, compiled, found
+from specbatch.schemas.errors import MissingExtraError
 
 More = Callable[[str], Iterator[tuple[str, Place]]]  # a text to kinds and places
 
@@ -35,7 +35,7 @@ class Redactor:
     ) -> None:
         """`patterns`: an installation's own, by the name of their mark. `more`: makes a finder
         beside them when the first text comes. Raises `UsageError` for a pattern that cannot be."""
-        self._own = custom.compiled(patterns or {})
+        self._own = compiled(patterns or {})
         self._make_more = more
         self._more: More | None = None
 
@@ -53,7 +53,7 @@ class Redactor:
 
     def _found(self, text: str) -> Iterator[Span]:
         for name, pattern in self._own.items():
-            yield from (Span(*place, name) for place in custom.found(pattern, text))
+            yield from (Span(*place, name) for place in found(pattern, text))
         for kind, finder in FINDERS:
             yield from (Span(*place, kind) for place in finder(text))
         if self._make_more is not None:
@@ -84,3 +84,27 @@ def replaced(text: str, spans: Sequence[Span]) -> str:
         parts += [text[place:start], f"[{kind}]"]
         place = stop
     return "".join((*parts, text[place:]))
+
+
+MIN_SCORE = 0.4
+
+
+def presidio_finder(language: str) -> Callable[[str], Iterator[tuple[str, Place]]]:
+    """(kind, place) of what an analyser for the language finds. Loads its models, once.
+
+    Raises `MissingExtraError`.
+    """
+    try:
+        from presidio_analyzer import AnalyzerEngine
+    except ImportError:
+        raise MissingExtraError(
+            "SPECBATCH_PRESIDIO needs Presidio and a model of spaCy: pip install "
+            "'specbatch[privacy]' && python -m spacy download en_core_web_lg"
+        ) from None
+    analyser: Any = AnalyzerEngine()
+
+    def found(text: str) -> Iterator[tuple[str, Place]]:
+        for result in analyser.analyze(text=text, language=language, score_threshold=MIN_SCORE):
+            yield result.entity_type, (result.start, result.end)
+
+    return found

@@ -8,13 +8,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from specbatch.pipeline.privacy.keeping import EVERYTHING, Everything, Keepers
-from specbatch.pipeline.privacy.presidio import presidio_finder
-from specbatch.pipeline.privacy.redactor import Redactor
+from specbatch.pipeline.privacy.redactor import Redactor, presidio_finder
+from specbatch.pipeline.privacy.retention import EVERYTHING, Everything, Keepers
+from specbatch.schemas.encryption import SETTING, Cipher
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.privacy import SEALED, PrivacyMode
 from specbatch.schemas.records import JobRow, NewJob
-from specbatch.schemas.sealing import SETTING, Sealer
 from specbatch.schemas.settings import Settings
 
 # Of a spec: token ids, of which text can be made; and what is configuration, and shown as it is.
@@ -31,12 +30,12 @@ class Privacy:
         modes: Mapping[str, PrivacyMode] | None = None,
         default: PrivacyMode = PrivacyMode.FULL,
         redactor: Redactor | None = None,
-        sealer: Sealer | None = None,
+        cipher: Cipher | None = None,
     ) -> None:
         self._modes = dict(modes or {})
         self._default = default
         self.redactor = redactor or Redactor()
-        self.sealer = sealer
+        self.cipher = cipher
         self._keepers = Keepers.of(self.redactor, self._hashed)
 
     @classmethod
@@ -44,8 +43,8 @@ class Privacy:
         """Raises `UsageError` for a pattern or key that cannot be used."""
         more = partial(presidio_finder, settings.presidio_language) if settings.presidio else None
         redactor = Redactor(settings.redaction_patterns, more)
-        sealer = Sealer.of_setting(settings.encryption_key)
-        return cls(settings.tenant_privacy, settings.privacy, redactor, sealer)
+        cipher = Cipher.of_setting(settings.encryption_key)
+        return cls(settings.tenant_privacy, settings.privacy, redactor, cipher)
 
     @property
     def is_anybody_private(self) -> bool:
@@ -115,7 +114,7 @@ class Privacy:
     def _keeper(self, tenant: str, mode: PrivacyMode) -> Everything:
         if mode.is_full:
             return EVERYTHING
-        if self.sealer is None:
+        if self.cipher is None:
             raise UsageError(
                 f"texts of tenant {tenant!r} are kept {mode}, which needs {SETTING}, the same for "
                 "who submits and for every worker"
@@ -123,8 +122,8 @@ class Privacy:
         return self._keepers.keeper(mode)
 
     def _hashed(self, text: str, about: str) -> str:
-        assert self.sealer is not None, "who has no key has no keeper that hashes"
-        return self.sealer.hashed(text, about)
+        assert self.cipher is not None, "who has no key has no keeper that hashes"
+        return self.cipher.hashed(text, about)
 
 
 NOBODY_PRIVATE = Privacy()

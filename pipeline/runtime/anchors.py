@@ -31,9 +31,9 @@ from specbatch.pipeline.audit.timestamps import Timestamps
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.storage.objects import Objects, join, tidy
 from specbatch.schemas.audit import EntryKind, Finding, FindingKind, Head
+from specbatch.schemas.encryption import NEW_KEY
 from specbatch.schemas.errors import MissingExtraError, ObjectError, SpecbatchError, UsageError
 from specbatch.schemas.refusals import is_news
-from specbatch.schemas.sealing import NEW_KEY
 from specbatch.schemas.settings import Settings
 
 if TYPE_CHECKING:

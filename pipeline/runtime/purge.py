@@ -17,9 +17,9 @@ from specbatch.pipeline.ledger import rules
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.privacy_contract import MOST_JOBS
 from specbatch.pipeline.outputs.names import LISTED, MANIFEST, begin_with, is_written, owner_of
-from specbatch.pipeline.storage.confined import delete_own
-from specbatch.pipeline.storage.histories import delete_histories
+from specbatch.pipeline.storage.history_files import delete_histories
 from specbatch.pipeline.storage.objects import FIRST_LOOK_SEC, Objects, join, tidy
+from specbatch.pipeline.storage.workspace import delete_own
 from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.errors import ObjectError, UsageError
 from specbatch.schemas.records import JobRow, JobState

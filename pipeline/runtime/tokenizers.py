@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from specbatch.pipeline.engines.contract import ModelFolder
 from specbatch.pipeline.engines.models.fingerprint import Look, unchanged
-from specbatch.pipeline.inputs.codec import TextCodec
+from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.schemas.errors import ModelChangedError, ModelError
 from specbatch.schemas.fingerprint import TEXT_PARTS, Fingerprint, differing, listed
 from specbatch.schemas.numeric_class import UNKNOWN
@@ -44,15 +44,15 @@ class Tokenizers:
     """Loads tokenizers when they are first needed. Thread-safe."""
 
     def __init__(
-        self, load: Callable[[str], TextCodec], models: Callable[[str], ModelFolder]
+        self, load: Callable[[str], TextTokenizer], models: Callable[[str], ModelFolder]
     ) -> None:
         """`load` makes one from a folder's path; `models` inspects a model's folder."""
         self._load = load
         self._models = models
-        self._kept: OrderedDict[Text, TextCodec] = OrderedDict()  # the one used last is last
+        self._kept: OrderedDict[Text, TextTokenizer] = OrderedDict()  # the one used last is last
         self._lock = threading.Lock()
 
-    def of_job(self, job: JobRow) -> TextCodec:
+    def of_job(self, job: JobRow) -> TextTokenizer:
         """The tokenizer that the job has pinned, or that of its verifier's folder if it has none.
 
         Raises `ModelChangedError` if the folder has another one or none that loads, and
@@ -64,7 +64,7 @@ class Tokenizers:
         with with_its_model(job):
             return self._of_its_folder(job)
 
-    def _of_its_folder(self, job: JobRow) -> TextCodec:
+    def _of_its_folder(self, job: JobRow) -> TextTokenizer:
         folder = self._models(job.verifier)
         names = [n for n in differing(job.model_parts, folder.fingerprint.parts) if n in TEXT_PARTS]
         if names:
@@ -74,14 +74,14 @@ class Tokenizers:
             )
         return self.of_folder(folder)
 
-    def of_folder(self, folder: ModelFolder) -> TextCodec:
+    def of_folder(self, folder: ModelFolder) -> TextTokenizer:
         """The tokenizer of a folder that was just inspected. Raises `ModelError`, and
         `ModelChangedError` if it has changed since."""
         wanted = folder.fingerprint.text
         if wanted is not None and (known := self._known(wanted)) is not None:
             return known
 
-        def load(_: Look) -> TextCodec:
+        def load(_: Look) -> TextTokenizer:
             return self._load(str(folder.path))
 
         look, tokenizer = unchanged(folder.ref, folder.path, load)
@@ -91,13 +91,13 @@ class Tokenizers:
             self._keep(wanted, tokenizer)
         return tokenizer
 
-    def _known(self, text: Text) -> TextCodec | None:
+    def _known(self, text: Text) -> TextTokenizer | None:
         with self._lock:
             if (tokenizer := self._kept.get(text)) is not None:
                 self._kept.move_to_end(text)
             return tokenizer
 
-    def _keep(self, text: Text, tokenizer: TextCodec) -> None:
+    def _keep(self, text: Text, tokenizer: TextTokenizer) -> None:
         with self._lock:
             self._kept[text] = tokenizer
             while len(self._kept) > MOST_KEPT:

@@ -33,8 +33,8 @@ from specbatch.pipeline.stages.drafting import READS_OF_DRAFTS, Drafting
 from specbatch.pipeline.stages.readings import PausedReadings
 from specbatch.pipeline.stages.refill import Refills
 from specbatch.pipeline.stages.text_stop import Decode
-from specbatch.pipeline.storage.confined import name_of_attempt, put_own
 from specbatch.pipeline.storage.objects import Objects
+from specbatch.pipeline.storage.workspace import name_of_attempt, put_own
 from specbatch.schemas.crash_points import CrashPoint, reach
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.provenance import TICKS_PER_SEC

@@ -22,9 +22,9 @@ from specbatch.pipeline.policy.tuning import (
     USUAL_DRAFT_PRICE,
 )
 from specbatch.pipeline.storage.artefacts import DraftBlock, read_drafts
-from specbatch.pipeline.storage.confined import put_own, read_own
-from specbatch.pipeline.storage.histories import HISTORY, delete_reported, name_of
+from specbatch.pipeline.storage.history_files import HISTORY, delete_reported, name_of
 from specbatch.pipeline.storage.objects import Objects
+from specbatch.pipeline.storage.workspace import put_own, read_own
 from specbatch.schemas.errors import (
     FencedError,
     ObjectError,

@@ -18,13 +18,14 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 
 from specbatch.pipeline.engines.models.identity import check_models, identity_of, models_of
 from specbatch.pipeline.engines.models.model_folder import vocabulary_digest
-from specbatch.pipeline.inputs.planned_groups import (
+from specbatch.pipeline.inputs.planner import (
     MOST_TOGETHER,
     WRITERS,
+    PlannedGroup,
     in_batches,
+    plan,
     write_groups,
 )
-from specbatch.pipeline.inputs.planner import PlannedGroup, plan
 from specbatch.pipeline.inputs.rows import RowChecker
 from specbatch.pipeline.inputs.sources import open_source
 from specbatch.pipeline.outputs.outputs import OutputWriter

@@ -21,9 +21,9 @@ from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.stages.requests import with_text
 from specbatch.pipeline.stages.text_stop import Decode
 from specbatch.pipeline.storage.artefacts import read_results, write_results
-from specbatch.pipeline.storage.confined import name_of_attempt, put_own, read_own, read_own_named
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.pipeline.storage.prompts import reader
+from specbatch.pipeline.storage.workspace import name_of_attempt, put_own, read_own, read_own_named
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.mapper import as_kept, without_details
 from specbatch.schemas.records import (

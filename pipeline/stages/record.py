@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 
-from specbatch.pipeline.privacy.keeping import kept_records
+from specbatch.pipeline.privacy.retention import kept_records
 from specbatch.pipeline.stages import spans
 from specbatch.pipeline.stages.attempt import attempt
 from specbatch.pipeline.stages.context import StageContext
 from specbatch.pipeline.stages.requests import group_report, with_text
 from specbatch.pipeline.storage.artefacts import read_measured, read_results
-from specbatch.pipeline.storage.confined import read_own
 from specbatch.pipeline.storage.prompts import rows_of
+from specbatch.pipeline.storage.workspace import read_own
 from specbatch.schemas.records import DueWork, Stage, StageTiming
 
 

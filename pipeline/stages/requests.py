@@ -11,15 +11,14 @@ from specbatch.pipeline.engines.contract import Completion, Request, Route
 from specbatch.pipeline.engines.exact.proposers.history import History
 from specbatch.pipeline.policy.costs.controls import weight
 from specbatch.pipeline.policy.costs.pricing import cost_units
-from specbatch.pipeline.privacy.keeping import EVERYTHING, Everything
+from specbatch.pipeline.privacy.retention import EVERYTHING, Everything
 from specbatch.pipeline.stages.drafting import cap_of
 from specbatch.pipeline.stages.text_stop import Decode, TextStop, text_before_stop
 from specbatch.pipeline.storage.artefacts import DraftBlock
 from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import CompletionRecord, JobRow, PromptRow
 from specbatch.schemas.seeds import sample_seed
-from specbatch.schemas.spec import JobSpec
-from specbatch.schemas.speculation_spec import NO_DRAFT_MODEL
+from specbatch.schemas.spec import NO_DRAFT_MODEL, JobSpec
 from specbatch.schemas.timekeeping import usd_of
 
 Drafts = Mapping[tuple[int, int], DraftBlock]  # by (row_index, sample_index)

@@ -21,7 +21,7 @@ from itertools import chain
 from specbatch.pipeline.engines.contract import Completion, Engines, Request, Submitted
 from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.policy.costs.controls import NOTHING_MEASURED
-from specbatch.pipeline.privacy.keeping import kept_records
+from specbatch.pipeline.privacy.retention import kept_records
 from specbatch.pipeline.runtime.leases import Held
 from specbatch.pipeline.runtime.work_stealing import wait_for_rows
 from specbatch.pipeline.stages import spans

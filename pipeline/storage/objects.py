@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from specbatch.pipeline.storage.object_store import ObjectInfo, ObjectStore, changed, verified
+from specbatch.schemas.encryption import Cipher
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.file_modes import Access, make_folder, new_file
 from specbatch.schemas.records import Artefact
 from specbatch.schemas.refusals import REFUSALS, REMEDIES
-from specbatch.schemas.sealing import Sealer
 from specbatch.schemas.settings import Settings
 
 CHUNK_BYTES = 4 << 20
@@ -34,7 +34,7 @@ class Objects:
     """All stores at once, chosen by the uri's scheme. Thread-safe; clients are made when needed.
 
     `scratch` is a folder for temporary files (default: the system's); what is put there goes at
-    `close`. `sealer` is for jobs' own files (`confined.py`); nothing here uses it. `s3_retry_sec`
+    `close`. `cipher` is for jobs' own files (`workspace.py`); nothing here uses it. `s3_retry_sec`
     is how long failures of one operation on S3 may take in all.
     """
 
@@ -42,11 +42,11 @@ class Objects:
         self,
         s3_endpoint_url: str | None = None,
         scratch: str | Path | None = None,
-        sealer: Sealer | None = None,
+        cipher: Cipher | None = None,
         s3_retry_sec: float = 120.0,
         local: LocalObjects | None = None,
     ):
-        self.sealer = sealer
+        self.cipher = cipher
         self._s3_endpoint_url = s3_endpoint_url
         self._s3_retry_sec = s3_retry_sec
         self._scratch = Path(scratch) if scratch else None
@@ -57,10 +57,10 @@ class Objects:
     @classmethod
     def of_settings(cls, settings: Settings, s3_retry_sec: float = 120.0) -> Objects:
         """Of an installation, its jobs' own files encrypted where there is a key."""
-        sealer = Sealer.of_setting(settings.encryption_key)
+        cipher = Cipher.of_setting(settings.encryption_key)
         workspace = None if "://" in settings.workspace else Path(settings.workspace)
         local = LocalObjects(settings.output_mode, workspace, settings.store_mode)
-        return cls(settings.s3_endpoint_url, None, sealer, s3_retry_sec, local)
+        return cls(settings.s3_endpoint_url, None, cipher, s3_retry_sec, local)
 
     def put_bytes(self, uri: str, data: bytes) -> Artefact:
         return self._store(uri).put_bytes(uri, data)
@@ -111,7 +111,7 @@ class Objects:
             raise ObjectError(f"`{scheme}://` is not supported; use a local path or `s3://`")
         with self._lock:
             if self._s3 is None:
-                from specbatch.pipeline.storage.s3_objects import S3Objects
+                from specbatch.pipeline.storage.s3 import S3Objects
 
                 self._s3 = S3Objects(self._s3_endpoint_url, self._s3_retry_sec)
             return self._s3

@@ -7,8 +7,8 @@ from functools import lru_cache
 from itertools import count
 
 from specbatch.pipeline.storage.artefacts import read_prompts
-from specbatch.pipeline.storage.confined import check_own, read_own
 from specbatch.pipeline.storage.objects import Objects
+from specbatch.pipeline.storage.workspace import check_own, read_own
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.records import Artefact, JobRow, PromptRow, Prompts
 

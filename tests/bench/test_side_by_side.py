@@ -14,9 +14,8 @@ import pytest
 import torch
 
 from specbatch.jobs.bench import side_by_side
-from specbatch.jobs.bench.candidates import ReplayCandidates
 from specbatch.jobs.bench.contenders import OURS, Completed
-from specbatch.jobs.bench.huggingface import Transformers
+from specbatch.jobs.bench.huggingface import ReplayCandidates, Transformers
 from specbatch.jobs.bench.models import demo_model
 from specbatch.jobs.bench.peer_client import PeerError
 from specbatch.jobs.bench.plan import ENGINES, Plan

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from specbatch.pipeline.inputs.codec import TextCodec
+from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from support.models import TinyPair
 
 OWN = ['{"top_logprobs": 1}'] * 4 + [None] * 4 + ['{"logprobs": false}'] * 4
@@ -77,19 +77,19 @@ def test_openai_bodies_are_answered_as_openai_does(
         for line in map(orjson.loads, (folder / "out" / "output.jsonl").read_bytes().splitlines())
     }
     rows = pq.read_table(folder / "out" / "part-00000.parquet").to_pylist()
-    codec = TextCodec.load(str(tiny_pair.verifier))
+    tokenizer = TextTokenizer.load(str(tiny_pair.verifier))
     assert choices["none"][0]["logprobs"] is None
     assert len(choices["top"]) == 2
     told = [*choices["top"], *choices["own"]]
     for choice, row in zip(told, rows[:3], strict=True):
         content = choice["logprobs"]["content"]
         assert [entry["token"] for entry in content] == [
-            codec.decode([t]) for t in row["token_ids"]
+            tokenizer.decode([t]) for t in row["token_ids"]
         ]
         assert [entry["logprob"] for entry in content] == row["logprobs"]
         for entry, tops in zip(content, row["top_logprobs"], strict=True):
             assert [(top["token"], top["logprob"]) for top in entry["top_logprobs"]] == [
-                (codec.decode([top["token_id"]]), top["logprob"]) for top in tops
+                (tokenizer.decode([top["token_id"]]), top["logprob"]) for top in tops
             ]
     errors = {
         line["custom_id"]: line["error"]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from specbatch.pipeline.bootstrap import make_store
-from specbatch.pipeline.operations.reporting import make_report
+from specbatch.pipeline.operations.report import make_report
 from specbatch.schemas.settings import Settings
 from support import demo
 from support.big_job import make_big_job

@@ -18,7 +18,7 @@ import torch
 import yaml
 
 from specbatch.pipeline.bootstrap import make_client, make_store
-from specbatch.pipeline.inputs.codec import TextCodec
+from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.schemas.settings import Settings
 from support.models import TinyPair
 
@@ -59,7 +59,7 @@ def test_stop_strings_and_a_row_s_own_values_reach_the_output(
         pq.read_table(folder / name / "part-00000.parquet").to_pylist()
         for name in ("plain", "out-off", "out-4")
     )
-    codec, cut = TextCodec.load(str(tiny_pair.verifier)), 0
+    tokenizer, cut = TextTokenizer.load(str(tiny_pair.verifier)), 0
     for before, one, other in zip(plain, off, drafted, strict=True):
         for name in ("text", "token_ids", "finish_reason"):
             assert one[name] == other[name]
@@ -70,9 +70,9 @@ def test_stop_strings_and_a_row_s_own_values_reach_the_output(
         cut += 1
         assert one["finish_reason"] == "stop"
         assert one["text"] == re.split(r"[etaoinsh.\n]", before["text"])[0]
-        assert codec.decode(one["token_ids"]).startswith(one["text"])
-        assert any(stop in codec.decode(one["token_ids"]) for stop in stops)
-        assert not any(stop in codec.decode(one["token_ids"][:-1]) for stop in stops)
+        assert tokenizer.decode(one["token_ids"]).startswith(one["text"])
+        assert any(stop in tokenizer.decode(one["token_ids"]) for stop in stops)
+        assert not any(stop in tokenizer.decode(one["token_ids"][:-1]) for stop in stops)
     assert cut
 
 

@@ -9,7 +9,7 @@ from ledger.builders import JOB, Clock
 
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.memory.store import MemoryStore
-from specbatch.pipeline.operations.exporting import Exporter
+from specbatch.pipeline.operations.export import Exporter
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.exports import ExportedFile, ExportKind, ExportOrder
 from support.exported import exported_job

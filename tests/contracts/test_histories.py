@@ -14,7 +14,7 @@ from ledger.builders import LEASE_SEC, NO_TIME, RESULTS, completion, new_group, 
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.runtime.purge import Due, Purger
 from specbatch.pipeline.stages.drafting import Drafting
-from specbatch.pipeline.storage.histories import HISTORY
+from specbatch.pipeline.storage.history_files import HISTORY
 from specbatch.pipeline.storage.objects import Objects, local_path
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.records import JobRow, JobState, Stage

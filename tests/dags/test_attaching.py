@@ -23,10 +23,10 @@ from specbatch.jobs.dags.attaching import (
 from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.pipeline.runtime.client import Client
+from specbatch.schemas.encryption import Cipher
 from specbatch.schemas.errors import StoreError, UsageError
 from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.records import JobState
-from specbatch.schemas.sealing import Sealer
 from specbatch.schemas.spec import JobSpec
 from support.stand_ins import Site
 
@@ -134,7 +134,7 @@ def test_a_task_s_job_is_cancelled_without_its_id_and_no_other_is(
 
 
 def test_a_private_tenant_s_job_is_cancelled_without_its_id(site: Site) -> None:
-    private = Privacy({"acme": PrivacyMode.HASH_ONLY}, sealer=Sealer([bytes(32)]))
+    private = Privacy({"acme": PrivacyMode.HASH_ONLY}, cipher=Cipher([bytes(32)]))
     store = MemoryStore()
     client = JobClient(store, Client(store, site.enqueued.append, "work", privacy=private))
     wanted = spec(site, "a", tenant="acme")

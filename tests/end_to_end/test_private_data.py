@@ -16,11 +16,11 @@ from specbatch.pipeline.bootstrap import make_client, make_store
 from specbatch.pipeline.observe.tracing.logs import JsonFormatter
 from specbatch.pipeline.operations.tools import make_exporter
 from specbatch.pipeline.outputs.outputs import read_output
+from specbatch.schemas.encryption import is_encrypted
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.exports import ExportKind, ExportOrder, Selection
 from specbatch.schemas.privacy import NOT_KEPT, PrivacyMode
 from specbatch.schemas.records import JobState
-from specbatch.schemas.sealing import is_sealed
 from specbatch.schemas.spec import spec_of
 from support.databases import migrated
 from support.html_page import Page
@@ -109,7 +109,7 @@ def test_personal_data_is_nowhere_but_in_the_output(
     files = site.workspace()
     assert not [name for name in files if second in name], "what cannot be retried is deleted"
     assert [name for name in files if first in name], "a row of it may be done again"
-    assert all(is_sealed(data) for data in files.values())
+    assert all(is_encrypted(data) for data in files.values())
     left = everything(site, patch, capsys, caplog)
     where = {place: planted_in(text) for place, text in left.items() if planted_in(text)}
     assert not where

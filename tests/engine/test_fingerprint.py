@@ -17,7 +17,7 @@ from specbatch.pipeline.engines.exact.model.loader import load_model
 from specbatch.pipeline.engines.models import fingerprint
 from specbatch.pipeline.engines.models.fingerprint import look_at, unchanged
 from specbatch.pipeline.engines.models.model_folder import inspect_model
-from specbatch.pipeline.inputs.codec import TextCodec
+from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.pipeline.runtime.tokenizers import Tokenizers
 from specbatch.schemas.errors import ModelChangedError, ModelError
 from specbatch.schemas.fingerprint import NONE, PARTS, Fingerprint, compared, differing
@@ -203,9 +203,9 @@ def test_a_host_whose_files_cannot_be_read_takes_no_pinned_job(folder: Path) -> 
 def test_a_tokenizer_is_kept_by_what_it_says(folder: Path) -> None:
     loads: list[str] = []
 
-    def load(path: str) -> TextCodec:
+    def load(path: str) -> TextTokenizer:
         loads.append(path)
-        return TextCodec.load(path)
+        return TextTokenizer.load(path)
 
     codecs = Tokenizers(load, inspect_model)
     first = codecs.of_folder(inspect_model(str(folder)))

@@ -104,7 +104,7 @@ def test_weights_are_read_as_safetensors_even_where_pickles_lie_beside_them(fold
 
 
 def test_a_tokenizer_with_code_of_its_own_is_loaded_without_it(folder: Path) -> None:
-    from specbatch.pipeline.inputs.codec import TextCodec
+    from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 
     trace = folder / "trace"
     (folder / "tokens.py").write_text(f"open({str(trace)!r}, 'w')\nclass Evil: pass")
@@ -113,7 +113,7 @@ def test_a_tokenizer_with_code_of_its_own_is_loaded_without_it(folder: Path) -> 
         lambda c: c.update(auto_map={"AutoTokenizer": ["tokens.Evil", None]}),
         "tokenizer_config.json",
     )
-    TextCodec.load(str(folder))
+    TextTokenizer.load(str(folder))
     assert not trace.exists()
 
 

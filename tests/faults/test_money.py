@@ -17,7 +17,7 @@ from typing import Any, cast
 import pytest
 from faults.in_process import LEASE_SEC, Died, Shop, armed, attempt, shop
 
-from specbatch.jobs.chaos import balance
+from specbatch.jobs.chaos.conservation import all_time_violations, job_time_violations
 from specbatch.jobs.chaos.faults import errors_at
 from specbatch.jobs.chaos.harness import site
 from specbatch.jobs.chaos.plan import Deed, Plan, plan_of
@@ -206,7 +206,7 @@ def test_rows_and_losses_are_what_was_leased_in_fifty_runs_with_crashes(bed: Sho
         met |= staff.met
         job = bed.store.get_job(job_id)
         assert job.state is JobState.PARTIAL, seed  # it has bad rows
-        assert list(balance.of_job(bed.store, job)) == [], seed
+        assert list(job_time_violations(bed.store, job)) == [], seed
         sessions = [s for s in bed.store.sessions() if s.session_id not in before]
         assert all(s.leased == s.accounted for s in sessions), seed
         rows = bed.store.row_times(job_id)
@@ -223,7 +223,7 @@ def test_rows_and_losses_are_what_was_leased_in_fifty_runs_with_crashes(bed: Sho
         lost += lost_units > 0
     assert met == set(Deed)
     assert lost > RUNS / 4, "there was something to lose"
-    assert list(balance.of_all(bed.store)) == []
+    assert list(all_time_violations(bed.store)) == []
 
 
 @pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 60), marks=pytest.mark.long)])
@@ -238,7 +238,7 @@ def test_so_it_is_with_processes_that_are_killed_and_frozen(
     store = open_store(f"sqlite:///{tmp_path / 'site' / 'specbatch.db'}")
     try:
         store.end_silent_sessions(0.0)
-        assert list(balance.of_all(store)) == []
+        assert list(all_time_violations(store)) == []
         sheet = sessions_sheet(store.sessions())
         assert sheet.of(TimeKind.IDLE, TimeKind.OVERHEAD).ticks > 0
     finally:

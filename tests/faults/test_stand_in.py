@@ -24,7 +24,7 @@ from specbatch.pipeline.engines.models.model_folder import (
     inspect_model,
     vocabulary_digest,
 )
-from specbatch.pipeline.inputs.codec import TextCodec
+from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.schemas.errors import RequestCancelledError
 from specbatch.schemas.fingerprint import TOKENIZER, WEIGHTS
 from specbatch.schemas.provenance import NO_TICKS
@@ -182,7 +182,7 @@ def test_its_folder_is_one_that_workers_accept(folder: Path, tmp_path: Path) -> 
 
 
 def test_its_tokenizer_is_the_one_that_transformers_reads(folder: Path) -> None:
-    mine, theirs = codec(str(folder)), TextCodec.load(str(folder))
+    mine, theirs = codec(str(folder)), TextTokenizer.load(str(folder))
     texts = ["plain", " two  blanks ", "ünïcödé 🎈", "line\nbreak", ""]
     assert mine.encode_batch(texts) == theirs.encode_batch(texts)
     assert mine.encode_batch(["~a"])[0] == [REFUSED, ord("a")]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from ingest.making import CHAT_TEMPLATE, save_tokenizer
 
-from specbatch.pipeline.inputs.codec import TextCodec
 from specbatch.pipeline.inputs.rows import RowChecker
+from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.spec import JobSpec
 
@@ -22,8 +22,8 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def codec(model_folder: Path) -> TextCodec:
-    return TextCodec.load(str(model_folder))
+def tokenizer(model_folder: Path) -> TextTokenizer:
+    return TextTokenizer.load(str(model_folder))
 
 
 @pytest.fixture
@@ -32,9 +32,9 @@ def objects() -> Objects:
 
 
 @pytest.fixture(scope="session")
-def make_checker(codec: TextCodec) -> Callable[..., RowChecker]:
+def make_checker(tokenizer: TextTokenizer) -> Callable[..., RowChecker]:
     def make(spec: JobSpec, context: int = 64, vocab: int | None = None) -> RowChecker:
-        return RowChecker(spec, codec, context, vocab or codec.vocab_size)
+        return RowChecker(spec, tokenizer, context, vocab or tokenizer.vocab_size)
 
     return make
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbatch.pipeline.inputs.idset import IdSet
+from specbatch.pipeline.inputs.rows import IdSet
 
 
 @settings(derandomize=True, deadline=None)

@@ -14,7 +14,7 @@ import pytest
 ROWS = 200_000
 PROGRAM = """
 import resource, sys
-from specbatch.pipeline.inputs.codec import TextCodec
+from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.pipeline.outputs.outputs import OutputWriter
 from specbatch.pipeline.inputs.planner import estimate
@@ -25,11 +25,11 @@ from specbatch.schemas.spec import load_spec
 def peak_mib():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
-codec = TextCodec.load(sys.argv[2])
+tokenizer = TextTokenizer.load(sys.argv[2])
 before = peak_mib()
 spec = load_spec({"input": {"uri": sys.argv[1]}, "output": {"uri": "/o"}, "verifier": "m"})
 source = open_source(spec.input, Objects())
-total = estimate(source, RowChecker(spec, codec, 4096, codec.vocab_size), spec.group_size)
+total = estimate(source, RowChecker(spec, tokenizer, 4096, tokenizer.vocab_size), spec.group_size)
 print(total.accepted, total.groups, round(peak_mib() - before))
 """
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from specbatch.pipeline.outputs.openai_logprobs import Decode, TokenTexts
+from specbatch.pipeline.outputs.openai import Decode, TokenTexts
 
 
 def decode_of(vocab: Sequence[str], decoder: decoders.Decoder, special: Sequence[str]) -> Decode:
-    """As `TextCodec.decode` does it; a token's id is its place in `vocab`."""
+    """As `TextTokenizer.decode` does it; a token's id is its place in `vocab`."""
     model = models.BPE(vocab={token: i for i, token in enumerate(vocab)}, merges=[])
     tokenizer = Tokenizer(model)
     tokenizer.decoder = decoder

@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 from ingest.making import make_spec
 
-from specbatch.pipeline.inputs import parquet_source
+from specbatch.pipeline.inputs import parquet
 from specbatch.pipeline.inputs.contract import Source
 from specbatch.pipeline.inputs.limited import KilledError, LimitedProcess, LimitError
-from specbatch.pipeline.inputs.parquet_source import ParquetSource
+from specbatch.pipeline.inputs.parquet import ParquetSource
 from specbatch.pipeline.inputs.sources import open_source
 from specbatch.pipeline.inputs.templates import ChatTemplate
 from specbatch.pipeline.storage.objects import Objects
@@ -58,7 +58,7 @@ def ended(pid: int) -> Callable[[], bool]:
 
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_source, "ROWS_PER_BATCH", 3)
+    monkeypatch.setattr(parquet, "ROWS_PER_BATCH", 3)
 
 
 # --- few of them ------------------------------------------------------------------------------

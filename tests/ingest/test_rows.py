@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 from ingest.making import make_spec, save_tokenizer, write_parquet
 
-from specbatch.pipeline.inputs.codec import TextCodec
 from specbatch.pipeline.inputs.planner import plan
 from specbatch.pipeline.inputs.rows import RowChecker
 from specbatch.pipeline.inputs.sources import open_source
+from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.pipeline.storage.artefacts import read_prompts, write_prompts
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.errors import InputError, SpecError
@@ -154,10 +154,10 @@ def test_an_id_databases_refuse_is_refused(
 
 # --- prompts ------------------------------------------------------------------------------------
 def test_text_gets_what_the_tokenizer_adds(
-    check_column: Callable[..., list[Row]], codec: TextCodec
+    check_column: Callable[..., list[Row]], tokenizer: TextTokenizer
 ) -> None:
     (row,) = check_column({"prompt": ["hi"]})
-    assert good(row).prompt_ids == tuple(codec.encode_batch(["hi"])[0])
+    assert good(row).prompt_ids == tuple(tokenizer.encode_batch(["hi"])[0])
     assert len(good(row).prompt_ids) == 3  # <s> h i
 
 
@@ -222,16 +222,16 @@ def test_long_prompts_are_refused_with_both_numbers(
 
 # --- chats --------------------------------------------------------------------------------------
 def test_a_chat_column_is_rendered_by_the_template(
-    check_column: Callable[..., list[Row]], codec: TextCodec
+    check_column: Callable[..., list[Row]], tokenizer: TextTokenizer
 ) -> None:
     chat = [{"role": "system", "content": "be"}, {"role": "user", "content": "hi"}]
     (row,) = check_column({"prompt": [chat]})
-    assert codec.decode(good(row).prompt_ids) == "<|system|>be\n<|user|>hi\n<|assistant|>"
+    assert tokenizer.decode(good(row).prompt_ids) == "<|system|>be\n<|user|>hi\n<|assistant|>"
     (text,) = check_column(
         {"prompt": [orjson.dumps(chat).decode()]}, input={"prompt_kind": "messages"}
     )
     assert good(text).prompt_ids == good(row).prompt_ids
-    assert good(row).prompt_ids == tuple(codec.chat(chat))
+    assert good(row).prompt_ids == tuple(tokenizer.chat(chat))
 
 
 @pytest.mark.parametrize(
@@ -261,14 +261,16 @@ def test_a_bad_chat_is_refused(
     assert words in bad(row)[1]
 
 
-def test_text_parts_are_joined(check_lines: Callable[..., list[Row]], codec: TextCodec) -> None:
+def test_text_parts_are_joined(
+    check_lines: Callable[..., list[Row]], tokenizer: TextTokenizer
+) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     (row,) = check_lines([{"prompt": [{"role": "user", "content": parts}]}])
-    assert codec.decode(good(row).prompt_ids) == "<|user|>ab\n<|assistant|>"
+    assert tokenizer.decode(good(row).prompt_ids) == "<|user|>ab\n<|assistant|>"
 
 
 def test_a_tokenizer_without_template_refuses_chats(tmp_path: Path) -> None:
-    bare = TextCodec.load(str(save_tokenizer(tmp_path / "m", None)))
+    bare = TextTokenizer.load(str(save_tokenizer(tmp_path / "m", None)))
     chat = [{"role": "user", "content": "hi"}]
     spec = make_spec(write_parquet(tmp_path / "x.parquet", {"prompt": [chat]}))
     (row,) = run(spec, RowChecker(spec, bare, 64, bare.vocab_size))

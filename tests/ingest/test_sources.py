@@ -314,7 +314,7 @@ def test_a_file_that_changes_after_it_was_found_is_noticed(tmp_path: Path) -> No
 def test_a_jsonl_that_is_written_anew_while_it_is_read_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:
-    monkeypatch.setattr("specbatch.pipeline.inputs.jsonl_source.ROWS_PER_BATCH", 10)
+    monkeypatch.setattr("specbatch.pipeline.inputs.jsonl.ROWS_PER_BATCH", 10)
     path = write_lines(tmp_path / "a.jsonl", [{"prompt": f"{i}" * 9999} for i in range(30)])
     batches = opened(path).read()
     assert len(next(batches).rows) == 10
@@ -326,7 +326,7 @@ def test_a_jsonl_that_is_written_anew_while_it_is_read_is_noticed(
 def test_a_jsonl_whose_name_another_took_is_read_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specbatch.pipeline.inputs.jsonl_source.ROWS_PER_BATCH", 10)
+    monkeypatch.setattr("specbatch.pipeline.inputs.jsonl.ROWS_PER_BATCH", 10)
     path = write_lines(tmp_path / "a.jsonl", [{"prompt": f"{i}" * 9999} for i in range(30)])
     batches = opened(path).read()
     rows = len(next(batches).rows)
@@ -369,7 +369,7 @@ def test_batches_shrink_where_rows_are_large(
     rows = [os.urandom(2000).hex() for _ in range(300)]
     path = write_parquet(tmp_path / "a.parquet", {"prompt": rows}, 300)
     lines = write_lines(tmp_path / "a.jsonl", [{"prompt": row} for row in rows])
-    for module in ("parquet_source", "jsonl_source"):
+    for module in ("parquet", "jsonl"):
         monkeypatch.setattr(f"specbatch.pipeline.inputs.{module}.BYTES_PER_BATCH", 100_000)
     for file in (path, lines):
         batches = list(opened(file).read())
@@ -380,7 +380,7 @@ def test_batches_shrink_where_rows_are_large(
 def test_a_giant_line_is_a_bad_row_and_the_next_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specbatch.pipeline.inputs.jsonl_source.MAX_LINE_BYTES", 50)
+    monkeypatch.setattr("specbatch.pipeline.inputs.jsonl.MAX_LINE_BYTES", 50)
     values = [{"prompt": "a"}, {"prompt": "x" * 500}, {"prompt": "b"}]
     (batch,) = opened(write_lines(tmp_path / "a.jsonl", values)).read()
     assert [row.prompt for row in batch.rows] == ["a", None, "b"]

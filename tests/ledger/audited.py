@@ -7,7 +7,7 @@ from contracts.shorthand import MANIFEST, MANIFEST_BYTES, claim, claim_job, exha
 from ledger.builders import JOB, NO_TIME, completion, new_group, new_job, position
 
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.operations.auditing import ChainAudit, audit_chain
+from specbatch.pipeline.operations.audit import ChainAudit, audit_chain
 from specbatch.pipeline.storage.object_store import ObjectInfo
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.audit import EntryKind

@@ -16,7 +16,7 @@ from sqlalchemy import make_url
 
 from specbatch.pipeline.ledger.sql import migrate
 from specbatch.pipeline.ledger.sql.store import SqlStore
-from specbatch.pipeline.operations.exporting import Exporter
+from specbatch.pipeline.operations.export import Exporter
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.audit import AuditRecord, EntryKind
 from specbatch.schemas.errors import StoreError

@@ -15,17 +15,17 @@ from sqlalchemy import text
 from specbatch.pipeline.ledger.sql import migrate
 from specbatch.pipeline.ledger.sql.engine_factory import make_engine
 from specbatch.pipeline.ledger.sql.store import SqlStore
+from specbatch.schemas.encryption import Cipher
 from specbatch.schemas.errors import StoreError, UnknownKeyError, UsageError
 from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.records import CompletionRecord, JobState, RejectedRow, Stage, StageTiming
-from specbatch.schemas.sealing import Sealer
 from specbatch.schemas.tables import Base
-from specbatch.schemas.text_columns import SHOWN_WITHOUT_KEY, SealedText
+from specbatch.schemas.text_columns import SHOWN_WITHOUT_KEY, EncryptedText
 from support.databases import migrated
 
-OLD, NEW = Sealer([bytes(32)]), Sealer([bytes(range(32)), bytes(32)])
+OLD, NEW = Cipher([bytes(32)]), Cipher([bytes(range(32)), bytes(32)])
 SECRET = "Anna's text, with \0 and \x1a and \ud800"
-Open = Callable[[Sealer | None], SqlStore]
+Open = Callable[[Cipher | None], SqlStore]
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -38,11 +38,11 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def opened(url: str) -> Iterator[Open]:
-    """`opened(sealer)`: a store on the one database."""
+    """`opened(cipher)`: a store on the one database."""
     stores: list[SqlStore] = []
 
-    def open_it(sealer: Sealer | None) -> SqlStore:
-        stores.append(migrate.open_store(url, sealer=sealer))
+    def open_it(cipher: Cipher | None) -> SqlStore:
+        stores.append(migrate.open_store(url, cipher=cipher))
         return stores[-1]
 
     yield open_it
@@ -94,7 +94,7 @@ def test_without_the_key_one_sentence_says_so(opened: Open) -> None:
     assert last_error == SHOWN_WITHOUT_KEY
     assert keyless.progress(JOB).completions == 4
     with pytest.raises(StoreError, match="not among those of SPECBATCH_ENCRYPTION_KEY"):
-        list(opened(Sealer([b"x" * 32])).completions(JOB))
+        list(opened(Cipher([b"x" * 32])).completions(JOB))
 
 
 def test_an_error_sealed_with_a_key_that_is_missing_here_holds_no_group_up(opened: Open) -> None:
@@ -184,7 +184,7 @@ def test_every_text_column_is_bound_to_a_place_of_its_own() -> None:
         (column.type.about, table.name, column.name)
         for table in Base.metadata.tables.values()
         for column in table.columns
-        if isinstance(column.type, SealedText)
+        if isinstance(column.type, EncryptedText)
     ]
     about = [place for place, _, name in places if name != "last_error"]  # shared by both units
     assert len(set(about)) == len(about) > 7
@@ -192,7 +192,7 @@ def test_every_text_column_is_bound_to_a_place_of_its_own() -> None:
 
 
 def test_the_log_is_a_chain_over_sealed_texts_and_after_a_purge(opened: Open) -> None:
-    from specbatch.pipeline.operations.auditing import audit_chain
+    from specbatch.pipeline.operations.audit import audit_chain
 
     store = opened(OLD)
     ingest(store)
@@ -224,26 +224,26 @@ def test_who_has_no_key_neither_replaces_the_reason_of_a_stop_nor_is_held_by_it(
 
 
 def test_without_its_key_an_audit_says_so_and_calls_nothing_changed(opened: Open) -> None:
-    from specbatch.pipeline.operations.auditing import audit_chain
+    from specbatch.pipeline.operations.audit import audit_chain
 
     store = opened(OLD)
     ingest(store)
     for index in range(2):
         record(store, index)
     finish(store, JobState.DONE)
-    other = opened(Sealer([b"x" * 32]))
+    other = opened(Cipher([b"x" * 32]))
     with pytest.raises(UnknownKeyError, match="add it behind the others"):
         audit_chain(other, Published(), JOB)
 
 
 def test_of_a_job_with_two_keys_an_audit_tells_which_rows_it_cannot_read(opened: Open) -> None:
-    from specbatch.pipeline.operations.auditing import audit_chain
+    from specbatch.pipeline.operations.audit import audit_chain
 
     ingest(opened(OLD))
     record(opened(OLD), 0)
     record(opened(NEW), 1)
     finish(opened(NEW), JobState.DONE)
-    newest = opened(Sealer([bytes(range(32))]))
+    newest = opened(Cipher([bytes(range(32))]))
     assert audit_chain(opened(NEW), Published(), JOB).intact
     found = audit_chain(newest, Published(), JOB).findings
     assert [one.row for one in found] == [0, 1, 2, 3]
@@ -251,7 +251,7 @@ def test_of_a_job_with_two_keys_an_audit_tells_which_rows_it_cannot_read(opened:
 
 
 def test_an_error_that_cannot_be_read_without_its_key_is_not_called_changed(opened: Open) -> None:
-    from specbatch.pipeline.operations.auditing import audit_chain
+    from specbatch.pipeline.operations.audit import audit_chain
 
     store = opened(OLD)
     store.create_job(new_job(privacy=PrivacyMode.REDACTED, sealed_spec='{"stop": "Anna"}'))
@@ -260,4 +260,4 @@ def test_an_error_that_cannot_be_read_without_its_key_is_not_called_changed(open
     with pytest.raises(UsageError, match=r"jobs\.error is encrypted"):
         audit_chain(opened(None), Published(), JOB)
     with pytest.raises(UsageError, match=r"jobs\.error is encrypted"):
-        audit_chain(opened(Sealer([b"x" * 32])), Published(), JOB)
+        audit_chain(opened(Cipher([b"x" * 32])), Published(), JOB)

@@ -16,7 +16,7 @@ from ledger.builders import new_job
 
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.memory.store import MemoryStore
-from specbatch.pipeline.operations.exporting import Exporter
+from specbatch.pipeline.operations.export import Exporter
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.exports import ExportKind, ExportOrder
 from specbatch.schemas.job_progress import JobProgress

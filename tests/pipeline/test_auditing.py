@@ -11,7 +11,7 @@ from ledger.audited import OTHER, Published, audited, tell_everything
 from ledger.builders import JOB, Clock, completion, new_job
 
 from specbatch.pipeline.ledger.memory.store import MemoryStore
-from specbatch.pipeline.operations.auditing import (
+from specbatch.pipeline.operations.audit import (
     MOST_FINDINGS,
     Auditor,
     Keys,

@@ -24,7 +24,7 @@ from specbatch.pipeline.engines.exact.proposers.history import History
 from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.stages.drafting import Drafting, cap_of, uses_history
-from specbatch.pipeline.storage.histories import HISTORY
+from specbatch.pipeline.storage.history_files import HISTORY
 from specbatch.pipeline.storage.objects import Objects, local_path
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.records import JobRow, Lease, PromptRow, Stage

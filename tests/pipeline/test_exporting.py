@@ -17,7 +17,7 @@ import pytest
 from ledger.builders import JOB
 
 from specbatch.pipeline.ledger.memory.store import MemoryStore
-from specbatch.pipeline.operations.exporting import BATCH_ROWS, Exporter, _page_rows, in_batches
+from specbatch.pipeline.operations.export import BATCH_ROWS, Exporter, _page_rows, in_batches
 from specbatch.pipeline.outputs import corrections, export_columns
 from specbatch.pipeline.outputs.corrections import Corrections
 from specbatch.pipeline.storage.object_store import ObjectInfo

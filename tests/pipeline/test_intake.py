@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from specbatch.jobs.chaos import stand_in_model
-from specbatch.pipeline.inputs.codec import TextCodec
-from specbatch.pipeline.inputs.parquet_source import ParquetSource
+from specbatch.pipeline.inputs.parquet import ParquetSource
+from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.ledger.sql.migrate import open_store
@@ -177,7 +177,7 @@ def test_all_who_read_an_input_do_so_within_the_memory_that_is_set(
 def test_a_batch_file_stopped_while_its_reading_pauses_has_its_files(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TextCodec, "render", lambda _, messages: messages[0]["content"])
+    monkeypatch.setattr(TextTokenizer, "render", lambda _, messages: messages[0]["content"])
     path = tmp_path / "batch.jsonl"
     bodies = [{"messages": [{"role": "user", "content": f"hello {i}"}]} for i in range(20)]
     lines = [{"custom_id": f"{i}", "body": body} for i, body in enumerate(bodies)]

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from ledger.builders import new_job
 
-from specbatch.pipeline.inputs.planned_groups import (
+from specbatch.pipeline.inputs.planner import (
+    MAX_GROUP_TOKENS,
     MOST_ROWS_TOGETHER,
     MOST_TOGETHER,
+    PlannedGroup,
     in_batches,
     write_groups,
 )
-from specbatch.pipeline.inputs.planner import MAX_GROUP_TOKENS, PlannedGroup
 from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.storage.artefacts import read_prompts
 from specbatch.pipeline.storage.objects import Objects

@@ -15,8 +15,9 @@ from specbatch.pipeline.stages.private_results import (
     rejected_whole,
 )
 from specbatch.pipeline.storage.artefacts import write_prompts, write_results
-from specbatch.pipeline.storage.confined import delete_own, put_own, read_own
 from specbatch.pipeline.storage.objects import Objects
+from specbatch.pipeline.storage.workspace import delete_own, put_own, read_own
+from specbatch.schemas.encryption import Cipher
 from specbatch.schemas.errors import ObjectError, UsageError
 from specbatch.schemas.privacy import NOT_KEPT, PrivacyMode
 from specbatch.schemas.records import (
@@ -27,7 +28,6 @@ from specbatch.schemas.records import (
     RejectedRow,
     Stage,
 )
-from specbatch.schemas.sealing import Sealer
 from specbatch.schemas.spec import load_spec
 
 SPEC = load_spec({"input": {"uri": "in"}, "output": {"uri": "out"}, "verifier": "big"})
@@ -50,7 +50,7 @@ class Place:
     """A job of two groups of four rows, and its workspace."""
 
     def __init__(self, folder: Path) -> None:
-        self.objects = Objects(sealer=Sealer([bytes(32)]))
+        self.objects = Objects(cipher=Cipher([bytes(32)]))
         self.store = MemoryStore()
         order = new_job(workspace_uri=str(folder / JOB), privacy=PrivacyMode.HASH_ONLY)
         self.job, _ = self.store.create_job(order)

@@ -17,8 +17,8 @@ from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.ledger.sql.migrate import open_store
 from specbatch.pipeline.observe.report.page import page
+from specbatch.pipeline.operations.report import gather, make_report
 from specbatch.pipeline.operations.report_texts import make_pieces
-from specbatch.pipeline.operations.reporting import gather, make_report
 from specbatch.pipeline.policy.costs.controls import Arm, Controls, Measured, Part
 from specbatch.pipeline.stages.requests import group_report
 from specbatch.schemas.audit import AuditRecord

@@ -11,7 +11,7 @@ from ledger.builders import JOB
 from torch.nn import functional
 
 from specbatch.pipeline.ledger.memory.store import MemoryStore
-from specbatch.pipeline.operations.exporting import Exporter
+from specbatch.pipeline.operations.export import Exporter
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.exports import ExportKind, ExportOrder
 from support.exported import exported_job

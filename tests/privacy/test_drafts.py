@@ -11,15 +11,15 @@ from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.pipeline.stages.refill import Refills, refilled
 from specbatch.pipeline.stages.requests import requests_of
+from specbatch.schemas.encryption import Cipher
 from specbatch.schemas.messages import RefillMessage
 from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.records import JobRow, PromptRow
-from specbatch.schemas.sealing import Sealer
 from specbatch.schemas.spec import JobSpec, load_spec
 from specbatch.schemas.speculation import PastOutput
 
 MAIL = "anna@example.org"
-PRIVACY = Privacy({"clinic": PrivacyMode.REDACTED}, sealer=Sealer([bytes(32)]))
+PRIVACY = Privacy({"clinic": PrivacyMode.REDACTED}, cipher=Cipher([bytes(32)]))
 SPEC = load_spec(
     {
         "tenant": "clinic",

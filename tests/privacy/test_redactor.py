@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specbatch.pipeline.privacy.custom import found
+from specbatch.pipeline.privacy.patterns import found
 from specbatch.pipeline.privacy.redactor import Redactor, Span, merged, replaced
 from specbatch.schemas.errors import MissingExtraError, UsageError
 
@@ -134,7 +134,7 @@ def test_presidio_finds_more_where_it_is_installed(monkeypatch: pytest.MonkeyPat
     import sys
     from types import ModuleType, SimpleNamespace
 
-    from specbatch.pipeline.privacy.presidio import presidio_finder
+    from specbatch.pipeline.privacy.redactor import presidio_finder
 
     monkeypatch.setitem(sys.modules, "presidio_analyzer", None)
     with pytest.raises(MissingExtraError, match=r"specbatch\[privacy\]"):

@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 from schedules.conftest import JOB, Write, at
 
-from specbatch.jobs.schedules.definition import load_folder, load_schedule
-from specbatch.jobs.schedules.folder import Folder
-from specbatch.jobs.schedules.template import built_in, filled
+from specbatch.jobs.schedules.definition import Folder, built_in, filled, load_folder, load_schedule
 from specbatch.schemas.errors import SpecError, UsageError
 
 

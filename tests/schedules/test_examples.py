@@ -18,8 +18,7 @@ from schedules.conftest import Site, at
 
 from specbatch.jobs.cli.main import app
 from specbatch.jobs.cli.submit_job import app as submit_job_app
-from specbatch.jobs.schedules.definition import ScheduleFields, load_folder, load_schedule
-from specbatch.jobs.schedules.template import built_in
+from specbatch.jobs.schedules.definition import ScheduleFields, built_in, load_folder, load_schedule
 from specbatch.schemas.schedules import RunState
 from specbatch.schemas.settings import Settings
 from support.tree import ROOT

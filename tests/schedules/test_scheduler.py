@@ -18,8 +18,7 @@ from ledger.builders import Clock
 from schedules.conftest import Site, at, silent
 
 from specbatch.jobs.schedules.beat import LOOK_SEC, Rounds, ScheduleBeat
-from specbatch.jobs.schedules.definition import load_schedule
-from specbatch.jobs.schedules.folder import Folder
+from specbatch.jobs.schedules.definition import Folder, load_schedule
 from specbatch.jobs.schedules.ticker import Ticker
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.ledger.contract import Store

@@ -14,7 +14,7 @@ PROMPTS = ROOT / "prompts.parquet"
 
 def prompt_ids(tokenizer: Path = VERIFIER) -> list[list[int]]:
     """The 256 prompts as token ids."""
-    from specbatch.pipeline.inputs.codec import TextCodec
+    from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 
     texts = pq.read_table(PROMPTS, columns=["prompt"]).column(0).to_pylist()
-    return TextCodec.load(str(tokenizer)).encode_batch(texts)
+    return TextTokenizer.load(str(tokenizer)).encode_batch(texts)

@@ -30,7 +30,7 @@ from specbatch.pipeline.bootstrap import (
     make_worker,
 )
 from specbatch.pipeline.engines.contract import ModelFolder, Request
-from specbatch.pipeline.inputs.codec import TextCodec
+from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.schemas import masking
 from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.records import DueWork, JobRow
@@ -76,7 +76,7 @@ class Echo:
         return (token + 1) % 256 if wrong else token, -0.25
 
 
-def codec(ref: str) -> TextCodec:
+def codec(ref: str) -> TextTokenizer:
     """The stand-in's, which stumbles over some texts and says which."""
     made = stand_in_model.codec(ref)
     plain = made.decode_batch

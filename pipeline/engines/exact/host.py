@@ -54,8 +54,7 @@ from specbatch.schemas.errors import (
     RequestCancelledError,
 )
 from specbatch.schemas.numeric_class import Serves
-from specbatch.schemas.spec import EngineSpec, Weights
-from specbatch.schemas.speculation_spec import SpeculationSpec
+from specbatch.schemas.spec import EngineSpec, SpeculationSpec, Weights
 
 if TYPE_CHECKING:
     from specbatch.pipeline.engines.exact.model.parallel import Leader

@@ -37,9 +37,9 @@ from specbatch.schemas.audit import (
     LogEntry,
 )
 from specbatch.schemas.audit_tables import Audit, AuditFinding, AuditLog
+from specbatch.schemas.encryption import is_encrypted_text, no_key
 from specbatch.schemas.errors import JobNotFoundError, StoreError, UnknownKeyError
 from specbatch.schemas.records import CompletionRecord, Prompts
-from specbatch.schemas.sealing import is_sealed_text, no_key
 from specbatch.schemas.tables import Completion, Group, Job
 from specbatch.schemas.text_columns import SHOWN_WITHOUT_KEY
 
@@ -117,12 +117,12 @@ def _check_key(
 ) -> None:
     """What is shown in the place of a text is not what was written, and no change of it either.
 
-    Raises `UsageError` where a text is sealed and its key is not here.
+    Raises `UsageError` where a text is encrypted and its key is not here.
     """
     for column in (Job.stop_reason, Job.error):
         if facts.get(column.name) == SHOWN_WITHOUT_KEY:
             query = select(type_coerce(column, Text)).where(of_job)
-            if is_sealed_text(database.read(partial(fetch, query))[0][0]):
+            if is_encrypted_text(database.read(partial(fetch, query))[0][0]):
                 raise no_key(f"jobs.{column.name}")
 
 

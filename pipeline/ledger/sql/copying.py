@@ -12,7 +12,7 @@ import orjson
 from sqlalchemy import JSON, Connection, Dialect, text
 
 from specbatch.schemas.tables import Completion
-from specbatch.schemas.text_columns import AnyText, SealedText
+from specbatch.schemas.text_columns import AnyText, EncryptedText
 from specbatch.schemas.token_arrays import TokenArray
 
 _COLUMNS = [column for column in Completion.__table__.columns if column.name != "month"]
@@ -81,14 +81,14 @@ def _json(value: Any) -> str:
 
 def _writer_of(column: Any, dialect: Dialect) -> Callable[[Any], Any] | None:
     """What makes COPY's text of a column's values; None: the driver does. The dialect knows what
-    seals its texts."""
+    encrypts its texts."""
     if isinstance(column.type, JSON):
         return _json
     if type(column.type) is TokenArray:
         return _array_literal
     if isinstance(column.type, TokenArray):
         return partial(_packed, column.type.packed)
-    if isinstance(column.type, AnyText | SealedText):
+    if isinstance(column.type, AnyText | EncryptedText):
         return partial(column.type.process_bind_param, dialect=dialect)
     return None
 

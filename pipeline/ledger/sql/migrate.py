@@ -27,10 +27,10 @@ from specbatch.pipeline.ledger.sql.transactions import (
     is_transient,
 )
 from specbatch.schemas import audit_tables as _audit_tables  # noqa: F401 - its tables join the metadata
+from specbatch.schemas.encryption import Cipher
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.masking import mask_url
 from specbatch.schemas.patience import NOBODY, Asking, NoAnswerError, patiently
-from specbatch.schemas.sealing import Sealer
 from specbatch.schemas.sql_roles import ROLES, granting
 from specbatch.schemas.tables import Base, is_described
 
@@ -45,17 +45,17 @@ def open_store(
     migrate: bool = True,
     clock: Callable[[], float] | None = None,
     weights: Mapping[str, float] | None = None,
-    sealer: Sealer | None = None,
+    cipher: Cipher | None = None,
     actor: str | None = None,
 ) -> SqlStore:
     """A store ready for use; with `migrate`, its tables are made or brought up to date first.
 
-    `weights` are the tenants' shares beside each other; `sealer` encrypts texts; `actor` is whom
+    `weights` are the tenants' shares beside each other; `cipher` encrypts texts; `actor` is whom
     the audit log names.
     """
     if migrate:
         upgrade(url)
-    return SqlStore(url, max_attempts, clock=clock, weights=weights, sealer=sealer, actor=actor)
+    return SqlStore(url, max_attempts, clock=clock, weights=weights, cipher=cipher, actor=actor)
 
 
 def _is_transient(error: BaseException) -> bool:

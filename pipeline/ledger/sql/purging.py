@@ -34,7 +34,7 @@ from specbatch.schemas.records import Artefact, JobRow, JobState, Prompts, Stage
 from specbatch.schemas.tables import Completion, Group, Job, Rejected
 
 _FINAL = [state.value for state in JobState if state.is_final]
-_EMPTY: Any = literal_column("''")  # not sealed: there is nothing in it
+_EMPTY: Any = literal_column("''")  # not encrypted: it holds nothing
 
 
 class PrivacyInSql:

@@ -32,6 +32,7 @@ from specbatch.pipeline.ledger.sql.store_figures import FiguresInSql
 from specbatch.pipeline.ledger.sql.time import SqlTime
 from specbatch.pipeline.ledger.sql.transactions import RETRY_SEC, Transactions
 from specbatch.schemas.audit import EntryKind, PublishedManifest
+from specbatch.schemas.encryption import Cipher
 from specbatch.schemas.fingerprint import Models
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.masking import masked
@@ -55,7 +56,6 @@ from specbatch.schemas.records import (
     Stage,
     StageTiming,
 )
-from specbatch.schemas.sealing import Sealer
 from specbatch.schemas.speculation import AcceptanceCount, Decision, PastOutput
 from specbatch.schemas.timekeeping import Spent
 
@@ -86,16 +86,16 @@ class SqlStore(
         clock: Callable[[], float] | None = None,
         retry_sec: float = RETRY_SEC,
         weights: Mapping[str, float] | None = None,
-        sealer: Sealer | None = None,
+        cipher: Cipher | None = None,
         actor: str | None = None,
     ) -> None:
         """`weights` are the tenants' shares beside each other; 1 where none is given.
 
-        `sealer`: what texts are encrypted with; None: they are not, nor can sealed ones be read.
+        `cipher`: encrypts texts; None: texts stay plain, and encrypted ones cannot be read.
         `actor` is whom the audit log names for what is done here; None: the user and the machine.
         """
         self._weights = dict(weights or {})
-        self._db = Transactions(url, clock, retry_sec, actor or whoami(), sealer)
+        self._db = Transactions(url, clock, retry_sec, actor or whoami(), cipher)
         self._max_attempts = max_attempts
 
     def __repr__(self) -> str:

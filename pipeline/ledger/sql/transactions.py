@@ -14,12 +14,12 @@ from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random
 
 from specbatch.pipeline.ledger.sql.engine_factory import WRITES, make_engine
 from specbatch.schemas.crash_points import CrashPoint, reach
+from specbatch.schemas.encryption import Cipher
 from specbatch.schemas.errors import StoreError, first_line
 from specbatch.schemas.masking import mask_url
 from specbatch.schemas.patience import Asking, NoAnswerError, patiently
 from specbatch.schemas.refusals import CHECK_DISK, FREE_SPACE, FREE_SPACE_OR_QUOTA
-from specbatch.schemas.sealing import Sealer
-from specbatch.schemas.text_columns import use_sealer
+from specbatch.schemas.text_columns import use_cipher
 
 T = TypeVar("T")
 Now = ColumnElement[float]
@@ -107,12 +107,12 @@ class Transactions:
         clock: Callable[[], float] | None = None,
         retry_sec: float = RETRY_SEC,
         actor: str = "",
-        sealer: Sealer | None = None,
+        cipher: Cipher | None = None,
     ) -> None:
-        """`actor` is whom the audit log names for what nobody else is named for; `sealer` is what
+        """`actor` is whom the audit log names for what nobody else is named for; `cipher` is what
         texts are encrypted with."""
         self._reader = make_engine(url)
-        use_sealer(self._reader.dialect, sealer)
+        use_cipher(self._reader.dialect, cipher)
         self._writer = self._reader.execution_options(**{WRITES: True, ACTOR: actor})
         self._clock = clock
         self._retry_sec = retry_sec

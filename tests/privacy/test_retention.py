@@ -10,27 +10,26 @@ from hypothesis import strategies as st
 from ledger.builders import completion, new_job
 
 from specbatch.pipeline.ledger.memory.store import MemoryStore
-from specbatch.pipeline.privacy.keeping import EVERYTHING, NO_WORDS
 from specbatch.pipeline.privacy.redactor import Redactor, Span
+from specbatch.pipeline.privacy.retention import EVERYTHING, NO_WORDS, token_places, tokens_in
 from specbatch.pipeline.privacy.tenants import Privacy
-from specbatch.pipeline.privacy.token_places import token_places, tokens_in
+from specbatch.schemas.encryption import Cipher
 from specbatch.schemas.errors import InputError, UsageError
 from specbatch.schemas.privacy import NOT_KEPT, PrivacyMode
 from specbatch.schemas.provenance import Provenance
 from specbatch.schemas.records import JobRow, RejectedRow
-from specbatch.schemas.sealing import Sealer
 from specbatch.schemas.spec import load_spec
 
 MAIL = "anna@example.org"
-SEALER = Sealer([bytes(32)])
+CIPHER = Cipher([bytes(32)])
 
 
 def bytes_decode(ids: Sequence[int]) -> str:
     return bytes(ids).decode("utf-8", "replace")
 
 
-def privacy(mode: PrivacyMode, sealer: Sealer | None = SEALER) -> Privacy:
-    return Privacy({"clinic": mode}, redactor=Redactor(), sealer=sealer)
+def privacy(mode: PrivacyMode, cipher: Cipher | None = CIPHER) -> Privacy:
+    return Privacy({"clinic": mode}, redactor=Redactor(), cipher=cipher)
 
 
 def job_of(mode: PrivacyMode) -> JobRow:
@@ -156,7 +155,7 @@ def test_an_order_is_shown_without_its_texts_and_pinned_to_its_mode() -> None:
 
 
 def test_a_key_is_needed_and_workers_may_not_keep_less_than_was_submitted() -> None:
-    keyless = privacy(PrivacyMode.REDACTED, sealer=None)
+    keyless = privacy(PrivacyMode.REDACTED, cipher=None)
     with pytest.raises(UsageError, match="kept redacted, which needs SPECBATCH_ENCRYPTION_KEY"):
         keyless.order(new_job(tenant="clinic"))
     with pytest.raises(UsageError, match="needs SPECBATCH_ENCRYPTION_KEY"):

@@ -4,7 +4,7 @@ A worker that is killed a hundred times would otherwise spend its life importing
 one thread, no connection and no client, so what it forks is as good as new. It is a process of its
 own, which ends with the supervisor's, and its workers with it.
 
-    python -m specbatch.jobs.chaos.nursery DESCRIPTOR ENGINE
+    python -m specbatch.jobs.chaos.forkserver DESCRIPTOR ENGINE
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ONE_THREAD = {  # a library's threads would not come along
 _PR_SET_PDEATHSIG = 1  # of Linux' prctl
 
 
-class Nursery:
+class ForkServer:
     """The supervisor's side. One thread at a time."""
 
     def __init__(self, engine: EngineKind) -> None:
@@ -41,7 +41,7 @@ class Nursery:
         with theirs:
             self._process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "specbatch.jobs.chaos.nursery"),
+                    *(sys.executable, "-m", "specbatch.jobs.chaos.forkserver"),
                     *(str(theirs.fileno()), engine),
                 ],
                 env={**os.environ, **_ONE_THREAD},
@@ -105,11 +105,11 @@ def _warm_up() -> tuple[object, ...]:
     from celery.concurrency import thread
     from celery.worker import WorkController
 
-    from specbatch.pipeline.inputs import parquet_source
+    from specbatch.pipeline.inputs import parquet
     from specbatch.pipeline.ledger.sql import migrate
 
     libraries = (kombu, pyarrow, tokenizers, thread, WorkController)
-    return (*libraries, parquet_source, migrate)
+    return (*libraries, parquet, migrate)
 
 
 def _warm_up_models() -> tuple[object, ...]:

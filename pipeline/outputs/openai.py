@@ -7,7 +7,8 @@ a repeated run writes the same files.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,56 @@ from typing import Any
 import orjson
 
 from specbatch.pipeline.outputs.names import OPENAI
-from specbatch.pipeline.outputs.openai_logprobs import Decode, TokenTexts, openai_logprobs
 from specbatch.schemas.records import CompletionRecord, FinishReason, RejectedRow
+
+Decode = Callable[[Sequence[int]], str]
+
+_UNLIKELY = -9999.0
+_PARTIAL = "\N{REPLACEMENT CHARACTER}"
+
+
+class TokenTexts:
+    """What each token id reads, decoded once. Without a decoder nothing does."""
+
+    def __init__(self, decode: Decode | None) -> None:
+        self._decode = decode
+        self._known: dict[int, dict[str, Any]] = {}
+
+    def of(self, token: int) -> dict[str, Any]:
+        if token not in self._known:
+            text = self._text(self._decode, token) if self._decode else ""
+            whole = bool(text) and _PARTIAL not in text
+            self._known[token] = {"token": text, "bytes": list(text.encode()) if whole else None}
+        return self._known[token]
+
+    @staticmethod
+    def _text(decode: Decode, token: int) -> str:
+        once = decode([token])
+        if _PARTIAL in once:  # what it adds depends on the bytes before
+            return once
+        twice = decode([token, token])
+        return twice[len(once) :] if twice.startswith(once) else once
+
+
+def openai_logprobs(record: CompletionRecord, texts: TokenTexts) -> dict[str, Any] | None:
+    """The `logprobs` of a choice; null where the request did not ask."""
+    if record.top_logprobs is None:
+        return None
+    return {
+        "content": [
+            _entry(token, value, texts)
+            | {"top_logprobs": [_entry(*pair, texts) for pair in zip(*tops, strict=True)]}
+            for token, value, tops in zip(
+                record.token_ids, record.logprobs, record.top_logprobs, strict=True
+            )
+        ],
+        "refusal": None,
+    }
+
+
+def _entry(token: int, value: float, texts: TokenTexts) -> dict[str, Any]:
+    return {**texts.of(token), "logprob": value if math.isfinite(value) else _UNLIKELY}
+
 
 _UNFINISHED = (FinishReason.ERROR, FinishReason.CANCELLED)
 

@@ -22,7 +22,7 @@ _CHARS_PER_CALL = 1 << 20  # an encoding takes about 100 bytes per token while i
 _importing = threading.Lock()  # transformers raises ImportError in threads that import it at once
 
 
-class TextCodec:
+class TextTokenizer:
     """One tokenizer. Safe to share between threads."""
 
     def __init__(self, tokenizer: Any, name: str, extra_eos_ids: Sequence[int] = ()):
@@ -37,7 +37,7 @@ class TextCodec:
         self.eos_ids: tuple[int, ...] = tuple(dict.fromkeys([*own, *extra_eos_ids]))
 
     @classmethod
-    def load(cls, ref: str) -> TextCodec:
+    def load(cls, ref: str) -> TextTokenizer:
         """Load from a model folder or hub id. Raises `ModelError` naming it."""
         folder = Path(ref)
         if not folder.is_dir() and ref.startswith(("/", ".", "~")):

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 
-from specbatch.pipeline.storage.confined import check_own, delete_own, name_of_attempt
 from specbatch.pipeline.storage.objects import Objects
+from specbatch.pipeline.storage.workspace import check_own, delete_own, name_of_attempt
 from specbatch.schemas.records import Artefact, JobRow, Lease
 
 HISTORY = "history"  # of a job's report: the artefact

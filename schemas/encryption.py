@@ -1,10 +1,10 @@
 """Encryption at rest: AES-256-GCM with keys that only the environment knows.
 
-    sealed = magic, key id (4 bytes), nonce (12), ciphertext with its tag
+    encrypted = magic, key id (4 bytes), nonce (12), ciphertext with its tag
 
-What is sealed is bound to what it is `about` (a column, a file of a job): put elsewhere it cannot
-be opened. Of several keys the first, the newest, seals; any of them opens. Hashes of ids are made
-with the last one, so that they stay the same while a new key is put in front.
+Every ciphertext is bound to what it is `about` (a column, a file of a job) and cannot be decrypted
+as anything else. The first of several keys, the newest, encrypts; any of them decrypts. The last
+key hashes ids, so that hashes stay the same when a new key is put in front.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _HEADER_BYTES = len(_MAGIC) + _ID_BYTES + _NONCE_BYTES
 _HASH_CHARS = 32  # of a keyed hash: 128 bits
 
 
-class Sealer:
-    """Seals and opens with the keys of one installation. Thread-safe."""
+class Cipher:
+    """Encrypts and decrypts with the keys of one installation. Thread-safe."""
 
     def __init__(self, keys: Sequence[bytes]) -> None:
         """Keys of 32 bytes each, the newest first. Raises `UsageError`."""
@@ -47,9 +47,10 @@ class Sealer:
         self._keys = {_derived(key, "id")[:_ID_BYTES]: key for key in keys}
 
     @classmethod
-    def of_setting(cls, text: str) -> Sealer | None:
-        """The sealer of a setting's value; None where none is set. Raises `UsageError`, and
-        `MissingExtraError` where nothing can encrypt.
+    def of_setting(cls, text: str) -> Cipher | None:
+        """The cipher of a setting's value, None if the setting is empty.
+
+        Raises `UsageError`, and `MissingExtraError` if `cryptography` is not installed.
         """
         parts = [part.strip() for part in text.split(",") if part.strip()]
         if parts and find_spec("cryptography") is None:
@@ -60,73 +61,76 @@ class Sealer:
         return cls([_decoded(part) for part in parts]) if parts else None
 
     def __repr__(self) -> str:
-        return f"Sealer({len(self._keys)} keys)"
+        return f"Cipher({len(self._keys)} keys)"
 
-    def seal(self, data: bytes, about: str) -> bytes:
-        """The bytes sealed, never twice the same."""
-        return self._sealed(data, about, os.urandom(_NONCE_BYTES))
+    def encrypt(self, data: bytes, about: str) -> bytes:
+        """Encrypts with a random nonce, so two calls never return the same bytes."""
+        return self._encrypted(data, about, os.urandom(_NONCE_BYTES))
 
-    def seal_same(self, data: bytes, about: str) -> bytes:
-        """The bytes sealed, equal ones of the same thing alike: a file may be written twice.
+    def encrypt_repeatably(self, data: bytes, about: str) -> bytes:
+        """Encrypts equal bytes about the same thing alike, so that a file may be written twice.
 
         The nonce is a keyed hash of the bytes, so it repeats only with them.
         """
         nonce = hmac.digest(_derived(self._newest, f"nonce {about}"), data, "sha256")
-        return self._sealed(data, about, nonce[:_NONCE_BYTES])
+        return self._encrypted(data, about, nonce[:_NONCE_BYTES])
 
-    def open(self, sealed: bytes, about: str) -> bytes:
-        """The inverse of both. Raises `UnknownKeyError` for another key, and `StoreError` for
-        another thing or bytes."""
+    def decrypt(self, encrypted: bytes, about: str) -> bytes:
+        """The inverse of both.
+
+        Raises `UnknownKeyError` if the key is not here, and `StoreError` if the bytes were changed
+        or are about something else.
+        """
         from cryptography.exceptions import InvalidTag
 
-        key = self._keys.get(sealed[len(_MAGIC) :][:_ID_BYTES])
-        if key is None or not is_sealed(sealed):
+        key = self._keys.get(encrypted[len(_MAGIC) :][:_ID_BYTES])
+        if key is None or not is_encrypted(encrypted):
             raise UnknownKeyError(
                 f"{about} was encrypted with a key that is not among those of {SETTING}: add it "
                 "behind the others"
             )
-        nonce = sealed[_HEADER_BYTES - _NONCE_BYTES : _HEADER_BYTES]
+        nonce = encrypted[_HEADER_BYTES - _NONCE_BYTES : _HEADER_BYTES]
         try:
-            return _cipher(key, about).decrypt(nonce, sealed[_HEADER_BYTES:], about.encode())
+            return _aes(key, about).decrypt(nonce, encrypted[_HEADER_BYTES:], about.encode())
         except InvalidTag:
             raise StoreError(
                 f"{about} was changed, or moved here from elsewhere: its encryption does not fit"
             ) from None
 
-    def seal_text(self, text: str, about: str) -> str:
-        """Text that a text column can hold."""
-        sealed = self.seal(text.encode("utf-8", "surrogatepass"), about)
-        return _TEXT_MAGIC + base64.b64encode(sealed[len(_MAGIC) :]).decode()
+    def encrypt_text(self, text: str, about: str) -> str:
+        """Encrypts to text that a text column can hold."""
+        encrypted = self.encrypt(text.encode("utf-8", "surrogatepass"), about)
+        return _TEXT_MAGIC + base64.b64encode(encrypted[len(_MAGIC) :]).decode()
 
-    def open_text(self, sealed: str, about: str) -> str:
-        """The inverse. Raises `StoreError`, of another key `UnknownKeyError`."""
+    def decrypt_text(self, encrypted: str, about: str) -> str:
+        """The inverse of `encrypt_text`. Raises what `decrypt` raises."""
         try:
-            packed = base64.b64decode(sealed.removeprefix(_TEXT_MAGIC), validate=True)
+            packed = base64.b64decode(encrypted.removeprefix(_TEXT_MAGIC), validate=True)
         except binascii.Error:
             raise StoreError(f"{about} was changed: it is not what was encrypted") from None
-        return self.open(_MAGIC + packed, about).decode("utf-8", "surrogatepass")
+        return self.decrypt(_MAGIC + packed, about).decode("utf-8", "surrogatepass")
 
     def hashed(self, text: str, about: str) -> str:
-        """A keyed hash: the same for the same text, and not to be guessed without the key."""
+        """A keyed hash of the text. Nobody without the key can guess it."""
         key = _derived(self._oldest, f"hash {about}")
         return hmac.digest(key, text.encode("utf-8", "surrogatepass"), "sha256").hex()[:_HASH_CHARS]
 
-    def _sealed(self, data: bytes, about: str, nonce: bytes) -> bytes:
+    def _encrypted(self, data: bytes, about: str, nonce: bytes) -> bytes:
         key = self._newest
-        ciphertext = _cipher(key, about).encrypt(nonce, data, about.encode())
+        ciphertext = _aes(key, about).encrypt(nonce, data, about.encode())
         return b"".join((_MAGIC, _derived(key, "id")[:_ID_BYTES], nonce, ciphertext))
 
 
-def is_sealed(data: bytes) -> bool:
+def is_encrypted(data: bytes) -> bool:
     return data.startswith(_MAGIC)
 
 
-def is_sealed_text(text: str) -> bool:
+def is_encrypted_text(text: str) -> bool:
     return text.startswith(_TEXT_MAGIC)
 
 
 def no_key(what: str) -> UsageError:
-    """The error of who would read or write without a key."""
+    """The error of a process that lacks the key."""
     return UsageError(f"{what} is encrypted: set {SETTING} to the key it was written with")
 
 
@@ -139,12 +143,12 @@ def _decoded(part: str) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _derived(key: bytes, purpose: str) -> bytes:
-    """A key for one purpose: none is used for two."""
+    """A key for one purpose; no key serves two."""
     return hmac.digest(key, b"specbatch " + purpose.encode(), "sha256")
 
 
 @lru_cache(maxsize=256)
-def _cipher(key: bytes, about: str) -> AESGCM:
+def _aes(key: bytes, about: str) -> AESGCM:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # not for those without a key
 
     return AESGCM(_derived(key, f"seal {about.partition('/')[0]}"))

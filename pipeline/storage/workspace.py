@@ -14,9 +14,9 @@ import secrets
 from collections.abc import Callable
 
 from specbatch.pipeline.storage.objects import Objects, join, local_path, tidy
+from specbatch.schemas.encryption import SETTING, is_encrypted, no_key
 from specbatch.schemas.errors import ObjectError, StoreError, UsageError
 from specbatch.schemas.records import Artefact, JobRow, Lease
-from specbatch.schemas.sealing import SETTING, is_sealed, no_key
 
 
 def name_of_attempt(kind: str, lease: Lease, ending: str = "arrow") -> str:
@@ -31,8 +31,8 @@ def name_of_attempt(kind: str, lease: Lease, ending: str = "arrow") -> str:
 
 def put_own(objects: Objects, job: JobRow, name: str, data: bytes) -> Artefact:
     """Write one of the job's files. Raises `UsageError` where it lacks the key that it needs."""
-    if objects.sealer is not None:
-        data = objects.sealer.seal_same(data, _about(job, name))
+    if objects.cipher is not None:
+        data = objects.cipher.encrypt_repeatably(data, _about(job, name))
     elif not job.privacy.is_full:
         raise UsageError(f"files of job {job.job_id} are encrypted: set {SETTING} on its workers")
     return objects.put_bytes(join(job.workspace_uri, name), data)
@@ -50,7 +50,7 @@ def read_own_named(objects: Objects, job: JobRow, uri: str) -> bytes:
     Raises `ObjectError` for one that is not encrypted.
     """
     data = objects.get_bytes(uri)
-    if not is_sealed(data):
+    if not is_encrypted(data):
         raise ObjectError(f"{uri} is not encrypted: the workspace was damaged")
     return _opened(objects, job, uri, data)
 
@@ -73,12 +73,12 @@ def delete_own(objects: Objects, job: JobRow, chosen: Callable[[str], bool] | No
 
 def _opened(objects: Objects, job: JobRow, uri: str, data: bytes) -> bytes:
     """What was written before there was a key is read as it is."""
-    if not is_sealed(data):
+    if not is_encrypted(data):
         return data
-    if objects.sealer is None:
+    if objects.cipher is None:
         raise no_key(uri)
     try:
-        return objects.sealer.open(data, _about(job, uri.rpartition("/")[2]))
+        return objects.cipher.decrypt(data, _about(job, uri.rpartition("/")[2]))
     except StoreError as error:
         raise ObjectError(str(error)) from None
 

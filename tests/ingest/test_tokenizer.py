@@ -10,55 +10,55 @@ import orjson
 import pytest
 from ingest.making import CHAT_TEMPLATE, save_tokenizer
 
-from specbatch.pipeline.inputs import codec as codec_module
-from specbatch.pipeline.inputs.codec import TextCodec
+from specbatch.pipeline.inputs import tokenizer as tokenizer_module
 from specbatch.pipeline.inputs.templates import ChatError
+from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.schemas.errors import ModelError
 
 
-def test_text_comes_back(codec: TextCodec) -> None:
+def test_text_comes_back(tokenizer: TextTokenizer) -> None:
     texts = ["plain", " spaces  kept ", "ünïcödé 🎈", "line\nbreak"]
-    assert codec.decode_batch(codec.encode_batch(texts)) == texts
+    assert tokenizer.decode_batch(tokenizer.encode_batch(texts)) == texts
 
 
-def test_special_tokens_come_only_when_asked_for(codec: TextCodec) -> None:
-    with_bos, without = codec.encode_batch(["a"]), codec.encode_batch(["a"], special=False)
+def test_special_tokens_come_only_when_asked_for(tokenizer: TextTokenizer) -> None:
+    with_bos, without = tokenizer.encode_batch(["a"]), tokenizer.encode_batch(["a"], special=False)
     assert with_bos[0][1:] == without[0]
-    assert codec.decode(with_bos[0]) == "a"
+    assert tokenizer.decode(with_bos[0]) == "a"
 
 
 def test_large_batches_are_tokenised_in_portions(
-    codec: TextCodec, monkeypatch: pytest.MonkeyPatch
+    tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = ["x" * i for i in range(40)]
-    whole = codec.encode_batch(texts)
-    monkeypatch.setattr(codec_module, "_CHARS_PER_CALL", 50)
-    assert codec.encode_batch(texts) == whole
-    assert codec.encode_batch([]) == []
-    assert codec.encode_batch([""], special=False) == [[]]
+    whole = tokenizer.encode_batch(texts)
+    monkeypatch.setattr(tokenizer_module, "_CHARS_PER_CALL", 50)
+    assert tokenizer.encode_batch(texts) == whole
+    assert tokenizer.encode_batch([]) == []
+    assert tokenizer.encode_batch([""], special=False) == [[]]
 
 
 def test_end_tokens_come_from_tokenizer_and_generation_config(tmp_path: Path) -> None:
     folder = save_tokenizer(tmp_path, CHAT_TEMPLATE)
-    assert TextCodec.load(str(folder)).eos_ids == (1,)
+    assert TextTokenizer.load(str(folder)).eos_ids == (1,)
     (folder / "generation_config.json").write_bytes(orjson.dumps({"eos_token_id": [1, 7]}))
-    assert TextCodec.load(str(folder)).eos_ids == (1, 7)
+    assert TextTokenizer.load(str(folder)).eos_ids == (1, 7)
     (folder / "generation_config.json").write_bytes(b"[]")
     with pytest.raises(ModelError, match=r"generation_config\.json is not a JSON object"):
-        TextCodec.load(str(folder))
+        TextTokenizer.load(str(folder))
 
 
-def test_the_digest_tells_vocabularies_apart(codec: TextCodec, tmp_path: Path) -> None:
-    twin = TextCodec.load(str(save_tokenizer(tmp_path / "twin", None)))
-    assert twin.vocab_digest() == codec.vocab_digest()
+def test_the_digest_tells_vocabularies_apart(tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    twin = TextTokenizer.load(str(save_tokenizer(tmp_path / "twin", None)))
+    assert twin.vocab_digest() == tokenizer.vocab_digest()
     twin._tokenizer.add_tokens(["<extra>"])
-    other = TextCodec(twin._tokenizer, "other")
-    assert other.vocab_digest() != codec.vocab_digest()
-    assert other.vocab_size == codec.vocab_size + 1
+    other = TextTokenizer(twin._tokenizer, "other")
+    assert other.vocab_digest() != tokenizer.vocab_digest()
+    assert other.vocab_size == tokenizer.vocab_size + 1
 
 
 def test_a_chat_without_template_says_so(tmp_path: Path) -> None:
-    bare = TextCodec.load(str(save_tokenizer(tmp_path, None)))
+    bare = TextTokenizer.load(str(save_tokenizer(tmp_path, None)))
     assert not bare.has_chat_template
     with pytest.raises(ChatError, match="has no chat template") as caught:
         bare.chat([{"role": "user", "content": "x"}])
@@ -67,9 +67,9 @@ def test_a_chat_without_template_says_so(tmp_path: Path) -> None:
 
 def test_models_that_cannot_be_loaded_are_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"model folder /no/such/model does not exist"):
-        TextCodec.load("/no/such/model")
+        TextTokenizer.load("/no/such/model")
     with pytest.raises(ModelError, match=rf"model {tmp_path} has no tokenizer"):
-        TextCodec.load(str(tmp_path))
+        TextTokenizer.load(str(tmp_path))
 
 
 def test_threads_that_load_the_first_tokenizer_at_once_all_have_it(tmp_path: Path) -> None:
@@ -84,8 +84,8 @@ def test_threads_that_load_the_first_tokenizer_at_once_all_have_it(tmp_path: Pat
 LOADING = """
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from specbatch.pipeline.inputs.codec import TextCodec
+from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 
 with ThreadPoolExecutor(8) as pool:
-    print(len(list(pool.map(TextCodec.load, sys.argv[1:] * 8))))
+    print(len(list(pool.map(TextTokenizer.load, sys.argv[1:] * 8))))
 """

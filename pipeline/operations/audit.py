@@ -61,7 +61,7 @@ class Replayed:
 
 
 class LooksAgain(Protocol):
-    """What replays completions of one job: `replaying.Replays`."""
+    """What replays completions of one job: `replay.Replays`."""
 
     def look(self, keys: Iterable[tuple[int, int]]) -> Iterator[Replayed]:
         """Each of these (row, sample)."""

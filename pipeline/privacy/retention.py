@@ -16,8 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from specbatch.pipeline.privacy.redactor import Redactor, merged, replaced
-from specbatch.pipeline.privacy.token_places import Decode, token_places, tokens_in
+from specbatch.pipeline.privacy.redactor import Redactor, Span, merged, replaced
 from specbatch.schemas.errors import SpecbatchError
 from specbatch.schemas.privacy import NOT_KEPT, PrivacyMode
 from specbatch.schemas.provenance import Provenance
@@ -154,7 +153,7 @@ class Keepers:
         return self.redacted if mode is PrivacyMode.REDACTED else self.hash_only
 
 
-class Codec(Protocol):
+class Decoder(Protocol):
     """What makes texts of token ids."""
 
     def decode(self, ids: Sequence[int]) -> str: ...
@@ -165,15 +164,69 @@ class Codec(Protocol):
 def kept_records(
     keeper: Everything,
     records: Sequence[CompletionRecord],
-    codec: Codec,
+    tokenizer: Decoder,
     texts: Sequence[str] | None = None,
 ) -> Sequence[CompletionRecord]:
     """Completions as they are stored; `texts`, where known, are those of all their tokens."""
     if keeper.is_full:
         return records
     if texts is None:
-        texts = codec.decode_batch([record.token_ids for record in records])
+        texts = tokenizer.decode_batch([record.token_ids for record in records])
     return [
-        keeper.record(record, whole, codec.decode)
+        keeper.record(record, whole, tokenizer.decode)
         for record, whole in zip(records, texts, strict=True)
     ]
+
+
+Decode = Callable[[Sequence[int]], str]
+Place = tuple[int, int]
+
+_UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # how a character looks before its last byte
+_MAX_PENDING = 16  # tokens that may wait for one character
+
+
+def token_places(token_ids: Sequence[int], text: str, decode: Decode) -> list[Place] | None:
+    """The characters of each token, those that make one character together the same ones.
+
+    None where decoding a few tokens at a time does not add up to the text: who asks must take every
+    token for any character then. Takes time in proportion to the text.
+    """
+    places: list[Place] = []
+    begin = 0  # of the tokens that are decoded again, for context
+    read = 0  # tokens whose characters are known
+    at = 0  # characters of these
+    for stop in range(1, len(token_ids) + 1):
+        known = decode(token_ids[begin:read])
+        window = decode(token_ids[begin:stop])
+        if not window.startswith(known.rstrip(_UNFINISHED)):
+            return None
+        fresh = window[len(known) :]
+        last = stop == len(token_ids)
+        if fresh.endswith(_UNFINISHED) and stop - read < _MAX_PENDING and not last:
+            continue  # the next token may complete it
+        if not text.startswith(fresh, at):
+            return None
+        places += [(at, at + len(fresh))] * (stop - read)
+        at += len(fresh)
+        if fresh:
+            begin = read
+        read = stop
+    return places if at == len(text) else None
+
+
+def tokens_in(places: Sequence[Place] | None, spans: Sequence[Span], count: int) -> set[int]:
+    """The tokens of which a character lies in a span; all of them where places are unknown."""
+    if places is None:
+        return set(range(count))
+    found: set[int] = set()
+    number = 0
+    for span in spans:
+        while number < len(places) and places[number][1] <= span.start:
+            number += 1
+        for token in range(number, len(places)):
+            start, stop = places[token]
+            if start >= span.stop:
+                break
+            if stop > span.start:
+                found.add(token)
+    return found

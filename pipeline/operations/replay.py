@@ -16,9 +16,9 @@ from specbatch.pipeline.engines.exact.recheck import Difference
 from specbatch.pipeline.engines.exact.replayer import Looked, Replayer
 from specbatch.pipeline.engines.models.fingerprint import fingerprint_of
 from specbatch.pipeline.engines.models.model_folder import config_and_weights_sha256
-from specbatch.pipeline.inputs.codec import TextCodec
+from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.operations.auditing import Replayed
+from specbatch.pipeline.operations.audit import Replayed
 from specbatch.pipeline.stages.requests import requests_of, with_text
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.pipeline.storage.prompts import reader
@@ -62,14 +62,14 @@ class Replays:
         objects: Objects,
         job: JobRow,
         spec: JobSpec,
-        codec: TextCodec,
+        tokenizer: TextTokenizer,
         replayer: Replayer,
     ) -> None:
         self._store = store
         self._job = job
         self._is_private = not job.privacy.is_full or job.purged_at is not None
         self._spec = spec
-        self._codec = codec
+        self._tokenizer = tokenizer
         self._replayer = replayer
         self._read = reader(objects, job, files=2)
 
@@ -203,11 +203,11 @@ class Replays:
         return next(rows, None)
 
     def _request(self, row: PromptRow, sample: int) -> Request:
-        return requests_of(self._job.job_id, self._spec, row, self._codec.decode)[sample]
+        return requests_of(self._job.job_id, self._spec, row, self._tokenizer.decode)[sample]
 
     def _text(self, record: CompletionRecord, row: PromptRow) -> str:
-        texts = self._codec.decode_batch([record.token_ids])
-        [done] = with_text([record], texts, [row], self._spec, self._codec.decode)
+        texts = self._tokenizer.decode_batch([record.token_ids])
+        [done] = with_text([record], texts, [row], self._spec, self._tokenizer.decode)
         return done.text
 
 

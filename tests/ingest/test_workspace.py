@@ -15,8 +15,8 @@ from ledger.builders import JOB, new_job
 from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.outputs.outputs import OutputWriter
 from specbatch.pipeline.runtime.purge import Due, Purger
-from specbatch.pipeline.storage.confined import check_own, delete_own, read_own
 from specbatch.pipeline.storage.objects import Objects, join
+from specbatch.pipeline.storage.workspace import check_own, delete_own, read_own
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.records import Artefact, JobRow
 from support.faulty_s3 import Fault, FaultyS3
