@@ -159,7 +159,8 @@ def run(world: World, drafts: bool = True) -> float:
     sources = sources_of(world, clock) if drafts else []
     by_name = {source.name: source for source in sources}
     steps = STEPS * (4 if world.sequences == 2 else 2 if world.sequences == 8 else 1)
-    wanted, decided, running = steps * world.sequences, 0, []
+    wanted, decided = steps * world.sequences, 0
+    running: list[Sequence] = []
     with patch.object(speculator, "time", clock):
         made = speculator.Speculator(sources, coin=random.Random(world.seed + 2).random)
         choose = made._options_of_all
