@@ -1,4 +1,4 @@
-"""What a store must do. `SqlStore` and `MemoryStore` both do it; one test body proves them alike.
+"""What a store must do. `SqlStore` does it; one test body runs on SQLite and PostgreSQL.
 
 Every write that follows a claim names the lease's generation and raises `FencedError` when it is no
 longer current. Times are seconds since the epoch by the store's own clock.

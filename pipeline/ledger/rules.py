@@ -1,4 +1,4 @@
-"""Decisions both stores take alike. Pure: no SQL, no clock."""
+"""What becomes of jobs and groups. Pure: no SQL, no clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What both stores decide alike about sessions."""
+"""What becomes of sessions. Pure: no SQL, no clock."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 NESTED: dict[str, tuple[tuple[str, ...], ...]] = {
     "pipeline.policy": (("costs",), (".",)),
     "pipeline.observe": ((".",), ("metrics", "tracing", "report", "terminal")),
-    "pipeline.ledger": ((".",), ("sql", "memory")),
+    "pipeline.ledger": ((".",), ("sql",)),
     "pipeline.engines": (("exact",), (".",)),
     "pipeline.engines.exact": tuple(
         (name,) for name in ("state", "model", "sampling", "proposers", "speculation", ".")

@@ -1,4 +1,4 @@
-"""Groups that are cut in two: one test body for the three stores."""
+"""Groups that are cut in two: one test body for both databases."""
 
 from __future__ import annotations
 

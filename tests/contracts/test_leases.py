@@ -1,4 +1,4 @@
-"""Who holds a group, for how long, and what is due: one test body for the three stores."""
+"""Who holds a group, for how long, and what is due: one test body for both databases."""
 
 from __future__ import annotations
 

@@ -15,12 +15,13 @@ from specbatch.jobs.chaos.stand_in import StandInEngine
 from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
 from specbatch.pipeline.engines.exact.service import EngineService
 from specbatch.pipeline.engines.exact.state.sequence import Completion
-from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.ledger.rules import FIRST_CUT_INDEX
+from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.pipeline.runtime.helping import Helper
 from specbatch.pipeline.runtime.leases import LeaseKeeper
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.records import JobState, Stage
+from support.databases import sqlite_store
 from support.stand_ins import Outcome, Site
 
 ROWS = 64
@@ -210,7 +211,7 @@ def test_all_that_is_begun_stays(site: Site, busy: Busy) -> None:
 # --- who asks, and who hears it -------------------------------------------------------------
 def test_only_who_verifies_nothing_asks() -> None:
     clock = Clock()
-    store = MemoryStore(clock=clock)
+    store = sqlite_store(clock)
     ingest(store, groups=2)
     lease = claim(store, 0, owner="busy").lease
     mine = claim(store, 1, owner="idle").lease
@@ -227,7 +228,7 @@ def test_only_who_verifies_nothing_asks() -> None:
 
 def test_a_holder_hears_it_once_each_time_it_is_asked() -> None:
     clock = Clock()
-    store = MemoryStore(clock=clock)
+    store = sqlite_store(clock)
     ingest(store, groups=1)
     lease = claim(store, 0, owner="busy").lease
     keeper = LeaseKeeper(store, LEASE_SEC * 1000)
@@ -248,7 +249,7 @@ def test_a_holder_hears_it_once_each_time_it_is_asked() -> None:
     keeper.close()
 
 
-def claim_after(store: MemoryStore, index: int) -> Any:
+def claim_after(store: SqlStore, index: int) -> Any:
     """Somebody else takes up the group that was cut off."""
     return claim(store, index, owner="idle").lease
 
@@ -256,7 +257,7 @@ def claim_after(store: MemoryStore, index: int) -> Any:
 def test_helpers_ask_in_a_thread_of_their_own_and_outlive_the_store(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    store = MemoryStore()
+    store = sqlite_store()
     ingest(store, groups=1)
     claim(store, 0, owner="busy")
     keeper = LeaseKeeper(store, LEASE_SEC * 1000)

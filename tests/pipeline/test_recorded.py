@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from ledger.builders import JOB, NO_TIME, completion, new_group, new_job, position
 
-from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.stages.recorded import put_kept, put_rejected, recorded, rejected_whole
 from specbatch.pipeline.storage.artefacts import write_prompts, write_results
 from specbatch.pipeline.storage.confined import delete_own, put_own, read_own
@@ -24,6 +23,7 @@ from specbatch.schemas.records import (
 )
 from specbatch.schemas.sealing import Sealer
 from specbatch.schemas.spec import load_spec
+from support.databases import sqlite_store
 
 SPEC = load_spec({"input": {"uri": "in"}, "output": {"uri": "out"}, "verifier": "big"})
 BAD = [RejectedRow(8, "Anna", "bad_id", "the id 'Anna'"), RejectedRow(9, None, "bad_id", "x")]
@@ -46,7 +46,7 @@ class Place:
 
     def __init__(self, folder: Path) -> None:
         self.objects = Objects(sealer=Sealer([bytes(32)]))
-        self.store = MemoryStore()
+        self.store = sqlite_store()
         order = new_job(workspace_uri=str(folder / JOB), privacy=PrivacyMode.HASH_ONLY)
         self.job, _ = self.store.create_job(order)
         lease = self.claim_job(Stage.INGEST)

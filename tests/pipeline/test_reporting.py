@@ -13,7 +13,6 @@ from ledger.builders import JOB, NO_TIME, RESULTS, Clock, completion, new_group,
 from tokenizers import Tokenizer
 
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.ledger.sql.migrate import open_store
 from specbatch.pipeline.operations.report_texts import make_pieces
 from specbatch.pipeline.operations.reporting import make_report
@@ -28,6 +27,7 @@ from specbatch.schemas.settings import Settings
 from specbatch.schemas.speculation import Decision, DecisionAction
 from specbatch.schemas.timekeeping import Device, NewSession, Spent
 from support import demo
+from support.databases import sqlite_store
 from support.html_page import Page, check
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -36,8 +36,8 @@ SECRET = "the launch code is swordfish"
 
 @pytest.fixture
 def store() -> Store:
-    """What it tells is the same in all stores: `tests/contracts` sees to that."""
-    return MemoryStore(clock=Clock())
+    """What it tells is the same on both databases: `tests/contracts` sees to that."""
+    return sqlite_store(Clock())
 
 
 @pytest.fixture

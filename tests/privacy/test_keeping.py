@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ledger.builders import completion, new_job
 
-from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.privacy.keeping import EVERYTHING, NO_WORDS
 from specbatch.pipeline.privacy.redactor import Redactor, Span
 from specbatch.pipeline.privacy.tenants import Privacy
@@ -20,6 +19,7 @@ from specbatch.schemas.provenance import Provenance
 from specbatch.schemas.records import JobRow, RejectedRow
 from specbatch.schemas.sealing import Sealer
 from specbatch.schemas.spec import load_spec
+from support.databases import sqlite_store
 
 MAIL = "anna@example.org"
 SEALER = Sealer([bytes(32)])
@@ -34,7 +34,7 @@ def privacy(mode: PrivacyMode, sealer: Sealer | None = SEALER) -> Privacy:
 
 
 def job_of(mode: PrivacyMode) -> JobRow:
-    return MemoryStore().create_job(new_job(tenant="clinic", privacy=mode))[0]
+    return sqlite_store().create_job(new_job(tenant="clinic", privacy=mode))[0]
 
 
 @given(text=st.text(max_size=60))
@@ -150,7 +150,7 @@ def test_an_order_is_shown_without_its_texts_and_pinned_to_its_mode() -> None:
         assert kept.spec["sampling"]["bad_words"] == []
         assert kept.spec["input"] == spec["input"]
         assert ("Anna" in said) is (mode is PrivacyMode.REDACTED)
-        stored, _ = MemoryStore().create_job(kept)
+        stored, _ = sqlite_store().create_job(kept)
         assert stored.spec == spec
     assert privacy(PrivacyMode.FULL).order(order) is order
 
