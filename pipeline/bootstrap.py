@@ -14,8 +14,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.ledger.sql.databases import make_place
 from specbatch.pipeline.ledger.sql.migrate import grant_roles, open_store
-from specbatch.pipeline.ledger.sql.store_place import make_place
 from specbatch.pipeline.observe.metrics.meter import Meter
 from specbatch.pipeline.observe.tracing.tracing import UNTRACED, TraceOptions, Tracing, open_tracing
 from specbatch.pipeline.privacy.tenants import Privacy

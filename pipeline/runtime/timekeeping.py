@@ -3,7 +3,7 @@
 Engines count, to the tick, what a step took and whose it was (`engines/exact/state/time_book.py`).
 What is left of the clock, between steps and without work, is a worker's overhead and its idleness.
 Told are all counters so far, with every heartbeat and at the end; why that balances,
-`ledger/time_contract.py` says. Only workers with an engine have a device that is paid for: those
+`ledger/contract.py` says. Only workers with an engine have a device that is paid for: those
 that read inputs and record keep no time.
 """
 

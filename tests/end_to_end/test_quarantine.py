@@ -13,9 +13,8 @@ from ledger.builders import LEASE_SEC
 from specbatch.jobs.chaos.stand_in import StandInHost
 from specbatch.pipeline.engines.contract import Submitted
 from specbatch.pipeline.engines.exact.state.sequence import Request
-from specbatch.pipeline.ledger.rules import FIRST_CUT_INDEX
 from specbatch.schemas.errors import EngineError, ObjectError
-from specbatch.schemas.records import JobState
+from specbatch.schemas.records import FIRST_SPLIT_INDEX, JobState
 from specbatch.schemas.spec import EngineSpec
 from support.stand_ins import MOST_ROUNDS, Outcome, Site
 
@@ -188,7 +187,7 @@ def test_after_a_failure_both_halves_are_rung_for(site: Site) -> None:
     for _ in range(3):
         site.rung.clear()
         stages.verify(job_id, 0)
-    assert {bell.group_index for bell in site.rung} == {0, FIRST_CUT_INDEX}
+    assert {bell.group_index for bell in site.rung} == {0, FIRST_SPLIT_INDEX}
     site.rung.clear()
     stages.verify(job_id, 0)  # rows 0 to 31 go well: the other suspect may be taken up now
-    assert FIRST_CUT_INDEX in [bell.group_index for bell in site.rung]
+    assert FIRST_SPLIT_INDEX in [bell.group_index for bell in site.rung]

@@ -15,12 +15,11 @@ from specbatch.jobs.chaos.stand_in import StandInEngine
 from specbatch.pipeline.engines.exact.model.model_folder import inspect_model
 from specbatch.pipeline.engines.exact.service import EngineService
 from specbatch.pipeline.engines.exact.state.sequence import Completion
-from specbatch.pipeline.ledger.rules import FIRST_CUT_INDEX
 from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.pipeline.runtime.helping import Helper
 from specbatch.pipeline.runtime.leases import LeaseKeeper
 from specbatch.schemas.errors import StoreError
-from specbatch.schemas.records import JobState, Stage
+from specbatch.schemas.records import FIRST_SPLIT_INDEX, JobState, Stage
 from support.databases import sqlite_store
 from support.stand_ins import Outcome, Site
 
@@ -140,7 +139,7 @@ def test_an_idle_worker_takes_half_of_what_a_busy_one_has_not_begun(
     busy.keeper.beat()  # asked once, whatever the number of heartbeats
     busy.go_on()
     wait_for_cut(site)
-    first = found(site.store.prompts_of(job_id, FIRST_CUT_INDEX))
+    first = found(site.store.prompts_of(job_id, FIRST_SPLIT_INDEX))
     # 2 rows of 2 samples run, 62 wait: half of these are given back.
     assert (first.row_start, first.rows) == (33, 31)
     site.work(idle, Stage.VERIFY)
@@ -149,7 +148,7 @@ def test_an_idle_worker_takes_half_of_what_a_busy_one_has_not_begun(
     while cuts(site) < 2:
         busy.keeper.beat()
         busy.go_on()
-    second = found(site.store.prompts_of(job_id, FIRST_CUT_INDEX + 1))
+    second = found(site.store.prompts_of(job_id, FIRST_SPLIT_INDEX + 1))
     assert second.row_start + second.rows == first.row_start
     site.work(idle, Stage.VERIFY)
     busy.end()

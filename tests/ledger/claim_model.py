@@ -26,7 +26,7 @@ from specbatch.schemas.records import (
 OPEN = (Stage.PROPOSE, Stage.VERIFY, Stage.RECORD)
 CANCELLABLE = (Stage.PROPOSE, Stage.VERIFY)
 CLOSED = (Stage.FAILED, Stage.CANCELLED)
-FIRST_CUT_INDEX = 1 << 24
+FIRST_SPLIT_INDEX = 1 << 24
 
 
 @dataclass
@@ -388,7 +388,7 @@ class ClaimModel:
         return self._cut(job, group, keep)
 
     def _cut(self, job: Job, group: Group, keep: int) -> int:
-        index = FIRST_CUT_INDEX + len(job.groups) - job.planned
+        index = FIRST_SPLIT_INDEX + len(job.groups) - job.planned
         job.groups[index] = Group(
             group.stage,
             self.now(),
@@ -426,7 +426,7 @@ class ClaimModel:
     def advance(self, lease: Lease, to: Stage, *_: object) -> None:
         if lease.stage not in CANCELLABLE:
             raise ValueError(lease)
-        _, group = self._held_group(lease, *CANCELLABLE)
+        group = self._held_group(lease, *CANCELLABLE)[1]
         if to is Stage.VERIFY:
             group.has_drafts = True
         else:

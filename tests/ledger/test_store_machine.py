@@ -386,7 +386,7 @@ class StoreLives(RuleBasedStateMachine):
 
     @invariant()
     def every_row_is_in_exactly_one_group(self) -> None:
-        rows = []
+        rows: list[int] = []
         for index, prompts in self.store.groups(self.job):
             file = int(prompts.artefact.uri.split("-")[-1].removesuffix(".arrow"))
             first = ROWS * file + prompts.row_start
@@ -435,7 +435,7 @@ def _settings(max_examples: int, steps: int) -> settings:
 
 
 TestStoreLives = StoreLives.TestCase
-TestStoreLives.settings = _settings(max_examples=50, steps=20)
+TestStoreLives.settings = _settings(max_examples=40, steps=20)
 
 
 @pytest.mark.long

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,8 +40,8 @@ def store() -> Store:
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[Store]:
-    opened = open_store(f"sqlite:///{tmp_path}/report.db", clock=Clock())
+def on_postgres(postgres_url: str) -> Iterator[Store]:
+    opened = open_store(postgres_url, clock=Clock())
     yield opened
     opened.close()
 
@@ -113,9 +112,9 @@ def test_a_finished_job_has_every_section(store: Store) -> None:
     assert len(page.token_classes) == 4 * 3
 
 
-def test_a_database_tells_the_same_as_a_store_in_memory(store: Store, database: Store) -> None:
+def test_both_databases_tell_the_same(store: Store, on_postgres: Store) -> None:
     told = []
-    for one in (store, database):
+    for one in (store, on_postgres):
         whole_job(one)
         finish(one)
         told.append(report(one).text.partition("audit log, head")[0])
