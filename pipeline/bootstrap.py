@@ -15,8 +15,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.ledger.sql.databases import make_place
 from specbatch.pipeline.ledger.sql.migrate import grant_roles, open_store
-from specbatch.pipeline.ledger.sql.store_place import make_place
 from specbatch.pipeline.observe.metrics.meter import Meter
 from specbatch.pipeline.observe.tracing.selection import open_tracing
 from specbatch.pipeline.observe.tracing.tracing import UNTRACED, TraceOptions, Tracing

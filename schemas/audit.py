@@ -46,7 +46,7 @@ EMPTY = Head()
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """One entry as it is kept. Nothing in it is trusted before `checking.py` has seen it."""
+    """One stored entry. Nothing in it is trusted before `audit/replay_log.py` has checked it."""
 
     job_id: str
     number: int  # from 1, without a gap

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -33,3 +33,15 @@ def renewed(spec: JobSpec) -> JobSpec:
         if values[part][name] == former:
             del values[part][name]
     return JobSpec.model_validate(values)
+
+
+def differences(
+    one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = ""
+) -> Iterable[str]:
+    """Dotted names of the fields in which two plain mappings differ."""
+    for key in {*one, *other}:
+        left, right = one.get(key), other.get(key)
+        if isinstance(left, Mapping) and isinstance(right, Mapping):
+            yield from differences(left, right, f"{prefix}{key}.")
+        elif left != right or (key in one) != (key in other):
+            yield f"{prefix}{key}"

@@ -16,6 +16,7 @@ from specbatch.schemas.provenance import NO_PROVENANCE, NO_TICKS, Provenance, Ti
 
 # The most likely tokens at one place: ids, and their log-probabilities, falling.
 TopLogprobs = tuple[tuple[int, ...], tuple[float, ...]]
+FIRST_SPLIT_INDEX = 1 << 24  # of groups that were split off; ingest numbers its own below
 
 
 class Origin(IntEnum):

@@ -1,4 +1,4 @@
-"""Tables of device time: counters in ticks, which only grow. See `ledger/time_contract.py`."""
+"""Tables of device time: counters in ticks, which only grow. See `ledger/contract.py`."""
 
 from __future__ import annotations
 

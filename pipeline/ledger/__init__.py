@@ -1,1 +1,1 @@
-"""The store: jobs, groups, leases, completions, costs. The only room that speaks SQL."""
+"""The store: jobs, groups, leases, completions, costs. `sql/` alone speaks SQL."""

@@ -1,4 +1,4 @@
-"""Who does something to a job, as the audit log names it."""
+"""The actor that the audit log names by default."""
 
 from __future__ import annotations
 

@@ -1,71 +1,109 @@
-"""What a store must do. `SqlStore` and `MemoryStore` both do it; one test body proves them alike.
+"""What a store must do. `SqlStore` does it; one test body runs on SQLite and PostgreSQL.
 
-Every write that follows a claim names the lease's generation and raises `FencedError` when it is no
-longer current. Times are seconds since the epoch by the store's own clock.
+Every write that follows a claim names the lease with its fencing token, and raises `FencedError`
+when it is no longer current. Times are seconds since the epoch by the store's own clock.
+
+**Device time.** A *session* is one device in one worker process. Its time is kept as counters: what
+each attempt at a group used of it, by kind, and what nobody used, idle or overhead. Every report
+carries cumulative counters, and the larger value stays. So it does not matter how often a counter
+is reported, in which order, by which thread, or whether the answer got lost: no time is counted
+twice, and a worker keeps no list of unreported time. It balances after crashes too:
+
+1. A session ends once, in a transaction that locks its row: `leased` becomes the larger of when it
+   was last seen and the sum of its counters, `lost` the difference. From then on none of its
+   counters changes, so leased = idle + overhead + lost + what attempts used, for ever.
+2. The writes that keep an attempt's results (`advance`, `keep_part`) carry its time in the same
+   transaction. So where rows have device time, the session has it too, whoever dies afterwards.
+   They mark the attempt as kept; the time of all others is lost.
+3. A process that was taken for dead cannot write to its session any more. It begins another one
+   where that one ended: `runtime/device_time.py`.
+
+**Audit log.** The other methods write it, in the transaction of what they do. Each entry names an
+actor: the owner of the lease, else whom the store works for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from specbatch.pipeline.ledger.audit_contract import AuditStore
-from specbatch.pipeline.ledger.figures_contract import FiguresStore
-from specbatch.pipeline.ledger.lease_contract import LeaseStore
-from specbatch.pipeline.ledger.presence_contract import PresenceStore
-from specbatch.pipeline.ledger.privacy_contract import PrivacyStore
-from specbatch.pipeline.ledger.reporting_contract import ReportingStore
-from specbatch.pipeline.ledger.schedule_contract import ScheduleStore
-from specbatch.pipeline.ledger.time_contract import TimeLedger
-from specbatch.schemas.audit import PublishedManifest
+from specbatch.pipeline.audit.accounts import AccountRows
+from specbatch.schemas.audit import (
+    AuditRecord,
+    Correctness,
+    EntryKind,
+    Head,
+    KeptCompletion,
+    LogEntry,
+    PublishedManifest,
+)
+from specbatch.schemas.backlog import Backlog
+from specbatch.schemas.figures import StoreFigures
 from specbatch.schemas.fingerprint import Models
+from specbatch.schemas.job_figures import GroupFigures, RowFigures
 from specbatch.schemas.job_progress import JobProgress
+from specbatch.schemas.numeric_class import Serves
+from specbatch.schemas.presence import WorkerProcess
+from specbatch.schemas.provenance import Ticks
 from specbatch.schemas.records import (
     Artefact,
+    Beat,
     CompletionRecord,
+    DueWork,
+    GroupWork,
     JobRow,
     JobState,
+    JobWork,
     Lease,
     NewGroup,
     NewJob,
     Prompts,
     RejectedRow,
+    Released,
     SourcePosition,
     Stage,
     StageTiming,
 )
+from specbatch.schemas.schedules import RUNS, RunState, ScheduleRun
 from specbatch.schemas.speculation import AcceptanceCount, Decision, PastOutput
-from specbatch.schemas.timekeeping import Spent
+from specbatch.schemas.timekeeping import (
+    Attempt,
+    JobTime,
+    NewSession,
+    RowTime,
+    SessionRow,
+    SessionTime,
+    Spent,
+    TimeSlice,
+)
+
+AUDITED_SEC = 30 * 86_400.0  # `figures` counts audits for so long
+MISSED_SEC = 7 * 86_400.0  # and so do times that a schedule missed
+SUCCESS_SEC = 35 * 86_400.0  # and its last success: longer than any month and who notices it
+MOST_JOBS = 10_000  # of one answer of `ended_jobs`
 
 
-class Store(
-    AuditStore,
-    FiguresStore,
-    LeaseStore,
-    PresenceStore,
-    PrivacyStore,
-    ReportingStore,
-    ScheduleStore,
-    TimeLedger,
-    Protocol,
-):
+class Store(Protocol):
     """Jobs, groups, leases, completions, what drafting taught, schedules, the audit log, time."""
 
     # --- jobs -------------------------------------------------------------------------------
     def create_job(self, job: NewJob) -> tuple[JobRow, bool]:
-        """Insert a job; with a known idempotency key return that job and False.
+        """Insert a job. A known idempotency key returns its job and False.
 
-        Raises `IdempotencyError` (naming the differing top-level fields, dotted) when the key is
-        known with another spec digest. A known `job_id` is treated the same way.
+        Raises `IdempotencyError`, which names the fields that differ, when the key is known with
+        another spec digest. A known `job_id` is treated the same way.
         """
         ...
 
     def get_job(self, job_id: str) -> JobRow:
-        """Raises `JobNotFoundError`. A unique prefix of at least 6 characters is enough."""
+        """Find a job by its id or a unique prefix of at least 6 characters.
+
+        Raises `JobNotFoundError`.
+        """
         ...
 
     def job_of_key(self, key: str) -> JobRow | None:
-        """The job that was created with this idempotency key, if one was."""
+        """The job that was created with this idempotency key, if any."""
         ...
 
     def list_jobs(self, limit: int = 50, state: JobState | None = None) -> list[JobRow]:
@@ -75,25 +113,25 @@ class Store(
     def progress(self, job_id: str) -> JobProgress: ...
 
     def request_cancel(self, job_id: str, reason: str | None = None) -> JobRow:
-        """Set the cancel flag; groups that are not leased become CANCELLED at once.
+        """Set the cancel flag. Groups that are not leased become CANCELLED at once.
 
-        A final job is returned unchanged. When nothing is left to do the job moves on to PUBLISH.
-        The job keeps the first reason that it was given, in words.
+        A final job is returned unchanged. When nothing is left to do the job moves to PUBLISH. The
+        job keeps the first reason it was given.
         """
         ...
 
     def stop_overdue(self) -> set[str]:
-        """Cancel live jobs whose deadline has passed or whose budget is spent; their ids.
+        """Cancel live jobs whose deadline has passed or whose budget is spent; return their ids.
 
-        Spent is what attempts that got on have cost, and what those in flight have so far.
+        The budget pays for attempts that were kept and for those in flight so far.
         """
         ...
 
     def look(self, spent_usd: Mapping[Lease, float]) -> set[str]:
-        """Which of the leases' jobs have the cancel flag, after `stop_overdue` on them.
+        """The leases' jobs that have the cancel flag, after `stop_overdue` on these jobs.
 
-        Each lease comes with what its attempt has cost so far. Extends nothing: to be asked often,
-        it writes only where a job has a limit.
+        Each lease comes with the cost of its attempt so far. The call extends no lease, and writes
+        only where a job has a limit, so it may be made often.
         """
         ...
 
@@ -104,30 +142,166 @@ class Store(
         numeric_class: str | None = None,
         models: Models | None = None,
     ) -> int:
-        """Send FAILED and CANCELLED groups (and a failed ingest) back to work; returns how many.
+        """Send FAILED and CANCELLED groups (and a failed ingest) back to work; return how many.
 
-        Only a final job can be retried; raises `UsageError` otherwise. Clears the cancel flag and
-        the error, sets the state to RUNNING. A group starts again at RECORD when it has results, at
-        VERIFY when it has drafts, else at its first stage; ingest goes on from its cursor. A FAILED
-        or CANCELLED job with all groups done goes back to PUBLISH (that counts as one). With
-        nothing to send back the job stays as it is and 0 is returned. A deadline that has passed
-        and a budget that stopped the job are lifted.
+        Raises `UsageError` unless the job is final. Clears the cancel flag and the error, and sets
+        the state to RUNNING. A group restarts at RECORD when it has results, at VERIFY when it has
+        drafts, else at its first stage. Ingest resumes from its cursor. A FAILED or CANCELLED job
+        whose groups are all done returns to PUBLISH, which counts as one. A job with nothing to
+        send back does not change. A deadline that has passed and a budget that stopped the job are
+        lifted.
 
-        `quarantined`: only FAILED groups of a single row are sent back, and nothing else. Raises
-        `UsageError` then when the input was not read to its end.
+        `quarantined` sends back FAILED groups of a single row and nothing else. It raises
+        `UsageError` when the input was not read to its end.
 
-        `numeric_class`, `models`: what is not finished is verified in that class, or with that
-        model, from now on. With them a job that goes on can be retried too: groups that are held at
-        VERIFY are taken away from their holders and start again; returns how many groups are still
-        to be verified. Raises `UsageError` for a class that contradicts the job's spec, and for a
-        model to which the prompts would be other tokens.
+        `numeric_class` and `models` decide how unfinished groups are verified from now on. With
+        them a running job can be retried too: holders of groups at VERIFY lose their leases, these
+        groups restart, and the call returns how many groups are still to be verified. It raises
+        `UsageError` for a class that contradicts the job's spec, and for a model that would read
+        the prompts as other tokens.
         """
         ...
 
     def fail_job(self, lease: Lease, error: str) -> None:
-        """End the job as FAILED (an input or model that cannot be used). Needs a job lease.
+        """End the job as FAILED: its input or model cannot be used. Needs a job lease.
 
-        Its open groups become CANCELLED; whoever holds one learns it from the next heartbeat.
+        Its open groups become CANCELLED. Their holders learn it from the next heartbeat.
+        """
+        ...
+
+    # --- claims and leases ------------------------------------------------------------------
+    def claim_job(self, job_id: str, stage: Stage, owner: str, lease_sec: float) -> JobWork | None:
+        """Claim the job's INGEST or PUBLISH; None when it is leased or at another stage.
+
+        The first claim of INGEST starts the job (RUNNING, `started_at`). A job with the cancel flag
+        leaves INGEST instead: for PUBLISH, or for RUN while groups are open. A paused INGEST cannot
+        be claimed until few enough groups are open. A job whose attempts are used up becomes FAILED
+        instead. Attempts count from the last `add_groups`.
+        """
+        ...
+
+    def claim_group(
+        self,
+        job_id: str,
+        index: int,
+        stage: Stage,
+        owner: str,
+        lease_sec: float,
+        serves: Serves | None = None,
+    ) -> GroupWork | None:
+        """Claim a group at `stage`; None when it is held or at another stage.
+
+        One statement raises the fencing token and the attempt count. A group whose attempts are
+        used up (`max_attempts` of the store) becomes FAILED instead; at PROPOSE it moves to VERIFY
+        without drafts, for a draft is only a hint. A group of a job with the cancel flag becomes
+        CANCELLED instead, except at RECORD, where its work is finished.
+
+        A group of several rows whose attempts are used up at VERIFY or RECORD is split in halves
+        (`split_rules`) instead of failing, and the claim takes the first half. An owner who holds a
+        group that may kill workers (`split_rules.is_suspect`) gets no other such group.
+
+        `serves` is what the owner verifies with. A job without a numeric class pins one for good:
+        the one that most live workers of its model offer. A group of a job with another class than
+        the owner's is refused. With None, classes are ignored.
+        """
+        ...
+
+    def claim_next(
+        self,
+        stage: Stage,
+        model: str,
+        owner: str,
+        lease_sec: float,
+        serves: Serves | None = None,
+    ) -> GroupWork | None:
+        """Claim the next group at PROPOSE or VERIFY in fair-share order; None when there is none.
+
+        Only jobs that name `model` for that stage and have no cancel flag count. By `fair_share`,
+        the highest priority goes first, then the tenant that was served least, then its oldest job,
+        then the group with most prompt tokens (the lowest index of several). The tenant is charged.
+        Groups whose attempts are used up are skipped: `close_over` and `claim_group` close those.
+        `serves` as in `claim_group`; jobs of other classes are skipped.
+        """
+        ...
+
+    def close_over(self, limit: int = 1000) -> int:
+        """Close free groups that nobody may claim any more, as `claim_group` would; count them."""
+        ...
+
+    def heartbeat(self, leases: Sequence[Lease], lease_sec: float) -> Beat:
+        """Extend leases. Returns lost leases, cancelled jobs and the leases to split."""
+        ...
+
+    def release(
+        self, lease: Lease, error: str, forgiven: bool = False, whole: bool = False
+    ) -> Released:
+        """Give a unit back after an error: ready again, or FAILED when attempts are used up.
+
+        `forgiven` does not count the attempt: the worker was stopped, the work is not at fault. A
+        group of several rows at VERIFY or RECORD is split in halves instead of failing, unless its
+        job is cancelled, some of its rows were kept (`keep_part`), or `whole` says that no single
+        row caused the error.
+
+        At PROPOSE, a group without attempts moves to VERIFY without drafts. A lost lease is
+        ignored. A job lease (INGEST, PUBLISH) without attempts fails the job. With the cancel flag,
+        a group becomes CANCELLED (except at RECORD) and the job leaves INGEST.
+        """
+        ...
+
+    def cancel_group(self, lease: Lease) -> None:
+        """End a group as CANCELLED: its worker stopped because the job was cancelled.
+
+        After the last open group the job moves to PUBLISH, unless its input is still being read.
+        """
+        ...
+
+    def cut_group(self, lease: Lease, keep: int) -> int:
+        """Split a group held at VERIFY: its holder keeps the first `keep` rows.
+
+        The other rows become a new group, ready at VERIFY with all attempts; returns its index. The
+        lease stays valid. Raises `ValueError` unless both parts have rows.
+        """
+        ...
+
+    def want_cut(
+        self, model: str, owner: str, serves: Serves | None = None
+    ) -> tuple[str, int] | None:
+        """`owner` has nothing to verify with `model`: ask another worker to split its group.
+
+        The request goes to the group with most rows that others hold at VERIFY, of several to the
+        one claimed last; its holder learns it from heartbeats. Each group is asked once per claim
+        or split. Returns its job and index. Returns None while any group is due at VERIFY for the
+        model. Jobs whose input is still read, that have groups at PROPOSE, or that are cancelled,
+        are skipped. With `serves`, jobs of other classes do not count.
+        """
+        ...
+
+    def due(self, limit: int = 256, job_id: str | None = None) -> list[DueWork]:
+        """Units that are ready, or whose lease has run out: the sweeper enqueues these.
+
+        Jobs first, then groups; of each stage, model and priority the `limit` that are ready
+        longest. With `job_id`, only units of that job.
+        """
+        ...
+
+    def holders(self, job_id: str) -> list[str]:
+        """The owners of current leases on the job or its groups, sorted."""
+        ...
+
+    def expire_leases(self, job_id: str, owner: str) -> int:
+        """End a dead owner's leases on the job and its groups; return how many.
+
+        They run out now: attempts count, and others may claim at once.
+        """
+        ...
+
+    def skip_proposals(self, patience_sec: float) -> list[tuple[str, int]]:
+        """Move groups that waited too long for drafts to VERIFY; return (job id, index).
+
+        These groups are free at PROPOSE, and were ready or lost their holder more than
+        `patience_sec` ago. A job is skipped while one of its groups is held at PROPOSE or left it
+        within that time: groups behind a busy proposer wait. The call raises their fencing tokens,
+        so that a late proposer is fenced, and resets their attempts.
         """
         ...
 
@@ -141,12 +315,12 @@ class Store(
         cursor: SourcePosition,
         from_row: int | None = None,
     ) -> None:
-        """One transaction: groups, quarantined rows, and where to read on.
+        """Add groups, quarantined rows and the next reading position in one transaction.
 
-        Group indexes go on from the last one, else `StoreError`. Groups of a job with the cancel
-        flag are born CANCELLED. `from_row` is where the reader believes that its earlier groups
-        end. Raises `FencedError` where they do not: the store was restored from a copy that lacks
-        some.
+        Raises `StoreError` unless group indexes continue from the last one. Groups of a job with
+        the cancel flag start as CANCELLED. `from_row` is where the reader expects its earlier
+        groups to end. Raises `FencedError` where they do not: the store was restored from a copy
+        that lacks some.
         """
         ...
 
@@ -157,30 +331,31 @@ class Store(
         models: Mapping[str, Any],
         from_row: int | None = None,
     ) -> None:
-        """The input is read. `models` (fingerprints) is kept in the job's report.
+        """End ingest. The job's report keeps `models` (fingerprints).
 
-        Moves to RUN, or straight to PUBLISH when no group is left to do. `from_row` as above.
+        The job moves to RUN, or to PUBLISH when no group is open. `from_row` as in `add_groups`.
         """
         ...
 
     def pin_models(self, lease: Lease, models: Models) -> None:
-        """Write down which models decide the job, once and for all, unless that is known.
+        """Pin the models that decide the job, for good, unless they are pinned.
 
-        Needs the lease of INGEST. Raises `ModelChangedError` where others are pinned. Jobs that
-        are older than fingerprints stay without.
+        Needs the lease of INGEST. Raises `ModelChangedError` where others are pinned. Jobs older
+        than fingerprints stay without.
         """
         ...
 
     def pause_ingest(self, lease: Lease, most_open: int) -> int:
-        """How many groups may be added before this is to be asked again, at least 1; or 0.
+        """How many groups may be added before the next call, at least 1; or 0.
 
-        0: as many as `most_open` are open, so the lease was given back, and INGEST is neither due
-        nor claimed until half of that are (`rules.resumes_at`). With the cancel flag it is never 0.
+        0 means that `most_open` groups are open: the lease was given back, and INGEST is neither
+        due nor claimable until half of them are open (`rules.resumes_at`). It is never 0 with the
+        cancel flag.
         """
         ...
 
     def note_report(self, lease: Lease, values: Mapping[str, Any]) -> None:
-        """Put values into the report of a job that is held; known keys are replaced."""
+        """Set values in the report of a leased job. Known keys are replaced."""
         ...
 
     # --- groups -----------------------------------------------------------------------------
@@ -194,9 +369,9 @@ class Store(
     ) -> None:
         """PROPOSE → VERIFY with a drafts file (or None), VERIFY → RECORD with a results file.
 
-        Ends the lease, resets attempts, adds the timing (queue seconds: ready to claimed). `spent`
-        is the attempt's time on a device, which counts as kept. Raises `SessionEndedError`, and
-        changes nothing, when that session has ended.
+        Ends the lease, resets attempts and adds the timing (queue seconds: ready to claimed).
+        `spent` is the attempt's device time, which counts as kept. Raises `SessionEndedError` and
+        changes nothing when that session has ended.
         """
         ...
 
@@ -207,11 +382,11 @@ class Store(
         timing: StageTiming,
         report: Mapping[str, float],
     ) -> Stage | None:
-        """One transaction: completions (unique on job, row, sample), group DONE, totals, report.
+        """Store completions (unique on job, row, sample), end the group as DONE, add to totals.
 
-        `report` values are added, key by key, to the job's report. When it was the last group and
-        ingest is done, the job moves to PUBLISH. Log probabilities are kept in single precision.
-        Returns what is due of the job because of it (`rules.due_after`), if anything.
+        It is one transaction. Values of `report` are added, key by key, to the job's report. After
+        the last group of an input that was read the job moves to PUBLISH. Log-probabilities are
+        stored in single precision. Returns the job's stage that became due (`rules.due_after`).
         """
         ...
 
@@ -223,16 +398,16 @@ class Store(
         report: Mapping[str, float],
         spent: Spent | None = None,
     ) -> None:
-        """`cancel_group` for one that has some rows finished: they are kept, the totals count them.
+        """`cancel_group` for a group with finished rows: these are stored and counted.
 
-        One transaction, as `commit_group`; `spent` as with `advance`. Values of the report that are
-        no numbers are put into the job's. The completions are those of rows that are finished in
-        all their samples; after `retry_job` the others alone are to be done.
+        It is one transaction, as in `commit_group`; `spent` as in `advance`. Values of the report
+        that are no numbers replace the job's. The completions belong to rows whose samples are all
+        finished; after `retry_job` only the other rows are left to do.
         """
         ...
 
     def kept_rows(self, job_id: str, index: int | None = None) -> set[int]:
-        """The finished rows of groups that `keep_part` has kept some of, of one or of all."""
+        """The finished rows of groups that `keep_part` stored rows of: of one group or of all."""
         ...
 
     # --- publish ----------------------------------------------------------------------------
@@ -241,25 +416,25 @@ class Store(
     ) -> Iterator[CompletionRecord]:
         """All completions by (row, sample), streamed.
 
-        Without `details` what no output tells is left empty: origins, counts by depth, and
+        Without `details`, fields that no output shows stay empty: origins, counts by depth, and
         log-probabilities that nobody asked for.
         """
         ...
 
     def rejected(self, job_id: str) -> Iterator[RejectedRow]:
-        """Quarantined rows, by row. Failed groups are told by `failed_groups`."""
+        """Quarantined rows, by row, without those of failed groups (`failed_groups`)."""
         ...
 
     def failed_groups(self, job_id: str) -> list[tuple[int, str, Prompts, str]]:
         """(index, failed or cancelled, prompts, last error) of unfinished groups, by index.
 
-        Groups that were cut off from others come last, whatever their rows. A FAILED group of a
-        single row is a quarantined row.
+        Groups that were split off come last, whatever their rows. A FAILED group of a single row
+        is a quarantined row.
         """
         ...
 
     def prompts_of(self, job_id: str, index: int) -> Prompts | None:
-        """Where the prompts of a group lie; None when there is no such group."""
+        """Where the prompts of a group are stored; None when there is no such group."""
         ...
 
     def finish_job(
@@ -269,55 +444,278 @@ class Store(
         error: str | None = None,
         manifest: PublishedManifest | None = None,
     ) -> None:
-        """End a published job. DONE, PARTIAL, FAILED or CANCELLED. The log tells its manifest."""
+        """End a published job as DONE, PARTIAL, FAILED or CANCELLED. The log names its manifest."""
         ...
 
     # --- what drafting taught ---------------------------------------------------------------
     def note_decisions(self, job_id: str, decisions: Sequence[Decision]) -> None:
-        """Append decisions. Raises `StoreError` when there is no such job; none: nothing happens.
+        """Append decisions. Raises `StoreError` when there is no such job.
 
-        No lease is needed: they are an account of what was done, whoever holds the work now.
+        No lease is needed: decisions record what was done, whoever holds the work now.
         """
         ...
 
     def decisions(self, job_id: str) -> list[Decision]:
-        """By time; of the same time as they were noted."""
+        """By time, then in the order in which they were noted."""
         ...
 
     def keep_knowledge(self, key: str, state: Mapping[str, Any]) -> None:
-        """Keep what was learned of a machine, as JSON; the last writer wins.
+        """Store a machine's profile as JSON. The last writer wins.
 
-        `key` says in words what it is true of: device, models, dtype.
+        `key` says in words what the profile describes: device, models, dtype.
         """
         ...
 
     def knowledge(self, key: str) -> Mapping[str, Any] | None:
-        """What was kept last; None when nothing was."""
+        """The profile that was stored last; None when there is none."""
         ...
 
     def learn_acceptance(
         self, tenant: str, job_name: str, counts: Sequence[AcceptanceCount]
     ) -> None:
-        """Add counts to what is known of jobs of this name.
+        """Add counts to the acceptance of jobs of this name.
 
         A sum of more than `rules.MOST_TESTED` tested tokens is scaled down to that, so that newer
-        nights weigh more. Nothing is lost when several workers add at once. An empty tag is none.
+        runs weigh more. Nothing is lost when several workers add at once. An empty tag is none.
         """
         ...
 
     def acceptance(self, tenant: str, job_name: str) -> list[AcceptanceCount]:
-        """What is known of jobs of this name, by (proposer, tag)."""
+        """The acceptance of jobs of this name, by (proposer, tag)."""
         ...
 
     def past_outputs(
         self, tenant: str, job_name: str, vocabulary: str, max_tokens: int, except_job: str
     ) -> Iterator[PastOutput]:
-        """Finished completions of this tenant's other jobs, streamed. Never another tenant's.
+        """Finished completions of this tenant's other jobs, streamed; never another tenant's.
 
-        Of jobs whose report has this `VOCABULARY`; jobs of the same name first, then the others,
-        of each the newest first, each by (row, sample). Ends before the one with which all token
-        ids would be more than `max_tokens`. `except_job` is the job that asks. Outputs of which not
-        every token was kept are passed by.
+        Only jobs whose report has this `VOCABULARY` count. Jobs of the same name come first, of
+        these and of the others the newest, each by (row, sample). The stream ends before its token
+        ids exceed `max_tokens`. `except_job` is the job that asks. Outputs whose tokens were not
+        all kept are skipped.
+        """
+        ...
+
+    # --- device time ------------------------------------------------------------------------
+    def begin_session(self, session: NewSession) -> None:
+        """Start to account for a device's time. A known session does not change."""
+        ...
+
+    def announce(self, session_id: str, serves: Serves) -> None:
+        """Change what a session verifies with. An unknown session is ignored."""
+        ...
+
+    def tell_time(self, session: SessionTime, attempts: Mapping[Attempt, Ticks]) -> None:
+        """Report a live session's cumulative counters.
+
+        Raises `SessionEndedError` and changes nothing when it has ended.
+        """
+        ...
+
+    def end_session(self, session: SessionTime, attempts: Mapping[Attempt, Ticks]) -> None:
+        """The last report. A session that has ended does not change."""
+        ...
+
+    def end_silent_sessions(self, patience_sec: float) -> list[str]:
+        """End sessions that were silent for so long; return their ids.
+
+        Each session ends at its last report.
+        """
+        ...
+
+    def sessions(
+        self, job_id: str | None = None, session_id: str | None = None
+    ) -> list[SessionRow]:
+        """All sessions, those that a job used, or one; oldest first."""
+        ...
+
+    def time_slices(
+        self, job_id: str | None = None, session_id: str | None = None
+    ) -> Iterator[TimeSlice]:
+        """The time that attempts used, by job, group, fencing token and session."""
+        ...
+
+    def job_times(self, job_id: str | None = None) -> Sequence[JobTime]:
+        """Sums of time slices of one job or of all, by job."""
+        ...
+
+    def row_times(self, job_id: str | None = None) -> Sequence[RowTime]:
+        """Sums of the completions' time of one job or of all, by job and tag."""
+        ...
+
+    # --- worker processes -------------------------------------------------------------------
+    # They report that they live and whether they can take messages. Only people read this.
+    def tell_process(self, process: WorkerProcess, trouble: str | None) -> None:
+        """A process lives. `trouble` says why it can take no messages; None: it can."""
+        ...
+
+    def forget_process(self, process_id: str) -> None:
+        """A process has ended."""
+        ...
+
+    def forget_silent_processes(self, patience_sec: float) -> int:
+        """Forget processes that were silent for so long; return how many."""
+        ...
+
+    # --- schedules --------------------------------------------------------------------------
+    def note_schedule_run(self, run: ScheduleRun, replaces: Collection[RunState] = ()) -> bool:
+        """Note the result of a logical time; whether it was noted.
+
+        A time that has a row keeps it, unless that row's state is one of `replaces`. Of several
+        callers at once exactly one succeeds. `noted_at` is the store's own time.
+        """
+        ...
+
+    def note_schedule_runs(
+        self, runs: Sequence[ScheduleRun], then: Sequence[ScheduleRun] = ()
+    ) -> list[ScheduleRun]:
+        """Note several times that have no rows, in one transaction; return those noted.
+
+        If there are any, rows of `then` replace queued ones, and are returned as well.
+        """
+        ...
+
+    def schedule_runs(
+        self,
+        name: str | None = None,
+        limit: int = 100,
+        states: Collection[RunState] = RUNS,
+        logical_at: float | None = None,
+        by_noted: bool = False,
+        upto: float | None = None,
+    ) -> list[ScheduleRun]:
+        """The newest times of a schedule or of all; equal times by the schedule's name.
+
+        `logical_at` selects one time, `upto` leaves out later ones. `by_noted` orders by when they
+        were noted.
+        """
+        ...
+
+    # --- figures ----------------------------------------------------------------------------
+    def figures(self) -> StoreFigures:
+        """The backlog, and recent audits and schedules. Cheap enough for every few seconds.
+
+        A schedule has a figure from its first check on, so that its first loss shows as a rise. A
+        paused one has no last success, and no figure if it lost nothing lately.
+        """
+        ...
+
+    def backlog(self) -> Backlog:
+        """What waits and who works now. Cheap enough for every few seconds.
+
+        It reads jobs that are not over, their groups' totals, and open sessions.
+        """
+        ...
+
+    def group_figures(self, job_id: str) -> Iterator[GroupFigures]:
+        """Figures of all groups of a job, by index, a page at a time."""
+        ...
+
+    def row_figures(self, job_id: str, batch: int = 1000) -> Iterator[RowFigures]:
+        """Figures of all completions of a job by (row, sample), a page at a time.
+
+        They hold no text, nor anything that text could be rebuilt from. So whoever may see jobs may
+        see them, and a purge leaves them.
+        """
+        ...
+
+    # --- audits -----------------------------------------------------------------------------
+    def note_action(self, job_id: str, kind: EntryKind, payload: Mapping[str, Any]) -> Head:
+        """Log what this store's user did with a job, and change nothing else.
+
+        Raises `JobNotFoundError`.
+        """
+        ...
+
+    def log(self, job_id: str, after: int = 0, batch: int = 64) -> Iterator[LogEntry]:
+        """The entries of a job's log after number `after`, in order, streamed."""
+        ...
+
+    def log_head(self, job_id: str) -> Head:
+        """The end of the log by the job's row; an empty log's when there is no such job."""
+        ...
+
+    def logged_job(self, job_id: str) -> str:
+        """The whole id of a job that has a row or a log, by id or a unique prefix.
+
+        Raises `JobNotFoundError`. It does not read the row's other columns.
+        """
+        ...
+
+    def job_facts(self, job_id: str) -> Mapping[str, Any] | None:
+        """The readable columns of a job's row by name, read without trust; None without a row."""
+        ...
+
+    def kept(self, job_id: str, batch: int = 500) -> Iterator[KeptCompletion]:
+        """All completions with their digests by (row, sample), read without trust."""
+        ...
+
+    def kept_one(self, job_id: str, row: int, sample: int) -> KeptCompletion | None:
+        """One of these completions; None when there is none."""
+        ...
+
+    def groups(self, job_id: str) -> Iterator[tuple[int, Prompts]]:
+        """All groups by index, with the place of their prompts."""
+        ...
+
+    def accounts(self, job_id: str) -> AccountRows:
+        """A job's figures, device time and decisions, read without trust.
+
+        Raises `ValueError`, `TypeError`, `KeyError` or `StoreError` where they cannot be read.
+        """
+        ...
+
+    def keep_audit(self, audit: AuditRecord) -> None:
+        """Store the findings of an audit."""
+        ...
+
+    def audits(self, job_id: str) -> list[AuditRecord]:
+        """All audits of a job with their findings, the oldest first."""
+        ...
+
+    def correctness(self, since: float = 0.0) -> Correctness:
+        """Completions of all jobs that audits since then replayed, and how many differed."""
+        ...
+
+    # --- privacy ----------------------------------------------------------------------------
+    def recorded_groups(self, job_id: str) -> list[tuple[int, Prompts, Artefact | None]]:
+        """(index, prompts, results) of groups with completions, in the order of their rows.
+
+        Groups of which only some rows were kept (`keep_part`) have no results.
+        """
+        ...
+
+    def ended_jobs(
+        self,
+        age_sec: float,
+        tenant: str | None = None,
+        limit: int = MOST_JOBS,
+        private_only: bool = False,
+        after: JobRow | None = None,
+    ) -> list[JobRow]:
+        """Jobs that ended at least so long ago and are not wholly purged, oldest first.
+
+        `private_only` selects jobs whose texts are not kept. `after` is the last job of the page
+        before.
+        """
+        ...
+
+    def purge(
+        self, job_id: str, why: str, batch_rows: int = 1000, unfinished: bool = False
+    ) -> Iterator[int]:
+        """Empty the stored texts of an ended job.
+
+        Yields how many rows are done: first when the job is marked, then after each batch. A job
+        that was wholly purged before yields nothing.
+
+        It empties a completion's row id, text, token ids, log-probabilities, rejected drafts and
+        error; a quarantined row's id and reason; the job's sealed spec; errors of units. Tags,
+        counts, origins, times, costs, digests and the audit log stay. The log first notes the purge
+        and `why`. From then on the job cannot be retried. Each batch is a transaction: an
+        interrupted purge resumes where it stopped. With `unfinished` all rows are emptied, but the
+        job stays due, because other data of it remains.
+
+        Raises `UsageError` for a job that has not ended.
         """
         ...
 

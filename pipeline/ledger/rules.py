@@ -1,15 +1,17 @@
-"""Decisions both stores take alike. Pure: no SQL, no clock."""
+"""What becomes of jobs and groups. Pure: no SQL, no clock."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
-from specbatch.schemas.earlier_specs import asks_the_same, renewed, stored_spec
+from specbatch.schemas.earlier_specs import asks_the_same, differences, renewed, stored_spec
 from specbatch.schemas.errors import (
     FencedError,
     IdempotencyError,
     ModelChangedError,
+    SessionEndedError,
     StoreError,
     UsageError,
 )
@@ -18,6 +20,7 @@ from specbatch.schemas.mapper import whole_spec
 from specbatch.schemas.numeric_class import NO_CHANGE, UNKNOWN, Change, contradiction
 from specbatch.schemas.privacy import NOT_KEPT
 from specbatch.schemas.records import (
+    FIRST_SPLIT_INDEX,
     CompletionRecord,
     FinishReason,
     JobRow,
@@ -30,19 +33,19 @@ from specbatch.schemas.records import (
 )
 from specbatch.schemas.speculation import AcceptanceCount
 
-OPEN = (Stage.PROPOSE, Stage.VERIFY, Stage.RECORD)  # a group with work left to do
-CANCELLABLE = (Stage.PROPOSE, Stage.VERIFY)  # at RECORD the work is finished, so it is kept
+OPEN = (Stage.PROPOSE, Stage.VERIFY, Stage.RECORD)  # a group that is not finished
+CANCELLABLE = (Stage.PROPOSE, Stage.VERIFY)  # at RECORD the work is finished
 JOB_ENDED = "the job ended before this group did"
-FIRST_CUT_INDEX = 1 << 24  # of groups cut off from others; ingest numbers its own below
 MIN_PREFIX = 6  # characters of a job id that are enough to name it
 FINISHED = (FinishReason.STOP, FinishReason.LENGTH)  # completions that ended of themselves
-MOST_TESTED = 2000.0  # draft tokens that a prior rests on: so that newer nights weigh more
+MOST_TESTED = 2000.0  # draft tokens that a prior rests on: so that newer runs weigh more
 
+_BUDGET = "its budget of $"
 _STEPS = {(Stage.PROPOSE, Stage.VERIFY), (Stage.VERIFY, Stage.RECORD)}
 
 
 def check_step(here: Stage, to: Stage, has_artefact: bool) -> None:
-    """Raise `ValueError` unless a group may go from `here` to `to` with what it brings."""
+    """Raise `ValueError` unless a group may go from `here` to `to` with its file."""
     if (here, to) not in _STEPS:
         raise ValueError(f"a group cannot advance from {here} to {to}")
     if to is Stage.RECORD and not has_artefact:
@@ -50,9 +53,9 @@ def check_step(here: Stage, to: Stage, has_artefact: bool) -> None:
 
 
 def stage_without_lease(stage: Stage, attempts: int, max_attempts: int, cancelled: bool) -> Stage:
-    """Where an open group goes when nobody holds it.
+    """The stage of an open group that nobody holds.
 
-    Drafts are only hints: a group that cannot be proposed for goes on to VERIFY without them.
+    Drafts are only hints: a group that cannot be proposed for moves to VERIFY without them.
     """
     if cancelled and stage in CANCELLABLE:
         return Stage.CANCELLED
@@ -62,64 +65,64 @@ def stage_without_lease(stage: Stage, attempts: int, max_attempts: int, cancelle
 
 
 def resumes_at(most_open: int) -> int:
-    """With how many open groups a paused ingest goes on."""
+    """The number of open groups at which a paused ingest resumes."""
     return most_open // 2
 
 
-def due_after(was: Stage, waited: bool, stage: Stage, waits: bool) -> Stage | None:
-    """What is due of a job because a group of it ended.
+def due_after(was: Stage, was_paused: bool, stage: Stage, is_paused: bool) -> Stage | None:
+    """The stage of a job that became due when one of its groups ended.
 
-    PUBLISH, when it was the last group, or INGEST, when the input waited for fewer to be open and
-    waits no more.
+    PUBLISH after the last group; INGEST when it was paused and now resumes.
     """
     if stage is Stage.PUBLISH and was is not Stage.PUBLISH:
         return stage
-    return stage if stage is Stage.INGEST and waited and not waits else None
+    return stage if stage is Stage.INGEST and was_paused and not is_paused else None
 
 
 def stage_after_retry(first_stage: Stage, has_drafts: bool, has_results: bool) -> Stage:
-    """Where a FAILED or CANCELLED group starts again: finished files are not made twice."""
+    """The stage at which a FAILED or CANCELLED group restarts: finished files are kept."""
     if has_results:
         return Stage.RECORD
     return Stage.VERIFY if has_drafts else first_stage
 
 
-def last_words(to: Stage, attempts: int, last_error: str | None) -> str | None:
-    """The error of a unit that nobody holds and that is sent to `to`."""
+def last_error_at(to: Stage, attempts: int, last_error: str | None) -> str | None:
+    """The error of a free unit that is sent to `to`."""
     if to is Stage.CANCELLED:
         return last_error
     return last_error or f"the worker vanished {attempts} times while it held this work"
 
 
 def fenced(lease: Lease) -> FencedError:
-    """The error of a write whose lease is no longer current, or of another stage."""
+    """The error of a write whose lease is not current, or is of another stage."""
     what = "job" if lease.group_index is None else f"group {lease.group_index} of job"
     return FencedError(
         f"{what} {lease.job_id} is no longer held at {lease.stage} by {lease.owner}"
-        f" (generation {lease.generation}): somebody else owns the work now"
+        f" (fencing token {lease.generation}): another worker owns the work now"
     )
 
 
 def check_order(job_id: str, next_group: int, groups: Sequence[NewGroup]) -> None:
-    """Raise `StoreError` unless the groups carry on where the job's planned groups end."""
+    """Raise `StoreError` unless the groups continue the job's planned groups."""
     if [g.index for g in groups] != list(range(next_group, next_group + len(groups))):
         raise StoreError(f"the next group of job {job_id} must have index {next_group}")
-    if next_group + len(groups) > FIRST_CUT_INDEX:
+    if next_group + len(groups) > FIRST_SPLIT_INDEX:
         raise StoreError(
-            f"job {job_id} would have more than {FIRST_CUT_INDEX:,} groups: set a larger group_size"
+            f"job {job_id} would have more than {FIRST_SPLIT_INDEX:,} groups: "
+            "set a larger group_size"
         )
 
 
 def check_place(lease: Lease, next_row: int, from_row: int | None) -> None:
-    """Raise `FencedError` unless a job's reader is where the store says that it is.
+    """Raise `FencedError` unless a job's reader is where the store expects it.
 
-    Both differ once the store was restored from a copy: what was read since is in no group then,
-    and who goes on from where he is would leave it out.
+    They differ after the store was restored from a copy. What was read since the copy is in no
+    group then, and a reader that continued would leave it out.
     """
     if from_row is not None and from_row != next_row:
         raise FencedError(
             f"the reader of job {lease.job_id} is at row {from_row}, the store at row {next_row}: "
-            "the store was restored from a copy meanwhile, and is read on from there"
+            "the store was restored from a copy; reading resumes from there"
         )
 
 
@@ -129,8 +132,8 @@ def check_retry(
     ingest_done: bool = True,
     change: Change = NO_CHANGE,
 ) -> None:
-    """Raise `UsageError` unless the job, or its quarantined rows alone, can be retried, with what
-    is to be pinned anew."""
+    """Raise `UsageError` unless the job, or its quarantined rows alone, can be retried with the
+    change."""
     if not job.state.is_final:
         raise UsageError(
             f"job {job.job_id} is {job.state}; only a job that has ended can be retried"
@@ -159,7 +162,7 @@ def check_move(job: JobRow, change: Change, quarantined: bool) -> None:
 
 
 def check_change(job: JobRow, change: Change) -> None:
-    """Raise `UsageError` unless the job may have this pinned."""
+    """Raise `UsageError` unless the job may pin this."""
     if change.numeric_class is not None:
         check_class(job, change.numeric_class)
     if change.models is not None:
@@ -167,7 +170,7 @@ def check_change(job: JobRow, change: Change) -> None:
 
 
 def columns_of(job: JobRow, change: Change) -> dict[str, Any]:
-    """What of a change is new, by column of the job's row."""
+    """What is new in a change, by column of the job's row."""
     wanted: dict[str, Any] = {}
     if change.numeric_class is not None:
         wanted["numeric_class"] = change.numeric_class
@@ -178,7 +181,7 @@ def columns_of(job: JobRow, change: Change) -> dict[str, Any]:
 
 
 def models_to_pin(job: JobRow, models: Models) -> dict[str, Any]:
-    """By column, what ingest tells of a job's models that was not known.
+    """What ingest adds to a job's pinned models, by column.
 
     Raises `ModelChangedError` where the job has pinned others.
     """
@@ -200,7 +203,7 @@ def models_to_pin(job: JobRow, models: Models) -> dict[str, Any]:
 
 
 def check_models(job: JobRow, models: Models) -> None:
-    """Raise `UsageError` unless the rest of the job may be decided by this model: its prompts are
+    """Raise `UsageError` unless this model can decide the rest of the job, whose prompts are
     tokens already."""
     names = differing(job.model_parts, models.verifier.parts)
     texts = [name for name in names if name in TEXT_PARTS]
@@ -220,9 +223,37 @@ def check_class(job: JobRow, numeric_class: str) -> None:
 
 
 def check_purge(job: JobRow) -> None:
-    """Raise `UsageError` unless what is kept of the job's texts may be emptied."""
+    """Raise `UsageError` unless the job's stored texts may be emptied."""
     if not job.state.is_final:
         raise UsageError(f"job {job.job_id} is {job.state}: cancel it first, or wait for its end")
+
+
+def reason_to_stop(
+    is_late: bool, deadline_at: float | None, spent_usd: float, budget_usd: float | None
+) -> str | None:
+    """In words, why a job must stop; None: it need not."""
+    if is_late and deadline_at is not None:
+        when = datetime.fromtimestamp(deadline_at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        return f"its deadline of {when} passed"
+    if budget_usd is not None and spent_usd >= budget_usd:
+        return f"{_BUDGET}{budget_usd:g} was spent"
+    return None
+
+
+def budget_was_spent(stop_reason: str | None) -> bool:
+    """Whether this is why a job was stopped."""
+    return stop_reason is not None and stop_reason.startswith(_BUDGET)
+
+
+def session_ended(session_id: str) -> SessionEndedError:
+    """The error of a report for a session that is over or unknown."""
+    return SessionEndedError(f"session {session_id} has ended: its worker was silent for too long")
+
+
+def leased_and_lost(seen: int, accounted: int) -> tuple[int, int]:
+    """(leased, lost) time of a session that ends, so that leased = accounted + lost."""
+    leased = max(seen, accounted)
+    return leased, leased - accounted
 
 
 def check_final(state: JobState) -> None:
@@ -234,7 +265,7 @@ def check_final(state: JobState) -> None:
 def merge_report(report: Mapping[str, Any], added: Mapping[str, float]) -> dict[str, Any]:
     """The report with numbers added key by key; anything that is not a number is replaced.
 
-    Of a number whose key begins with `largest_`, the larger one stays.
+    Under a key that begins with `largest_` the larger number stays.
     """
     merged = dict(report)
     for key, value in added.items():
@@ -252,7 +283,7 @@ def _are_numbers(*values: object) -> bool:
 
 
 def group_totals(completions: Sequence[CompletionRecord]) -> dict[str, Any]:
-    """What a group's row keeps of its completions."""
+    """The totals of a group's completions that its row keeps."""
     return {
         "completions": len(completions),
         "rows_failed": len(
@@ -267,9 +298,9 @@ def group_totals(completions: Sequence[CompletionRecord]) -> dict[str, Any]:
 
 
 def check_same_job(known: JobRow, new: NewJob) -> None:
-    """Raise `IdempotencyError`, naming what differs, unless both ask for the same.
+    """Raise `IdempotencyError`, which names what differs, unless both ask for the same.
 
-    The known one may be of an earlier version, which had fewer fields or other defaults.
+    The known job may be of an earlier version, which had fewer fields or other defaults.
     """
     if known.spec_digest == new.spec_digest:
         return
@@ -293,31 +324,19 @@ def check_same_job(known: JobRow, new: NewJob) -> None:
     )
 
 
-def differences(
-    one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = ""
-) -> Iterable[str]:
-    """Dotted names of the fields in which two plain mappings differ."""
-    for key in {*one, *other}:
-        left, right = one.get(key), other.get(key)
-        if isinstance(left, Mapping) and isinstance(right, Mapping):
-            yield from differences(left, right, f"{prefix}{key}.")
-        elif left != right or (key in one) != (key in other):
-            yield f"{prefix}{key}"
-
-
 def row_order(prompts: Prompts) -> tuple[str, int]:
-    """Sorts a job's groups by their rows: files of prompts are numbered in the order of the input,
-    and groups that were cut share one."""
+    """Sort key of a job's groups by their rows: prompts files are numbered in the order of the
+    input, and groups that were split share one."""
     return prompts.artefact.uri, prompts.row_start
 
 
 def is_whole(token_ids: Sequence[int]) -> bool:
-    """Whether an output is kept with all of its tokens: only then it can be drafted from."""
+    """Whether all tokens of an output are stored: only then can it serve as drafts."""
     return NOT_KEPT not in token_ids
 
 
 def prior_key(count: AcceptanceCount) -> tuple[str, str]:
-    """What a prior is kept under, within its tenant and job name. No tag is the empty one."""
+    """The key of a prior within its tenant and job name. No tag is the empty one."""
     return count.proposer, count.tag or ""
 
 

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from specbatch.pipeline.audit.accounts import AccountCounts, compared
 from specbatch.pipeline.audit.log_facts import LogFacts
-from specbatch.pipeline.ledger.checking import Checker, Counts
+from specbatch.pipeline.audit.replay_log import Checker, Counts
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.operations.coverage import Coverage, Covered, Part
 from specbatch.pipeline.outputs.published import OutputCounts, output_findings

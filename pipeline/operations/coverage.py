@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from specbatch.pipeline.audit.accounts import AccountCounts
 from specbatch.pipeline.audit.log_facts import LogFacts
-from specbatch.pipeline.ledger.checking import Counts
+from specbatch.pipeline.audit.replay_log import Counts
 from specbatch.pipeline.observe.units import plural
 from specbatch.pipeline.outputs.published import OutputCounts
 from specbatch.pipeline.runtime.anchors import AnchorCounts

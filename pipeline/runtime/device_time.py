@@ -2,7 +2,7 @@
 
 Engines count how long a step took and for whom (`engines/exact/state/accounting.py`). The rest of
 the clock, between steps and without work, is the worker's overhead and idle time. Every heartbeat
-reports cumulative counters, and so does the end of the session; `ledger/time_contract.py` says why
+reports cumulative counters, and so does the end of the session; `ledger/contract.py` says why
 that balances. Only workers with an engine have a device that is paid for, so those that only ingest
 and record report no time.
 """

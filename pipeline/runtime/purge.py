@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import orjson
 
 from specbatch.pipeline.ledger import rules
-from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.ledger.privacy_contract import MOST_JOBS
+from specbatch.pipeline.ledger.contract import MOST_JOBS, Store
 from specbatch.pipeline.outputs.names import LISTED, MANIFEST, begin_with, is_written, owner_of
 from specbatch.pipeline.storage.history_files import delete_histories
 from specbatch.pipeline.storage.objects import FIRST_LOOK_SEC, Objects, join, tidy

@@ -18,7 +18,6 @@ from typing import Any
 from specbatch.pipeline.inputs.planner import PlannedGroup, plan
 from specbatch.pipeline.inputs.sources import open_source
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.ledger.rules import FIRST_CUT_INDEX
 from specbatch.pipeline.outputs.names import MANIFEST
 from specbatch.pipeline.outputs.outputs import OutputWriter
 from specbatch.pipeline.runtime.leases import Held
@@ -34,6 +33,7 @@ from specbatch.pipeline.storage.prompts import reader
 from specbatch.schemas.audit import Head, PublishedManifest
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.records import (
+    FIRST_SPLIT_INDEX,
     CompletionRecord,
     FinishReason,
     JobRow,
@@ -179,7 +179,7 @@ def unfinished_rows(
     planned: list[tuple[Prompts, str, str]] = []
     cut_off: list[tuple[Prompts, str, str]] = []
     for index, word, prompts, error in store.failed_groups(job.job_id):
-        (planned if index < FIRST_CUT_INDEX else cut_off).append((prompts, word, error))
+        (planned if index < FIRST_SPLIT_INDEX else cut_off).append((prompts, word, error))
     # Groups were planned in the order of their rows, and are cut in any order.
     by_file = sorted(cut_off, key=lambda group: (group[0].artefact.uri, group[0].row_start))
     firsts = {group[0]: read(group[0])[0].row_index for group in by_file}

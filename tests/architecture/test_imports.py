@@ -30,7 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 NESTED: dict[str, tuple[tuple[str, ...], ...]] = {
     "pipeline.policy": (("costs",), (".",)),
     "pipeline.observe": ((".",), ("metrics", "tracing", "report", "terminal")),
-    "pipeline.ledger": ((".",), ("sql", "memory")),
+    "pipeline.ledger": ((".",), ("sql",)),
     # An engine implements the contract and needs no other engine.
     "pipeline.engines": ((".",), ("models",), ("exact",)),
     "pipeline.engines.exact": tuple(

@@ -20,7 +20,7 @@ from specbatch.jobs.cli.main import main
 from specbatch.pipeline.audit import entries
 from specbatch.pipeline.audit.digests import KEPT_BYTES, chained, completion_digest
 from specbatch.pipeline.bootstrap import make_store
-from specbatch.pipeline.ledger.sql.engine_factory import make_engine
+from specbatch.pipeline.ledger.sql.databases import make_engine
 from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.audit import EMPTY, EntryKind

@@ -13,11 +13,11 @@ from specbatch.pipeline.bootstrap import (
     make_store,
     make_worker,
 )
-from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.operations.tools import first_rows
 from specbatch.schemas.records import Artefact, DueWork, PromptRow, Prompts, Stage
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import load_spec
+from support.databases import sqlite_store
 from support.models import TinyPair
 
 REASON = "the device fell over"
@@ -79,7 +79,7 @@ def test_only_the_first_quarantined_rows_are_told_and_where_prompts_are_gone_no_
 
 
 def test_prompts_that_are_gone_are_told_as_such(tmp_path: Path) -> None:
-    job = MemoryStore().create_job(new_job(workspace_uri=str(tmp_path)))[0]
+    job = sqlite_store().create_job(new_job(workspace_uri=str(tmp_path)))[0]
     gone = Artefact(f"{tmp_path}/nothing.arrow", "0" * 64, 1)
     assert first_rows(Settings(), job, [Prompts(gone, 0, 1)]) is None
     assert first_rows(Settings(), job, []) == []

@@ -1,17 +1,15 @@
-"""The three stores, each with a clock that the test moves."""
+"""Both databases, each with a clock that the test moves."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from ledger.builders import Clock
 
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.ledger.sql.migrate import open_store
-from support.databases import migrated
+from support.databases import new_database
 
 
 @pytest.fixture
@@ -19,14 +17,17 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
-def store(request: pytest.FixtureRequest, clock: Clock, tmp_path: Path) -> Iterator[Store]:
-    opened: Store
-    if request.param == "memory":
-        opened = MemoryStore(max_attempts=3, clock=clock)
-    elif request.param == "sqlite":
-        opened = open_store(migrated(tmp_path / "store" / "test.db"), max_attempts=3, clock=clock)
-    else:
-        opened = open_store(request.getfixturevalue("postgres_url"), max_attempts=3, clock=clock)
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest) -> str:
+    """A database with the tables and nothing in them."""
+    if request.param == "sqlite":
+        return new_database()
+    found: str = request.getfixturevalue("postgres_url")
+    return found
+
+
+@pytest.fixture
+def store(url: str, clock: Clock) -> Iterator[Store]:
+    opened = open_store(url, max_attempts=3, clock=clock)
     yield opened
     opened.close()

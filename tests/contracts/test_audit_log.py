@@ -1,4 +1,4 @@
-"""The audit log, the same in all stores: what is told of a job, and what audits keep."""
+"""The audit log, the same on both databases: what is told of a job, and what audits keep."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from ledger.builders import JOB, LEASE_SEC, NO_TIME, Clock, completion, new_job
 from specbatch.pipeline.audit.digests import KEPT_BYTES, chained, completion_digest
 from specbatch.pipeline.ledger.actor import whoami
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.schemas.audit import (
     AuditRecord,
     EntryKind,
@@ -22,6 +21,7 @@ from specbatch.schemas.audit import (
 )
 from specbatch.schemas.errors import JobNotFoundError, UsageError
 from specbatch.schemas.records import JobState, Stage
+from support.databases import sqlite_store
 
 
 def log_of(store: Store) -> list[LogEntry]:
@@ -34,9 +34,9 @@ def last(store: Store) -> tuple[str, str, object]:
     return entry.kind, entry.actor, orjson.loads(entry.payload)
 
 
-def test_all_stores_write_the_same_chain(store: Store, clock: Clock) -> None:
+def test_both_databases_write_the_same_chain(store: Store, clock: Clock) -> None:
     tell_everything(store)
-    twin = MemoryStore(max_attempts=3, clock=type(clock)())
+    twin = sqlite_store(type(clock)(), max_attempts=3)
     tell_everything(twin)
     assert log_of(store) == log_of(twin)
     assert store.log_head(JOB) == twin.log_head(JOB) == log_of(store)[-1].head

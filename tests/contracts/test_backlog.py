@@ -1,4 +1,4 @@
-"""What waits and who works, with one test body for the three stores."""
+"""What waits and who works, with one test body for both databases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept of a group, and how far a job is: one test body for the three stores."""
+"""What is kept of a group, and how far a job is: one test body for both databases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups that are cut in two: one test body for the three stores."""
+"""Groups that are cut in two: one test body for both databases."""
 
 from __future__ import annotations
 
@@ -33,11 +33,17 @@ from ledger.builders import (
 )
 
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.ledger.rules import FIRST_CUT_INDEX
 from specbatch.schemas.errors import FencedError, StoreError, UsageError
-from specbatch.schemas.records import DueWork, GroupWork, JobState, Prompts, Stage
+from specbatch.schemas.records import (
+    FIRST_SPLIT_INDEX,
+    DueWork,
+    GroupWork,
+    JobState,
+    Prompts,
+    Stage,
+)
 
-CUT = FIRST_CUT_INDEX
+CUT = FIRST_SPLIT_INDEX
 
 
 def fail(store: Store, index: int, attempts: int = 3, stage: Stage = Stage.VERIFY) -> int | None:
@@ -336,7 +342,7 @@ def test_a_holder_gives_its_last_rows_back_and_keeps_its_lease(store: Store) -> 
     assert store.cut_group(lease, 2) == CUT + 1
     assert slices(store, 0, CUT, CUT + 1) == [(0, 2), (5, 3), (2, 3)]
     for wrong in (0, 2, 3):
-        with pytest.raises(ValueError, match="cannot be cut"):
+        with pytest.raises(ValueError, match="cannot be split"):
             store.cut_group(lease, wrong)
     store.advance(lease, Stage.RECORD, RESULTS, NO_TIME)
     work = claim(store, 0, Stage.RECORD)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from ledger.builders import JOB, LEASE_SEC, Clock, new_job
 
-from specbatch.pipeline.ledger.memory.store import MemoryStore
+from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.pipeline.runtime.profile_store import ProfileStore
@@ -21,16 +21,17 @@ from specbatch.schemas.errors import FencedError, StoreError
 from specbatch.schemas.records import Artefact, JobRow, Lease, Stage
 from specbatch.schemas.spec import JobSpec, load_spec
 from specbatch.schemas.speculation import AcceptanceCount, PastOutput
+from support.databases import new_database
 
 SPEC = load_spec({"input": {"uri": "/in"}, "output": {"uri": "/out"}, "verifier": "/big"})
 WAIT_SEC = 60.0
 
 
-class Shaky(MemoryStore):
+class Shaky(SqlStore):
     """A store that is away when a test says so, and has the past that a test gives it."""
 
     def __init__(self, clock: Clock) -> None:
-        super().__init__(max_attempts=9, clock=clock)
+        super().__init__(new_database(), max_attempts=9, clock=clock)
         self.past: list[PastOutput] = []
         self.away = False
         self.asked = 0

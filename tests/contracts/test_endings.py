@@ -1,4 +1,4 @@
-"""How jobs end, and begin again: one test body for the three stores."""
+"""How jobs end, and begin again: one test body for both databases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job is exported to the same bytes from every store."""
+"""A job is exported to the same bytes from either database."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 from ledger.builders import JOB, Clock
 
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.operations.export import Exporter
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.exports import ExportedFile, ExportKind, ExportOrder
+from support.databases import sqlite_store
 from support.exported import exported_job
 
 
@@ -23,12 +23,12 @@ def exported(store: Store, folder: Path) -> dict[ExportKind, tuple[ExportedFile,
 
 @pytest.fixture
 def expected(clock: Clock, tmp_path: Path) -> dict[ExportKind, tuple[ExportedFile, ...]]:
-    """From the store in memory, of another run of the same job."""
-    made = exported_job(MemoryStore(clock=clock), tmp_path / "work")
+    """From SQLite, of another run of the same job."""
+    made = exported_job(sqlite_store(clock), tmp_path / "work")
     return exported(made.store, tmp_path / "expected")
 
 
-def test_every_store_gives_the_same_files(
+def test_both_databases_give_the_same_files(
     store: Store, tmp_path: Path, expected: dict[ExportKind, tuple[ExportedFile, ...]]
 ) -> None:
     made = exported_job(store, tmp_path / "work")

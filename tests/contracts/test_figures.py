@@ -1,4 +1,4 @@
-"""The whole store in a few numbers, alike in all stores."""
+"""The whole store in a few numbers, alike on both databases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of a job's groups and completions, with one test body for the three stores."""
+"""Figures of a job's groups and completions, with one test body for both databases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs and the reading of their input: one test body for the three stores.
+"""Jobs and the reading of their input: one test body for both databases.
 
 In memory, SQLite and PostgreSQL. Time is a clock that tests move, so nothing sleeps. What is
 true of one database only (its own clock, lost connections, statements) is in `tests/ledger`.

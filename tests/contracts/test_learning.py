@@ -1,4 +1,4 @@
-"""What drafting taught, with one test body for the three stores, and proposals that are skipped."""
+"""What drafting taught, with one test body for both databases, and proposals that are skipped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who holds a group, for how long, and what is due: one test body for the three stores."""
+"""Who holds a group, for how long, and what is due: one test body for both databases."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_an_expired_lease_can_be_taken_over_and_the_old_holder_is_fenced(
     clock.advance(1)
     new = claim(store, 0, owner="w2").lease
     assert (new.generation, new.attempt) == (2, 2)
-    with pytest.raises(FencedError, match="generation 1"):
+    with pytest.raises(FencedError, match="fencing token 1"):
         store.advance(old, Stage.RECORD, RESULTS, NO_TIME)
     with pytest.raises(FencedError):
         store.cancel_group(old)

@@ -1,4 +1,4 @@
-"""Fingerprints of models in the three stores: pinned once, compared by every claim, and accepted
+"""Fingerprints of models on both databases: pinned once, compared by every claim, and accepted
 anew on purpose."""
 
 from __future__ import annotations

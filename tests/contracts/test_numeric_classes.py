@@ -1,4 +1,4 @@
-"""Numeric classes in the three stores: pinned once, compared by every claim, moved on purpose."""
+"""Numeric classes on both databases: pinned once, compared by every claim, moved on purpose."""
 
 from __future__ import annotations
 

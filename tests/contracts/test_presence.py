@@ -1,4 +1,4 @@
-"""Worker processes that say that they are there, and what jobs lack of them: in all stores."""
+"""Worker processes that say that they are there, and what jobs lack of them: on both databases."""
 
 from __future__ import annotations
 

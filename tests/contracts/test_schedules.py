@@ -1,4 +1,4 @@
-"""Times of schedules, with one test body for the three stores."""
+"""Times of schedules, with one test body for both databases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that end before their time, in the three stores: cancel, deadline, budget; what is kept of
+"""Jobs that end before their time, on both databases: cancel, deadline, budget; what is kept of
 them; and inputs that wait until fewer groups are open."""
 
 from __future__ import annotations

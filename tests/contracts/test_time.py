@@ -1,4 +1,4 @@
-"""Sessions of workers and what attempts had of them, with one test body for the three stores."""
+"""Sessions of workers and what attempts had of them, with one test body for both databases."""
 
 from __future__ import annotations
 

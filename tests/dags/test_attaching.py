@@ -20,7 +20,6 @@ from specbatch.jobs.dags.attaching import (
     revive,
     wait,
 )
-from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.pipeline.runtime.client import Client
 from specbatch.schemas.encryption import Cipher
@@ -28,6 +27,7 @@ from specbatch.schemas.errors import StoreError, UsageError
 from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.records import JobState
 from specbatch.schemas.spec import JobSpec
+from support.databases import sqlite_store
 from support.stand_ins import Site
 
 PLACE = Place("airflow", "nightly", "scheduled__2026-11-22", "summarise", "-1")
@@ -135,7 +135,7 @@ def test_a_task_s_job_is_cancelled_without_its_id_and_no_other_is(
 
 def test_a_private_tenant_s_job_is_cancelled_without_its_id(site: Site) -> None:
     private = Privacy({"acme": PrivacyMode.HASH_ONLY}, cipher=Cipher([bytes(32)]))
-    store = MemoryStore()
+    store = sqlite_store()
     client = JobClient(store, Client(store, site.enqueued.append, "work", privacy=private))
     wanted = spec(site, "a", tenant="acme")
     job = attach(client, wanted, PLACE, "fail")

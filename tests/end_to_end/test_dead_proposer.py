@@ -16,13 +16,13 @@ from contracts.shorthand import claim, ingest
 from ledger.builders import JOB, Clock
 
 from specbatch.pipeline.bootstrap import make_store
-from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.runtime.sweeper import Sweeper
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.records import DueWork, Stage
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.speculation import DecisionAction
 from support import demo
+from support.databases import sqlite_store
 from support.outcomes import Outcome, outcome
 from support.workers import WorkerProcess, command, wait_until, worker
 
@@ -38,7 +38,7 @@ class Bed:
     def __init__(self) -> None:
         self.clock = Clock()
         self.enqueued: list[DueWork] = []
-        self.store = MemoryStore(clock=self.clock)
+        self.store = sqlite_store(self.clock)
         ingest(self.store, groups=3, first_stage=Stage.PROPOSE)
         self.sweeper = Sweeper(self.store, self.enqueued.append, 5.0, PATIENCE_SEC)
 
@@ -73,7 +73,7 @@ def test_groups_that_nobody_takes_up_go_on_and_are_enqueued_at_once() -> None:
 
 def test_a_reason_names_only_so_many_groups() -> None:
     clock = Clock()
-    store = MemoryStore(clock=clock)
+    store = sqlite_store(clock)
     ingest(store, groups=30, first_stage=Stage.PROPOSE)
     clock.advance(PATIENCE_SEC + 1)
     Sweeper(store, lambda _: None, 5.0, PATIENCE_SEC).sweep()

@@ -12,10 +12,9 @@ from ledger.builders import LEASE_SEC
 
 from specbatch.jobs.chaos.stand_in import StandInHost
 from specbatch.pipeline.engines.contract import Request, Submitted
-from specbatch.pipeline.ledger.rules import FIRST_CUT_INDEX
 from specbatch.pipeline.stages.dispatch import run_stage
 from specbatch.schemas.errors import EngineError, ObjectError
-from specbatch.schemas.records import JobState, Stage
+from specbatch.schemas.records import FIRST_SPLIT_INDEX, JobState, Stage
 from specbatch.schemas.spec import EngineSpec
 from support.stand_ins import MOST_ROUNDS, Outcome, Site
 
@@ -188,7 +187,7 @@ def test_after_a_failure_both_halves_are_enqueued(site: Site) -> None:
     for _ in range(3):
         site.enqueued.clear()
         run_stage(context, Stage.VERIFY, job_id, 0)
-    assert {message.group_index for message in site.enqueued} == {0, FIRST_CUT_INDEX}
+    assert {message.group_index for message in site.enqueued} == {0, FIRST_SPLIT_INDEX}
     site.enqueued.clear()
     run_stage(context, Stage.VERIFY, job_id, 0)  # rows 0 to 31 go well: now the other suspect
-    assert FIRST_CUT_INDEX in [message.group_index for message in site.enqueued]
+    assert FIRST_SPLIT_INDEX in [message.group_index for message in site.enqueued]

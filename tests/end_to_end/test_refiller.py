@@ -14,7 +14,6 @@ from ledger.builders import JOB, LEASE_SEC, new_group, new_job, position
 
 from specbatch.pipeline.engines.exact.host import EngineHost
 from specbatch.pipeline.engines.models.model_folder import inspect_model
-from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.stages.refill import Refiller
 from specbatch.pipeline.storage.artefacts import write_prompts
 from specbatch.pipeline.storage.objects import Objects
@@ -22,6 +21,7 @@ from specbatch.schemas.messages import HintMessage, RefillMessage
 from specbatch.schemas.records import PromptRow, Stage
 from specbatch.schemas.seeds import sample_seed
 from specbatch.schemas.spec import JobSpec
+from support.databases import sqlite_store
 from support.models import TinyPair
 
 BLOCK = 12
@@ -44,7 +44,7 @@ class Bed:
                 "engine": {"dtype": "float32"},
             }
         )
-        self.store = MemoryStore()
+        self.store = sqlite_store()
         spec = self.spec.model_dump(mode="json")
         self.store.create_job(new_job(spec=spec, workspace_uri=str(folder)))
         work = self.store.claim_job(JOB, Stage.INGEST, "ingester", LEASE_SEC)

@@ -15,14 +15,14 @@ from specbatch.jobs.chaos.stand_in import StandInEngine
 from specbatch.pipeline.engines.contract import Completion
 from specbatch.pipeline.engines.exact.service import EngineService
 from specbatch.pipeline.engines.models.model_folder import inspect_model
-from specbatch.pipeline.ledger.memory.store import MemoryStore
-from specbatch.pipeline.ledger.rules import FIRST_CUT_INDEX
+from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.pipeline.runtime.leases import LeaseKeeper
 from specbatch.pipeline.runtime.work_stealing import WorkStealer
 from specbatch.pipeline.stages.dispatch import run_stage
 from specbatch.pipeline.stages.verify import verify
 from specbatch.schemas.errors import StoreError
-from specbatch.schemas.records import JobState, Stage
+from specbatch.schemas.records import FIRST_SPLIT_INDEX, JobState, Stage
+from support.databases import sqlite_store
 from support.stand_ins import Outcome, Site
 
 ROWS = 64
@@ -141,7 +141,7 @@ def test_an_idle_worker_takes_half_of_what_a_busy_one_has_not_begun(
     busy.keeper.beat()  # asked once, whatever the number of heartbeats
     busy.go_on()
     wait_for_cut(site)
-    first = found(site.store.prompts_of(job_id, FIRST_CUT_INDEX))
+    first = found(site.store.prompts_of(job_id, FIRST_SPLIT_INDEX))
     # 2 rows of 2 samples run, 62 wait: half of these are given back.
     assert (first.row_start, first.rows) == (33, 31)
     site.work(idle, Stage.VERIFY)
@@ -150,7 +150,7 @@ def test_an_idle_worker_takes_half_of_what_a_busy_one_has_not_begun(
     while cuts(site) < 2:
         busy.keeper.beat()
         busy.go_on()
-    second = found(site.store.prompts_of(job_id, FIRST_CUT_INDEX + 1))
+    second = found(site.store.prompts_of(job_id, FIRST_SPLIT_INDEX + 1))
     assert second.row_start + second.rows == first.row_start
     site.work(idle, Stage.VERIFY)
     busy.end()
@@ -212,7 +212,7 @@ def test_all_that_is_begun_stays(site: Site, busy: Busy) -> None:
 # --- who asks, and who hears it -------------------------------------------------------------
 def test_only_who_verifies_nothing_asks() -> None:
     clock = Clock()
-    store = MemoryStore(clock=clock)
+    store = sqlite_store(clock)
     ingest(store, groups=2)
     lease = claim(store, 0, owner="busy").lease
     mine = claim(store, 1, owner="idle").lease
@@ -229,7 +229,7 @@ def test_only_who_verifies_nothing_asks() -> None:
 
 def test_a_holder_hears_it_once_each_time_it_is_asked() -> None:
     clock = Clock()
-    store = MemoryStore(clock=clock)
+    store = sqlite_store(clock)
     ingest(store, groups=1)
     lease = claim(store, 0, owner="busy").lease
     keeper = LeaseKeeper(store, LEASE_SEC * 1000)
@@ -250,7 +250,7 @@ def test_a_holder_hears_it_once_each_time_it_is_asked() -> None:
     keeper.close()
 
 
-def claim_after(store: MemoryStore, index: int) -> Any:
+def claim_after(store: SqlStore, index: int) -> Any:
     """Somebody else takes up the group that was cut off."""
     return claim(store, index, owner="idle").lease
 
@@ -258,7 +258,7 @@ def claim_after(store: MemoryStore, index: int) -> Any:
 def test_helpers_ask_in_a_thread_of_their_own_and_outlive_the_store(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    store = MemoryStore()
+    store = sqlite_store()
     ingest(store, groups=1)
     claim(store, 0, owner="busy")
     keeper = LeaseKeeper(store, LEASE_SEC * 1000)

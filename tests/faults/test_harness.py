@@ -171,7 +171,7 @@ def test_workers_end_with_their_supervisor(tmp_path: Path, redis_url: str) -> No
 # have a store whose groups are done before their rows are there: two transactions instead of one.
 IN_TWO = """
 from pathlib import Path
-from specbatch.pipeline.ledger import groups
+from specbatch.pipeline.ledger.sql import groups
 from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.schemas.crash_points import CrashPoint, reach
 

@@ -102,10 +102,10 @@ def test_nothing_is_lost_doubled_or_wrong_on_postgres(
 # --- planted --------------------------------------------------------------------------------
 # Imported by every interpreter that finds it on its path: claims compare no models any more.
 ANY_MODEL = """
-from specbatch.pipeline.ledger import serving
+from specbatch.pipeline.ledger.sql import pinning
 from specbatch.schemas.numeric_class import Serves
 
-serving.served = lambda serves, table=None: []
+pinning.served = lambda serves, table=None: []
 Serves.takes = lambda self, pinned: True
 """
 

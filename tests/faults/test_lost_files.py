@@ -9,11 +9,11 @@ import pytest
 from faults.in_process import PLAIN, shop
 from ledger.builders import JOB, new_group, new_job
 
-from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.stages.drafting import Drafting
 from specbatch.pipeline.storage.objects import Objects, local_path
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.records import Artefact, GroupWork, Lease, Stage
+from support.databases import sqlite_store
 
 
 def lose(file: Path) -> None:
@@ -44,7 +44,7 @@ def test_the_last_attempt_or_the_third_goes_without(
     tmp_path: Path, max_attempts: int, failing: int
 ) -> None:
     lost = Artefact(f"file://{tmp_path}/jobs/{JOB}/drafts.arrow", "d" * 64, 10)
-    store = MemoryStore()
+    store = sqlite_store()
     store.create_job(new_job(workspace_uri=f"file://{tmp_path}/jobs/{JOB}"))
     drafting = Drafting(store, Objects(), max_attempts=max_attempts)
     job, group = store.get_job(JOB), new_group(0)

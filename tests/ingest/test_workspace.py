@@ -12,18 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ledger.builders import JOB, new_job
 
-from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.outputs.outputs import OutputWriter
 from specbatch.pipeline.runtime.purge import Due, Purger
 from specbatch.pipeline.storage.objects import Objects, join
 from specbatch.pipeline.storage.workspace import check_own, delete_own, read_own
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.records import Artefact, JobRow
+from support.databases import sqlite_store
 from support.faulty_s3 import Fault, FaultyS3
 
 
 def job_in(workspace: str) -> JobRow:
-    job, _ = MemoryStore().create_job(new_job(workspace_uri=workspace))
+    job, _ = sqlite_store().create_job(new_job(workspace_uri=workspace))
     return job
 
 
@@ -114,7 +114,7 @@ def test_unfinished_uploads_go_with_the_job_s_files_and_no_others(
 def test_uploads_of_an_unfinished_publication_go_with_a_purge_of_the_output(
     s3: Objects, s3_client: Any, bucket: str
 ) -> None:
-    store = MemoryStore()
+    store = sqlite_store()
     ended(store, JOB, output_uri=f"{bucket}/out", workspace_uri=f"{bucket}/jobs/{JOB}")
     OutputWriter(s3, f"{bucket}/out", JOB).claim()
     others = ["out/mine.bin", "out/remainder-another.parquet", "out/sub/part-00000.parquet"]

@@ -9,7 +9,7 @@ from contracts.shorthand import claim, claim_job
 from ledger.builders import JOB, LEASE_SEC, new_group, new_job, position
 from sqlalchemy import Engine, select, text
 
-from specbatch.pipeline.ledger.sql.engine_factory import make_engine
+from specbatch.pipeline.ledger.sql.databases import make_engine
 from specbatch.pipeline.ledger.sql.migrate import open_store
 from specbatch.schemas.records import Stage
 from specbatch.schemas.tables import Group, Job

@@ -9,13 +9,13 @@ from ledger.builders import JOB
 from specbatch.pipeline.audit.entries import ended, follow
 from specbatch.pipeline.audit.log_facts import LogFacts
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.schemas.audit import EntryKind, PublishedManifest
 from specbatch.schemas.records import JobState
+from support.databases import sqlite_store
 
 
 def done(manifest: PublishedManifest | None) -> Store:
-    store = MemoryStore()
+    store = sqlite_store()
     ingest(store, groups=1)
     commit(store, verified(store, 0))
     finish(store, JobState.DONE, manifest)

@@ -16,7 +16,7 @@ from sqlalchemy import inspect, text
 from sqlalchemy.exc import DBAPIError
 
 from specbatch.pipeline.ledger.sql import migrate
-from specbatch.pipeline.ledger.sql.engine_factory import make_engine
+from specbatch.pipeline.ledger.sql.databases import make_engine
 from specbatch.schemas import sql_triggers
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.months import is_partition

@@ -9,8 +9,8 @@ from contracts.shorthand import F32, TORCH, ingest, serving
 from ledger.builders import JOB, LEASE_SEC, NO_TIME, RESULTS
 from ledger.test_lock_order import until_somebody_waits
 
-from specbatch.pipeline.ledger.sql import choosing, leases, moving
-from specbatch.pipeline.ledger.sql.engine_factory import make_engine
+from specbatch.pipeline.ledger.sql import claim_next, leases, pinning
+from specbatch.pipeline.ledger.sql.databases import make_engine
 from specbatch.pipeline.ledger.sql.migrate import open_store
 from specbatch.pipeline.ledger.sql.transactions import SERVER_TIME
 from specbatch.schemas.errors import FencedError
@@ -27,7 +27,7 @@ def test_a_move_waits_for_a_claim_and_fences_it(postgres_url: str, by_turn: bool
         with other.begin() as conn:
             if by_turn:
                 who = ("big", "w", LEASE_SEC, 3, {})
-                work = choosing.claim_next(conn, SERVER_TIME, verify, *who, serves)
+                work = claim_next.claim_next(conn, SERVER_TIME, verify, *who, serves)
             else:
                 where = (JOB, 0, verify, "w", LEASE_SEC, 3)
                 work = leases.claim_group(conn, SERVER_TIME, *where, serves)
@@ -46,7 +46,7 @@ def test_a_claim_that_waited_for_a_move_gets_nothing(postgres_url: str) -> None:
     ingest(store, groups=1, numeric_class=F32)
     with ThreadPoolExecutor(1) as pool:
         with other.begin() as conn:
-            moving.move(conn, SERVER_TIME, JOB, Change(TORCH))
+            pinning.move(conn, SERVER_TIME, JOB, Change(TORCH))
             where = (JOB, 0, Stage.VERIFY, "w", LEASE_SEC)
             claimed = pool.submit(store.claim_group, *where, serving(F32))
             until_somebody_waits(other)

@@ -13,7 +13,7 @@ from ledger.builders import JOB, LEASE_SEC, NO_TIME, completion, new_group, new_
 from sqlalchemy import text
 
 from specbatch.pipeline.ledger.sql import migrate
-from specbatch.pipeline.ledger.sql.engine_factory import make_engine
+from specbatch.pipeline.ledger.sql.databases import make_engine
 from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.schemas.encryption import Cipher
 from specbatch.schemas.errors import StoreError, UnknownKeyError, UsageError

@@ -26,8 +26,8 @@ from ledger.builders import (
 )
 from sqlalchemy import event, text
 
-from specbatch.pipeline.ledger.sql import engine_factory
-from specbatch.pipeline.ledger.sql.engine_factory import make_engine, parse_url
+from specbatch.pipeline.ledger.sql import databases
+from specbatch.pipeline.ledger.sql.databases import make_engine, parse_url
 from specbatch.pipeline.ledger.sql.migrate import open_store
 from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.pipeline.ledger.sql.transactions import Transactions
@@ -314,7 +314,7 @@ def parameters_of(url: str) -> dict[str, str]:
 
 
 def test_a_busy_sqlite_file_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_factory, "BUSY_TIMEOUT_MS", 20)
+    monkeypatch.setattr(databases, "BUSY_TIMEOUT_MS", 20)
     url = migrated(tmp_path / "store.db")
     store = open_store(url)
     blocker = sqlite3.connect(tmp_path / "store.db", isolation_level=None, check_same_thread=False)

@@ -1,14 +1,11 @@
-"""Random lives of a job: SQLite and the in-memory twin agree after every step, and both keep what
-nothing may break: rows are a partition, a lease that is not current writes nothing, a completion is
-made once, and a job comes to its end."""
+"""Random lives of a job: the store answers as the rules say after every step, and keeps what
+nothing may break: rows are a partition, a lease that is not current writes nothing, a completion
+is made once, and a job comes to its end."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,23 +22,22 @@ from ledger.builders import (
     new_job,
     position,
 )
-from sqlalchemy import event
+from ledger.claim_model import ClaimModel, Job
 
-from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.ledger.memory.store import MemoryStore
-from specbatch.pipeline.ledger.memory.units import Job
-from specbatch.pipeline.ledger.sql.migrate import upgrade
-from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.schemas.errors import FencedError, SpecbatchError
+from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.records import (
     DueWork,
     GroupWork,
+    JobRow,
     JobState,
+    JobWork,
     Lease,
     RejectedRow,
     Stage,
     StageTiming,
 )
+from support.databases import sqlite_store
 
 MAX_ATTEMPTS = 2
 ROWS = 4  # of a planned group
@@ -56,29 +52,39 @@ RARELY = st.sampled_from([False, False, False, True])
 
 
 def outcome(call: Callable[[], Any]) -> Any:
-    """The result, or the kind and words of the error."""
+    """What the answer says of claims, or the kind of the error."""
     try:
-        return call()
+        return facts(call())
     except (SpecbatchError, ValueError) as error:
-        return type(error), str(error)
+        return type(error)
 
 
-def without_syncing(connection: Any, _record: Any) -> None:
-    """Nothing here has to outlive a power cut, and that takes most of the time."""
-    connection.execute("PRAGMA synchronous = OFF")
+def facts(answer: Any) -> Any:
+    """What `ClaimModel` knows of an answer of the store."""
+    match answer:
+        case GroupWork():
+            return answer.lease, answer.row_start, answer.rows, answer.rows_kept, answer.suspect
+        case JobWork():
+            return answer.lease
+        case JobRow():
+            flags = (answer.cancel_requested, answer.paused)
+            return answer.state, answer.stage, *flags, answer.groups_total
+        case JobProgress():
+            done = (answer.rows_done, answer.groups_done)
+            return *done, answer.completions, answer.ingest_done
+        case DueWork():
+            return answer.job_id, answer.stage, answer.group_index
+        case list():
+            return [facts(one) for one in answer]
+    return answer
 
 
-class TwinStores(RuleBasedStateMachine):
-    template: Path  # a migrated, empty database
-
+class StoreLives(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.folder = tempfile.TemporaryDirectory()
-        path = shutil.copy(self.template, self.folder.name)
         self.clock = Clock()
-        self.memory = MemoryStore(max_attempts=MAX_ATTEMPTS, clock=self.clock)
-        self.sql = SqlStore(f"sqlite:///{path}", max_attempts=MAX_ATTEMPTS, clock=self.clock)
-        event.listen(self.sql._db._reader, "connect", without_syncing)
+        self.model = ClaimModel(self.clock, MAX_ATTEMPTS)
+        self.store = sqlite_store(self.clock, max_attempts=MAX_ATTEMPTS)
         self.leases: list[Lease] = []
         self.suspects: list[Lease] = []  # of groups that workers may have died of
         self.job = ""
@@ -86,46 +92,45 @@ class TwinStores(RuleBasedStateMachine):
 
     def submit(self) -> None:
         """From here on it is about this job."""
-        self.job = f"job{len(self.memory.list_jobs()):05d}"
-        self.both(lambda store: store.create_job(new_job(self.job)))
+        self.job = f"job{len(self.model.jobs):05d}"
+        self.model.create_job(new_job(self.job))
+        self.store.create_job(new_job(self.job))
 
     def teardown(self) -> None:
-        self.both(lambda store: store.failed_groups(self.job))
-        self.both(lambda store: list(store.completions(self.job)))
-        self.both(lambda store: list(store.rejected(self.job)))
-        self.sql.close()
-        self.folder.cleanup()
+        self.store.close()
 
-    def both(self, call: Callable[[Store], Any]) -> Any:
-        expected = outcome(lambda: call(self.memory))
-        assert outcome(lambda: call(self.sql)) == expected
+    def both(self, call: Callable[[Any], Any]) -> Any:
+        expected = outcome(lambda: call(self.model))
+        assert outcome(lambda: call(self.store)) == expected
         return expected
 
-    def by_lease(self, lease: Lease, call: Callable[[Store], Any]) -> Any:
+    def by_lease(self, lease: Lease, call: Callable[[Any], Any]) -> Any:
         """A write that names a lease: unless that is current, nothing comes of it."""
-        unit = self.memory._unit(lease)
-        current = unit is not None and unit.is_held_by(lease)
+        current = self.model.is_current(lease)
         found = self.both(call)
-        failed = isinstance(found, tuple) and isinstance(found[0], type)
-        assert current or (failed and found[0] in (FencedError, ValueError))
+        assert current or found in (FencedError, ValueError)
         return found
 
     @property
     def held(self) -> Job:
-        """The job's state, as the twin has it."""
-        return self.memory._jobs[self.job]
+        """The job's state, as the model has it."""
+        return self.model.jobs[self.job]
 
     def rows(self, index: int) -> range:
         """The input rows of a group."""
         group = self.held.groups[index]
-        first = ROWS * int(group.new.prompts.uri.split("-")[-1].removesuffix(".arrow"))
-        return range(first + group.row_start, first + group.row_start + group.new.rows)
+        first = ROWS * group.file + group.first
+        return range(first, first + group.rows)
 
-    def keep(self, work: Any) -> None:
-        if work is not None:
-            self.leases.append(work.lease)
-            if isinstance(work, GroupWork) and work.suspect:
-                self.keep_suspect(work.lease)
+    def keep(self, claimed: Any) -> None:
+        """Remember what a claim answered."""
+        if isinstance(claimed, Lease):
+            self.leases.append(claimed)
+        elif claimed is not None:
+            lease, *_, suspect = claimed
+            self.leases.append(lease)
+            if suspect:
+                self.keep_suspect(lease)
 
     def keep_suspect(self, lease: Lease) -> None:
         """Who claims a group that workers may have died of holds no other one at that moment."""
@@ -133,8 +138,8 @@ class TwinStores(RuleBasedStateMachine):
             other
             for other in self.suspects
             if (other.owner, other.stage) == (lease.owner, lease.stage)
-            if (unit := self.memory._unit(other)) and unit.is_held_by(other)
-            if unit.lease_until > self.clock.now
+            if self.model.is_current(other)
+            if self.model.unit(other).lease_until > self.clock.now
         ]
         assert not others
         self.suspects.append(lease)
@@ -153,7 +158,7 @@ class TwinStores(RuleBasedStateMachine):
             self.add_group(0, first)
         self.finish_ingest(0)
 
-    @precondition(lambda self: self.memory.get_job(self.job).state.is_final)
+    @precondition(lambda self: self.held.state.is_final)
     @rule(first=FIRST, groups=st.integers(0, 3))
     def next_job(self, first: Stage, groups: int) -> None:
         """Without groups it is left unread, so that ingest has random lives too."""
@@ -173,7 +178,7 @@ class TwinStores(RuleBasedStateMachine):
     @rule(then_end=st.booleans())
     def request_cancel(self, then_end: bool) -> None:
         self.both(lambda store: store.request_cancel(self.job))
-        if then_end and self.memory.get_job(self.job).stage is Stage.PUBLISH:
+        if then_end and self.held.stage is Stage.PUBLISH:
             self.work("w1", ["finish"])
             self.retry_job()
 
@@ -238,8 +243,15 @@ class TwinStores(RuleBasedStateMachine):
         self.keep(self.both(lambda store: store.claim_next(stage, model, owner, LEASE_SEC)))
 
     @rule()
-    def close_over(self) -> None:
+    def sweep(self) -> None:
         self.both(lambda store: store.close_over())
+        self.both(lambda store: store.stop_overdue())
+
+    @precondition(lambda self: self.leases)
+    @rule(number=LEASES, usd=st.sampled_from([0.0, 0.25, 0.75]))
+    def look(self, number: int, usd: float) -> None:
+        held = dict.fromkeys([*self.leases[-3:], self.lease(number)], usd)
+        self.both(lambda store: store.look(held))
 
     @precondition(lambda self: self.holds(Stage.INGEST))
     @rule(number=LEASES, most_open=st.integers(1, 4))
@@ -270,16 +282,15 @@ class TwinStores(RuleBasedStateMachine):
 
     @rule(owner=OWNERS)
     def claim_what_is_due(self, owner: str) -> None:
-        for message in self.both(lambda store: store.due())[:1]:
-            self.keep(self.both(partial(self.answer, message, owner)))
+        for due in self.both(lambda store: store.due())[:1]:
+            self.keep(self.both(partial(self.answer, due, owner)))
 
     @staticmethod
-    def answer(message: DueWork, owner: str, store: Store) -> Any:
-        if message.group_index is None:
-            return store.claim_job(message.job_id, message.stage, owner, LEASE_SEC)
-        return store.claim_group(
-            message.job_id, message.group_index, message.stage, owner, LEASE_SEC
-        )
+    def answer(due: tuple[str, Stage, int | None], owner: str, store: Any) -> Any:
+        job_id, stage, index = due
+        if index is None:
+            return store.claim_job(job_id, stage, owner, LEASE_SEC)
+        return store.claim_group(job_id, index, stage, owner, LEASE_SEC)
 
     @rule(owner=OWNERS, ends=st.lists(ENDS, min_size=2, max_size=8))
     def work(self, owner: str, ends: list[str]) -> None:
@@ -298,7 +309,7 @@ class TwinStores(RuleBasedStateMachine):
     def come_to_the_end(self, dies_of: int | None) -> None:
         """A worker that gets all of it done, and dies of one row."""
         for life in range(MOST_CLAIMS):
-            if self.memory.get_job(self.job).state.is_final:
+            if self.held.state.is_final:
                 return
             known = len(self.leases)
             self.claim_what_is_due(f"life {life}")
@@ -344,20 +355,20 @@ class TwinStores(RuleBasedStateMachine):
         group = self.held.groups[lease.group_index]
         return [row for row in self.rows(lease.group_index) if row not in group.kept]
 
-    @precondition(lambda self: self.leases and self.memory.get_job(self.job).cancel_requested)
-    @rule(number=LEASES, done=st.integers(0, 3), then_retry=st.booleans())
-    def keep_part(self, number: int, done: int, then_retry: bool) -> None:
+    @precondition(lambda self: self.leases)
+    @rule(number=LEASES, done=st.sets(st.integers(0, 3)), then_retry=st.booleans())
+    def keep_part(self, number: int, done: set[int], then_retry: bool) -> None:
         """A worker stops a group with some rows done."""
         lease = self.lease(number)
         if lease.stage is Stage.VERIFY:
-            records = [completion(row) for row in self.rows_left(lease)[:done]]
-            timing = StageTiming(0.25, 1.0)
+            records = [completion(r) for i, r in enumerate(self.rows_left(lease)) if i in done]
+            timing = StageTiming(0.25, 1.0, 0.25)
             self.by_lease(lease, lambda store: store.keep_part(lease, records, timing, {}))
-        if then_retry and self.memory.get_job(self.job).stage is Stage.PUBLISH:
+        if then_retry and self.held.stage is Stage.PUBLISH:
             self.work("w1", ["finish"])
             self.retry_job()
 
-    @precondition(lambda self: self.leases and self.memory.get_job(self.job).cancel_requested)
+    @precondition(lambda self: self.leases and self.held.cancelled)
     @rule(number=LEASES)
     def cancel_group(self, number: int) -> None:
         lease = self.lease(number)
@@ -369,53 +380,47 @@ class TwinStores(RuleBasedStateMachine):
         self.both(lambda store: store.get_job(self.job))
         self.both(lambda store: store.progress(self.job))
         self.both(lambda store: store.due())
-        self.both(lambda store: store.failed_groups(self.job))
-        for index in self.held.groups:
-            self.both(partial(self.prompts, index))
-
-    def prompts(self, index: int, store: Store) -> Any:
-        return store.prompts_of(self.job, index)
+        self.both(lambda store: store.kept_rows(self.job))
+        failed = [(index, word) for index, word, _, _ in self.store.failed_groups(self.job)]
+        assert failed == self.model.failed_groups(self.job)
 
     @invariant()
     def every_row_is_in_exactly_one_group(self) -> None:
-        job = self.held
-        rows = sorted(row for index in job.groups for row in self.rows(index))
-        assert rows == list(range(job.planned * ROWS))
-        assert all(group.new.rows > 0 for group in job.groups.values())
-        assert sum(group.new.prompt_tokens for group in job.groups.values()) == 5 * len(rows)
+        rows: list[int] = []
+        for index, prompts in self.store.groups(self.job):
+            file = int(prompts.artefact.uri.split("-")[-1].removesuffix(".arrow"))
+            first = ROWS * file + prompts.row_start
+            mine = range(first, first + prompts.rows)
+            assert mine == self.rows(index)
+            assert mine
+            rows += mine
+        assert sorted(rows) == list(range(self.held.planned * ROWS))
+        assert self.store.get_job(self.job).prompt_tokens == 5 * len(rows)
 
     @invariant()
-    def a_generation_of_a_unit_has_one_lease(self) -> None:
+    def a_fencing_token_of_a_unit_has_one_lease(self) -> None:
         names = [(x.job_id, x.group_index, x.generation) for x in self.leases]
         assert len(set(names)) == len(names)
-        current = [x for x in self.leases if (u := self.memory._unit(x)) and u.is_held_by(x)]
+        current = [x for x in self.leases if self.model.is_current(x)]
         assert len({(x.job_id, x.group_index) for x in current}) == len(current)
 
     @invariant()
     def every_completion_is_made_once(self) -> None:
-        made = [(c.row_index, c.sample_index) for c in self.memory.completions(self.job)]
+        made = [(c.row_index, c.sample_index) for c in self.store.completions(self.job)]
         done = [i for i, group in self.held.groups.items() if group.stage is Stage.DONE]
         expected = {row for index in done for row in self.rows(index)}
-        expected |= self.both(lambda store: store.kept_rows(self.job))
+        expected |= self.store.kept_rows(self.job)
         assert made == [(row, 0) for row in sorted(expected)]
-        assert self.memory.progress(self.job).completions == len(made)
+        assert self.store.progress(self.job).completions == len(made)
 
     @invariant()
     def a_job_is_never_stuck(self) -> None:
         """Whatever happened: it has ended, is due, is held, or one of its groups is."""
-        job = self.memory.get_job(self.job)
-        later = Clock()
-        later.now = self.clock.now + 2 * LEASE_SEC
-        self.memory._now = later
-        due = self.memory.due()
-        self.memory._now = self.clock
-        assert job.state.is_final == (not due)
-
-
-@pytest.fixture(autouse=True)
-def _template(tmp_path: Path) -> None:
-    TwinStores.template = tmp_path / "store.db"
-    upgrade(f"sqlite:///{TwinStores.template}")
+        now = self.clock.now
+        self.clock.advance(2 * LEASE_SEC)
+        due = self.store.due()
+        self.clock.now = now
+        assert self.held.state.is_final == (not due)
 
 
 def _settings(max_examples: int, steps: int) -> settings:
@@ -429,10 +434,10 @@ def _settings(max_examples: int, steps: int) -> settings:
     )
 
 
-TestTwinStores = TwinStores.TestCase
-TestTwinStores.settings = _settings(max_examples=40, steps=20)
+TestStoreLives = StoreLives.TestCase
+TestStoreLives.settings = _settings(max_examples=40, steps=20)
 
 
 @pytest.mark.long
-class TestTwinStoresAtLength(TwinStores.TestCase):  # type: ignore[misc]  # made at run time
+class TestStoreLivesAtLength(StoreLives.TestCase):  # type: ignore[misc]  # made at run time
     settings = _settings(max_examples=150, steps=40)

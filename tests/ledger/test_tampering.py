@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 
 from specbatch.pipeline.audit import entries
 from specbatch.pipeline.audit.digests import KEPT_BYTES, chained, completion_digest
-from specbatch.pipeline.ledger.sql.engine_factory import make_engine
+from specbatch.pipeline.ledger.sql.databases import make_engine
 from specbatch.pipeline.ledger.sql.migrate import open_store
 from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.schemas.audit import EntryKind, FindingKind, Head

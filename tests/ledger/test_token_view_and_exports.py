@@ -13,7 +13,7 @@ from contracts.shorthand import ingest, verified
 from ledger.builders import JOB, NO_TIME, completion
 from sqlalchemy import text
 
-from specbatch.pipeline.ledger.sql.engine_factory import make_engine
+from specbatch.pipeline.ledger.sql.databases import make_engine
 from specbatch.pipeline.ledger.sql.migrate import open_store
 from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.pipeline.outputs.export_columns import token_batch

@@ -11,7 +11,7 @@ import pytest
 from ledger.builders import JOB, LEASE_SEC, Clock, completion, new_group, new_job, position
 
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.ledger.memory.store import MemoryStore
+from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.pipeline.observe.metrics import metric_names as names
 from specbatch.pipeline.observe.metrics.meter import (
     NO_TAG,
@@ -37,6 +37,7 @@ from specbatch.schemas.records import (
     Stage,
     StageTiming,
 )
+from support.databases import new_database
 from support.scraping import reading
 
 P, A, C, B = (int(o) for o in (Origin.PLAIN, Origin.ACCEPTED, Origin.CORRECTED, Origin.BONUS))
@@ -92,11 +93,11 @@ def test_drafts_are_their_maker_s_and_add_up(
 
 
 # --- a store that is listened to ----------------------------------------------------------------
-class Watched(MemoryStore):
+class Watched(SqlStore):
     """What a test does before a lease is used, and right after the store has answered."""
 
     def __init__(self, clock: Clock) -> None:
-        super().__init__(max_attempts=3, clock=clock)
+        super().__init__(new_database(), max_attempts=3, clock=clock)
         self.before: Callable[[], object] = lambda: None
         self.after: Callable[[], object] = lambda: None
 

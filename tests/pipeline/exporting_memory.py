@@ -15,12 +15,12 @@ from typing import Any, cast
 from ledger.builders import new_job
 
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.operations.export import Exporter
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.exports import ExportKind, ExportOrder
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.records import CompletionRecord, JobRow
+from support.databases import sqlite_store
 from support.traced import traced
 
 
@@ -29,7 +29,7 @@ class Endless:
 
     def __init__(self, completions: int) -> None:
         self._completions = completions
-        empty = MemoryStore()
+        empty = sqlite_store()
         self._job = empty.create_job(new_job())[0]
         self._progress = replace(empty.progress(self._job.job_id), completions=completions)
         draw = random.Random(0)

@@ -10,7 +10,7 @@ from contracts.shorthand import commit, ingest, verified
 from ledger.audited import OTHER, Published, audited, tell_everything
 from ledger.builders import JOB, Clock, completion, new_job
 
-from specbatch.pipeline.ledger.memory.store import MemoryStore
+from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.pipeline.operations.audit import (
     MOST_FINDINGS,
     Auditor,
@@ -24,6 +24,7 @@ from specbatch.pipeline.operations.audit import (
 from specbatch.schemas.audit import Finding, FindingKind, KeptCompletion
 from specbatch.schemas.errors import ModelError, UsageError
 from specbatch.schemas.records import JobRow
+from support.databases import new_database, sqlite_store
 
 
 def keys(count: int) -> Keys:
@@ -49,11 +50,11 @@ def test_of_a_few_completions_at_least_one_is_looked_at() -> None:
     assert chosen(keys(0), JOB, 1.0) == []
 
 
-class Busy(MemoryStore):
+class Busy(SqlStore):
     """A group is committed whenever somebody reads the completions, so many times."""
 
     def __init__(self, times: int) -> None:
-        super().__init__(clock=Clock())
+        super().__init__(new_database(), clock=Clock())
         self.groups_to_commit = list(range(times))
 
     def kept(self, job_id: str, batch: int = 500) -> Iterator[KeptCompletion]:
@@ -66,7 +67,7 @@ def no_replays(_job: JobRow, _verifier: str | None) -> LooksAgain:
     raise ModelError("it is not here")
 
 
-def auditor_of(store: MemoryStore, replays: Any = no_replays) -> Auditor:
+def auditor_of(store: SqlStore, replays: Any = no_replays) -> Auditor:
     return Auditor(store, Published(), replays)
 
 
@@ -98,7 +99,7 @@ class Fake:
 
 
 def test_what_was_replayed_is_counted_and_kept() -> None:
-    store = MemoryStore(clock=Clock())
+    store = sqlite_store(Clock())
     tell_everything(store)
     auditor = auditor_of(store, lambda _job, _verifier: Fake())
     chain = auditor.chain(JOB)
@@ -113,7 +114,7 @@ def test_what_was_replayed_is_counted_and_kept() -> None:
 
 
 def test_a_replay_that_cannot_be_done_is_told_and_the_audit_kept() -> None:
-    store = MemoryStore(clock=Clock())
+    store = sqlite_store(Clock())
     tell_everything(store)
     auditor = auditor_of(store)
     chain = auditor.chain(JOB)
@@ -124,13 +125,17 @@ def test_a_replay_that_cannot_be_done_is_told_and_the_audit_kept() -> None:
     assert str(record.note).endswith("nothing was replayed: it is not here")
 
 
+class Forged(SqlStore):
+    """More completions than an audit lists, none of which is in the log."""
+
+    def kept(self, _job_id: str, _batch: int = 500) -> Iterator[KeptCompletion]:
+        for row in range(MOST_FINDINGS + 5):  # each of a group of its own
+            yield KeptCompletion(row, 0, row, bytes(64), completion(row))
+
+
 def test_findings_beyond_count_are_only_counted() -> None:
-    store = MemoryStore(clock=Clock())
+    store = Forged(new_database(), clock=Clock())
     store.create_job(new_job())
-    job = store._jobs[JOB]
-    for row in range(MOST_FINDINGS + 5):
-        job.completions[row, 0] = completion(row)
-        job.digests[row, 0] = (row, bytes(64))  # each of a group of its own
     found = audited(store)
     assert (len(found.findings), found.left_out) == (MOST_FINDINGS, 5)
     replayed = ReplayAudit()

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from dataclasses import astuple, dataclass, field
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -14,18 +11,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from ledger.builders import JOB, LEASE_SEC, NO_TIME, RESULTS, Clock
-from sqlalchemy import event
 
 from specbatch.pipeline.engines.contract import Engines, Submitted
-from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.ledger.memory.store import MemoryStore
-from specbatch.pipeline.ledger.sql.migrate import upgrade
 from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.pipeline.runtime.device_time import Rest, Timekeeper, Untimed
 from specbatch.schemas.errors import FencedError, StoreError
 from specbatch.schemas.provenance import NO_TICKS, Ticks
 from specbatch.schemas.records import Lease, Stage
 from specbatch.schemas.timekeeping import HINTS, Attempt, Device, SessionRow, Spent
+from support.databases import sqlite_store
 
 DEVICE = Device("cpu", "local", "reserved", 200_000)
 MOST_TICKS = 1000  # that time passes at once
@@ -75,7 +69,7 @@ class Machine:
 class Bed:
     """A worker with one device, and a store with a job of three groups."""
 
-    store: Store = field(default_factory=MemoryStore)
+    store: SqlStore = field(default_factory=sqlite_store)
     machine: Machine = field(default_factory=Machine)
 
     def __post_init__(self) -> None:
@@ -289,15 +283,12 @@ class Life(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = Clock()
-        self.bed = Bed(self.make_store())
+        self.bed = Bed(sqlite_store(self.clock, max_attempts=1000))
         self.begun = self.bed.machine.at
         self.open: list[tuple[Lease, Ticket, Any]] = []  # attempts, and how to leave them
         self.all: list[tuple[Attempt, Ticket]] = []
         self.kept: set[Attempt] = set()
         self.busy: list[Ticket] = []
-
-    def make_store(self) -> Store:
-        return MemoryStore(max_attempts=1000, clock=self.clock)
 
     @rule(ticks=st.integers(1, MOST_TICKS))
     def time_passes(self, ticks: int) -> None:
@@ -399,6 +390,7 @@ class Life(RuleBasedStateMachine):
             ticket.is_over = True
         self.bed.keeper.close()
         self.check()
+        self.bed.store.close()
 
     def check(self) -> None:
         sessions, slices = self.bed.store.sessions(), list(self.bed.store.time_slices())
@@ -416,43 +408,5 @@ class Life(RuleBasedStateMachine):
         assert sum(s.spent for s in sessions) == sum(s.ticks.total for s in slices)
 
 
-class LifeOnSqlite(Life):
-    template: Path
-
-    def make_store(self) -> Store:
-        self.folder = tempfile.TemporaryDirectory()
-        path = shutil.copy(self.template, self.folder.name)
-        store = SqlStore(f"sqlite:///{path}", max_attempts=1000, clock=self.clock)
-        event.listen(store._db._reader, "connect", without_syncing)
-        return store
-
-    def teardown(self) -> None:
-        try:
-            super().teardown()
-        finally:
-            cast(SqlStore, self.bed.store).close()
-            self.folder.cleanup()
-
-
-def without_syncing(connection: Any, _record: Any) -> None:
-    connection.execute("PRAGMA synchronous = OFF")
-
-
 TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
-
-
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("template") / "store.db"
-    upgrade(f"sqlite:///{path}")
-    return path
-
-
-def test_any_life_balances_on_sqlite_too(template: Path) -> None:
-    from hypothesis.stateful import run_state_machine_as_test
-
-    LifeOnSqlite.template = template
-    run_state_machine_as_test(
-        LifeOnSqlite, settings=settings(max_examples=15, stateful_step_count=30, deadline=None)
-    )
+TestLife.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)

@@ -21,7 +21,7 @@ from ledger.builders import (
 )
 
 from specbatch.pipeline.engines.exact.proposers.history import History
-from specbatch.pipeline.ledger.memory.store import MemoryStore
+from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.stages.drafting import Drafting, cap_of, uses_history
 from specbatch.pipeline.storage.history_files import HISTORY
@@ -35,17 +35,18 @@ from specbatch.schemas.speculation import (
     Decision,
     DecisionAction,
 )
+from support.databases import new_database
 
 TONIGHT = "jobtonight"
 COUNTS = (AcceptanceCount("block", None, 30.0, 40.0), AcceptanceCount("ngram:2", "x", 1.0, 4.0))
 DECISION = Decision(5.0, DecisionAction.OFF, "*", "dear")
 
 
-class Counting(MemoryStore):
+class Counting(SqlStore):
     """Counts its reads of priors; refuses what is in `away`."""
 
     def __init__(self) -> None:
-        super().__init__(clock=Clock())
+        super().__init__(new_database(), clock=Clock())
         self.priors_read = 0
         self.away: set[str] = set()
 
@@ -71,7 +72,7 @@ class Counting(MemoryStore):
             raise StoreError(f"{method}: the database is away")
 
 
-def past_job(store: MemoryStore, job_id: str, tokens: tuple[int, ...], **job: Any) -> None:
+def past_job(store: SqlStore, job_id: str, tokens: tuple[int, ...], **job: Any) -> None:
     """A job whose row 0 wrote `tokens`, in the token ids of vocabulary `v1`."""
     vocabulary, usd = job.pop("vocabulary", "v1"), job.pop("usd", 0.25)
     store.create_job(new_job(job_id, **job))
@@ -85,7 +86,7 @@ def past_job(store: MemoryStore, job_id: str, tokens: tuple[int, ...], **job: An
     store.commit_group(_lease(store, job_id, Stage.RECORD), [written], NO_TIME, {})
 
 
-def _lease(store: MemoryStore, job_id: str, stage: Stage) -> Lease:
+def _lease(store: SqlStore, job_id: str, stage: Stage) -> Lease:
     work = store.claim_group(job_id, 0, stage, "w", LEASE_SEC)
     assert work is not None
     return work.lease
@@ -228,7 +229,7 @@ def test_a_store_without_past_outputs_lets_the_job_begin(
 # --- priors and lessons -------------------------------------------------------------------------
 
 
-def _job(store: MemoryStore, job_id: str = JOB, **values: Any) -> JobRow:
+def _job(store: SqlStore, job_id: str = JOB, **values: Any) -> JobRow:
     store.create_job(new_job(job_id, **values))
     return store.get_job(job_id)
 

@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 import pytest
 from ledger.builders import JOB
 
-from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.operations.export import BATCH_ROWS, Exporter, _page_rows, in_batches
 from specbatch.pipeline.outputs import corrections, export_columns
 from specbatch.pipeline.outputs.corrections import Corrections
@@ -34,6 +33,7 @@ from specbatch.schemas.exports import Exported, ExportKind, ExportOrder, Selecti
 from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.provenance import NO_PROVENANCE, Ticks
 from specbatch.schemas.records import CompletionRecord, FinishReason
+from support.databases import sqlite_store
 from support.exported import ROWS, ExportedJob, exported_job
 from support.traced import SOURCES, TracedToken, traced
 from support.tree import ROOT
@@ -43,7 +43,7 @@ Export = Callable[..., tuple[Exported, list[dict[str, Any]]]]
 
 @pytest.fixture
 def made(tmp_path: Path) -> ExportedJob:
-    return exported_job(MemoryStore(), tmp_path / "work")
+    return exported_job(sqlite_store(), tmp_path / "work")
 
 
 @pytest.fixture
@@ -220,7 +220,7 @@ def test_prompts_that_are_gone_are_null_and_told(made: ExportedJob, export: Expo
 def test_prompts_that_are_kept_for_the_work_alone_are_not_exported(
     tmp_path: Path, mode: PrivacyMode
 ) -> None:
-    made = exported_job(MemoryStore(), tmp_path / "work", ended=False, privacy=mode)
+    made = exported_job(sqlite_store(), tmp_path / "work", ended=False, privacy=mode)
     to = tmp_path / "c.parquet"
     order = ExportOrder(ExportKind.CORRECTIONS, str(to), so_far=True)
     done = Exporter(made.store, Objects(), Objects()).export(JOB, order)
@@ -319,7 +319,7 @@ def test_each_file_says_where_it_is_from(made: ExportedJob, export: Export, tmp_
 
 
 def test_a_job_that_goes_on_is_exported_only_when_asked(tmp_path: Path) -> None:
-    made = exported_job(MemoryStore(), tmp_path / "work", ended=False)
+    made = exported_job(sqlite_store(), tmp_path / "work", ended=False)
     exporter = Exporter(made.store, Objects(), Objects())
     order = ExportOrder(ExportKind.COSTS, str(tmp_path / "c.parquet"))
     with pytest.raises(UsageError, match=r"is still running: .* --so-far"):
@@ -353,7 +353,7 @@ def test_the_same_job_gives_the_same_bytes(
     first = export(kind)[0].files
     assert export(kind)[0].files == first
     # However its completions came to the store.
-    again = exported_job(MemoryStore(), made.workspace)
+    again = exported_job(sqlite_store(), made.workspace)
     monkeypatch.setattr(made, "store", again.store)
     assert export(kind)[0].files == first
 

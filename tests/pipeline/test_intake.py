@@ -18,27 +18,21 @@ from specbatch.jobs.chaos import stand_in_model
 from specbatch.pipeline.inputs.parquet import ParquetSource
 from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.ledger.memory.store import MemoryStore
-from specbatch.pipeline.ledger.sql.migrate import open_store
 from specbatch.pipeline.outputs.outputs import read_manifest, read_output
 from specbatch.pipeline.stages import readings
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.records import JobState, Stage
-from support.databases import migrated
+from support.databases import sqlite_store
 from support.one_thread import OneThread, one_thread
 from support.peak_memory import below
 
 GROUPS = 20
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    opened: Store
-    if request.param == "memory":
-        opened = MemoryStore()
-    else:
-        opened = open_store(migrated(tmp_path / "store.db"))
+@pytest.fixture
+def store() -> Iterator[Store]:
+    opened = sqlite_store()
     yield opened
     opened.close()
 

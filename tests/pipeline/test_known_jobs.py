@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import pytest
+from contracts.shorthand import claim_job
 from ledger.builders import JOB, Clock, new_job
 
-from specbatch.pipeline.ledger.memory.store import MemoryStore
+from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.pipeline.stages.context import KnownJobs
 from specbatch.schemas.errors import JobNotFoundError
-from specbatch.schemas.records import JobRow
+from specbatch.schemas.records import JobRow, Stage
 from specbatch.schemas.spec import load_spec
+from support.databases import new_database
 
 SPEC = load_spec({"input": {"uri": "/in"}, "output": {"uri": "/out"}, "verifier": "big"})
 
 
-class Counting(MemoryStore):
+class Counting(SqlStore):
     """Counts its reads of jobs."""
 
     def __init__(self) -> None:
-        super().__init__(clock=Clock())
+        super().__init__(new_database(), clock=Clock())
         self.read: list[str] = []
 
     def get_job(self, job_id: str) -> JobRow:
@@ -48,9 +50,10 @@ def test_the_job_itself_is_read_anew_and_not_kept(store: Counting) -> None:
     jobs.fresh(JOB)  # as ingest does, before the report has what groups need
     store.request_cancel(JOB)
     assert jobs.of_group(JOB)[0].cancel_requested
-    store._job(JOB).update(error="later")
-    assert jobs.of_group(JOB)[0].error is None
-    assert jobs.fresh(JOB)[0].error == "later"
+    lease = claim_job(store, Stage.PUBLISH).lease
+    store.note_report(lease, {"steps": 1})
+    assert jobs.of_group(JOB)[0].report == {}
+    assert jobs.fresh(JOB)[0].report == {"steps": 1}
 
 
 def test_only_the_jobs_used_last_are_kept(store: Counting) -> None:

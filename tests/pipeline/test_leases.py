@@ -10,20 +10,21 @@ import pytest
 from contracts.shorthand import claim
 from ledger.builders import JOB, new_group, new_job, position
 
-from specbatch.pipeline.ledger.memory.store import MemoryStore
+from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.pipeline.runtime.leases import Held, LeaseKeeper
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.records import Beat, Lease, Stage
+from support.databases import sqlite_store
 
 LONG = 3600.0
 
 
 @pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
+def store() -> SqlStore:
+    return sqlite_store()
 
 
-def held_group(store: MemoryStore, **job: float) -> Lease:
+def held_group(store: SqlStore, **job: float) -> Lease:
     store.create_job(new_job(**job))
     work = store.claim_job(JOB, Stage.INGEST, "i", LONG)
     assert work is not None
@@ -34,14 +35,14 @@ def held_group(store: MemoryStore, **job: float) -> Lease:
 
 
 @pytest.fixture
-def keeper(store: MemoryStore) -> Iterator[LeaseKeeper]:
+def keeper(store: SqlStore) -> Iterator[LeaseKeeper]:
     """One that does nothing of itself for an hour."""
     keeper = LeaseKeeper(store, 3 * LONG, LONG)
     yield keeper
     keeper.close()
 
 
-def test_a_deadline_is_heard_of_when_it_passes(store: MemoryStore, keeper: LeaseKeeper) -> None:
+def test_a_deadline_is_heard_of_when_it_passes(store: SqlStore, keeper: LeaseKeeper) -> None:
     lease = held_group(store, deadline_sec=2)  # so long that it is held before that
     called = threading.Event()
     with keeper.hold(lease, called.set) as held:
@@ -53,7 +54,7 @@ def test_a_deadline_is_heard_of_when_it_passes(store: MemoryStore, keeper: Lease
 
 
 def test_a_job_without_a_deadline_waits_for_the_next_look(
-    store: MemoryStore, keeper: LeaseKeeper
+    store: SqlStore, keeper: LeaseKeeper
 ) -> None:
     lease = held_group(store)
     calls: list[int] = []
@@ -68,7 +69,7 @@ def test_a_job_without_a_deadline_waits_for_the_next_look(
     assert calls == [1], "once"
 
 
-def test_looking_tells_what_each_group_has_cost(store: MemoryStore, keeper: LeaseKeeper) -> None:
+def test_looking_tells_what_each_group_has_cost(store: SqlStore, keeper: LeaseKeeper) -> None:
     lease = held_group(store, budget_usd=1.0)
     with keeper.hold(lease) as held:
         held.spent_usd = lambda: 0.9
@@ -80,7 +81,7 @@ def test_looking_tells_what_each_group_has_cost(store: MemoryStore, keeper: Leas
 
 
 def test_a_store_that_is_away_stops_nothing(
-    store: MemoryStore, keeper: LeaseKeeper, monkeypatch: pytest.MonkeyPatch
+    store: SqlStore, keeper: LeaseKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(_: object) -> set[str]:
         raise StoreError("the database is away")
@@ -97,7 +98,7 @@ def test_a_store_that_is_away_stops_nothing(
 
 
 def test_no_answer_is_no_confirmation(
-    store: MemoryStore, keeper: LeaseKeeper, monkeypatch: pytest.MonkeyPatch
+    store: SqlStore, keeper: LeaseKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(*_: object) -> Beat:
         raise StoreError("the database is away")
@@ -114,7 +115,7 @@ def test_no_answer_is_no_confirmation(
 
 
 def test_all_groups_of_a_job_know_that_it_stops_before_any_work_on_it_ends(
-    store: MemoryStore, keeper: LeaseKeeper
+    store: SqlStore, keeper: LeaseKeeper
 ) -> None:
     """The engine ends them all at once: one that knew nothing would not keep what it has."""
     store.create_job(new_job())
@@ -135,7 +136,7 @@ def test_all_groups_of_a_job_know_that_it_stops_before_any_work_on_it_ends(
     assert knew == [[True, True], [True, True]]
 
 
-def test_the_keeper_looks_by_itself(store: MemoryStore) -> None:
+def test_the_keeper_looks_by_itself(store: SqlStore) -> None:
     lease, called = held_group(store), threading.Event()
     keeper = LeaseKeeper(store, 3 * LONG, look_sec=0.01)
     try:
@@ -147,7 +148,7 @@ def test_the_keeper_looks_by_itself(store: MemoryStore) -> None:
 
 
 def test_a_heartbeat_that_fails_in_an_unforeseen_way_is_not_the_last_one(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beats, again = [], threading.Event()
     real = store.heartbeat
@@ -170,7 +171,7 @@ def test_a_heartbeat_that_fails_in_an_unforeseen_way_is_not_the_last_one(
         keeper.close()
 
 
-def test_something_is_done_with_every_heartbeat_leases_or_not(store: MemoryStore) -> None:
+def test_something_is_done_with_every_heartbeat_leases_or_not(store: SqlStore) -> None:
     keeper, done = LeaseKeeper(store, 0.03, LONG), threading.Event()
     try:
         keeper.at_heartbeats(done.set)

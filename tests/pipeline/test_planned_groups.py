@@ -17,11 +17,11 @@ from specbatch.pipeline.inputs.planner import (
     in_batches,
     write_groups,
 )
-from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.storage.artefacts import read_prompts
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.records import JobRow, PromptRow, RejectedRow, SourcePosition, Stage
+from support.databases import sqlite_store
 
 
 def at(row: int) -> SourcePosition:
@@ -29,7 +29,7 @@ def at(row: int) -> SourcePosition:
 
 
 def job_in(folder: Path) -> JobRow:
-    return MemoryStore().create_job(new_job(workspace_uri=str(folder)))[0]
+    return sqlite_store().create_job(new_job(workspace_uri=str(folder)))[0]
 
 
 def planned(index: int, rows: int = 2, rejected: int = 0, tokens: int = 3) -> PlannedGroup:

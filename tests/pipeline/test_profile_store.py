@@ -9,16 +9,17 @@ from typing import Any
 
 import pytest
 
-from specbatch.pipeline.ledger.memory.store import MemoryStore
+from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.pipeline.runtime.profile_store import ProfileStore
 from specbatch.schemas.errors import StoreError
+from support.databases import new_database, sqlite_store
 
 ABOUT = "verifier on cpu"
 PATIENCE_SEC = 60.0
 
 
-class Broken(MemoryStore):
+class Broken(SqlStore):
     """A store that refuses what it is told to."""
 
     reads = writes = True
@@ -43,7 +44,7 @@ def learned() -> Knowledge:
 
 
 def test_what_is_kept_comes_back_by_its_key() -> None:
-    store, knowledge = MemoryStore(), learned()
+    store, knowledge = sqlite_store(), learned()
     memory = ProfileStore(store)
     assert memory.load(ABOUT) is None
     memory.keep(ABOUT, knowledge)
@@ -55,7 +56,7 @@ def test_what_is_kept_comes_back_by_its_key() -> None:
 
 
 def test_it_is_written_as_it_was_when_it_was_handed_over() -> None:
-    store, knowledge = MemoryStore(), learned()
+    store, knowledge = sqlite_store(), learned()
     memory, held = ProfileStore(store), threading.Event()
     memory._writer.submit(held.wait, PATIENCE_SEC)  # the writer is busy
     memory.keep(ABOUT, knowledge)
@@ -70,7 +71,7 @@ def test_it_is_written_as_it_was_when_it_was_handed_over() -> None:
 
 
 def test_the_newest_of_several_stays() -> None:
-    store, knowledge = MemoryStore(), learned()
+    store, knowledge = sqlite_store(), learned()
     memory = ProfileStore(store)
     for _ in range(5):
         knowledge.acceptance_of("block").observe(4, 0)
@@ -94,7 +95,7 @@ def test_the_newest_of_several_stays() -> None:
 def test_something_else_in_the_store_is_ignored_with_a_warning(
     broken: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = MemoryStore()
+    store = sqlite_store()
     store.keep_knowledge(ABOUT, broken)
     with caplog.at_level(logging.WARNING):
         assert ProfileStore(store).load(ABOUT) is None
@@ -103,7 +104,7 @@ def test_something_else_in_the_store_is_ignored_with_a_warning(
 
 
 def test_a_store_that_is_away_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:
-    store, knowledge = Broken(), learned()
+    store, knowledge = Broken(new_database()), learned()
     memory = ProfileStore(store)
     store.reads = store.writes = False
     with caplog.at_level(logging.WARNING):

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from ledger.builders import JOB, LEASE_SEC, NO_TIME, RESULTS, completion, new_job, position
 
-from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.stages.publish import with_unfinished_rows
 from specbatch.pipeline.storage.artefacts import write_prompts
 from specbatch.pipeline.storage.objects import Objects
@@ -22,6 +21,7 @@ from specbatch.schemas.records import (
     Prompts,
     Stage,
 )
+from support.databases import sqlite_store
 
 # Input rows 3 and 7 are not there: they were refused.
 INDEXES = [i for i in range(18) if i not in (3, 7)]
@@ -56,7 +56,7 @@ def files(objects: Reading, tmp_path: Path) -> list[Artefact]:
 
 @pytest.fixture
 def job(tmp_path: Path) -> JobRow:
-    return MemoryStore().create_job(new_job(workspace_uri=str(tmp_path)))[0]
+    return sqlite_store().create_job(new_job(workspace_uri=str(tmp_path)))[0]
 
 
 def test_a_groups_rows_are_a_slice_of_its_file(
@@ -81,7 +81,7 @@ def test_parts_of_one_file_are_read_once(
 def test_unfinished_rows_stand_where_they_were_in_the_input(
     objects: Reading, files: list[Artefact], tmp_path: Path
 ) -> None:
-    store = MemoryStore(max_attempts=1)
+    store = sqlite_store(max_attempts=1)
     store.create_job(new_job(workspace_uri=str(tmp_path)))
     work = store.claim_job(JOB, Stage.INGEST, "i", LEASE_SEC)
     assert work is not None

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from ledger.builders import JOB, NO_TIME, completion, new_group, new_job, position
 
-from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.stages.private_results import (
     put_kept,
     put_rejected,
@@ -29,6 +28,7 @@ from specbatch.schemas.records import (
     Stage,
 )
 from specbatch.schemas.spec import load_spec
+from support.databases import sqlite_store
 
 SPEC = load_spec({"input": {"uri": "in"}, "output": {"uri": "out"}, "verifier": "big"})
 BAD = [RejectedRow(8, "Anna", "bad_id", "the id 'Anna'"), RejectedRow(9, None, "bad_id", "x")]
@@ -51,7 +51,7 @@ class Place:
 
     def __init__(self, folder: Path) -> None:
         self.objects = Objects(cipher=Cipher([bytes(32)]))
-        self.store = MemoryStore()
+        self.store = sqlite_store()
         order = new_job(workspace_uri=str(folder / JOB), privacy=PrivacyMode.HASH_ONLY)
         self.job, _ = self.store.create_job(order)
         lease = self.claim_job(Stage.INGEST)

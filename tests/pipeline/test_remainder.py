@@ -20,8 +20,6 @@ from ledger.builders import Clock
 from specbatch.jobs.chaos.stand_in import StandInEngine
 from specbatch.pipeline.engines.exact.state.accounting import OVERHEAD
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.ledger.memory.store import MemoryStore
-from specbatch.pipeline.ledger.sql.migrate import open_store
 from specbatch.pipeline.operations.spec_input import build_spec
 from specbatch.pipeline.outputs.outputs import read_manifest, read_output
 from specbatch.pipeline.stages import publish
@@ -29,7 +27,7 @@ from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import DueWork, JobRow, JobState, Stage
-from support.databases import migrated
+from support.databases import sqlite_store
 from support.one_thread import OneThread, one_thread
 
 ROWS = 30
@@ -37,13 +35,9 @@ ROWS = 30
 DECIDED = ("id", "sample_index", "text", "token_ids", "finish_reason", "prompt_tokens", "seed")
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    opened: Store
-    if request.param == "memory":
-        opened = MemoryStore()
-    else:
-        opened = open_store(migrated(tmp_path / "store.db"))
+@pytest.fixture
+def store() -> Iterator[Store]:
+    opened = sqlite_store()
     yield opened
     opened.close()
 
@@ -315,7 +309,7 @@ def test_a_deadline_stops_the_work_on_a_group_and_says_so(
 ) -> None:
     """By the store's clock; the keeper looks."""
     clock = Clock()
-    store = MemoryStore(clock=clock)
+    store = sqlite_store(clock)
     with one_thread(store, tmp_path, max_sequences=6) as bed:
         job = submit(bed, write_input(tmp_path / "in.parquet"), tmp_path / "out", deadline_sec=60.0)
         do_step, steps = StandInEngine.step, [0]
@@ -338,7 +332,7 @@ def test_a_budget_stops_a_job_by_what_is_in_flight(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No group has got on when it is spent."""
-    store = MemoryStore()
+    store = sqlite_store()
     with one_thread(store, tmp_path, max_sequences=6) as bed:
         budget = 10 / 3600  # at a dollar per hour: ten seconds of the device
         values = {"budget_usd": budget, "group_size": 64}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from ledger.builders import JOB, NO_TIME, RESULTS, Clock, completion, new_group,
 from tokenizers import Tokenizer
 
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.ledger.sql.migrate import open_store
 from specbatch.pipeline.observe.report.page import page
 from specbatch.pipeline.operations.report import gather, make_report
@@ -30,6 +28,7 @@ from specbatch.schemas.settings import Settings
 from specbatch.schemas.speculation import Decision, DecisionAction
 from specbatch.schemas.timekeeping import Device, NewSession, Spent
 from support import demo
+from support.databases import sqlite_store
 from support.html_page import Page, check
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -38,13 +37,13 @@ SECRET = "the launch code is swordfish"
 
 @pytest.fixture
 def store() -> Store:
-    """What it tells is the same in all stores: `tests/contracts` sees to that."""
-    return MemoryStore(clock=Clock())
+    """What it tells is the same on both databases: `tests/contracts` sees to that."""
+    return sqlite_store(Clock())
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[Store]:
-    opened = open_store(f"sqlite:///{tmp_path}/report.db", clock=Clock())
+def on_postgres(postgres_url: str) -> Iterator[Store]:
+    opened = open_store(postgres_url, clock=Clock())
     yield opened
     opened.close()
 
@@ -115,9 +114,9 @@ def test_a_finished_job_has_every_section(store: Store) -> None:
     assert len(page.token_classes) == 4 * 3
 
 
-def test_a_database_tells_the_same_as_a_store_in_memory(store: Store, database: Store) -> None:
+def test_both_databases_tell_the_same(store: Store, on_postgres: Store) -> None:
     told = []
-    for one in (store, database):
+    for one in (store, on_postgres):
         whole_job(one)
         finish(one)
         told.append(report(one).text.partition("audit log, head")[0])

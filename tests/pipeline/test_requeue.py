@@ -6,11 +6,11 @@ import pytest
 from contracts.shorthand import F32, TORCH, claim, ingest, serving
 from ledger.builders import JOB, LEASE_SEC, Clock
 
-from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.runtime.sweeper import FRESH_SEC, Requeuer
 from specbatch.schemas.numeric_class import UNKNOWN
 from specbatch.schemas.records import DueWork, Stage
 from specbatch.schemas.timekeeping import Device, NewSession
+from support.databases import sqlite_store
 
 SILENCE_SEC = 3 * LEASE_SEC
 
@@ -20,7 +20,7 @@ class Bed:
 
     def __init__(self, numeric_class: str | None = F32) -> None:
         self.clock = Clock()
-        self.store = MemoryStore(clock=self.clock)
+        self.store = sqlite_store(self.clock)
         self.enqueued: list[DueWork] = []
         ingest(self.store, groups=2, numeric_class=numeric_class)
         self.requeuer = Requeuer(

@@ -8,13 +8,13 @@ from pathlib import Path
 from specbatch.jobs.chaos import stand_in_model
 from specbatch.jobs.chaos.stand_in import StandInHost
 from specbatch.pipeline.engines.models.model_folder import inspect_model
-from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.runtime.device_time import Timekeeper
 from specbatch.pipeline.runtime.leases import LeaseKeeper
 from specbatch.pipeline.runtime.presence import ServedModels
 from specbatch.pipeline.runtime.work_stealing import WorkStealer
 from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.timekeeping import Device
+from support.databases import sqlite_store
 
 LONG_SEC = 60.0
 
@@ -37,7 +37,7 @@ class Slow:
 
 
 def test_a_heartbeat_goes_on_while_files_are_digested(tmp_path: Path) -> None:
-    slow, store = Slow(tmp_path), MemoryStore()
+    slow, store = Slow(tmp_path), sqlite_store()
     keeper = LeaseKeeper(store, LONG_SEC)
     announced = ServedModels(slow, wait_sec=0.0)
     timekeeper = Timekeeper(store, "w", Device("cpu", "local", "reserved", 200_000), [], announced)

@@ -8,19 +8,20 @@ from typing import NoReturn
 import pytest
 from ledger.builders import JOB, LEASE_SEC, Clock, new_group, new_job, position
 
-from specbatch.pipeline.ledger.memory.store import MemoryStore
+from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.pipeline.runtime.sweeper import QueueLength, Sweeper
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.records import DueWork, Stage
 from specbatch.schemas.timekeeping import Device, NewSession
+from support.databases import sqlite_store
 
 GROUPS = 20
 
 
 @pytest.fixture
-def store() -> MemoryStore:
+def store() -> SqlStore:
     """`GROUPS` groups wait to be verified."""
-    opened = MemoryStore(clock=Clock())
+    opened = sqlite_store(Clock())
     opened.create_job(new_job())
     work = opened.claim_job(JOB, Stage.INGEST, "i", LEASE_SEC)
     assert work is not None
@@ -40,17 +41,17 @@ class Queue:
         return str(message.stage), sum(one.stage is message.stage for one in self.messages)
 
 
-def sweeper(store: MemoryStore, queue: Queue, queued: QueueLength) -> Sweeper:
+def sweeper(store: SqlStore, queue: Queue, queued: QueueLength) -> Sweeper:
     return Sweeper(store, queue.messages.append, 5.0, 60.0, 30.0, queued)
 
 
-def test_many_sweepers_enqueue_once_what_waits(store: MemoryStore) -> None:
+def test_many_sweepers_enqueue_once_what_waits(store: SqlStore) -> None:
     queue = Queue()
     assert [sweeper(store, queue, queue).sweep() for _ in range(8)] == [GROUPS, *[0] * 7]
     assert Counter(message.group_index for message in queue.messages) == Counter(range(GROUPS))
 
 
-def test_messages_that_were_lost_are_enqueued_again(store: MemoryStore) -> None:
+def test_messages_that_were_lost_are_enqueued_again(store: SqlStore) -> None:
     queue = Queue()
     sweeper(store, queue, queue).sweep()
     del queue.messages[5:]
@@ -59,7 +60,7 @@ def test_messages_that_were_lost_are_enqueued_again(store: MemoryStore) -> None:
     assert sweeper(store, queue, queue).sweep() == GROUPS
 
 
-def test_one_sweeper_is_patient_with_its_own_messages(store: MemoryStore) -> None:
+def test_one_sweeper_is_patient_with_its_own_messages(store: SqlStore) -> None:
     queue = Queue()
     one = sweeper(store, queue, queue)
     assert one.sweep() == GROUPS
@@ -68,7 +69,7 @@ def test_one_sweeper_is_patient_with_its_own_messages(store: MemoryStore) -> Non
 
 
 def test_where_nothing_is_queued_its_own_messages_are_sent_again_soon_and_ever_later(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
     monkeypatch.setattr("specbatch.pipeline.runtime.sweeper.time.monotonic", lambda: now[0])
@@ -84,7 +85,7 @@ def test_where_nothing_is_queued_its_own_messages_are_sent_again_soon_and_ever_l
 
 
 def test_a_message_that_may_still_be_queued_is_waited_for(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
     monkeypatch.setattr("specbatch.pipeline.runtime.sweeper.time.monotonic", lambda: now[0])
@@ -99,7 +100,7 @@ def test_a_message_that_may_still_be_queued_is_waited_for(
 
 
 def test_sweeps_come_sooner_while_messages_get_lost(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
     monkeypatch.setattr("specbatch.pipeline.runtime.sweeper.time.monotonic", lambda: now[0])
@@ -117,13 +118,13 @@ def test_sweeps_come_sooner_while_messages_get_lost(
     assert one.wait_sec == 5.0
 
 
-def test_queues_are_counted_apart(store: MemoryStore) -> None:
+def test_queues_are_counted_apart(store: SqlStore) -> None:
     queue = Queue()
     queue.messages = [DueWork(JOB, Stage.RECORD, index) for index in range(GROUPS)]
     assert sweeper(store, queue, queue).sweep() == GROUPS
 
 
-def test_where_lengths_are_not_known_all_is_enqueued(store: MemoryStore) -> None:
+def test_where_lengths_are_not_known_all_is_enqueued(store: SqlStore) -> None:
     queue = Queue()
     for _ in range(2):
         assert Sweeper(store, queue.messages.append, 5.0, 60.0).sweep() == GROUPS
@@ -133,7 +134,7 @@ def test_where_lengths_are_not_known_all_is_enqueued(store: MemoryStore) -> None
     "broken", ["skip_proposals", "stop_overdue", "close_over", "end_silent_sessions"]
 )
 def test_a_part_that_fails_keeps_no_work_from_being_enqueued(
-    store: MemoryStore,
+    store: SqlStore,
     broken: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -151,7 +152,7 @@ def test_a_part_that_fails_keeps_no_work_from_being_enqueued(
 
 
 def test_one_that_is_closed_begins_no_other_part(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each part may wait for a database that is out of reach, and `close` waits for them."""
     queue = Queue()
@@ -168,7 +169,7 @@ def test_one_that_is_closed_begins_no_other_part(
 
 
 def test_workers_that_nobody_hears_of_are_paid_for_no_longer(
-    store: MemoryStore, caplog: pytest.LogCaptureFixture
+    store: SqlStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.begin_session(NewSession("s", "w", Device("cpu", "local", "spot", 1), 0))
     sweeping = Sweeper(store, lambda _: None, 5.0, 60.0, silence_sec=0.0)
@@ -177,6 +178,6 @@ def test_workers_that_nobody_hears_of_are_paid_for_no_longer(
     assert "session s ends" in caplog.text
 
 
-def test_one_that_was_never_started_can_be_closed(store: MemoryStore) -> None:
+def test_one_that_was_never_started_can_be_closed(store: SqlStore) -> None:
     queue = Queue()
     sweeper(store, queue, queue).close()

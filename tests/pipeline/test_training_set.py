@@ -10,10 +10,10 @@ import torch
 from ledger.builders import JOB
 from torch.nn import functional
 
-from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.operations.export import Exporter
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.exports import ExportKind, ExportOrder
+from support.databases import sqlite_store
 from support.exported import exported_job
 from support.models import TinyPair
 
@@ -48,7 +48,7 @@ def weighted_loss(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
 def test_a_draft_model_learns_from_the_file_alone(tmp_path: Path, tiny_pair: TinyPair) -> None:
     from transformers import LlamaForCausalLM
 
-    made = exported_job(MemoryStore(), tmp_path / "work")
+    made = exported_job(sqlite_store(), tmp_path / "work")
     path = tmp_path / "corrections.parquet"
     order = ExportOrder(ExportKind.CORRECTIONS, str(path))
     Exporter(made.store, Objects(), Objects()).export(JOB, order)
@@ -69,7 +69,7 @@ def test_a_draft_model_learns_from_the_file_alone(tmp_path: Path, tiny_pair: Tin
 
 
 def test_what_the_draft_said_stands_beside_what_it_should_have(tmp_path: Path) -> None:
-    made = exported_job(MemoryStore(), tmp_path / "work")
+    made = exported_job(sqlite_store(), tmp_path / "work")
     path = tmp_path / "corrections.parquet"
     Exporter(made.store, Objects(), Objects()).export(
         JOB, ExportOrder(ExportKind.CORRECTIONS, str(path))

@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from ledger.builders import new_job
 
 from specbatch.pipeline.engines.exact.proposers.history import History
-from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.pipeline.stages.refill import Refills, refilled
 from specbatch.pipeline.stages.requests import requests_of
@@ -17,6 +16,7 @@ from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.records import JobRow, PromptRow
 from specbatch.schemas.spec import JobSpec, load_spec
 from specbatch.schemas.speculation import PastOutput
+from support.databases import sqlite_store
 
 MAIL = "anna@example.org"
 PRIVACY = Privacy({"clinic": PrivacyMode.REDACTED}, cipher=Cipher([bytes(32)]))
@@ -34,7 +34,7 @@ ROW = PromptRow(0, MAIL, (1, 2, 3), 7, tag=f"of {MAIL}")
 
 
 def job_of(mode: PrivacyMode) -> JobRow:
-    return MemoryStore().create_job(new_job(tenant="clinic", privacy=mode))[0]
+    return sqlite_store().create_job(new_job(tenant="clinic", privacy=mode))[0]
 
 
 class Line:

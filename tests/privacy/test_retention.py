@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ledger.builders import completion, new_job
 
-from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.privacy.redactor import Redactor, Span
 from specbatch.pipeline.privacy.retention import EVERYTHING, NO_WORDS, token_places, tokens_in
 from specbatch.pipeline.privacy.tenants import Privacy
@@ -19,6 +18,7 @@ from specbatch.schemas.privacy import NOT_KEPT, PrivacyMode
 from specbatch.schemas.provenance import Provenance
 from specbatch.schemas.records import JobRow, RejectedRow
 from specbatch.schemas.spec import load_spec
+from support.databases import sqlite_store
 
 MAIL = "anna@example.org"
 CIPHER = Cipher([bytes(32)])
@@ -33,7 +33,7 @@ def privacy(mode: PrivacyMode, cipher: Cipher | None = CIPHER) -> Privacy:
 
 
 def job_of(mode: PrivacyMode) -> JobRow:
-    return MemoryStore().create_job(new_job(tenant="clinic", privacy=mode))[0]
+    return sqlite_store().create_job(new_job(tenant="clinic", privacy=mode))[0]
 
 
 @given(text=st.text(max_size=60))
@@ -149,7 +149,7 @@ def test_an_order_is_shown_without_its_texts_and_pinned_to_its_mode() -> None:
         assert kept.spec["sampling"]["bad_words"] == []
         assert kept.spec["input"] == spec["input"]
         assert ("Anna" in said) is (mode is PrivacyMode.REDACTED)
-        stored, _ = MemoryStore().create_job(kept)
+        stored, _ = sqlite_store().create_job(kept)
         assert stored.spec == spec
     assert privacy(PrivacyMode.FULL).order(order) is order
 

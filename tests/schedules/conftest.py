@@ -15,11 +15,11 @@ from ledger.builders import Clock
 from specbatch.jobs.schedules.definition import Schedule, load_schedule
 from specbatch.jobs.schedules.ticker import Ticker
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.ledger.sql.migrate import open_store
 from specbatch.pipeline.runtime.client import Client
 from specbatch.schemas.records import DueWork, JobState, Stage
 from specbatch.schemas.schedules import RunState
+from support.databases import sqlite_store
 
 JOB: dict[str, Any] = {
     "input": {"uri": "in/{{ date }}.jsonl"},
@@ -85,17 +85,14 @@ def clock() -> Clock:
 
 @pytest.fixture
 def site(clock: Clock, tmp_path: Path) -> Site:
-    """With the store in memory; that the others are like it is proved in tests/contracts."""
-    return Site(MemoryStore(clock=clock), clock, tmp_path)
+    """On SQLite; that PostgreSQL is like it is proved in tests/contracts."""
+    return Site(sqlite_store(clock), clock, tmp_path)
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", "postgres"])
 def any_site(request: pytest.FixtureRequest, clock: Clock, tmp_path: Path) -> Iterator[Site]:
-    store: Store
-    if request.param == "memory":
-        store = MemoryStore(clock=clock)
-    elif request.param == "sqlite":
-        store = open_store(f"sqlite:///{tmp_path}/test.db", clock=clock)
+    if request.param == "sqlite":
+        store = sqlite_store(clock)
     else:
         store = open_store(request.getfixturevalue("postgres_url"), clock=clock)
     yield Site(store, clock, tmp_path)

@@ -13,8 +13,8 @@ from ledger.builders import Clock
 from schedules.conftest import Site
 from schedules.test_cron import CHANGES, walk
 
-from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.schemas.schedules import RunState
+from support.databases import sqlite_store
 
 EXPRESSIONS = ("30 2 * * *", "0 */3 * * *", "15 * * * *", "0,30 1,2,3 * * *", "@daily")
 
@@ -34,7 +34,7 @@ def test_each_time_has_one_row_and_the_policys_ones_a_job(
     looks = [begin, *(begin + timedelta(seconds=n) for n in sorted(looks_sec))]
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
-        site = Site(MemoryStore(clock=clock), clock, Path(folder))
+        site = Site(sqlite_store(clock), clock, Path(folder))
         schedule = site.schedule(cron, time_zone=name, catch_up=catch_up, catch_up_limit=1000)
         wanted: dict[float, RunState] = {}
         expression = "0 0 * * *" if cron == "@daily" else cron

@@ -22,7 +22,7 @@ from specbatch.jobs.schedules.definition import Folder, load_schedule
 from specbatch.jobs.schedules.ticker import Ticker
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.ledger.memory.store import MemoryStore
+from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.pipeline.runtime.client import Client
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.records import JobState
@@ -30,6 +30,7 @@ from specbatch.schemas.schedules import RunState, ScheduleRun
 from specbatch.schemas.settings import Settings
 from specbatch.workers.app import make_app
 from support import demo
+from support.databases import new_database, sqlite_store
 from support.workers import BIN, wait_until, worker
 
 JOB = {
@@ -105,7 +106,7 @@ class Rest:
 
     def __init__(self, folder: Path) -> None:
         self.clock = Clock()
-        self.site = Site(MemoryStore(clock=self.clock), self.clock, folder)
+        self.site = Site(sqlite_store(self.clock), self.clock, folder)
 
     def rounds(self, store: Store | None = None) -> Rounds:
         store = store or self.site.store
@@ -146,7 +147,7 @@ def test_a_restart_takes_up_where_the_last_one_was(rest: Rest) -> None:
 def test_one_schedule_that_fails_keeps_no_other_from_its_time(
     rest: Rest, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Failing(MemoryStore):
+    class Failing(SqlStore):
         def schedule_runs(self, name: str | None = None, *more: Any, **few: Any) -> Any:
             if name == "b":
                 raise StoreError("the database is out of reach")
@@ -154,7 +155,7 @@ def test_one_schedule_that_fails_keeps_no_other_from_its_time(
                 raise ZeroDivisionError
             return super().schedule_runs(name, *more, **few)
 
-    store = Failing(clock=rest.clock)
+    store = Failing(new_database(), clock=rest.clock)
     for name in "abcd":
         rest.site.schedule("30 2 * * *", name)
     rounds = rest.rounds(store)

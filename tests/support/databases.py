@@ -5,21 +5,52 @@ A migration takes half a second. What migrations do is tested in `ledger/test_mi
 
 from __future__ import annotations
 
+import os
+import shutil
+import weakref
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specbatch.pipeline.ledger.sql.store import SqlStore
+
+
+def sqlite_store(clock: Callable[[], float] | None = None, **options: Any) -> SqlStore:
+    """A store on a database of its own, which goes when the store does."""
+    from specbatch.pipeline.ledger.sql.store import SqlStore
+
+    url = new_database()
+    store = SqlStore(url, clock=clock, **options)
+    folder = Path(url.removeprefix("sqlite:///")).parent
+    weakref.finalize(store, shutil.rmtree, folder, ignore_errors=True)
+    return store
+
+
+def new_database() -> str:
+    """The URL of a SQLite database of its own, in memory where conftest finds room there."""
+    return migrated(Path(mkdtemp(dir=_folder().name)) / "store.db")
 
 
 def migrated(path: Path) -> str:
     """Make a SQLite database; its URL."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(_sqlite())
+    path.write_bytes(_template())
     path.chmod(0o600)  # as one that the program makes
     return f"sqlite:///{path}"
 
 
 @cache
-def _sqlite() -> bytes:
+def _folder() -> TemporaryDirectory[str]:
+    return TemporaryDirectory(
+        prefix="specbatch-stores-", dir=os.environ.get("PYTEST_DEBUG_TEMPROOT")
+    )
+
+
+@cache
+def _template() -> bytes:
     from specbatch.pipeline.ledger.sql.migrate import upgrade
 
     with TemporaryDirectory() as folder:

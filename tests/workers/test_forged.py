@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from specbatch.pipeline.bootstrap import Worker, make_client, make_worker
-from specbatch.pipeline.ledger.memory.store import MemoryStore
+from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.records import Artefact, JobState, Lease, Stage, StageTiming
 from specbatch.schemas.settings import Settings
@@ -27,6 +27,7 @@ from specbatch.workers.app import make_app, make_enqueue
 from specbatch.workers.guard import WORK_TASK
 from specbatch.workers.lifecycle import embedded
 from specbatch.workers.tasks import register
+from support.databases import sqlite_store
 from support.models import TinyPair
 
 ROWS, GROUP = 12, 4
@@ -39,7 +40,7 @@ class Scene:
     once it is asked rightly. `deliver` is a message that reaches the task."""
 
     home: Path
-    store: MemoryStore
+    store: SqlStore
     app: Celery
     worker: Worker
     done: str
@@ -84,7 +85,7 @@ def spec_of(home: Path, pair: TinyPair, name: str) -> JobSpec:
 def scene(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
     home = tmp_path_factory.mktemp("scene")
     conf = Settings(broker_url="memory://localhost/", workspace=str(home / "workspace"))
-    store = MemoryStore()
+    store = sqlite_store()
     with embedded(conf, str(tiny_pair.verifier), None, store, concurrency=2) as (app, _):
         client = make_client(conf, make_enqueue(app), store)
         job, _ = client.submit(spec_of(home, tiny_pair, "done"))
@@ -143,7 +144,7 @@ def test_a_row_that_names_a_foreign_file_is_not_followed(
 ) -> None:
     """Results of another job, with their right checksum, are not committed into this one."""
     conf = Settings(broker_url="memory://localhost/", workspace=str(tmp_path / "workspace"))
-    store = MemoryStore()
+    store = sqlite_store()
     worker = make_worker(conf, ("ingest", "record"), lambda _: None, store=store)
     client = make_client(conf, lambda _: None, store)
     job, _ = client.submit(spec_of(tmp_path, tiny_pair, "out"))

@@ -1,19 +1,109 @@
-"""Figures of a job's groups and completions, a page at a time: what a report adds up."""
+"""What people see: counts of a job, figures of its rows, and what waits and who works.
+
+A job's counts never scan its completions. Figures of the whole store use indexes of open work.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Double,
+    and_,
+    case,
+    cast,
+    delete,
+    func,
+    or_,
+    select,
+)
+from sqlalchemy.dialects import postgresql, sqlite
 
+from specbatch.pipeline.ledger.contract import AUDITED_SEC, MISSED_SEC, SUCCESS_SEC
+from specbatch.pipeline.ledger.sql import audit_log, jobs
+from specbatch.pipeline.ledger.sql.pinning import PINNED_COLUMNS
 from specbatch.pipeline.ledger.sql.reading import by_row, fetch
-from specbatch.pipeline.ledger.sql.transactions import Transactions
-from specbatch.schemas import completion_rows
+from specbatch.pipeline.ledger.sql.transactions import Now, Transactions
+from specbatch.schemas import completion_rows, presence, time_mapper
+from specbatch.schemas.backlog import WORK, Backlog, PinnedJob, StageBacklog
+from specbatch.schemas.figures import ScheduleRuns, StoreFigures
 from specbatch.schemas.job_figures import GroupFigures, RowFigures
-from specbatch.schemas.records import Stage
-from specbatch.schemas.tables import Completion, Group
+from specbatch.schemas.job_progress import JobProgress
+from specbatch.schemas.presence import ProcessNow
+from specbatch.schemas.records import (
+    JobState,
+    Stage,
+)
+from specbatch.schemas.schedule_tables import ScheduleRun
+from specbatch.schemas.schedules import LOST, PAUSED, RunState
+from specbatch.schemas.tables import Completion, Group, Job, group_is_open, job_is_due, job_is_live
+from specbatch.schemas.time_tables import WorkerProcess, WorkerSession
+
+# --- a job's counts -------------------------------------------------------------------------
+
+
+_FINISHED = Group.stage.in_([Stage.DONE.value, Stage.FAILED.value])
+_FAILED = Group.stage == Stage.FAILED.value
+_CANCELLED = Group.stage == Stage.CANCELLED.value
+
+
+def _total(value: Any) -> Any:
+    return func.coalesce(func.sum(value), 0)
+
+
+_TOTALS = {
+    "rows_finished": _total(case((_FINISHED, Group.rows), (_CANCELLED, Group.rows_kept), else_=0)),
+    "rows_failed": _total(case((_FAILED, Group.rows), else_=Group.rows_failed)),
+    "groups_done": _total(case((_FINISHED, 1), else_=0)),
+    **{
+        name: _total(getattr(Group, name))
+        for name in (
+            "completions",
+            "completion_tokens",
+            "proposed",
+            "accepted",
+            "verifier_passes",
+        )
+    },
+    **{
+        name: cast(_total(getattr(Group, name)), Double)
+        for name in ("queue_sec", "compute_sec", "cost_usd")
+    },
+}
+
+
+def progress(conn: Connection, job_id: str) -> JobProgress:
+    """Two statements, whatever the size of the job."""
+    job = jobs.find(conn, job_id)
+    columns = [value.label(name) for name, value in _TOTALS.items()]
+    totals = conn.execute(select(*columns).where(Group.job_id == job.job_id)).one()
+    return JobProgress(
+        job_id=job.job_id,
+        state=JobState(job.state),
+        rows_total=job.rows_total if job.ingest_done else job.next_row,
+        rows_done=int(totals.rows_finished) + job.rows_rejected,
+        rows_failed=int(totals.rows_failed) + job.rows_rejected,
+        groups_total=job.groups_total + job.groups_cut,
+        groups_done=int(totals.groups_done),
+        completions=int(totals.completions),
+        prompt_tokens=job.prompt_tokens,
+        completion_tokens=int(totals.completion_tokens),
+        proposed=int(totals.proposed),
+        accepted=int(totals.accepted),
+        verifier_passes=int(totals.verifier_passes),
+        queue_sec=totals.queue_sec,
+        compute_sec=totals.compute_sec,
+        cost_usd=totals.cost_usd,
+        ingest_done=job.ingest_done,
+    )
+
+
+# --- a job's groups and rows, a page at a time ----------------------------------------------
+
 
 _PAGE = 2000
 _GROUP = (
@@ -65,3 +155,197 @@ def _group(row: Any) -> GroupFigures:
         verifier_passes=row.verifier_passes,
         cost_usd=row.cost_usd,
     )
+
+
+# --- the whole store ------------------------------------------------------------------------
+
+
+def figures(conn: Connection, now: Now) -> StoreFigures:
+    open_work = backlog(conn, now)
+    return StoreFigures(
+        backlog=open_work,
+        audited=audit_log.correctness(conn, open_work.at - AUDITED_SEC),
+        schedules=_schedules(conn, open_work.at),
+    )
+
+
+def _schedules(conn: Connection, at: float) -> dict[str, ScheduleRuns]:
+    """One row a run: a few thousand in all. Lost ones are found by their time."""
+    submitted = (
+        select(ScheduleRun.schedule, func.max(ScheduleRun.noted_at))
+        .where(ScheduleRun.state == RunState.SUBMITTED.value)
+        .where(ScheduleRun.noted_at >= at - SUCCESS_SEC)
+        .group_by(ScheduleRun.schedule)
+    )
+    lost = (
+        select(ScheduleRun.schedule, func.count())
+        .where(ScheduleRun.logical_at >= at - MISSED_SEC)
+        .where(ScheduleRun.state.in_([state.value for state in LOST]))
+        .group_by(ScheduleRun.schedule)
+    )
+    newest = (
+        select(ScheduleRun.schedule, func.max(ScheduleRun.logical_at).label("logical_at"))
+        .where(ScheduleRun.state == RunState.SEEN.value)
+        .group_by(ScheduleRun.schedule)
+        .subquery()
+    )
+    same = and_(
+        ScheduleRun.schedule == newest.c.schedule, ScheduleRun.logical_at == newest.c.logical_at
+    )
+    seen = select(ScheduleRun.schedule, ScheduleRun.reason).join(newest, same)
+    known = {row.schedule: row.reason for row in conn.execute(seen)}
+    paused = {name for name, timing in known.items() if timing == PAUSED}
+    last = {name: float(when) for name, when in conn.execute(submitted) if name not in paused}
+    missed = {name: int(count) for name, count in conn.execute(lost)}
+    names = {*last, *missed, *(known.keys() - paused)}
+    return {name: ScheduleRuns(last.get(name), missed.get(name, 0)) for name in sorted(names)}
+
+
+# --- backlog --------------------------------------------------------------------------------
+
+
+_NOT_OVER = (JobState.QUEUED, JobState.RUNNING)
+
+
+def backlog(conn: Connection, now: Now) -> Backlog:
+    at = float(conn.execute(select(now)).scalar_one())
+    units = [
+        *conn.execute(_units(Group, now, group_is_open())),
+        *conn.execute(_units(Job, now, job_is_due(), Job.ingest_resumes_at.is_(None))),
+    ]
+    stages = {Stage(row.stage): _stage(row, at) for row in units}
+    states = {
+        JobState(row.state): row
+        for row in conn.execute(
+            select(
+                Job.state,
+                func.count().label("jobs"),
+                func.coalesce(func.sum(Job.rows_rejected), 0).label("rejected"),
+            )
+            .where(_is_not_over())
+            .group_by(Job.state)
+        )
+    }
+    failed = case((Group.stage == Stage.FAILED.value, Group.rows), else_=Group.rows_failed)
+    in_groups = conn.execute(
+        select(func.coalesce(func.sum(failed), 0))
+        .join(Job, Job.job_id == Group.job_id)
+        .where(_is_not_over())
+    ).scalar_one()
+    return Backlog(
+        at=at,
+        stages=tuple(stages.get(stage, StageBacklog(stage)) for stage in WORK),
+        jobs={state: states[state].jobs if state in states else 0 for state in _NOT_OVER},
+        rows_failed=int(in_groups) + sum(int(row.rejected) for row in states.values()),
+        workers=tuple(time_mapper.worker_now(row, at) for row in conn.execute(_workers(now))),
+        pinned=tuple(_pinned(conn)),
+        processes=tuple(_processes(conn, at)),
+    )
+
+
+def _pinned(conn: Connection) -> list[PinnedJob]:
+    """Live jobs by id, each with the stages at which it has something to be done."""
+    stages: dict[str, set[Stage]] = {}
+    at_work = select(Group.job_id, Group.stage).where(group_is_open()).distinct()
+    for row in conn.execute(at_work):
+        stages.setdefault(row.job_id, set()).add(Stage(row.stage))
+    wanted = (Job.job_id, Job.stage, Job.verifier, Job.proposer, Job.spec, Job.model_parts)
+    jobs = conn.execute(
+        select(*wanted, Job.ingest_resumes_at, *PINNED_COLUMNS)
+        .where(_is_not_over(), ~Job.cancel_requested)
+        .order_by(Job.job_id)
+    )
+    found = []
+    for job in jobs:
+        of_groups = stages.get(job.job_id, set())
+        if Stage(job.stage) in (Stage.INGEST, Stage.PUBLISH) and job.ingest_resumes_at is None:
+            of_groups.add(Stage(job.stage))
+        found.append(PinnedJob.of(job, of_groups))
+    return found
+
+
+def _is_not_over() -> ColumnElement[bool]:
+    """By the indexes: past jobs may be many."""
+    return or_(job_is_due(), job_is_live())
+
+
+def _units(table: type[Group] | type[Job], now: Now, *which: ColumnElement[bool]) -> Any:
+    ready = table.lease_until <= now
+    since = case((table.lease_until > table.ready_at, table.lease_until), else_=table.ready_at)
+    return (
+        select(
+            table.stage,
+            func.sum(case((ready, 1), else_=0)).label("ready"),
+            func.sum(case((ready, 0), else_=1)).label("leased"),
+            func.sum(case((ready & (table.lease_until > 0), 1), else_=0)).label("expired"),
+            func.min(case((ready, since))).label("oldest"),
+        )
+        .where(*which)
+        .group_by(table.stage)
+    )
+
+
+def _stage(row: Any, at: float) -> StageBacklog:
+    waited = None if row.oldest is None else max(0.0, at - row.oldest)
+    return StageBacklog(Stage(row.stage), int(row.ready), int(row.leased), int(row.expired), waited)
+
+
+def _workers(now: Now) -> Any:
+    held = (
+        select(Group.lease_owner, func.count().label("leases"))
+        .where(group_is_open(), Group.lease_until > now)
+        .group_by(Group.lease_owner)
+        .subquery()
+    )
+    return (
+        select(*WorkerSession.__table__.c, func.coalesce(held.c.leases, 0).label("leases"))
+        .outerjoin(held, held.c.lease_owner == WorkerSession.owner)
+        .where(WorkerSession.ended_at.is_(None))
+        .order_by(WorkerSession.owner, WorkerSession.session_id)
+    )
+
+
+# --- worker processes -----------------------------------------------------------------------
+
+
+def _processes(conn: Connection, at: float) -> Sequence[ProcessNow]:
+    """All worker processes, by owner. `at` is the time now."""
+    order = (WorkerProcess.owner, WorkerProcess.process_id)
+    rows = conn.execute(select(*WorkerProcess.__table__.c).order_by(*order))
+    return [_process(row, at) for row in rows]
+
+
+def _process(row: Any, at: float) -> ProcessNow:
+    process = presence.WorkerProcess(
+        row.process_id, row.owner, tuple(row.kinds.split(",")), row.verifier, row.proposer
+    )
+    return ProcessNow(process, at - row.started_at, at - row.heard_at, row.trouble)
+
+
+def report_process(
+    conn: Connection, now: Now, process: presence.WorkerProcess, trouble: str | None
+) -> None:
+    insert = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
+    report = {"heard_at": now, "trouble": trouble}
+    conn.execute(
+        insert(WorkerProcess)
+        .values(
+            process_id=process.process_id,
+            owner=process.owner,
+            kinds=",".join(process.kinds),
+            verifier=process.verifier,
+            proposer=process.proposer,
+            started_at=now,
+            **report,
+        )
+        .on_conflict_do_update(index_elements=[WorkerProcess.process_id], set_=report)
+    )
+
+
+def forget_process(conn: Connection, _now: Now, process_id: str) -> None:
+    conn.execute(delete(WorkerProcess).where(WorkerProcess.process_id == process_id))
+
+
+def forget_silent_processes(conn: Connection, now: Now, patience_sec: float) -> int:
+    silent = WorkerProcess.heard_at <= now - patience_sec
+    return conn.execute(delete(WorkerProcess).where(silent)).rowcount

@@ -1,4 +1,4 @@
-"""What happens to a held group: it advances, is recorded or cancelled."""
+"""A leased group advances, is recorded or cancelled."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from sqlalchemy.dialects import sqlite
 from specbatch.pipeline.audit import entries
 from specbatch.pipeline.audit.digests import KEPT_BYTES
 from specbatch.pipeline.ledger import rules
-from specbatch.pipeline.ledger.sql import chain, copying, jobs, time_ledger
-from specbatch.pipeline.ledger.sql.cutting import is_held
+from specbatch.pipeline.ledger.sql import audit_log, copying, jobs, time
 from specbatch.pipeline.ledger.sql.jobs import FREE
+from specbatch.pipeline.ledger.sql.splitting import is_held
 from specbatch.pipeline.ledger.sql.transactions import Now
 from specbatch.schemas import completion_rows, mapper
 from specbatch.schemas.audit import EntryKind
@@ -32,13 +32,13 @@ def advance(
     timing: StageTiming,
     spent: Spent | None,
 ) -> None:
-    """One statement: the fence, the artefact, the timing and the next stage; and the device's
+    """One statement: the fence, the artefact, the timing and the next stage; then the device
     time."""
     column = "drafts" if to is Stage.VERIFY else "results"
     values = {column: artefact and mapper.artefact_values(artefact)}
     _leave(conn, now, lease, to, {**values, **_timed(timing)})
     if spent is not None:
-        time_ledger.keep(conn, now, lease, spent)
+        time.keep(conn, now, lease, spent)
 
 
 def cancel(conn: Connection, now: Now, lease: Lease) -> None:
@@ -55,7 +55,7 @@ def commit(
     timing: StageTiming,
     report: Mapping[str, float],
 ) -> Stage | None:
-    """Everything a finished group leaves behind, or nothing at all."""
+    """Store everything of a finished group, or nothing at all."""
     if lease.stage is not Stage.RECORD:
         raise rules.fenced(lease)
     return _keep(conn, now, lease, completions, timing, report, Stage.DONE)
@@ -70,10 +70,10 @@ def keep_part(
     report: Mapping[str, float],
     spent: Spent | None,
 ) -> None:
-    """What is finished of a group that its worker stopped, which becomes CANCELLED."""
+    """Store the finished rows of a group that its worker stopped; it becomes CANCELLED."""
     _keep(conn, now, lease, completions, timing, report, Stage.CANCELLED)
     if spent is not None:
-        time_ledger.keep(conn, now, lease, spent)
+        time.keep(conn, now, lease, spent)
 
 
 def _keep(
@@ -85,7 +85,7 @@ def _keep(
     report: Mapping[str, float],
     to: Stage,
 ) -> Stage | None:
-    """What is due of the job because of it, if anything."""
+    """Returns the job's stage that became due, if any."""
     digested = entries.digested(completions)
     values = [
         {**completion_rows.completion_values(lease, record), "digest": digest[:KEPT_BYTES]}
@@ -93,7 +93,8 @@ def _keep(
     ]
     on_postgres = conn.dialect.name == "postgresql"
     if on_postgres:
-        copying.stage(conn, values)  # before the job's row is locked: others may commit meanwhile
+        # Before the job's row is locked, so that others may commit meanwhile.
+        copying.stage(conn, values)
     job = jobs.lock(conn, lease.job_id)
     # Added: some of them may have been kept when the job was stopped.
     totals = {k: getattr(Group, k) + v for k, v in rules.group_totals(completions).items()}
@@ -109,7 +110,7 @@ def _keep(
     kind = EntryKind.GROUP if to is Stage.DONE else EntryKind.KEPT
     assert lease.group_index is not None, "else it would have been fenced"
     said = entries.completed(lease.group_index, lease.generation, digested)
-    changed = chain.link(conn, now, job, kind, said, lease.owner)
+    changed = audit_log.link(conn, now, job, kind, said, lease.owner)
     if report:
         changed["report"] = rules.merge_report(job.report, report)
     after = jobs.settle(conn, now, lease.job_id, **changed)

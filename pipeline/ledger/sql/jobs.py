@@ -29,11 +29,11 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 
 from specbatch.pipeline.audit import accounts, entries
-from specbatch.pipeline.ledger import rules, turns
-from specbatch.pipeline.ledger.sql import account_rows, chain
+from specbatch.pipeline.ledger import rules
+from specbatch.pipeline.ledger.sql import audit_log
 from specbatch.pipeline.ledger.sql.transactions import SERVER_TIME, Now
 from specbatch.schemas import mapper
-from specbatch.schemas.audit import EntryKind, PublishedManifest
+from specbatch.schemas.audit import EntryKind, Head, PublishedManifest
 from specbatch.schemas.errors import JobNotFoundError
 from specbatch.schemas.fingerprint import Models
 from specbatch.schemas.months import month_of
@@ -61,13 +61,13 @@ _CLOSED = (Stage.FAILED.value, Stage.CANCELLED.value)
 def create(conn: Connection, now: Now, job: NewJob) -> tuple[JobRow, bool]:
     """The new job and True, or the one that is known by its key or id and False."""
     upsert: Any = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
-    at = chain.clock(conn, now)
+    at = audit_log.clock(conn, now)
     values = mapper.job_values(job, at)
-    entry = chain.begin(conn, at, values)
-    statement = upsert(Job).values(**values, **chain.new_head(entry))
+    entry = audit_log.begin(conn, at, values)
+    statement = upsert(Job).values(**values, **audit_log.new_head(entry))
     made = conn.execute(statement.on_conflict_do_nothing().returning(*Job.__table__.c)).first()
     if made is not None:
-        chain.write_first(conn, entry)
+        audit_log.write_first(conn, entry)
         return mapper.job_row(made), True
     same = Job.job_id == job.job_id
     if job.idempotency_key:
@@ -82,7 +82,7 @@ def create(conn: Connection, now: Now, job: NewJob) -> tuple[JobRow, bool]:
 
 
 def make_month(conn: Connection, now: Now) -> int:
-    """The current month, whose completions have a place then. Best in a transaction of its own."""
+    """Make the partition of the current month. Best in a transaction of its own."""
     month = month_of(conn.scalar(select(now)) or 0.0)
     if conn.dialect.name == "postgresql":
         conn.execute(_MAKE_MONTH, {"month": month})
@@ -118,7 +118,7 @@ def newest(conn: Connection, limit: int, state: JobState | None) -> list[JobRow]
 
 
 # FOR NO KEY UPDATE: inserts of groups and completions (foreign keys) may still go on.
-# A server's time comes along, so that who writes to the audit log need not ask for it.
+# On PostgreSQL the row comes with the server's time, which audit entries need.
 _LOCKS = {
     is_postgres: select(*Job.__table__.c, *([SERVER_TIME.label("locked_at")] * is_postgres))
     .where(Job.job_id == bindparam("of_job"))
@@ -150,11 +150,11 @@ def lock_held(conn: Connection, lease: Lease) -> Any:
 def settle(conn: Connection, now: Now, job_id: str, **values: Any) -> Any:
     """Move a RUN job without open groups to PUBLISH, and set `values` whether it moves or not.
 
-    A paused ingest may go on once few enough groups are open. Returns the job's stage and
-    `ingest_resumes_at` then; None when there is no such job.
+    A paused ingest resumes once few enough groups are open. Returns the job's stage and
+    `ingest_resumes_at`; None when there is no such job.
 
-    The caller holds the job's row, and this is a statement of its own: under READ COMMITTED it sees
-    every group that was closed before the row was locked.
+    The caller has locked the job's row, and this is a statement of its own: under READ COMMITTED it
+    sees every group that was closed before the row was locked.
     """
     parameters = {"of_job": job_id, **{f"new_{name}": value for name, value in values.items()}}
     return conn.execute(_settling(now, tuple(values)), parameters).first()
@@ -162,7 +162,7 @@ def settle(conn: Connection, now: Now, job_id: str, **values: Any) -> Any:
 
 @lru_cache(maxsize=16)
 def _settling(now: Now, names: tuple[str, ...]) -> Executable:
-    """The statement of `settle`, kept: every group ends with it. `names` of the other columns."""
+    """The statement of `settle`, cached: every group ends with it. `names`: other columns."""
     job_id: BindParameter[str] = bindparam("of_job")
     an_open_group = exists().where(Group.job_id == job_id, group_is_open())
     moves = (Job.stage == Stage.RUN.value) & ~an_open_group
@@ -175,7 +175,7 @@ def _settling(now: Now, names: tuple[str, ...]) -> Executable:
         .values(
             stage=case((moves, Stage.PUBLISH.value), else_=Job.stage),
             ready_at=case((moves, now), else_=Job.ready_at),
-            ingest_resumes_at=case(  # counted only for those who wait for it
+            ingest_resumes_at=case(  # counted only for a paused ingest
                 (Job.ingest_resumes_at.is_(None), null()),
                 (still_open <= Job.ingest_resumes_at, null()),
                 else_=Job.ingest_resumes_at,
@@ -187,14 +187,14 @@ def _settling(now: Now, names: tuple[str, ...]) -> Executable:
 
 
 def move(conn: Connection, now: Now, job_id: str, to: Stage, **values: Any) -> None:
-    """Put the locked job at `to`: nobody's, ready now, with all attempts again."""
+    """Move the locked job to `to`: free, ready now, with all attempts again."""
     fresh = {"stage": to.value, "ready_at": now, "attempts": 0, "last_error": None, **FREE}
     fresh["ingest_resumes_at"] = None
     conn.execute(update(Job).where(Job.job_id == job_id).values({**fresh, **values}))
 
 
 def leave_ingest(conn: Connection, now: Now, job_id: str) -> None:
-    """The locked job reads no further: RUN while groups are open, else PUBLISH."""
+    """Stop reading the locked job's input: RUN while groups are open, else PUBLISH."""
     move(conn, now, job_id, Stage.RUN)
     settle(conn, now, job_id)
 
@@ -202,9 +202,9 @@ def leave_ingest(conn: Connection, now: Now, job_id: str) -> None:
 def end_unpublished(
     conn: Connection, now: Now, job: Any, error: str | None, actor: str | None = None
 ) -> None:
-    """End the locked job as FAILED, and say so in its log."""
+    """End the locked job as FAILED, and log it."""
     said = entries.ended(JobState.FAILED.value, error)
-    head = chain.link(conn, now, job, EntryKind.FAILED, said, actor)
+    head = audit_log.link(conn, now, job, EntryKind.FAILED, said, actor)
     _end(conn, now, job.job_id, JobState.FAILED, error, head)
 
 
@@ -241,7 +241,7 @@ def request_cancel(
     reason: str | None,
     kind: EntryKind = EntryKind.CANCELLED,
 ) -> JobRow:
-    """The first reason stays."""
+    """Keep the first reason."""
     row = lock(conn, find(conn, job_id).job_id)
     if JobState(row.state).is_final:
         return mapper.job_row(row)
@@ -258,9 +258,9 @@ def request_cancel(
     stops = conn.scalar(select(Job.job_id).where(Job.job_id == row.job_id, unread))
     if stops:
         move(conn, now, row.job_id, Stage.RUN)
-    # The first reason stays, and is not even written again: who has no key reads other words.
+    # The first reason stays. It is not written again: without the key it reads as other words.
     known = {} if row.stop_reason else {"stop_reason": reason}
-    head = chain.link(conn, now, row, kind, {"reason": reason})
+    head = audit_log.link(conn, now, row, kind, {"reason": reason})
     settle(conn, now, row.job_id, cancel_requested=True, **known, **head)
     return mapper.job_row(find(conn, row.job_id))
 
@@ -268,7 +268,7 @@ def request_cancel(
 def retry(
     conn: Connection, now: Now, job_id: str, quarantined: bool, change: Change = NO_CHANGE
 ) -> int:
-    """How many units went back to work; the job is unchanged when that is 0."""
+    """How many units went back to work; with 0 the job is unchanged."""
     row = lock(conn, find(conn, job_id).job_id)
     known = mapper.job_row(row)
     rules.check_retry(known, quarantined, row.ingest_done, change)
@@ -286,10 +286,10 @@ def retry(
     returns = groups + bool(not row.ingest_done or (unpublished and not groups))
     if returns:
         values: dict[str, Any] = {"cancel_requested": False, "error": None, "finished_at": None}
-        limits = _without_reached_limits(conn, row, chain.clock(conn, now, row))
+        limits = _without_reached_limits(conn, row, audit_log.clock(conn, now, row))
         pinned = rules.columns_of(known, change)
         said = entries.retried(quarantined, returns, **limits, moved=pinned)
-        head = chain.link(conn, now, row, EntryKind.RETRIED, said)
+        head = audit_log.link(conn, now, row, EntryKind.RETRIED, said)
         values |= {"stop_reason": None, **limits, **head, **pinned}
         to = Stage.RUN if row.ingest_done else Stage.INGEST
         move(conn, now, row.job_id, to, state=JobState.RUNNING.value, **values)
@@ -298,9 +298,9 @@ def retry(
 
 
 def _without_reached_limits(conn: Connection, job: Any, now: float) -> dict[str, Any]:
-    """Who asks for the rest wants it done: a limit that is reached would stop it at once."""
+    """A retry lifts limits that were reached: they would stop the job at once."""
     is_late = job.deadline_at is not None and job.deadline_at <= now
-    is_spent = turns.budget_was_spent(job.stop_reason)
+    is_spent = rules.budget_was_spent(job.stop_reason)
     if job.stop_reason == SHOWN_WITHOUT_KEY and job.budget_usd is not None:
         spent = select(func.sum(Group.device_usd)).where(Group.job_id == job.job_id)
         is_spent = (conn.scalar(spent) or 0.0) >= job.budget_usd
@@ -358,7 +358,7 @@ def add_groups(
     head: dict[str, Any] = {}
     if groups or rejected:
         said = entries.planned(groups, rejected)
-        head = chain.link(conn, now, job, EntryKind.PLANNED, said, lease.owner)
+        head = audit_log.link(conn, now, job, EntryKind.PLANNED, said, lease.owner)
     conn.execute(
         update(Job)
         .where(Job.job_id == lease.job_id)
@@ -386,16 +386,28 @@ def finish_ingest(
     rules.check_place(lease, job.next_row, from_row)
     values = {"ingest_done": True, "rows_total": rows_total, "report": {**job.report, **models}}
     said = entries.read(rows_total, models)
-    values |= chain.link(conn, now, job, EntryKind.READ, said, lease.owner)
+    values |= audit_log.link(conn, now, job, EntryKind.READ, said, lease.owner)
     move(conn, now, lease.job_id, Stage.RUN, **values)
     settle(conn, now, lease.job_id)
+
+
+def pause_ingest(conn: Connection, now: Now, lease: Lease, most_open: int) -> int:
+    """How many groups may be added before the next call; 0: the lease was given back."""
+    job = lock_held(conn, lease)
+    is_open = (Group.job_id == lease.job_id, group_is_open())
+    room: int = most_open - conn.scalars(select(func.count()).where(*is_open)).one()
+    if room > 0 or job.cancel_requested:
+        return max(room, 1)
+    resumes_at = rules.resumes_at(most_open)
+    move(conn, now, lease.job_id, lease.stage, ingest_resumes_at=resumes_at)
+    return 0
 
 
 def pin_models(conn: Connection, now: Now, lease: Lease, models: Models) -> None:
     job = lock_held(conn, lease)
     pinned = rules.models_to_pin(mapper.job_row(job), models)
     if pinned:
-        head = chain.link(conn, now, job, EntryKind.PINNED, pinned, lease.owner)
+        head = audit_log.link(conn, now, job, EntryKind.PINNED, pinned, lease.owner)
         conn.execute(update(Job).where(Job.job_id == lease.job_id).values(**pinned, **head))
 
 
@@ -416,7 +428,17 @@ def finish(
     job = lock_held(conn, lease)
     if lease.stage is not Stage.PUBLISH:
         raise rules.fenced(lease)
-    pinned = accounts.pinned(account_rows.read(conn, lease.job_id))
+    pinned = accounts.pinned(audit_log.accounts(conn, lease.job_id))
     said = entries.ended(state.value, error, manifest, pinned)
-    head = chain.link(conn, now, job, EntryKind.PUBLISHED, said, lease.owner)
+    head = audit_log.link(conn, now, job, EntryKind.PUBLISHED, said, lease.owner)
     _end(conn, now, lease.job_id, state, error, head)
+
+
+def note_action(
+    conn: Connection, now: Now, job_id: str, kind: EntryKind, payload: Mapping[str, Any]
+) -> Head:
+    """Say in a job's log what was done with it, and change nothing else."""
+    job = lock(conn, find(conn, job_id).job_id)
+    head = audit_log.link(conn, now, job, kind, payload)
+    conn.execute(update(Job).where(Job.job_id == job.job_id).values(**head))
+    return Head(head["log_number"], head["log_head"])

@@ -1,4 +1,4 @@
-"""What drafting taught: decisions, knowledge of machines, acceptance, and outputs to draft from."""
+"""What drafting taught: decisions, machine profiles, acceptance, and past outputs."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def knowledge(conn: Connection, key: str) -> Mapping[str, Any] | None:
 def learn_acceptance(
     conn: Connection, _now: Now, tenant: str, job_name: str, counts: Sequence[AcceptanceCount]
 ) -> None:
-    """One statement for all counts, in one order everywhere: workers never wait in a circle."""
+    """One statement for all counts, in one order everywhere: workers never deadlock."""
     ordered = sorted((c for c in counts if c.tested > 0), key=rules.prior_key)
     if ordered:
         conn.execute(_learning(conn), [_learned_values(tenant, job_name, c) for c in ordered])
 
 
 def _learned_values(tenant: str, job_name: str, count: AcceptanceCount) -> dict[str, Any]:
-    """Parameters of `_learning` for one count: what a new row gets, and what a known one."""
+    """Parameters of `_learning` for one count: a new row's values, a known one's additions."""
     agreed, tested = rules.learned(0.0, 0.0, count)
     proposer, tag = rules.prior_key(count)
     return {
@@ -84,7 +84,7 @@ def _learned_values(tenant: str, job_name: str, count: AcceptanceCount) -> dict[
 
 
 def _learning(conn: Connection) -> Any:
-    """`rules.learned` in SQL, so that nobody's addition is lost between reading and writing."""
+    """`rules.learned` in SQL, so that no addition is lost between reading and writing."""
     most = literal(rules.MOST_TESTED, Double)
     agreed_sum = AcceptancePrior.agreed + bindparam("more_agreed", type_=Double)
     tested_sum = AcceptancePrior.tested + bindparam("more_tested", type_=Double)
@@ -130,7 +130,7 @@ def past_outputs(
     max_tokens: int,
     except_job: str,
 ) -> Iterator[PastOutput]:
-    """Job by job, a page at a time: no long transaction, and no more is read than is taken."""
+    """Job by job, a page at a time: no long transaction, and nothing is read ahead."""
     jobs = (
         select(Job.job_id)
         .where(

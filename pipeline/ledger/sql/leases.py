@@ -1,8 +1,8 @@
-"""Claims and releases. A claim is one UPDATE, so exactly one of many claimers wins."""
+"""Claims, heartbeats and releases. A claim is one UPDATE, so exactly one of many claimers wins."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -16,19 +16,20 @@ from sqlalchemy import (
     case,
     func,
     select,
+    tuple_,
     update,
 )
 
 from specbatch.pipeline.audit import entries
-from specbatch.pipeline.ledger import cut_rules, rules
-from specbatch.pipeline.ledger.sql import chain, cutting, jobs, serving
-from specbatch.pipeline.ledger.sql.cutting import is_held
+from specbatch.pipeline.ledger import rules, split_rules
+from specbatch.pipeline.ledger.sql import audit_log, jobs, pinning, splitting
 from specbatch.pipeline.ledger.sql.jobs import FREE
+from specbatch.pipeline.ledger.sql.splitting import is_held
 from specbatch.pipeline.ledger.sql.transactions import Now
 from specbatch.schemas import mapper
 from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.numeric_class import Serves
-from specbatch.schemas.records import GroupWork, JobState, JobWork, Lease, Released, Stage
+from specbatch.schemas.records import Beat, GroupWork, JobState, JobWork, Lease, Released, Stage
 from specbatch.schemas.tables import JOB_WORK, Group, Job, group_is_open
 
 # --- claims ---------------------------------------------------------------------------------
@@ -74,7 +75,7 @@ def claim_group(
     max_attempts: int,
     serves: Serves | None = None,
 ) -> GroupWork | None:
-    """`serves`: what the worker verifies with; None: its groups are not told apart by that.
+    """`serves` is what the worker verifies with; None: groups are not told apart by that.
 
     Raises `UnpinnedError` and `MovedError`.
     """
@@ -97,22 +98,22 @@ def _claim(
     max_attempts: int,
     serves: Serves | None,
 ) -> Executable:
-    """The claim of group `of_index` of job `of_job`. Kept: to build it takes longer than to send it
-    (where the time is the server's, which is one and the same expression)."""
+    """The claim of group `of_index` of job `of_job`. Cached: building it takes longer than
+    sending it (where the time is the server's, it is always the same expression)."""
     job: BindParameter[str] = bindparam("of_job")
     index: BindParameter[int] = bindparam("of_index")
-    allowed = [Group.attempts < max_attempts, *serving.job_is_served(job, serves)]
+    allowed = [Group.attempts < max_attempts, *pinning.job_is_served(job, serves)]
     if stage in rules.CANCELLABLE:
         cancelled = select(Job.cancel_requested).where(Job.job_id == job).scalar_subquery()
         allowed.append(~cancelled)
-    if stage in cut_rules.CUT_AT:
-        allowed.append(cutting.one_suspect_at_a_time(now, stage, owner, max_attempts))
+    if stage in split_rules.SPLIT_AT:
+        allowed.append(splitting.one_suspect_at_a_time(now, stage, owner, max_attempts))
     free = (Group.job_id == job, Group.group_index == index, *is_free(Group, stage, now))
     return taking(now, owner, lease_sec, *free, *allowed)
 
 
 def taking(now: Now, owner: str, lease_sec: float, *which: ColumnElement[bool]) -> Executable:
-    """The statement that claims the one group that all of this is true of, for `taken`."""
+    """The statement that claims the one group that meets all conditions, for `taken`."""
     return (
         update(Group)
         .where(*which)
@@ -132,27 +133,27 @@ def taken(
     max_attempts: int,
     parameters: Mapping[str, Any],
 ) -> GroupWork | None:
-    """Claim a group; None when there is none to be had."""
+    """Claim a group; None when there is none to claim."""
     row = conn.execute(claim, parameters).first()
     if row is None:
         return None
-    # Told here and not by RETURNING, where SQLite 3.40 takes `IS NOT NULL` to be true.
+    # Decided here and not by RETURNING, where SQLite 3.40 takes `IS NOT NULL` for true.
     failed_part = row.row_stop is not None and row.last_error is not None
-    suspect = cut_rules.is_suspect(row.attempts - 1, row.rows, failed_part, max_attempts)
+    suspect = split_rules.is_suspect(row.attempts - 1, row.rows, failed_part, max_attempts)
     return replace(mapper.group_work(row), suspect=suspect)
 
 
 def _of_class(conn: Connection, work: GroupWork, serves: Serves) -> GroupWork:
     """The claimed group with what its job has pinned. Raises `UnpinnedError` and `MovedError`."""
-    pinned = serving.pinned(conn, work.lease.job_id)
-    serving.check(serves, work.lease.job_id, pinned)
+    pinned = pinning.pinned(conn, work.lease.job_id)
+    pinning.check(serves, work.lease.job_id, pinned)
     return replace(work, **pinned._asdict())
 
 
 def close_group(
     conn: Connection, now: Now, job_id: str, index: int, stage: Stage, max_attempts: int
 ) -> None:
-    """Send on, or cut, a free group that nobody may claim any more, if it still is one."""
+    """Close or split a free group that nobody may claim any more, if it still is one."""
     _close_group(conn, now, job_id, index, stage, max_attempts)
 
 
@@ -180,10 +181,10 @@ def _is_group(job_id: str, index: int) -> ColumnElement[bool]:
 
 
 def _close_job(conn: Connection, now: Now, job_id: str, stage: Stage, max_attempts: int) -> None:
-    """End, or take out of ingest, a free job that could not be claimed for want of permission."""
+    """End a free job, or take it out of ingest, when nobody may claim it any more."""
     free = (Job.job_id == job_id, *is_free(Job, stage, now))
     if conn.scalar(select(Job.job_id).where(*free)) is None:
-        return  # somebody else has it, or it is elsewhere: the usual end of a race
+        return  # held, or at another stage: the usual end of a race
     job = jobs.lock(conn, job_id)
     row = conn.execute(select(*Job.__table__.c).where(*free)).first()
     if row is None:
@@ -191,16 +192,16 @@ def _close_job(conn: Connection, now: Now, job_id: str, stage: Stage, max_attemp
     if row.cancel_requested and stage is Stage.INGEST:
         jobs.leave_ingest(conn, now, job_id)
     elif row.attempts >= max_attempts:
-        error = rules.last_words(Stage.FAILED, row.attempts, row.last_error)
+        error = rules.last_error_at(Stage.FAILED, row.attempts, row.last_error)
         jobs.end_unpublished(conn, now, job, error)
 
 
 def _close_group(
     conn: Connection, now: Now, job_id: str, index: int, stage: Stage, max_attempts: int
 ) -> bool:
-    """Send on a free group whose attempts are used up or whose job is cancelled.
+    """Close a free group whose attempts are used up or whose job is cancelled.
 
-    True: it was cut in halves instead, and stays where it is.
+    True: it was split in halves instead, and stays at its stage.
     """
     free = (_is_group(job_id, index), *is_free(Group, stage, now))
     if conn.scalar(select(Group.group_index).where(*free)) is None:
@@ -212,18 +213,18 @@ def _close_group(
     to = rules.stage_without_lease(stage, row.attempts, max_attempts, job.cancel_requested)
     if to is stage:
         return False
-    error = rules.last_words(to, row.attempts, row.last_error)
+    error = rules.last_error_at(to, row.attempts, row.last_error)
     if _ends_in_halves(job, row, to):
-        cutting.in_halves(conn, now, job, row, max_attempts, error or "")
+        splitting.in_halves(conn, now, job, row, max_attempts, error or "")
         return True
     conn.execute(
         update(Group).where(_is_group(job_id, index)).values(**sent_on(to, now), last_error=error)
     )
-    jobs.settle(conn, now, job_id, **_said_if_lost(conn, now, job, row, to, error))
+    jobs.settle(conn, now, job_id, **_log_if_lost(conn, now, job, row, to, error))
     return False
 
 
-def _said_if_lost(
+def _log_if_lost(
     conn: Connection,
     now: Now,
     job: Any,
@@ -232,37 +233,37 @@ def _said_if_lost(
     error: str | None,
     actor: str | None = None,
 ) -> dict[str, Any]:
-    """What the job's row is updated with, once its log tells of a group that failed for good."""
+    """Log a group that failed for good. Returns what the job's row is updated with."""
     if to is not Stage.FAILED:
         return {}
     said = entries.lost(row.group_index, row.rows, error)
-    return chain.link(conn, now, job, EntryKind.LOST, said, actor)
+    return audit_log.link(conn, now, job, EntryKind.LOST, said, actor)
 
 
 def _ends_in_halves(job: Any, row: Any, to: Stage, whole: bool = False) -> bool:
-    return cut_rules.ends_in_halves(
+    return split_rules.ends_in_halves(
         Stage(row.stage),
         to,
         row.rows,
         cancelled=job.cancel_requested,
-        whole=whole or row.rows_kept > 0,  # which half they are in is not known here
-        groups_cut=job.groups_cut,
+        whole=whole or row.rows_kept > 0,  # the half they are in is not known here
+        groups_split=job.groups_cut,
     )
 
 
 def sent_on(to: Stage, now: Now) -> dict[str, Any]:
-    """A group that nobody holds at another stage: ready now, with all attempts again.
+    """Values of a free group that moves to another stage: ready now, with all attempts again.
 
-    Its times stay as they are: nobody claimed it, so nobody waited for its claim.
+    Its times do not change: nobody claimed it, so nobody waited for its claim.
     """
     return {"stage": to.value, "ready_at": now, "attempts": 0, **FREE}
 
 
-# --- whose they are -------------------------------------------------------------------------
+# --- owners ---------------------------------------------------------------------------------
 
 
 def _held_of(job_id: str, now: Now) -> list[tuple[type[Job] | type[Group], list[Any]]]:
-    """The job's row and those of its groups that somebody holds, of each table."""
+    """The conditions of leased rows: of the job, and of its groups."""
     groups = [Group.job_id == job_id, group_is_open(), Group.lease_until > now]
     return [(Job, [Job.job_id == job_id, Job.lease_until > now]), (Group, groups)]
 
@@ -275,7 +276,7 @@ def holders(conn: Connection, now: Now, job_id: str) -> list[str]:
 
 
 def expire(conn: Connection, now: Now, job_id: str, owner: str) -> int:
-    """The job's row first, as everybody locks them."""
+    """The job's row goes first, as in every lock."""
     return sum(
         conn.execute(
             update(table).where(*held, table.lease_owner == owner).values(lease_until=now)
@@ -296,7 +297,7 @@ def release(
     whole: bool,
     max_attempts: int,
 ) -> Released:
-    """Ready again, or closed or cut by the rules; nothing when the lease is lost."""
+    """Ready again, closed, or split by the rules; nothing when the lease is lost."""
     job = jobs.lock(conn, lease.job_id)
     if job is None:
         return Released(False)
@@ -344,13 +345,91 @@ def _release_group(
     spent = row.attempts - forgiven
     to = rules.stage_without_lease(lease.stage, spent, max_attempts, job.cancel_requested)
     if _ends_in_halves(job, row, to, whole):
-        return Released(True, cutting.in_halves(conn, now, job, row, max_attempts, error))
+        return Released(True, splitting.in_halves(conn, now, job, row, max_attempts, error))
     attempts = spent if to is lease.stage else 0
     conn.execute(
         update(Group)
         .where(*is_held(lease))
         .values(stage=to.value, ready_at=now, attempts=attempts, last_error=error, **FREE)
     )
-    head = _said_if_lost(conn, now, job, row, to, error, lease.owner)
+    head = _log_if_lost(conn, now, job, row, to, error, lease.owner)
     jobs.settle(conn, now, lease.job_id, **head)
     return Released(True)
+
+
+# --- heartbeats: all leases of a process in a few statements --------------------------------
+
+
+_LEASES_PER_STATEMENT = 500
+
+
+def heartbeat(conn: Connection, now: Now, leases: Sequence[Lease], lease_sec: float) -> Beat:
+    lost, cut_wanted = set(leases), set[Lease]()
+    # All jobs before all groups, as in `jobs`: a commit holds its job and wants a group.
+    for part in _parts([x for x in leases if x.group_index is None]):
+        lost -= _extend_jobs(conn, now, part, lease_sec)
+    for part in _parts([x for x in leases if x.group_index is not None]):
+        held, asked_for = _extend_groups(conn, now, part, lease_sec)
+        lost -= held
+        cut_wanted |= asked_for
+    job_ids = {lease.job_id for lease in leases}
+    cancelled = conn.scalars(
+        select(Job.job_id).where(Job.job_id.in_(job_ids), Job.cancel_requested)
+    )
+    return Beat(lost, set(cancelled), cut_wanted)
+
+
+def _parts(leases: Sequence[Lease]) -> Iterator[Sequence[Lease]]:
+    """Leases in the order of their keys, as many as one statement takes."""
+    ordered = sorted(leases, key=lambda lease: (lease.job_id, lease.group_index or 0))
+    for start in range(0, len(ordered), _LEASES_PER_STATEMENT):
+        yield ordered[start : start + _LEASES_PER_STATEMENT]
+
+
+def _extend_groups(
+    conn: Connection, now: Now, leases: Sequence[Lease], lease_sec: float
+) -> tuple[set[Lease], set[Lease]]:
+    """(current leases, and of these the ones whose group an idle worker asks to split)."""
+    key = (
+        Group.job_id,
+        Group.group_index,
+        Group.generation,
+        Group.lease_owner,
+        Group.stage,
+    )
+    wanted = {(x.job_id, x.group_index, x.generation, x.owner, x.stage.value): x for x in leases}
+    held = _extend(conn, Group, key, wanted, now, lease_sec, Group.cut_wanted)
+    return set(held), {lease for lease, row in held.items() if row.cut_wanted}
+
+
+def _extend_jobs(
+    conn: Connection, now: Now, leases: Sequence[Lease], lease_sec: float
+) -> set[Lease]:
+    key = (Job.job_id, Job.generation, Job.lease_owner, Job.stage)
+    wanted = {(x.job_id, x.generation, x.owner, x.stage.value): x for x in leases}
+    return set(_extend(conn, Job, key, wanted, now, lease_sec))
+
+
+def _extend(
+    conn: Connection,
+    table: type[Job] | type[Group],
+    key: tuple[Any, ...],
+    wanted: dict[Any, Lease],
+    now: Now,
+    lease_sec: float,
+    *also: Any,
+) -> dict[Lease, Any]:
+    """Extend the current leases among `wanted`; return them with their rows.
+
+    A row has the key's columns, then those of `also`.
+    """
+    if not wanted:
+        return {}
+    rows = conn.execute(
+        update(table)
+        .where(tuple_(*key).in_(list(wanted)))
+        .values(lease_until=now + lease_sec)
+        .returning(*key, *also)
+    )
+    # `attempt` is not in the key: add_groups resets it under a current lease.
+    return {wanted[tuple(row)[: len(key)]]: row for row in rows}

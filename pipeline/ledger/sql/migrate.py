@@ -17,7 +17,7 @@ from alembic.util import CommandError
 from sqlalchemy import Connection, Engine, make_url
 from tenacity import retry, retry_if_exception, stop_after_delay, wait_random_exponential
 
-from specbatch.pipeline.ledger.sql.engine_factory import WRITES, make_engine
+from specbatch.pipeline.ledger.sql.databases import WRITES, make_engine
 from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.pipeline.ledger.sql.transactions import (
     RETRY_SEC,
@@ -50,8 +50,7 @@ def open_store(
 ) -> SqlStore:
     """A store ready for use; with `migrate`, its tables are made or brought up to date first.
 
-    `weights` are the tenants' shares beside each other; `cipher` encrypts texts; `actor` is whom
-    the audit log names.
+    `weights` are the tenants' shares; `cipher` encrypts texts; `actor` is whom the audit log names.
     """
     if migrate:
         upgrade(url)
@@ -188,6 +187,6 @@ def _locked(url: str, asking: Asking = NOBODY) -> Iterator[Config]:
 
 
 def _one_at_a_time(connection: Connection) -> None:
-    """Hold PostgreSQL's lock of those who change tables or rights, until the transaction ends."""
+    """Lock out other migrations on PostgreSQL until the transaction ends."""
     connection.exec_driver_sql("SET LOCAL lock_timeout = 0")  # wait for the other process
     connection.exec_driver_sql("SELECT pg_advisory_xact_lock(%s)", (_LOCK_ID,))

@@ -6,11 +6,19 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, case, null, select, tuple_, type_coerce
+from sqlalchemy import Connection, Row, Select, case, null, or_, select, tuple_, type_coerce
 
+from specbatch.pipeline.ledger import rules
 from specbatch.pipeline.ledger.sql.transactions import Transactions
 from specbatch.schemas import completion_rows, mapper
-from specbatch.schemas.records import CompletionRecord, JobRow, Prompts, RejectedRow, Stage
+from specbatch.schemas.records import (
+    Artefact,
+    CompletionRecord,
+    JobRow,
+    Prompts,
+    RejectedRow,
+    Stage,
+)
 from specbatch.schemas.tables import Completion, Group, Job, Rejected
 
 _UNFINISHED = (Stage.FAILED.value, Stage.CANCELLED.value)
@@ -81,6 +89,36 @@ def failed_groups(conn: Connection, job_id: str) -> list[tuple[int, str, Prompts
         .order_by(Group.group_index)
     )
     return [(row.group_index, row.stage, mapper.prompts(row), row.last_error or "") for row in rows]
+
+
+def recorded_groups(conn: Connection, job_id: str) -> list[tuple[int, Prompts, Artefact | None]]:
+    is_done = Group.stage == Stage.DONE.value
+    rows = conn.execute(
+        select(
+            Group.group_index,
+            *PROMPTS,
+            case((is_done, Group.results), else_=null()).label("results"),
+        ).where(Group.job_id == job_id, or_(is_done, Group.rows_kept > 0))
+    )
+    found = [(row.group_index, mapper.prompts(row), mapper.artefact(row.results)) for row in rows]
+    return sorted(found, key=lambda group: rules.row_order(group[1]))
+
+
+def kept_rows(conn: Connection, job_id: str, index: int | None) -> set[int]:
+    """Rows that were finished when their groups were stopped; of one group, or of all."""
+    kept = [Group.job_id == job_id, Group.rows_kept > 0]
+    if index is not None:
+        kept.append(Group.group_index == index)
+    rows = conn.scalars(
+        select(Completion.row_index)
+        .join(
+            Group,
+            (Group.job_id == Completion.job_id) & (Group.group_index == Completion.group_index),
+        )
+        .where(Completion.job_id == job_id, *kept)
+        .distinct()
+    )
+    return set(rows)
 
 
 def job_of_key(conn: Connection, key: str) -> JobRow | None:

@@ -1,4 +1,4 @@
-"""Times of schedules in SQL: the part of `SqlStore` that `schedule_contract.py` asks for."""
+"""Times of schedules in SQL: one row per schedule and logical time."""
 
 from __future__ import annotations
 
@@ -8,41 +8,14 @@ from typing import Any
 from sqlalchemy import Connection, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from specbatch.pipeline.ledger.sql.transactions import Now, Transactions
+from specbatch.pipeline.ledger.sql.transactions import Now
 from specbatch.schemas.masking import masked
 from specbatch.schemas.schedule_tables import ScheduleRun as Table
-from specbatch.schemas.schedules import RUNS, RunState, ScheduleRun, in_order
+from specbatch.schemas.schedules import RunState, ScheduleRun, in_order
 
 
-class SchedulesInSql:
-    """What became of each time of each schedule, on the database of the whole store."""
-
-    _db: Transactions
-
-    def note_schedule_run(self, run: ScheduleRun, replaces: Collection[RunState] = ()) -> bool:
-        return self._db.write(lambda conn: _note(conn, self._db.now(), run, replaces))
-
-    def note_schedule_runs(
-        self, runs: Sequence[ScheduleRun], then: Sequence[ScheduleRun] = ()
-    ) -> list[ScheduleRun]:
-        return self._db.write(lambda conn: _note_all(conn, self._db.now(), runs, then))
-
-    def schedule_runs(
-        self,
-        name: str | None = None,
-        limit: int = 100,
-        states: Collection[RunState] = RUNS,
-        logical_at: float | None = None,
-        by_noted: bool = False,
-        upto: float | None = None,
-    ) -> list[ScheduleRun]:
-        return self._db.read(
-            lambda conn: _newest(conn, name, limit, states, logical_at, by_noted, upto)
-        )
-
-
-def _note(conn: Connection, now: Now, run: ScheduleRun, replaces: Collection[RunState]) -> bool:
-    """One statement, so that of several who come at once one is told that it was the one."""
+def note(conn: Connection, now: Now, run: ScheduleRun, replaces: Collection[RunState]) -> bool:
+    """One statement, so that of several callers at once exactly one succeeds."""
     upsert: Any = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
     values = {
         "state": run.state.value,
@@ -59,18 +32,18 @@ def _note(conn: Connection, now: Now, run: ScheduleRun, replaces: Collection[Run
     return conn.execute(statement.returning(Table.schedule)).first() is not None
 
 
-def _note_all(
+def note_all(
     conn: Connection, now: Now, runs: Sequence[ScheduleRun], then: Sequence[ScheduleRun]
 ) -> list[ScheduleRun]:
-    """In one order everywhere, so that two who note the same ones never wait in a circle."""
-    noted = [run for run in sorted(runs, key=in_order) if _note(conn, now, run, ())]
+    """One order everywhere, so that two callers never deadlock."""
+    noted = [run for run in sorted(runs, key=in_order) if note(conn, now, run, ())]
     if noted:
         queued = {RunState.QUEUED}
-        noted += [run for run in sorted(then, key=in_order) if _note(conn, now, run, queued)]
+        noted += [run for run in sorted(then, key=in_order) if note(conn, now, run, queued)]
     return noted
 
 
-def _newest(
+def newest(
     conn: Connection,
     name: str | None,
     limit: int,

@@ -1,4 +1,4 @@
-"""What ends a job before its time: its deadline, its budget, and who asks whether it must stop."""
+"""What stops a job early: a cancel request, its deadline, its budget."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ from collections.abc import Collection, Iterable, Mapping
 
 from sqlalchemy import Connection, bindparam, case, func, or_, select, update
 
-from specbatch.pipeline.ledger import rules, turns
-from specbatch.pipeline.ledger.sql import jobs
+from specbatch.pipeline.ledger import rules
 from specbatch.pipeline.ledger.sql.transactions import Now
 from specbatch.schemas.records import Lease
-from specbatch.schemas.tables import Completion, Group, Job, group_is_open, job_is_live
+from specbatch.schemas.tables import Group, Job, job_is_live
 
 
-def look(conn: Connection, now: Now, job_ids: Collection[str]) -> tuple[set[str], bool]:
-    """(those of the jobs with the cancel flag, whether another may be over a limit)."""
+def cancelled(conn: Connection, now: Now, job_ids: Collection[str]) -> tuple[set[str], bool]:
+    """(jobs with the cancel flag, whether another job may be over a limit)."""
     is_limited = or_(Job.deadline_at <= now, Job.budget_usd.is_not(None))
     rows = conn.execute(
         select(Job.job_id, Job.cancel_requested)
@@ -26,7 +25,7 @@ def look(conn: Connection, now: Now, job_ids: Collection[str]) -> tuple[set[str]
 
 
 def note_in_flight(conn: Connection, _now: Now, spent_usd: Mapping[Lease, float]) -> None:
-    """What the held groups have cost so far; a lost lease is passed by."""
+    """Note the cost so far of leased groups. Lost leases are skipped."""
     values = [
         {
             "at_job": lease.job_id,
@@ -54,7 +53,7 @@ def over_limits(
 ) -> list[tuple[str, str]]:
     """(job id, reason) of live jobs whose deadline has passed or whose budget is spent.
 
-    What is spent is what all attempts that got on have cost, and what those in flight have so far.
+    The budget pays for attempts that were kept and for those in flight so far.
     """
     held = case((Group.lease_until > now, Group.in_flight_usd), else_=0.0)
     spent = (
@@ -79,36 +78,7 @@ def over_limits(
     found = []
     for row in conn.execute(query.order_by(Job.job_id)):
         late, spent_usd = bool(row.is_late), float(row.spent)
-        reason = turns.reason_to_stop(late, row.deadline_at, spent_usd, row.budget_usd)
+        reason = rules.reason_to_stop(late, row.deadline_at, spent_usd, row.budget_usd)
         if reason is not None:
             found.append((row.job_id, reason))
     return found
-
-
-def pause_ingest(conn: Connection, now: Now, lease: Lease, most_open: int) -> int:
-    """How many groups may be added before this is asked again; 0: the lease was given back."""
-    job = jobs.lock_held(conn, lease)
-    is_open = (Group.job_id == lease.job_id, group_is_open())
-    room: int = most_open - conn.scalars(select(func.count()).where(*is_open)).one()
-    if room > 0 or job.cancel_requested:
-        return max(room, 1)
-    resumes_at = rules.resumes_at(most_open)
-    jobs.move(conn, now, lease.job_id, lease.stage, ingest_resumes_at=resumes_at)
-    return 0
-
-
-def kept_rows(conn: Connection, job_id: str, index: int | None) -> set[int]:
-    """Rows that were finished when their groups were stopped; of one group, or of all."""
-    kept = [Group.job_id == job_id, Group.rows_kept > 0]
-    if index is not None:
-        kept.append(Group.group_index == index)
-    rows = conn.scalars(
-        select(Completion.row_index)
-        .join(
-            Group,
-            (Group.job_id == Completion.job_id) & (Group.group_index == Completion.group_index),
-        )
-        .where(Completion.job_id == job_id, *kept)
-        .distinct()
-    )
-    return set(rows)

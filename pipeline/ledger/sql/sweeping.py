@@ -1,4 +1,4 @@
-"""What a sweeper asks for: the units that are due, and the groups that wait for drafts in vain."""
+"""A sweeper's statements: due units, exhausted groups, groups that wait too long for drafts."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from sqlalchemy import (
     case,
     exists,
     func,
+    or_,
     select,
     true,
     tuple_,
@@ -19,6 +20,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import aliased
 
+from specbatch.pipeline.ledger import rules
 from specbatch.pipeline.ledger.sql.leases import is_free, sent_on
 from specbatch.pipeline.ledger.sql.transactions import Now
 from specbatch.schemas import mapper
@@ -27,7 +29,7 @@ from specbatch.schemas.tables import Group, Job, group_is_open, job_is_due
 
 
 def due(conn: Connection, now: Now, limit: int, job_id: str | None) -> list[DueWork]:
-    """Jobs first, then groups; the longest ready first, and `limit` of each kind."""
+    """Jobs first, then groups, the longest ready first, `limit` of each kind."""
     age = (Job.ready_at, Job.job_id)
     jobs = _oldest_of_each_kind(
         select(Job.job_id, Job.stage, Job.priority)
@@ -56,7 +58,7 @@ def due(conn: Connection, now: Now, limit: int, job_id: str | None) -> list[DueW
 def _oldest_of_each_kind(
     units: Select[*tuple[Any, ...]], age: Sequence[Any], kind: Sequence[Any], limit: int
 ) -> Select[*tuple[Any, ...]]:
-    """Else what waits for a model that nobody serves would hide all that came after it."""
+    """Without kinds, units that wait for a model nobody serves would hide all later ones."""
     place = func.row_number().over(partition_by=kind, order_by=age).label("place")
     total = func.row_number().over(order_by=age).label("age")
     found = units.add_columns(place, total).subquery()
@@ -64,8 +66,8 @@ def _oldest_of_each_kind(
 
 
 def skip_proposals(conn: Connection, now: Now, patience_sec: float) -> list[tuple[str, int]]:
-    """One statement. A group that somebody claims or closes meanwhile is left to them."""
-    # Of a cancelled job too: where no proposer is left, nobody would close its groups.
+    """One statement. A group that is claimed or closed meanwhile is left alone."""
+    # Cancelled jobs too: without a proposer, nobody would close their groups.
     waits = (
         group_is_open(),  # spelled out for the index
         *is_free(Group, Stage.PROPOSE, now),
@@ -74,7 +76,7 @@ def skip_proposals(conn: Connection, now: Now, patience_sec: float) -> list[tupl
         ~_drafts_arrive(now, patience_sec),
     )
     key = (Group.job_id, Group.group_index)
-    # Groups of many jobs, and no job's row held: to wait for one of them could be a deadlock.
+    # Groups of many jobs, and no job's row is locked: waiting for one could be a deadlock.
     unlocked = select(*key).where(*waits).with_for_update(skip_locked=True)
     rows = conn.execute(
         update(Group)
@@ -86,9 +88,9 @@ def skip_proposals(conn: Connection, now: Now, patience_sec: float) -> list[tupl
 
 
 def _drafts_arrive(now: Now, patience_sec: float) -> ColumnElement[bool]:
-    """Whether some proposer works on the group's job, or a drafted group of it got on lately.
+    """Whether a proposer works on the group's job, or one of its groups left PROPOSE lately.
 
-    Those who wait behind a busy proposer need not go without it.
+    Groups behind a busy proposer wait for it.
     """
     other = aliased(Group)
     is_held = (other.stage == Stage.PROPOSE.value) & (other.lease_until > now)
@@ -98,3 +100,17 @@ def _drafts_arrive(now: Now, patience_sec: float) -> ColumnElement[bool]:
         other.first_stage == Stage.PROPOSE.value,
         is_held | got_on,
     )
+
+
+def over(conn: Connection, now: Now, max_attempts: int, limit: int) -> list[tuple[str, int, Stage]]:
+    """Free groups that nobody may claim any more: (job id, index, stage)."""
+    spent = Group.attempts >= max_attempts
+    cancelled = Job.cancel_requested & Group.stage.in_([s.value for s in rules.CANCELLABLE])
+    rows = conn.execute(
+        select(Group.job_id, Group.group_index, Group.stage)
+        .join(Job, Job.job_id == Group.job_id)
+        .where(group_is_open(), Group.lease_until <= now, or_(spent, cancelled))
+        .order_by(Group.job_id, Group.group_index)
+        .limit(limit)
+    )
+    return [(row.job_id, row.group_index, Stage(row.stage)) for row in rows]

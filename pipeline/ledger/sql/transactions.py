@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Connection, Double, cast, func, literal
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
-from specbatch.pipeline.ledger.sql.engine_factory import WRITES, make_engine
+from specbatch.pipeline.ledger.sql.databases import WRITES, make_engine
 from specbatch.schemas.crash_points import CrashPoint, reach
 from specbatch.schemas.encryption import Cipher
 from specbatch.schemas.errors import StoreError, first_line
@@ -24,7 +24,7 @@ from specbatch.schemas.text_columns import use_cipher
 T = TypeVar("T")
 Now = ColumnElement[float]
 
-ACTOR = "specbatch_actor"  # execution option: whom this transaction is done for
+ACTOR = "specbatch_actor"  # execution option: the actor of this transaction
 RETRY_SEC = 20.0  # how long an operation tries before it gives up
 
 _TRANSIENT_STATES = ("08", "40001", "40P01", "53300", "55P03", "57P01", "57P02", "57P03", "25P03")
@@ -44,7 +44,7 @@ _REMEDIES = {
 
 @dataclass(frozen=True, slots=True)
 class _InVain:
-    """Why the same work failed each time, by what the database answers, and what to do then."""
+    """Why the same work failed each time, by the database's answer, and the remedy."""
 
     states: tuple[str, ...]  # of PostgreSQL, or how they begin
     words: tuple[str, ...]  # where there is no state: on connecting, and of SQLite
@@ -109,8 +109,7 @@ class Transactions:
         actor: str = "",
         cipher: Cipher | None = None,
     ) -> None:
-        """`actor` is whom the audit log names for what nobody else is named for; `cipher` is what
-        texts are encrypted with."""
+        """`actor` is whom the audit log names by default; `cipher` encrypts texts."""
         self._reader = make_engine(url)
         use_cipher(self._reader.dialect, cipher)
         self._writer = self._reader.execution_options(**{WRITES: True, ACTOR: actor})
@@ -122,7 +121,7 @@ class Transactions:
     def now(self) -> Now:
         """The store's time as an SQL expression: the database's clock where it has a server."""
         if self._clock is None and self.is_postgres:
-            return SERVER_TIME  # always the same one, so that statements with it can be kept
+            return SERVER_TIME  # always the same object, so that statements with it can be cached
         return literal(self.local_time(), Double)
 
     def local_time(self) -> float:
@@ -130,11 +129,11 @@ class Transactions:
         return (self._clock or time.time)()
 
     def read(self, work: Callable[[Connection], T]) -> T:
-        """What `work` returns. Raises `StoreError` when the database refuses or is out of reach."""
+        """Run work that reads. Raises `StoreError` when the database refuses or is out of reach."""
         return self._run(self._reader, work)
 
     def write(self, work: Callable[[Connection], T]) -> T:
-        """The same for work that writes: all of it is committed, or nothing."""
+        """Run work that writes: all of it is committed, or nothing."""
         return self._run(self._writer, work)
 
     def close(self) -> None:
@@ -177,7 +176,7 @@ def _in_transaction(engine: Any, work: Callable[[Connection], T], asking: Asking
 
 
 def heard(connection: Connection, asking: Asking) -> None:
-    """Tell who waits for it that the database answers. One of the pool may be long dead."""
+    """Report to the waiting caller that the database answers. A pooled connection may be dead."""
     if asking.is_awaited and connection.dialect.name == "postgresql":
         connection.exec_driver_sql("SELECT 1")  # BEGIN goes with it: it was not sent yet
     asking.answered()
@@ -202,7 +201,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def is_refused(error: BaseException) -> bool:
-    """Whether the database cannot be written, whoever asks: no space, no rights, a broken disk."""
+    """Whether nobody can write the database: no space, no rights, a broken disk."""
     cause = _cause(error)
     if isinstance(cause, sqlite3.Error):
         return getattr(cause, "sqlite_errorcode", 0) & 0xFF in _REFUSING_SQLITE

@@ -1,4 +1,4 @@
-"""Which workers may verify a job: what it has pinned, beside what a worker serves.
+"""Which workers may verify a job: what it has pinned, compared with what a worker serves.
 
 A job pins its models' fingerprints when its input is begun, and its numeric class once, in a
 transaction of its own, before its first group is claimed for VERIFY. Claims then compare: in the
@@ -11,13 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, bindparam, or_, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, case, func, or_, select, update
 
-from specbatch.pipeline.ledger.sql import chain, jobs
+from specbatch.pipeline.ledger import rules
+from specbatch.pipeline.ledger.sql import audit_log, jobs
+from specbatch.pipeline.ledger.sql.jobs import FREE
 from specbatch.pipeline.ledger.sql.transactions import Now
+from specbatch.schemas import mapper
 from specbatch.schemas.audit import EntryKind
-from specbatch.schemas.numeric_class import UNKNOWN, Pinned, Serves, key_of_spec, preferred
-from specbatch.schemas.tables import Job
+from specbatch.schemas.numeric_class import UNKNOWN, Change, Pinned, Serves, key_of_spec, preferred
+from specbatch.schemas.records import Stage
+from specbatch.schemas.tables import Group, Job
 from specbatch.schemas.time_tables import WorkerSession
 from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
 
@@ -45,8 +49,10 @@ class MovedError(Exception):
 
 
 def check(serves: Serves, job_id: str, pinned: Pinned) -> None:
-    """Behind a claim's statement, with what the job has pinned then. What it raises takes the
-    claim back, with its transaction: `UnpinnedError`, `MovedError`."""
+    """Compare again after the claim, with what the job has pinned now.
+
+    Raises `UnpinnedError` and `MovedError`, which roll the claim back.
+    """
     if pinned.numeric_class is None:
         raise UnpinnedError(job_id)
     if not serves.takes(pinned):
@@ -54,7 +60,7 @@ def check(serves: Serves, job_id: str, pinned: Pinned) -> None:
 
 
 def served(serves: Serves | None, table: Any = Job) -> list[ColumnElement[bool]]:
-    """What is true of a job that such a worker may verify. None: it may verify any."""
+    """The conditions of jobs that such a worker may verify. None: any job."""
     if serves is None:
         return []
     models = [] if serves.fingerprint is None else [serves.fingerprint.digest]
@@ -68,14 +74,14 @@ def served(serves: Serves | None, table: Any = Job) -> list[ColumnElement[bool]]
 
 
 def job_is_served(job_id: Any, serves: Serves | None) -> list[ColumnElement[bool]]:
-    """The same, of a group of the job with this id."""
+    """The same for groups of the job with this id."""
     if serves is None:
         return []
     return [select(Job.job_id).where(Job.job_id == job_id, *served(serves)).exists()]
 
 
 def pinned(conn: Connection, job_id: str) -> Pinned:
-    """What a job has pinned as it stands now; nothing, where there is no such job."""
+    """What a job has pinned now; nothing when there is no such job."""
     row = conn.execute(PINNED, {"of_job": job_id}).first()
     return Pinned() if row is None else Pinned.of(row)
 
@@ -83,9 +89,9 @@ def pinned(conn: Connection, job_id: str) -> Pinned:
 def pin(
     conn: Connection, now: Now, job_id: str, serves: Serves, owner: str, lease_sec: float
 ) -> None:
-    """Choose a job's numeric class, if it has none: the one with most live workers.
+    """Pin the numeric class with most live workers, unless the job has one.
 
-    Whoever holds the job's row decides; all others find it decided.
+    The first to lock the job's row decides; all others find it decided.
     """
     job = jobs.lock(conn, job_id)
     if job is None or job.numeric_class is not None:
@@ -94,14 +100,14 @@ def pin(
     name = preferred(key_of_spec(job.spec), serves, alive)
     assert name is not None, "a worker announces a class for every way to ask for an engine"
     pinned = {"numeric_class": name}
-    head = chain.link(conn, now, job, EntryKind.PINNED, pinned, owner)
+    head = audit_log.link(conn, now, job, EntryKind.PINNED, pinned, owner)
     conn.execute(update(Job).where(Job.job_id == job_id).values(**pinned, **head))
 
 
 def _alive(
     conn: Connection, now: Now, job: Any, own: Serves, owner: str, lease_sec: float
 ) -> list[Serves]:
-    """What live workers with the job's model serve; `own` once, whether heard of or not."""
+    """What live workers with the job's model serve; `own` counts once."""
     rows = conn.execute(
         select(WorkerSession.owner, WorkerSession.serves).where(
             WorkerSession.ended_at.is_(None),
@@ -118,3 +124,38 @@ def _alive(
         if who != owner
     ]
     return [own, *others]
+
+
+# --- moving a running job -------------------------------------------------------------------
+
+
+def move(conn: Connection, now: Now, job_id: str, change: Change, quarantined: bool = False) -> int:
+    """Move a running job to another numeric class or model, because a user asked for it.
+
+    Holders of its groups at VERIFY lose them, with all unfinished rows: these groups restart, so no
+    completion has tokens of two models. Finished results stay, and name theirs. Returns how many
+    groups will be verified differently; 0: the job has this class and model already.
+    """
+    job = jobs.lock(conn, jobs.find(conn, job_id).job_id)
+    row = mapper.job_row(job)
+    rules.check_move(row, change, quarantined)
+    pinned = rules.columns_of(row, change)
+    if not pinned:
+        return 0
+    head = audit_log.link(conn, now, job, EntryKind.PINNED, pinned)
+    conn.execute(update(Job).where(Job.job_id == job.job_id).values(**pinned, **head))
+    # Free groups too: a worker that is just claiming one holds its row, and is waited for.
+    conn.execute(
+        update(Group)
+        .where(Group.job_id == job.job_id, Group.stage == Stage.VERIFY.value)
+        .values(
+            generation=Group.generation + 1,  # a late holder is fenced
+            attempts=0,
+            ready_at=case((Group.lease_until > now, now), else_=Group.ready_at),
+            cut_wanted=False,
+            **FREE,
+        )
+    )
+    waiting = Group.stage.in_([stage.value for stage in rules.CANCELLABLE])
+    open_groups = select(func.count()).where(Group.job_id == job.job_id, waiting)
+    return int(conn.scalar(open_groups) or 0)

@@ -1,20 +1,29 @@
-"""What an audit reads and keeps. It trusts nothing: rows may have been spoilt by hand.
+"""The audit log of a job: entries that each carry the hash of the one before.
 
-So where a page cannot be read, its rows are read one by one, and which of them cannot is told.
+An entry is added inside the transaction that it describes, while that holds the job's row. So a
+job's entries are numbered one after another, and what was not committed is not logged. The job's
+row keeps the number and the hash of the last entry: else nobody could tell that the last are
+missing.
+
+What an audit reads, it does not trust: rows may have been changed by hand. Where a page cannot be
+read, its rows are read one by one, and the audit says which of them cannot.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 from sqlalchemy import (
+    BindParameter,
     ColumnElement,
     Connection,
     Row,
     Select,
     Text,
+    false,
     func,
     insert,
     select,
@@ -22,14 +31,18 @@ from sqlalchemy import (
     type_coerce,
 )
 
+from specbatch.pipeline.audit import entries
+from specbatch.pipeline.audit.accounts import OF_GROUP, OF_JOB, AccountRows
 from specbatch.pipeline.ledger import rules
+from specbatch.pipeline.ledger.sql import time
 from specbatch.pipeline.ledger.sql.reading import fetch
-from specbatch.pipeline.ledger.sql.transactions import Transactions, is_transient
-from specbatch.schemas import completion_rows, mapper
+from specbatch.pipeline.ledger.sql.transactions import ACTOR, Now, Transactions, is_transient
+from specbatch.schemas import completion_rows, mapper, time_mapper
 from specbatch.schemas.audit import (
     FIRST,
     AuditRecord,
     Correctness,
+    EntryKind,
     Finding,
     FindingKind,
     Head,
@@ -40,19 +53,79 @@ from specbatch.schemas.audit_tables import Audit, AuditFinding, AuditLog
 from specbatch.schemas.encryption import is_encrypted_text, no_key
 from specbatch.schemas.errors import JobNotFoundError, StoreError, UnknownKeyError
 from specbatch.schemas.records import CompletionRecord, Prompts
-from specbatch.schemas.tables import Completion, Group, Job
+from specbatch.schemas.tables import Completion, Decision, Group, Job
 from specbatch.schemas.text_columns import SHOWN_WITHOUT_KEY
+from specbatch.schemas.time_tables import TimeSlice, WorkerSession
 
 T = TypeVar("T")
 
 _SPOILT = (ValueError, TypeError, KeyError, OverflowError)  # what reading a spoilt row raises
 
 
+# --- writing --------------------------------------------------------------------------------
+
+
+def link(
+    conn: Connection,
+    now: Now,
+    job: Any,
+    kind: EntryKind,
+    payload: Mapping[str, Any],
+    actor: str | None = None,
+) -> dict[str, Any]:
+    """Add an entry to the log of a locked job (`jobs.lock`); returns what its row is updated with.
+
+    One statement, so an entry costs no more where the row is updated anyway. `actor` did it; None:
+    whom this store works for. `payload` is plain JSON and stays for ever: it holds digests of
+    prompts and outputs, never their text.
+    """
+    at, who = clock(conn, now, job), actor or actor_of(conn)
+    head, added = Head(job.log_number, job.log_head or b""), list[LogEntry]()
+    if head.number == 0:  # it was submitted before there was a log
+        added.append(
+            entries.follow(Head(), job.job_id, EntryKind.ADOPTED, at, who, entries.pinned(job))
+        )
+        head = added[-1].head
+    added.append(entries.follow(head, job.job_id, kind, at, who, payload))
+    _insert(conn, added)
+    return new_head(added[-1])
+
+
+def begin(conn: Connection, at: float, values: Mapping[str, Any]) -> LogEntry:
+    """The first entry of a new job with these values; `write_first` stores it."""
+    return entries.submitted(values, at, actor_of(conn))
+
+
+def write_first(conn: Connection, entry: LogEntry) -> None:
+    """Store the entry of `begin`, once the job is there."""
+    _insert(conn, [entry])
+
+
+def new_head(entry: LogEntry) -> dict[str, Any]:
+    """The columns of the job's row that hold its log's end."""
+    return {"log_number": entry.number, "log_head": entry.hash}
+
+
+def clock(conn: Connection, now: Now, job: Any = None) -> float:
+    """The store's time as a number: with a locked row of PostgreSQL, no statement is needed."""
+    at: Any = now.value if isinstance(now, BindParameter) else getattr(job, "locked_at", None)
+    return float(conn.scalars(select(now)).one() if at is None else at)
+
+
+def actor_of(conn: Connection) -> str:
+    """The actor that this connection's store works for."""
+    return str(conn.get_execution_options().get(ACTOR, ""))
+
+
+def _insert(conn: Connection, added: list[LogEntry]) -> None:
+    conn.execute(insert(AuditLog), [entries.values(entry) for entry in added])
+
+
 # --- the log --------------------------------------------------------------------------------
 
 
 def log(database: Transactions, job_id: str, after: int, batch: int) -> Iterator[LogEntry]:
-    """The entries behind number `after`."""
+    """The entries after number `after`."""
     query = (
         select(*AuditLog.__table__.c)
         .where(AuditLog.job_id == job_id)
@@ -75,7 +148,7 @@ def head(conn: Connection, job_id: str) -> Head:
 
 
 def logged_job(conn: Connection, job_id: str) -> str:
-    """The id of the one job, there or gone, that is meant."""
+    """The id of the one job with this id or prefix, whether its row exists or not."""
     ids = set[str]()
     for column in (Job.job_id, AuditLog.job_id):
         match: ColumnElement[bool] = column == job_id
@@ -115,9 +188,9 @@ def job_facts(database: Transactions, job_id: str) -> Mapping[str, Any] | None:
 def _check_key(
     database: Transactions, of_job: ColumnElement[bool], facts: Mapping[Any, Any]
 ) -> None:
-    """What is shown in the place of a text is not what was written, and no change of it either.
+    """Raise `UsageError` where a text is encrypted and its key is missing.
 
-    Raises `UsageError` where a text is encrypted and its key is not here.
+    The words shown in its place were never written, and are no change either.
     """
     for column in (Job.stop_reason, Job.error):
         if facts.get(column.name) == SHOWN_WITHOUT_KEY:
@@ -161,9 +234,9 @@ def kept(database: Transactions, job_id: str, batch: int) -> Iterator[KeptComple
 def _one_by_one(
     database: Transactions, queries: Mapping[tuple[int, int], Select[Any]]
 ) -> tuple[list[Row[Any]], set[tuple[int, int]]]:
-    """The rows of a page that can be read, and the places of those whose key is not here.
+    """The readable rows of a page, and the places of rows whose key is missing.
 
-    Raises `UnknownKeyError` where that is so of all: one might be forged.
+    Raises `UnknownKeyError` when all keys are missing: one might be forged.
     """
     found: list[Row[Any]] = []
     keyless = set[tuple[int, int]]()
@@ -178,7 +251,7 @@ def _one_by_one(
 
 
 def _whole() -> Select[Any]:
-    """Completions with what their job's row tells; also where there is no such row."""
+    """Completions with columns of their job's row, also where there is no such row."""
     of_job = (Job.verifier.label("job_verifier"), Job.proposer.label("job_proposer"))
     columns: list[Any] = [*Completion.__table__.c, *of_job]
     return select(*columns).outerjoin(Job, Job.job_id == Completion.job_id)
@@ -194,7 +267,7 @@ def _record(row: Row[Any]) -> CompletionRecord | None:
 def _if_readable(
     database: Transactions, work: Callable[[Connection], T], unless: type[StoreError] | None = None
 ) -> T | None:
-    """What is read; None where values are such that they cannot be."""
+    """What `work` reads; None where values cannot be read."""
     try:
         return database.read(work)
     except StoreError as error:
@@ -245,7 +318,8 @@ _COLUMNS = {  # of a finding's fields
 }
 
 
-def keep_audit(conn: Connection, audit: AuditRecord) -> None:
+def keep_audit(conn: Connection, now: Now, audit: AuditRecord) -> None:
+    audit = replace(audit, at=clock(conn, now), actor=actor_of(conn))
     values = {name: getattr(audit, name) for name in _OF_AUDIT}
     audit_id = conn.scalar(insert(Audit).values(**values).returning(Audit.id))
     found = [
@@ -288,3 +362,35 @@ def correctness(conn: Connection, since: float) -> Correctness:
     )
     audited, differing = conn.execute(total.where(Audit.at >= since)).one()
     return Correctness(int(audited), int(differing))
+
+
+# --- accounts -------------------------------------------------------------------------------
+
+
+def accounts(conn: Connection, job_id: str) -> AccountRows:
+    """What `audit/accounts.py` pins and compares."""
+    job = conn.execute(
+        select(*(getattr(Job, name) for name in OF_JOB)).where(Job.job_id == job_id)
+    ).one()
+    groups = conn.execute(
+        select(Group.group_index, *(getattr(Group, name) for name in OF_GROUP))
+        .where(Group.job_id == job_id)
+        .order_by(Group.group_index)
+    )
+    device = [getattr(WorkerSession, name) for name in time_mapper.DEVICE]
+    slices = conn.execute(
+        select(*TimeSlice.__table__.c, *device, false().label("in_flight"))
+        .join(WorkerSession, WorkerSession.session_id == TimeSlice.session_id)
+        .where(TimeSlice.job_id == job_id)
+        .order_by(TimeSlice.group_index, TimeSlice.generation, TimeSlice.session_id)
+    )
+    decisions = conn.execute(
+        select(*Decision.__table__.c).where(Decision.job_id == job_id).order_by(Decision.id)
+    )
+    return AccountRows(
+        job=dict(job._mapping),
+        groups=[tuple(row) for row in groups],
+        slices=[time_mapper.time_slice(row) for row in slices],
+        sessions=time.sessions(conn, job_id, None),
+        decisions=[(row.id, mapper.decision(row)) for row in decisions],
+    )

@@ -1,11 +1,10 @@
-"""Who is next, in the three stores: classes, tenants, jobs and groups, and one winner for each."""
+"""Who is next, on both databases: classes, tenants, jobs and groups, and one winner for each."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 
 import pytest
 from contracts.shorthand import claim_job, exhaust, found, ingest, successes, together
@@ -22,10 +21,8 @@ from ledger.builders import (
 )
 
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.ledger.memory.store import MemoryStore
 from specbatch.pipeline.ledger.sql.migrate import open_store
 from specbatch.schemas.records import GroupWork, Lease, NewGroup, Stage
-from support.databases import migrated
 
 SPEC = {"sampling": {"max_tokens": 10, "n": 2}}
 
@@ -171,22 +168,13 @@ def test_claimers_that_race_leave_nothing_that_is_due(store: Store) -> None:
 # --- shares ---------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
-def weighted(
-    request: pytest.FixtureRequest, clock: Clock, tmp_path: Path
-) -> Iterator[Callable[[dict[str, float]], Store]]:
+@pytest.fixture
+def weighted(url: str, clock: Clock) -> Iterator[Callable[[dict[str, float]], Store]]:
     """Opens a store with weights of tenants."""
     opened: list[Store] = []
 
     def open_one(weights: dict[str, float]) -> Store:
-        store: Store
-        if request.param == "memory":
-            store = MemoryStore(max_attempts=3, clock=clock, weights=weights)
-        else:
-            url = migrated(tmp_path / "test.db")
-            if request.param == "postgres":
-                url = request.getfixturevalue("postgres_url")
-            store = open_store(url, max_attempts=3, clock=clock, weights=weights)
+        store = open_store(url, max_attempts=3, clock=clock, weights=weights)
         opened.append(store)
         return store
 

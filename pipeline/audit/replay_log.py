@@ -18,11 +18,11 @@ from typing import Any
 from specbatch.pipeline.audit.digests import chained, content_digest, facts_digest, rejected_digest
 from specbatch.pipeline.audit.entries import PINNED, sha256_of
 from specbatch.pipeline.audit.log_facts import LATER_PINNED, Key, LogFacts, believed, is_final
-from specbatch.pipeline.ledger import rules
 from specbatch.schemas.audit import Finding, FindingKind, KeptCompletion, LogEntry
+from specbatch.schemas.earlier_specs import differences
 from specbatch.schemas.encryption import SETTING
 from specbatch.schemas.months import month_of
-from specbatch.schemas.records import CompletionRecord, Prompts, RejectedRow
+from specbatch.schemas.records import FIRST_SPLIT_INDEX, CompletionRecord, Prompts, RejectedRow
 
 EntryAt = Callable[[int], LogEntry | None]
 Placed = tuple[Key, int, str, int]  # (row, sample), entry, digest, group
@@ -105,7 +105,7 @@ class Checker:
             sha256 = prompts.artefact.sha256
             rows[sha256] += prompts.rows
             found.add(index)
-            if index >= rules.FIRST_CUT_INDEX:
+            if index >= FIRST_SPLIT_INDEX:
                 wrong = sha256 not in known
             else:
                 wrong = index in planned and planned[index][0] != sha256
@@ -261,7 +261,7 @@ def _what_changed(name: str, was: Any, now: Any) -> str:
     if name in ("cancel_requested", "stop_reason"):
         return f"an action was changed: {name} is {now!r}, by the log it is {was!r}"
     if isinstance(was, Mapping) and isinstance(now, Mapping):
-        fields = ", ".join(sorted(rules.differences(was, now)))
+        fields = ", ".join(sorted(differences(was, now)))
         return f"the order was changed: {name} ({fields or 'its form'})"
     return f"the order was changed: {name} is {now!r}, by the log it is {was!r}"
 

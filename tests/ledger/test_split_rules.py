@@ -1,4 +1,4 @@
-"""Where groups are cut, and which of them may be what workers die of."""
+"""Where groups are split, and which of them may kill workers."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from hypothesis import strategies as st
 from ledger.builders import new_group
 
 from specbatch.pipeline.ledger import rules
-from specbatch.pipeline.ledger.cut_rules import (
-    CUT_AT,
-    MOST_CUTS,
+from specbatch.pipeline.ledger.split_rules import (
+    MOST_SPLITS,
+    SPLIT_AT,
     Slice,
     attempts_spent,
-    cut,
     ends_in_halves,
     half,
     is_suspect,
+    split,
 )
 from specbatch.schemas.errors import StoreError
-from specbatch.schemas.records import Stage
+from specbatch.schemas.records import FIRST_SPLIT_INDEX, Stage
 
 SLICES = st.builds(
     Slice,
@@ -31,7 +31,7 @@ SLICES = st.builds(
 
 @given(whole=SLICES, data=st.data())
 def test_both_parts_together_are_the_whole(whole: Slice, data: st.DataObject) -> None:
-    first, rest = cut(whole, data.draw(st.integers(1, whole.rows - 1)))
+    first, rest = split(whole, data.draw(st.integers(1, whole.rows - 1)))
     assert (first.row_start, rest.row_stop) == (whole.row_start, whole.row_stop)
     assert first.row_stop == rest.row_start
     assert first.prompt_tokens + rest.prompt_tokens == whole.prompt_tokens
@@ -41,8 +41,8 @@ def test_both_parts_together_are_the_whole(whole: Slice, data: st.DataObject) ->
 
 @pytest.mark.parametrize("keep", [-1, 0, 5, 6])
 def test_no_part_may_be_empty(keep: int) -> None:
-    with pytest.raises(ValueError, match="cannot be cut behind its first"):
-        cut(Slice(3, 5, 50), keep)
+    with pytest.raises(ValueError, match="cannot be split after its first"):
+        split(Slice(3, 5, 50), keep)
 
 
 @given(rows=st.integers(1, 4096))
@@ -54,17 +54,17 @@ def test_halving_comes_to_single_rows_soon(rows: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stage", "to", "rows", "cancelled", "whole", "groups_cut", "expected"),
+    ("stage", "to", "rows", "cancelled", "whole", "groups_split", "expected"),
     [
         (Stage.VERIFY, Stage.FAILED, 2, False, False, 0, True),
-        (Stage.RECORD, Stage.FAILED, 64, False, False, MOST_CUTS - 1, True),
+        (Stage.RECORD, Stage.FAILED, 64, False, False, MOST_SPLITS - 1, True),
         (Stage.VERIFY, Stage.FAILED, 1, False, False, 0, False),  # a row fails by itself
         (Stage.VERIFY, Stage.VERIFY, 64, False, False, 0, False),  # it has attempts left
         (Stage.VERIFY, Stage.CANCELLED, 64, True, False, 0, False),
         (Stage.RECORD, Stage.FAILED, 64, True, False, 0, False),  # nobody waits for it
         (Stage.VERIFY, Stage.FAILED, 64, False, True, 0, False),  # the model is missing, say
         (Stage.PROPOSE, Stage.VERIFY, 64, False, False, 0, False),
-        (Stage.VERIFY, Stage.FAILED, 64, False, False, MOST_CUTS, False),  # no row's fault
+        (Stage.VERIFY, Stage.FAILED, 64, False, False, MOST_SPLITS, False),  # no row's fault
     ],
 )
 def test_what_is_cut_instead_of_failing(
@@ -73,16 +73,18 @@ def test_what_is_cut_instead_of_failing(
     rows: int,
     cancelled: bool,
     whole: bool,
-    groups_cut: int,
+    groups_split: int,
     expected: bool,
 ) -> None:
-    found = ends_in_halves(stage, to, rows, cancelled=cancelled, whole=whole, groups_cut=groups_cut)
+    found = ends_in_halves(
+        stage, to, rows, cancelled=cancelled, whole=whole, groups_split=groups_split
+    )
     assert found is expected
-    assert Stage.PROPOSE not in CUT_AT
+    assert Stage.PROPOSE not in SPLIT_AT
 
 
 def test_planned_groups_stay_below_the_numbers_of_those_cut_off() -> None:
-    last = rules.FIRST_CUT_INDEX - 1
+    last = FIRST_SPLIT_INDEX - 1
     rules.check_order("job", last, [new_group(last)])
     with pytest.raises(StoreError, match="set a larger group_size"):
         rules.check_order("job", last, [new_group(last), new_group(last + 1)])

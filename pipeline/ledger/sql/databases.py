@@ -1,8 +1,13 @@
-"""SQLAlchemy engines for the two databases, with the settings that make them safe to share."""
+"""SQLAlchemy engines for the two databases, safe to share, and the place of a SQLite file."""
 
 from __future__ import annotations
 
+import logging
+import shlex
 import sqlite3
+import stat
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +16,9 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DisconnectionError
 
 from specbatch.schemas.errors import MissingExtraError, UsageError
+from specbatch.schemas.file_modes import Access, make_folder, new_file, wide
 from specbatch.schemas.masking import mask_url, remember
+from specbatch.schemas.settings import Settings
 
 BUSY_TIMEOUT_MS = 10_000
 # Connections that a process keeps, if it ever needed as many at once: a worker's threads. Those
@@ -149,3 +156,66 @@ def _postgres(url: URL) -> Engine:
 
 def _dump_json(value: Any) -> str:
     return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+# --- a SQLite file's place ------------------------------------------------------------------
+
+
+log = logging.getLogger(__name__)
+
+LOOKED_AT = 16  # of the workspace's files: one is enough for a warning
+
+_warned: set[Path] = set()  # folders that this process has warned of
+
+
+def make_place(settings: Settings) -> None:
+    """Make the SQLite file before SQLite does, whose other files get its mode; warn of files that
+    others can read. Errors are left to the code that opens the store."""
+    url = parse_url(settings.store_url)
+    workspace = None if "://" in settings.workspace else Path(settings.workspace)
+    if url.get_backend_name() == "sqlite" and url.database is not None:
+        path = Path(url.database).absolute()
+        with suppress(OSError):
+            make_folder(path.parent, settings.store_mode, path.parent)
+            new_file(path, settings.store_mode).close()
+        _warn(path.parent, path, settings.store_mode, is_ours=path.parent == workspace)
+    if workspace is not None:
+        with suppress(OSError):  # there is none yet
+            for path in islice(workspace.iterdir(), LOOKED_AT):
+                _warn(workspace, path, settings.store_mode, is_ours=True)
+
+
+def _warn(folder: Path, path: Path, access: Access, is_ours: bool) -> None:
+    """Warn of a file that others may read in a folder that they may enter."""
+    if folder in _warned or not (wide(path, access) and wide(folder, access)):
+        return
+    _warned.add(folder)
+    others = "go" if access is Access.PRIVATE else "o"
+    log.warning(
+        "other users of this machine can read %s: run `%s`, or set SPECBATCH_STORE_MODE to %s if "
+        "they are meant to",
+        path,
+        _remedy(folder, path, others, is_ours and not _has_more(folder)),
+        "group or umask" if access is Access.PRIVATE else "umask",
+    )
+
+
+def _remedy(folder: Path, path: Path, others: str, whole: bool) -> str:
+    """The command that shuts others out. It changes the whole folder only where all of it is the
+    store's: in /tmp or beside a user's own files that would do harm."""
+    if whole:
+        return shlex.join(["chmod", "-R", f"{others}=", str(folder)])
+    if path.is_dir():
+        return shlex.join(["chmod", "-R", f"{others}=", str(path)])
+    beside = [Path(f"{path}{end}") for end in ("", "-wal", "-shm")]
+    return shlex.join(["chmod", f"{others}=", *(str(one) for one in beside if one.exists())])
+
+
+def _has_more(folder: Path) -> bool:
+    """Whether a workspace holds other files too: a user's folder, or everybody's."""
+    try:
+        at, home = Path.cwd(), Path.home()
+        mode = folder.stat().st_mode
+    except (OSError, RuntimeError):  # unknown
+        return True
+    return bool(mode & stat.S_ISVTX) or folder in (at, *at.parents, home, *home.parents)

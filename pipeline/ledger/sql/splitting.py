@@ -1,6 +1,6 @@
-"""Groups are cut in two: what workers die of, and what somebody idle can take over.
+"""Groups are split in two: those that may kill workers, and those an idle worker takes over.
 
-The caller holds the job's row, so that new groups are numbered one after another.
+The caller has locked the job's row, so new groups are numbered one after another.
 """
 
 from __future__ import annotations
@@ -11,56 +11,56 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, and_, exists, insert, or_, select, update
 from sqlalchemy.orm import aliased
 
-from specbatch.pipeline.ledger import cut_rules, rules
-from specbatch.pipeline.ledger.sql import jobs, serving
+from specbatch.pipeline.ledger import rules, split_rules
+from specbatch.pipeline.ledger.sql import jobs, pinning
 from specbatch.pipeline.ledger.sql.jobs import FREE
 from specbatch.pipeline.ledger.sql.transactions import Now
 from specbatch.schemas.numeric_class import Serves
-from specbatch.schemas.records import Lease, Stage
+from specbatch.schemas.records import FIRST_SPLIT_INDEX, Lease, Stage
 from specbatch.schemas.tables import Group, Job, group_is_open
 
-_HELD = aliased(Group)  # once: its sixty columns are slow to make
+_HELD = aliased(Group)  # made once: its sixty columns are slow to make
 
-# What the rest has in common with the group it is cut off from.
+# Columns that the new group shares with the group it is split from.
 _SHARED = ("job_id", "first_stage", "source", "prompts", "drafts", "results")
 
 
 def in_halves(conn: Connection, now: Now, job: Any, row: Any, max_attempts: int, error: str) -> int:
-    """Cut a group that nobody holds any more; returns the second half's index.
+    """Split a group that nobody holds any more; return the second half's index.
 
-    `row`: the group's, whole and locked. Both halves carry the error, and have one attempt left
-    (single rows: all). The generation rises, for a late holder has the whole group in mind.
+    `row` is the group's, whole and locked. Both halves keep the error and have one attempt left
+    (single rows: all). The fencing token rises, so that a late holder of the whole is fenced.
     """
 
-    def values(part: cut_rules.Slice) -> dict[str, Any]:
-        attempts = cut_rules.attempts_spent(part.rows, max_attempts)
+    def values(part: split_rules.Slice) -> dict[str, Any]:
+        attempts = split_rules.attempts_spent(part.rows, max_attempts)
         return {"ready_at": now, "attempts": attempts, "last_error": error}
 
-    first, rest = cut_rules.cut(_slice(row), cut_rules.half(row.rows))
+    first, rest = split_rules.split(_slice(row), split_rules.half(row.rows))
     stays = {**values(first), **FREE, "generation": Group.generation + 1}
-    return _cut(conn, job, row, (first, stays), (rest, values(rest)))
+    return _split(conn, job, row, (first, stays), (rest, values(rest)))
 
 
 def give_back(conn: Connection, now: Now, lease: Lease, keep: int) -> int:
-    """All but the first `keep` rows of a group that is held at VERIFY; their new index."""
+    """Give back all but the first `keep` rows of a group held at VERIFY; return their index."""
     job = jobs.lock(conn, lease.job_id)
     held = select(*Group.__table__.c).where(*is_held(lease)).with_for_update()
     row = conn.execute(held).first()
     if row is None or lease.stage is not Stage.VERIFY:
         raise rules.fenced(lease)
-    first, rest = cut_rules.cut(_slice(row), keep)
-    return _cut(conn, job, row, (first, {}), (rest, {"ready_at": now}))
+    first, rest = split_rules.split(_slice(row), keep)
+    return _split(conn, job, row, (first, {}), (rest, {"ready_at": now}))
 
 
-def _cut(
+def _split(
     conn: Connection,
     job: Any,
     row: Any,
-    first: tuple[cut_rules.Slice, Mapping[str, Any]],
-    rest: tuple[cut_rules.Slice, Mapping[str, Any]],
+    first: tuple[split_rules.Slice, Mapping[str, Any]],
+    rest: tuple[split_rules.Slice, Mapping[str, Any]],
 ) -> int:
-    """Write both parts, each a slice and what else it gets."""
-    index: int = rules.FIRST_CUT_INDEX + job.groups_cut
+    """Write both parts, each a slice and its other values."""
+    index: int = FIRST_SPLIT_INDEX + job.groups_cut
     same = {name: getattr(row, name) for name in _SHARED}
     conn.execute(
         update(Group)
@@ -76,11 +76,11 @@ def _cut(
     return index
 
 
-def _slice(row: Any) -> cut_rules.Slice:
-    return cut_rules.Slice(row.row_start, row.rows, row.prompt_tokens)
+def _slice(row: Any) -> split_rules.Slice:
+    return split_rules.Slice(row.row_start, row.rows, row.prompt_tokens)
 
 
-def _values(part: cut_rules.Slice) -> dict[str, Any]:
+def _values(part: split_rules.Slice) -> dict[str, Any]:
     return {
         "row_start": part.row_start,
         "row_stop": part.row_stop,
@@ -95,7 +95,7 @@ def _values(part: cut_rules.Slice) -> dict[str, Any]:
 def one_suspect_at_a_time(
     now: Now, stage: Stage, owner: str, max_attempts: int
 ) -> ColumnElement[bool]:
-    """What must be true of a group that `owner` claims: `cut_rules.is_suspect`, and who has one."""
+    """What is true of a group that `owner` may claim: nobody holds two suspects at a stage."""
     has_one = exists().where(
         _HELD.lease_owner == owner,
         _HELD.lease_until > now,
@@ -106,14 +106,14 @@ def one_suspect_at_a_time(
 
 
 def is_suspect(group: Any, attempts: Any, max_attempts: int) -> ColumnElement[bool]:
-    """`cut_rules.is_suspect` in SQL."""
+    """`split_rules.is_suspect` in SQL."""
     last = attempts >= max_attempts - 1
     failed_part = group.row_stop.is_not(None) & group.last_error.is_not(None)
     return or_(and_(attempts > 0, last), and_(failed_part, or_(last, group.rows == 1)))
 
 
 def is_held(lease: Lease) -> list[ColumnElement[bool]]:
-    """What is true of the leased group's row as long as the lease is current."""
+    """The conditions of a group's row while the lease is current."""
     return [
         Group.job_id == lease.job_id,
         Group.group_index == lease.group_index,
@@ -135,7 +135,7 @@ def want(
         exists()
         .where(due.stage == Stage.VERIFY.value, due.lease_until <= now)
         .where(of_due.job_id == due.job_id, of_due.verifier == model)
-        .where(*serving.served(serves, of_due))
+        .where(*pinning.served(serves, of_due))
     )
     drafted = aliased(Group)
     still_drafting = exists().where(
@@ -153,7 +153,7 @@ def want(
             Group.rows > 1,
             Job.stage == Stage.RUN.value,
             Job.verifier == model,
-            *serving.served(serves),
+            *pinning.served(serves),
             ~Job.cancel_requested,
             ~anything_due,
             ~still_drafting,

@@ -1,6 +1,6 @@
-"""The claim of whoever is next. Three statements: who waits, the claim, and what it costs.
+"""Claims the next group in fair-share order, in three statements: who waits, the claim, its cost.
 
-The order is `turns`'. Groups that another claimer is about to take are passed by, not waited for.
+`fair_share` has the order. Groups that another claimer is about to take are skipped.
 """
 
 from __future__ import annotations
@@ -20,21 +20,20 @@ from sqlalchemy import (
     bindparam,
     case,
     func,
-    or_,
     select,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
-from specbatch.pipeline.ledger import cut_rules, rules, turns
-from specbatch.pipeline.ledger.sql import cutting, leases, serving
+from specbatch.pipeline.ledger import fair_share, rules, split_rules
+from specbatch.pipeline.ledger.fair_share import Waiting
+from specbatch.pipeline.ledger.sql import leases, pinning, splitting
 from specbatch.pipeline.ledger.sql.transactions import Now
-from specbatch.pipeline.ledger.turns import Waiting
 from specbatch.schemas.numeric_class import Pinned, Serves
 from specbatch.schemas.records import GroupWork, Stage
 from specbatch.schemas.tables import Group, Job, Tenant, group_is_open, job_is_live
 
-_ROUNDS = 3  # looks at who waits; others may have taken everything that one saw
-_JOBS_TRIED = 8  # of each look
+_ROUNDS = 3  # reads of who waits; others may have taken every group of the first
+_JOBS_TRIED = 8  # in each round
 _LONGEST = (Group.prompt_tokens.desc(), Group.group_index)
 _MOST_TOKENS = Job.spec[("sampling", "max_tokens")].as_integer()
 _SAMPLES = Job.spec[("sampling", "n")].as_integer()
@@ -51,7 +50,7 @@ def claim_next(
     weights: Mapping[str, float],
     serves: Serves | None = None,
 ) -> GroupWork | None:
-    """The longest group of the job whose turn it is; None when nothing can be claimed.
+    """Claim the longest group of the next job; None when nothing can be claimed.
 
     Raises `UnpinnedError` and `MovedError`.
     """
@@ -59,21 +58,21 @@ def claim_next(
         return None
     for _ in range(_ROUNDS):
         waiting = _waiting(conn, now, stage, model, owner, max_attempts, serves)
-        due = turns.by_turn(waiting)
+        due = fair_share.by_turn(waiting)
         if not due:
             return None
         for job in due[:_JOBS_TRIED]:
             if serves is not None and job.numeric_class is None:
-                raise serving.UnpinnedError(job.job_id)
+                raise pinning.UnpinnedError(job.job_id)
             work = _claim_longest(
                 conn, now, job.job_id, stage, owner, lease_sec, max_attempts, serves
             )
             if work is not None:
-                weight = weights.get(job.tenant, turns.DEFAULT_WEIGHT)
-                pinned = _charge(conn, job, work, turns.floor_of(job, waiting), weight)
+                weight = weights.get(job.tenant, fair_share.DEFAULT_WEIGHT)
+                pinned = _charge(conn, job, work, fair_share.floor_of(job, waiting), weight)
                 if serves is None:
                     return work
-                serving.check(serves, job.job_id, pinned)
+                pinning.check(serves, job.job_id, pinned)
                 return replace(work, **pinned._asdict())
     return None
 
@@ -87,7 +86,7 @@ def _waiting(
     max_attempts: int,
     serves: Serves | None,
 ) -> list[Waiting]:
-    """All live jobs of the model, and of a class that is served, with open groups at the stage."""
+    """Live jobs of the model and a served class with open groups at the stage."""
     rows = conn.execute(_waiting_query(now, stage, model, owner, max_attempts, serves))
     return [
         Waiting(
@@ -98,7 +97,7 @@ def _waiting(
             row.a_due_one is not None,
             row.served,
             row.started,
-            turns.tokens_per_row(row.max_tokens, row.samples),
+            fair_share.tokens_per_row(row.max_tokens, row.samples),
             row.numeric_class,
         )
         for row in rows
@@ -131,7 +130,7 @@ def _waiting_query(
             _SAMPLES.label("samples"),
         )
         .outerjoin(Tenant, Tenant.tenant == Job.tenant)
-        .where(job_is_live(), named == model, ~Job.cancel_requested, *serving.served(serves))
+        .where(job_is_live(), named == model, ~Job.cancel_requested, *pinning.served(serves))
     )
 
 
@@ -145,7 +144,7 @@ def _claim_longest(
     max_attempts: int,
     serves: Serves | None,
 ) -> GroupWork | None:
-    """The job's longest group that nobody has; one statement, so exactly one claimer wins it."""
+    """Claim the job's longest free group. One statement, so exactly one claimer wins it."""
     claim = _longest_claim(now, stage, owner, lease_sec, max_attempts, serves)
     return leases.taken(conn, claim, max_attempts, {"of_job": job_id})
 
@@ -159,7 +158,7 @@ def _longest_claim(
     max_attempts: int,
     serves: Serves | None,
 ) -> Executable:
-    """Kept, as the query of who waits: see `leases`."""
+    """Cached, as the query of who waits: see `leases`."""
     job: BindParameter[str] = bindparam("of_job")
     free = (
         Group.job_id == job,
@@ -176,24 +175,24 @@ def _longest_claim(
         .correlate(None)
         .scalar_subquery()
     )
-    which = (*free, Group.group_index == longest, *serving.job_is_served(job, serves))
+    which = (*free, Group.group_index == longest, *pinning.job_is_served(job, serves))
     return leases.taking(now, owner, lease_sec, *which)
 
 
 def _claimable(now: Now, stage: Stage, owner: str, max_attempts: int) -> list[ColumnElement[bool]]:
-    """What is true of a group at the stage that this owner may have now."""
+    """The conditions of groups at the stage that this owner may claim now."""
     free = [Group.lease_until <= now, Group.attempts < max_attempts]
-    if stage in cut_rules.CUT_AT:
-        free.append(cutting.one_suspect_at_a_time(now, stage, owner, max_attempts))
+    if stage in split_rules.SPLIT_AT:
+        free.append(splitting.one_suspect_at_a_time(now, stage, owner, max_attempts))
     return free
 
 
 def _charge(conn: Connection, job: Waiting, work: GroupWork, floor: float, weight: float) -> Pinned:
-    """Move the tenant's virtual time on. The row counts, not what was read of it before.
+    """Advance the tenant's virtual time in its row, whatever was read of it before.
 
-    Returns what the job has pinned: asked for here, it costs no statement.
+    Returns what the job has pinned, which costs no statement here.
     """
-    cost = turns.cost_of(work.rows, work.prompt_tokens, job.tokens_per_row, weight)
+    cost = fair_share.cost_of(work.rows, work.prompt_tokens, job.tokens_per_row, weight)
     parameters = {
         "of_job": job.job_id,
         "of_tenant": job.tenant,
@@ -225,20 +224,6 @@ def _charging(dialect: str) -> Executable:
         upsert(Tenant)
         .values(**values)
         .on_conflict_do_update(index_elements=[Tenant.tenant], set_=known)
-        .returning(*serving.pinned_columns())
+        .returning(*pinning.pinned_columns())
     )
     return made
-
-
-def over(conn: Connection, now: Now, max_attempts: int, limit: int) -> list[tuple[str, int, Stage]]:
-    """Free groups that nobody may claim any more: (job id, index, stage)."""
-    spent = Group.attempts >= max_attempts
-    cancelled = Job.cancel_requested & Group.stage.in_([s.value for s in rules.CANCELLABLE])
-    rows = conn.execute(
-        select(Group.job_id, Group.group_index, Group.stage)
-        .join(Job, Job.job_id == Group.job_id)
-        .where(group_is_open(), Group.lease_until <= now, or_(spent, cancelled))
-        .order_by(Group.job_id, Group.group_index)
-        .limit(limit)
-    )
-    return [(row.job_id, row.group_index, Stage(row.stage)) for row in rows]

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from specbatch.pipeline.ledger import turns
-from specbatch.pipeline.ledger.turns import Waiting
+from specbatch.pipeline.ledger import fair_share, rules
+from specbatch.pipeline.ledger.fair_share import Waiting
 
 JOB = Waiting("job", "a", 1, 100.0, True, 0.0, 0.0, 10)
 
 
 def names(*waiting: Waiting) -> list[str]:
-    return [job.job_id for job in turns.by_turn(waiting)]
+    return [job.job_id for job in fair_share.by_turn(waiting)]
 
 
 def test_a_higher_class_goes_before_whoever_was_served_less() -> None:
@@ -36,19 +36,19 @@ def test_a_job_whose_groups_are_all_held_has_no_turn() -> None:
 
 def test_who_comes_back_begins_where_the_others_are() -> None:
     others = [replace(JOB, tenant=t, served=s + 9.0, started=s) for t, s in (("b", 50), ("c", 40))]
-    assert turns.floor_of(JOB, [JOB, *others]) == 50.0
+    assert fair_share.floor_of(JOB, [JOB, *others]) == 50.0
     held = [replace(other, is_due=False) for other in others]
-    assert turns.floor_of(JOB, [JOB, *held]) == 50.0, "they have work, though none is due"
+    assert fair_share.floor_of(JOB, [JOB, *held]) == 50.0, "they have work, though none is due"
     elsewhere = [replace(other, priority=0) for other in others]
-    assert turns.floor_of(JOB, [JOB, *elsewhere]) == 0.0
-    assert turns.floor_of(JOB, [JOB, replace(JOB, started=70.0)]) == 0.0, "that is itself"
+    assert fair_share.floor_of(JOB, [JOB, *elsewhere]) == 0.0
+    assert fair_share.floor_of(JOB, [JOB, replace(JOB, started=70.0)]) == 0.0, "that is itself"
 
 
 def test_a_claim_costs_its_tokens_by_weight() -> None:
-    assert turns.cost_of(4, 20, 10, 1.0) == 60.0
-    assert turns.cost_of(4, 20, 10, 3.0) == 20.0
-    assert turns.tokens_per_row(32, 3) == 96
-    assert turns.tokens_per_row(None, None) == turns.MAX_TOKENS
+    assert fair_share.cost_of(4, 20, 10, 1.0) == 60.0
+    assert fair_share.cost_of(4, 20, 10, 3.0) == 20.0
+    assert fair_share.tokens_per_row(32, 3) == 96
+    assert fair_share.tokens_per_row(None, None) == fair_share.MAX_TOKENS
 
 
 @pytest.mark.parametrize(
@@ -64,9 +64,9 @@ def test_a_claim_costs_its_tokens_by_weight() -> None:
 def test_the_reason_to_stop_says_which_limit_it_was(
     late: bool, spent: float, budget: float | None, expected: str | None
 ) -> None:
-    reason = turns.reason_to_stop(late, 1000.0, spent, budget)
+    reason = rules.reason_to_stop(late, 1000.0, spent, budget)
     assert reason == expected
-    assert turns.budget_was_spent(reason) == (expected is not None and "budget" in expected)
+    assert rules.budget_was_spent(reason) == (expected is not None and "budget" in expected)
 
 
 class Tenants:
@@ -84,9 +84,9 @@ class Tenants:
             served, started = self.times.get(name, (0.0, 0.0))
             job = replace(JOB, job_id=name, tenant=name, created_at=float(place))
             waiting.append(replace(job, served=served, started=started))
-        job = turns.by_turn(waiting)[0]
+        job = fair_share.by_turn(waiting)[0]
         cost = self.chance.choice(self.sizes[job.tenant])
-        start = max(job.served, turns.floor_of(job, waiting))
+        start = max(job.served, fair_share.floor_of(job, waiting))
         self.times[job.tenant] = (start + cost / self.weights.get(job.tenant, 1.0), start)
         self.got[job.tenant] += int(cost)
 
