@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from specbatch.schemas.records import Bell, Stage
 from specbatch.schemas.settings import Settings
 from specbatch.workers.app import make_app, make_ring
@@ -30,7 +28,6 @@ def test_messages_are_counted_by_queue_on_redis(redis_url: str, tmp_path: Path) 
     check(redis_url, tmp_path)
 
 
-@pytest.mark.long
 def test_messages_are_counted_by_queue_on_rabbitmq(rabbit_url: str, tmp_path: Path) -> None:
     check(rabbit_url, tmp_path)
 

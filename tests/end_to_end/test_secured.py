@@ -335,7 +335,7 @@ def test_a_job_that_cannot_reach_its_bucket_says_so_in_the_store(
     assert_secret("the database", in_database(site.database_url))
 
 
-@pytest.mark.long
+@pytest.mark.integration
 def test_a_job_over_amqps_is_done(tmp_path: Path) -> None:
     with Certificates.made() as certificates, TlsRabbit(certificates, "planted-rabbit") as rabbit:
         environment = {

@@ -68,7 +68,6 @@ def test_redis_crashes_and_comes_back_empty(own_redis: PrivateRedis, tmp_path: P
         assert ran.jolted == ["restart"]
 
 
-@pytest.mark.long
 def test_rabbitmq_restarts(own_rabbit: PrivateRabbit, tmp_path: Path) -> None:
     with over(tmp_path, own_rabbit.url) as here:
         for seed, end in enumerate((own_rabbit.kill, own_rabbit.stop)):

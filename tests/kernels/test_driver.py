@@ -44,6 +44,7 @@ def test_every_level_writes_what_was_written_once(level: str, tmp_path: Path) ->
     assert digests("cc", LEVELS[level], tmp_path, ()) == EXPECTED
 
 
+@pytest.mark.integration
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="aarch64 is emulated on x86-64 only")
 @pytest.mark.parametrize("flags", [("-DLEVEL=neon",), ("-DLEVEL=portable", "-DPORTABLE")], ids=str)
 def test_aarch64_writes_the_same(flags: tuple[str, ...], tmp_path: Path) -> None:
