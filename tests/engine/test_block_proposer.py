@@ -11,6 +11,7 @@ import pytest
 from specbatch.pipeline.engines.exact.proposers.block_proposer import BlockProposer
 from specbatch.pipeline.engines.exact.state.sequence import Request, Sequence
 from specbatch.schemas.records import SamplingParams
+from support.grids import pairwise
 
 DEPTH = 4
 
@@ -148,9 +149,7 @@ def corrupted(truth: list[int], edit: str, seed: int) -> tuple[list[int], set[in
     return block, right
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("depth", [4, 8, 16])
-@pytest.mark.parametrize("edit", EDITS)
+@pairwise(seed=range(5), depth=[4, 8, 16], edit=EDITS)
 def test_with_an_edit_in_every_20_tokens_four_fifths_of_the_rest_are_used(
     edit: str, depth: int, seed: int
 ) -> None:
