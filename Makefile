@@ -28,7 +28,7 @@ test: $(VENV)/.dev ## check, and the pipeline on real Redis, PostgreSQL and S3, 
 	@tools/setup/ensure-servers
 	@tools/setup/run-checks --tier unit,pipeline $(ARGS)
 
-test-integrations: $(VENV)/.dev ## Airflow, Dagster, a browser, the docs' commands, Prometheus' tools, RabbitMQ
+test-integrations: $(VENV)/.dev ## Airflow, Dagster, a browser, the docs' commands, Alertmanager, RabbitMQ, TLS
 	@tools/setup/ensure-servers integrations
 	@PYTHON=$(BIN)/python tools/setup/dag-venvs
 	@tools/setup/run-tests --tier integration $(ARGS)

@@ -82,7 +82,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         folder = item.path.relative_to(TESTS).parts[0]
         marks = [mark.name for mark in item.iter_markers()]
-        item.stash[TIER_OF] = tier_of(folder, marks, getattr(item, "fixturenames", ()))
+        parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        needs = {*getattr(item, "fixturenames", ()), *(p for p in parameters if type(p) is str)}
+        item.stash[TIER_OF] = tier_of(folder, marks, needs)
     config.stash[COLLECTED] = list(items)
     others = [item for item in items if item.stash[TIER_OF] not in wanted]
     items[:] = [item for item in items if item.stash[TIER_OF] in wanted]

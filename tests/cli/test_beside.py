@@ -7,10 +7,13 @@ import signal
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 
 from specbatch.pipeline.outputs.outputs import read_output
 from support import demo
 from support.workers import WorkerProcess, command, wait_until, worker
+
+pytestmark = pytest.mark.pipeline  # starts processes
 
 MODELS = ("--verifier", str(demo.VERIFIER), "--proposer", "none")
 JOB = ("submit-job", "--input", str(demo.PROMPTS), *MODELS, "--max-tokens", "4")

@@ -36,6 +36,8 @@ from specbatch.schemas.records import FinishReason
 from support import demo
 from support.models import tiny_llama
 
+pytestmark = pytest.mark.pipeline  # runs models
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:

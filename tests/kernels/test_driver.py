@@ -39,6 +39,7 @@ def digests(
     return done.stdout.split("\n")
 
 
+@pytest.mark.pipeline  # compiles a program for each
 @pytest.mark.parametrize("level", [level for level in LEVELS if level in native.available()])
 def test_every_level_writes_what_was_written_once(level: str, tmp_path: Path) -> None:
     assert digests("cc", LEVELS[level], tmp_path, ()) == EXPECTED

@@ -33,6 +33,8 @@ from specbatch.workers.app import make_app
 from support import demo
 from support.workers import BIN, wait_until, worker
 
+pytestmark = pytest.mark.pipeline  # starts processes
+
 JOB = {
     "input": {"uri": "prompts.parquet"},
     "output": {"uri": "out/{{ logical_time.compact }}"},

@@ -1,12 +1,13 @@
 """The four tiers of tests, each with its `make` target; every test is in exactly one.
 
-    unit         make check              no server: seconds a file
+    unit         make check              no server, no model that is run
     pipeline     make test, with unit    real Redis, PostgreSQL and S3; crashes; bit for bit
     integration  make test-integrations  Airflow, Dagster, a browser, RabbitMQ, Alertmanager
     long         make test-long          full grids and a thousand disturbed runs
 
 A folder has a tier. A mark on a file, a test or a parameter puts it into another one: the highest
-mark counts. A test that asks for the fixture of a server is at least in the tier of that server.
+mark counts. A test that asks for a fixture of `NEEDS`, or has such a parameter, is at least in its
+tier.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ FOLDERS = {
     "cli": "unit",
     "contracts": "unit",
     "dags": "integration",
-    "demo": "unit",
+    "demo": "pipeline",
     "deploy": "unit",
     "docs": "unit",
     "end_to_end": "pipeline",
@@ -43,9 +44,11 @@ FOLDERS = {
     "support": "pipeline",
     "workers": "unit",
 }
-FIXTURES = {
+NEEDS = {  # fixtures, and a parameter
+    "tiny_pair": "pipeline",  # models, which are run
     "redis_server": "pipeline",
     "postgres_server": "pipeline",
+    "postgres": "pipeline",
     "s3_server": "pipeline",
     "own_redis": "pipeline",
     "own_postgres": "pipeline",
@@ -59,8 +62,7 @@ TIER_OF = pytest.StashKey[str]()  # in a test's stash
 COLLECTED = pytest.StashKey[list[pytest.Item]]()  # in the configuration's: the tests of all tiers
 
 
-def tier_of(folder: str, marks: Iterable[str], fixtures: Collection[str]) -> str:
-    """The tier of a test in `folder` that has these marks and asks for these fixtures."""
+def tier_of(folder: str, marks: Iterable[str], needs: Collection[str]) -> str:
+    """The tier of a test in `folder` that has these marks and needs these fixtures."""
     own = [mark for mark in marks if mark in TIERS] or [FOLDERS[folder]]
-    needed = [tier for fixture, tier in FIXTURES.items() if fixture in fixtures]
-    return max(own + needed, key=TIERS.index)
+    return max(own + [tier for need, tier in NEEDS.items() if need in needs], key=TIERS.index)

@@ -17,6 +17,8 @@ from specbatch.workers.lifecycle import PATIENCE_SEC, Farewell
 from support import demo
 from support.workers import command, wait_until, worker
 
+pytestmark = pytest.mark.pipeline  # starts processes
+
 
 class Engines:
     """Tells when it is stopped."""

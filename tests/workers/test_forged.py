@@ -29,6 +29,8 @@ from specbatch.workers.lifecycle import embedded
 from specbatch.workers.tasks import register
 from support.models import TinyPair
 
+pytestmark = pytest.mark.pipeline  # starts processes
+
 ROWS, GROUP = 12, 4
 NO_TIME = StageTiming(0.0, 0.0)
 
