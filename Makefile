@@ -11,32 +11,38 @@ export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo docs docs-serve test test-long lint types format
+.PHONY: help demo docs docs-serve check test test-integrations test-long lint types format
 .PHONY: bench-overhead bench-savings bench-scale bench-drain bench-ledger bench-report
 .PHONY: bench-collapse bench-depth bench-engine bench-kernels bench-memory bench-gpu bench-exactness bench-acceptance clean distclean wheel
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.engine ## a small job from start to end on this machine, no server needed
 	@$(BIN)/specbatch demo
 
-test: $(VENV)/.dev ## ruff, mypy and pytest; ARGS="-k fencing" goes to pytest
-	@jobs/setup/ensure-servers
-	@PYTHON=$(BIN)/python jobs/setup/dag-venvs
-	@jobs/setup/run-checks $(ARGS)
+check: $(VENV)/.dev ## ruff, mypy and the unit tests, in minutes; ARGS="-k fencing" goes to pytest
+	@tools/setup/run-checks --tier unit $(ARGS)
 
-test-long: $(VENV)/.dev ## the same with the fault and fuzz runs and RabbitMQ
-	@jobs/setup/ensure-servers rabbitmq-server
-	@PYTHON=$(BIN)/python jobs/setup/dag-venvs
-	@jobs/setup/run-checks --long $(ARGS)
+test: $(VENV)/.dev ## check, and the pipeline on real Redis, PostgreSQL and S3, crashes, equal bits
+	@tools/setup/ensure-servers
+	@tools/setup/run-checks --tier unit,pipeline $(ARGS)
+
+test-integrations: $(VENV)/.dev ## Airflow, Dagster, a browser, the docs' commands, Alertmanager, RabbitMQ, TLS
+	@tools/setup/ensure-servers integrations
+	@PYTHON=$(BIN)/python tools/setup/dag-venvs
+	@tools/setup/run-tests --tier integration $(ARGS)
+
+test-long: $(VENV)/.dev ## full grids and a thousand disturbed runs; hours
+	@tools/setup/ensure-servers integrations
+	@tools/setup/run-tests --tier long $(ARGS)
 
 lint: $(VENV)/.dev ## ruff check and the formatter's check
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 
 types: $(VENV)/.dev ## mypy, strict
-	@jobs/setup/types
+	@tools/setup/types
 
 format: $(VENV)/.dev ## sort imports, apply safe fixes, format
 	@$(BIN)/ruff check --fix --quiet . || true
@@ -110,7 +116,7 @@ distclean: clean ## also remove .venv and those beside it
 	@rm -rf $(VENV) $(VENV)-airflow $(VENV)-dagster $(VENV)-light $(VENV)-*.lock
 
 $(BIN)/python:
-	@jobs/setup/make-venv "$(PYTHON)" $(VENV)
+	@tools/setup/make-venv "$(PYTHON)" $(VENV)
 
 $(VENV)/.engine: pyproject.toml constraints.txt $(KERNELS) | $(BIN)/python
 	@echo "installing specbatch and its engine into $(VENV) (some minutes the first time)"

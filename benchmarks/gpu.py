@@ -133,7 +133,7 @@ def engine(arguments: argparse.Namespace, device: str = "cuda") -> list[Row]:
                 *_ours("fast, not recorded", Ours(model, "bfloat16", device, "fast", graphs=False)),
             ]
             for n in arguments.n:
-                present = [_harmless(_watched(c)) for c in contenders if _takes_part(c, n)]
+                present = [harmless(_watched(c)) for c in contenders if _takes_part(c, n)]
                 rows += measure(present, name, model.prompts(n), arguments.runs)
     return rows
 
@@ -166,7 +166,7 @@ def _watched(contender: Contender) -> Contender:
     return replace(contender, complete=complete)
 
 
-def _harmless(contender: Contender) -> Contender:
+def harmless(contender: Contender) -> Contender:
     """The same, but another's error becomes its row's: it must not cost us ours."""
     if contender.engine == OURS:
         return contender

@@ -18,14 +18,19 @@ import pytest
 from support.models import TinyPair, tiny_llama
 from support.rabbit import PrivateRabbit
 from support.servers import PrivatePostgres, PrivateRedis, PrivateS3, PrivateServer, ServerError
+from support.tiers import BY_DEFAULT, COLLECTED, TIER_OF, TIERS, tier_of
 
-LONG_OPTION = "--long"
+TESTS = Path(__file__).parent
 IN_MEMORY, ROOM_BYTES = Path("/dev/shm"), 8 << 30  # tests write less than 1 GB
 Server = TypeVar("Server", bound=PrivateServer)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(LONG_OPTION, action="store_true", help="also run the tests marked `long`")
+    parser.addoption(
+        "--tier",
+        default=",".join(BY_DEFAULT),
+        help=f"run the tests of these tiers, with commas between: {', '.join(TIERS)}; or `all`",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -65,19 +70,35 @@ def _has_gpu() -> bool:
     return device and not version("torch").endswith("+cpu")
 
 
-_long_tests_left_out = pytest.StashKey[int]()
+_left_out = pytest.StashKey[int]()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption(LONG_OPTION):
-        return
-    long = [item for item in items if item.get_closest_marker("long")]
-    if long:
-        items[:] = [item for item in items if not item.get_closest_marker("long")]
-        config.hook.pytest_deselected(items=long)
-        config.stash[_long_tests_left_out] = len(long)
+    """Give each test its tier, keep those that are asked for, and begin with the slow ones."""
+    asked = config.getoption("--tier")
+    wanted = TIERS if asked == "all" else tuple(asked.split(","))
+    if unknown := set(wanted) - set(TIERS):
+        raise pytest.UsageError(f"no such tier: {', '.join(unknown)}; --tier takes {TIERS}")
+    for item in items:
+        folder = item.path.relative_to(TESTS).parts[0]
+        marks = [mark.name for mark in item.iter_markers()]
+        parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        needs = {*getattr(item, "fixturenames", ()), *(p for p in parameters if type(p) is str)}
+        item.stash[TIER_OF] = tier_of(folder, marks, needs)
+    config.stash[COLLECTED] = list(items)
+    others = [item for item in items if item.stash[TIER_OF] not in wanted]
+    items[:] = [item for item in items if item.stash[TIER_OF] in wanted]
+    items.sort(key=lambda item: TIERS.index(item.stash[TIER_OF]), reverse=True)
+    if others:
+        config.hook.pytest_deselected(items=others)
+        config.stash[_left_out] = len(others)
         if (told := getattr(config, "workeroutput", None)) is not None:  # of several processes
-            told["long_tests_left_out"] = len(long)
+            told["left_out"] = len(others)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test of the tier `unit` starts no server, by whatever way."""
+    PrivateServer.may_start = item.stash[TIER_OF] != "unit"
 
 
 class _Processes:
@@ -89,14 +110,14 @@ class _Processes:
     def pytest_testnodedown(self, node: Any) -> None:
         """Each of them has seen all tests."""
         told = getattr(node, "workeroutput", {})
-        self._config.stash[_long_tests_left_out] = told.get("long_tests_left_out", 0)
+        self._config.stash[_left_out] = told.get("left_out", 0)
 
 
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    if count := config.stash.get(_long_tests_left_out, 0):
-        terminalreporter.write_line(f"{count} long tests not run; {LONG_OPTION} runs them")
+    if count := config.stash.get(_left_out, 0):
+        terminalreporter.write_line(f"{count} tests of other tiers not run; `--tier all` runs all")
 
 
 @pytest.fixture(autouse=True)
@@ -140,7 +161,7 @@ def s3_server() -> Iterator[PrivateS3]:
 
 @pytest.fixture(scope="session")
 def rabbit_server() -> Iterator[PrivateRabbit]:
-    """The run's RabbitMQ; for tests marked `long`. To stop or kill one, take `own_rabbit`."""
+    """The run's RabbitMQ. To stop or kill one, take `own_rabbit`."""
     yield from _running(PrivateRabbit())
 
 
@@ -158,7 +179,7 @@ def own_postgres() -> Iterator[PrivatePostgres]:
 
 @pytest.fixture
 def own_rabbit() -> Iterator[PrivateRabbit]:
-    """A RabbitMQ of this test's own, to kill and restart; for tests marked `long`."""
+    """A RabbitMQ of this test's own, to kill and restart."""
     yield from _running(PrivateRabbit())
 
 
@@ -202,7 +223,7 @@ def empty_postgres_url(postgres_server: PrivatePostgres) -> Iterator[str]:
 
 @pytest.fixture
 def rabbit_url(rabbit_server: PrivateRabbit) -> str:
-    """URL of an empty virtual host, this test's alone; for tests marked `long`."""
+    """URL of an empty virtual host, this test's alone."""
     return rabbit_server.create_vhost()
 
 

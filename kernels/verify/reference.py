@@ -77,7 +77,7 @@ def process(
     """
     scores = logits
     if sampling.adjust is not None:
-        scores = _adjusted(scores, sampling.adjust)
+        scores = adjusted(scores, sampling.adjust)
     if sampling.forbidden_rows.numel():
         scores = scores.clone()
         scores[sampling.forbidden_rows, sampling.forbidden_tokens] = float("-inf")
@@ -136,7 +136,8 @@ def _at(values: Tensor, tokens: Tensor) -> Tensor:
     return values.gather(1, tokens[:, None])[:, 0]
 
 
-def _adjusted(logits: Tensor, adjust: Adjustments) -> Tensor:
+def adjusted(logits: Tensor, adjust: Adjustments) -> Tensor:
+    """Logits with every entry's scale and addition in them."""
     at = (adjust.rows, adjust.tokens)
     x = logits[at]
     scores = logits.clone()

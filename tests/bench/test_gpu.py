@@ -61,7 +61,7 @@ def test_a_rival_that_fails_has_a_row_with_the_reason() -> None:
     def fails(prompts: Prompts) -> Completed:
         raise RuntimeError(f"no room for {len(prompts)}")
 
-    rival = gpu._harmless(Contender("generate", "transformers", fails))
+    rival = gpu.harmless(Contender("generate", "transformers", fails))
     assert measure([rival], "m", [[1], [2]], runs=1) == [
         {
             "model": "m",
@@ -72,7 +72,7 @@ def test_a_rival_that_fails_has_a_row_with_the_reason() -> None:
         }
     ]
     with pytest.raises(RuntimeError, match="no room for 1"):
-        gpu._harmless(Contender("depth 0", OURS, fails)).complete([[1]])
+        gpu.harmless(Contender("depth 0", OURS, fails)).complete([[1]])
 
 
 def test_every_kernel_of_the_rooflines_runs() -> None:

@@ -21,6 +21,8 @@ from specbatch.jobs.bench.isa import Seen, denying, facts, forced_level, limits,
 from specbatch.jobs.bench.peer_client import PeerSpec, environment_of
 from specbatch.jobs.bench.peers.serve import seen_since
 
+pytestmark = pytest.mark.pipeline  # starts processes
+
 V3 = "x86-64-v3"
 
 

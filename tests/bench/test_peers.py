@@ -17,6 +17,8 @@ from specbatch.jobs.bench.models import BenchModel
 from specbatch.jobs.bench.peer_client import Peer, PeerError, PeerSpec
 from specbatch.jobs.bench.peer_roster import KNOWN, Roster
 
+pytestmark = pytest.mark.pipeline  # starts processes
+
 # Completes a prompt by counting on from its last token. The first token may ask for trouble.
 COUNTING = """
 import os, signal, sys

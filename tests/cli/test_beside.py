@@ -19,6 +19,8 @@ from support.scraping import scrape
 from support.servers import free_port
 from support.workers import WorkerProcess, command, wait_until, worker
 
+pytestmark = pytest.mark.pipeline  # starts processes
+
 MODELS = ("--verifier", str(demo.VERIFIER), "--proposer", "none")
 JOB = ("submit-job", "--input", str(demo.PROMPTS), *MODELS, "--max-tokens", "4")
 

@@ -12,10 +12,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from contracts.shorthand import claim, ingest
 from ledger.builders import JOB
 
 from specbatch.pipeline.ledger.sql.migrate import open_store
+
+pytestmark = pytest.mark.pipeline  # starts processes
 
 
 def busy_store(path: Path) -> str:

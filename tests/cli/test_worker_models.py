@@ -17,6 +17,8 @@ from specbatch.workers.app import make_enqueue
 from specbatch.workers.lifecycle import embedded
 from support.models import TinyPair, tiny_llama
 
+pytestmark = pytest.mark.pipeline  # starts processes
+
 SPEC: dict[str, Any] = {
     "input": {"uri": "prompts.parquet"},
     "output": {"uri": "out"},

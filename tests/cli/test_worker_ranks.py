@@ -13,6 +13,8 @@ import pytest
 from specbatch.schemas.errors import DeviceLostError
 from support.servers import free_port
 
+pytestmark = pytest.mark.pipeline  # starts processes
+
 WORKER = "from specbatch.jobs.cli.main import main; main()"
 # The same, where rank 0's memory is gone in its tenth pass: the other one is in that pass.
 LOSING = """

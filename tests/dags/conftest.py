@@ -15,7 +15,7 @@ import pytest
 from support.servers import PrivateRedis
 from support.tree import ROOT
 
-SETUP = ROOT / "jobs" / "setup" / "dag-venvs"
+SETUP = ROOT / "tools" / "setup" / "dag-venvs"
 INSIDE = Path(__file__).parent / "inside"
 WAIT_SEC = 590.0  # below the limit of a test, so that what was said is shown
 

@@ -30,6 +30,8 @@ from specbatch.schemas.spec import JobSpec
 from support.databases import sqlite_store
 from support.stand_ins import Site
 
+pytestmark = pytest.mark.unit
+
 PLACE = Place("airflow", "nightly", "scheduled__2026-11-22", "summarise", "-1")
 
 

@@ -13,6 +13,8 @@ from deploy.deployed import DEPLOY, amtool, rules
 
 from support.servers import PrivateServer, find_binary
 
+pytestmark = pytest.mark.integration  # Prometheus' tools
+
 CONFIG = DEPLOY / "alertmanager" / "alertmanager.yml"
 LABELS: dict[str, dict[str, str]] = {
     rule["alert"]: {"alertname": rule["alert"], **rule["labels"]} for rule in rules("alerts.yml")

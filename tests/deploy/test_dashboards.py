@@ -13,6 +13,8 @@ from deploy.deployed import DEPLOY, DOCS, RUNBOOKS, check_promql, documents, pro
 
 from specbatch.pipeline.observe.metrics.metric_names import METRICS
 
+pytestmark = pytest.mark.integration  # Prometheus' tools
+
 GRAFANA = DEPLOY / "grafana"
 MAKER = runpy.run_path(str(GRAFANA / "make.py"))
 NAMES = ("executive", "on-call", "debug")

@@ -10,6 +10,8 @@ import pytest
 import yaml
 from deploy.deployed import DEPLOY, DOCS, RUNBOOKS, documents, problems_of, promtool, rules
 
+pytestmark = pytest.mark.integration  # Prometheus' tools
+
 PROMETHEUS = DEPLOY / "prometheus"
 TESTS = sorted((PROMETHEUS / "tests").glob("*.yml"))
 ALERTS: dict[str, dict[str, Any]] = {rule["alert"]: rule for rule in rules("alerts.yml")}

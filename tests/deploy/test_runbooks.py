@@ -24,6 +24,8 @@ from specbatch.pipeline.ledger.sql import migrate
 from specbatch.schemas.sql_roles import OPERATOR
 from support.servers import PrivatePostgres
 
+pytestmark = pytest.mark.integration  # Prometheus' tools
+
 PAGES = sorted(path for path in RUNBOOKS.glob("*.md") if path.stem != "README")
 IDS = [path.stem for path in PAGES]
 SECTIONS = ["Symptom", "First queries", "Mitigation", "Rollback"]

@@ -17,6 +17,8 @@ from docs.pages import DOCS, written_pages
 from specbatch.tools.site.hooks import MADE
 from support.tree import ROOT
 
+pytestmark = pytest.mark.pipeline  # builds the whole site
+
 # Where pages may link to. Nothing is fetched in a test: their form is checked.
 HOSTS = ("squidfunk.github.io",)  # the theme names its maker
 LOADING = {"script": "src", "img": "src", "iframe": "src", "source": "src"}

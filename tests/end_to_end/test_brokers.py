@@ -133,7 +133,6 @@ def test_a_job_survives_a_redis_that_forgets_everything_and_dies(
         survive(site, forget, restart, undisturbed)
 
 
-@pytest.mark.long
 def test_a_job_survives_a_rabbitmq_that_forgets_everything_and_dies(
     own_rabbit: PrivateRabbit, undisturbed: Outcome, tmp_path: Path
 ) -> None:
@@ -171,7 +170,7 @@ class ImpatientRabbit(PrivateRabbit):
         return super().environment() | {"RABBITMQ_ADVANCED_CONFIG_FILE": path}
 
 
-@pytest.mark.long
+@pytest.mark.integration
 def test_a_group_may_take_longer_than_rabbitmq_waits(undisturbed: Outcome, tmp_path: Path) -> None:
     """Its message comes twice, and the worker that is thrown out connects anew."""
     with ImpatientRabbit() as rabbit, site_over(rabbit.create_vhost(), tmp_path) as site:

@@ -30,7 +30,9 @@ def generated() -> list[tuple[int, ...]]:
     return [written[i] for i in range(len(prompts))]
 
 
-@pytest.mark.parametrize("native", [True, False], ids=["native", "torch"])
+@pytest.mark.parametrize(
+    "native", [True, pytest.param(False, marks=pytest.mark.long)], ids=["native", "torch"]
+)
 def test_greedy_outputs_equal_generate_in_float32_on_every_demo_prompt(
     generated: list[tuple[int, ...]], native: bool
 ) -> None:
@@ -39,6 +41,10 @@ def test_greedy_outputs_equal_generate_in_float32_on_every_demo_prompt(
     engine = make_engine(demo.VERIFIER, demo.DRAFT, native=native)
     ours = [c.token_ids for c in complete(engine, prompts, GREEDY, depth=4)]
     assert ours == generated
+
+
+# What tests/engine/test_bitwise_suite.py has in every combination, on a small model.
+WAYS = (("none", 0), ("demo", 1), ("demo", 8))
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +60,17 @@ def reference(request: pytest.FixtureRequest) -> tuple[str, list[object]]:
     return request.param, list(decided(complete(engine, demo.prompt_ids()[:64], SAMPLED, depth=0)))
 
 
-@pytest.mark.parametrize("concurrent", [1, 64])
+@pytest.mark.parametrize(
+    "concurrent", [pytest.param(1, marks=pytest.mark.long), 64], ids=["alone", "64-at-once"]
+)
 @pytest.mark.parametrize(
     ("proposer", "depth"),
-    [("none", 0), ("demo", 1), ("demo", 4), ("demo", 8), ("demo", None), ("random", 4)],
+    [
+        ("demo", 4),
+        ("demo", None),
+        ("random", 4),
+        *(pytest.param(*way, marks=pytest.mark.long) for way in WAYS),
+    ],
 )
 def test_sampled_outputs_do_not_depend_on_depth_batch_or_proposer(
     reference: tuple[str, list[object]],

@@ -28,8 +28,16 @@ from support.workers import wait_until
 ROWS = 12
 
 
-@pytest.mark.parametrize("kind", ["prompts-", "results-", "part-", "manifest"])
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS], ids=["full", "read-only"])
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [
+        pytest.param("results-", errno.ENOSPC, id="full-results"),
+        pytest.param("manifest", errno.EROFS, id="read-only-manifest"),
+        # Full disks of processes are in tests/nothing_false; these differ in where it happens.
+        pytest.param("prompts-", errno.EROFS, id="read-only-prompts", marks=pytest.mark.long),
+        pytest.param("part-", errno.ENOSPC, id="full-part", marks=pytest.mark.long),
+    ],
+)
 def test_a_job_whose_disk_refuses_waits_and_resumes_by_itself(
     tiny_pair: TinyPair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, number: int
 ) -> None:

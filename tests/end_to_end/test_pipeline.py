@@ -129,7 +129,6 @@ def test_four_worker_processes_over_redis_postgresql_and_s3_write_the_same_outpu
     assert outcome(table) == outcome(embedded[1])
 
 
-@pytest.mark.long
 def test_four_worker_processes_over_rabbitmq_write_the_same_outputs(
     embedded: tuple[dict[str, object], pa.Table],
     rabbit_url: str,

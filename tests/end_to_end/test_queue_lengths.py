@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from specbatch.schemas.records import DueWork, Stage
 from specbatch.schemas.settings import Settings
 from specbatch.workers.app import make_app, make_enqueue, make_queue_length
@@ -29,7 +27,6 @@ def test_messages_are_counted_by_queue_on_redis(redis_url: str, tmp_path: Path) 
     check(redis_url, tmp_path)
 
 
-@pytest.mark.long
 def test_messages_are_counted_by_queue_on_rabbitmq(rabbit_url: str, tmp_path: Path) -> None:
     check(rabbit_url, tmp_path)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-import pytest
 from celery import Celery
 from celery.worker import WorkController
 
@@ -89,7 +88,6 @@ def test_redis_gives_higher_classes_first(redis_url: str, tmp_path: Path) -> Non
     ]
 
 
-@pytest.mark.long
 def test_rabbitmq_gives_every_class(rabbit_url: str, tmp_path: Path) -> None:
     """Queues of their own; in which order is the broker's choice, and the store's who is next."""
     app = make_app(Settings(broker_url=rabbit_url, workspace=str(tmp_path)))

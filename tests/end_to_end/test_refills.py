@@ -251,7 +251,6 @@ def test_refills_go_out_and_hints_come_in_over_redis(redis_url: str) -> None:
     assert_round_trip(redis_url)
 
 
-@pytest.mark.long
 def test_refills_go_out_and_hints_come_in_over_rabbitmq(rabbit_url: str) -> None:
     assert_round_trip(rabbit_url)
 

@@ -23,6 +23,8 @@ from support.servers import PrivateS3
 from support.tls import Certificates, TlsFront, TlsPostgres, TlsRabbit, TlsRedis
 from support.workers import BIN, command, wait_until, worker
 
+pytestmark = pytest.mark.integration  # servers with passwords and certificates
+
 ROWS = 24
 # With what must be escaped in a URL, so that both spellings can leak.
 REDIS = "planted@redis/with:signs%20"
@@ -335,7 +337,6 @@ def test_a_job_that_cannot_reach_its_bucket_says_so_in_the_store(
     assert_secret("the database", in_database(site.database_url))
 
 
-@pytest.mark.long
 def test_a_job_over_amqps_is_done(tmp_path: Path) -> None:
     with Certificates.made() as certificates, TlsRabbit(certificates, "planted-rabbit") as rabbit:
         environment = {

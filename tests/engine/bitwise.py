@@ -6,7 +6,7 @@ import itertools
 import random
 from array import array
 from collections.abc import Sequence as Seq
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 
 from engine.decoding import Bench, WatchedBlockProposer, assert_counts_add_up
 
@@ -15,6 +15,7 @@ from specbatch.pipeline.engines.exact.state.kv_blocks import KvState
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.stages.text_stop import TextStop
 from specbatch.schemas.records import FinishReason, SamplingParams
+from support import grids
 
 DEEPEST = 8
 LONGEST_PROMPT = 120
@@ -54,29 +55,14 @@ class Case:
 
 
 # Without a proposer all depths are alike; they run all the same, for they are asked for.
-EVERY_CASE = tuple(
-    Case(*values)
-    for values in itertools.product(
-        DEPTHS, CONCURRENT, DRAFTS, (True, False), (False, True), DTYPES
-    )
-)
+AXES = (DEPTHS, CONCURRENT, DRAFTS, (True, False), (False, True), DTYPES)
+EVERY_CASE = tuple(Case(*values) for values in itertools.product(*AXES))
 PLAIN = Case(depth=0, concurrent=1, drafts="none", share=False, preempted=False, dtype="")
 
 
 def covering(strength: int) -> list[Case]:
-    """Few cases in which any `strength` axes take all combinations of their values (greedily)."""
-    wanted = {case: _combinations(case, strength) for case in EVERY_CASE}
-    missing = set().union(*wanted.values())
-    chosen = []
-    while missing:
-        best = max(EVERY_CASE, key=lambda case: len(wanted[case] & missing))
-        chosen.append(best)
-        missing -= wanted[best]
-    return chosen
-
-
-def _combinations(case: Case, strength: int) -> set[tuple[tuple[int, object], ...]]:
-    return set(itertools.combinations(enumerate(astuple(case)), strength))
+    """Few cases in which any `strength` axes take all combinations of their values."""
+    return [Case(*values) for values in grids.covering(AXES, strength)]
 
 
 # --- what is asked ------------------------------------------------------------------------------

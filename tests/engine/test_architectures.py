@@ -21,6 +21,8 @@ from specbatch.schemas.records import SamplingParams
 from support.architectures import CONFIGS, VOCAB, WINDOW, tiny_model
 from support.engines import complete, decided, engine_of, make_engine
 
+pytestmark = pytest.mark.pipeline  # runs models
+
 TOKENS = 24
 GREEDY = SamplingParams(max_tokens=TOKENS)
 SAMPLED = SamplingParams(max_tokens=TOKENS, temperature=0.8)
@@ -75,13 +77,16 @@ def test_greedy_outputs_are_those_of_generate(folder: Path, exactness: str) -> N
     assert [c.token_ids for c in got] == written
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+# The last way has in it all that the others have one by one.
+@pytest.mark.parametrize(
+    "dtype", [pytest.param("float32", marks=pytest.mark.long), "bfloat16"], ids=str
+)
 @pytest.mark.parametrize(
     ("depth", "spoilt", "concurrent", "budget"),
     [
-        pytest.param(0, False, 6, 2048, id="together"),
-        pytest.param(4, False, 1, 2048, id="right-drafts-alone"),
-        pytest.param(4, True, 6, 2048, id="spoilt-drafts-together"),
+        pytest.param(0, False, 6, 2048, id="together", marks=pytest.mark.long),
+        pytest.param(4, False, 1, 2048, id="right-drafts-alone", marks=pytest.mark.long),
+        pytest.param(4, True, 6, 2048, id="spoilt-drafts-together", marks=pytest.mark.long),
         pytest.param(4, True, 6, 13, id="spoilt-drafts-in-short-passes"),
     ],
 )

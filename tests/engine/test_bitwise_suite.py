@@ -2,7 +2,7 @@
 
 Each case of the product is compared with one run of the same requests, one at a time, without
 drafts, with nothing shared and nothing preempted. By default a few cases stand for the product;
-`--long` runs all of it.
+the tier `long` has all of it.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ from specbatch.pipeline.engines.contract import Completion, Request
 from specbatch.schemas.records import FinishReason
 from support import demo
 from support.models import tiny_llama
+
+pytestmark = pytest.mark.pipeline  # runs models
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from specbatch.pipeline.engines.contract import Request
 from specbatch.pipeline.engines.exact.proposers.block import BlockProposer
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.schemas.records import SamplingParams
+from support.grids import pairwise
 
 DEPTH = 4
 
@@ -149,9 +150,7 @@ def corrupted(truth: list[int], edit: str, seed: int) -> tuple[list[int], set[in
     return block, right
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("depth", [4, 8, 16])
-@pytest.mark.parametrize("edit", EDITS)
+@pairwise(seed=range(5), depth=[4, 8, 16], edit=EDITS)
 def test_with_an_edit_in_every_20_tokens_four_fifths_of_the_rest_are_used(
     edit: str, depth: int, seed: int
 ) -> None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import pytest
 from engine.simulating import Clock, Simulation, Source, clock
 from policy.machines import Machine, best, linear, saturating, stepped
+
+from support.grids import pairwise
 
 __all__ = ["clock"]
 
 WARM, STEPS, OUTPUT_TOKENS = 800, 1200, 128
 
 
-@pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.5, 0.7, 0.9])
-@pytest.mark.parametrize("count", [8, 32])
-@pytest.mark.parametrize("machine", [linear, stepped, saturating])
+@pairwise(
+    acceptance=[0.0, 0.3, 0.5, 0.7, 0.9], count=[8, 32], machine=[linear, stepped, saturating]
+)
 def test_what_is_chosen_comes_near_the_best_there_is(
     machine: Machine, count: int, acceptance: float, clock: Clock
 ) -> None:

@@ -14,6 +14,7 @@ from specbatch.pipeline.engines.contract import Request
 from specbatch.pipeline.engines.exact.sampling.sampling import sampling_rows
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.schemas.records import FinishReason, SamplingParams
+from support.grids import pairwise
 from support.models import TinyPair
 
 GREEDY = SamplingParams(max_tokens=40)
@@ -70,9 +71,7 @@ def test_sampled_outputs_are_those_of_the_definition(tiny_pair: TinyPair) -> Non
         assert completion.logprobs == pytest.approx(logprobs[: len(completion.logprobs)], abs=1e-4)
 
 
-@pytest.mark.parametrize("depth", DEPTHS, ids=lambda d: f"depth-{'auto' if d is None else d}")
-@pytest.mark.parametrize("proposer", ["none", "right", "random"])
-@pytest.mark.parametrize("concurrent", [1, 64], ids=lambda n: f"{n}-at-once")
+@pairwise(depth=DEPTHS, proposer=["none", "right", "random"], concurrent=[1, 64])
 def test_sampled_outputs_do_not_depend_on_depth_proposer_or_company(
     tiny_pair: TinyPair, depth: int | None, proposer: str, concurrent: int
 ) -> None:
@@ -89,9 +88,7 @@ def test_sampled_outputs_do_not_depend_on_depth_proposer_or_company(
         assert sum(c.proposed for c in got.values()) == 0
 
 
-@pytest.mark.parametrize("depth", [0, 4, None], ids=lambda d: f"depth-{'auto' if d is None else d}")
-@pytest.mark.parametrize("proposer", ["none", "random"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pairwise(depth=[0, 4, None], proposer=["none", "random"], dtype=["float32", "bfloat16"])
 def test_a_tiny_cache_and_short_passes_change_nothing(
     tiny_pair: TinyPair, depth: int | None, proposer: str, dtype: str
 ) -> None:

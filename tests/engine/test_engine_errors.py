@@ -19,6 +19,7 @@ from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelPro
 from specbatch.pipeline.engines.exact.proposers.guarded import OPEN_SEC, PATIENCE, GuardedProposer
 from specbatch.schemas.errors import DeviceLostError
 from specbatch.schemas.records import FinishReason, SamplingParams
+from support.grids import pairwise
 from support.models import TinyPair
 
 POISON = 299  # never sampled, only ever in a prompt
@@ -48,9 +49,7 @@ def assert_the_others_are_unharmed(
             assert_same(got[request.request_id], baseline_of(verifier)(request))
 
 
-@pytest.mark.parametrize("bad", [(0,), (19,), (3, 4, 11)], ids=str)
-@pytest.mark.parametrize("depth", [0, 4, None], ids=lambda d: f"depth-{'auto' if d is None else d}")
-@pytest.mark.parametrize("budget", [2048, 13], ids=lambda n: f"{n}-tokens")
+@pairwise(bad=[(0,), (19,), (3, 4, 11)], depth=[0, 4, None], budget=[2048, 13])
 def test_a_row_that_makes_its_pass_raise_fails_alone(
     tiny_pair: TinyPair, bad: tuple[int, ...], depth: int | None, budget: int
 ) -> None:
@@ -164,9 +163,7 @@ TOO_LITTLE: list[Callable[[], Exception]] = [
 ]
 
 
-@pytest.mark.parametrize("error", TOO_LITTLE, ids=lambda make: type(make()).__name__)
-@pytest.mark.parametrize("most", [1, 3, 40])
-@pytest.mark.parametrize("depth", [0, 4])
+@pairwise(error={type(make()).__name__: make for make in TOO_LITTLE}, most=[1, 3, 40], depth=[0, 4])
 def test_where_memory_runs_out_passes_become_smaller_and_bits_stay(
     tiny_pair: TinyPair, error: Callable[[], Exception], most: int, depth: int
 ) -> None:

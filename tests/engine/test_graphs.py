@@ -35,6 +35,8 @@ from support.architectures import VOCAB, tiny_model
 from support.devices import INTERPRETED, TRITON_DEVICE
 from support.engines import complete, decided
 
+pytestmark = pytest.mark.pipeline  # runs models
+
 CPU = torch.device("cpu")
 CAPTURE = capture_eagerly if INTERPRETED else graphs.CudaCapture
 

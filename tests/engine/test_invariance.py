@@ -17,6 +17,8 @@ from specbatch.schemas.errors import ModelError
 from support.architectures import tiny_model
 from support.devices import TRITON_DEVICE
 
+pytestmark = pytest.mark.pipeline  # runs models
+
 
 class Crowded(nn.Module):
     """A part that rounds otherwise above so many rows."""

@@ -17,6 +17,9 @@ from specbatch.kernels import native
 from specbatch.schemas.records import SamplingParams
 from support import demo
 from support.engines import complete, decided, make_engine
+from support.grids import pairwise
+
+pytestmark = pytest.mark.pipeline  # runs models
 
 LEVELS = native.available()
 GREEDY = SamplingParams(max_tokens=64, temperature=0.0)
@@ -57,9 +60,7 @@ def test_128_prompts_have_the_same_bits_at_the_best_level_and_the_least(
 
 
 @pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("level", LEVELS)
+@pairwise(level=LEVELS, count=[1, 2], params={"greedy": GREEDY, "sampled": SAMPLED})
 def test_neither_the_level_nor_the_number_of_threads_changes_a_bit(
     level: str, count: int, params: SamplingParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,8 @@ from support.engines import complete
 from support.models import TinyPair
 from support.servers import free_port
 
+pytestmark = pytest.mark.pipeline  # runs models
+
 PROMPTS = [tuple(range(2, 2 + n)) for n in (1, 9, 33, 60)]
 PARAMS = SamplingParams(max_tokens=20, temperature=0.7)
 

@@ -26,6 +26,7 @@ from specbatch.pipeline.engines.exact.sampling.sampling import sampling_rows
 from specbatch.pipeline.engines.exact.state.penalties import Adjuster, BadWords
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.schemas.records import FinishReason, SamplingParams
+from support.grids import pairwise
 from support.models import TinyPair
 
 NEW_TOKENS = 24
@@ -164,11 +165,7 @@ def mixed_requests(count: int, depth: int | None) -> list[Request]:
     return asked
 
 
-@pytest.mark.parametrize(
-    "depth", [0, 1, 4, None], ids=lambda d: f"depth-{'auto' if d is None else d}"
-)
-@pytest.mark.parametrize("proposer", ["right", "random"])
-@pytest.mark.parametrize("concurrent", [1, 16], ids=lambda n: f"{n}-at-once")
+@pairwise(depth=[0, 1, 4, None], proposer=["right", "random"], concurrent=[1, 16])
 def test_all_parameters_mixed_are_the_same_at_any_depth(
     tiny_pair: TinyPair, depth: int | None, proposer: str, concurrent: int
 ) -> None:

@@ -18,6 +18,7 @@ from specbatch.pipeline.engines.exact.state.kv_blocks import BlockManager
 from specbatch.pipeline.engines.exact.state.scheduler import Planned, Scheduler
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.schemas.records import FinishReason, SamplingParams
+from support.grids import pairwise
 from support.models import TinyPair
 
 SAMPLED = SamplingParams(max_tokens=30, temperature=0.8, top_p=0.95, ignore_eos=True)
@@ -52,10 +53,9 @@ class Counted:
         return self._draft(chunks, depths, *rest)
 
 
-@pytest.mark.parametrize("depth", [0, 4, None], ids=lambda d: f"depth-{'auto' if d is None else d}")
-@pytest.mark.parametrize("tight", [False, True], ids=["ample", "preempted"])
-@pytest.mark.parametrize("concurrent", [1, 7, 16], ids=lambda n: f"{n}-at-once")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pairwise(
+    depth=[0, 4, None], tight=[False, True], concurrent=[1, 7, 16], dtype=["float32", "bfloat16"]
+)
 def test_sharing_changes_no_bit(
     tiny_pair: TinyPair, depth: int | None, tight: bool, concurrent: int, dtype: str
 ) -> None:

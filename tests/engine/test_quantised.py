@@ -26,6 +26,8 @@ from support.devices import TRITON_DEVICE
 from support.engines import complete, decided, engine_of, make_engine
 from support.models import TinyPair
 
+pytestmark = pytest.mark.pipeline  # runs models
+
 PROMPTS = [tuple(range(2, 2 + n)) for n in (1, 9, 33, 60)]
 GREEDY = SamplingParams(max_tokens=24)
 SAMPLED = SamplingParams(max_tokens=24, temperature=0.9)

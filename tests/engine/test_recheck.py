@@ -26,6 +26,8 @@ from support.architectures import tiny_model
 from support.engines import loaded
 from support.models import TinyPair
 
+pytestmark = pytest.mark.pipeline  # runs models
+
 GREEDY = SamplingParams(max_tokens=20, ignore_eos=True)
 SHAPED = SamplingParams(
     max_tokens=30, temperature=0.9, top_p=0.9, min_tokens=5, repetition_penalty=1.3,

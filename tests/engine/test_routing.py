@@ -27,6 +27,7 @@ from specbatch.schemas.records import SamplingParams
 from specbatch.schemas.spec import EngineSpec, SpeculationSpec
 from specbatch.schemas.speculation import DecisionAction
 from support.engines import loaded
+from support.grids import pairwise
 from support.models import TinyPair
 
 A, B = "draft-model", "draft-model@b"
@@ -248,9 +249,7 @@ def requests_of(
     ]
 
 
-@pytest.mark.parametrize("num_blocks", [1024, 9], ids=["ample", "scarce"])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("depth", [None, 4])
+@pairwise(num_blocks=[1024, 9], temperature=[0.0, 0.8], depth=[None, 4])
 def test_outputs_are_those_of_depth_0_and_all_caches_come_back(
     tiny_pair: TinyPair, depth: int | None, temperature: float, num_blocks: int
 ) -> None:

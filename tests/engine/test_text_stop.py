@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from specbatch.pipeline.stages.text_stop import TextStop, text_before_stop
 from support.models import EOS, byte_tokenizer
@@ -80,17 +81,16 @@ def test_strings_before_min_tokens_do_not_count() -> None:
     assert text_before_stop(decode, ids[:4], "a.b.", ["."], 3) == "a.b"
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_any_tokens_stop_where_the_whole_text_says(seed: int) -> None:
-    generator = random.Random(seed)
-    alphabet = [*pieces("aé日b"), 255, EOS, *range(259, 264)]
-    ids = [generator.choice(alphabet) for _ in range(60)]
-    stop = [
-        "".join(generator.choice("aé日bet") for _ in range(generator.randint(1, 3)))
-        for _ in range(generator.randint(1, 4))
-    ]
-    least = generator.choice([0, 0, 1, 5, 20])
-    assert stopped(ids, stop, least) == naive(ids, stop, least)
+TOKENS = st.sampled_from([*pieces("aé日b"), 255, EOS, *range(259, 264)])
+STOPS = st.lists(st.text("aé日bet", min_size=1, max_size=3), min_size=1, max_size=4)
+
+
+@settings(max_examples=200, derandomize=True, deadline=None)
+@given(ids=st.lists(TOKENS, max_size=60), stop=STOPS, least=st.sampled_from([0, 1, 5, 20]))
+def test_any_tokens_stop_where_the_whole_text_says(
+    ids: list[int], stop: list[str], least: int
+) -> None:
     end = naive(ids, stop, least)
+    assert stopped(ids, stop, least) == end
     shown = text_before_stop(decode, ids[:end], decode(ids[:end]), stop, least)
     assert (shown == decode(ids[:end])) == (end is None)

@@ -23,6 +23,7 @@ from specbatch.pipeline.engines.contract import Completion, Request
 from specbatch.pipeline.engines.exact.sampling.sampling import Columns, top_rows
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.schemas.records import FinishReason, SamplingParams
+from support.grids import pairwise
 from support.models import TinyPair
 
 SAMPLED = SamplingParams(max_tokens=24, temperature=0.8, top_k=40, top_p=0.95, ignore_eos=True)
@@ -72,11 +73,7 @@ def test_they_are_those_of_transformers_logits(tiny_pair: TinyPair) -> None:
             assert law[list(ids)].tolist() == pytest.approx(list(values), abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    "depth", [0, 2, 8, None], ids=lambda d: f"depth-{'auto' if d is None else d}"
-)
-@pytest.mark.parametrize("proposer", ["right", "random"])
-@pytest.mark.parametrize("concurrent", [1, 7, 64], ids=lambda n: f"{n}-at-once")
+@pairwise(depth=[0, 2, 8, None], proposer=["right", "random"], concurrent=[1, 7, 64])
 def test_they_have_the_same_bits_at_any_depth_and_in_any_company(
     tiny_pair: TinyPair, depth: int | None, proposer: str, concurrent: int
 ) -> None:

@@ -28,6 +28,8 @@ from support.architectures import VOCAB, WINDOW, tiny_model
 from support.devices import TRITON_DEVICE
 from support.engines import complete, decided, make_engine
 
+pytestmark = pytest.mark.pipeline  # runs models
+
 TOKENS = 6
 GREEDY = SamplingParams(max_tokens=TOKENS)
 SAMPLED = SamplingParams(max_tokens=TOKENS, temperature=0.8)

@@ -33,6 +33,8 @@ from specbatch.schemas.records import SamplingParams, Verification
 from support.engines import loaded
 from support.models import TinyPair, tiny_llama
 
+pytestmark = pytest.mark.pipeline  # runs models
+
 VOCAB, LENGTH, DRAWS = 4, 3, 6000
 PROMPT = (2, 3, 2)
 PLAIN = SamplingParams(max_tokens=LENGTH, temperature=1.5, ignore_eos=True)

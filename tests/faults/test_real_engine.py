@@ -1,7 +1,8 @@
-"""Seeded runs on the real engine with the demo pair: twenty by default.
+"""Seeded runs on the real engine with the demo pair.
 
 Twelve are in this process, where a thread ends at a crash point as in a crash (nobody gives its
-lease back) or an error is raised there; eight are processes over Redis, killed, frozen and broken.
+lease back) or an error is raised there; the others are processes over Redis, killed, frozen and
+broken: four by default, which have each deed within a pass and one in a commit.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from specbatch.schemas.errors import DeviceLostError
 from support.servers import PrivateRedis, ServerError
 
 IN_PROCESS = range(12)
-PROCESSES = range(8)
+PROCESSES = (0, 1, 2, 5, *(pytest.param(n, marks=pytest.mark.long) for n in (3, 4, 6, 7)))
 LONG = range(8, 28)
 STAGES_REACH = [point for point in CrashPoint if point is not CrashPoint.ACK]  # that is a task's
 
@@ -85,7 +86,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         server.__exit__()
 
 
-_BY_DEFAULT = (  # a killed worker takes seconds to load torch again, so few are
+_DISTURBANCES = (  # a killed worker takes seconds to load torch again, so few are
     Disturbance(CrashPoint.VERIFY, Deed.KILL, nth=3),
     Disturbance(CrashPoint.VERIFY, Deed.FREEZE, nth=2),
     Disturbance(CrashPoint.VERIFY, Deed.BREAK, nth=5),
@@ -99,7 +100,7 @@ _BY_DEFAULT = (  # a killed worker takes seconds to load torch again, so few are
 
 @pytest.mark.parametrize("seed", PROCESSES)
 def test_a_process_is_killed_frozen_or_broken(pair: Site, seed: int) -> None:
-    disturbance = _BY_DEFAULT[seed]
+    disturbance = _DISTURBANCES[seed]
     unruly = seed if seed % 2 else None
     ran = pair.run(Plan(seed, (disturbance,), group_size=4, writes_ahead=True, message_seed=unruly))
     assert ran.fired == [disturbance]

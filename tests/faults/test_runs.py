@@ -2,7 +2,8 @@
 
 Real processes over Redis and SQLite are killed at crash points with SIGKILL, frozen with SIGSTOP
 past their leases, and made to fail as disks, links and databases do; messages are doubled, held
-back and changed in order. Each run is a job, or some, held to the law.
+back and changed in order. Each run is a job, or some, held to the law. Any 30 seeds in a row have
+every deed at every point: the default has those, the tier `long` more than nine hundred others.
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ from specbatch.jobs.chaos.plan import DEEDS, POINTS, plan_of
 
 AT_A_TIME = 30
 WORKERS = 2
-BY_DEFAULT = range(0, 180, AT_A_TIME)
-LONG = range(180, 960, AT_A_TIME)
+LONG = range(AT_A_TIME, 990, AT_A_TIME)
 
 
 def run(sites: Sites, seeds: Iterable[int]) -> list[Ran]:
@@ -46,9 +46,8 @@ def hold_to_the_law(ran: list[Ran]) -> None:
     assert fired >= {(point, deed) for point in POINTS for deed in DEEDS}
 
 
-@pytest.mark.parametrize("first", BY_DEFAULT)
-def test_nothing_is_lost_and_nothing_done_twice(sites: Sites, first: int) -> None:
-    hold_to_the_law(run(sites, range(first, first + AT_A_TIME)))
+def test_nothing_is_lost_and_nothing_done_twice(sites: Sites) -> None:
+    hold_to_the_law(run(sites, range(AT_A_TIME)))
 
 
 @pytest.mark.long

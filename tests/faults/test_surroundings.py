@@ -68,7 +68,6 @@ def test_redis_crashes_and_comes_back_empty(own_redis: PrivateRedis, tmp_path: P
         assert ran.jolted == ["restart"]
 
 
-@pytest.mark.long
 def test_rabbitmq_restarts(own_rabbit: PrivateRabbit, tmp_path: Path) -> None:
     with over(tmp_path, own_rabbit.url) as here:
         for seed, end in enumerate((own_rabbit.kill, own_rabbit.stop)):
@@ -100,7 +99,9 @@ def test_postgres_crashes_and_restarts(
             assert ran.jolted == ["restart"]
 
 
-@pytest.mark.parametrize("point", [CrashPoint.SQL_COMMIT, CrashPoint.COMMITTED])
+@pytest.mark.parametrize(
+    "point", [CrashPoint.SQL_COMMIT, pytest.param(CrashPoint.COMMITTED, marks=pytest.mark.long)]
+)
 def test_commits_on_postgres_fail_or_their_answers_are_lost(
     postgres_url: str, redis_url: str, tmp_path: Path, point: CrashPoint
 ) -> None:
@@ -112,7 +113,7 @@ def test_commits_on_postgres_fail_or_their_answers_are_lost(
             held(here.run(plan(seed, *broken)))
 
 
-@pytest.mark.parametrize("deed", [Deed.KILL, Deed.FREEZE])
+@pytest.mark.parametrize("deed", [Deed.KILL, pytest.param(Deed.FREEZE, marks=pytest.mark.long)])
 def test_workers_end_in_the_middle_of_a_transaction_on_postgres(
     postgres_url: str, redis_url: str, tmp_path: Path, deed: Deed
 ) -> None:

@@ -11,6 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+pytestmark = pytest.mark.pipeline  # starts processes
+
 ROWS = 200_000
 PROGRAM = """
 import resource, sys

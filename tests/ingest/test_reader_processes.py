@@ -26,6 +26,8 @@ from specbatch.pipeline.inputs.templates import ChatTemplate
 from specbatch.pipeline.storage.objects import Objects
 from support.peak_memory import below, children
 
+pytestmark = pytest.mark.pipeline  # starts processes
+
 WAIT_SEC = 60.0
 CHILD = "specbatch.pipeline.inputs.parquet_child"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -197,17 +198,11 @@ def test_a_failed_upload_leaves_no_parts(
     assert uploads(s3_client, bucket) == []
 
 
-def test_an_interrupt_aborts_the_upload(store: S3Objects, s3_client: Any, bucket: str) -> None:
+def test_an_interrupt_aborts_the_upload(
+    store: S3Objects, proxy: FaultyS3, s3_client: Any, bucket: str
+) -> None:
     """Ctrl-C and SIGTERM become exceptions in the thread that uploads, or it ends its work."""
-
-    original = store._put_part
-
-    def put_part(uri: str, target: Any, number: int, *rest: Any) -> Any:
-        if number == 2:
-            raise KeyboardInterrupt
-        return original(uri, target, number, *rest)
-
-    store._put_part = put_part  # type: ignore[method-assign]  # the interrupt comes in there
+    freeze(proxy, "the second part", _thread.interrupt_main)
     with pytest.raises(KeyboardInterrupt):
         store.put_bytes(f"{bucket}/a", LARGE)
     assert uploads(s3_client, bucket) == []

@@ -9,6 +9,7 @@ from pathlib import Path
 import orjson
 import pytest
 from ingest.making import CHAT_TEMPLATE, save_tokenizer
+from transformers import AutoTokenizer
 
 from specbatch.pipeline.inputs import tokenizer as tokenizer_module
 from specbatch.pipeline.inputs.templates import ChatError
@@ -51,8 +52,9 @@ def test_end_tokens_come_from_tokenizer_and_generation_config(tmp_path: Path) ->
 def test_the_digest_tells_vocabularies_apart(tokenizer: TextTokenizer, tmp_path: Path) -> None:
     twin = TextTokenizer.load(str(save_tokenizer(tmp_path / "twin", None)))
     assert twin.vocab_digest() == tokenizer.vocab_digest()
-    twin._tokenizer.add_tokens(["<extra>"])
-    other = TextTokenizer(twin._tokenizer, "other")
+    larger = AutoTokenizer.from_pretrained(str(tmp_path / "twin"))
+    larger.add_tokens(["<extra>"])
+    other = TextTokenizer(larger, "other")
     assert other.vocab_digest() != tokenizer.vocab_digest()
     assert other.vocab_size == tokenizer.vocab_size + 1
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 import torch
 
 from specbatch.kernels.decoder.contract import BLOCK_SIZE, DecoderBatch
@@ -15,6 +14,7 @@ from specbatch.pipeline.engines.exact.model.loader import load_model
 from specbatch.pipeline.engines.exact.state.kv_blocks import BlockManager, KvState
 from specbatch.pipeline.engines.models.model_folder import inspect_model
 from support.demo import DRAFT
+from support.grids import pairwise
 
 BLOCKS = 64
 
@@ -34,9 +34,9 @@ def rows(count: int, temperature: float) -> SamplingRows:
     )
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-@pytest.mark.parametrize("depths", [[4], [3, 3, 3], [8, 5, 5, 1, 1]])
+@pairwise(
+    dtype=["bfloat16", "float32"], temperature=[0.0, 0.9], depths=[[4], [3, 3, 3], [8, 5, 5, 1, 1]]
+)
 def test_one_call_is_pass_after_pass(dtype: str, temperature: float, depths: list[int]) -> None:
     native = load_model(inspect_model(str(DRAFT)), dtype).native
     assert native is not None, "the demo's draft model runs natively"

@@ -39,11 +39,13 @@ def digests(
     return done.stdout.split("\n")
 
 
+@pytest.mark.pipeline  # compiles a program for each
 @pytest.mark.parametrize("level", [level for level in LEVELS if level in native.available()])
 def test_every_level_writes_what_was_written_once(level: str, tmp_path: Path) -> None:
     assert digests("cc", LEVELS[level], tmp_path, ()) == EXPECTED
 
 
+@pytest.mark.integration
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="aarch64 is emulated on x86-64 only")
 @pytest.mark.parametrize("flags", [("-DLEVEL=neon",), ("-DLEVEL=portable", "-DPORTABLE")], ids=str)
 def test_aarch64_writes_the_same(flags: tuple[str, ...], tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from specbatch.kernels.counters import cpu as counters_cpu
 from specbatch.kernels.decoder.cpu import _Linear
 from specbatch.kernels.verify import cpu as verify_cpu
 from specbatch.kernels.verify.contract import SamplingRows
+from support.grids import pairwise
 
 LEVELS = native.available()
 ALIKE_IN_BF16 = [level for level in LEVELS if level not in ("amx", "neon")]
@@ -47,12 +48,15 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize(("n", "k"), [(1, 32), (33, 64), (100, 96), (257, 320)])
-@pytest.mark.parametrize("rows", [1, 2, 3, 5, 7, 13, 40, 129])
+@pairwise(
+    rows=[1, 2, 3, 5, 7, 13, 40, 129],
+    shape=[(1, 32), (33, 64), (100, 96), (257, 320)],
+    threads=[1, 2],
+)
 def test_products_have_the_same_bits_at_every_level(
-    rows: int, n: int, k: int, threads: int
+    rows: int, shape: tuple[int, int], threads: int
 ) -> None:
+    n, k = shape
     x, weight = random(rows, k), random(n, k, seed=1)
     expected = x.double() @ weight.double().T
     truth = bits(product("portable", x, weight, 1))
@@ -64,12 +68,11 @@ def test_products_have_the_same_bits_at_every_level(
     assert alone == truth[-n:], "a row has no neighbours"
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize(("n", "k"), [(1, 32), (33, 64), (100, 96)])
-@pytest.mark.parametrize("rows", [1, 3, 5, 13, 40])
+@pairwise(rows=[1, 3, 5, 13, 40], shape=[(1, 32), (33, 64), (100, 96)], threads=[1, 2])
 def test_bfloat16_products_have_the_same_bits_at_every_level_but_amx(
-    rows: int, n: int, k: int, threads: int
+    rows: int, shape: tuple[int, int], threads: int
 ) -> None:
+    n, k = shape
     # Exponents from the denormal to the large: what is flushed is flushed alike.
     scales = torch.exp2(torch.randint(-70, 40, (k,), generator=torch.Generator().manual_seed(2)))
     x = (random(rows, k) * scales).bfloat16().float()

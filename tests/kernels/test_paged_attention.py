@@ -15,6 +15,7 @@ from specbatch.kernels.paged_attention import cpu, reference
 from specbatch.kernels.paged_attention import triton as triton_kernel
 from specbatch.kernels.paged_attention.contract import RaggedBatch
 from support.devices import INTERPRETED, TRITON_DEVICE, on_triton_device
+from support.grids import pairwise
 
 Attention = Callable[..., Tensor]
 IMPLEMENTATIONS: dict[str, Attention] = {
@@ -136,20 +137,20 @@ def is_slow(attention: Attention) -> bool:
     return INTERPRETED and attention is IMPLEMENTATIONS["triton"]
 
 
-@pytest.mark.parametrize("kv_heads", [4, 2, 1], ids=lambda n: f"group{HEADS // n}")
-@pytest.mark.parametrize("head_dim", [32, 64], ids=lambda n: f"dim{n}")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=lambda d: str(d)[6:])
-@pytest.mark.parametrize(
-    ("window", "softcap"), [(None, None), (17, None), (200, None), (None, 2.0), (33, 5.0)]
+@pairwise(
+    kv_heads=[4, 2, 1],
+    head_dim=[32, 64],
+    dtype=[torch.float32, torch.bfloat16],
+    limits=[(None, None), (17, None), (200, None), (None, 2.0), (33, 5.0)],
 )
 def test_output_is_the_reference_s(
     attention: Attention,
     kv_heads: int,
     head_dim: int,
     dtype: torch.dtype,
-    window: int | None,
-    softcap: float | None,
+    limits: tuple[int | None, float | None],
 ) -> None:
+    window, softcap = limits
     lengths = [1, 127, 128, 129, 500, 64]
     per_pass = [[1, 1, 1, 1, 1, 1], [1, 5, 8, 9, 64, 63], [1, 64, 7, 17, 2, 64]]
     if is_slow(attention):

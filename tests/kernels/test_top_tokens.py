@@ -12,6 +12,7 @@ from torch import Tensor
 
 from specbatch.kernels.verify import reference
 from specbatch.kernels.verify.contract import SamplingRows, TopRows, TopTokens, Verdict
+from support.grids import pairwise
 
 Arguments = tuple[Tensor, Tensor, Tensor, Tensor, SamplingRows]
 KINDS = ("greedy", "temperature", "filtered")  # the first is full of ties
@@ -34,9 +35,7 @@ def verdict_of(implementation: str, arguments: Arguments) -> tuple[Verdict, TopT
     return verdict, verdict.top
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("count", [1, 3, 20])
-@pytest.mark.parametrize("vocab", [1, 7, 111, 1025, 2500])
+@pairwise(kind=KINDS, count=[1, 3, 20], vocab=[1, 7, 111, 1025, 2500])
 def test_they_are_the_first_of_the_naively_sorted_row(
     implementation: str, vocab: int, count: int, kind: str
 ) -> None:

@@ -95,7 +95,7 @@ def test_tokens_are_those_of_logits_changed_beforehand(
         at, draft = counters_of(rows), torch.full((rows,), PLACEHOLDER)
         offsets = torch.arange(rows + 1)
         got = verify_with.verify(logits, draft, offsets, at, adjusted(plain, entries))
-        moved = reference._adjusted(logits, adjusted(plain, entries).adjust)  # type: ignore[arg-type] # set just above
+        moved = reference.adjusted(logits, adjusted(plain, entries).adjust)  # type: ignore[arg-type] # set just above
         expected = verify_with.sample(moved, at, plain)
         assert torch.equal(got.tokens, expected)
         assert torch.equal(verify_with.sample(logits, at, adjusted(plain, entries)), got.tokens)

@@ -4,7 +4,7 @@ Every case is drawn from its number, so a failing one is repeated by it. Inputs 
 (`--dry-run` reads and checks all rows); a model is loaded and run, where it passes the first look.
 Its folder's config, weights, generation config, tokenizer or chat template is damaged.
 
-The default suite has 40 cases; `--long` has 2,000, most of an hour on two busy cores.
+40 cases run by default; the tier `long` has the rest of 2,000, most of an hour on two busy cores.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import random
 import shutil
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -254,29 +254,37 @@ def of_model(number: int, folder: Path, pair: TinyPair) -> Came:
     return run(folder, "--input", "in.jsonl", "--verifier", spoiled)
 
 
-def cases(form: str, request: pytest.FixtureRequest) -> Iterator[int]:
-    counts = ALL if request.config.getoption("--long") else FEW
-    yield from range(counts[form])
+def cases(form: str) -> list[Any]:
+    """The few, and all others in hundreds."""
+    few, every = FEW[form], ALL[form]
+    others = [range(first, min(first + 100, every)) for first in range(few, every, 100)]
+    return [range(few), *(pytest.param(some, marks=pytest.mark.long) for some in others)]
 
 
 INPUTS: dict[str, Callable[[Path, random.Random], Path]] = {"parquet": parquet, "jsonl": jsonl}
 
 
-@pytest.mark.parametrize("form", INPUTS)
-def test_damaged_inputs(
-    tmp_path: Path, tiny_pair: TinyPair, request: pytest.FixtureRequest, form: str
-) -> None:
-    for number in cases(form, request):
+def check_inputs(form: str, numbers: range, tmp_path: Path, pair: TinyPair) -> None:
+    for number in numbers:
         folder = tmp_path / f"{number}"
         folder.mkdir()
-        check(f"{form} {number}", of_input(number, form, folder, tiny_pair))
+        check(f"{form} {number}", of_input(number, form, folder, pair))
         shutil.rmtree(folder)
 
 
-def test_damaged_models(
-    tmp_path: Path, tiny_pair: TinyPair, request: pytest.FixtureRequest
-) -> None:
-    for number in cases("model", request):
+@pytest.mark.parametrize("numbers", cases("parquet"), ids=str)
+def test_damaged_tables(tmp_path: Path, tiny_pair: TinyPair, numbers: range) -> None:
+    check_inputs("parquet", numbers, tmp_path, tiny_pair)
+
+
+@pytest.mark.parametrize("numbers", cases("jsonl"), ids=str)
+def test_damaged_lines(tmp_path: Path, tiny_pair: TinyPair, numbers: range) -> None:
+    check_inputs("jsonl", numbers, tmp_path, tiny_pair)
+
+
+@pytest.mark.parametrize("numbers", cases("model"), ids=str)
+def test_damaged_models(tmp_path: Path, tiny_pair: TinyPair, numbers: range) -> None:
+    for number in numbers:
         folder = tmp_path / f"{number}"
         folder.mkdir()
         check(f"model {number}", of_model(number, folder, tiny_pair))

@@ -33,6 +33,8 @@ from support import demo
 from support.databases import new_database, sqlite_store
 from support.workers import BIN, wait_until, worker
 
+pytestmark = pytest.mark.pipeline  # starts processes
+
 JOB = {
     "input": {"uri": "prompts.parquet"},
     "output": {"uri": "out/{{ logical_time.compact }}"},

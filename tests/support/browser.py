@@ -44,7 +44,7 @@ class Browser:
     def __enter__(self) -> Browser:
         program = shutil.which("chromium")
         if program is None:
-            raise BrowserError("chromium is missing: `jobs/setup/ensure-servers` installs it")
+            raise BrowserError("chromium is missing: `tools/setup/ensure-servers` installs it")
         self._folder = tempfile.mkdtemp(prefix="specbatch-browser-")
         theirs_in, self._to = _pipe()
         self._from, theirs_out = _pipe()

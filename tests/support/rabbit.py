@@ -1,6 +1,6 @@
 """A private RabbitMQ: its own node name, folders, ports and port mapper (epmd).
 
-It takes some seconds to start, so tests that use it are marked `long`.
+It takes some seconds to start, so tests that use it are integrations.
 """
 
 from __future__ import annotations

@@ -70,6 +70,7 @@ class PrivateServer(ABC):
     start_cap_sec: ClassVar[float] = 60.0
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
     kill_signal: ClassVar[signal.Signals] = signal.SIGKILL
+    may_start: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self.port = 0
@@ -110,6 +111,8 @@ class PrivateServer(ABC):
         return self._process is not None and self._process.poll() is None
 
     def __enter__(self) -> Self:
+        if not PrivateServer.may_start:
+            raise ServerError(f"a test of the tier `unit` starts {self.name}: mark it `pipeline`")
         self.folder = Path(tempfile.mkdtemp(prefix=f"specbatch-{self.name}-", dir=_temp_root()))
         self._log = (self.folder / "server.log").open("ab")
         try:

@@ -56,7 +56,6 @@ def test_s3_is_where_the_environment_leads_boto3(s3: Any) -> None:
     assert s3.client().get_object(Bucket=s3.bucket, Key="a/b")["Body"].read() == b"bytes"
 
 
-@pytest.mark.long
 def test_rabbit_keeps_durable_messages_when_it_is_killed(own_rabbit: PrivateRabbit) -> None:
     from kombu.connection import Connection
 
@@ -70,7 +69,6 @@ def test_rabbit_keeps_durable_messages_when_it_is_killed(own_rabbit: PrivateRabb
         assert connection.SimpleQueue("kept").get(timeout=10).payload == {"n": 7}
 
 
-@pytest.mark.long
 def test_rabbit_urls_are_empty_virtual_hosts(rabbit_url: str) -> None:
     from kombu.connection import Connection
 

@@ -30,6 +30,8 @@ from specbatch.workers.tasks import register
 from support.databases import sqlite_store
 from support.models import TinyPair
 
+pytestmark = pytest.mark.pipeline  # starts processes
+
 ROWS, GROUP = 12, 4
 NO_TIME = StageTiming(0.0, 0.0)
 

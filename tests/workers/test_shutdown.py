@@ -18,6 +18,8 @@ from specbatch.workers.shutdown import GracefulShutdown
 from support import demo
 from support.workers import command, wait_until, worker
 
+pytestmark = pytest.mark.pipeline  # starts processes
+
 
 class Engines:
     """Tells when it is stopped."""
