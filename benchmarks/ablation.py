@@ -29,8 +29,8 @@ from specbatch.schemas.records import SamplingParams
 
 KINDS = ("plain", "noisy", "stepped", "drifting", "collapsing", "ramping")
 SOURCES = ("free", "model", "both", "models")
-SEQUENCES = (1, 8, 40)
-STEPS = 700  # of depth 0, for a run's tokens; more with few sequences
+SEQUENCES = (2, 8, 32)
+STEPS = 600  # of depth 0, for a run's tokens; more with few sequences
 PASSAGE_TOKENS = 40
 REPLAN_SEC, REPLAN_SEQUENCE_SEC = 8e-5, 6e-6  # of a replan, and of each sequence it looks at
 PARAMS = SamplingParams(max_tokens=1_000_000)
@@ -43,11 +43,11 @@ class World:
     sequences: int
     seed: int
 
-    def pass_sec(self, tokens: int) -> float:
+    def pass_sec(self, tokens: int, sequences: int) -> float:
         """Of the verifier, before noise and drift."""
         if self.kind == "stepped":
-            return 5e-3 + 2.4e-3 * -(-tokens // 16) + 4e-5 * self.sequences
-        return 8e-4 + 2.5e-5 * tokens + 1.5e-5 * self.sequences
+            return 5e-3 + 2.4e-3 * -(-tokens // 16) + 4e-5 * sequences
+        return 8e-4 + 2.5e-5 * tokens + 1.5e-5 * sequences
 
     def slowness(self, noise: random.Random, done: float) -> float:
         """What a pass takes longer, `done` being the share of the tokens that are decided."""
@@ -139,14 +139,20 @@ def sources_of(world: World, clock: Clock) -> list[Source]:
     return found[world.sources]
 
 
+def sequence_of(number: int, length: int) -> Sequence:
+    tag = ("easy", "hard")[number % 2]
+    request = Request(f"{number}", (1, 2, 3), PARAMS, seed=number, route=Route("job", tag))
+    return Sequence(request, frozenset(), max_length=3 + length)
+
+
 def run(world: World, drafts: bool = True) -> float:
     """Seconds for the world's tokens."""
     clock, draw = Clock(), random.Random(world.seed)
     noise = random.Random(world.seed + 1)
     sources = sources_of(world, clock) if drafts else []
     by_name = {source.name: source for source in sources}
-    steps = STEPS * (6 if world.sequences == 1 else 2 if world.sequences == 8 else 1)
-    wanted, decided, numbers = steps * world.sequences, 0, iter(range(10**9))
+    steps = STEPS * (4 if world.sequences == 2 else 2 if world.sequences == 8 else 1)
+    wanted, decided, running = steps * world.sequences, 0, []
     with patch.object(speculator, "time", clock):
         made = speculator.Speculator(sources, coin=random.Random(world.seed + 2).random)
         choose = made._options_of_all
@@ -157,20 +163,18 @@ def run(world: World, drafts: bool = True) -> float:
 
         made._options_of_all = choosing  # type: ignore[method-assign, assignment]
 
-        def new() -> Sequence:
-            number, tag = next(numbers), draw.choice(("easy", "hard"))
-            request = Request(f"{number}", (1, 2, 3), PARAMS, seed=number, route=Route("job", tag))
-            return Sequence(request, frozenset(), max_length=3 + draw.randint(60, 360))
-
-        running = [new() for _ in range(world.sequences)]
-        while decided < wanted:
+        lengths = [draw.randint(60, 360) for _ in range(wanted // 210)]
+        waiting = [sequence_of(number, length) for number, length in enumerate(lengths)]
+        while waiting or running:
+            while waiting and len(running) < world.sequences:
+                running.append(waiting.pop())
             count, done = len(running), decided / wanted
             plan = made.propose(running, lambda _, wanted: wanted)
             drafted = sum(map(len, plan.drafts))
-            seconds = world.pass_sec(count + drafted) * world.slowness(noise, done)
+            seconds = world.pass_sec(count + drafted, count) * world.slowness(noise, done)
             clock.now += seconds
             made.knowledge.step_time.observe(count + drafted, count, seconds)
-            for i, (sequence, draft) in enumerate(zip(list(running), plan.drafts, strict=True)):
+            for sequence, draft in zip(running, plan.drafts, strict=True):
                 agreed, at, seed = 0, len(sequence.tokens), sequence.request.seed
                 if draft:
                     base = by_name[draft.proposer].base[str(sequence.request.route.tag)]
@@ -183,7 +187,7 @@ def run(world: World, drafts: bool = True) -> float:
                 made.on_verified(sequence, draft, agreed)
                 if sequence.remaining <= 0:
                     made.forget(sequence)
-                    running[i] = new()
+            running = [sequence for sequence in running if sequence.remaining > 0]
     return clock.now
 
 

@@ -138,7 +138,9 @@ def test_a_course_ends_when_another_number_of_sequences_takes_part(
     assert (made.speculator._replans > replans) is replanned
 
 
-def test_only_a_look_at_all_sequences_judges(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_replan_of_all_sequences_is_recorded(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One in eight cannot pay for the call of a draft model that all would share."""
     judged: list[tuple[int, int]] = []
 
@@ -147,7 +149,7 @@ def test_only_a_look_at_all_sequences_judges(clock: Clock, monkeypatch: pytest.M
     ) -> None:
         judged.append((len(picked), count))
 
-    monkeypatch.setattr(speculator, "judge", keep)
+    monkeypatch.setattr(speculator, "record_decisions", keep)
     simulation(clock, Source("poor", 0.05), count=32)
     assert judged
     assert all(of == count for of, count in judged), judged

@@ -15,11 +15,11 @@ from specbatch.pipeline.engines.contract import Request, Route
 from specbatch.pipeline.engines.exact.engine import Engine
 from specbatch.pipeline.engines.exact.host import EngineHost
 from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelProposer
-from specbatch.pipeline.engines.exact.speculation import router
 from specbatch.pipeline.engines.exact.speculation.options import Option
 from specbatch.pipeline.engines.exact.speculation.router import Router
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.engines.models.model_folder import inspect_model
+from specbatch.pipeline.policy import tuning
 from specbatch.pipeline.policy.acceptance import Tracks
 from specbatch.pipeline.policy.depth import Controller
 from specbatch.pipeline.policy.knowledge import Knowledge
@@ -196,7 +196,7 @@ def test_hope_fades_from_when_a_model_was_asked_last_not_from_its_last_trial() -
 
 
 def test_when_models_were_asked_is_not_remembered_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router, "MOST_ASKED", 1000)
+    monkeypatch.setattr(tuning, "MOST_ASKED", 1000)
     replans, tried = Looks(), 0
     for i in range(10_000 // 8):
         routes = [Route(f"{i} {k}") for k in range(8)]
