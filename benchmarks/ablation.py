@@ -231,7 +231,6 @@ MECHANISMS: dict[str, Removal] = {
     "soften": replaced(acceptance.Tracks, "soften", lambda *_: None),
     "drift": replaced(step_cost.StepTime, "_follow", lambda *_: None),
     "noise": constants(NOISE_MEMORY=1e12),
-    "borrowing": replaced(step_cost.StepTime, "_borrowed", lambda *_: []),
     "stale": constants(CELL_STALE=10**12),
     "pass-clip": constants(PASS_CLIP=1e9),
     "pools": replaced(step_cost, "_never_falling", lambda values, _: values),

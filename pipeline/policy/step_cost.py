@@ -176,7 +176,6 @@ class StepTime:
     _lined_at: int = -tuning.LINE_FRESH
     _weights: tuple[float, float, float] = tuning.PASS_GUESS_SEC
     _curves: dict[tuple[int, int, int, float], NDArray[np.float64]] = field(default_factory=dict)
-    _lent: dict[int, list[_Cell]] = field(default_factory=dict)  # by sequences; as fresh as those
 
     @property
     def _band(self) -> float:
@@ -240,7 +239,6 @@ class StepTime:
         if self._is_stale(self._drawn_at, tuning.CURVE_FRESH):
             self._drawn_at = self.observations
             self._curves.clear()
-            self._lent.clear()
             if self._is_stale(self._lined_at, tuning.LINE_FRESH):
                 self._lined_at, self._weights = self.observations, self._line()
         key = (first, sequences, last, optimism)
@@ -258,10 +256,8 @@ class StepTime:
         tokens = np.arange(first, last + 1)
         base, row, sequence = self._weights
         line = np.asarray(base + sequence * sequences + row * tokens, dtype=np.float64)
-        if sequences not in self._lent:
-            self._lent[sequences] = self._borrowed(sequences)
-        cells = [*self._cells.get(_batch_bucket(sequences), {}).values(), *self._lent[sequences]]
-        known = sorted(cells, key=lambda c: c.tokens)
+        cells = self._cells.get(_batch_bucket(sequences), {})
+        known = sorted(cells.values(), key=lambda c: c.tokens)
         if known:
             at = np.array([cell.tokens for cell in known])
             # A cell of few observations is taken for the line's price as far as they are missing.
@@ -280,39 +276,6 @@ class StepTime:
             price = _never_falling(sure * seen + (1.0 - sure) * expected, weights)
             line = _between(tokens, at, price, line, expected, optimism)
         return self.drift * np.maximum.accumulate(np.maximum(line, 1e-9))
-
-    def _borrowed(self, sequences: int) -> list[_Cell]:
-        """Sizes that were met with nearly as many sequences, and never with so many: tokens are
-        what a pass costs most, whosever they are. Each counts as few observations."""
-        base, row, sequence = self._weights
-        bucket = _batch_bucket(sequences)
-        met = {
-            size
-            for size, cell in self._cells.get(bucket, {}).items()
-            if cell.seen >= tuning.CELL_SURE
-        }
-        found: dict[int, _Cell] = {}
-        for near in (
-            bucket + away * side for away in range(1, tuning.NEAR_BUCKETS + 1) for side in (1, -1)
-        ):
-            for size, cell in self._cells.get(near, {}).items():
-                if (
-                    size in met
-                    or size in found
-                    or cell.seen < tuning.CELL_SURE
-                    or cell.tokens < sequences
-                ):
-                    continue
-                rest = base + row * cell.tokens
-                scale = (rest + sequence * sequences) / (rest + sequence * cell.sequences)
-                found[size] = _Cell(
-                    cell.tokens,
-                    sequences,
-                    scale * cell.seconds,
-                    tuning.CELL_SURE,
-                    self.observations,
-                )
-        return list(found.values())
 
     def _line(self) -> tuple[float, float, float]:
         """Seconds of a pass, a token and a sequence, by least squares over the cells."""

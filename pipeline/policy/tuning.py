@@ -42,7 +42,6 @@ LEAST_DRIFT = 0.03  # the smallest drift that is believed, beyond what noise alo
 NOISE_DRIFT = 0.5  # … makes of that mean, which is so many times as much …
 MOST_DRIFT = 0.075  # … but no more than this: drift itself looks like noise at first
 NOISE_MEMORY = 128  # passes that the noise reaches back
-NEAR_BUCKETS = 3  # batch buckets up and down that prices are borrowed from
 SLOPE_PASSES = 3  # passes with drafts, before the price of a token is known
 PASS_GUESS_SEC = (2e-3, 5e-5, 1e-6)  # of a pass, a token, a sequence, while nothing is known
 CURVE_FRESH = 16  # passes for which a price curve that was drawn still holds

@@ -143,25 +143,6 @@ def test_a_drift_that_no_machine_has_is_refused(drift: float) -> None:
         StepTime.restored(state)
 
 
-@pytest.mark.parametrize("sequences", [10, 12, 7])
-def test_sizes_met_with_nearly_as_many_sequences_tell_what_they_cost(sequences: int) -> None:
-    """Sequences come and go, and a job's last ones are of every number there is."""
-    step_time = observed(stepped, 9, [0, 1, 2, 3, 4, 5, 6])
-    step_time.observe(sequences, sequences, stepped(sequences, sequences))
-    for tokens in range(18, 64, 9):
-        expected = stepped(tokens, sequences)
-        assert step_time.predict(tokens, sequences) == pytest.approx(expected, rel=0.03)
-    assert not step_time.knows(18, sequences), "it is worth a trial all the same"
-
-
-def test_what_was_met_with_so_many_sequences_outweighs_what_was_met_with_others() -> None:
-    step_time = observed(linear, 9, [0, 1, 2])
-    for _ in range(60):
-        for tokens in (10, 18, 27):
-            step_time.observe(tokens, 10, 1.4 * linear(tokens, 10))
-    assert step_time.predict(18, 10) == pytest.approx(1.4 * linear(18, 10), rel=0.03)
-
-
 def test_a_tokens_price_is_unknown_until_drafts_were_verified() -> None:
     step_time = StepTime()
     for _ in range(20):
