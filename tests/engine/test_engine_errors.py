@@ -233,7 +233,7 @@ def test_a_proposer_that_raises_costs_its_drafts(tiny_pair: TinyPair, method: st
     assert one.engine.stats.proposer_failures == faulty.calls
     assert one.engine.stats.raised_passes == 0
     if method == "propose":
-        assert faulty.calls == PATIENCE, "then it rests"
+        assert faulty.calls == PATIENCE, "then it is disabled"
         assert sum(c.proposed for c in got.values()) == 0
     one.assert_all_blocks_are_free()
 
@@ -247,7 +247,7 @@ def test_what_a_proposer_raises_is_quoted_in_no_decision(
     one.engine.prime("theirs", ())
     one.add(*requests(4, 4)).run()
     for job in ("mine", "theirs"):
-        (reason,) = [d.reason for d in one.engine.lessons(job).decisions if "rests" in d.reason]
+        (reason,) = [d.reason for d in one.engine.lessons(job).decisions if "disabled" in d.reason]
         assert reason.endswith("in a row and is disabled for 60 s: ValueError")
     assert "is disabled for 60 s: ValueError: secret 4711" in caplog.text, "a log has the whole"
 
@@ -273,7 +273,7 @@ def test_a_lost_device_is_no_failure_of_the_proposer_s(tiny_pair: TinyPair) -> N
         one.add(*requests(2, 4)).run()
 
 
-def test_a_proposer_rests_and_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_disabled_proposer_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     class Broken:
         name = "broken"
         pass_time = None

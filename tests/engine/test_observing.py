@@ -240,7 +240,7 @@ def test_turns_of_drafting_are_told_with_their_job(tiny_pair: TinyPair) -> None:
     made = bench(tiny_pair.verifier, observer=told)
     decision_log = made.engine._speculator.decision_log
     for _ in range(3):
-        decision_log.turned("job", False, lambda: "it does not pay", 4)
+        decision_log.record_drafting("job", False, lambda: "it does not pay", 4)
     for _ in range(3):
-        decision_log.turned("job", True, lambda: "it pays", 4)
+        decision_log.record_drafting("job", True, lambda: "it pays", 4)
     assert told.turns == [("job", ALL_PROPOSERS, True), ("job", ALL_PROPOSERS, False)]

@@ -299,7 +299,7 @@ def test_a_pass_that_raises_leaves_the_law_as_it_is(
     assert_texts_follow(law_of_texts(foreign.verifier, PLAIN), list(done.values()))
 
 
-def test_a_guarded_proposer_has_laws_where_the_proposer_has(foreign: TinyPair) -> None:
+def test_a_guarded_proposer_has_draft_probs_where_the_proposer_has(foreign: TinyPair) -> None:
     params = replace(PLAIN, max_tokens=3)
     request = Request("r", PROMPT, params, 1, verification=Verification.REJECTION)
     sequence = Sequence(request, frozenset(), 9)
