@@ -6,14 +6,14 @@ later, and a folder whose files have changed is refused.
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from specbatch.pipeline.engines.contract import ModelFolder
-from specbatch.pipeline.engines.models.fingerprint import Look, unchanged
+from specbatch.pipeline.engines.models.fingerprint import Look
+from specbatch.pipeline.engines.models.fingerprint import unchanged
 from specbatch.pipeline.inputs.tokenizer import TextTokenizer
+from specbatch.pipeline.runtime.last_used import LastUsed
 from specbatch.schemas.errors import ModelChangedError, ModelError
 from specbatch.schemas.fingerprint import TEXT_PARTS, Fingerprint, differing, listed
 from specbatch.schemas.numeric_class import UNKNOWN
@@ -49,8 +49,7 @@ class Tokenizers:
         """`load` makes one from a folder's path; `models` inspects a model's folder."""
         self._load = load
         self._models = models
-        self._kept: OrderedDict[Text, TextTokenizer] = OrderedDict()  # the one used last is last
-        self._lock = threading.Lock()
+        self._kept: LastUsed[Text, TextTokenizer] = LastUsed(MOST_KEPT)
 
     def of_job(self, job: JobRow) -> TextTokenizer:
         """The tokenizer that the job has pinned, or that of its verifier's folder if it has none.
@@ -59,7 +58,7 @@ class Tokenizers:
         `ModelError` if the job has pinned none.
         """
         wanted = Fingerprint(job.model_fingerprint or "", job.model_parts).text
-        if wanted is not None and (known := self._known(wanted)) is not None:
+        if wanted is not None and (known := self._kept.find(wanted)) is not None:
             return known
         with with_its_model(job):
             return self._of_its_folder(job)
@@ -78,7 +77,7 @@ class Tokenizers:
         """The tokenizer of a folder that was just inspected. Raises `ModelError`, and
         `ModelChangedError` if it has changed since."""
         wanted = folder.fingerprint.text
-        if wanted is not None and (known := self._known(wanted)) is not None:
+        if wanted is not None and (known := self._kept.find(wanted)) is not None:
             return known
 
         def load(_: Look) -> TextTokenizer:
@@ -87,18 +86,4 @@ class Tokenizers:
         look, tokenizer = unchanged(folder.ref, folder.path, load)
         if look.fingerprint.text != wanted:
             raise ModelChangedError(f"the tokenizer of model `{folder.ref}` has just changed")
-        if wanted is not None:
-            self._keep(wanted, tokenizer)
-        return tokenizer
-
-    def _known(self, text: Text) -> TextTokenizer | None:
-        with self._lock:
-            if (tokenizer := self._kept.get(text)) is not None:
-                self._kept.move_to_end(text)
-            return tokenizer
-
-    def _keep(self, text: Text, tokenizer: TextTokenizer) -> None:
-        with self._lock:
-            self._kept[text] = tokenizer
-            while len(self._kept) > MOST_KEPT:
-                self._kept.popitem(last=False)
+        return tokenizer if wanted is None else self._kept.get(wanted, lambda: tokenizer)

@@ -8,8 +8,6 @@ whoever needs them reads `fresh`.
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -25,6 +23,7 @@ from specbatch.pipeline.privacy.tenants import NOBODY_PRIVATE, Privacy
 from specbatch.pipeline.runtime.anchors import Anchoring
 from specbatch.pipeline.runtime.client import Enqueue
 from specbatch.pipeline.runtime.device_time import Timing, Untimed
+from specbatch.pipeline.runtime.last_used import LastUsed
 from specbatch.pipeline.runtime.leases import LeaseKeeper
 from specbatch.pipeline.runtime.outage import Outage
 from specbatch.pipeline.runtime.sweeper import Requeuer
@@ -53,24 +52,12 @@ class KnownJobs:
 
     def __init__(self, store: Store, most: int = MOST_KNOWN) -> None:
         self._store = store
-        self._most = most
-        self._known: OrderedDict[str, Known] = OrderedDict()  # the one used last is last
-        self._lock = threading.Lock()
+        self._known: LastUsed[str, Known] = LastUsed(most)
 
     def of_group(self, job_id: str) -> Known:
         """The job of a group that was just claimed. Raises `JobNotFoundError`."""
         reach(CrashPoint.LEASE)
-        with self._lock:
-            known = self._known.get(job_id)
-            if known is not None:
-                self._known.move_to_end(job_id)
-                return known
-        known = self._read(job_id)
-        with self._lock:
-            self._known[job_id] = known
-            while len(self._known) > self._most:
-                self._known.popitem(last=False)
-        return known
+        return self._known.get(job_id, lambda: self._read(job_id))
 
     def fresh(self, job_id: str) -> Known:
         """A job that was just claimed itself. It is not kept, for it is still unfinished."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
@@ -21,6 +20,7 @@ from specbatch.pipeline.policy.tuning import (
     SHORTEST_BLOCK,
     USUAL_DRAFT_PRICE,
 )
+from specbatch.pipeline.runtime.last_used import LastUsed
 from specbatch.pipeline.storage.artefacts import DraftBlock, read_drafts
 from specbatch.pipeline.storage.history_files import HISTORY, delete_reported, name_of
 from specbatch.pipeline.storage.objects import Objects
@@ -59,6 +59,7 @@ _JOBS_KEPT = 4  # histories in memory at a time
 # One in so many of a pilot group's rows gets drafts. With one group in eight a pilot, a draft model
 # that takes half as long as the verifier then takes less than 2 % of a job, whatever its length.
 _PILOT_ROWS = 4
+_MOST_NOTED = 256  # jobs of which smaller things are kept
 
 
 @dataclass(slots=True)
@@ -89,11 +90,10 @@ class Drafting:
         self._drafts_beside = drafts_beside
         self._store = store
         self._objects = objects
-        self._histories: OrderedDict[str, _Slot] = OrderedDict()  # the one used last is last
-        self._priors: dict[str, tuple[AcceptanceCount, ...]] = {}
+        self._histories: LastUsed[str, _Slot] = LastUsed(_JOBS_KEPT)
+        self._priors: LastUsed[str, tuple[AcceptanceCount, ...]] = LastUsed(_MOST_NOTED)
         self._draft_usd: dict[str, float] = {}  # of a drafted token, by proposer
-        self._reported: set[str] = set()  # jobs whose blocks are not worth making
-        self._lock = threading.Lock()
+        self._not_worth: LastUsed[str, bool] = LastUsed(_MOST_NOTED)  # jobs where that was noted
 
     # --- when a job begins ----------------------------------------------------------------------
     def prepare(self, lease: Lease, job: JobRow, spec: JobSpec, vocabulary: str) -> None:
@@ -134,12 +134,8 @@ class Drafting:
         """What earlier jobs gave, or None."""
         if not job.report.get(HISTORY):
             return None
-        with self._lock:
-            slot = self._histories.setdefault(job.job_id, _Slot())
-            self._histories.move_to_end(job.job_id)
-            while len(self._histories) > _JOBS_KEPT:
-                self._histories.popitem(last=False)
-        with slot.lock:  # not the other one: jobs do not wait for each other's files
+        slot = self._histories.get(job.job_id, _Slot)
+        with slot.lock:  # jobs do not wait for each other's files
             if not slot.loaded:
                 slot.history, slot.loaded = self._load(job), True
             return slot.history
@@ -157,8 +153,7 @@ class Drafting:
 
         If rows of it are done again, they go without.
         """
-        with self._lock:
-            self._histories.pop(job.job_id, None)
+        self._histories.drop(job.job_id)
         try:
             delete_reported(self._objects, job)
         except (SpecbatchError, TypeError) as error:
@@ -183,20 +178,14 @@ class Drafting:
 
     def priors(self, job: JobRow) -> Sequence[AcceptanceCount]:
         """How drafts fared in earlier jobs of the name; read once per job."""
-        with self._lock:
-            known = self._priors.get(job.job_id)
-        if known is not None:
-            return known
+        return self._priors.get(job.job_id, lambda: self._read_priors(job))
+
+    def _read_priors(self, job: JobRow) -> tuple[AcceptanceCount, ...]:
         try:
-            known = tuple(self._store.acceptance(job.tenant, job.name))
+            return tuple(self._store.acceptance(job.tenant, job.name))
         except StoreError as error:
             log.warning("job %s begins without priors: %s", job.job_id, error)
-            known = ()
-        with self._lock:
-            if len(self._priors) >= 256:
-                self._priors.pop(next(iter(self._priors)))
-            self._priors[job.job_id] = known
-        return known
+            return ()
 
     # --- how far to write ahead -----------------------------------------------------------------
     def proposes(self, job: JobRow, spec: JobSpec, group_index: int) -> bool:
@@ -247,12 +236,9 @@ class Drafting:
 
     def _note_not_worth(self, job: JobRow, acceptance: float, tested: float, price: float) -> None:
         """Once per job: all its groups would say the same."""
-        with self._lock:
-            if job.job_id in self._reported:
-                return
-            if len(self._reported) >= 256:
-                self._reported.clear()  # saying it twice does no harm
-            self._reported.add(job.job_id)
+        if self._not_worth.find(job.job_id):
+            return
+        self._not_worth.get(job.job_id, lambda: True)  # noting it twice does no harm
         reason = (
             f"pre-generated drafts are accepted at {acceptance:.2f} (of the last {tested:.0f} "
             f"looked at), too little for blocks of {SHORTEST_BLOCK} tokens or more while a drafted "

@@ -18,6 +18,7 @@ from specbatch.pipeline.engines.contract import Engines, Request, Wanted
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.observe.tracing.context import Work, work_on
 from specbatch.pipeline.runtime.device_time import Timing, Untimed
+from specbatch.pipeline.runtime.last_used import LastUsed
 from specbatch.pipeline.stages.drafting import first_length
 from specbatch.pipeline.stages.requests import further, request_id_of, requests_of, row_and_sample
 from specbatch.pipeline.storage.objects import Objects
@@ -162,8 +163,7 @@ class Refiller:
     ) -> None:
         self._store, self._objects, self._host = store, objects, host
         self._timing = timing or Untimed()
-        self._readers: dict[str, ReadRows] = {}  # by job, the one used last at the end
-        self._lock = threading.Lock()
+        self._readers: LastUsed[str, ReadRows] = LastUsed(_JOBS_KEPT)
 
     def refill(self, message: RefillMessage) -> HintMessage | None:
         """The answer; None where there is nothing to guess, or nobody to guess for.
@@ -190,7 +190,8 @@ class Refiller:
         over = job.state.is_final or job.cancel_requested
         if over or prompts is None or not spec.may_propose:
             return None
-        rows = self._reader(job)(prompts)
+        read = self._readers.get(job.job_id, lambda: reader(self._objects, job, _FILES_KEPT))
+        rows = read(prompts)
         row = next((row for row in rows if row.row_index == message.row_index), None)
         if row is None or message.sample_index >= row.n:
             return None
@@ -210,15 +211,6 @@ class Refiller:
             position=len(message.output_ids),
             token_ids=done.token_ids,
         )
-
-    def _reader(self, job: JobRow) -> ReadRows:
-        """What reads the job's prompts, and keeps a few files of it."""
-        with self._lock:
-            found = self._readers.pop(job.job_id, None) or reader(self._objects, job, _FILES_KEPT)
-            self._readers[job.job_id] = found
-            if len(self._readers) > _JOBS_KEPT:
-                self._readers.pop(next(iter(self._readers)))
-        return found
 
 
 def _no_text(_: Sequence[int]) -> str:
