@@ -1,1 +1,1 @@
-"""What people look at: progress, summaries, token views."""
+"""What users and operators watch: metrics, traces, logs, reports, the terminal."""

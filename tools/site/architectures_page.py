@@ -7,9 +7,8 @@ from specbatch.tools.site.markdown import code, page, table
 
 _INTRO = """
 A model is a folder or hub id with safetensors, its config and a tokenizer. Its architecture is
-the `model_type` of its config. Each of these is tested against `generate`; others are refused by
-name before a job starts, and so are pickled weights and models that need code of their own
-repository.
+the `model_type` of its config. Each of these is tested against `generate`. Others are refused by
+name before a job starts, as are pickled weights and models that need code of their own repository.
 """
 
 

@@ -10,9 +10,9 @@ from specbatch.tools.site.markdown import page
 from specbatch.tools.site.navigation import SECTIONS, flat, nav_of
 
 _INTROS = {
-    "howto": "Each page is one task, with commands that a test runs as they stand here.",
-    "explanation": "Why it works the way it does, and what can be relied on.",
-    "reference": "Made from the code whenever the site is built, so it cannot say anything else.",
+    "howto": "Each page is one task. A test runs its commands as they are written here.",
+    "explanation": "Why it works the way it does, and what you can rely on.",
+    "reference": "Made from the code whenever the site is built, so the two cannot differ.",
     "runbooks": "One page for each alert: what it looks like, where to look first, what to do.",
 }
 

@@ -24,8 +24,8 @@ EXIT_CODES = {
     3: "partial: some rows failed, the rest is in the output; of `audit`, `replay`: findings",
     4: "failed, or the store or broker is out of reach",
     5: "cancelled, or stopped by its deadline or budget",
-    6: "gave up waiting; the job goes on",
-    7: "of a worker: its device is gone, or it ended by itself; start it anew, its groups go on",
+    6: "gave up waiting; the job continues",
+    7: "of a worker: its device is gone, or it ended by itself; restart it, its groups continue",
     130: "interrupted",
 }
 
@@ -45,12 +45,12 @@ def errors_page() -> str:
 
 
 _ABOUT_ERRORS = (
-    "What the client library raises; commands print its message and leave with the code."
+    "The client library raises these; commands print the message and exit with the code."
 )
 _ABOUT_ROWS = """
-A row of the input that cannot be done is set aside with a code and a reason, and the rest goes
-on. It is in the output with `error` as its finish reason, and `specbatch show` counts such rows
-by code.
+An input row that cannot be processed is quarantined with a code and a reason, and the job goes on
+without it. The output has it with `error` as its finish reason, and `specbatch show` counts such
+rows by code.
 """
 
 

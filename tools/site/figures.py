@@ -1,4 +1,4 @@
-"""The page of what was measured: every figure is read from a result of a benchmark."""
+"""The page of measurements: every figure is read from a benchmark's result."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ RESULTS = Path(benchmarks.__file__).parent / "results"
 
 _INTRO = """
 Every figure here is read from a JSON file in `benchmarks/results` when these pages are built.
-They are of small machines without a GPU, so take ratios within a run, not absolute speeds.
-`benchmarks/NOTES.md` has what was tried and did not pay.
+They come from small machines without a GPU, so compare ratios within a run, not absolute speeds.
+`benchmarks/NOTES.md` records what was tried and did not pay off.
 """
 
 
 def figures_page() -> str:
-    """All of them."""
+    """All figures."""
     return page(
         "Figures",
         _INTRO,

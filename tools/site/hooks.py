@@ -1,8 +1,8 @@
-"""What mkdocs calls while it builds the site (`hooks` in mkdocs.yml).
+"""Hooks that mkdocs calls while it builds the site (`hooks` in mkdocs.yml).
 
-Pages of the reference are made from the code, pages of contents from the pages there are. A line
+Reference pages are made from the code, pages of contents from the pages that exist. A line
 `<!-- diagram NAME: caption -->` becomes `docs/diagrams/NAME.svg`, drawn in the page itself so that
-it has the page's colours; `<!-- charts NAME -->` becomes the charts of that benchmark's result.
+it takes the page's colours; `<!-- charts NAME -->` becomes the charts of that benchmark's result.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _DRAWN = re.compile(r"^<!-- (diagram|charts) ([a-z0-9-]+)(?:: (.+?))? -->$", re.
 
 
 def on_files(files: Files, /, *, config: MkDocsConfig) -> Files:
-    """Add the made pages, then say which page stands where."""
+    """Add the made pages, then order all pages in the navigation."""
     for path, make in MADE.items():
         files.append(File.generated(config, path, content=make()))
     written = {file.src_uri: file.content_string for file in files if file.src_uri.endswith(".md")}
@@ -56,7 +56,7 @@ def on_files(files: Files, /, *, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, /, *, config: MkDocsConfig, **_: object) -> str:
-    """Put diagrams and charts where their marks are."""
+    """Replace marks by their diagrams and charts."""
     diagrams = Path(config.docs_dir) / "diagrams"
 
     def drawn(mark: re.Match[str]) -> str:

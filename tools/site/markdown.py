@@ -9,7 +9,7 @@ _CODED = re.compile(r"(`[^`]*`)")
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; pipes and line ends in cells are made harmless."""
+    """A table; pipes and line ends in cells are escaped."""
     lines = [_line(columns), _line(["---"] * len(columns))]
     return "\n".join(lines + [_line(row) for row in rows]) + "\n"
 
@@ -21,7 +21,7 @@ def code(value: object) -> str:
 
 
 def plain(text: str) -> str:
-    """Prose from the code on one line: angle brackets are text, what is in code type stays."""
+    """Prose from the code on one line: angle brackets are text, code type is kept."""
     parts = _CODED.split(" ".join(text.split()))
     return "".join(p if p.startswith("`") else _escaped(p) for p in parts)
 
@@ -32,7 +32,7 @@ def page(title: str, intro: str, *sections: str) -> str:
 
 
 def section(title: str, *parts: str, level: int = 2, anchor: str = "") -> str:
-    """A heading and what stands under it."""
+    """A heading and the parts under it."""
     mark = f" {{ #{anchor} }}" if anchor else ""
     return "\n".join([f"{'#' * level} {title}{mark}", "", *(f"{p}\n" for p in parts if p)])
 

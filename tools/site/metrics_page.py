@@ -6,20 +6,20 @@ from specbatch.pipeline.observe.metrics.metric_names import METRICS, Kind, Metri
 from specbatch.tools.site.markdown import code, page, plain, section, table
 
 _INTRO = """
-Every worker serves these at `/metrics` in Prometheus' text format. Labels are bounded: a job is
-labelled by its name and not its id, the names beyond the first ones are `other`, and no label
-ever has a text, a row's id or a key in it.
+Every worker's process serves these at `/metrics` in Prometheus' text format. Labels are bounded:
+a job is labelled by its name and not its id, names beyond the first ones become `other`, and no
+label ever contains a text, a row's id or a key.
 """
 _OF_PROCESS = """
-What this process did since it started: add them up over processes, as `sum(rate(…[5m]))`.
+What this process did since it started. Add them up over processes, as in `sum(rate(…[5m]))`.
 """
 _OF_STORE = """
-Read from the store, so every worker tells the same: take `max(…)`, never the sum.
+Read from the store, so every process reports the same: take `max(…)`, never the sum.
 """
 
 
 def metrics_page() -> str:
-    """Every metric, by whose figure it is."""
+    """Every metric, by scope."""
     return page(
         "Metrics",
         _INTRO,
@@ -40,7 +40,7 @@ def _table(scope: Scope) -> str:
 
 def _buckets() -> str:
     rows = [(code(m.name), _bounds(m)) for m in METRICS if m.kind is Kind.HISTOGRAM]
-    return table(("metric", "upper bounds, beside +Inf"), rows)
+    return table(("metric", "upper bounds, besides +Inf"), rows)
 
 
 def _bounds(metric: Metric) -> str:

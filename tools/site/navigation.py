@@ -1,4 +1,4 @@
-"""Which page stands where. A page that nobody named comes after those of its folder."""
+"""The order of pages. A page that is not named here comes after the named ones of its folder."""
 
 from __future__ import annotations
 

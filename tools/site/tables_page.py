@@ -18,9 +18,9 @@ from specbatch.tools.site.markdown import code, page, plain, section, table
 
 _INTRO = """
 The store is a SQLite file or a PostgreSQL database, migrated by any command that opens it. Read
-it as you like; only write through specbatch. Times are seconds since 1970 by the store's clock, a
-tick is 100 ns of a device, prices are millionths of a dollar per device hour. Columns without a
-remark say what their name says. The view `token_record` has one row per token, with the columns
+it as you like; write only through specbatch. Times are seconds since 1970 by the store's clock, a
+tick is 100 ns of device time, prices are millionths of a dollar per device hour. Columns without a
+remark mean what their name says. The view `token_record` has one row per token, with the columns
 of the exported set [`tokens`](exports.md#tokens).
 """
 
@@ -62,7 +62,7 @@ def _of_table(name: str, cls: Any) -> str:
 
 
 def column_remarks(cls: Any) -> Mapping[str, str]:
-    """Column: the comment that stands behind it in its class or in one that this is made of."""
+    """The comment behind each column in its class or in a base class."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if base.__module__.startswith("specbatch."):

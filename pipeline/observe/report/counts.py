@@ -201,17 +201,15 @@ class Tally:
         self.plain_passes += plain
         if not kept:
             return
-        drafted, makers = row.drafted, row.makers
-        if len(drafted) != len(kept) or len(makers) != len(
-            kept
-        ):  # recorded before sources were kept
+        drafted, proposers = row.drafted, row.makers
+        if not len(drafted) == len(proposers) == len(kept):  # recorded before sources were kept
             self._count(row.group_index, UNKNOWN_SOURCE, kept, kept)
             return
         for number, source in enumerate(row.sources):
             if len(row.sources) == 1:
                 self._count(row.group_index, source, drafted, kept)
                 continue
-            mine = [i for i, maker in enumerate(makers) if maker == number]
+            mine = [i for i, proposer in enumerate(proposers) if proposer == number]
             one = [drafted[i] for i in mine], [kept[i] for i in mine]
             self._count(row.group_index, source, *one)
 

@@ -200,7 +200,7 @@ class Facts:
     by_source: tuple[Drafts, ...]
     over_time: tuple[Moment, ...]
     depths: tuple[Bar, ...]  # passes by draft tokens
-    positions: tuple[Drafts, ...]  # by place in the draft, from 1
+    positions: tuple[Drafts, ...]  # by position in the draft, from 1
     fill: tuple[Bar, ...]  # passes by sequences of this job in them
     mean_fill: float | None
     fill_sampled: int  # one pass in so many was sampled
