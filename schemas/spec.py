@@ -18,7 +18,7 @@ from specbatch.schemas.records import JobRow, SamplingParams, Verification
 from specbatch.schemas.sealing import no_key
 from specbatch.schemas.speculation_spec import SpeculationSpec
 
-PILOT_EVERY_GROUPS = 8
+PILOT_EVERY_GROUPS, PILOT_EVERY_TOKENS = 16, 65_536  # whichever is more
 
 MAX_STOPS, MAX_STOP_CHARS = 16, 256
 MAX_TOKENS_NAMED = 1024  # in logit_bias, in bad_token_ids
@@ -301,10 +301,13 @@ class JobSpec(Part):
         """Whether a group passes through the propose stage.
 
         Drafts made beforehand are paid for whether they are used or not. So `auto` makes them for
-        all groups where they were worth it before, and else for the last group of each eight: a
-        pilot, which is enough to know what they are worth here. A shorter job has none.
+        all groups where they were worth it before, and else for a pilot: one group in 16, or in as
+        many as may have 65,536 tokens. That is enough to know what they are worth here, and a
+        shorter job has none.
         """
-        pilot = group_index % PILOT_EVERY_GROUPS == PILOT_EVERY_GROUPS - 1
+        tokens = self.group_size * self.sampling.n * self.sampling.max_tokens
+        period = max(PILOT_EVERY_GROUPS, -(-PILOT_EVERY_TOKENS // tokens))
+        pilot = group_index % period == period - 1
         every = self.speculation.pregenerate is True or worth_it
         return self.may_propose and (pilot or every)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 
-PILOT_TOKENS = 16  # while nothing is known
+PILOT_TOKENS = 16  # while nothing is known, and at most a quarter of a completion
 JUDGED_TESTS = 64  # block tokens looked at, before acceptance is believed
 USUAL_PRICE = 0.25  # of a drafted token in verified ones, while it is not measured
 _LOST = 0.25  # disagreements after which a block is not found again
@@ -26,7 +26,7 @@ def block_length(acceptance: float, tested: float, most: int, price: float | Non
     token beside a verified one, as of now.
     """
     if tested < JUDGED_TESTS:
-        return min(PILOT_TOKENS, most)
+        return min(PILOT_TOKENS, max(SHORTEST, most // 4), most)
     price = USUAL_PRICE if price is None else price
     if acceptance <= price:
         return 0

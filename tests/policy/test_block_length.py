@@ -7,13 +7,16 @@ import pytest
 from specbatch.pipeline.policy.block_length import (
     JUDGED_TESTS,
     PILOT_TOKENS,
+    SHORTEST,
     block_length,
 )
 
 
 def test_a_pilot_is_short_whatever_little_is_known() -> None:
     assert block_length(1.0, JUDGED_TESTS - 1, 512) == PILOT_TOKENS
-    assert block_length(0.0, 0.0, 8) == 8
+    assert block_length(0.0, 0.0, 32) == 8, "a quarter of a completion"
+    assert block_length(0.0, 0.0, 8) == SHORTEST
+    assert block_length(0.0, 0.0, 3) == 3
 
 
 def test_drafts_that_always_fit_are_as_long_as_may_be() -> None:
