@@ -70,7 +70,9 @@ class SamplingSpec(Part):
     """How completions are sampled; a row's own values (bodies, `sampling_column`) win."""
 
     max_tokens: int = Field(default=128, ge=1, le=131072, description="most tokens of a completion")
-    min_tokens: int = Field(default=0, ge=0, le=131072, description="no end before so many tokens")
+    min_tokens: int = Field(
+        default=0, ge=0, le=131072, description="no end before this many tokens"
+    )
     temperature: float = Field(default=0.0, ge=0.0, le=10.0, description="0 is greedy")
     top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="nucleus; 1 is off")
     top_k: int = Field(default=0, ge=0, description="the k likeliest tokens; 0 is off")
@@ -117,7 +119,7 @@ class SamplingSpec(Part):
         default=0,
         ge=0,
         le=MAX_TOP_LOGPROBS,
-        description="and those of so many most likely tokens; above 0 implies logprobs",
+        description="also of this many most likely tokens; above 0 implies logprobs",
     )
 
     @model_validator(mode="before")
@@ -220,14 +222,14 @@ class JobSpec(Part):
         min_length=1,
         max_length=100,
         pattern=r"^[\w.@:+ -]+$",
-        description="how it is listed, and whose earlier nights it learns from",
+        description="the job's name in lists; it learns from earlier runs of the same name",
     )
     tenant: str = Field(
         default="default",
         min_length=1,
         max_length=100,
         pattern=r"^[\w.@-]+$",
-        description="whose job it is: its share, its privacy, its history",
+        description="the tenant that the job belongs to: its share, its privacy, its history",
     )
     input: InputSpec
     output: OutputSpec

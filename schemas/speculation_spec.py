@@ -25,7 +25,7 @@ class SpeculationSpec(Part):
     )
     sources: Literal["hybrid"] | tuple[Source, ...] = Field(
         default="hybrid",
-        description="who may draft; hybrid: all there are, the most promising at each step",
+        description="sources of drafts; hybrid: all there are, the most promising at each step",
     )
     max_depth: Cap | None = Field(default=None, description="draft tokens per step at most")
     tag_depths: tuple[tuple[str, Cap], ...] = Field(
@@ -58,7 +58,8 @@ class SpeculationSpec(Part):
 
     verification: Verification = Field(
         default=Verification.COUPLED,
-        description="coupled: outputs do not depend on drafts; rejection, block: only their law",
+        description="coupled: outputs do not depend on drafts; rejection, block: only their "
+        "distribution does not",
     )
 
     @property

@@ -39,7 +39,7 @@ def beside(settings: Settings, concurrency: int) -> Iterator[ProcessBeside]:
 
 
 class ProcessBeside:
-    """Starts the process, and starts it anew when it dies."""
+    """Starts the process, and restarts it when it dies."""
 
     def __init__(
         self, settings: Settings, concurrency: int, restart_sec: float = RESTART_SEC

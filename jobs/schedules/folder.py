@@ -44,7 +44,7 @@ class Folder:
         try:
             made = load_schedule(file)
         except UsageError as error:
-            goes_on = " (it goes on as it was)" if file in self._schedules else ""
+            goes_on = " (its last valid version stays in force)" if file in self._schedules else ""
             log.error("%s%s", error, goes_on)
             return
         for other, schedule in self._schedules.items():

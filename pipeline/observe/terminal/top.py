@@ -36,7 +36,7 @@ STALE_SEC = 60.0  # a worker that was not heard of for so long may be gone
 WIDE = 110  # columns of a terminal that has room for everything
 _BAR = 12
 _NOBODY = "no worker was heard of: start `specbatch worker`"
-_NOT_YET = "somebody holds work, and has not told of a device yet"
+_NOT_YET = "a worker holds work and has not announced a device yet"
 _LEFT_OUT = ("name", "", "tokens")  # of narrow ones
 
 
