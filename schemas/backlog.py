@@ -196,7 +196,7 @@ class PinnedJob:
 
 _DOES = {
     Stage.INGEST: "reads inputs (`specbatch worker ingest`, or `all`)",
-    Stage.PROPOSE: "drafts with model `{model}` (its groups go on without when they waited long)",
+    Stage.PROPOSE: "drafts with model `{model}` (its groups continue without drafts after a while)",
     Stage.RECORD: "records groups (`specbatch worker record`, or `all`)",
     Stage.PUBLISH: "publishes outputs (`specbatch worker record`, or `all`)",
 }

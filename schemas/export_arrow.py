@@ -51,13 +51,13 @@ _SEED = _col("seed", _INT64, "seed of this sample")
 _PROMPT_TOKENS = _col("prompt_tokens", _INT32, "tokens of the prompt")
 _COMPLETION_TOKENS = _col("completion_tokens", _INT32, "tokens of the completion")
 _FINISH_REASON = _col("finish_reason", _STRING, "`stop`, `length`, `error` or `cancelled`")
-_PROPOSED = _col("proposed", _INT32, "draft tokens the verifier looked at")
+_PROPOSED = _col("proposed", _INT32, "draft tokens that the verifier checked")
 _ACCEPTED = _col("accepted", _INT32, "draft tokens it agreed with")
 _PASSES = _col("verifier_passes", _INT32, "its passes that decided tokens of this completion")
 _VERIFIER = _col("verifier", _STRING, "the model that decided")
 _PROPOSER = _maybe("proposer", _STRING, "the job's draft model, if any")
 _TICKS = (
-    _col("prefill_ticks", _INT64, "device time spent on reading the prompt, in ticks of 100 ns"),
+    _col("prefill_ticks", _INT64, "device time spent on reading the prompt, in units of 100 ns"),
     _col("verify_ticks", _INT64, "… on deciding tokens that were kept"),
     _col("draft_ticks", _INT64, "… in draft models"),
     _col("rejected_ticks", _INT64, "… on draft tokens that were refused"),
@@ -66,7 +66,7 @@ _TICKS = (
 )
 _PRICES = (
     _col("price_microusd", _INT64, "price of the device, millionths of a dollar an hour"),
-    _col("ahead_ticks", _INT64, "time of the device that drafted ahead, in ticks"),
+    _col("ahead_ticks", _INT64, "time of the device that drafted ahead, in units of 100 ns"),
     _col("ahead_price_microusd", _INT64, "that device's price"),
 )
 
@@ -103,7 +103,7 @@ COMPLETIONS = pa.schema(
         _maybe("steps", _LONGS, "of each pass: number of the verifier's step, in its process"),
         _maybe("pass_ticks", _LONGS, "of each pass: this completion's share of that step"),
         _maybe("sources", _NAMES, "names of the proposers that drafted for it"),
-        _maybe("makers", _IDS, "of each pass with a draft: whose it was, a place in `sources`"),
+        _maybe("makers", _IDS, "of each pass with a draft: its proposer, a place in `sources`"),
         _maybe("drafted", _IDS, "of each pass with a draft: its tokens"),
         _maybe("rejected", _IDS, "of each corrected token: what the draft had there"),
         _VERIFIER,
@@ -128,7 +128,7 @@ TOKENS = pa.schema(
         _col("position", _INT32, "place in the completion, from 0"),
         _col("token_id", _INT32, "the token"),
         _col("origin", _STRING, "`plain`, `accepted`, `corrected` or `bonus`"),
-        _maybe("proposer", _STRING, "who drafted in its pass; null where nobody did"),
+        _maybe("proposer", _STRING, "the proposer in its pass; null if there was none"),
         _maybe("verifier_step", _INT64, "number of the verifier's step, in its process"),
         _maybe("logprob", pa.float32(), "its log-probability by the verifier"),
         _maybe(
@@ -136,11 +136,11 @@ TOKENS = pa.schema(
             _INT32,
             "place in the draft, from 0, of an accepted or corrected token",
         ),
-        _maybe("rejected_token", _INT32, "the draft token in whose place a corrected one stands"),
+        _maybe("rejected_token", _INT32, "the draft token that a corrected one replaced"),
         _col(
             "ticks",
             _INT64,
-            "its share of its pass in ticks of 100 ns; the first token's also what is in no pass",
+            "its share of its pass in units of 100 ns; the first token has the time in no pass too",
         ),
         _col("price_microusd", _INT64, "price of the device, millionths of a dollar an hour"),
     ]
@@ -164,7 +164,7 @@ CORRECTIONS = pa.schema(
         ),
         _col("rejected_positions", _IDS, "where a draft was wrong: places in `token_ids`"),
         _col("rejected_tokens", _IDS, "of each: what the draft had there"),
-        _col("rejected_proposers", _NAMES, "of each: who drafted it"),
+        _col("rejected_proposers", _NAMES, "of each: its proposer"),
         _col("draft_positions", _IDS, "of each: its place in the draft, from 0"),
         _col("lost_tokens", _IDS, "of each: draft tokens thrown away, itself and those after it"),
     ]

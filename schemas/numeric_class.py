@@ -70,7 +70,7 @@ def class_note(kept: str | None, here: str | None) -> str | None:
     """In words, that tokens were decided in another class than the one here; None: not known so."""
     if kept is None or here is None or kept == here:
         return None
-    return f"written in numeric class {kept}, looked at again in {here}: bits may differ"
+    return f"written in numeric class {kept}, checked in {here}: bits may differ"
 
 
 class Pinned(NamedTuple):

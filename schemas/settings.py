@@ -72,10 +72,10 @@ class Settings(BaseSettings):
         # The longest step is a pass of `max_batch_tokens` prompt tokens. With 8e9 weights these are
         # 2 * 8e9 * 2,048 = 3.3e13 operations: 210 s at the 158 GFLOP/s that two cores with AVX2
         # were measured at, 820 s at a quarter of that. Loading a model is no step.
-        description="an engine whose step takes longer is given up, and its worker ends",
+        description="if a step takes longer, the engine is given up and its worker ends",
     )
     sweep_interval_sec: float = Field(
-        default=5.0, gt=0, description="how often sweepers look for work to enqueue again"
+        default=5.0, gt=0, description="how often messages for due work are sent again"
     )
     broker_reconnects: int = Field(
         default=100,
@@ -99,7 +99,7 @@ class Settings(BaseSettings):
         gt=0,
         # As long as a lease: longer than a busy proposer takes for a group, and no longer than it
         # takes to find out that one is dead.
-        description="a group that no proposer takes up for so long goes on without drafts",
+        description="a group that no proposer claims for so long continues without drafts",
     )
     max_attempts: int = Field(
         default=3, ge=1, description="claims of a group before it is cut or fails"
@@ -114,7 +114,7 @@ class Settings(BaseSettings):
     device_kind: str = Field(
         default="", description="what this worker's device is in the price book; empty: `device`"
     )
-    region: str = Field(default="local", description="where it stands, in the price book")
+    region: str = Field(default="local", description="the device's region in the price book")
     tenure: Literal["on-demand", "reserved", "spot"] = Field(
         default="reserved", description="how it is leased: on-demand, reserved or spot"
     )
@@ -150,7 +150,7 @@ class Settings(BaseSettings):
         description="memory that decoding an input may take; rows beyond it are quarantined",
     )
     actor: str = Field(
-        default="", description="whom the audit log names for what this user does; empty: user@host"
+        default="", description="this user's name in the audit log; empty: user@host"
     )
     anchor_uri: str = Field(
         default="",
@@ -164,7 +164,7 @@ class Settings(BaseSettings):
     )
     anchor_public_keys: str = Field(
         default="",
-        description="public keys whose anchors are believed too, separated by commas",
+        description="further public keys to trust, separated by commas",
     )
     timestamp_url: str = Field(
         default="", description="RFC 3161 authority that stamps anchors too; empty: none does"
@@ -185,7 +185,7 @@ class Settings(BaseSettings):
     )
     metrics_address: str = Field(
         default="127.0.0.1",
-        description="the address it serves them on; 0.0.0.0: all, and whoever reaches it may read",
+        description="the address it serves them on; 0.0.0.0: all, for anyone who reaches it",
     )
     metrics_dir: str = Field(
         default="",
@@ -199,7 +199,7 @@ class Settings(BaseSettings):
     drift_every_steps: int = Field(
         default=251,
         ge=0,
-        description="steps between two looks how far draft models are, for metrics; 0: none",
+        description="steps between two measurements of the drift of draft models; 0: none",
     )
     planned_rollout: bool = Field(
         default=False, description="announce a rollout in the metrics, so that alerts are held back"
@@ -222,7 +222,9 @@ class Settings(BaseSettings):
         description="NAME: regular expression of what is redacted too, as JSON",
     )
     presidio: bool = Field(default=False, description="redact what Presidio finds too")
-    presidio_language: str = Field(default="en", description="of the texts Presidio looks at")
+    presidio_language: str = Field(
+        default="en", description="language of the texts that Presidio checks"
+    )
     retention_days: dict[str, Annotated[float, Field(ge=0)]] = Field(
         default_factory=dict,
         description="tenant: days after which `specbatch purge` empties its jobs, as JSON",

@@ -57,7 +57,7 @@ class SpeculationSpec(Part):
     )
     sources: Literal["hybrid"] | tuple[Source, ...] = Field(
         default="hybrid",
-        description="who may draft; hybrid: all there are, the most promising at each step",
+        description="sources of drafts; hybrid: all there are, the most promising at each step",
     )
     max_depth: Cap | None = Field(default=None, description="draft tokens per step at most")
     tag_depths: tuple[tuple[str, Cap], ...] = Field(
@@ -90,7 +90,8 @@ class SpeculationSpec(Part):
 
     verification: Verification = Field(
         default=Verification.COUPLED,
-        description="coupled: outputs do not depend on drafts; rejection, block: only their law",
+        description="coupled: outputs do not depend on drafts; rejection, block: only their "
+        "distribution does not",
     )
 
     @property
@@ -168,7 +169,7 @@ class SpeculationSpec(Part):
         return self
 
 
-PILOT_EVERY_GROUPS = 8
+PILOT_EVERY_GROUPS, PILOT_EVERY_TOKENS = 16, 65_536  # whichever is more
 
 MAX_STOPS, MAX_STOP_CHARS = 16, 256
 MAX_TOKENS_NAMED = 1024  # in logit_bias, in bad_token_ids
@@ -220,7 +221,9 @@ class SamplingSpec(Part):
     """How completions are sampled; a row's own values (bodies, `sampling_column`) win."""
 
     max_tokens: int = Field(default=128, ge=1, le=131072, description="most tokens of a completion")
-    min_tokens: int = Field(default=0, ge=0, le=131072, description="no end before so many tokens")
+    min_tokens: int = Field(
+        default=0, ge=0, le=131072, description="no end before this many tokens"
+    )
     temperature: float = Field(default=0.0, ge=0.0, le=10.0, description="0 is greedy")
     top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="nucleus; 1 is off")
     top_k: int = Field(default=0, ge=0, description="the k likeliest tokens; 0 is off")
@@ -267,7 +270,7 @@ class SamplingSpec(Part):
         default=0,
         ge=0,
         le=MAX_TOP_LOGPROBS,
-        description="and those of so many most likely tokens; above 0 implies logprobs",
+        description="also of this many most likely tokens; above 0 implies logprobs",
     )
 
     @model_validator(mode="before")
@@ -370,14 +373,14 @@ class JobSpec(Part):
         min_length=1,
         max_length=100,
         pattern=r"^[\w.@:+ -]+$",
-        description="how it is listed, and whose earlier nights it learns from",
+        description="the job's name in lists; it learns from earlier runs of the same name",
     )
     tenant: str = Field(
         default="default",
         min_length=1,
         max_length=100,
         pattern=r"^[\w.@-]+$",
-        description="whose job it is: its share, its privacy, its history",
+        description="the tenant that the job belongs to: its share, its privacy, its history",
     )
     input: InputSpec
     output: OutputSpec
@@ -451,10 +454,13 @@ class JobSpec(Part):
         """Whether a group passes through the propose stage.
 
         Drafts made beforehand are paid for whether they are used or not. So `auto` makes them for
-        all groups where they were worth it before, and else for the last group of each eight: a
-        pilot, which is enough to know what they are worth here. A shorter job has none.
+        all groups where they were worth it before, and else for a pilot: one group in 16, or in as
+        many as may have 65,536 tokens. That is enough to know what they are worth here, and a
+        shorter job has none.
         """
-        pilot = group_index % PILOT_EVERY_GROUPS == PILOT_EVERY_GROUPS - 1
+        tokens = self.group_size * self.sampling.n * self.sampling.max_tokens
+        period = max(PILOT_EVERY_GROUPS, -(-PILOT_EVERY_TOKENS // tokens))
+        pilot = group_index % period == period - 1
         every = self.speculation.pregenerate is True or worth_it
         return self.may_propose and (pilot or every)
 

@@ -38,11 +38,11 @@ def audit(
     verifier: Annotated[
         str | None,
         typer.Option(
-            "--verifier", help="where the job's verifier lies, if it moved", show_default=False
+            "--verifier", help="folder of the job's verifier, if it moved", show_default=False
         ),
     ] = None,
     anchor: Annotated[
-        bool, typer.Option("--anchor", help="if all is intact, anchor the log's end as it is now")
+        bool, typer.Option("--anchor", help="if all is intact, anchor the present end of the log")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="one JSON object on one line")] = False,
 ) -> None:
@@ -104,7 +104,7 @@ def is_bad(findings: Sequence[Finding], is_fast: bool) -> bool:
 
 
 def report_lines(chain: ChainAudit, replays: ReplayAudit, record: AuditRecord) -> Iterator[str]:
-    """One line per finding, then what was looked at."""
+    """One line per finding, then what was checked."""
     for finding in record.findings:
         yield f"{finding.kind}: {finding.what}"
     if chain.left_out:

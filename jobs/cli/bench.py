@@ -40,7 +40,7 @@ def bench(
     ] = None,
     prompt_column: Annotated[str, typer.Option(help="its column with the prompt")] = "prompt",
     prompt_tokens: Annotated[
-        int, typer.Option(help="longer prompts are cut to their first so many tokens")
+        int, typer.Option(help="longer prompts are cut to this many tokens")
     ] = 256,
     n: Annotated[
         list[str], typer.Option("--n", help="numbers of prompts at once; a list, or repeat it")

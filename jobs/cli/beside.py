@@ -63,7 +63,7 @@ def with_next_port(settings: Settings) -> Settings:
 
 
 class ProcessBeside:
-    """Starts the process, and starts it anew when it dies."""
+    """Starts the process, and restarts it when it dies."""
 
     def __init__(
         self, settings: Settings, concurrency: int, restart_sec: float = RESTART_SEC

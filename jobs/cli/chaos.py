@@ -1,4 +1,4 @@
-"""`specbatch chaos`: a small job again and again, its workers and what they stand on disturbed."""
+"""`specbatch chaos`: a small job again and again, with disturbed workers and surroundings."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def chaos(
         str | None, typer.Option(help="an empty Redis database; by default one is started")
     ] = None,
     incidents: Annotated[
-        bool, typer.Option(help="every other run changes what all workers stand on")
+        bool, typer.Option(help="every other run changes what all workers depend on")
     ] = True,
     json: Annotated[bool, typer.Option("--json", help="one JSON object on one line")] = False,
 ) -> None:

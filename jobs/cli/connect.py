@@ -1,4 +1,4 @@
-"""Settings, store and broker as commands use them, with plain words for what is out of reach."""
+"""Settings, store and broker as commands use them; plain errors for servers that do not answer."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def run(app: typer.Typer, prog_name: str) -> NoReturn:
 
 
 def _masked_record(*args: Any, **kwargs: Any) -> logging.LogRecord:
-    """A record whose text and traceback show no password, whoever logs and however it is shown."""
+    """A record whose text and traceback show no password, whatever logs it."""
     record = logging.LogRecord(*args, **kwargs)
     try:
         said = record.getMessage()

@@ -87,7 +87,7 @@ def lines_table(by: By, lines: Sequence[Line]) -> Table:
 
 
 def sheet_json(sheet: Sheet, paid: Amount) -> dict[str, Any]:
-    """Ticks and units are whole numbers that add up; units as text, for JSON's are too small."""
+    """Times and costs are whole numbers that add up; costs as text, as JSON's are too small."""
     parts = {kind.value: _amount(sheet.of(kind)) for kind in TimeKind}
     return {"paid": _amount(paid), "parts": parts | {"pending": _amount(sheet.pending)}}
 

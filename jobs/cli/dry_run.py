@@ -117,7 +117,7 @@ def speed_of_earlier_jobs(settings: Settings, verifier: str) -> tuple[float, str
     if tokens and seconds:
         return tokens / seconds, f"measured on earlier jobs with this verifier ({len(found)})"
     return ASSUMED_TOKENS_PER_SEC, (
-        "assumed, for no job with this verifier has finished here; --tokens-per-sec changes it"
+        "assumed, because no job with this verifier has finished here; --tokens-per-sec changes it"
     )
 
 
@@ -171,7 +171,7 @@ def _peak_rss_mib() -> float:
 
 
 def _rss_mib() -> float:
-    """Memory in use now; the peak so far where the system does not tell."""
+    """Memory in use now; the peak so far if the system does not say."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except (OSError, ValueError, IndexError):

@@ -39,7 +39,7 @@ def export(
         int | None,
         typer.Option(
             "--min-rejections",
-            help="corrections: only completions with so many; 1 unless given",
+            help="corrections: only completions with at least this many; default 1",
             min=0,
             show_default=False,
         ),

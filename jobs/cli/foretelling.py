@@ -13,7 +13,7 @@ from specbatch.schemas.spec import JobSpec
 
 NIGHTS = 10  # the newest, that a forecast rests on
 _LOOKED_AT = 500
-NO_HISTORY = "none: no job of this name, tenant and verifier has finished here with its time known"
+NO_HISTORY = "none: no finished job of this name, tenant and verifier has a known time"
 
 
 def foretold(

@@ -56,7 +56,7 @@ def submit_here(
 
 
 def _going_on(job: JobRow) -> str:
-    return "nothing is done again" if job.state.is_final else "it goes on here"
+    return "nothing is done again" if job.state.is_final else "it resumes here"
 
 
 def run_here(
@@ -90,7 +90,7 @@ def run_here(
             here = make_client(settings, make_enqueue(app), worker.store, worker.keeper.look)
             _follow(here, app, worker, job, spec, timeout_sec)
     except KeyboardInterrupt:
-        remark(f"job {job.job_id} stopped; its finished groups are kept. To go on: {hint}")
+        remark(f"job {job.job_id} stopped; its finished groups are kept. To resume it: {hint}")
         raise typer.Exit(INTERRUPTED) from None
     except (StoreError, ObjectError) as error:
         if error.refused:
@@ -101,7 +101,7 @@ def run_here(
     except WaitTimeoutError:
         raise WaitTimeoutError(
             f"job {job.job_id} did not end within {timeout_sec:g} s and was stopped; "
-            f"to go on: {hint}"
+            f"to resume it: {hint}"
         ) from None
 
 
@@ -182,7 +182,7 @@ def _check_model(worker: Worker, job: JobRow) -> None:
             host.check()
         except ModelLostError as error:
             raise BrokenModelError(
-                f"{error}; job {job.job_id} is kept: then go on with `{retry_command(job)}`"
+                f"{error}; job {job.job_id} is kept: then resume it with `{retry_command(job)}`"
             ) from None
         except EngineError:
             continue

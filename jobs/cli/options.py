@@ -52,7 +52,7 @@ Proposers = Annotated[
 ]
 
 MaxTokens = Annotated[Whole, _option("--max-tokens", "most tokens per completion", _SAMPLING)]
-MinTokens = Annotated[Whole, _option("--min-tokens", "no stop before so many tokens", _SAMPLING)]
+MinTokens = Annotated[Whole, _option("--min-tokens", "no stop before this many tokens", _SAMPLING)]
 Temperature = Annotated[Real, _option("--temperature", "0 is greedy", _SAMPLING)]
 TopP = Annotated[Real, _option("--top-p", "nucleus; 1 is off", _SAMPLING)]
 TopK = Annotated[Whole, _option("--top-k", "the k likeliest tokens; 0 is off", _SAMPLING)]
@@ -84,7 +84,7 @@ Logprobs = Annotated[
     _option("--logprobs/--no-logprobs", "write each token's log-probability", _SAMPLING),
 ]
 TopLogprobs = Annotated[
-    Whole, _option("--top-logprobs", "and those of so many most likely tokens, 0 to 20", _SAMPLING)
+    Whole, _option("--top-logprobs", "also of this many most likely tokens, 0 to 20", _SAMPLING)
 ]
 IgnoreEos = Annotated[
     bool | None,
@@ -104,7 +104,7 @@ Sources = Annotated[
     Text,
     _option(
         "--sources",
-        "who may draft: hybrid (all), or some of block, history, ngram, draft-model as a list",
+        "sources of drafts: hybrid (all), or a list of block, history, ngram, draft-model",
         _SPEED,
     ),
 ]
@@ -129,7 +129,9 @@ Exactness = Annotated[
 GroupSize = Annotated[Whole, _option("--group-size", "prompts per unit of work", _SPEED)]
 
 Name = Annotated[Text, typer.Option("--name", help="the job's name", show_default=False)]
-Tenant = Annotated[Text, typer.Option("--tenant", help="whose job it is", show_default=False)]
+Tenant = Annotated[
+    Text, typer.Option("--tenant", help="the tenant that the job belongs to", show_default=False)
+]
 
 Priority = Annotated[
     Text, typer.Option("--priority", help="class: high, normal or low", show_default=False)
@@ -204,7 +206,7 @@ IdempotencyKey = Annotated[
     Text,
     typer.Option(
         "--idempotency-key",
-        help="submitting again with this key finds the same job and goes on with it",
+        help="submitting again with this key finds the same job and resumes it",
         show_default=False,
     ),
 ]

@@ -43,10 +43,10 @@ def purge(
         bool, typer.Option("--output", help="delete the files of the jobs' outputs as well")
     ] = False,
 ) -> None:
-    """Empty what is kept of ended jobs' texts; counts, costs and the audit log stay.
+    """Delete the stored texts of ended jobs; counts, costs and the audit log stay.
 
-    Interrupted, it goes on where it was when it is run again. Where a job's files cannot be
-    reached, its texts are emptied all the same, and the next purge (of outputs: the next one with
+    An interrupted purge resumes when you run it again. If a job's files cannot be reached, its
+    texts in the store are deleted anyway, and the next purge (of outputs: the next one with
     --output) tries the files again; the exit code is 4.
     """
     settings = load_settings()
@@ -101,7 +101,7 @@ class _Done:
 
 
 class _Failures:
-    """Jobs whose files cannot be reached, each told of once: the others need not wait for them."""
+    """Jobs whose files cannot be reached, each reported once: the others need not wait for them."""
 
     def __init__(self, again: str) -> None:
         self.job_ids: set[str] = set()

@@ -82,10 +82,10 @@ def follow(
     except StoreError as error:
         if timeout_sec is None or not isinstance(error.__cause__, NoAnswerError):
             raise
-        raise WaitTimeoutError(f"{error}; job {job.job_id} goes on") from error
+        raise WaitTimeoutError(f"{error}; job {job.job_id} continues") from error
     except KeyboardInterrupt:
         remark(
-            f"stopped waiting; job {job.job_id} goes on: `specbatch show {job.job_id}` tells how "
+            f"stopped waiting; job {job.job_id} continues: `specbatch show {job.job_id}` says how "
             f"far it is, `specbatch cancel {job.job_id}` ends it"
         )
         raise typer.Exit(INTERRUPTED) from None

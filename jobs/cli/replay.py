@@ -32,7 +32,7 @@ def replay(
     verifier: Annotated[
         str | None,
         typer.Option(
-            "--verifier", help="where the job's verifier lies, if it moved", show_default=False
+            "--verifier", help="folder of the job's verifier, if it moved", show_default=False
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="one JSON object on one line")] = False,

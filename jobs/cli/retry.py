@@ -40,7 +40,7 @@ def retry(
         bool,
         typer.Option(
             "--accept-model",
-            help="go on with the model's files as they are now: here, or where workers are",
+            help="accept the model's present files: those here, or those of the workers",
         ),
     ] = False,
     timeout: o.Timeout = None,
@@ -48,8 +48,8 @@ def retry(
 ) -> None:
     """Send a job's failed and cancelled groups, or only its quarantined rows, back to work.
 
-    With --local, go on with it here. With --numeric-class or --accept-model, a running job moves to
-    workers of that class or with those files; groups already started start again there.
+    With --local, resume it in this process. With --numeric-class or --accept-model, a running job
+    moves to workers of that class or with those files; groups already started start again there.
     """
     if timeout is not None and not local:
         raise UsageError("--timeout needs --local: without it nothing is waited for")
@@ -86,13 +86,13 @@ def _accepted(settings: Settings, c: Client, row: JobRow, local: bool) -> Models
     if not found:
         raise UsageError(
             f"no live worker has model `{row.verifier}` with other files than job {row.job_id}: "
-            "start one that has, or go on in this process with --local"
+            "start one that has, or resume the job in this process with --local"
         )
     if len(found) > 1:
         there = ", ".join(shown(models.verifier.digest) for models in found)
         raise UsageError(
             f"live workers have several versions of model `{row.verifier}` ({there}): stop those "
-            "whose version is not meant"
+            "with the wrong version"
         )
     return found[0]
 
@@ -105,7 +105,7 @@ def _tell(settings: Settings, job_id: str, count: int, json: bool) -> None:
         say(_found(job_id, count))
     if count and settings.broker_url.startswith("memory://"):
         remark(
-            "the broker is memory://, on which no other process hears of it: "
+            "the broker is memory://, which no other process can hear: "
             f"`specbatch retry {job_id} --local` does the work here"
         )
 

@@ -112,7 +112,7 @@ def _say_how_far(row: JobRow, progress: JobProgress) -> None:
 
 
 def waits_for(store: Store, row: JobRow, silence_sec: float) -> str | None:
-    """In words, what a job lacks on its way to the end, where no live worker goes on with it."""
+    """What a job needs to continue, in words, if no live worker can."""
     if row.state.is_final:
         return None
     return store.backlog().waiting(silence_sec).get(row.job_id)
@@ -155,7 +155,7 @@ def waiting_lines(row: JobRow, waits: str | None) -> list[str]:
 
 
 def class_lines(store: Store, row: JobRow) -> list[str]:
-    """A job's numeric class and what that stands for, where a worker of it has told."""
+    """A job's numeric class, and its meaning if a worker has announced it."""
     if row.numeric_class is None:
         return ["numeric class: chosen when its first group is verified"]
     lines = [f"numeric class: {row.numeric_class}"]

@@ -58,7 +58,7 @@ class SpecbatchOperator(BaseOperator):
         follows, with a warning. The output is there in any case.
     :param conn_id: a connection whose extra holds specbatch's settings; None: the environment.
     :param deferrable: wait in the triggerer instead of a worker.
-    :param poll_sec: seconds between two looks at the job.
+    :param poll_sec: seconds between two checks of the job.
     :param outlets: assets get the outcome as the event's extra; an alias gets an asset of the
         output's URI. None: an alias called `specbatch.DAG.TASK`.
     """
@@ -138,7 +138,7 @@ class SpecbatchOperator(BaseOperator):
             SpecbatchHook(self.conn_id).get_conn().cancel(job_id, place.killed)
             self.log.info("job %s cancelled: its task was ended by a user", job_id)
             return True
-        self.log.info("job %s goes on without this process", job_id)
+        self.log.info("job %s continues without this process", job_id)
         return False
 
     def _pause(self, seconds: float) -> None:

@@ -81,7 +81,7 @@ def revive(client: JobClient, standing: Standing, place: Place) -> bool:
     if standing.state is not JobState.CANCELLED or standing.stop_reason != place.killed:
         return False
     units = client.retry(standing.job_id)
-    log.info("job %s was cancelled with an earlier try: %d units go on", standing.job_id, units)
+    log.info("job %s was cancelled with an earlier try: %d units continue", standing.job_id, units)
     return units > 0
 
 
@@ -103,7 +103,7 @@ class Watch:
             self._blind_since = now if self._blind_since is None else self._blind_since
             if now - self._blind_since >= self.patience_sec:
                 raise
-            log.warning("job %s cannot be looked at for the moment: %s", self.job_id, error)
+            log.warning("job %s cannot be checked for the moment: %s", self.job_id, error)
             return None
         self._blind_since = None
         return standing
@@ -159,10 +159,10 @@ def remedy(outcome: Outcome) -> str:
         )
     if outcome.state is JobState.PARTIAL:
         return (
-            f"`specbatch show {outcome.job_id}` tells of the rows; `on_partial` says what this "
+            f"`specbatch show {outcome.job_id}` lists the rows; `on_partial` says what this "
             "means to the task"
         )
-    return f"`specbatch show {outcome.job_id}` tells why"
+    return f"`specbatch show {outcome.job_id}` says why"
 
 
 def check_on_partial(value: str) -> OnPartial:

@@ -12,7 +12,7 @@
     )
     definitions = Definitions(assets=[summaries], resources={"specbatch": SpecbatchResource()})
 
-A retry, and a re-execution of a run that failed, go on with its job: these have the run at the
+A retry, and a re-execution of a run that failed, resume its job: these have the run at the
 root of their group in common. A new run is a new job.
 """
 
@@ -100,7 +100,7 @@ class SpecbatchResource(ConfigurableResource):
     def run(
         self, context: OpExecutionContext, spec: Spec, on_partial: OnPartial = "fail"
     ) -> Outcome:
-        """Submit the step's job, or go on with it, and wait for its end.
+        """Submit the step's job, or resume it, and wait for its end.
 
         Raises `Failure` with the outcome's metadata where the end is a failure; what another try
         cannot mend is not retried. Where the outcome is to be skipped, its state says so.

@@ -48,7 +48,7 @@ class Rounds:
             except SpecbatchError as error:
                 log.error("schedule %s: %s", schedule.name, error)
             except Exception:  # a bug met by one schedule must not end the nights of all
-                log.exception("schedule %s could not be looked at", schedule.name)
+                log.exception("schedule %s could not be checked", schedule.name)
             else:
                 if following is not None:
                     wait = min(wait, max(following - self._clock(), 0.0))

@@ -120,16 +120,18 @@ class ScheduleFields(BaseModel):
     cron: str = Field(description="five fields of cron, or @daily and its like")
     time_zone: str = Field(default="UTC", description="in which the expression is read")
     catch_up: CatchUp = Field(
-        default="latest", description="of times that passed while nobody looked, what is run"
+        default="latest", description="which of the times run that passed without a scheduler"
     )
     catch_up_limit: int = Field(
-        default=7, ge=1, le=1000, description="of `all`: so many of the newest times at most"
+        default=7, ge=1, le=1000, description="for `all`: at most this many of the newest times"
     )
     overlap: Overlap = Field(
-        default="queue", description="what becomes of a time that comes while a run is at work"
+        default="queue", description="what to do at a time that comes while a run is active"
     )
     grace_sec: float = Field(
-        default=300.0, gt=0, description="a time that is looked at so much later is still on time"
+        default=300.0,
+        gt=0,
+        description="a time that a scheduler finds at most so much later is still on time",
     )
     paused: bool = Field(default=False, description="true: its times pass, and are not missed")
     variables: dict[str, StrictStr | StrictInt | StrictFloat | StrictBool] = {}
@@ -298,7 +300,7 @@ class Folder:
         try:
             made = load_schedule(file)
         except UsageError as error:
-            goes_on = " (it goes on as it was)" if file in self._schedules else ""
+            goes_on = " (its last valid version stays in force)" if file in self._schedules else ""
             log.error("%s%s", error, goes_on)
             return
         for other, schedule in self._schedules.items():

@@ -190,7 +190,7 @@ class Ticker:
             elif not look.is_told:
                 look.is_told = True
                 log.warning(
-                    "schedule %s is looked at with other times too, here it is %s: give all "
+                    "schedule %s runs with other times elsewhere, here it is %s: give all "
                     "schedulers the same file",
                     schedule.name,
                     schedule.timing,
@@ -370,7 +370,7 @@ def _missed(
     catch_up: str = schedule.fields.catch_up
     if catch_up == "all":
         catch_up = f"all, up to {schedule.fields.catch_up_limit}"
-    why = f"nothing looked at it until {utc(now)}, and catch_up is {catch_up}"
+    why = f"no scheduler checked it until {utc(now)}, and catch_up is {catch_up}"
     times = [at for at in due.times if at not in chosen]
     missed = [(at, why) for at in times[-MOST_TOLD:]]
     if untold := len(times) - len(missed) + due.earlier:

@@ -35,11 +35,11 @@ from specbatch.schemas.audit import (
 from specbatch.schemas.errors import JobNotFoundError, SpecbatchError, StoreError, UsageError
 from specbatch.schemas.records import FinishReason, JobRow
 
-MOST_FINDINGS = 1000  # that are told; the others are counted
+MOST_FINDINGS = 1000  # that are listed; the others are counted
 
 # What values raise that specbatch would not write.
 _SPOILT = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
-_TRIES = 3  # of a job that goes on while its log is read
+_TRIES = 3  # for a job that still runs while its log is read
 _ENDED = (FinishReason.STOP, FinishReason.LENGTH)
 
 
@@ -52,18 +52,18 @@ def unseen(_count: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """One completion that was looked at again, or why it was not."""
+    """One completion that was replayed, or why it was not."""
 
     tokens: int = 0
     findings: Sequence[Finding] = ()
     skipped: str | None = None
-    note: str | None = None  # what is to be known of how it was looked at
+    note: str | None = None  # how it was replayed, if that matters
 
 
 class LooksAgain(Protocol):
     """What replays completions of one job: `replay.Replays`."""
 
-    def look(self, keys: Iterable[tuple[int, int]]) -> Iterator[Replayed]:
+    def check(self, keys: Iterable[tuple[int, int]]) -> Iterator[Replayed]:
         """Each of these (row, sample)."""
         ...
 
@@ -95,7 +95,7 @@ class ChainAudit:
     counts: Counts
     findings: list[Finding] = field(default_factory=list)
     left_out: int = 0  # findings beyond `MOST_FINDINGS`
-    remarks: list[str] = field(default_factory=list)  # what could not be looked at
+    remarks: list[str] = field(default_factory=list)  # what could not be checked
     output: OutputCounts = field(default_factory=OutputCounts)
     accounts: AccountCounts = field(default_factory=AccountCounts)
     anchors: AnchorCounts = field(default_factory=AnchorCounts)
@@ -137,7 +137,7 @@ class ChainAudit:
 
 @dataclass
 class ReplayAudit:
-    """What came of replaying a sample."""
+    """The result of replaying a sample."""
 
     sampled: int = 0
     differing: int = 0
@@ -176,7 +176,7 @@ class Auditor:
     def chain(self, job: str, progress: Progress = unseen) -> ChainAudit:
         """Check the log of a job, by its id or the beginning of it.
 
-        Raises `UsageError` for one that goes on meanwhile, so that nothing can be told of it.
+        Raises `UsageError` for a job that still runs, whose log keeps changing.
         """
         try:
             job_id = self.store.logged_job(job)
@@ -189,7 +189,7 @@ class Auditor:
             audit = audit_chain(self.store, self.objects, job_id, progress, self.anchors)
             if audit.intact or self.store.log_head(job_id) == before:
                 return audit
-        raise UsageError(f"job {job_id} goes on while it is audited: do that when it has ended")
+        raise UsageError(f"job {job_id} is still running: audit it when it has ended")
 
     def _gone(self, job_id: str, anchors: Anchors) -> ChainAudit:
         """Of a job that only its anchors know."""
@@ -235,7 +235,7 @@ class Auditor:
         except (ValueError, TypeError, AttributeError):  # its row was found to be spoilt
             found.problem = UsageError(f"the row of job {chain.job_id} is damaged: no replay")
             return found
-        for one in replays.look(keys):
+        for one in replays.check(keys):
             found.add(one)
             progress(1)
         return found
@@ -271,7 +271,7 @@ def audit_chain(
     progress: Progress = unseen,
     anchors: Anchors | None = None,
 ) -> ChainAudit:
-    """Check a job's log and everything it pins. `progress` is told of each completion.
+    """Check a job's log and everything it pins. `progress` is called for each completion.
 
     `anchors`: where the log's end may be written down too. `job_id` is the whole one
     (`Store.logged_job`). Raises `StoreError` when the store is out of reach.

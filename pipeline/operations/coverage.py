@@ -85,8 +85,8 @@ class Coverage:
         yield Covered(
             "who wrote it all",
             Extent.NOT,
-            "whoever can write the store, the output and the anchors, and has the key that signs "
-            "them, can forge all of it",
+            "anyone who can write the store, the output and the anchors, and has the key that "
+            "signs them, can forge all of it",
         )
 
     @property
@@ -187,7 +187,7 @@ class Coverage:
         )
         if found.late_slices:
             how += f"; {in_seconds(found.late_ticks)} of attempts that were not kept are not: such "
-            how += "time may be told later"
+            how += "time may be recorded later"
         yield _row(names[1], found.late_slices, how)
         how = f"{plural(found.decisions, 'decision')}, compared with the log"
         if found.late_decisions:

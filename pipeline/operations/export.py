@@ -45,7 +45,7 @@ _BATCH_OF = {
     ExportKind.COSTS: cost_batch,
 }
 
-Told = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,10 @@ class Exporter:
     objects: Objects
     first_look: Objects
 
-    def export(self, job_id: str, order: ExportOrder, told: Told = lambda *_: None) -> Exported:
-        """Write the set; `told` hears how many completions were read, and of how many.
+    def export(
+        self, job_id: str, order: ExportOrder, on_progress: OnProgress = lambda *_: None
+    ) -> Exported:
+        """Write the set; `on_progress` gets how many completions were read, and of how many.
 
         Raises `JobNotFoundError`, `UsageError` for a job that has not ended, `OutputError` for a
         place that is taken or cannot be written, `ObjectError` and `StoreError`.
@@ -68,18 +70,18 @@ class Exporter:
         job = self.store.get_job(job_id)
         if not (job.state.is_final or order.so_far):
             raise UsageError(
-                f"job {job.job_id} is still {job.state}: wait for it (`specbatch show` tells if "
+                f"job {job.job_id} is still {job.state}: wait for it (`specbatch show` says if "
                 "it must be resumed), or export what is finished so far with --so-far"
             )
         writer = ExportWriter(self.objects, order.to, order.kind, order.overwrite)
         writer.check(self.first_look)
         if order.kind is not ExportKind.TIME:
-            next(self.store.completions(job.job_id, batch=1), None)  # who may not read stops here
-        # First: nothing leaves that was not told of.
+            next(self.store.completions(job.job_id, batch=1), None)  # raises without the right
+        # First: the log has every export before its first file.
         said = {"what": order.kind.value, "to": masked(order.to)}
         self.store.note_action(job.job_id, EntryKind.EXPORTED, said)
         corrections = Corrections(job.job_id, order.selection)
-        batches = self._batches(job, order.kind, corrections, told)
+        batches = self._batches(job, order.kind, corrections, on_progress)
         files = writer.write(SCHEMAS[order.kind], batches, _about(job, order))
         return Exported(
             job_id=job.job_id,
@@ -95,7 +97,7 @@ class Exporter:
         job: JobRow,
         kind: ExportKind,
         corrections: Corrections,
-        told: Told,
+        on_progress: OnProgress,
     ) -> Iterator[pa.RecordBatch]:
         """The set a batch at a time."""
         if kind is ExportKind.TIME:
@@ -118,7 +120,7 @@ class Exporter:
         for some in in_batches(self.store.completions(job.job_id, batch=page)):
             yield make(some)
             read += len(some)
-            told(read, known.completions)
+            on_progress(read, known.completions)
 
 
 class _Prompts:

@@ -1,4 +1,4 @@
-"""Completions of a job looked at again: sampled ones teacher-forced, or one written anew.
+"""Checks a job's completions again: sampled ones teacher-forced, or one generated anew.
 
 Prompts come from the job's workspace, everything else from the store. What is compared must have
 been decided by the same model, so its fingerprint is asked for first.
@@ -54,7 +54,7 @@ class Twice:
 
 
 class Replays:
-    """Looks at one job's completions with one verifier."""
+    """Checks one job's completions with one verifier."""
 
     def __init__(
         self,
@@ -73,12 +73,12 @@ class Replays:
         self._replayer = replayer
         self._read = reader(objects, job, files=2)
 
-    def look(self, keys: Iterable[tuple[int, int]]) -> Iterator[Replayed]:
+    def check(self, keys: Iterable[tuple[int, int]]) -> Iterator[Replayed]:
         """Each of these completions, teacher-forced."""
         out_of_reach = False
         for row, sample in keys:
             if self._is_private:
-                yield Replayed(skipped="of a tenant whose texts are not kept")
+                yield Replayed(skipped="its tenant's texts are not kept")
                 continue
             kept = self._store.kept_one(self._job.job_id, row, sample)
             if kept is None or kept.record is None:

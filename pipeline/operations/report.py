@@ -1,7 +1,7 @@
-"""What a job's report tells, read from the store alone: sums where SQL can, streams elsewhere.
+"""The figures of a job's report, read from the store alone: sums where SQL can, streams elsewhere.
 
-Two looks at a job: its groups, which know when they were done, then its completions, of which only
-counters stay. Texts come last, and only those of the few that are shown.
+Two passes over a job: its groups, which know when they were done, then its completions, of which
+only counters stay. Texts come last, and only those of the few that are shown.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from specbatch.schemas.settings import Settings
 from specbatch.schemas.timekeeping import SessionRow
 
 EXAMPLES = 5  # of each reason for quarantine
-MOST_FAILED = 20  # rows or groups that are told one by one
+MOST_FAILED = 20  # rows or groups that are listed one by one
 MOST_CODES = 50
 EVERY = 500  # completions between two words of progress
 
-Told = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 
 MEANING = {
     TimeKind.PREFILL: "reading prompts",
@@ -54,10 +54,10 @@ def make_report(
     samples: int,
     made_at: float,
     with_texts: bool = True,
-    told: Told = lambda *_: None,
+    on_progress: OnProgress = lambda *_: None,
 ) -> str:
     """A job's report as HTML. Raises `JobNotFoundError` and `StoreError`."""
-    return page(gather(store, settings, job_id, samples, made_at, with_texts, told))
+    return page(gather(store, settings, job_id, samples, made_at, with_texts, on_progress))
 
 
 def gather(
@@ -67,9 +67,9 @@ def gather(
     samples: int,
     made_at: float,
     with_texts: bool = True,
-    told: Told = lambda *_: None,
+    on_progress: OnProgress = lambda *_: None,
 ) -> Facts:
-    """All figures of a job; `told` hears how many completions were read, and of how many.
+    """All figures of a job; `on_progress` gets how many completions were read, and of how many.
 
     Raises `JobNotFoundError` and `StoreError`.
     """
@@ -85,8 +85,8 @@ def gather(
     for number, row in enumerate(store.row_figures(job.job_id)):
         tally.see(row)
         if number % EVERY == 0:
-            told(number, total)
-    told(total, total)
+            on_progress(number, total)
+    on_progress(total, total)
     # 3) Money, in sums of the database.
     cost = JobCost(job, store.job_times(job.job_id), store.row_times(job.job_id))
     line = line_of([cost])
@@ -173,7 +173,7 @@ def _saved(saved: Savings | None) -> Saved | None:
 
 
 def _quarantined(store: Store, job: JobRow, with_texts: bool) -> tuple[Quarantined, ...]:
-    """By reason, the most frequent first. Keeps no more rows than it tells."""
+    """By reason, the most frequent first. Keeps no more rows than it lists."""
     counts: Counter[str] = Counter()
     examples: dict[str, list[tuple[str, str]]] = {}
     for row in store.rejected(job.job_id):

@@ -1,4 +1,4 @@
-"""What commands use beside a worker, wired: it exports, and looks at completions again."""
+"""What commands need besides a worker: exports and replays, wired."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def make_auditor(settings: Settings, store: Store) -> Auditor:
 def make_replays(
     settings: Settings, store: Store, job: JobRow, verifier: str | None = None
 ) -> Replays:
-    """What looks at a job's completions again; `verifier` is where its model lies, if it moved.
+    """What replays a job's completions; `verifier` is the folder of its model, if it moved.
 
     Raises `ModelError` for another model than the job's, `MissingExtraError` and `UsageError`.
     """
@@ -132,7 +132,7 @@ def make_exporter(settings: Settings, store: Store) -> Exporter:
 
 
 def _objects(settings: Settings) -> Objects:
-    """For what a person waits for: where S3 is out of reach, it is told in seconds."""
+    """For commands that a person waits for: an S3 that does not answer is reported in seconds."""
     from specbatch.pipeline.storage.objects import FIRST_LOOK_SEC, Objects
 
     return Objects.of_settings(settings, FIRST_LOOK_SEC)

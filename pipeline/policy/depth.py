@@ -424,7 +424,7 @@ def block_length(acceptance: float, tested: float, most: int, price: float | Non
     token beside a verified one, as of now.
     """
     if tested < tuning.BLOCK_TESTS:
-        return min(tuning.PILOT_TOKENS, most)
+        return min(tuning.PILOT_TOKENS, max(tuning.SHORTEST_BLOCK, most // 4), most)
     price = tuning.USUAL_DRAFT_PRICE if price is None else price
     if acceptance <= price:
         return 0

@@ -112,7 +112,7 @@ MOST_MODEL_ALLOWANCE = 64.0  # … and in one go
 MOST_ASKED = 4096  # routes and models of which it is known when they were asked
 
 # --- blocks that are drafted ahead --------------------------------------------------------------
-PILOT_TOKENS = 16  # of a block, while nothing is known
+PILOT_TOKENS = 16  # of a block, while nothing is known; at most a quarter of a completion
 BLOCK_TESTS = 64  # block tokens verified, before their acceptance is believed
 USUAL_DRAFT_PRICE = 0.25  # of a drafted token in verified ones, while it is not measured
 LOST_SHARE = 0.25  # of disagreements, after which a block is not found again

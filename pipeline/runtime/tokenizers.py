@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from specbatch.pipeline.engines.contract import ModelFolder
-from specbatch.pipeline.engines.models.fingerprint import Look
-from specbatch.pipeline.engines.models.fingerprint import unchanged
+from specbatch.pipeline.engines.models.fingerprint import Look, unchanged
 from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.pipeline.runtime.last_used import LastUsed
 from specbatch.schemas.errors import ModelChangedError, ModelError

@@ -56,8 +56,6 @@ MOST_AHEAD = 512  # tokens of a pre-generated continuation
 READS_OF_DRAFTS = 3  # attempts of a group; the last one goes without drafts
 _PRICED_TOKENS = 1000  # of a job, before its price per token is believed
 _JOBS_KEPT = 4  # histories in memory at a time
-# One in so many of a pilot group's rows gets drafts. With one group in eight a pilot, a draft model
-# that takes half as long as the verifier then takes less than 2 % of a job, whatever its length.
 _PILOT_ROWS = 4
 _MOST_NOTED = 256  # jobs of which smaller things are kept
 

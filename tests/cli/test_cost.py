@@ -60,7 +60,7 @@ def assert_of_one_job(told: Any, done: Any) -> None:
 def test_a_plan_foretells_the_cost_by_earlier_nights(cli: Any, job: Any) -> None:
     first = cli("submit-job", *job, "--dry-run", "--json").json
     assert first["forecast"] is None
-    assert "no job of this name" in cli("submit-job", *job, "--dry-run").out
+    assert "no finished job of this name" in cli("submit-job", *job, "--dry-run").out
     done = cli("submit-job", *job, "--local", "--json").json
     told = cli("submit-job", *job, "--dry-run", "--json", "--output", "out2").json["forecast"]
     assert told["jobs"] == 1

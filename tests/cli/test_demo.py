@@ -135,7 +135,7 @@ def test_an_interrupted_demo_resumes_and_shows_everything_it_promises(
         patched.setattr(local, "_follow", interrupted)
         stopped = cli("demo", *options)
     assert stopped.code == 130
-    assert "To go on: `specbatch demo --keep`" in stopped.err
+    assert "To resume it: `specbatch demo --keep`" in stopped.err
     before = times_of(place)
 
     other = cli("demo", "--max-tokens", 9, "--keep")

@@ -43,7 +43,7 @@ def test_ctrl_c_ends_only_the_waiting(
     monkeypatch.setattr("specbatch.pipeline.runtime.client.time.sleep", interrupt)
     done = shared("submit-job", *job, "--wait")
     assert done.code == 130
-    assert "goes on" in done.err
+    assert "continues" in done.err
 
 
 def test_the_same_key_finds_the_waiting_job(shared: Any, job: Any) -> None:

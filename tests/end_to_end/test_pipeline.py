@@ -107,7 +107,7 @@ def distributed(broker_url: str, postgres_url: str, s3: S3, cwd: Path) -> pa.Tab
         report = submit(
             [
                 *("--input", f"{s3.uri}/in/prompts.parquet", "--output", f"{s3.uri}/out"),
-                *(*MODELS, *SETTINGS, "--group-size", "30"),
+                *(*MODELS, *SETTINGS, "--group-size", "40"),
                 *("--wait", "--timeout", str(WAIT_SEC)),
             ],
             environment,

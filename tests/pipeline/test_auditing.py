@@ -82,14 +82,14 @@ def test_a_job_that_goes_on_is_read_again() -> None:
 def test_a_job_that_does_not_stand_still_is_not_told_of() -> None:
     store = Busy(4)
     ingest(store, groups=4)
-    with pytest.raises(UsageError, match="goes on while it is audited"):
+    with pytest.raises(UsageError, match="is still running: audit it"):
         auditor_of(store).chain(JOB)
 
 
 class Fake:
     """Every completion differs, but for row 1, whose prompt is gone."""
 
-    def look(self, keys: Any) -> Iterator[Replayed]:
+    def check(self, keys: Any) -> Iterator[Replayed]:
         for row, sample in keys:
             if row == 1:
                 yield Replayed(skipped="its prompt is gone")

@@ -13,8 +13,9 @@ from specbatch.schemas.records import JobRow, PromptRow
 from specbatch.schemas.spec import JobSpec
 from specbatch.schemas.speculation import PRE_GENERATED, AcceptanceCount
 
-ROWS = [PromptRow(i, f"row-{i}", (1, 2), 0) for i in range(64)]
-MOST = 1 / 32  # of a job's rows: a draft model at half the verifier's price then takes 1.6 %
+ROWS = [PromptRow(i, f"row-{i}", (1, 2), 0) for i in range(256)]
+TOKENS = 64  # of a completion at most
+MOST = 1 / 64  # of a job's rows: it costs less than 2 % even if a draft costs what a token does
 GOOD = AcceptanceCount(PRE_GENERATED, None, 95.0, 100.0)
 POOR = AcceptanceCount(PRE_GENERATED, None, 5.0, 100.0)
 
@@ -36,15 +37,23 @@ def job() -> JobRow:
     return cast(JobRow, Named())
 
 
-def spec_of(**speculation: Any) -> JobSpec:
-    values = {"input": {"uri": "in"}, "output": {"uri": "out"}, "verifier": "v", "proposer": "p"}
+def spec_of(group_size: int = 64, **speculation: Any) -> JobSpec:
+    values: dict[str, Any] = {
+        "input": {"uri": "in"},
+        "output": {"uri": "out"},
+        "verifier": "v",
+        "proposer": "p",
+        "sampling": {"max_tokens": TOKENS},
+        "group_size": group_size,
+    }
     return JobSpec.model_validate(values | {"speculation": speculation})
 
 
 def rows_ahead(drafting: Drafting, spec: JobSpec, groups: int) -> list[int]:
     """Of each group, how many rows are drafted ahead."""
+    rows = ROWS[: spec.group_size]
     return [
-        len(drafting.rows_ahead(job(), spec, ROWS)) if drafting.proposes(job(), spec, index) else 0
+        len(drafting.rows_ahead(job(), spec, rows)) if drafting.proposes(job(), spec, index) else 0
         for index in range(groups)
     ]
 
@@ -54,13 +63,17 @@ def drafting_of(*counts: AcceptanceCount, beside: bool = False) -> Drafting:
 
 
 @pytest.mark.parametrize("counts", [(), (POOR,)])
+@pytest.mark.parametrize("group_size", [1, 7, 64, 256])
 def test_a_pilot_is_a_small_part_of_a_job_of_any_length(
-    counts: tuple[AcceptanceCount, ...],
+    counts: tuple[AcceptanceCount, ...], group_size: int
 ) -> None:
-    for groups in range(1, 65):
-        drafted = rows_ahead(drafting_of(*counts), spec_of(), groups)
-        assert sum(drafted) <= MOST * groups * len(ROWS)
-    assert sum(drafted) == MOST * 64 * len(ROWS), "a long job has pilots"
+    drafted = rows_ahead(drafting_of(*counts), spec_of(group_size), 1024)
+    for groups in range(1, 1025):
+        assert sum(drafted[:groups]) <= MOST * groups * group_size
+        assert group_size * groups * TOKENS >= 65_536 or not any(drafted[:groups]), (
+            "too short to pay for one"
+        )
+    assert any(drafted), "a long job has pilots"
 
 
 def test_all_rows_are_drafted_ahead_where_that_was_worth_it_or_is_asked_for() -> None:

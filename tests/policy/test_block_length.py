@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from specbatch.pipeline.policy.depth import block_length
-from specbatch.pipeline.policy.tuning import BLOCK_TESTS, PILOT_TOKENS
+from specbatch.pipeline.policy.tuning import BLOCK_TESTS, PILOT_TOKENS, SHORTEST_BLOCK
 
 
 def test_a_pilot_is_short_whatever_little_is_known() -> None:
     assert block_length(1.0, BLOCK_TESTS - 1, 512) == PILOT_TOKENS
-    assert block_length(0.0, 0.0, 8) == 8
+    assert block_length(0.0, 0.0, 32) == 8, "a quarter of a completion"
+    assert block_length(0.0, 0.0, 8) == SHORTEST_BLOCK
+    assert block_length(0.0, 0.0, 3) == 3
 
 
 def test_drafts_that_always_fit_are_as_long_as_may_be() -> None:

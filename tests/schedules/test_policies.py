@@ -130,7 +130,7 @@ def test_what_waits_is_submitted_one_after_the_other(site: Site) -> None:
     assert row.reason == "caught up, 2 days, 9:30:00 late"
     (row,) = site.store.schedule_runs(schedule.name, logical_at=nights[0])
     assert row.reason == (
-        "nothing looked at it until 2026-01-06T12:00:00Z, and catch_up is all, up to 3"
+        "no scheduler checked it until 2026-01-06T12:00:00Z, and catch_up is all, up to 3"
     )
 
 

@@ -111,7 +111,7 @@ def test_schedulers_with_other_copies_of_a_file_run_their_times_and_say_so(
     assert len(site.store.schedule_runs(states={RunState.SEEN})) == 3
     told = [r.getMessage() for r in caplog.records if "the same file" in r.getMessage()]
     assert sorted(told) == [
-        f"schedule nightly is looked at with other times too, here it is 30 {hour} * * * in UTC: "
+        f"schedule nightly runs with other times elsewhere, here it is 30 {hour} * * * in UTC: "
         "give all schedulers the same file"
         for hour in (2, 3)
     ]
