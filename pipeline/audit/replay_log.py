@@ -1,7 +1,7 @@
-"""Whether a job is what its log says: order, actions, prompts, rejected rows, completions.
+"""Compares a job with its log: order, actions, prompts, rejected rows, completions.
 
-Log and completions are streamed. What differs is named. Nothing is trusted but the chain; who could
-write all of it anew, the job's row included, is found by the manifest, which lies elsewhere.
+Log and completions are streamed, and findings name what differs. Only the chain is trusted. Someone
+who rewrote all of it, the job's row included, is found by the manifest, which is stored elsewhere.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Pinned:
 
 @dataclass
 class Counts:
-    """What was looked at."""
+    """How much was compared."""
 
-    completions: int = 0  # that stand in the log
-    purged: int = 0  # of these, whose content is gone, as the log says
-    uncovered: int = 0  # that are older than the log
+    completions: int = 0  # in the log
+    purged: int = 0  # of these, whose content was purged by the log
+    uncovered: int = 0  # older than the log
 
 
 @dataclass
@@ -97,7 +97,7 @@ class Checker:
 
     # --- prompts ----------------------------------------------------------------------------
     def groups(self, groups: Iterable[tuple[int, Prompts]]) -> Iterator[Finding]:
-        """Which prompts the groups have: those that were planned, each once."""
+        """The prompts of groups: those that were planned, each once."""
         planned, found = self.log.prompts, set[int]()
         rows: Counter[str] = Counter()
         known = {sha256 for sha256, _ in planned.values()}
@@ -158,7 +158,7 @@ class Checker:
         kept: Iterable[KeptCompletion],
         seen: Callable[[KeptCompletion], None] = lambda _: None,
     ) -> Iterator[Finding]:
-        """All completions by (row, sample); `seen` is told of each that is there."""
+        """All completions by (row, sample). `seen` is called with each that exists."""
         extra: Counter[int] = Counter()
         first: dict[int, Key] = {}
         there = (((one.row_index, one.sample_index), one) for one in kept)
@@ -204,7 +204,7 @@ class Checker:
         return None
 
     def _pinned(self) -> Iterator[Pinned]:
-        """What the log says of completions, by (row, sample); of each the first word counts."""
+        """What the log pins of completions, by (row, sample). The first entry of each counts."""
         for key, same in groupby(self._all_pinned(), key=itemgetter(0)):
             _, number, digest, group = next(same)
             yield Pinned(key, digest, number, group)
@@ -235,14 +235,14 @@ class Checker:
 
     @property
     def _may_lack(self) -> bool:
-        """Whether something may be there that the log does not know of, or no more."""
+        """Whether data may exist that the log does not cover, or no longer covers."""
         return self.log.adopted or self.log.lacks
 
 
 def _both(
     pinned: Iterator[tuple[Any, Any]], there: Iterator[tuple[Any, Any]]
 ) -> Iterator[tuple[Any, Any, Any]]:
-    """(key, what is pinned, what is there), by key; None where one of both lacks. Sorted inputs."""
+    """(key, what is pinned, what exists), by key; None for a missing side. Inputs are sorted."""
     left, right = next(pinned, None), next(there, None)
     while left is not None or right is not None:
         if right is None or (left is not None and left[0] < right[0]):
@@ -267,7 +267,7 @@ def _what_changed(name: str, was: Any, now: Any) -> str:
 
 
 def _of(digest: Callable[[CompletionRecord], bytes], record: CompletionRecord) -> bytes | None:
-    """None: there are values in it that no store was ever given."""
+    """The digest; None for values that no store ever wrote."""
     try:
         return digest(record)
     except _SPOILT:
@@ -275,7 +275,7 @@ def _of(digest: Callable[[CompletionRecord], bytes], record: CompletionRecord) -
 
 
 def _fits(pinned: Pinned, content: bytes | None, facts: bytes | None) -> bool:
-    """Whether these two digests are those that the log knows."""
+    """Whether these digests are those in the log."""
     return content is not None and facts is not None and chained(content + facts) == pinned.digest
 
 

@@ -7,7 +7,7 @@ the store's answers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -164,11 +164,8 @@ class ClaimModel:
             job.settle(now)
         return self.get_job(job_id)
 
-    def stop_overdue(self) -> set[str]:
-        return set()  # no job here has a limit
-
-    def look(self, spent_usd: Mapping[Lease, float]) -> set[str]:
-        return {lease.job_id for lease in spent_usd if self.jobs[lease.job_id].cancelled}
+    def cancelled(self, leases: Iterable[Lease]) -> set[str]:
+        return {lease.job_id for lease in leases if self.jobs[lease.job_id].cancelled}
 
     def retry_job(self, job_id: str, quarantined: bool) -> int:
         job, now = self.jobs[job_id], self.now()
@@ -297,7 +294,7 @@ class ClaimModel:
         for lease in held:
             self.unit(lease).lease_until = self.now() + lease_sec
         wanted = {x for x in held if isinstance(g := self.unit(x), Group) and g.cut_wanted}
-        return Beat(set(leases) - set(held), self.look(dict.fromkeys(leases, 0.0)), wanted)
+        return Beat(set(leases) - set(held), self.cancelled(leases), wanted)
 
     def release(self, lease: Lease, _error: str, forgiven: bool, whole: bool) -> Released:
         if not self.is_current(lease):

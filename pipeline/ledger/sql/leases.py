@@ -83,7 +83,7 @@ def claim_group(
         return None
     claim = _claim(now, stage, owner, lease_sec, max_attempts, serves)
     work = taken(conn, claim, max_attempts, {"of_job": job_id, "of_index": index})
-    if work is None and _close_group(conn, now, job_id, index, stage, max_attempts):
+    if work is None and close_group(conn, now, job_id, index, stage, max_attempts):
         # The first half has an attempt left. Its second half is due: the sweeper enqueues it.
         return claim_group(conn, now, job_id, index, stage, owner, lease_sec, max_attempts, serves)
     return work if work is None or serves is None else _of_class(conn, work, serves)
@@ -150,13 +150,6 @@ def _of_class(conn: Connection, work: GroupWork, serves: Serves) -> GroupWork:
     return replace(work, **pinned._asdict())
 
 
-def close_group(
-    conn: Connection, now: Now, job_id: str, index: int, stage: Stage, max_attempts: int
-) -> None:
-    """Close or split a free group that nobody may claim any more, if it still is one."""
-    _close_group(conn, now, job_id, index, stage, max_attempts)
-
-
 def is_free(table: type[Job] | type[Group], stage: Stage, now: Now) -> list[ColumnElement[bool]]:
     return [table.stage == stage.value, table.lease_until <= now]
 
@@ -196,7 +189,7 @@ def _close_job(conn: Connection, now: Now, job_id: str, stage: Stage, max_attemp
         jobs.end_unpublished(conn, now, job, error)
 
 
-def _close_group(
+def close_group(
     conn: Connection, now: Now, job_id: str, index: int, stage: Stage, max_attempts: int
 ) -> bool:
     """Close a free group whose attempts are used up or whose job is cancelled.
