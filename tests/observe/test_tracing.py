@@ -18,7 +18,7 @@ from ledger.builders import LEASE_SEC
 
 from specbatch.jobs.chaos.stand_in import StandInHost
 from specbatch.pipeline.bootstrap import make_client
-from specbatch.pipeline.observe.tracing import tracing as module
+from specbatch.pipeline.observe.tracing import selection
 from specbatch.pipeline.observe.tracing.context import (
     attempt_span_id,
     current_work,
@@ -444,7 +444,7 @@ def test_without_the_packages_one_sentence_says_what_to_install(
     site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
 
-    monkeypatch.setattr(module, "find_spec", lambda _: None)
+    monkeypatch.setattr(selection, "find_spec", lambda _: None)
     client = make_client(settings_of(tmp_path, traces="otlp"), lambda _: None, site.store)
     with pytest.raises(MissingExtraError, match=r"opentelemetry.sdk.*'specbatch\[observe\]'"):
         client.submit(spec_of(site.store.get_job(site.submit(PROMPTS))))
