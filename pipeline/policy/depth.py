@@ -81,7 +81,7 @@ def choose_depths(
     worth[np.arange(depth) >= limits[:, None]] = 0.0
     net = worth / (1.0 + _relative(cost) * modelled)[:, None] if modelled.any() else worth
     order = np.argsort(-net, axis=None, kind="stable")
-    order = order[: int(np.count_nonzero(worth > tuning.LEAST_WORTH))]
+    order = order[: int(np.count_nonzero(worth > 0.0))]
     worth = worth.ravel()[order]
     owners, places = np.divmod(order, max(depth, 1))
     of_model = modelled[owners]

@@ -53,7 +53,6 @@ BEYOND_OPTIMISM = 0.5  # of the line's rise beyond all sizes seen, that may not 
 # --- depth --------------------------------------------------------------------------------------
 MAX_DEPTH = 16  # draft tokens per sequence and step: hardly any deeper one is worth its price
 MAX_PASSES = 8  # of a draft model in one step
-LEAST_WORTH = 1e-3  # tokens: a draft token accepted less often is never verified
 SURE_RATE = 0.999  # acceptance from which every depth is worth it
 HYSTERESIS = 1.015  # times depth 0's tokens per second that drafting must promise to be taken up
 CLEARLY_BETTER = 0.05  # acceptance above the chosen ones' by which a free draft takes their place

@@ -31,8 +31,8 @@ NESTED: dict[str, tuple[tuple[str, ...], ...]] = {
     "pipeline.policy": (("costs",), (".",)),
     "pipeline.observe": ((".",), ("metrics", "tracing", "report", "terminal")),
     "pipeline.ledger": ((".",), ("sql",)),
-    # An engine implements the contract; what chooses between engines will be above them.
-    "pipeline.engines": ((".",), ("models",), ("exact",), ("selection",)),
+    # An engine implements the contract and needs no other engine.
+    "pipeline.engines": ((".",), ("models",), ("exact",)),
     "pipeline.engines.exact": tuple(
         (name,) for name in ("state", "model", "sampling", "proposers", "speculation", ".")
     ),
