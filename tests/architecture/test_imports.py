@@ -149,6 +149,7 @@ KEPT_TO = {
     ),
     "celery": ("workers", "jobs", "benchmarks"),
     "prometheus_client": ("pipeline.observe.metrics",),
+    "jinja2": ("pipeline.observe.report", "tools.site"),
     "kombu": ("workers", "jobs", "benchmarks"),
     "airflow": ("jobs.dags", "jobs.examples"),
     "dagster": ("jobs.dags", "jobs.examples"),
