@@ -1,6 +1,6 @@
 """Tables of the audit log and of audits, and the triggers that keep the log as it was written.
 
-No foreign key leads from here to `jobs`: what was done outlives the job.
+These tables have no foreign key to `jobs`, because the record of what was done outlives the job.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from specbatch.schemas.tables import AnyText, Base
 
 
 class AuditLog(Base):
-    """One entry of a job's log. Rows are only added, and refused to be changed."""
+    """One entry of a job's log. Triggers allow INSERT and refuse every change."""
 
     __tablename__ = "audit_log"
 
@@ -58,7 +58,7 @@ class Audit(Base):
 
 
 class AuditFinding(Base):
-    """One thing that an audit found."""
+    """One finding of an audit."""
 
     __tablename__ = "audit_findings"
 

@@ -1,4 +1,4 @@
-"""Job specs as earlier versions stored them: with fewer fields, and with other defaults."""
+"""Reads job specs of earlier versions, which have fewer fields and other defaults."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Settings(BaseSettings):
         # The longest step is a pass of `max_batch_tokens` prompt tokens. With 8e9 weights these are
         # 2 * 8e9 * 2,048 = 3.3e13 operations: 210 s at the 158 GFLOP/s that two cores with AVX2
         # were measured at, 820 s at a quarter of that. Loading a model is no step.
-        description="an engine whose step takes longer is given up, and its worker ends",
+        description="a worker ends when an engine step takes longer than this",
     )
     sweep_interval_sec: float = Field(default=5.0, gt=0, description="how often bells are re-rung")
     broker_reconnects: int = Field(
@@ -77,7 +77,7 @@ class Settings(BaseSettings):
         ge=0,
         # Attempts come at most ten seconds apart, so that is about a quarter of an hour. Until then
         # groups in hand go on: they need no broker.
-        description="a worker that fails so often in a row to take messages ends; 0: never",
+        description="a worker ends after so many failures in a row to take messages; 0: never",
     )
     bell_patience_sec: float = Field(
         default=30.0,
@@ -90,13 +90,13 @@ class Settings(BaseSettings):
         gt=0,
         # As long as a lease: longer than a busy proposer takes for a group, and no longer than it
         # takes to find out that one is dead.
-        description="a group that no proposer takes up for so long goes on without drafts",
+        description="a group continues without drafts if no proposer takes it for so long",
     )
     max_attempts: int = Field(
         default=3, ge=1, description="claims of a group before it is cut or fails"
     )
     price_per_device_hour_usd: Usd = Field(
-        default=0.20, description="price of a device that the price book does not have"
+        default=0.20, description="price of a device that is not in the price book"
     )
     price_book: dict[Annotated[str, Field(pattern=PLACE)], Usd] = Field(
         default_factory=dict,
@@ -107,7 +107,7 @@ class Settings(BaseSettings):
     )
     region: str = Field(default="local", description="where it stands, in the price book")
     tenure: Literal["on-demand", "reserved", "spot"] = Field(
-        default="reserved", description="how it is leased: on-demand, reserved or spot"
+        default="reserved", description="how the device is leased: on-demand, reserved or spot"
     )
     max_concurrent_sequences: int = Field(default=64, ge=1, description="sequences per fused batch")
     max_batch_tokens: int = Field(default=2048, ge=16, description="tokens per forward pass")
@@ -141,7 +141,7 @@ class Settings(BaseSettings):
         description="memory that decoding an input may take; rows beyond it are quarantined",
     )
     actor: str = Field(
-        default="", description="whom the audit log names for what this user does; empty: user@host"
+        default="", description="the actor that the audit log names for this user; empty: user@host"
     )
     anchor_uri: str = Field(
         default="",
@@ -175,7 +175,7 @@ class Settings(BaseSettings):
     )
     metrics_address: str = Field(
         default="127.0.0.1",
-        description="the address it serves them on; 0.0.0.0: all, and whoever reaches it may read",
+        description="address that metrics are served on; 0.0.0.0: all, readable by every client",
     )
     metrics_dir: str = Field(
         default="",
@@ -192,7 +192,7 @@ class Settings(BaseSettings):
         description="steps between two looks how far draft models are, for metrics; 0: none",
     )
     planned_rollout: bool = Field(
-        default=False, description="announce a rollout in the metrics, so that alerts are held back"
+        default=False, description="announce a rollout in the metrics, so that alerts wait"
     )
     schedules_dir: str = Field(
         default="jobs/schedules", description="folder of the schedule files, for `scheduler`"
@@ -205,14 +205,14 @@ class Settings(BaseSettings):
         default=PrivacyMode.FULL, description="what is kept of texts: full, redacted or hash-only"
     )
     tenant_privacy: dict[str, PrivacyMode] = Field(
-        default_factory=dict, description="tenant: the same for it alone, as JSON"
+        default_factory=dict, description="tenant: its own `privacy`, as JSON"
     )
     redaction_patterns: dict[str, str] = Field(
         default_factory=dict,
-        description="NAME: regular expression of what is redacted too, as JSON",
+        description="NAME: regular expression to redact as well, as JSON",
     )
-    presidio: bool = Field(default=False, description="redact what Presidio finds too")
-    presidio_language: str = Field(default="en", description="of the texts Presidio looks at")
+    presidio: bool = Field(default=False, description="also redact what Presidio finds")
+    presidio_language: str = Field(default="en", description="language of texts for Presidio")
     retention_days: dict[str, Annotated[float, Field(ge=0)]] = Field(
         default_factory=dict,
         description="tenant: days after which `specbatch purge` empties its jobs, as JSON",
@@ -261,7 +261,7 @@ class Settings(BaseSettings):
         return value if "://" in value else str(Path(value).expanduser().resolve())
 
     def model_post_init(self, _context: Any, /) -> None:
-        """From here on no text of this process shows a password that was read."""
+        """Mask the passwords that were read in all texts of this process from now on."""
         remember(value for value in self.model_dump().values() if isinstance(value, str))
         remember_secrets(os.environ.get(name, "") for name in _SECRETS_OF_LIBRARIES)
         remember_secrets(part.strip() for part in self.encryption_key.split(","))

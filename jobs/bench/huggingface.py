@@ -1,4 +1,4 @@
-"""transformers' own paths: `generate`, continuous batching, and speculation at one prompt."""
+"""transformers' own paths: `generate`, continuous batching, and speculation for one prompt."""
 
 from __future__ import annotations
 
@@ -126,9 +126,9 @@ class Transformers:
 
 
 class ReplayCandidates:
-    """Offers the next `depth` tokens of a draft of the whole output, and counts what is kept.
+    """Offers the next `depth` tokens of a draft of the whole output, and counts accepted ones.
 
-    It is what transformers calls a `CandidateGenerator`.
+    It implements transformers' `CandidateGenerator`.
     """
 
     requires_model_outputs = False

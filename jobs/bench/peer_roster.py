@@ -14,7 +14,7 @@ from specbatch.jobs.bench.peer_client import Peer, PeerError, PeerSpec
 
 
 class Known(NamedTuple):
-    """A peer engine that there is an engine file for."""
+    """A peer engine with an engine file."""
 
     engine: str  # the file's name, and what the results call the engine
     variable: str
@@ -60,7 +60,7 @@ class Roster:
                 self.contenders.append(Contender(name, known.engine, partial(_complete, peer)))
 
     def start(self) -> None:
-        """Convert and load before anything is timed. One that fails says so again in each row."""
+        """Convert and load before anything is timed. A failed peer reports it in each row."""
         for peers in self._peers.values():
             for peer in peers:
                 try:

@@ -55,7 +55,7 @@ Tell = Callable[[int, int, str], None]  # runs done, runs in all, what is done n
 
 @dataclass(slots=True)
 class Turns:
-    """The runs of all ways at one N, as far as they got."""
+    """The runs of all ways at one N so far."""
 
     n: int
     rates: dict[Key, list[float]] = field(default_factory=dict)  # tokens/s, without the warm-up

@@ -63,13 +63,13 @@ def plot(report: dict[str, Any], path: Path) -> None:
 
 
 def reference_share(rows: Sequence[Row]) -> float | None:
-    """The acceptance that the left panel shows: the highest below 1, if any was replayed."""
+    """The acceptance of the left panel: the highest replayed one below 1, if any."""
     shares = sorted({row["acceptance"] for row in rows if row["drafts"] == REPLAYED})
     return next((share for share in reversed(shares) if share < 1), shares[0] if shares else None)
 
 
 def reference_count(rows: Sequence[Row]) -> int:
-    """The N that the right panel shows: 8, or what is next to it."""
+    """The N of the right panel: 8, or the nearest one."""
     return min({int(row["n"]) for row in rows}, key=lambda n: (abs(n - 8), n))
 
 

@@ -45,7 +45,7 @@ def _cell(row: Row | None) -> str:
 
 
 def remarks(rows: Sequence[Row]) -> list[str]:
-    """A sentence per way that failed, in the words of its first failure."""
+    """A sentence per failed way, with the message of its first failure."""
     failed: dict[tuple[str, str], str] = {}
     for row in rows:
         if "failed" in row:

@@ -1,6 +1,6 @@
-"""What is kept of a job, as Parquet for other tools: read from the store and written in batches.
+"""Exports what the store keeps of a job as Parquet, in batches.
 
-Memory does not grow with the job: a page of completions, a prompts file and a row group are held.
+Memory does not grow with the job: it holds a page of completions, a prompts file and a row group.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from specbatch.schemas.records import CompletionRecord, JobRow, PromptRow
 
 log = logging.getLogger(__name__)
 
-# A batch ends with the completion that brings it to one of these.
+# A batch ends with the completion that reaches one of these limits.
 BATCH_ROWS = 1000
 BATCH_TOKENS = 1 << 17
 
@@ -52,7 +52,7 @@ Told = Callable[[int, int], None]
 class Exporter:
     """Exports sets of one store's jobs.
 
-    `first_look` is asked whether the place can be written: it has less patience than `objects`.
+    `first_look` checks whether the place can be written. It has less patience than `objects`.
     """
 
     store: Store
@@ -60,7 +60,7 @@ class Exporter:
     first_look: Objects
 
     def export(self, job_id: str, order: ExportOrder, told: Told = lambda *_: None) -> Exported:
-        """Write the set; `told` hears how many completions were read, and of how many.
+        """Write the set. `told` is called with the numbers of read and of all completions.
 
         Raises `JobNotFoundError`, `UsageError` for a job that has not ended, `OutputError` for a
         place that is taken or cannot be written, `ObjectError` and `StoreError`.
@@ -74,8 +74,8 @@ class Exporter:
         writer = ExportWriter(self.objects, order.to, order.kind, order.overwrite)
         writer.check(self.first_look)
         if order.kind is not ExportKind.TIME:
-            next(self.store.completions(job.job_id, batch=1), None)  # who may not read stops here
-        # First: nothing leaves that was not told of.
+            next(self.store.completions(job.job_id, batch=1), None)  # raises without read rights
+        # First, so that nothing leaves the store without an entry in the log.
         said = {"what": order.kind.value, "to": masked(order.to)}
         self.store.note_action(job.job_id, EntryKind.EXPORTED, said)
         corrections = Corrections(job.job_id, order.selection)
@@ -97,7 +97,7 @@ class Exporter:
         corrections: Corrections,
         told: Told,
     ) -> Iterator[pa.RecordBatch]:
-        """The set a batch at a time."""
+        """Yield the set one batch at a time."""
         if kind is ExportKind.TIME:
             slices = self.store.time_slices(job.job_id)
             while some_time := list(islice(slices, BATCH_ROWS)):
@@ -105,7 +105,7 @@ class Exporter:
             return
         if kind is ExportKind.CORRECTIONS:
             where = partial(self.store.prompts_of, job.job_id)
-            # The files have whole prompts while a job runs, also where the store keeps less.
+            # The files have complete prompts while a job runs, even if the store keeps less.
             rows = in_order(self.objects, job, where) if job.privacy.is_full else iter(())
             prompts = _Prompts(rows)
 
@@ -122,14 +122,14 @@ class Exporter:
 
 
 class _Prompts:
-    """Finds prompts of rows that are asked for in order."""
+    """Finds the prompts of rows, which callers request in order."""
 
     def __init__(self, rows: Iterator[PromptRow]) -> None:
         self._rows = rows
         self._row = next(rows, None)
 
     def of(self, row_index: int) -> Sequence[int] | None:
-        """Its token ids; None where they are gone."""
+        """The token ids of a row's prompt; None if they are gone."""
         while self._row is not None and self._row.row_index < row_index:
             self._row = next(self._rows, None)
         if self._row is None or self._row.row_index != row_index:
@@ -140,7 +140,7 @@ class _Prompts:
 def in_batches(
     records: Iterator[CompletionRecord], rows: int = BATCH_ROWS, tokens: int = BATCH_TOKENS
 ) -> Iterator[list[CompletionRecord]]:
-    """Runs of records of so many rows or about so many tokens."""
+    """Batches of at most `rows` records or about `tokens` tokens."""
     batch: list[CompletionRecord] = []
     held = 0
     for record in records:
@@ -154,13 +154,13 @@ def in_batches(
 
 
 def _page_rows(known: JobProgress) -> int:
-    """How many completions to read at once: fewer where they are long."""
+    """How many completions to read at once: fewer if they are long."""
     usual = known.completion_tokens // max(1, known.completions)
     return max(1, min(BATCH_ROWS, 2 * BATCH_TOKENS // max(1, usual)))
 
 
 def _about(job: JobRow, order: ExportOrder) -> dict[str, str]:
-    """What every file says of where it is from. Nothing of when: equal jobs give equal bytes."""
+    """The origin that every file names, without a date: equal jobs give equal bytes."""
     about = {
         "specbatch_export": order.kind.value,
         "specbatch_job": job.job_id,

@@ -81,7 +81,7 @@ def test_a_job_that_goes_on_is_read_again() -> None:
 def test_a_job_that_does_not_stand_still_is_not_told_of() -> None:
     store = Busy(4)
     ingest(store, groups=4)
-    with pytest.raises(UsageError, match="goes on while it is audited"):
+    with pytest.raises(UsageError, match="continues during the audit"):
         auditor_of(store).chain(JOB)
 
 
