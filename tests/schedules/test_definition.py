@@ -181,7 +181,9 @@ def test_files_are_read_again_when_they_change(
     write("a.yaml", cron="wrong")
     assert crons()["a"] == "1 * * * *"  # what it said last
     crons()
-    assert [r.getMessage().endswith("(it goes on as it was)") for r in caplog.records] == [True]
+    assert [
+        r.getMessage().endswith("(its last valid version stays in use)") for r in caplog.records
+    ] == [True]
     write("a.yaml", cron="3 * * * *")
     os.utime(file, ns=(1, 1))
     assert crons()["a"] == "3 * * * *"

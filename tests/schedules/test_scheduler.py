@@ -163,7 +163,7 @@ def test_one_schedule_that_fails_keeps_no_other_from_its_time(
         rounds.go()
     assert sorted(job.name for job in store.list_jobs()) == ["a", "d"]
     assert "schedule b: the database is out of reach" in caplog.text
-    assert "schedule c could not be looked at" in caplog.text
+    assert "schedule c could not be checked" in caplog.text
 
 
 def test_without_its_folder_beat_goes_on_looking(rest: Rest) -> None:

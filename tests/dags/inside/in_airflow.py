@@ -311,7 +311,7 @@ def test_a_job_is_cancelled_when_a_user_ends_its_running_task(airflow: Airflow, 
     finally:
         site.thaw()
     assert site.end(job).state == "cancelled"
-    # Who clears the task afterwards wants the rest.
+    # Clearing the task afterwards asks for the remaining rows.
     again = airflow.start("waits_in_the_task", run)
     again.join(WAIT_SEC)
     assert airflow.ran("waits_in_the_task", run).states["job"] == "success"
