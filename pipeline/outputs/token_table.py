@@ -93,8 +93,8 @@ def token_table(records: Sequence[CompletionRecord]) -> TokenTable:
     ticks = _spread(traced[owner], _flat(r.provenance.pass_ticks for r in kept), 0)
     others = _ints(r.ticks.total - sum(r.provenance.pass_ticks) for r in records)
     drafted = _spread(drafting, _flat(r.provenance.drafted for r in kept))
-    makers, sources = _makers(kept)
-    source = _spread(drafting, makers)
+    proposers, sources = _proposers(kept)
+    source = _spread(drafting, proposers)
     refused = is_rejection & traced[completion]
 
     # 3) To each token what its pass has.
@@ -117,14 +117,14 @@ def token_table(records: Sequence[CompletionRecord]) -> TokenTable:
     )
 
 
-def _makers(records: Sequence[CompletionRecord]) -> tuple[Ints, tuple[str, ...]]:
+def _proposers(records: Sequence[CompletionRecord]) -> tuple[Ints, tuple[str, ...]]:
     """The proposer of each pass with a draft, as an index of the names of all records."""
     names: dict[str, int] = {}
     known = [[names.setdefault(s, len(names)) for s in r.provenance.sources] for r in records]
     before = np.cumsum([0, *map(len, known)])[:-1]  # [records] where its names begin
-    makers = _flat(r.provenance.makers for r in records)
+    proposers = _flat(r.provenance.makers for r in records)
     begins = np.repeat(before, _ints(len(r.provenance.makers) for r in records))
-    return _flat(known)[makers + begins], tuple(names)
+    return _flat(known)[proposers + begins], tuple(names)
 
 
 def _spread(where: Bools, values: Ints, elsewhere: int = NONE) -> Ints:

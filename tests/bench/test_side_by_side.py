@@ -214,7 +214,7 @@ def test_engines_that_cannot_run_have_rows_with_the_reason(
 
 
 def test_a_way_rehearses_until_it_writes_what_is_replayed() -> None:
-    """An engine whose output is always one token further from ours, three times."""
+    """An engine whose output is always one token away from ours, three times."""
 
     class Known:
         known = {"0": [1, 2, 3]}  # noqa: RUF012 - nobody writes to it

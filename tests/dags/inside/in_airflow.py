@@ -254,7 +254,7 @@ def test_a_spec_file_is_a_template_and_a_connection_says_where_the_store_is(
 def test_the_example_has_one_job_for_each_mapped_task(airflow: Airflow, site: Site) -> None:
     folder = Path(site.prompts(4))
     parts = [folder.stem, Path(site.prompts(3)).stem]
-    output = str(site.folder / "night")
+    output = str(site.folder / "nightly")
     ran = airflow.test(
         "specbatch_nightly",
         input=str(site.folder),
