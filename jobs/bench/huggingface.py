@@ -107,8 +107,6 @@ class Transformers:
         self, prompts: Prompts, drafts: Sequence[Sequence[int]], depth: int
     ) -> tuple[Outputs, dict[str, int]]:
         """Assisted generation with given drafts; (outputs, tokens proposed and accepted)."""
-        from specbatch.jobs.bench.huggingface import ReplayCandidates
-
         outputs: Outputs = []
         counts = {"proposed": 0, "accepted": 0}
         for prompt, draft in zip(prompts, drafts, strict=True):

@@ -22,8 +22,7 @@ from specbatch.jobs.bench.plan import ENGINES, Plan
 from specbatch.jobs.bench.prompt_set import read_prompts
 from specbatch.jobs.bench.replay import spoilt
 from specbatch.jobs.bench.side_by_side import DEPTH_OFF, Turns, beside_others, run
-from specbatch.jobs.bench.side_plot import plot, reference_count, reference_share
-from specbatch.jobs.bench.side_table import remarks, table
+from specbatch.jobs.bench.side_report import plot, reference_count, reference_share, remarks, table
 from specbatch.jobs.bench.ways import NONE, REPLAYED, Way, learning
 from specbatch.schemas.errors import InputError, ModelError, UsageError
 from support.models import TinyPair

@@ -14,7 +14,6 @@ from ingest.making import make_spec, write_parquet
 
 from specbatch.jobs.cli.reach import _files as check_files
 from specbatch.jobs.cli.reach import check_input_here
-from specbatch.pipeline.inputs import sources
 from specbatch.pipeline.inputs.contract import RawBatch, RawRow, Source
 from specbatch.pipeline.inputs.sources import open_source
 from specbatch.pipeline.storage.objects import Objects
@@ -399,7 +398,6 @@ def test_format_sniffing_reads_past_blank_lines(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'\n\n{"custom_id": "1", "body": {"messages": []}}\n')
     assert opened(path).format == "openai"
-    assert sources.ROWS_PER_BATCH > 0
 
 
 # --- S3, over HTTP ------------------------------------------------------------------------------
