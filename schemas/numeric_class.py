@@ -82,7 +82,7 @@ class Pinned(NamedTuple):
 
     @classmethod
     def of(cls, row: Any) -> Pinned:
-        """Of a job's row, or of a claimed group."""
+        """The pins of a job's row, or of a claimed group."""
         return cls(row.numeric_class, row.model_fingerprint, row.proposer_fingerprint)
 
 

@@ -323,7 +323,7 @@ class CompletionRecord:
     shadow_proposed: int = 0
     shadow_accepted: int = 0
     # Kept in the completion's row: see `provenance.py`. Prices are of an hour of the device, in
-    # millionths of a dollar, so that ticks × price is a whole number.
+    # millionths of a dollar, so that 100-ns units × price is a whole number.
     provenance: Provenance = NO_PROVENANCE
     ticks: Ticks = NO_TICKS  # of the verifying device
     price_microusd: int = 0

@@ -35,5 +35,5 @@ class ScheduleRun:
 
 
 def in_order(run: ScheduleRun) -> tuple[str, float]:
-    """By schedule, then by time."""
+    """Sort key: by schedule, then by time."""
     return run.schedule, run.logical_at

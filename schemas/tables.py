@@ -183,7 +183,7 @@ class Completion(Base):
     baseline_sec: Mapped[float]
     compute_sec: Mapped[float | None]  # NULL: as its ticks say
     draft_sec: Mapped[float | None]  # NULL: as `ahead_ticks` says
-    # Device time, in ticks.
+    # Device time, in 100-ns units.
     prefill_ticks: Mapped[int] = mapped_column(BigInteger)
     verify_ticks: Mapped[int] = mapped_column(BigInteger)
     draft_ticks: Mapped[int] = mapped_column(BigInteger)

@@ -1,4 +1,4 @@
-"""Tables of device time: counters in ticks, which only grow. See `ledger/time_contract.py`."""
+"""Tables of device time: counters of 100-ns units, which only grow."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class NewSession:
     session_id: str
     owner: str
     device: Device
-    age_ticks: int  # how long ago that moment was
+    age_ticks: int  # its age in 100-ns units
     serves: Serves | None = None  # what it verifies with; None: it verifies nothing
 
 
@@ -87,7 +87,7 @@ class SessionRow:
     started_at: float  # seconds since the epoch
     ended_at: float | None
     seen: int
-    leased: int | None  # ticks; None: it goes on
+    leased: int | None  # 100-ns units; None: the session is open
     idle: int
     overhead: int
     lost: int  # before its end, and told by nobody

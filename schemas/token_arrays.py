@@ -130,7 +130,7 @@ class Steps(TokenArray):
 
 
 class Numbers(TokenArray):
-    """Numbers from 0 on, most of them below 32768 and some far beyond: token ids, ticks.
+    """Numbers from 0 on, most below 32768 and some far beyond: token ids, device times.
 
     And -1 for those that are not kept.
     """

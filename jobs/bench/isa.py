@@ -26,7 +26,7 @@ CPUID_SOURCE = Path(__file__).parent / "peers" / "cpuid.c"
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What the libraries call a level, and the bits of `cpuid` that it lacks."""
+    """The libraries' names of a level, and the bits of `cpuid` that it lacks."""
 
     onednn: str
     mkl: str

@@ -69,13 +69,13 @@ class Roster:
                     print(f"{peer.spec.name}: {error}", flush=True)
 
     def processes(self) -> dict[str, int]:
-        """By contender."""
+        """Process ids by contender."""
         every = [peer for peers in self._peers.values() for peer in peers]
         return {peer.spec.name: peer.process.pid for peer in every if peer.process is not None}
 
     @property
     def versions(self) -> dict[str, dict[str, str]]:
-        """By engine; empty for one that did not start."""
+        """Versions by engine; empty for an engine that did not start."""
         return {
             engine: next((peer.versions for peer in peers if peer.versions), {})
             for engine, peers in self._peers.items()

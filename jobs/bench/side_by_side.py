@@ -103,7 +103,7 @@ class Turns:
 
 @dataclass(slots=True)
 class Report:
-    """What goes into the file."""
+    """The contents of the results file."""
 
     header: dict[str, Any]
     rows: list[Row] = field(default_factory=list)

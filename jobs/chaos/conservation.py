@@ -284,7 +284,7 @@ def all_time_violations(store: Store) -> Iterator[str]:
             yield f"session {session.session_id} has not ended"
         elif session.leased != session.accounted:
             yield (
-                f"session {session.session_id} was leased for {session.leased} ticks, of which "
+                f"session {session.session_id} was leased for {session.leased} units, of which "
                 f"{session.accounted} are somewhere"
             )
     total = sessions_sheet(sessions)

@@ -11,7 +11,7 @@ from specbatch.schemas.crash_points import CrashPoint
 
 
 class Deed(StrEnum):
-    """What is done at a crash point."""
+    """The deed that a disturbance does at a crash point."""
 
     KILL = "kill"  # SIGKILL: the process cannot clean up
     FREEZE = "freeze"  # SIGSTOP until after the lease, then SIGCONT: it believes it holds it

@@ -33,7 +33,7 @@ def is_part(name: str) -> bool:
 
 
 def remainder_name(job_id: str) -> str:
-    """Without the ending."""
+    """The name without its ending."""
     return f"remainder-{job_id}"
 
 

@@ -1,4 +1,4 @@
-"""What every kind of object store does. `objects.py` chooses between them."""
+"""The contract of object stores. `objects.py` chooses between the implementations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ObjectInfo:
 
 
 class ObjectStore(Protocol):
-    """What every kind of store does. All methods raise `ObjectError` when the store refuses."""
+    """The contract. All methods raise `ObjectError` if the store refuses."""
 
     def put_bytes(self, uri: str, data: bytes) -> Artefact:
         """Write or replace a file."""
