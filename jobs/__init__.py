@@ -1,1 +1,1 @@
-"""What people start: the commands, schedules, the demo and the benchmarks."""
+"""What users start: commands, schedules, the demo and benchmarks."""

@@ -61,7 +61,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a job; before its end, what came of it so far."""
+    """The result of a job; before its end, the result so far."""
 
     job_id: str
     name: str

@@ -31,7 +31,7 @@ def run(connection: Connection) -> None:
 
 
 def print_sql(url: str) -> None:
-    """Write the migrations' SQL to Alembic's output instead of running it."""
+    """Write the migrations' SQL to Alembic's output without running it."""
     context.configure(
         url=url,
         target_metadata=Base.metadata,

@@ -1,1 +1,1 @@
-"""Shapes shared by every room: spec, messages, records, tables, errors. Imports nothing of ours."""
+"""Types that all folders share: spec, messages, records, tables, errors; imports none of them."""

@@ -56,7 +56,7 @@ DRAFTS = _schema(
     _required("row_index", pa.int64()),
     _required("sample_index", pa.int32()),
     _required("token_ids", _TOKENS),
-    _required("ticks", pa.int64()),  # of the device that made it …
+    _required("ticks", pa.int64()),  # 100-ns units of the device that made it …
     _required("price_microusd", pa.int64()),  # … and its price
 )
 

@@ -1,4 +1,4 @@
-"""What the audit log says and what an audit finds. The log of a job is a chain: see `chain.py`."""
+"""Entries of the audit log, and findings of an audit. Each job's log is a hash chain."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FIRST = bytes(32)  # what the first entry of a chain follows
 
 
 class EntryKind(StrEnum):
-    """What an entry of the audit log is about. Its payload's keys stand behind each."""
+    """What an entry of the audit log is about. The comment beside each kind lists its payload."""
 
     SUBMITTED = "submitted"  # job: the pinned columns of its row
     ADOPTED = "adopted"  # the same, of a job that is older than its log
@@ -75,7 +75,7 @@ class PublishedManifest:
 
 @dataclass(frozen=True, slots=True)
 class KeptCompletion:
-    """A completion as it stands in the store, with what an audit needs beside it."""
+    """A completion as the store has it, with what an audit needs to check it."""
 
     row_index: int
     sample_index: int
@@ -87,7 +87,7 @@ class KeptCompletion:
 
 
 class FindingKind(StrEnum):
-    """What is not as it should be."""
+    """What kind of record differs from what it should be."""
 
     ENTRY = "entry"  # of the log: changed, missing, or not written by specbatch
     JOB = "job"  # a job's row is not what its log says: the order, or an action
@@ -105,7 +105,7 @@ class FindingKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that an audit found; `what` is a sentence that names it."""
+    """One finding of an audit; `what` is a sentence that names it."""
 
     kind: FindingKind
     what: str
@@ -115,27 +115,27 @@ class Finding:
     position: int | None = None  # of the token in its completion, from 0
     written: int | None = None  # the token that is there
     decided: int | None = None  # the verifier's choice at this place
-    margin: float | None = None  # in logits; None: no token is looked at, or no number is enough
+    margin: float | None = None  # in logits; None: no token was checked, or no number is enough
 
 
 @dataclass(frozen=True, slots=True)
 class AuditRecord:
-    """One audit of a job, as it is kept."""
+    """One audit of a job, as the store has it."""
 
     job_id: str
-    sampled: int  # completions that were looked at again
+    sampled: int  # completions that were checked again
     differing: int  # of these, with a difference
     tokens: int  # of these completions
     intact: bool  # the log and what it pins
     findings: tuple[Finding, ...] = ()
-    note: str | None = None  # what could not be looked at
+    note: str | None = None  # what could not be checked
     at: float = 0.0  # by the store, when it was kept …
-    actor: str = ""  # … and whom that works for
+    actor: str = ""  # … and on whose behalf
 
 
 @dataclass(frozen=True, slots=True)
 class Correctness:
-    """How many completions audits looked at, and in how many of them nothing differed."""
+    """How many completions audits checked, and how many of them had no difference."""
 
     audited: int = 0
     differing: int = 0

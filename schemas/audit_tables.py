@@ -1,6 +1,6 @@
 """Tables of the audit log and of audits, and the triggers that keep the log as it was written.
 
-No foreign key leads from here to `jobs`: what was done outlives the job.
+These tables have no foreign key to `jobs`, because the record of what was done outlives the job.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from specbatch.schemas.text_columns import AnyText
 
 
 class AuditLog(Base):
-    """One entry of a job's log. Rows are only added, and refused to be changed."""
+    """One entry of a job's log. Triggers allow INSERT and refuse every change."""
 
     __tablename__ = "audit_log"
 
@@ -59,7 +59,7 @@ class Audit(Base):
 
 
 class AuditFinding(Base):
-    """One thing that an audit found."""
+    """One finding of an audit."""
 
     __tablename__ = "audit_findings"
 

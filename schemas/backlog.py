@@ -1,4 +1,4 @@
-"""What waits and who works, in the whole store at one moment. Seconds are by the store's clock."""
+"""Waiting work and live workers of the whole store at one moment, by the store's clock."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ WORK = (Stage.INGEST, Stage.PROPOSE, Stage.VERIFY, Stage.RECORD, Stage.PUBLISH)
 
 @dataclass(frozen=True, slots=True)
 class StageBacklog:
-    """Units at one stage. Inputs that are paused are not counted: nobody may have them."""
+    """Units at one stage, without paused inputs, which nobody may claim."""
 
     stage: Stage
-    ready: int = 0  # anybody may claim them
-    leased: int = 0  # somebody works on them
-    expired: int = 0  # of the ready ones: their lease ran out, and nobody has taken over
+    ready: int = 0  # any worker may claim them
+    leased: int = 0  # a worker holds them
+    expired: int = 0  # of the ready ones: their lease expired, and no worker took over
     oldest_ready_sec: float | None = None  # how long the oldest ready one has waited
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerNow:
-    """A device in a worker process that has not ended, or is not known to have."""
+    """A device of a worker process that has not ended as far as the store knows."""
 
     session_id: str
     owner: str
     device: Device
     age_sec: float  # since its beginning
-    silent_sec: float  # since it was heard of last
-    seen: int  # ticks since its beginning, when it was heard of
+    silent_sec: float  # since its last heartbeat
+    seen: int  # 100-ns units from its start to its last heartbeat
     idle: int  # of these: it held no work
     overhead: int  # of these: it held some, and no step of an engine ran
     leases: int = 0  # groups that its process holds
@@ -47,7 +47,7 @@ class WorkerNow:
 
     @property
     def busy_share(self) -> float | None:
-        """Of all its time so far, what engines' steps had; None before it was heard of."""
+        """The share of its time that engine steps took; None before its first heartbeat."""
         return self.busy_ticks / self.seen if self.seen else None
 
     @property
@@ -56,37 +56,39 @@ class WorkerNow:
 
     @property
     def usd(self) -> float:
-        """What it has cost so far."""
+        """Its cost so far."""
         return self.seen / TICKS_PER_SEC / 3600 * self.device.price_microusd / 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """Workers that were heard of lately."""
+    """Workers that sent a heartbeat lately."""
 
     workers: tuple[WorkerNow, ...] = ()
     processes: tuple[ProcessNow, ...] = ()
 
     def verifying(self) -> list[WorkerNow]:
-        """Those that may verify: all but those whose process can take no messages."""
+        """Workers that may verify, without those whose process cannot take messages."""
         deaf = {one.process.owner for one in self.processes if one.trouble is not None}
         return [one for one in self.workers if one.owner not in deaf]
 
     def lacks(self, stage: Stage, model: str | None = None) -> bool:
-        """Whether nobody takes messages for units at this stage. Workers of an earlier release
-        tell nothing of themselves but their sessions: where one is there, nothing is known to
-        lack."""
+        """Whether no worker takes messages for units at this stage.
+
+        Workers of earlier releases report their sessions alone. While one is alive the answer is
+        no, because nobody knows what it does.
+        """
         known = {one.process.owner for one in self.processes}
         if any(one.owner not in known for one in self.workers):
             return False
         return not any(one.does(stage, model) and one.trouble is None for one in self.processes)
 
     def words(self) -> str:
-        """Which kinds of workers are there."""
+        """The kinds of live workers, in words."""
         return alive_words(self.processes)
 
     def troubled(self, stage: Stage, model: str | None = None) -> str:
-        """Those that are there for this stage and can take no messages, in words behind a comma."""
+        """Workers of this stage that cannot take messages, as the end of a sentence."""
         owners = [
             one.process.owner for one in self.processes if one.trouble and one.does(stage, model)
         ]
@@ -95,7 +97,7 @@ class Alive:
 
 @dataclass(frozen=True, slots=True)
 class PinnedJob:
-    """A live job, what it has pinned, and the stages at which it has something to be done."""
+    """A live job, what it has pinned, and the stages at which it has work to do."""
 
     job_id: str
     model: str
@@ -109,8 +111,10 @@ class PinnedJob:
 
     @classmethod
     def of(cls, row: Any, stages: Iterable[Stage]) -> PinnedJob:
-        """Of a job's row; its key is of the class that is pinned. What is read now is to be
-        verified and recorded soon."""
+        """Make one from a job's row; its key is that of the pinned class.
+
+        A job that is being read will soon have groups to verify and record.
+        """
         now = frozenset(stages)
         to_come = frozenset({Stage.VERIFY, Stage.RECORD} if Stage.INGEST in now else ())
         return cls(
@@ -126,16 +130,16 @@ class PinnedJob:
         )
 
     def waits(self, alive: Alive) -> str | None:
-        """In words, what it lacks, and what there is instead; None: nothing."""
+        """Says which workers the job lacks and which are alive; None if it lacks none."""
         lacking = [words for stage in WORK if (words := self._lacks(stage, alive))]
         return "; and it ".join(lacking) or None
 
     def lacking(self, alive: Alive) -> list[Stage]:
-        """The stages at which it waits for a worker."""
+        """The stages at which the job waits for a worker."""
         return [stage for stage in WORK if self._lacks(stage, alive)]
 
     def _lacks(self, stage: Stage, alive: Alive) -> str | None:
-        """What it lacks at one stage. Nobody to record is said once: the same workers publish."""
+        """What the job lacks at one stage. The same workers record and publish: say it once."""
         if stage not in self.stages:
             return None
         if stage is Stage.VERIFY:
@@ -149,8 +153,10 @@ class PinnedJob:
         return f"waits for a worker that {does}; alive: {alive.words()}"
 
     def waits_to_verify(self, workers: Iterable[WorkerNow]) -> str | None:
-        """In words, what it lacks to be verified, and what of that kind these workers have; None:
-        one of them may verify it."""
+        """Says what the job lacks to be verified, and what these workers have.
+
+        None if one of them may verify it.
+        """
         told = [
             (one.owner, one.serves)
             for one in workers
@@ -186,7 +192,7 @@ class PinnedJob:
         return f"waits for a worker with model fingerprint {wanted}; alive: {there}"
 
     def _other(self, serves: Serves) -> str:
-        """What a worker has instead."""
+        """What a worker has, in words."""
         if serves.fingerprint is None:
             return "files that cannot be read"
         names = differing(self.model_parts, serves.fingerprint.parts)
@@ -208,7 +214,7 @@ def _joined(words: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """One look at the store."""
+    """The state of the store at one moment."""
 
     at: float  # seconds since the epoch
     stages: tuple[StageBacklog, ...]  # one for each of `WORK`, in that order
@@ -219,16 +225,16 @@ class Backlog:
     processes: tuple[ProcessNow, ...] = ()  # by owner
 
     def waiting(self, silence_sec: float = math.inf) -> dict[str, str]:
-        """What jobs wait for, in words, by id: those that no live worker goes on with.
+        """Says, by id, what jobs wait for that no live worker can continue.
 
-        Workers that were not heard of for longer than `silence_sec` are held for dead.
+        Workers count as dead after `silence_sec` without a heartbeat.
         """
         alive = self.alive(silence_sec)
         found = {job.job_id: job.waits(alive) for job in self.pinned}
         return {job_id: words for job_id, words in found.items() if words is not None}
 
     def alive(self, silence_sec: float) -> Alive:
-        """Workers that were heard of since then."""
+        """Workers with a heartbeat since then."""
         return Alive(
             tuple(one for one in self.workers if one.silent_sec <= silence_sec),
             tuple(one for one in self.processes if one.silent_sec <= silence_sec),

@@ -1,6 +1,7 @@
-"""Rows of `completions` to records and back. What other columns tell is NULL there.
+"""Converts rows of `completions` to records and back.
 
-Nothing is lost by that: where a record differs from what the others tell, it is written down.
+A column is NULL if other columns imply its value. Nothing is lost: a value that differs from what
+the others imply is stored.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ PROVENANCE = (*PASSES, *_TICKS.values())
 
 
 def completion_values(lease: Lease, record: CompletionRecord) -> dict[str, Any]:
-    """One completion of the leased group, log probabilities in single precision."""
+    """Column values of one completion of the leased group, in single precision."""
     flat = provenance_values(record)
     return {
         "job_id": lease.job_id,
@@ -64,7 +65,7 @@ def completion_values(lease: Lease, record: CompletionRecord) -> dict[str, Any]:
 
 
 def beside_job(row: Mapping[str, Any], of_job: Mapping[str, Any]) -> dict[str, Any]:
-    """A completion's values as they are kept: what its job's row tells is NULL."""
+    """A completion's values as the store has them: NULL where its job's row has the same."""
     named = {**row, "month": of_job["month"]}
     for name in ("verifier", "proposer"):
         same = row[name] == of_job[f"job_{name}"]
@@ -73,7 +74,7 @@ def beside_job(row: Mapping[str, Any], of_job: Mapping[str, Any]) -> dict[str, A
 
 
 def _if_not_told(record: CompletionRecord) -> dict[str, Any]:
-    """Columns that others tell nearly always: NULL where they do."""
+    """Columns that others nearly always imply; NULL where they do."""
     proposed, accepted = by_depth(record.origins, record.provenance.drafted)
     makers = record.provenance.makers
     told = {
@@ -88,7 +89,7 @@ def _if_not_told(record: CompletionRecord) -> dict[str, Any]:
 
 
 def completion_record(row: Any) -> CompletionRecord:
-    """Joined with its job's row, whose `job_verifier` and `job_proposer` stand for its own."""
+    """The record of a row joined with its job's, whose models stand for missing ones."""
     fields = provenance_fields(row._mapping)
     provenance, ticks = fields["provenance"], fields["ticks"]
     if row.makers is None:
@@ -136,7 +137,7 @@ def completion_record(row: Any) -> CompletionRecord:
 
 
 def row_figures(row: Any) -> RowFigures:
-    """What is counted of a completion, by the columns that have no text in them."""
+    """A completion's counters, from the columns without text."""
     drafted = tuple(row.drafted or ())
     makers = (0,) * len(drafted) if row.makers is None else tuple(row.makers)
     return RowFigures(
@@ -164,7 +165,7 @@ def _sec(own: float | None, ticks: int) -> float:
 
 
 def provenance_values(record: CompletionRecord) -> dict[str, Any]:
-    """By column: see `PROVENANCE`."""
+    """Values by column; `PROVENANCE` names the columns."""
     found, ticks = record.provenance, record.ticks
     return {name: getattr(found, name) for name in PASSES} | {
         column: getattr(ticks, kind) for kind, column in _TICKS.items()
@@ -190,7 +191,7 @@ def _flat(tops: tuple[TopLogprobs, ...] | None) -> dict[str, Any]:
 
 
 def _per_token(row: Any) -> tuple[TopLogprobs, ...] | None:
-    """The inverse of `_flat`: every token has equally many."""
+    """The inverse of `_flat`; every token has the same number of entries."""
     if row.top_token_ids is None:
         return None
     ids, values, tokens = tuple(row.top_token_ids), as_float32(row.top_logprobs), row.token_ids

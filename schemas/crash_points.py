@@ -1,7 +1,7 @@
-"""The places where a process may die, a disk fill up or a link break, by name.
+"""Names the places where a process may die, a disk fill up or a link break.
 
-The code says where it is; nothing listens unless `specbatch chaos` or a test arms it in its own
-worker processes. No setting and no environment variable can arm it.
+Code calls `reach` at these places. Nothing listens unless `specbatch chaos` or a test arms a crash
+point in its own worker processes. No setting and no environment variable can arm one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import StrEnum
 
 
 class CrashPoint(StrEnum):
-    """Just before, or just after, something that others can see."""
+    """A place just before or just after a change that others can see."""
 
     LEASE = "lease"  # a unit is claimed, nothing is done yet
     ARTEFACT_WRITE = "artefact-write"  # a group's prompts or results are about to be written
@@ -19,7 +19,7 @@ class CrashPoint(StrEnum):
     SUBMIT = "submit"  # a group's requests are with the engine
     VERIFY = "verify"  # the engine has some of a group's tokens, not all
     SQL_COMMIT = "sql-commit"  # a transaction's statements are sent, its COMMIT is not
-    COMMITTED = "committed"  # a transaction's COMMIT is answered, nobody was told yet
+    COMMITTED = "committed"  # a transaction's COMMIT is answered, no message is sent yet
     ACK = "ack"  # a task is done, its message not acknowledged yet
     UPLOAD = "upload"  # an output part lies on the local disk, not at its place
     MANIFEST = "manifest"  # all parts are at their place, the manifest is not
@@ -29,12 +29,12 @@ _armed: Callable[[CrashPoint], None] | None = None
 
 
 def reach(point: CrashPoint) -> None:
-    """Say that this place is reached. Does nothing unless armed."""
+    """Report that this place is reached. Does nothing unless armed."""
     if _armed is not None:
         _armed(point)
 
 
 def arm(what: Callable[[CrashPoint], None] | None) -> None:
-    """Have `what` called at every crash point of this process; None: disarm."""
+    """Call `what` at every crash point of this process; None disarms."""
     global _armed
     _armed = what

@@ -1,4 +1,4 @@
-"""Job specs as earlier versions stored them: with fewer fields, and with other defaults."""
+"""Reads job specs of earlier versions, which have fewer fields and other defaults."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def asks_the_same(spec: JobSpec, earlier: JobSpec) -> bool:
 
 
 def renewed(spec: JobSpec) -> JobSpec:
-    """With today's defaults in place of former ones."""
+    """The spec with today's defaults in place of former ones."""
     values = spec.model_dump(mode="json")
     for (part, name), former in FORMER_DEFAULTS.items():
         if values[part][name] == former:

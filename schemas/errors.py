@@ -1,4 +1,4 @@
-"""Every error a user can meet.
+"""Every error that a user can meet.
 
     SpecbatchError
     ├── UsageError               bad flags, bad settings                     exit 2
@@ -11,14 +11,14 @@
     │   ├── IdempotencyError     same key, different spec
     │   └── MissingExtraError    a part of the install is needed and absent
     ├── JobNotFoundError         no such job                                  exit 2
-    ├── WaitTimeoutError         gave up waiting; the job goes on             exit 6
+    ├── WaitTimeoutError         the wait timed out; the job continues        exit 6
     ├── StoreError               the database refused or is out of reach      exit 4
     ├── ObjectError              an object store refused, or gave back bad bytes
-    ├── FencedError              a lease was lost: somebody else owns the work now
-    ├── SessionEndedError        a worker's time is accounted for without it
+    ├── FencedError              a lease was lost: another worker owns the work now
+    ├── SessionEndedError        a worker's session was ended in its absence
     ├── WorkerEndedError         a worker ended by itself                     exit 7
     │   └── BrokerLostError      it could take no messages for too long
-    └── EngineError              the engine cannot go on
+    └── EngineError              the engine cannot continue
         ├── ShapeError           arguments of a kernel do not fit together
         ├── OutOfBlocksError     a sequence cannot fit the KV cache
         ├── NoEngineError        an engine could not be made, which may pass
@@ -26,16 +26,16 @@
         │   └── ModelLostError   its model cannot be loaded: the worker ends  exit 2
         └── RequestCancelledError  the job was cancelled or the engine stopped
 
-The message is one sentence that names the thing and the remedy. Commands print it alone, without
-a traceback; anything that is not a `SpecbatchError` is a bug and keeps its traceback. Passwords of
-URLs are masked here, so that no error carries one into the store, a log or a terminal.
+A message is one sentence that names the problem and the remedy. Commands print it without a
+traceback; any error that is not a `SpecbatchError` is a bug and keeps its traceback. This module
+masks passwords in URLs, so that no error carries one into the store, a log or a terminal.
 """
 
 from specbatch.schemas.masking import masked
 
 
 def first_line(error: BaseException, most: int = 1000) -> str:
-    """Any error as part of a sentence: libraries add paragraphs of advice to theirs, or quotes."""
+    """An error as part of a sentence, without the advice or quotes that libraries add."""
     line = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
     is_quoted = line[0] in "'\"" and line.count(line[0]) == 2 and line[0] == line[-1]
     return (line[1:-1] if is_quoted else line)[:most]
@@ -44,7 +44,7 @@ def first_line(error: BaseException, most: int = 1000) -> str:
 class SpecbatchError(Exception):
     """Base of all errors raised on purpose.
 
-    `refused`: the place that it names cannot be written, for want of space or rights.
+    `refused`: its place cannot be written because space or rights are missing.
     """
 
     exit_code = 4
@@ -55,7 +55,7 @@ class SpecbatchError(Exception):
 
 
 class UsageError(SpecbatchError):
-    """The request itself is wrong; nothing was started."""
+    """The request is wrong; nothing was started."""
 
     exit_code = 2
 
@@ -73,15 +73,17 @@ class ModelError(UsageError):
 
 
 class BrokenModelError(ModelError):
-    """The files of a model here cannot be loaded, for whatever job. The worker gives its work back
-    and ends: no row is at fault, and another worker may have a good copy.
+    """The files of a model cannot be loaded here for any job.
+
+    The worker releases its work and ends. No row is at fault, and another worker may have a good
+    copy.
     """
 
 
 class ModelChangedError(ModelError):
-    """The files of a model are not those that a job began with; the message names what differs.
+    """A model's files differ from those that a job started with; the message names what differs.
 
-    Another worker may have them, and so may this one again: no attempt is used up.
+    Another worker may have the right files, so no attempt is counted.
     """
 
 
@@ -90,9 +92,9 @@ class OutputError(UsageError):
 
 
 class IdempotencyError(UsageError):
-    """The idempotency key was used for a different spec; the message names the difference.
+    """The idempotency key belongs to a different spec; the message names the difference.
 
-    `job_id`: of the job that it was used for.
+    `job_id`: the job that has the key.
     """
 
     def __init__(self, message: str, *, job_id: str = "") -> None:
@@ -109,7 +111,7 @@ class JobNotFoundError(UsageError):
 
 
 class WaitTimeoutError(SpecbatchError):
-    """The wait ended before the job did. The job goes on."""
+    """The wait ended before the job did. The job continues."""
 
     exit_code = 6
 
@@ -117,7 +119,7 @@ class WaitTimeoutError(SpecbatchError):
 class StoreError(SpecbatchError):
     """The database refused an operation or cannot be reached.
 
-    `refused`: it cannot be written, for want of space or rights; no work is at fault.
+    `refused`: it cannot be written because space or rights are missing; no work is at fault.
     """
 
     def __init__(self, message: str, *, refused: bool = False) -> None:
@@ -132,8 +134,9 @@ class UnknownKeyError(StoreError):
 class ObjectError(SpecbatchError):
     """An object store refused an operation or returned bytes of the wrong size or checksum.
 
-    `passing`: the store was out of reach, or overloaded; the same may succeed later. `refused`: a
-    folder cannot be written, for want of space or rights; no work is at fault. `place`: that one.
+    `passing`: the store was out of reach or overloaded; the operation may succeed later.
+    `refused`: the folder `place` cannot be written because space or rights are missing; no work is
+    at fault.
     """
 
     def __init__(
@@ -146,25 +149,25 @@ class ObjectError(SpecbatchError):
 
 
 class FencedError(SpecbatchError):
-    """The lease's generation is no longer current: the work belongs to somebody else."""
+    """The lease's fencing token is no longer current: another worker owns the work."""
 
 
 class SessionEndedError(SpecbatchError):
-    """A worker was not heard of for long, so its session was ended; it begins another one."""
+    """The store ended the session of a silent worker, which starts another one."""
 
 
 class WorkerEndedError(SpecbatchError):
-    """A worker ended by itself: nobody asked it to, and no device was lost. Its log says why."""
+    """A worker ended without being asked to and without losing a device. Its log says why."""
 
     exit_code = 7
 
 
 class BrokerLostError(WorkerEndedError):
-    """A worker could take no messages from its broker, attempt after attempt."""
+    """A worker failed to take messages from its broker in every attempt."""
 
 
 class EngineError(SpecbatchError):
-    """The engine cannot go on with this request."""
+    """The engine cannot continue this request."""
 
 
 class ShapeError(EngineError):
@@ -176,14 +179,14 @@ class OutOfBlocksError(EngineError):
 
 
 class NoEngineError(EngineError):
-    """An engine could not be made: memory or the storage failed. No row is at fault."""
+    """An engine could not be created because memory or storage failed. No row is at fault."""
 
 
 class DeviceLostError(EngineError):
-    """This process can compute no more; another one can. The worker gives its work back and ends.
+    """This process cannot compute any more. The worker releases its work and ends.
 
-    `blameless`: the device or its driver failed by itself. Otherwise a kernel did, which its input
-    may have caused, so the attempt counts: else one group could end worker after worker for ever.
+    `blameless`: the device or its driver failed by itself. Otherwise a kernel failed, perhaps
+    because of its input. Then the attempt counts, or one group could end every worker in turn.
     """
 
     exit_code = 7
@@ -194,15 +197,15 @@ class DeviceLostError(EngineError):
 
 
 class ModelLostError(DeviceLostError):
-    """The files of this worker's model cannot be loaded. Started anew, it would end alike."""
+    """This worker's model cannot be loaded. A restarted worker would fail in the same way."""
 
     exit_code = 2
 
 
 class StepHungError(DeviceLostError):
-    """A step does not end, and with it neither does its thread: the process must not wait for it.
+    """A step does not end, nor does its thread, so the process must not wait for it.
 
-    Its input may have caused it, so the attempt counts.
+    The input may be the cause, so the attempt counts.
     """
 
     def __init__(self, message: str) -> None:
@@ -210,4 +213,4 @@ class StepHungError(DeviceLostError):
 
 
 class RequestCancelledError(EngineError):
-    """The request was cancelled, or the engine was closed while it ran."""
+    """The request was cancelled, or the engine was closed during it."""

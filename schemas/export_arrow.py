@@ -1,7 +1,7 @@
 """Arrow schemas of the exported sets. Imports pyarrow: the light base must not import it.
 
-Every column says in its field's metadata, under `description`, what it means; the reference is made
-of that. Token ids that privacy has masked are -1.
+Every column has a `description` in its field's metadata; the reference is generated from these.
+Token ids that privacy has masked are -1.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ SCHEMA_VERSION = 1
 DESCRIPTION = b"description"
 
 _INT32, _INT64, _STRING, _DOUBLE = pa.int32(), pa.int64(), pa.string(), pa.float64()
-# Ticks × price goes beyond 64 bits where many completions are added up.
+# 100-ns units × price exceeds 64 bits when many completions are summed.
 UNITS = pa.decimal128(38, 0)
 
 
@@ -45,7 +45,7 @@ def _maybe(name: str, kind: pa.DataType, text: str) -> pa.Field:
 _JOB_ID = _col("job_id", _STRING, "the job")
 _ROW_INDEX = _col("row_index", _INT64, "number of the input row, from 0")
 _SAMPLE_INDEX = _col("sample_index", _INT32, "0 to n − 1")
-_ROW_ID = _maybe("row_id", _STRING, "the row's id; null where it is not kept")
+_ROW_ID = _maybe("row_id", _STRING, "the row's id; null if it is not kept")
 _TAG = _maybe("tag", _STRING, "the row's tag, if it has one")
 _SEED = _col("seed", _INT64, "seed of this sample")
 _PROMPT_TOKENS = _col("prompt_tokens", _INT32, "tokens of the prompt")
@@ -60,8 +60,8 @@ _TICKS = (
     _col("prefill_ticks", _INT64, "device time spent on reading the prompt, in units of 100 ns"),
     _col("verify_ticks", _INT64, "… on deciding tokens that were kept"),
     _col("draft_ticks", _INT64, "… in draft models"),
-    _col("rejected_ticks", _INT64, "… on draft tokens that were refused"),
-    _col("padding_ticks", _INT64, "… on rows that fill a tile or a recorded pass"),
+    _col("rejected_ticks", _INT64, "… for rejected draft tokens"),
+    _col("padding_ticks", _INT64, "… for rows that fill a tile or a recorded pass"),
     _col("overhead_ticks", _INT64, "… of steps outside the models"),
 )
 _PRICES = (
@@ -80,8 +80,8 @@ COMPLETIONS = pa.schema(
         _SEED,
         _PROMPT_TOKENS,
         _COMPLETION_TOKENS,
-        _maybe("text", _STRING, "the completion; null for an error, and where it is not kept"),
-        _maybe("token_ids", _IDS, "its tokens; null where they are not kept"),
+        _maybe("text", _STRING, "the completion; null for an error, or if it is not kept"),
+        _maybe("token_ids", _IDS, "its tokens; null if they are not kept"),
         _FINISH_REASON,
         _maybe("error", _STRING, "why it failed, else null"),
         _col(
@@ -93,30 +93,30 @@ COMPLETIONS = pa.schema(
         _maybe(
             "top_logprobs",
             _list_of(_list_of(_TOP_TOKEN)),
-            "at each token the most likely ones, where asked for",
+            "the most likely tokens at each place, if asked for",
         ),
         _PROPOSED,
         _ACCEPTED,
-        _col("proposed_at_depth", _IDS, "of `proposed`, those at each place of a draft"),
-        _col("accepted_at_depth", _IDS, "of `accepted`, the same"),
+        _col("proposed_at_depth", _IDS, "`proposed` by place in the draft"),
+        _col("accepted_at_depth", _IDS, "`accepted` by place in the draft"),
         _PASSES,
         _maybe("steps", _LONGS, "of each pass: number of the verifier's step, in its process"),
         _maybe("pass_ticks", _LONGS, "of each pass: this completion's share of that step"),
         _maybe("sources", _NAMES, "names of the proposers that drafted for it"),
         _maybe("makers", _IDS, "of each pass with a draft: its proposer, a place in `sources`"),
         _maybe("drafted", _IDS, "of each pass with a draft: its tokens"),
-        _maybe("rejected", _IDS, "of each corrected token: what the draft had there"),
+        _maybe("rejected", _IDS, "of each corrected token: the draft's token"),
         _VERIFIER,
         _PROPOSER,
         *_TICKS,
         *_PRICES,
-        _col("cost_usd", _DOUBLE, "its cost as the store has it"),
+        _col("cost_usd", _DOUBLE, "its cost in the store"),
         _col("compute_sec", _DOUBLE, "its share of the verifier's time"),
-        _col("draft_sec", _DOUBLE, "its share of the time that drafting ahead took"),
-        _col("decode_sec", _DOUBLE, "of `compute_sec`, in steps whose price at depth 0 is known"),
-        _col("baseline_sec", _DOUBLE, "what these steps would have taken at depth 0"),
-        _maybe("numeric_class", _STRING, "in which its tokens were decided; null: not known"),
-        _maybe("model_fingerprint", _STRING, "of the model that decided them; null: not known"),
+        _col("draft_sec", _DOUBLE, "its share of the time for drafting ahead"),
+        _col("decode_sec", _DOUBLE, "of `compute_sec`, in steps with a known price at depth 0"),
+        _col("baseline_sec", _DOUBLE, "the time of these steps at depth 0"),
+        _maybe("numeric_class", _STRING, "class in which its tokens were decided; null: unknown"),
+        _maybe("model_fingerprint", _STRING, "of the model that decided them; null: unknown"),
     ]
 )
 
@@ -154,7 +154,7 @@ CORRECTIONS = pa.schema(
         _ROW_ID,
         _TAG,
         _VERIFIER,
-        _maybe("prompt_ids", _IDS, "tokens of the prompt; null where they are gone"),
+        _maybe("prompt_ids", _IDS, "tokens of the prompt; null if they are gone"),
         _col("token_ids", _IDS, "the tokens after it, as the verifier decided them"),
         _col("logprobs", _LOGPROBS, "of each token, by the verifier; NaN: probability 0"),
         _col(
@@ -166,7 +166,7 @@ CORRECTIONS = pa.schema(
         _col("rejected_tokens", _IDS, "of each: what the draft had there"),
         _col("rejected_proposers", _NAMES, "of each: its proposer"),
         _col("draft_positions", _IDS, "of each: its place in the draft, from 0"),
-        _col("lost_tokens", _IDS, "of each: draft tokens thrown away, itself and those after it"),
+        _col("lost_tokens", _IDS, "of each: discarded draft tokens, itself and those after it"),
     ]
 )
 
@@ -192,7 +192,7 @@ COSTS = pa.schema(
             "cost_units",
             UNITS,
             "`ticks` × `price_microusd` + `ahead_ticks` × `ahead_price_microusd`: exact; null "
-            "where ticks were not kept",
+            "for completions without device time",
         ),
         _col("cost_usd", _DOUBLE, "the same in dollars: `cost_units` ÷ 3.6e16"),
     ]
@@ -201,14 +201,14 @@ COSTS = pa.schema(
 TIME = pa.schema(
     [
         _JOB_ID,
-        _col("session_id", _STRING, "a device in a worker process, while it was there"),
-        _col("group_index", _INT32, "the group that was worked on"),
-        _col("generation", _INT32, "which claim of it; 0: hints for its rows, without a claim"),
+        _col("session_id", _STRING, "session of a device in a worker process"),
+        _col("group_index", _INT32, "the group of the attempt"),
+        _col("generation", _INT32, "fencing token of the claim; 0: hints without a claim"),
         _col("stage", _STRING, "`propose` or `verify`"),
-        _col("kept", pa.bool_(), "whether its results were kept; else the time is lost"),
-        _col("in_flight", pa.bool_(), "whether a worker holds it still"),
+        _col("kept", pa.bool_(), "whether the results were kept; otherwise the time is lost"),
+        _col("in_flight", pa.bool_(), "whether a worker still holds the group"),
         _col("device", _STRING, "kind of device"),
-        _col("region", _STRING, "where it is"),
+        _col("region", _STRING, "region of the device"),
         _col("tenure", _STRING, "`on-demand`, `reserved` or `spot`"),
         *_TICKS,
         _col("ticks", _INT64, "the sum of the six"),
@@ -228,5 +228,5 @@ SCHEMAS = {
 
 
 def description(field: pa.Field) -> str:
-    """What a column means."""
+    """The description of a column."""
     return str(field.metadata[DESCRIPTION].decode())

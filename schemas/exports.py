@@ -1,4 +1,4 @@
-"""What of a job can be exported, what was asked for, and what came of it. Imports no pyarrow."""
+"""What can be exported from a job, an export's options and its result. Imports no pyarrow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specbatch.schemas.errors import UsageError
 
 
 class ExportKind(StrEnum):
-    """The sets; `export_arrow.py` has their columns."""
+    """The sets that can be exported; `export_arrow.py` defines their columns."""
 
     COMPLETIONS = "completions"  # one row per completion, with everything that is kept of it
     TOKENS = "tokens"  # one row per token
@@ -23,7 +23,7 @@ class ExportKind(StrEnum):
 class Selection:
     """Which completions `corrections` takes. The other sets take all of them."""
 
-    proposer: str | None = None  # only what this one drafted
+    proposer: str | None = None  # only completions that this one drafted for
     tag: str | None = None
     min_rejections: int | None = None  # None: 1
 
@@ -34,11 +34,11 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class ExportOrder:
-    """What is exported, and where to.
+    """What to export, and where to.
 
-    `to` is a file where it ends in `.parquet`, else a folder or prefix of numbered parts with a
-    manifest. What is there already is replaced only with `overwrite`; of a job that has not ended
-    what is finished is exported only with `so_far`.
+    `to` is a file if it ends in `.parquet`, else a folder or prefix of numbered parts with a
+    manifest. `overwrite` allows replacing an earlier export; `so_far` allows exporting the finished
+    part of a running job.
     """
 
     kind: ExportKind
@@ -69,7 +69,7 @@ class ExportedFile:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written. `left_out` counts completions by the reason."""
+    """The result of an export. `left_out` counts omitted completions by reason."""
 
     job_id: str
     kind: ExportKind
@@ -88,7 +88,7 @@ class Exported:
 
 
 def kind_of(name: str) -> ExportKind:
-    """Raises `UsageError` that names what there is."""
+    """The set of this name. Raises a `UsageError` that lists the sets."""
     try:
         return ExportKind(name)
     except ValueError:

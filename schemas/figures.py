@@ -1,4 +1,4 @@
-"""Figures that cross rooms on their way to whoever measures: of one pass, and of a whole store."""
+"""Figures for metrics: those of one engine step, and those of a whole store."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ NOT_AUDITED = Correctness()
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
-    """One step of an engine, told when it is over."""
+    """One finished step of an engine."""
 
     passes: Sequence[tuple[int, int]]  # tokens and sequences of each forward pass of it
     most_sequences: int  # that the engine lets in
     depths: Mapping[tuple[str, int], int]  # (proposer or "", draft tokens): sequences
-    ticks: Sequence[int]  # that it took, by kind, as `Ticks` has them
+    ticks: Sequence[int]  # its 100-ns units by kind, in the order of `Ticks`
     preemptions: int = 0
     raised_passes: int = 0
     proposer_failures: int = 0
@@ -26,7 +26,7 @@ class StepFigures:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleRuns:
-    """What became of a schedule's runs."""
+    """Results of a schedule's runs."""
 
     last_success_at: float | None = None  # when one was submitted last, seconds since the epoch
     missed: int = 0  # lately

@@ -1,7 +1,7 @@
-"""Who else on a machine may read what is written: the modes of files and folders by setting.
+"""Modes of files and folders: a setting decides who else on a machine may read them.
 
-What is there already keeps its modes: others may share it on purpose. Only what is made anew gets
-those of the setting, and `wide` tells what others can read although it is not meant for them.
+Existing files keep their modes, because users may share them on purpose. New ones get the modes of
+the setting, and `wide` reports files that others can read although the setting forbids it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 
 class Access(StrEnum):
-    """For whom something is."""
+    """Who may read a file."""
 
     PRIVATE = "private"  # its user alone
     GROUP = "group"  # its folder's group, whose files keep that group
@@ -26,7 +26,7 @@ _OTHERS = {Access.PRIVATE: 0o077, Access.GROUP: 0o007, Access.UMASK: 0}
 
 
 def make_folder(folder: Path, access: Access, root: Path | None = None) -> None:
-    """Make what is missing of it; of what is above `root`, as the umask says."""
+    """Create the missing folders. The umask decides about those above `root`."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in reversed(missing):
         mode = _FOLDERS.get(access)
@@ -35,13 +35,13 @@ def make_folder(folder: Path, access: Access, root: Path | None = None) -> None:
             continue
         try:
             path.mkdir(mode & 0o777)
-        except FileExistsError:  # somebody else made it meanwhile, and knows for whom
+        except FileExistsError:  # another process just made it and chose its mode
             continue
         path.chmod(mode)  # what the umask took, and the group
 
 
 def new_file(path: Path, access: Access) -> BinaryIO:
-    """A file that was not there, to write to. Raises `FileExistsError`."""
+    """Create a file and open it for writing. Raises `FileExistsError`."""
     mode = _FILES.get(access)
     if mode is None:
         return path.open("xb")
@@ -51,8 +51,8 @@ def new_file(path: Path, access: Access) -> BinaryIO:
 
 
 def wide(path: Path, access: Access) -> bool:
-    """Whether somebody for whom it is not may read or write a file or folder that is there."""
+    """Whether a file or folder exists and others than `access` allows may read or write it."""
     try:
         return bool(path.stat().st_mode & _OTHERS[access])
-    except OSError:  # there is none, or it is not ours to look at
+    except OSError:  # it does not exist, or we may not look at it
         return False

@@ -35,7 +35,7 @@ class Fingerprint:
 
     @property
     def text(self) -> tuple[str, ...] | None:
-        """Of what turns prompts into tokens and tokens into text; None where it is not known."""
+        """Digests of the parts that tokenise and detokenise; None if they are unknown."""
         return tuple(self.parts[name] for name in TEXT_PARTS) if self.parts else None
 
     def as_json(self) -> dict[str, Any]:
@@ -47,13 +47,13 @@ class Fingerprint:
 
 
 class Models(NamedTuple):
-    """What decides a job's tokens."""
+    """The models that decide a job's tokens."""
 
     verifier: Fingerprint
     proposer: str | None = None  # a draft model's digest, where the outputs depend on it
 
     def as_columns(self) -> dict[str, Any]:
-        """By column of a job's row."""
+        """Values by column of a job's row."""
         return {
             "model_fingerprint": self.verifier.digest,
             "model_parts": dict(self.verifier.parts),
@@ -62,19 +62,19 @@ class Models(NamedTuple):
 
 
 def short_digest(told: bytes) -> str:
-    """128 bits of SHA-256, in hexadecimal."""
+    """The first 128 bits of SHA-256, in hexadecimal."""
     return hashlib.sha256(told).hexdigest()[:32]
 
 
 def differing(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
-    """The parts in which two fingerprints differ; none where the parts of one are not known."""
+    """The parts in which two fingerprints differ; none if the parts of one are unknown."""
     if not one or not other:
         return []
     return [name for name in PARTS if one.get(name) != other.get(name)]
 
 
 def shown(digest: str) -> str:
-    """A digest as sentences have it."""
+    """The beginning of a digest, as sentences show it."""
     return digest[:SHOWN]
 
 
@@ -85,7 +85,7 @@ def listed(names: Iterable[str]) -> str:
 
 
 def compared(pinned: str, parts: Mapping[str, str], here: Fingerprint) -> str:
-    """In words, how a model differs from the one that a job has pinned.
+    """Says how a model differs from the one that a job has pinned.
 
     As in `other weights and tokenizer (fingerprint 3f9a1b2c3d4e, the job's is 77bc01234567)`.
     """

@@ -1,4 +1,4 @@
-"""What a report of a job adds up: figures of its groups and completions, without any text."""
+"""Figures of a job's groups and completions that its report sums, without any text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from specbatch.schemas.records import FinishReason, Stage
 
 @dataclass(frozen=True, slots=True)
 class GroupFigures:
-    """One group's totals, as its commit wrote them."""
+    """One group's totals, as its commit stored them."""
 
     index: int
     stage: Stage

@@ -1,4 +1,4 @@
-"""How far a job is."""
+"""Progress of a job."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from specbatch.schemas.records import JobState
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """Counts of one job right now, read with a handful of aggregate queries."""
+    """Current counts of one job, read with a few aggregate queries."""
 
     job_id: str
     state: JobState

@@ -1,4 +1,4 @@
-"""Rows of the store's tables to records and back, field by field.
+"""Maps rows of the store's tables to records and back, field by field.
 
 Rows are anything with the columns as attributes; values are plain dicts for inserts.
 """
@@ -38,7 +38,7 @@ from specbatch.schemas.speculation import (
     PastOutput,
 )
 
-# Of a completion, what no output tells.
+# Columns of a completion that no output has.
 PASSES = ("steps", "pass_ticks", "sources", "makers", "drafted", "rejected")
 DETAILS = ("origins", "proposed_at_depth", "accepted_at_depth", *PASSES)
 
@@ -52,7 +52,7 @@ def as_float32(values: Iterable[float]) -> tuple[float, ...]:
 
 
 def as_kept(record: CompletionRecord) -> CompletionRecord:
-    """The record as every store gives it back: log-probabilities in single precision."""
+    """The record as every store returns it: log-probabilities in single precision."""
     tops = record.top_logprobs
     return replace(
         record,
@@ -62,7 +62,7 @@ def as_kept(record: CompletionRecord) -> CompletionRecord:
 
 
 def without_details(record: CompletionRecord) -> CompletionRecord:
-    """The record as it is published: see `Store.completions`."""
+    """The published part of the record; see `Store.completions`."""
     logprobs = () if record.top_logprobs is None else record.logprobs
     own = (name for name in DETAILS if name not in PASSES)
     empty: dict[str, Any] = dict.fromkeys(own, ())
@@ -73,7 +73,7 @@ def without_details(record: CompletionRecord) -> CompletionRecord:
 
 
 def job_values(job: NewJob, now: Any) -> dict[str, Any]:
-    """A new job: queued, its input still to be read."""
+    """Values of a new job: queued, its input still to be read."""
     return {
         "job_id": job.job_id,
         "name": job.name,
@@ -100,12 +100,12 @@ def job_values(job: NewJob, now: Any) -> dict[str, Any]:
 
 
 def whole_spec(spec: Mapping[str, Any], sealed_spec: str | None) -> Mapping[str, Any]:
-    """The spec as it was asked for, where that can be read, else what is shown of it."""
+    """The submitted spec if it can be read, else its public part."""
     return orjson.loads(sealed_spec) if sealed_spec else spec
 
 
 def group_values(job_id: str, group: NewGroup, stage: Stage, now: Any) -> dict[str, Any]:
-    """A planned group, ready at `stage`."""
+    """Values of a planned group that is ready at `stage`."""
     return {
         "job_id": job_id,
         "group_index": group.index,
@@ -192,7 +192,7 @@ def job_row(row: Any) -> JobRow:
 
 
 def job_work(row: Any) -> JobWork:
-    """A job as it stands after its claim."""
+    """A claimed job."""
     return JobWork(
         lease=_lease(row, None),
         next_group=row.groups_total,
@@ -202,7 +202,7 @@ def job_work(row: Any) -> JobWork:
 
 
 def group_work(row: Any) -> GroupWork:
-    """A group as it stands after its claim."""
+    """A claimed group."""
     return GroupWork(
         lease=_lease(row, row.group_index),
         rows=row.rows,
@@ -218,7 +218,7 @@ def group_work(row: Any) -> GroupWork:
 
 
 def prompts(row: Any) -> Prompts:
-    """Which rows of which file are a group's."""
+    """The file and rows of a group's prompts."""
     return Prompts(Artefact(**row.prompts), row.row_start, row.rows)
 
 

@@ -1,9 +1,9 @@
-"""Secrets out of sight: passwords in URLs, wherever a text quotes them.
+"""Masks passwords of URLs wherever a text quotes them.
 
-Two nets. Patterns find what looks like a password: `user:…@` of a URL, `password=…` of a query.
-And `remember` is told the URLs of the settings, so that their passwords are found by themselves,
-however a library quotes them (decoded, without the URL around). What is remembered stays in this
-process's memory and is shown by nothing here.
+There are two filters. Patterns find what looks like a password: `user:…@` in a URL, `password=…` in
+a query. And `remember` takes the URLs of the settings, so that their passwords are found however a
+library quotes them (decoded, or without the URL). Remembered passwords stay in this process's
+memory; nothing here shows them.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ def mask_url(url: str) -> str:
 
 
 def masked(text: str) -> str:
-    """A text without the passwords of URLs in it, and without those that are remembered."""
+    """The text with passwords of URLs and remembered passwords masked."""
     if "://" in text:
         text = _USERINFO.sub(rf"\1{MASK}@", text)
     return _known_out(_PARAMETERS.sub(rf"\1{MASK}", text))
 
 
 def masked_log(text: str) -> str:
-    """What a log may show: `masked`, and through what was given to `hide_in_logs`."""
+    """The text as a log may show it: masked, then filtered by `hide_in_logs`."""
     for hide in _log_filters:
         text = hide(text)
     return masked(text)
 
 
 def hide_in_logs(hide: Callable[[str], str]) -> None:
-    """Pass the logs of this process through this from now on, in place of what was given before."""
+    """From now on pass this process's logs through `hide`, replacing an earlier filter."""
     _log_filters[:] = [hide]
 
 
 def remember(urls: Iterable[str]) -> None:
-    """Find the passwords of these URLs from now on; whatever is no URL is passed by."""
+    """Mask the passwords of these URLs from now on; ignore what is no URL."""
     found: set[str] = set()
     for value in urls:
         for url in value.split(";") if "://" in value else ():
@@ -64,7 +64,7 @@ def remember(urls: Iterable[str]) -> None:
 
 
 def remember_secrets(secrets: Iterable[str]) -> None:
-    """Find these from now on."""
+    """Mask these from now on."""
     with _lock:
         _secrets.update(secret for secret in secrets if len(secret) >= _SHORTEST)
 

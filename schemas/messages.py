@@ -1,4 +1,4 @@
-"""Broker messages. Small, schema-checked, and worth nothing by themselves: the store decides."""
+"""Broker messages: small, schema-checked, and only hints, because the store decides."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class WorkMessage(BaseModel):
 
 
 class RefillMessage(BaseModel):
-    """ "Write on from here." Names a prompt by where the store has it, never by a path."""
+    """Asks for a continuation. Names a prompt by its place in the store, never by a path."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -49,7 +49,7 @@ class RefillMessage(BaseModel):
 
 
 class HintMessage(BaseModel):
-    """What may follow the first `position` output tokens of a sample. Every token is verified."""
+    """A guess at what follows the first `position` output tokens; every token is verified."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -1,8 +1,8 @@
 """Completions by month on PostgreSQL: a partition for each month in which jobs were made.
 
-A job's completions are all in its own month's, so old ones go by dropping a table. Partitions are
-made on demand by a function that runs with its owner's rights: who submits needs no right to make
-tables. Where it cannot make one now (somebody holds a lock), the default partition takes the rows.
+All completions of a job are in the partition of its month, so dropping a table removes old ones. A
+function with its owner's rights creates partitions on demand, so that submitters need no right to
+create tables. If a lock keeps it from creating one, the default partition takes the rows.
 """
 
 from __future__ import annotations

@@ -15,23 +15,22 @@ from typing import Any, NamedTuple
 
 from specbatch.schemas.fingerprint import Fingerprint, Models
 
-UNKNOWN = "unknown"  # of jobs that are older than what is pinned: any worker may serve them
+UNKNOWN = "unknown"  # of jobs from before classes were pinned: any worker may serve them
 PATTERN = r"^[a-z][a-z0-9-]*/(f32|bf16|f16)(/[a-z0-9-]+)+$"
 EXACTNESS = ("bitwise", "fast")
 WEIGHTS = ("as-is", "int8", "fp8")
 DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 
-Facts = Mapping[str, str]  # what was digested into a name, in words
+Facts = Mapping[str, str]  # what a name digests, in words
 
 
 def dtype_of(name: str) -> str:
-    """What a model of this class computes in, as a spec names it."""
+    """The dtype in which a model of this class computes, as a spec names it."""
     return DTYPES[name.split("/")[1]]
 
 
 def contradiction(dtype: str, name: str, weights: str = "as-is") -> str | None:
-    """What is wrong with a class for a job that asks for `dtype` and `weights`, in words; None:
-    nothing."""
+    """Says why a class does not fit a job's `dtype` and `weights`; None if it fits."""
     if re.fullmatch(PATTERN, name) is None:
         return f"{name!r} is no numeric class: they look like exact/f32/1 or torch/bf16/5d0c1a2b"
     if dtype not in ("auto", dtype_of(name)):
@@ -42,12 +41,12 @@ def contradiction(dtype: str, name: str, weights: str = "as-is") -> str | None:
 
 
 def engine_key(dtype: str, exactness: str, weights: str) -> str:
-    """How a job asks for its engine, as far as bits depend on it. `dtype` may be `auto`."""
+    """A key of the engine options that bits depend on. `dtype` may be `auto`."""
     return f"{dtype}/{exactness}/{weights}"
 
 
 def all_keys() -> Iterator[str]:
-    """Every way in which a job may ask for its engine."""
+    """All engine keys that a job may have."""
     for dtype, exactness, weights in product(("auto", *DTYPES.values()), EXACTNESS, WEIGHTS):
         yield engine_key(dtype, exactness, weights)
 
@@ -67,14 +66,14 @@ def key_of_spec(spec: Mapping[str, Any], numeric_class: str | None = None) -> st
 
 
 def class_note(kept: str | None, here: str | None) -> str | None:
-    """In words, that tokens were decided in another class than the one here; None: not known so."""
+    """Says that tokens were decided in another class than the one here; None if not known so."""
     if kept is None or here is None or kept == here:
         return None
     return f"written in numeric class {kept}, checked in {here}: bits may differ"
 
 
 class Pinned(NamedTuple):
-    """What a job has pinned, for claims to compare. None: not yet, or nothing is asked for."""
+    """What a job has pinned, for claims to compare. None: nothing pinned yet, or not needed."""
 
     numeric_class: str | None = None
     model_fingerprint: str | None = None  # of its verifier
@@ -83,12 +82,12 @@ class Pinned(NamedTuple):
 
     @classmethod
     def of(cls, row: Any) -> Pinned:
-        """Of a job's row, or of a claimed group."""
+        """The pins of a job's row, or of a claimed group."""
         return cls(row.numeric_class, row.model_fingerprint, row.proposer_fingerprint)
 
 
 class Change(NamedTuple):
-    """What somebody asks for to be pinned anew. None: that stays as it is."""
+    """What a user wants to pin anew. None leaves a value as it is."""
 
     numeric_class: str | None = None
     models: Models | None = None
@@ -103,9 +102,9 @@ NO_CHANGE = Change()
 
 @dataclass(frozen=True, slots=True)
 class Serves:
-    """What a verify worker offers, as claims compare it with what a job has pinned.
+    """What a verify worker offers; claims compare it with what a job has pinned.
 
-    A claim passes the whole object, so what else is to be compared becomes a field here.
+    Claims take the whole object, so every new thing to compare becomes a field here.
     """
 
     model: str  # as jobs name it
@@ -123,15 +122,15 @@ class Serves:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All classes that it can run as, sorted."""
+        """All classes that the worker can run, sorted."""
         return tuple(sorted({name for _, name in self.classes}))
 
     def class_of(self, key: str) -> str | None:
-        """The class in which it would run a job with this engine key."""
+        """The class in which the worker would run a job with this engine key."""
         return dict(self.classes).get(key)
 
     def takes(self, pinned: Pinned) -> bool:
-        """Whether it may verify groups of a job that has pinned this."""
+        """Whether the worker may verify groups of a job that has pinned this."""
         return (
             pinned.numeric_class in (None, UNKNOWN, *self.names)
             and self.has_model(pinned.model_fingerprint)
@@ -139,11 +138,11 @@ class Serves:
         )
 
     def works_on(self, job_id: str) -> bool:
-        """Whether it takes work of this job: a local run takes that of its own job alone."""
+        """Whether the worker takes work of this job. A local run takes only its own job's."""
         return self.only_job in (None, job_id)
 
     def has_model(self, fingerprint: str | None) -> bool:
-        """Whether its verifier is the one with this fingerprint; None: any is."""
+        """Whether the worker's verifier has this fingerprint; None accepts any."""
         return fingerprint in (None, UNKNOWN) or (
             self.fingerprint is not None and self.fingerprint.digest == fingerprint
         )
@@ -173,8 +172,8 @@ class Serves:
 def preferred(key: str, own: Serves, alive: Iterable[Serves]) -> str | None:
     """The class that a job should pin: the one that most live workers of its model offer.
 
-    `own` is who asks; `alive` are all live workers of that model, including who asks. Of equally
-    many its own class is chosen, then the first by name. None where nobody offers any.
+    `own` is the asking worker; `alive` are all live workers of that model, `own` included. On a tie
+    the asking worker's class wins, then the first by name. None if no worker offers any.
     """
     counts: dict[str, int] = {}
     for one in alive:

@@ -1,8 +1,8 @@
-"""How long a command waits for a server without a word, and how long at all.
+"""Limits how long a command waits for a server, and how long it waits silently.
 
-Whoever types a command is told within two seconds that it waits for a server, and for how long. A
-thread does the work, so that one which accepts a connection and never answers is told of and given
-up too. Only the thread of the command itself is patient in this way: workers are not.
+Within two seconds a command tells its user that it waits for a server, and for how long. Another
+thread does the work, so that the command can also report and give up a server that accepts a
+connection and never answers. Only a command's own thread waits in this way; workers do not.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 NOTICE_SEC = 1.5
-LEAST_SEC = 1.0  # that a server has to answer, however little of the command's timeout is left
-_LOOK_SEC = 0.1  # between two looks at whether it has answered, or has to be asked anew
+LEAST_SEC = 1.0  # every server gets this time to answer, however little of the timeout is left
+_LOOK_SEC = 0.1  # between two checks whether it has answered, or must be asked again
 
 
 class NoAnswerError(Exception):
-    """A server gave no answer in time; the text is a sentence that names it."""
+    """A server did not answer in time; the message names it."""
 
 
 @dataclass(slots=True)
 class Patience:
-    """Of one command."""
+    """The waiting state of one command."""
 
     notice: Callable[[str], None]
     deadline: float | None = None  # by `time.monotonic`: the command's own timeout
-    told: set[str] = field(default_factory=set)  # servers that have not answered since it was said
+    told: set[str] = field(default_factory=set)  # silent servers that the user knows of
 
 
 _current: ContextVar[Patience | None] = ContextVar("patience", default=None)
 
 
 class Asking:
-    """What work tells of its server: that it asks it, and that it has answered."""
+    """Lets work report that it asks its server, and that the server answered."""
 
     is_awaited = False  # whether anybody waits for the answer: only then is it worth a question
 
     def asks(self) -> None:
-        """From here on an answer is missing; to ask again because none came changes nothing."""
+        """An answer is missing from here on. Asking again changes nothing."""
 
     def answered(self) -> None:
-        """The server is there and works."""
+        """The server is up and works."""
 
 
 NOBODY = Asking()
@@ -56,7 +56,7 @@ NOBODY = Asking()
 
 @dataclass(slots=True)
 class _Work(Asking):
-    """What a thread does, and its result."""
+    """The work of a thread, and its result."""
 
     done: threading.Event = field(default_factory=threading.Event)
     silent_since: float | None = field(default_factory=time.monotonic)  # None: it has answered
@@ -82,7 +82,7 @@ class _Work(Asking):
 
 @contextmanager
 def patient(notice: Callable[[str], None]) -> Iterator[None]:
-    """In this thread, `notice` hears of servers that do not answer."""
+    """In this thread, report servers that do not answer to `notice`."""
     token = _current.set(Patience(notice))
     try:
         yield
@@ -91,14 +91,16 @@ def patient(notice: Callable[[str], None]) -> Iterator[None]:
 
 
 def end_within(timeout_sec: float | None) -> None:
-    """From now on nothing in this thread waits for a server longer than that; None: no such end."""
+    """Limit all further waiting of this thread for servers; None removes the limit."""
     if (patience := _current.get()) is not None:
         patience.deadline = None if timeout_sec is None else time.monotonic() + timeout_sec
 
 
 def patiently(server: str, budget_sec: float, work: Callable[[Asking], T]) -> T:
-    """What `work` returns. It tells when it asks the server and when it has an answer: while it has
-    one, only the command's own timeout ends it.
+    """Do `work` in a thread and return its result.
+
+    `work` reports when it asks the server and when it has an answer. While it has one, only the
+    command's own timeout ends it.
 
     Raises `NoAnswerError` when there was no answer in `budget_sec`, or too late for the timeout.
     """
@@ -117,7 +119,7 @@ def patiently(server: str, budget_sec: float, work: Callable[[Asking], T]) -> T:
 
 
 def _look(doing: _Work, patience: Patience, server: str, budget_sec: float) -> None:
-    """Say that the server does not answer, once; raise `NoAnswerError` when it is time to."""
+    """Report once that the server does not answer; raise `NoAnswerError` at the limit."""
     now, since, end = time.monotonic(), doing.silent_since, patience.deadline
     if since is None:
         patience.told.discard(server)
@@ -140,6 +142,6 @@ def _look(doing: _Work, patience: Patience, server: str, budget_sec: float) -> N
 
 
 def _clock(at: float) -> str:
-    """A time of `time.monotonic` as people have it."""
+    """A time of `time.monotonic` as wall-clock time."""
     when = datetime.now(UTC) + timedelta(seconds=at - time.monotonic())
     return when.strftime("%H:%M:%S UTC")

@@ -1,4 +1,4 @@
-"""Worker processes as the store knows them: what each does, and whether it can take messages."""
+"""Worker processes in the store: what each does, and whether it can take messages."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class WorkerProcess:
 
 @dataclass(frozen=True, slots=True)
 class ProcessNow:
-    """A process that has not ended, or is not known to have. Seconds are by the store's clock."""
+    """A process that has not ended as far as the store knows, by the store's clock."""
 
     process: WorkerProcess
     age_sec: float
-    silent_sec: float  # since it was heard of last
+    silent_sec: float  # since its last heartbeat
     trouble: str | None = None  # why it can take no messages; None: it can
 
     def does(self, stage: Stage, model: str | None = None) -> bool:
-        """Whether it is there for units at this stage, of this model where one is needed."""
+        """Whether it works on units at this stage, and of this model if the stage needs one."""
         if KIND_OF_STAGE[stage] not in self.process.kinds:
             return False
         if stage is Stage.PROPOSE:
@@ -47,7 +47,7 @@ class ProcessNow:
 
 
 def alive_words(processes: Iterable[ProcessNow]) -> str:
-    """Which kinds of workers are there, and which of them can take no messages, in words."""
+    """The kinds of live workers, in words, and which of them cannot take messages."""
     found = {
         ", ".join(one.process.kinds)
         + (f" on {one.process.owner}, which can take no messages" if one.trouble else "")

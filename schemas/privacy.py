@@ -1,15 +1,15 @@
-"""How much of a tenant's texts the store keeps, and what stands where something was left out."""
+"""How much of a tenant's texts the store keeps, and what replaces the rest."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 
-SEALED = "sealed"  # of a shown spec: it is not the whole one, and no job can be done by it
+SEALED = "sealed"  # marks a shown spec that is incomplete, so that no job can run from it
 NOT_KEPT = -1  # in place of a token id that text could be recovered from
 
 
 class PrivacyMode(StrEnum):
-    """What is kept of a job, beside its output, which is its submitter's and always whole."""
+    """What the store keeps of a job. The output is the submitter's and always complete."""
 
     FULL = "full"
     REDACTED = "redacted"  # personal data is replaced by marks before anything is stored

@@ -1,5 +1,7 @@
-"""Where a completion's tokens came from, and what device time they took. Whole numbers throughout,
-so that shares add up to what was shared."""
+"""Where a completion's tokens came from, and the device time they took.
+
+All values are whole numbers, so that shares add up exactly.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ def in_seconds(ticks: int, digits: int = 2) -> str:
 
 
 class TimeKind(StrEnum):
-    """What a device's time went into. Each tick of a worker is of exactly one kind."""
+    """What device time was spent on. Each 100-ns unit of a worker has exactly one kind."""
 
     PREFILL = "prefill"  # reading prompts
     VERIFY = "verify"  # rows that decided a token which was kept
@@ -25,13 +27,13 @@ class TimeKind(StrEnum):
     REJECTED = "rejected"  # rows of draft tokens that the verifier refused
     PADDING = "padding"  # rows that fill a tile or a recorded pass
     OVERHEAD = "overhead"  # of a step outside the models; of a worker while it holds work
-    LOST = "lost"  # attempts that came to nothing: retries, crashes, fenced commits
+    LOST = "lost"  # attempts without a result: retries, crashes, fenced commits
     IDLE = "idle"  # the worker had nothing to do
 
 
 @dataclass(frozen=True, slots=True)
 class Ticks:
-    """A completion's share of device time by kind, in ticks."""
+    """A completion's share of device time by kind, in units of 100 ns."""
 
     prefill: int = 0
     verify: int = 0
@@ -51,10 +53,10 @@ class Ticks:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Beside a completion's `origins`: what each of its passes and drafts was.
+    """Describes each pass and draft of a completion, beside its `origins`.
 
-    A pass ends with the first token that is not ACCEPTED, or with the completion. So the number of
-    a token's pass, and its place in the draft, follow from `origins` alone.
+    A pass ends with the first token that is not ACCEPTED, or with the completion. So `origins`
+    alone gives the pass of a token and its place in the draft.
     """
 
     steps: tuple[int, ...] = ()  # [passes] number of the verifier's step, in its process
@@ -73,9 +75,9 @@ NO_PROVENANCE = Provenance()
 def by_depth(
     origins: Sequence[int], drafted: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Draft tokens looked at, and accepted, by draft position, as `Provenance` alone tells it.
+    """Verified and accepted draft tokens by draft position, from `Provenance` alone.
 
-    What a stop inside of a draft cut off does not count as accepted here.
+    Draft tokens behind a stop inside a draft do not count as accepted.
     """
     if not drafted:
         return (), ()
@@ -91,7 +93,7 @@ def by_depth(
             begin = end + 1
     if begin < len(origins):
         accepted[min(len(origins) - begin, deepest)] += 1
-    for depth in range(deepest - 1, 0, -1):  # who went further came through here
+    for depth in range(deepest - 1, 0, -1):  # deeper drafts passed this depth too
         proposed[depth] += proposed[depth + 1]
         accepted[depth] += accepted[depth + 1]
     return tuple(proposed[1:]), tuple(accepted[1:])

@@ -1,4 +1,4 @@
-"""Hot-path records: frozen, slotted dataclasses that cross rooms. Ids and numbers, no behaviour.
+"""Frozen, slotted dataclasses that all folders share: ids and numbers, no behaviour.
 
 Units are in the names: `_sec`, `_tokens`, `_usd`. Token ids are Python ints; positions count the
 generated tokens of one completion from 0.
@@ -22,7 +22,7 @@ FIRST_SPLIT_INDEX = 1 << 24  # of groups that were split off; ingest numbers its
 class Origin(IntEnum):
     """Where a token of a completion came from."""
 
-    PLAIN = 0  # the verifier's own token, nothing was drafted at this step
+    PLAIN = 0  # the verifier's own token, at a step without a draft
     ACCEPTED = 1  # a draft token the verifier agreed with
     CORRECTED = 2  # the verifier's token where it disagreed with the draft
     BONUS = 3  # the verifier's token after a fully accepted draft block
@@ -38,23 +38,23 @@ class FinishReason(StrEnum):
 
 
 class Verification(StrEnum):
-    """What decides about a draft token. `coupled` alone gives the same output whatever is drafted.
+    """The test that accepts or rejects draft tokens.
 
-    With the other two an output still follows the verifier's law, but which output it is depends on
-    the drafts and on where their blocks began.
+    With `coupled` drafts never change the output. With the other two the output still follows the
+    verifier's distribution, but it depends on the drafts and on where their blocks begin.
     """
 
-    COUPLED = "coupled"  # it is kept where it is the token the verifier samples
+    COUPLED = "coupled"  # accepts a draft token that equals the verifier's sample
     REJECTION = "rejection"  # the ratio test, token by token
-    BLOCK = "block"  # the ratio test of whole blocks, which keeps a little more
+    BLOCK = "block"  # the ratio test of whole blocks, which accepts a little more
 
 
-PRIORITIES = ("high", "normal", "low")  # classes; a job's priority is the place in this row
+PRIORITIES = ("high", "normal", "low")  # a job's priority is an index of this tuple
 NORMAL = PRIORITIES.index("normal")
 
 
 class JobState(StrEnum):
-    """State of a job as people see it."""
+    """State of a job as users see it."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -69,7 +69,7 @@ class JobState(StrEnum):
 
 
 class Stage(StrEnum):
-    """What has to happen next to a unit of work.
+    """The next step of a unit of work.
 
     A job goes INGEST → RUN → PUBLISH → END; its groups go (PROPOSE →) VERIFY → RECORD → DONE, or
     to FAILED or CANCELLED. RUN, END, DONE, FAILED and CANCELLED cannot be claimed.
@@ -94,7 +94,7 @@ class SamplingParams:
     `top_k` 0, `top_p` 1 and `min_p` 0 are off. `min_tokens` keeps stop ids from being chosen before
     that many tokens. `ignore_eos` drops the model's own end tokens from the stop ids.
 
-    What is done to the logits, in this order: repetition penalty (of prompt and output tokens),
+    Logits are processed in this order: repetition penalty (of prompt and output tokens),
     presence and frequency penalty (of output tokens), bias, bad tokens and words, temperature,
     top-k, top-p, min-p. A bad word is a row of ids whose last may not follow the others.
     """
@@ -147,7 +147,7 @@ class RejectedRow:
 
 @dataclass(frozen=True, slots=True)
 class SourcePosition:
-    """Where a group's rows begin: resume needs nothing else.
+    """Where a group's rows begin. Resuming needs nothing else.
 
     `version` is the ETag or (size, mtime) of the object, so a changed input is noticed.
     """
@@ -169,7 +169,7 @@ class Artefact:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Where a group's prompts lie: `rows` of a file's, from its `row_start`-th on.
+    """The place of a group's prompts: `rows` rows of a file, from row `row_start` on.
 
     Groups that were cut in two share one file.
     """
@@ -193,9 +193,9 @@ class NewGroup:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to work on one unit until it expires. `group_index` None: the job itself.
+    """The right to work on one unit until the lease expires. `group_index` None: the job itself.
 
-    `generation` is the fencing token: it rises with every claim, and every later write names it.
+    `generation` is the fencing token. Every claim raises it, and every later write names it.
     """
 
     job_id: str
@@ -217,9 +217,9 @@ class GroupWork:
     results: Artefact | None
     row_start: int = 0  # which of the prompts file's rows are this group's
     row_stop: int | None = None  # None: to the end
-    rows_kept: int = 0  # finished when its job was stopped; they need not be done again
+    rows_kept: int = 0  # finished when its job was stopped, and not to be repeated
     prompt_tokens: int = 0
-    # It may be what its workers died of: nobody holds two of these at a time.
+    # It may have killed its workers, so no worker holds two of these at a time.
     suspect: bool = False
     waited_sec: float = 0.0  # from ready, or from its last lease's end, to this claim
     # What its job had pinned when it was claimed for VERIFY.
@@ -234,14 +234,14 @@ class GroupWork:
 
 
 class Released(NamedTuple):
-    """What became of a unit that was to be given back."""
+    """The result of releasing a unit."""
 
-    was_held: bool  # else the lease was lost, and nothing was done
-    cut_off: int | None = None  # index of the second half, where the group was cut
+    was_held: bool  # else the lease was lost, and nothing changed
+    cut_off: int | None = None  # index of the second half, if the group was split
 
 
 class Beat(NamedTuple):
-    """What a heartbeat tells of the leases that it named."""
+    """The answer to a heartbeat about the leases that it named."""
 
     lost: set[Lease]  # no longer held
     cancelled: set[str]  # ids of jobs with the cancel flag
@@ -269,13 +269,13 @@ class StageTiming:
 
 @dataclass(frozen=True, slots=True)
 class Recheck:
-    """What a second look at a completion found, where bits may depend on the batch.
+    """The result of verifying a completion again, where bits may depend on the batch.
 
-    A margin is the distance between the scores (processed logits with their noise) of the token
-    that was written and of the one that the second look decides.
+    A margin is the distance between the scores (processed logits with their noise) of the recorded
+    token and of the token that the second verification decides.
     """
 
-    tokens: int = 0  # that were looked at
+    tokens: int = 0  # that were verified again
     differing: int = 0
     largest_margin: float = 0.0
 
@@ -285,11 +285,11 @@ NOT_LOOKED_AT = Recheck()
 
 @dataclass(frozen=True, slots=True)
 class CompletionRecord:
-    """One finished (row, sample): everything that is kept about it.
+    """Everything that the store keeps of one finished (row, sample).
 
-    The per-token tuples have one entry per token of `token_ids`. `proposed` counts draft tokens the
-    verifier looked at, `accepted` those it agreed with; `verifier_passes` the forward passes that
-    emitted tokens of this completion.
+    The per-token tuples have one entry per token of `token_ids`. `proposed` counts verified draft
+    tokens, `accepted` those that the verifier agreed with, `verifier_passes` the forward passes
+    that emitted tokens of this completion.
     """
 
     row_index: int
@@ -319,12 +319,12 @@ class CompletionRecord:
     # One entry per token where log-probabilities were asked for, else None. `logprobs` itself is
     # always kept.
     top_logprobs: tuple[TopLogprobs, ...] | None = None
-    # These go into the job's report, not into the completion's row.
+    # The job's report has these, the completion's row has not.
     recheck: Recheck = NOT_LOOKED_AT
     shadow_proposed: int = 0
     shadow_accepted: int = 0
     # Kept in the completion's row: see `provenance.py`. Prices are of an hour of the device, in
-    # millionths of a dollar, so that ticks × price is a whole number.
+    # millionths of a dollar, so that 100-ns units × price is a whole number.
     provenance: Provenance = NO_PROVENANCE
     ticks: Ticks = NO_TICKS  # of the verifying device
     price_microusd: int = 0
@@ -338,7 +338,7 @@ class CompletionRecord:
 class NewJob:
     """A job to be created. `spec` is the resolved spec as plain JSON values.
 
-    Of a tenant whose texts are not kept it shows less, and `sealed_spec` is the whole, as JSON.
+    For a private tenant `spec` omits texts, and `sealed_spec` is the complete spec as JSON.
     """
 
     job_id: str
@@ -362,7 +362,7 @@ class NewJob:
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """A job as the store knows it. `spec` is the whole one, where the store can open it."""
+    """A job in the store. `spec` is complete if the store can decrypt it."""
 
     job_id: str
     name: str
@@ -397,7 +397,7 @@ class JobRow:
     model_fingerprint: str | None = None
     model_parts: Mapping[str, str] = field(default_factory=dict)  # of that fingerprint
     proposer_fingerprint: str | None = None  # of its draft model, where outputs depend on it
-    last_error: str | None = None  # why its input or its output was given back
+    last_error: str | None = None  # why ingest or publish was released
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
-"""Refused writes: errors that are the fault of a disk, a quota or a mount, and of no work.
+"""Refused writes: errors of a disk, a quota or a mount, for which no work is at fault.
 
-Many threads of a process meet the same one again and again, so each place is logged once a minute.
+Many threads of a process meet the same error again and again, so each place is logged once a
+minute.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ REFUSALS = frozenset(
 )
 # Of these, what lies with one folder's rights, which do not change by themselves.
 RIGHTS = frozenset({errno.EACCES, errno.EPERM})
-# What to do about them; whoever reads the error may not be who runs the worker.
+# The remedies. The reader of the error may not be the one who runs the worker.
 FREE_SPACE = "free space there"
 FREE_SPACE_OR_QUOTA = f"{FREE_SPACE}, or raise this user's quota"
 CHECK_DISK = "check that disk"
@@ -31,15 +32,15 @@ REMEDIES = {
     errno.ENOSPC: FREE_SPACE,
     errno.EDQUOT: FREE_SPACE_OR_QUOTA,
     errno.EFBIG: "raise the limit on the size of files (`ulimit -f`)",
-    errno.EROFS: "let it be written again (`mount -o remount,rw`)",
+    errno.EROFS: "make it writable again (`mount -o remount,rw`)",
     errno.EIO: CHECK_DISK,
     **dict.fromkeys(RIGHTS, "let the worker's user write there"),
 }
-_MOST_PLACES = 256  # that a process tells of in one minute
+_MOST_PLACES = 256  # that a process logs in one minute
 
 
 class News:
-    """Tells whether a refusal is to be logged now. Thread-safe."""
+    """Decides whether to log a refusal now. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -47,7 +48,7 @@ class News:
         self._lock = threading.Lock()
 
     def __call__(self, error: SpecbatchError) -> bool:
-        """True for all other errors; of refused writes for one a minute and place."""
+        """True for other errors, and once a minute for each place that refuses writes."""
         if not error.refused:
             return True
         place = _place_of(error)
@@ -63,7 +64,7 @@ class News:
 
 
 def _place_of(error: SpecbatchError) -> str:
-    """The folder of the file that refuses, or the store, of which a process has one."""
+    """The folder of the file that cannot be written, or the process's one store."""
     place = error.place if isinstance(error, ObjectError) else ""
     return place.rpartition("/")[0]
 

@@ -1,4 +1,4 @@
-"""What became of schedules' times. It outlives jobs, so that no time is ever run twice."""
+"""Runs of schedules. The table outlives jobs, so that no time ever runs twice."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specbatch.schemas.text_columns import AnyText
 
 
 class ScheduleRun(Base):
-    """What became of one logical time of one schedule."""
+    """The run of one logical time of one schedule."""
 
     __tablename__ = "schedule_runs"
 

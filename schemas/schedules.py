@@ -1,4 +1,4 @@
-"""What became of the times of schedules: one record per schedule and time."""
+"""Runs of schedules: one record per schedule and logical time."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from enum import StrEnum
 
 
 class RunState(StrEnum):
-    """What became of one logical time of a schedule."""
+    """State of one logical time of a schedule."""
 
-    SEEN = "seen"  # no run: from here on the schedule is looked after as its row says
-    QUEUED = "queued"  # it is to be submitted, now or when an older run is over
+    SEEN = "seen"  # not a run: the scheduler watches the schedule from this time on
+    QUEUED = "queued"  # to be submitted, now or when an older run has ended
     SUBMITTED = "submitted"
-    SKIPPED = "skipped"  # an overlap policy left it out
-    MISSED = "missed"  # nothing looked at the schedule when it was due
+    SKIPPED = "skipped"  # the overlap policy skipped it
+    MISSED = "missed"  # no scheduler was running when it was due
     FAILED = "failed"  # it could not be submitted
 
 
-PAUSED = "paused"  # what the row of a schedule that is seen says while its times only pass
+PAUSED = "paused"  # the reason in the row of a schedule whose times pass without runs
 RUNS = frozenset(RunState) - {RunState.SEEN}
-LOST = frozenset({RunState.MISSED, RunState.FAILED})  # what somebody should be told of
+LOST = frozenset({RunState.MISSED, RunState.FAILED})  # what a user should hear of
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,5 +35,5 @@ class ScheduleRun:
 
 
 def in_order(run: ScheduleRun) -> tuple[str, float]:
-    """By schedule, then by time."""
+    """Sort key: by schedule, then by time."""
     return run.schedule, run.logical_at

@@ -1,4 +1,4 @@
-"""Seeds: pure functions of the job's seed, the row's id and the sample's number.
+"""Derives seeds from the job's seed, the row's id and the sample's number.
 
 So a retry, another worker or another order of rows draws the same noise.
 """
@@ -9,7 +9,7 @@ import hashlib
 
 
 def derive_seed(job_seed: int, row_id: str) -> int:
-    """Seed of a row that brings none: the first 63 bits of SHA-256, in [0, 2**63)."""
+    """Seed of a row without its own: the first 63 bits of SHA-256, in [0, 2**63)."""
     return _first_63_bits(f"{job_seed}\0{row_id}")
 
 
@@ -19,10 +19,10 @@ def sample_seed(seed: int, sample_index: int) -> int:
 
 
 def draft_seed(seed: int, position: int) -> int:
-    """Seed of a draft for a ratio test, which begins at an output position.
+    """Seed of a draft for a ratio test that begins at an output position.
 
-    Such a draft may share no noise with the test, nor, under block verification, with the draft of
-    another block.
+    Such a draft must not share noise with the test, nor, under block verification, with the draft
+    of another block.
     """
     return _first_63_bits(f"{seed}\0draft\0{position}")
 

@@ -82,7 +82,7 @@ class Settings(BaseSettings):
         ge=0,
         # Attempts come at most ten seconds apart, so that is about a quarter of an hour. Until then
         # groups in hand go on: they need no broker.
-        description="a worker that fails so often in a row to take messages ends; 0: never",
+        description="a worker ends after so many failures in a row to take messages; 0: never",
     )
     message_patience_sec: float = Field(
         default=30.0,
@@ -105,7 +105,7 @@ class Settings(BaseSettings):
         default=3, ge=1, description="claims of a group before it is cut or fails"
     )
     price_per_device_hour_usd: Usd = Field(
-        default=0.20, description="price of a device that the price book does not have"
+        default=0.20, description="price of a device that is not in the price book"
     )
     price_book: dict[Annotated[str, Field(pattern=PLACE)], Usd] = Field(
         default_factory=dict,
@@ -116,7 +116,7 @@ class Settings(BaseSettings):
     )
     region: str = Field(default="local", description="the device's region in the price book")
     tenure: Literal["on-demand", "reserved", "spot"] = Field(
-        default="reserved", description="how it is leased: on-demand, reserved or spot"
+        default="reserved", description="how the device is leased: on-demand, reserved or spot"
     )
     max_concurrent_sequences: int = Field(default=64, ge=1, description="sequences per fused batch")
     max_batch_tokens: int = Field(default=2048, ge=16, description="tokens per forward pass")
@@ -202,7 +202,7 @@ class Settings(BaseSettings):
         description="steps between two measurements of the drift of draft models; 0: none",
     )
     planned_rollout: bool = Field(
-        default=False, description="announce a rollout in the metrics, so that alerts are held back"
+        default=False, description="announce a rollout in the metrics, so that alerts wait"
     )
     schedules_dir: str = Field(
         default="jobs/schedules", description="folder of the schedule files, for `scheduler`"
@@ -215,11 +215,11 @@ class Settings(BaseSettings):
         default=PrivacyMode.FULL, description="what is kept of texts: full, redacted or hash-only"
     )
     tenant_privacy: dict[str, PrivacyMode] = Field(
-        default_factory=dict, description="tenant: the same for it alone, as JSON"
+        default_factory=dict, description="tenant: its own `privacy`, as JSON"
     )
     redaction_patterns: dict[str, str] = Field(
         default_factory=dict,
-        description="NAME: regular expression of what is redacted too, as JSON",
+        description="NAME: regular expression to redact as well, as JSON",
     )
     presidio: bool = Field(default=False, description="redact what Presidio finds too")
     presidio_language: str = Field(
@@ -273,7 +273,7 @@ class Settings(BaseSettings):
         return value if "://" in value else str(Path(value).expanduser().resolve())
 
     def model_post_init(self, _context: Any, /) -> None:
-        """From here on no text of this process shows a password that was read."""
+        """Mask the passwords that were read in all texts of this process from now on."""
         remember(value for value in self.model_dump().values() if isinstance(value, str))
         remember_secrets(os.environ.get(name, "") for name in _SECRETS_OF_LIBRARIES)
         remember_secrets(part.strip() for part in self.encryption_key.split(","))

@@ -36,7 +36,7 @@ Uri = Annotated[str, AfterValidator(_without_credentials)]
 
 
 class Part(BaseModel):
-    """Frozen, and without fields that nobody knows."""
+    """A part of the spec: frozen, and strict about unknown fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
@@ -185,7 +185,7 @@ Weights = Literal["as-is", "int8", "fp8"]
 
 
 class InputSpec(Part):
-    """Where prompts come from and which columns mean what."""
+    """Where prompts come from, and what the columns mean."""
 
     uri: Uri = Field(min_length=1, description="file, folder, glob or s3:// of Parquet or JSONL")
     format: Literal["auto", "parquet", "jsonl", "openai"] = Field(
@@ -238,13 +238,13 @@ class SamplingSpec(Part):
     )
     n: int = Field(default=1, ge=1, le=128, description="completions per prompt")
     stop_token_ids: tuple[int, ...] = Field(
-        default=(), description="end a completion, beside the model's own end tokens"
+        default=(), description="token ids that end a completion beside the model's own"
     )
     ignore_eos: bool = Field(
         default=False, description="the model's own end tokens do not end a completion"
     )
     stop: tuple[StopString, ...] = Field(
-        default=(), max_length=MAX_STOPS, description="strings that end the text, and are left out"
+        default=(), max_length=MAX_STOPS, description="strings that end the text, excluded from it"
     )
     repetition_penalty: float = Field(
         default=1.0, ge=0.1, le=10.0, description="of tokens in prompt and output; 1 is off"
@@ -256,13 +256,13 @@ class SamplingSpec(Part):
         default=0.0, ge=-2.0, le=2.0, description="the same, times their count; 0 is off"
     )
     logit_bias: tuple[tuple[TokenId, Bias], ...] = Field(
-        default=(), max_length=MAX_TOKENS_NAMED, description="token id: what its logit gets"
+        default=(), max_length=MAX_TOKENS_NAMED, description="token id: bias added to its logit"
     )
     bad_token_ids: tuple[TokenId, ...] = Field(
         default=(), max_length=MAX_TOKENS_NAMED, description="never chosen"
     )
     bad_words: tuple[BadWord, ...] = Field(
-        default=(), max_length=MAX_BAD_WORDS, description="rows of token ids that never come"
+        default=(), max_length=MAX_BAD_WORDS, description="sequences of token ids to exclude"
     )
 
     logprobs: bool = Field(default=False, description="hand out each token's log-probability")
@@ -318,7 +318,7 @@ class SamplingSpec(Part):
 
 
 class EngineSpec(Part):
-    """How the verifier runs. Bits may depend on these; tokens are audited against them."""
+    """How the verifier runs. Bits may depend on these fields, and audits use them."""
 
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         default="auto", description="auto: bfloat16 where the device computes it, else float32"
@@ -344,15 +344,15 @@ class EngineSpec(Part):
         return self
 
     def of_proposer(self) -> EngineSpec:
-        """How a proposer runs that works ahead by itself."""
+        """The engine options of a proposer that drafts ahead by itself."""
         return self.model_copy(
             update={"verifier_weights": self.proposer_weights, "numeric_class": None}
         )
 
     def resolved(self, numeric_class: str | None) -> EngineSpec:
-        """How a verifier of the job's class runs: `auto` is the class's dtype.
+        """The engine options of a verifier of the job's class: `auto` becomes the class's dtype.
 
-        Of no class, or an unknown one, `auto` stays: each worker takes what its device computes.
+        Without a known class `auto` stays, and each worker uses its device's dtype.
         """
         update: dict[str, str | None] = {"numeric_class": None}
         if self.dtype == "auto" and numeric_class not in (None, UNKNOWN):
@@ -361,12 +361,12 @@ class EngineSpec(Part):
 
     @property
     def key(self) -> str:
-        """What of it decides about bits, for `Serves.class_of`."""
+        """The options that bits depend on, for `Serves.class_of`."""
         return engine_key(self.dtype, self.exactness, self.verifier_weights)
 
 
 class JobSpec(Part):
-    """A whole job. `load_spec` makes one from a mapping and explains what is wrong with it."""
+    """A whole job. `load_spec` makes one from a mapping and explains errors."""
 
     name: str = Field(
         default="job",
@@ -398,12 +398,12 @@ class JobSpec(Part):
         default="normal", description="class; a higher one's groups go first"
     )
     deadline_sec: float | None = Field(
-        default=None, gt=0, description="from submission; then the job stops and keeps what is done"
+        default=None, gt=0, description="from submission; the job then stops and keeps its results"
     )
     budget_usd: float | None = Field(
         default=None,
         gt=0,
-        description="the job stops when so much is spent, and keeps what is done",
+        description="the job stops when it has spent so much, and keeps its results",
     )
     group_size: int = Field(default=64, ge=1, le=4096, description="prompts per unit of work")
     max_prompt_tokens: int | None = Field(default=None, ge=1, description="longer rows are refused")
@@ -432,9 +432,9 @@ class JobSpec(Part):
         )
 
     def digest(self) -> str:
-        """SHA-256 of the canonical JSON of what is not at its default.
+        """SHA-256 of the canonical JSON of all values that are not defaults.
 
-        So fields that a later version brings, or gives another default, leave it as it is.
+        So new fields and new defaults of later versions leave the digest as it is.
         """
         said = self.model_dump(mode="json", exclude_defaults=True)
         return hashlib.sha256(orjson.dumps(said, option=orjson.OPT_SORT_KEYS)).hexdigest()
@@ -478,7 +478,7 @@ def absolute(uri: str, base: Path) -> str:
 
 
 def model_ref(ref: str, base: Path) -> str:
-    """Absolute path if the reference is a folder here; else a hub id or served name, as it is."""
+    """The absolute path of a local folder; a hub id or served name is returned unchanged."""
     path = base / Path(ref).expanduser()
     return str(path.resolve()) if path.is_dir() or ref.startswith((".", "/", "~")) else ref
 

@@ -1,4 +1,4 @@
-"""What is learned of drafts, and what is decided about them: records that cross rooms."""
+"""Records of what is learned about drafts, and of decisions about them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ VOCABULARY = "vocabulary"  # key of a job's report: a hash of what its token ids
 
 
 class DecisionAction(StrEnum):
-    """What was done about drafting on a job."""
+    """A change to drafting on a job."""
 
     ON = "on"  # drafting pays, and begins
-    OFF = "off"  # it does not: depth 0 from here on, but for trials
-    TAKEN_OUT = "taken out"  # one proposer is not asked for a while
+    OFF = "off"  # drafting does not pay: depth 0 from here on, except for trials
+    TAKEN_OUT = "taken out"  # one proposer is disabled for a while
     TRIED_AGAIN = "tried again"  # after that while
-    TAKEN_IN = "taken in"  # and it pays again
+    TAKEN_IN = "taken in"  # and enabled, because it pays again
     ROUTED = "routed"  # rows of a tag have gone to one of several draft models
-    SKIPPED = "skipped"  # a group goes on without the drafts it waited for
+    SKIPPED = "skipped"  # a group continues without the drafts it waited for
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceCount:
-    """Draft tokens that were looked at: the accepted ones and the first rejected one of a block."""
+    """Counts of verified draft tokens: the accepted ones and the first rejected one of a block."""
 
     proposer: str
     tag: str | None  # of the rows
@@ -47,7 +47,7 @@ class AcceptanceCount:
 
 @dataclass(frozen=True, slots=True)
 class PastOutput:
-    """What a prompt's completion was in an earlier job of the same tenant."""
+    """A prompt's completion in an earlier job of the same tenant."""
 
     job_id: str
     row_id: str

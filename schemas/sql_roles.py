@@ -1,4 +1,4 @@
-"""Who may do what in PostgreSQL: four group roles without login, with the least that each needs.
+"""Rights in PostgreSQL: four group roles without login, each with the least rights it needs.
 
 Nobody works as one of them: they are granted to logins (`GRANT specbatch_worker TO nightly`). The
 tables' owner migrates and is none of them. The statements may be run again, and on databases of any
@@ -55,7 +55,7 @@ _PINNED = ("numeric_class", "model_fingerprint", "model_parts", "proposer_finger
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """Beside reading all tables: what a role may do to some of them, and what it may not see."""
+    """What a role may do beside reading all tables, and which columns it may not read."""
 
     inserts: tuple[str, ...] = ()  # tables
     inserted: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of some: these columns
@@ -177,12 +177,12 @@ ENTRIES: Mapping[EntryKind, tuple[str, ...]] = {
 
 
 def how_to_create() -> str:
-    """What somebody with the right to create roles runs where the migration had none."""
+    """The statement for an administrator if the migration had no right to create roles."""
     return "; ".join(f"CREATE ROLE {role} NOLOGIN" for role in ROLES)
 
 
 def granting() -> Iterator[str]:
-    """Statements that create the roles, where that is allowed, and give them their rights."""
+    """Statements that create the roles if that is allowed, and grant their rights."""
     for role in ROLES:
         yield _CREATE.format(role=role)
         rights = RIGHTS[role]
@@ -209,7 +209,7 @@ def granting() -> Iterator[str]:
 
 
 def revoking() -> Iterator[str]:
-    """Statements that take the rights back, and drop roles that nobody has or needs elsewhere."""
+    """Statements that revoke the rights and drop roles without members or other uses."""
     for role in ROLES:
         for table in (*TABLES, *VIEWS):
             yield _grant(role, table, f"REVOKE ALL ON {table} FROM {role}")
@@ -221,7 +221,7 @@ def revoking() -> Iterator[str]:
 
 
 def showing_texts() -> Iterator[str]:
-    """Statements that let every role read whole tables, as before there were hidden columns."""
+    """Statements that let every role read whole tables, as before columns were hidden."""
     for role, rights in RIGHTS.items():
         for table in (*rights.hidden, *VIEWS):
             yield _grant(role, table, f"GRANT SELECT ON {table} TO {role}")

@@ -1,4 +1,4 @@
-"""What PostgreSQL holds the roles of `sql_roles.py` to, where a right on a column is too wide.
+"""Triggers that restrict the roles of `sql_roles.py` where a right on a column is too wide.
 
 - An entry of the audit log follows the last one, is of a kind that the role may write, and names an
   actor of the role's: workers are called `host:process`, people anything else.
@@ -215,7 +215,7 @@ _OF_ENDED = ("jobs_ended", "groups_ended", "time_slices_grow")  # since revision
 
 
 def creating() -> Iterator[str]:
-    """Statements for PostgreSQL, where all tables are there; they replace those of before."""
+    """Statements for PostgreSQL with all tables in place; they replace earlier triggers."""
     yield _BOUND
     for name, body in _BODIES.items():
         yield _FUNCTION.replace("<name>", name).replace("<body>", body)
@@ -226,7 +226,7 @@ def creating() -> Iterator[str]:
 
 
 def dropping() -> Iterator[str]:
-    """The inverse of `creating`, before the tables go."""
+    """The inverse of `creating`, to run before the tables are dropped."""
     for name, (table, *_) in _TRIGGERS.items():
         yield f"DROP TRIGGER IF EXISTS {name} ON {table}"
     for name in (*_BODIES, "specbatch_bound"):
@@ -234,7 +234,7 @@ def dropping() -> Iterator[str]:
 
 
 def dropping_of_ended() -> Iterator[str]:
-    """Statements that take away what came with revision 0016."""
+    """Statements that remove what revision 0016 added."""
     for name in _OF_ENDED:
         table, _, _, function = _TRIGGERS[name]
         yield f"DROP TRIGGER IF EXISTS {name} ON {table}"

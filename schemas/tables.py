@@ -1,7 +1,7 @@
-"""The store's tables. They know nothing of pydantic or of records; `mapper.py` joins the two.
+"""The store's tables. They know nothing of pydantic or records; `mapper.py` connects them.
 
-Times are seconds since the epoch by the store's clock. A unit that nobody holds has `lease_until`
-0, so "ready, or its lease ran out" is one comparison.
+Times are seconds since the epoch by the store's clock. A unit without a holder has `lease_until`
+0, so "ready, or its lease expired" is one comparison.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ class Base(DeclarativeBase):
 
 
 class Leased:
-    """What can be claimed: its stage, the fencing token and the lease."""
+    """Columns of what can be claimed: the stage, the fencing token and the lease."""
 
     stage: Mapped[str]
-    generation: Mapped[int] = mapped_column(default=0)  # rises with every claim
+    generation: Mapped[int] = mapped_column(default=0)  # the fencing token: rises with each claim
     lease_owner: Mapped[str | None]
-    lease_until: Mapped[float] = mapped_column(default=0.0)  # 0: nobody holds it
-    attempts: Mapped[int] = mapped_column(default=0)  # claims since the unit last got on
+    lease_until: Mapped[float] = mapped_column(default=0.0)  # 0: no worker holds it
+    attempts: Mapped[int] = mapped_column(default=0)  # claims since its last progress
     ready_at: Mapped[float]
     last_error: Mapped[str | None] = mapped_column(EncryptedText("last_error", SHOWN_WITHOUT_KEY))
 
@@ -183,7 +183,7 @@ class Completion(Base):
     baseline_sec: Mapped[float]
     compute_sec: Mapped[float | None]  # NULL: as its ticks say
     draft_sec: Mapped[float | None]  # NULL: as `ahead_ticks` says
-    # Device time, in ticks.
+    # Device time, in 100-ns units.
     prefill_ticks: Mapped[int] = mapped_column(BigInteger)
     verify_ticks: Mapped[int] = mapped_column(BigInteger)
     draft_ticks: Mapped[int] = mapped_column(BigInteger)
@@ -264,7 +264,7 @@ class Decision(Base):
 
 
 class MachineKnowledge(Base):
-    """What engines learned of one kind of machine with its models, for the next one there."""
+    """What engines learned about a kind of machine and its models, for later engines."""
 
     __tablename__ = "machine_knowledge"
 
@@ -274,7 +274,7 @@ class MachineKnowledge(Base):
 
 
 class Tenant(Base):
-    """How much of the workers' time a tenant has had; who had least is next."""
+    """How much worker time a tenant has had. The tenant with the least is next."""
 
     __tablename__ = "tenants"
 
@@ -285,7 +285,7 @@ class Tenant(Base):
 
 
 class AcceptancePrior(Base):
-    """How often a proposer was right in earlier jobs of one name. A tenant's own."""
+    """How often a proposer was right in a tenant's earlier jobs of one name."""
 
     __tablename__ = "acceptance_priors"
 
@@ -310,22 +310,22 @@ def _drop_view(_table: Table, connection: Connection, **_: object) -> None:
 
 
 def is_described(name: str | None, kind: str, _parents: object) -> bool:
-    """What migrations compare: everything but the partitions, for which there is no class."""
+    """Whether migrations compare this table: all but partitions, which have no class."""
     return kind != "table" or not months.is_partition(name)
 
 
 def job_is_due() -> ColumnElement[bool]:
-    """A stage of a job that can be claimed, spelled as in the index so that it is used."""
+    """The condition for a claimable job, written as in the index so that the index is used."""
     return _one_of(Job.stage, JOB_WORK)
 
 
 def job_is_live() -> ColumnElement[bool]:
-    """A job that may have open groups, spelled as in the index."""
+    """The condition for a job that may have open groups, written as in the index."""
     return _one_of(Job.stage, JOB_LIVE)
 
 
 def group_is_open() -> ColumnElement[bool]:
-    """A group that still has work to do, spelled as in the indexes."""
+    """The condition for a group with work to do, written as in the indexes."""
     return _one_of(Group.stage, GROUP_WORK)
 
 

@@ -1,4 +1,4 @@
-"""Text columns: any Python string, and those that are encrypted where the store has a key."""
+"""Column types for any Python string, plain or encrypted with the store's key."""
 
 from __future__ import annotations
 
@@ -41,25 +41,25 @@ class AnyText(TypeDecorator[str]):
 
 
 class EncryptedText(TypeDecorator[str]):
-    """The same, encrypted where the engine's store has a key; bound to its column's name.
+    """Any Python string, encrypted if the engine's store has a key, and bound to its column's name.
 
-    What was written without a key stays readable. Two equal texts differ in the database, so no
+    Texts from before there was a key stay readable. Two equal texts differ in the database, so no
     statement may compare such a column with a value.
     """
 
     impl = Text
     cache_ok = True
 
-    def __init__(self, about: str, instead: str | None = None) -> None:
-        """`instead`: what is read where no key is set; None: that is an error.
+    def __init__(self, about: str, placeholder: str | None = None) -> None:
+        """`placeholder`: the value that a process without a key reads; None: reading fails.
 
-        Words are read also where other keys are set: while a new one is rolled out, who has only
-        the old one still claims and closes what others left an error in. Empty ones say nothing,
-        so they would be taken for what was written: that stays an error.
+        A placeholder that is not empty also replaces texts under an unknown key. During a key
+        rollout a worker with only the old key can then claim and close units that hold an error of
+        other workers. An empty placeholder could pass for the stored text, so it does not.
         """
         super().__init__()
         self.about = about
-        self.instead = instead
+        self.placeholder = placeholder
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
         if value is None:
@@ -75,17 +75,17 @@ class EncryptedText(TypeDecorator[str]):
         cipher = cipher_of(dialect)
         if cipher is not None:
             return self._opened(cipher, value)
-        if self.instead is None:
+        if self.placeholder is None:
             raise no_key(self.about)
-        return self.instead
+        return self.placeholder
 
     def _opened(self, cipher: Cipher, value: str) -> str:
         try:
             return cipher.decrypt_text(value, self.about)
         except UnknownKeyError:
-            if not self.instead:
+            if not self.placeholder:
                 raise
-            return self.instead
+            return self.placeholder
 
 
 def use_cipher(dialect: Dialect, cipher: Cipher | None) -> None:

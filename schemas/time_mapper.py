@@ -1,4 +1,4 @@
-"""Rows of the tables of device time to records and back."""
+"""Maps rows of the device-time tables to records and back."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def row_time(row: Any) -> RowTime:
 
 
 def _ticks(row: Any) -> Ticks:
-    """Sums may come as decimal numbers."""
+    """Databases may return sums as decimal numbers."""
     return Ticks(**{kind: int(getattr(row, f"{kind}_ticks")) for kind in Ticks.__slots__})
 
 

@@ -15,7 +15,7 @@ def _ticks() -> Any:
 
 
 class WorkerSession(Base):
-    """One device in one worker process, while it is known to have been there."""
+    """One device in one worker process, from its start to its last known moment."""
 
     __tablename__ = "worker_sessions"
 
@@ -38,7 +38,7 @@ class WorkerSession(Base):
 
 
 class WorkerProcess(Base):
-    """One worker process, while it is known to be there; no device is paid for here."""
+    """One live worker process. Devices and their cost are in `WorkerSession`."""
 
     __tablename__ = "worker_processes"
 
@@ -48,12 +48,12 @@ class WorkerProcess(Base):
     verifier: Mapped[str | None]
     proposer: Mapped[str | None]
     started_at: Mapped[float]
-    heard_at: Mapped[float]  # when it was heard of last
+    heard_at: Mapped[float]  # its last heartbeat
     trouble: Mapped[str | None]  # why it can take no messages; NULL: it can
 
 
 class TimeSlice(Base):
-    """What one attempt at a group had of one session."""
+    """The device time that one attempt at a group took from one session."""
 
     __tablename__ = "time_slices"
 

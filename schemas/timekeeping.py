@@ -1,6 +1,6 @@
-"""Device time as the store keeps it: sessions of workers, and what attempts at groups had of them.
+"""Device time in the store: sessions of workers, and the time that attempts at groups took.
 
-All counters are whole ticks and only grow; to tell one twice, or late, changes nothing.
+All counters are whole 100-ns units and only grow, so a late or repeated report changes nothing.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.provenance import TICKS_PER_SEC, Ticks
 from specbatch.schemas.records import Lease, Stage
 
-HINTS = 0  # the generation of time that no claim of a group had: a claim's is 1 or more
+HINTS = 0  # the fencing token of time outside any claim: a claim's is 1 or more
 
-LEASES_OF_SILENCE = 3  # after which a worker is held for dead, and its device no longer counted
+LEASES_OF_SILENCE = 3  # after which a worker counts as dead, and its device no longer counts
 
-# Ticks × a price in millionths of a dollar per hour, in a dollar.
+# 100-ns units × a price in millionths of a dollar per hour, in a dollar.
 UNITS_PER_USD = 1_000_000 * 3600 * TICKS_PER_SEC
 
 
 def usd_of(units: float) -> float:
-    """For showing: what must add up is summed in whole units first."""
+    """Dollars for display. Sums that must be exact are computed in whole units first."""
     return units / UNITS_PER_USD
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What a worker has leased, or all of what its engines need at once, and its price."""
+    """A worker's leased device (or all devices its engines need at once), and its price."""
 
     kind: str
     region: str
@@ -37,17 +37,17 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class NewSession:
-    """A device in a worker process, from some moment on."""
+    """A device in a worker process, counted from its start."""
 
     session_id: str
     owner: str
     device: Device
-    age_ticks: int  # how long ago that moment was
+    age_ticks: int  # its age in 100-ns units
     serves: Serves | None = None  # what it verifies with; None: it verifies nothing
 
 
 class SessionTime(NamedTuple):
-    """How far a session has come, in ticks since its beginning."""
+    """A session's cumulative time, in 100-ns units since its start."""
 
     session_id: str
     seen: int  # its process lived then
@@ -56,7 +56,7 @@ class SessionTime(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """A claim of a group that has an engine work; or hints for rows of it, without a claim."""
+    """A claim of a group that uses an engine, or hints for its rows without a claim."""
 
     job_id: str
     group_index: int
@@ -70,16 +70,16 @@ class Attempt(NamedTuple):
 
 
 class Spent(NamedTuple):
-    """What an attempt has had of a session, told by the write that keeps its results."""
+    """An attempt's time from a session, reported by the write that stores its results."""
 
     session_id: str
-    seen: int  # ticks since the session's beginning
+    seen: int  # 100-ns units since the session's start
     ticks: Ticks
 
 
 @dataclass(frozen=True, slots=True)
 class SessionRow:
-    """A session as the store knows it. Once it has ended, `accounted` and `leased` are equal."""
+    """A session in the store. When it has ended, `accounted` equals `leased`."""
 
     session_id: str
     owner: str
@@ -87,7 +87,7 @@ class SessionRow:
     started_at: float  # seconds since the epoch
     ended_at: float | None
     seen: int
-    leased: int | None  # ticks; None: it goes on
+    leased: int | None  # 100-ns units; None: the session is open
     idle: int
     overhead: int
     lost: int  # before its end, and told by nobody
@@ -96,13 +96,13 @@ class SessionRow:
 
     @property
     def accounted(self) -> int:
-        """Ticks that are somewhere."""
+        """The sum of all accounted units."""
         return self.idle + self.overhead + self.lost + self.spent
 
 
 @dataclass(frozen=True, slots=True)
 class TimeSlice:
-    """What an attempt had of one session."""
+    """The time that an attempt took from one session."""
 
     session_id: str
     attempt: Attempt
@@ -114,7 +114,7 @@ class TimeSlice:
 
 @dataclass(frozen=True, slots=True)
 class JobTime:
-    """What attempts of one job, that came to the same and had the same price, had together."""
+    """The total time of a job's attempts with the same result and price."""
 
     job_id: str
     price_microusd: int
@@ -126,7 +126,7 @@ class JobTime:
 
 @dataclass(frozen=True, slots=True)
 class RowTime:
-    """What a job's completions of one tag and of the same prices were given, and what they are."""
+    """The total time of a job's completions with the same tag and prices, and their counts."""
 
     job_id: str
     tag: str | None

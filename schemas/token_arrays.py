@@ -1,4 +1,4 @@
-"""Columns with a number per token or per pass: arrays on PostgreSQL, JSON on SQLite.
+"""Column types with a number per token or pass: arrays on PostgreSQL, JSON on SQLite.
 
 On PostgreSQL some are packed, for they are most of a database. The functions of
 `token_record.py` unpack them there.
@@ -60,7 +60,7 @@ class TokenArray(TypeDecorator[Sequence[float]]):
         return tuple(float("nan") if item is None else item for item in value)
 
     def packed(self, values: Sequence[Any]) -> Sequence[Any]:
-        """As PostgreSQL has it."""
+        """The values as PostgreSQL stores them."""
         return values
 
     def unpacked(self, values: Sequence[Any]) -> Sequence[Any]:
@@ -68,7 +68,7 @@ class TokenArray(TypeDecorator[Sequence[float]]):
 
 
 class Repeated(TokenArray):
-    """Small numbers from 0 on that are often the same."""
+    """Small numbers from 0 on that often repeat."""
 
     cache_ok = True
 
@@ -106,7 +106,7 @@ class Origins(Repeated):
 
 
 class Steps(TokenArray):
-    """Rising numbers, nearly all of them one more than the one before."""
+    """Rising numbers, most of them one more than the one before."""
 
     cache_ok = True
 
@@ -130,7 +130,7 @@ class Steps(TokenArray):
 
 
 class Numbers(TokenArray):
-    """Numbers from 0 on, most of them below 32768 and some far beyond: token ids, ticks.
+    """Numbers from 0 on, most below 32768 and some far beyond: token ids, device times.
 
     And -1 for those that are not kept.
     """

@@ -161,7 +161,7 @@ FROM (
 
 
 def creating(dialect: str) -> Iterator[str]:
-    """Statements that make what belongs to `completions`, which is there, and is no table."""
+    """Statements that create the views and functions on `completions`, which must exist."""
     if dialect == "postgresql":
         yield months.CREATE_DEFAULT
         yield months.CREATE_FUNCTION
@@ -171,7 +171,7 @@ def creating(dialect: str) -> Iterator[str]:
 
 
 def dropping(dialect: str) -> Iterator[str]:
-    """The inverse of `creating`, before the table goes."""
+    """The inverse of `creating`, to run before the table is dropped."""
     yield "DROP VIEW IF EXISTS token_record"
     if dialect == "postgresql":
         for name in _FUNCTIONS:

@@ -1,8 +1,8 @@
-"""Text of users' as a terminal may show it: what it would obey is spelled out.
+"""Makes users' text safe to print on a terminal, by escaping what a terminal would obey.
 
-Control characters move cursors, set titles and hide lines; bidirectional controls show words in
-another order than they have. Both come in with row ids, texts, names, paths and errors that quote
-them. Whoever prints passes everything through here, once, at the edge; files keep what is true.
+Control characters move cursors, set titles and hide lines; bidirectional controls reorder words.
+Row ids, texts, names, paths and errors may contain both. Everything printed passes through here
+once, at the edge; files keep the original text.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _IN_JSON = re.compile(f"[{_CONTROLS}]")
 
 
 def visible(text: str) -> str:
-    """The text with everything that a terminal obeys as an escape: `\\x1b`, `\\u202e`."""
+    """The text with everything that a terminal obeys escaped, as `\\x1b` or `\\u202e`."""
     return _OBEYED.sub(_escaped, text)
 
 
 def one_line(text: str) -> str:
-    """The same of a sentence, in which a line's end came in with what it quotes."""
+    """The same for a sentence; line ends that it quotes are escaped too."""
     return visible(text).replace("\n", "\\n")
 
 

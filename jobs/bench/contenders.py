@@ -1,7 +1,7 @@
-"""Who is timed, and this engine's own ways: at depth 0, and with replayed drafts.
+"""Contenders of a benchmark, and this engine's own: at depth 0, and with replayed drafts.
 
-Every contender completes the same prompts greedily with exactly `NEW_TOKENS` tokens each, where
-nothing else is said.
+Unless stated otherwise every contender completes the same prompts greedily with exactly
+`NEW_TOKENS` tokens each.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from specbatch.schemas.records import SamplingParams
 NEW_TOKENS = 128
 OURS = "specbatch"
 DEPTH_0 = "depth 0"
-DRAFT_MODEL = "draft model"  # instead of an acceptance: real drafts
+DRAFT_MODEL = "draft model"  # in place of an acceptance: real drafts
 REPLAYED = (0.0, 0.5, 0.7, 0.9)
 Prompts = list[list[int]]
 Outputs = list[list[int]]
@@ -43,7 +43,7 @@ Outputs = list[list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """One run of a contender; `facts` go into its row of the results."""
+    """The result of one run of a contender; `facts` go into its row of the results."""
 
     seconds: float
     outputs: Outputs
@@ -61,7 +61,7 @@ class Contender:
 
 
 def timed(complete: Callable[[Prompts], Outputs]) -> Callable[[Prompts], Completed]:
-    """For a contender of this process, which does not measure itself."""
+    """Time a contender of this process, which does not time itself."""
 
     def run(prompts: Prompts) -> Completed:
         begun = time.perf_counter()
@@ -74,7 +74,7 @@ def timed(complete: Callable[[Prompts], Outputs]) -> Callable[[Prompts], Complet
 def looked_at(
     complete: Callable[[Prompts], Completed], level: str | None
 ) -> Callable[[Prompts], Completed]:
-    """For a contender of this process: its facts also say which instruction set level it kept."""
+    """Add the instruction set level that a contender of this process kept to its facts."""
     seen = Seen()
 
     def run(prompts: Prompts) -> Completed:
@@ -89,7 +89,7 @@ def looked_at(
 
 
 class Ours:
-    """This engine over one model: weights are packed once, an engine is made per run."""
+    """This engine over one model: weights are packed once, and each run has a new engine."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Ours:
 
         def runner(folder: Path) -> ModelRunner:
             loaded = load_model(inspect_model(str(folder)), dtype, exactness, device)
-            # The same prompts are completed again and again: each time in full.
+            # Every run completes the same prompts in full, so nothing may be cached.
             return ModelRunner(
                 loaded,
                 kv_cache_bytes=1 << 30,
@@ -119,7 +119,7 @@ class Ours:
         self.learned: dict[float | str | None, Knowledge] = {}
 
     def contenders(self, shares: Sequence[float] = REPLAYED) -> list[Contender]:
-        """Depth 0 first: the others replay what it wrote."""
+        """All contenders, depth 0 first, because the others replay its output."""
         replayed = [
             Contender(
                 f"replay {share} auto",
@@ -135,7 +135,7 @@ class Ours:
     ) -> Completed:
         """With replayed drafts of an acceptance, with those of `DRAFT_MODEL`, or with none."""
         begun = time.perf_counter()
-        # An engine lives for many jobs: what one run learned of its drafts is the next one's.
+        # As in production, a run uses what earlier runs learned about drafts.
         knowledge = self.learned.setdefault(acceptance, Knowledge())
         proposers = self._proposers(acceptance, knowledge)
         engine = Engine(self.runner, proposers, len(prompts), 4096, knowledge=knowledge)

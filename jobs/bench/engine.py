@@ -86,7 +86,7 @@ def run(work: Path, arguments: argparse.Namespace) -> Results:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on, without its name."""
+    """The machine of the measurements, without its name."""
     import transformers
 
     cpu = next(

@@ -1,4 +1,4 @@
-"""transformers' own paths: `generate`, continuous batching, and speculation at one prompt."""
+"""transformers' own paths: `generate`, continuous batching, and speculation for one prompt."""
 
 from __future__ import annotations
 
@@ -107,8 +107,6 @@ class Transformers:
         self, prompts: Prompts, drafts: Sequence[Sequence[int]], depth: int
     ) -> tuple[Outputs, dict[str, int]]:
         """Assisted generation with given drafts; (outputs, tokens proposed and accepted)."""
-        from specbatch.jobs.bench.huggingface import ReplayCandidates
-
         outputs: Outputs = []
         counts = {"proposed": 0, "accepted": 0}
         for prompt, draft in zip(prompts, drafts, strict=True):
@@ -126,9 +124,9 @@ class Transformers:
 
 
 class ReplayCandidates:
-    """Offers the next `depth` tokens of a draft of the whole output, and counts what is kept.
+    """Offers the next `depth` tokens of a draft of the whole output, and counts accepted ones.
 
-    It is what transformers calls a `CandidateGenerator`.
+    It implements transformers' `CandidateGenerator`.
     """
 
     requires_model_outputs = False

@@ -1,4 +1,4 @@
-"""Whether those that are not timed keep still: their processor time during the others' runs."""
+"""Checks that processes stay idle while others are timed, by their processor time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Idling:
 
     @contextmanager
     def during(self, name: str, label: str) -> Iterator[None]:
-        """A run in the process of that peer, or in this one; `label` is whose run it is."""
+        """Measure during a run in that peer's process, or in this one. `label` names the run."""
         peers = self.peers()
         others = {pid for peer, pid in peers.items() if peer != name}
         if name in peers:
@@ -31,7 +31,7 @@ class Idling:
         self._elapsed[label] += time.perf_counter() - begun
 
     def cores(self, label: str) -> float | None:
-        """Cores that all others kept busy during these runs, on average; None: no such run."""
+        """Average number of cores that all others kept busy during these runs; None: no run."""
         if not self._elapsed[label]:
             return None
         return round(self._burned[label] / self._elapsed[label], 4)

@@ -1,4 +1,4 @@
-"""Holds other engines to the instruction set level that this engine is forced to.
+"""Restricts other engines to the instruction set level that this engine is forced to.
 
 `SPECBATCH_NATIVE_ISA` names the level. Libraries read variables of their own when they load, but
 OpenVINO's float32 products ask the processor alone. So peers also get a processor that denies what
@@ -20,13 +20,13 @@ from typing import Any
 
 FORCED = "SPECBATCH_NATIVE_ISA"
 HIGHEST = "amx"
-MACHINE = "the machine's"  # what a row has instead of a level, where none is forced
+MACHINE = "the machine's"  # in place of a level in rows without a forced one
 CPUID_SOURCE = Path(__file__).parent / "peers" / "cpuid.c"
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What the libraries call a level, and the bits of `cpuid` that it lacks."""
+    """The libraries' names of a level, and the bits of `cpuid` that it lacks."""
 
     onednn: str
     mkl: str
@@ -66,13 +66,13 @@ NUMPY = "AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL AVX512_ICL AVX512_SPR
 
 
 def forced_level(environment: Mapping[str, str]) -> str | None:
-    """The level that a run is held to; None where that is the machine's own."""
+    """The level that a run is restricted to; None for the machine's own."""
     level = environment.get(FORCED) or None
     return None if level == HIGHEST else level
 
 
 def limits(level: str | None) -> dict[str, str]:
-    """The variables that hold libraries to a level; they must be there before these load."""
+    """Variables that restrict libraries to a level. They must be set before the libraries load."""
     limit = LIMITS.get(level or "")
     if limit is None:
         return {}
@@ -93,8 +93,8 @@ def limits(level: str | None) -> dict[str, str]:
 
 
 def restart_held(level: str | None) -> None:
-    """Start this process's program anew with the variables of a level, unless it has them: some of
-    them must be there when a process begins. Returns only if nothing is to be done."""
+    """Restart this process's program with the variables of a level, unless it has them, because
+    some must be set when a process starts. Returns only if there is nothing to do."""
     wanted = limits(level)
     if any(os.environ.get(name) != value for name, value in wanted.items()):
         sys.stdout.flush()
@@ -118,14 +118,14 @@ def denying(level: str | None, work: Path) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What was seen of a process that completed prompts; None where the kernel does not tell."""
+    """Observations of a process that completed prompts; None where the kernel gives none."""
 
     avx512: bool | None = None  # a thread used its registers
     amx: bool | None = None  # the process may use its registers
     denied: bool | None = False  # the processor denied what is above the level
 
     def with_later(self, later: Seen) -> Seen:
-        """Both together; `denied` holds for the whole life of a process."""
+        """Both observations together; `denied` holds for the whole life of a process."""
         return Seen(_either(self.avx512, later.avx512), _either(self.amx, later.amx), later.denied)
 
 
@@ -138,9 +138,9 @@ def _either(one: bool | None, other: bool | None) -> bool | None:
 def verdict(level: str, seen: Seen) -> tuple[bool, str]:
     """(whether the limit was surely kept, why)."""
     if level not in LIMITS:
-        return False, "other engines cannot be held to it"
+        return False, "other engines cannot be restricted to it"
     if seen.avx512 is None or seen.amx is None:
-        return False, "this kernel does not tell which registers were used"
+        return False, "this kernel does not report which registers were used"
     if seen.amx:
         return False, "the process may use AMX"
     if level == "x86-64-v3":
@@ -149,7 +149,7 @@ def verdict(level: str, seen: Seen) -> tuple[bool, str]:
         return True, "no thread used AVX-512 registers, and the process may not use AMX"
     if seen.denied:
         return True, "the processor denied more, and the process may not use AMX"
-    return False, "only AMX is surely left out: registers do not tell the kinds of AVX-512"
+    return False, "only AMX is surely excluded: registers do not show the kinds of AVX-512"
 
 
 def facts(level: str | None, seen: Seen, own_words: str = "") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The same prompts for every contender: medians, outputs compared, ratios within the run."""
+"""Times contenders on the same prompts: medians, compared outputs, ratios within the run."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def measure(
     runs: int,
     idling: Idling | None = None,
 ) -> list[Row]:
-    """One row per contender: once to warm up, then the median of `runs`.
+    """One row per contender: a warm-up run, then the median of `runs` runs.
 
-    Contenders take turns, so that a machine that slows down slows all of them. A peer that fails
-    has a row with the reason, and no more turns.
+    Contenders take turns, so that a slowdown of the machine affects all of them. A peer that fails
+    gets a row with the reason and no more turns.
     """
     n = len(prompts)
     seconds: dict[str, list[float]] = {c.name: [] for c in contenders}
@@ -72,7 +72,7 @@ def same(one: Completed, other: Completed) -> float:
 
 
 def with_ratios(rows: Sequence[Row]) -> list[Row]:
-    """Rows of one N; ours also say their rate over the best of every other engine."""
+    """Rows of one N. Ours also have their rate over the best of every other engine."""
     best: dict[str, float] = {}
     for row in rows:
         if row["engine"] != OURS and "tokens_per_sec" in row:

@@ -69,7 +69,7 @@ def random_model(folder: Path, name: str = "llama-230m") -> BenchModel:
 
 
 def smallest_llama(folder: Path, model: BenchModel) -> Path:
-    """A Llama of one small layer, with the model's vocabulary and special tokens: a body for drafts
+    """A Llama of one small layer with the model's vocabulary and special tokens. It carries drafts
     that are looked up, not computed."""
     config = json.loads((model.folder / "config.json").read_text())
     names = ("bos_token_id", "eos_token_id", "pad_token_id")

@@ -1,4 +1,4 @@
-"""One peer's process, seen from here: converts the model once, then completes prompts."""
+"""The client of one peer's process, which converts the model once and completes prompts."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class PeerSpec:
 
 
 class Peer:
-    """A process that is started on the first use, and again if it died since. Between two uses it
-    is stopped (SIGSTOP): nothing of it runs while others are timed.
+    """A process that starts at its first use, and again if it died.
 
-    A peer that could not be started stays out: every further use raises the same PeerError.
+    Between two uses it is stopped (SIGSTOP), so that it never runs while others are timed. A peer
+    that could not be started is not tried again: every later use raises the same PeerError.
     """
 
     def __init__(self, spec: PeerSpec, limit_sec: float = LIMIT_SEC) -> None:
@@ -115,7 +115,7 @@ class Peer:
         target = spec.work / f"{spec.engine.stem}-{spec.dtype}-{checksum(source)}"
         if target.exists():
             return target
-        # In a process of its own: what converting imports and allocates must not weigh on the runs.
+        # In a process of its own, so that its imports and memory do not affect the runs.
         unfinished = Path(tempfile.mkdtemp(dir=_made(spec.work)))
         try:
             self.process = self._launch()
@@ -182,9 +182,9 @@ class Peer:
 
 
 def environment_of(spec: PeerSpec) -> dict[str, str]:
-    """What a peer's process finds beside the run's own variables."""
+    """Variables of a peer's process beside the run's own."""
     held = limits(spec.isa) | denying(spec.isa, spec.work)
-    # Where an environment has Intel's OpenMP, as vLLM's does, it is meant to be preloaded.
+    # Preload Intel's OpenMP if the environment has it, as vLLM's does.
     openmp = Path(spec.python).parent.parent / "lib" / "libiomp5.so"
     preloaded = [*filter(None, [held.get("LD_PRELOAD")]), *([str(openmp)] * openmp.exists())]
     return {

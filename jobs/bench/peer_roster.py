@@ -14,7 +14,7 @@ from specbatch.jobs.bench.peer_client import Peer, PeerError, PeerSpec
 
 
 class Known(NamedTuple):
-    """A peer engine that there is an engine file for."""
+    """A peer engine with an engine file."""
 
     engine: str  # the file's name, and what the results call the engine
     variable: str
@@ -60,7 +60,7 @@ class Roster:
                 self.contenders.append(Contender(name, known.engine, partial(_complete, peer)))
 
     def start(self) -> None:
-        """Convert and load before anything is timed. One that fails says so again in each row."""
+        """Convert and load before anything is timed. A failed peer reports it in each row."""
         for peers in self._peers.values():
             for peer in peers:
                 try:
@@ -69,13 +69,13 @@ class Roster:
                     print(f"{peer.spec.name}: {error}", flush=True)
 
     def processes(self) -> dict[str, int]:
-        """By contender."""
+        """Process ids by contender."""
         every = [peer for peers in self._peers.values() for peer in peers]
         return {peer.spec.name: peer.process.pid for peer in every if peer.process is not None}
 
     @property
     def versions(self) -> dict[str, dict[str, str]]:
-        """By engine; empty for one that did not start."""
+        """Versions by engine; empty for an engine that did not start."""
         return {
             engine: next((peer.versions for peer in peers if peer.versions), {})
             for engine, peers in self._peers.items()

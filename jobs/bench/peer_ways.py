@@ -129,13 +129,13 @@ class PeerWays:
         return Completed(seconds, outputs, {**peer.counts, **peer.isa_facts})
 
     def processes(self) -> dict[str, int]:
-        """By the peer's name."""
+        """Process ids by the peer's name."""
         peers = [peer for _, peer in self._peers]
         return {peer.spec.name: peer.process.pid for peer in peers if peer.process is not None}
 
     @property
     def versions(self) -> dict[str, dict[str, str]]:
-        """By engine; empty for one that did not start."""
+        """Versions by engine; empty for an engine that did not start."""
         found: dict[str, dict[str, str]] = {}
         for engine, peer in self._peers:
             found[engine] = found.get(engine) or peer.versions

@@ -1,4 +1,4 @@
-"""What `specbatch bench` was asked to measure, checked before anything is loaded."""
+"""The plan of `specbatch bench`, checked before anything is loaded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MADE = "llama-230m"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Raises `UsageError` for what cannot be measured."""
+    """What to measure. Raises `UsageError` if that cannot be measured."""
 
     model: str = DEMO  # or MADE, or a folder
     proposer: Path | None = None

@@ -20,7 +20,7 @@ DEMO_PROMPTS = Path(__file__).parents[1] / "demo" / "prompts.parquet"
 
 @dataclass(frozen=True, slots=True)
 class PromptSet:
-    """Token ids per prompt, and where they are from."""
+    """Token ids per prompt, and their source."""
 
     ids: list[list[int]]
     facts: dict[str, Any]

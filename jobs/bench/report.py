@@ -1,4 +1,4 @@
-"""The file of results: written after each N, merged with what the same setup measured before."""
+"""The file of results: written after each N, and merged with earlier results of this setup."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Results:
         self.rows = _rows_under(path, header)
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Take the rows in, in place of all there were of their N, and write the file."""
+        """Replace all rows of the same N with these, and write the file."""
         measured = {row["n"] for row in rows}
         kept = [row for row in self.rows if row["n"] not in measured]
         self.rows = sorted([*kept, *rows], key=lambda row: int(row["n"]))

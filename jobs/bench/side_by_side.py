@@ -55,7 +55,7 @@ Tell = Callable[[int, int, str], None]  # runs done, runs in all, what is done n
 
 @dataclass(slots=True)
 class Turns:
-    """The runs of all ways at one N, as far as they got."""
+    """The runs of all ways at one N so far."""
 
     n: int
     rates: dict[Key, list[float]] = field(default_factory=dict)  # tokens/s, without the warm-up
@@ -103,7 +103,7 @@ class Turns:
 
 @dataclass(slots=True)
 class Report:
-    """What goes into the file."""
+    """The contents of the results file."""
 
     header: dict[str, Any]
     rows: list[Row] = field(default_factory=list)

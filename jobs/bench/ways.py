@@ -157,7 +157,7 @@ def same(outputs: Outputs, definition: Outputs) -> float:
 
 
 def described(ways: Sequence[Way], how: Mapping[tuple[str, str], str]) -> dict[str, Any]:
-    """What was done, by engine and kind of drafts."""
+    """What each way did, by engine and kind of drafts."""
     found: dict[str, Any] = {}
     for way in ways:
         found.setdefault(way.engine, {})[way.drafts] = how[way.engine, way.drafts]

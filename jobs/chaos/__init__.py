@@ -1,1 +1,1 @@
-"""Shows that nothing is lost and nothing done twice: workers are killed, frozen and cut off."""
+"""Kills, freezes and cuts off workers, to show that nothing is lost and nothing is done twice."""

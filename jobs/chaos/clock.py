@@ -1,7 +1,7 @@
-"""This process's wall clock, as wrong as a host's may be. The monotonic one is as it is.
+"""Sets this process's wall clock wrong, as on a misconfigured host. Leaves the monotonic clock.
 
-Whoever reads the time by one of the names of `time.time` reads it here once it was set: what
-modules have imported by name is replaced, too. Files and other processes have the true time.
+Once set, all callers of `time.time` read the wrong time; functions that modules have imported by
+name are replaced too. Files and other processes keep the true time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _is_ours = False
 
 
 def set_ahead(seconds: float) -> None:
-    """Be so much ahead of the true time from now on; less than nothing: behind."""
+    """From now on be so many seconds ahead of the true time, or behind if negative."""
     global _ahead_ns
     _ahead_ns = round(seconds * 1e9)
     if seconds and not _is_ours:

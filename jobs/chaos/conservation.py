@@ -56,7 +56,7 @@ _NAMED = 5  # keys that a violation names
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """Where the keys of a job are."""
+    """The places of a job's keys."""
 
     submitted: int
     ok: int
@@ -65,7 +65,7 @@ class Census:
     pending: int
     lost: tuple[Key, ...] = ()  # nowhere
     doubled: tuple[Key, ...] = ()  # more than once among what is finished
-    unknown: tuple[Key, ...] = ()  # nobody submitted them
+    unknown: tuple[Key, ...] = ()  # never submitted
 
     @property
     def holds(self) -> bool:
@@ -82,7 +82,7 @@ class Census:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found; no violations: the law holds."""
+    """The violations that were found; none if rows and time are conserved."""
 
     job_id: str
     state: JobState
@@ -99,7 +99,7 @@ class _Found:
 
 
 def census(store: Store, objects: Objects, job_id: str, submitted: Collection[Key]) -> Census:
-    """Of a job at any time. What moves on while this reads is where it was, or where it is."""
+    """Count a job's keys at any time. A key that moves meanwhile counts at one of both places."""
     job = store.get_job(job_id)
     waiting = _planned(store, objects, job)
     reading = job.stage is Stage.INGEST
@@ -125,9 +125,9 @@ def report(
     expected: Mapping[Key, Outcome],
     restored: bool = False,
 ) -> Report:
-    """What is wrong with a job of which this is expected; of one that runs, the law alone.
+    """Check a job against its expected outcomes; of a running job, check conservation alone.
 
-    `restored`: the store was replaced by an older copy while the job was there.
+    `restored`: an older copy replaced the store during the job.
     """
     job = store.get_job(job_id)
     counted = census(store, objects, job_id, expected)
@@ -140,7 +140,7 @@ def report(
 
 
 def outcomes(uri: str, objects: Objects) -> list[tuple[Key, Outcome]]:
-    """What a finished output says. Raises `SpecbatchError` when a file is not as it is listed."""
+    """The outcomes in a finished output. Raises `SpecbatchError` if a file was changed."""
     return [
         (
             (row["row_index"], row["sample_index"]),
@@ -155,7 +155,7 @@ def _hashable(value: object) -> object:
 
 
 def _planned(store: Store, objects: Objects, job: JobRow) -> set[Key]:
-    """Keys of all rows that were put into groups. Groups that were cut share their files."""
+    """Keys of all rows in groups. Groups that were split share their files."""
     keys: set[Key] = set()
     for index in range(job.groups_total):
         prompts = store.prompts_of(job.job_id, index)
@@ -186,7 +186,7 @@ def _of_census(counted: Census) -> Iterator[str]:
 
 
 def _of_end(store: Store, job: JobRow, counted: Census) -> Iterator[str]:
-    """A job that has ended has nothing open, and its totals are those of its rows."""
+    """Check that an ended job has nothing open and that its totals match its rows."""
     if counted.pending:
         yield f"the job is {job.state} and {counted.pending} are pending"
     progress = store.progress(job.job_id)
@@ -209,7 +209,7 @@ def _of_end(store: Store, job: JobRow, counted: Census) -> Iterator[str]:
 def _of_output(
     store: Store, objects: Objects, job: JobRow, expected: Mapping[Key, Outcome]
 ) -> Iterator[str]:
-    """Listed files are there, with each key once, as the store has it and as was expected."""
+    """Check that listed files exist, with each key once, as in the store and as expected."""
     try:
         rows = outcomes(job.output_uri, objects)
         manifest = read_manifest(job.output_uri, objects)
@@ -246,11 +246,11 @@ def _some(keys: Collection[Key]) -> str:
 
 
 def job_time_violations(store: Store, job: JobRow, restored: bool = False) -> Iterator[str]:
-    """What is wrong with the time of a job that has ended.
+    """Check the device time of a job that has ended.
 
-    An attempt is kept as a whole: a session may have been ended in its midst, by a worker whose
-    clock is ahead. `restored`: the store was an older one meanwhile. It lacks what was told before,
-    and attempts were made twice by one number: their time is held to nothing.
+    An attempt is kept as a whole, because a worker whose clock is ahead may have ended its session
+    meanwhile. `restored`: an older copy replaced the store. It lacks earlier reports and reuses
+    numbers of attempts, so their time is not checked.
     """
     if restored:
         return
@@ -277,14 +277,14 @@ def job_time_violations(store: Store, job: JobRow, restored: bool = False) -> It
 
 
 def all_time_violations(store: Store) -> Iterator[str]:
-    """What is wrong with the time of workers that have all ended, and of all their jobs."""
+    """Check the device time of ended workers and of all their jobs."""
     sessions = store.sessions()
     for session in sessions:
         if session.leased is None:
             yield f"session {session.session_id} has not ended"
         elif session.leased != session.accounted:
             yield (
-                f"session {session.session_id} was leased for {session.leased} ticks, of which "
+                f"session {session.session_id} was leased for {session.leased} units, of which "
                 f"{session.accounted} are somewhere"
             )
     total = sessions_sheet(sessions)

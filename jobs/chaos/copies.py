@@ -1,4 +1,4 @@
-"""Copies of a store, as its operator makes and restores them."""
+"""Copies a store and restores it, as an operator does."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit, urlunsplit
 
-_BUSY_SEC = 60.0  # workers write in between, and one may be frozen in the midst of it
+_BUSY_SEC = 60.0  # workers write meanwhile, and one may be frozen during a write
 
 
 class StoreCopy(Protocol):
-    """One copy, which is taken again and again."""
+    """One copy of a store, which can be taken repeatedly."""
 
     def take(self) -> None:
-        """Copy the store as it is; workers may be at work."""
+        """Copy the store; workers may be running."""
         ...
 
     def restore(self, *, at_work: bool) -> None:
-        """Make the store what it was. `at_work`: workers are, and have it open."""
+        """Restore the copy. `at_work`: workers are running and have the store open."""
         ...
 
 
 def copy_of(database_url: str, folder: Path) -> StoreCopy:
-    """Of the store at this URL; files go to `folder`."""
+    """A copy of the store at this URL; files go to `folder`."""
     if database_url.startswith("sqlite"):
         return SqliteCopy(Path(database_url.removeprefix("sqlite:///")), folder / "copy.db")
     return PostgresCopy(database_url)
 
 
 class SqliteCopy:
-    """Through SQLite's own backup where workers are at work, else the file."""
+    """Copies with SQLite's own backup if workers are running, else copies the file."""
 
     def __init__(self, database: Path, copy: Path) -> None:
         self._database = database
@@ -63,7 +63,7 @@ def _back_up(source: Path, target: Path) -> None:
 
 
 class PostgresCopy:
-    """A database made with the other as its template; whoever is connected is cut off for that."""
+    """Copies a database as a template, and disconnects all clients for that."""
 
     def __init__(self, url: str) -> None:
         parsed = urlsplit(url)
@@ -92,7 +92,7 @@ class PostgresCopy:
 
     @contextlib.contextmanager
     def _alone(self, server: Any) -> Iterator[None]:
-        """Nobody is connected to the store meanwhile."""
+        """Keep all clients away from the store during the block."""
         name = self._name
         server.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
         server.execute(

@@ -1,4 +1,4 @@
-"""What a disturbance does inside the worker process that it hits."""
+"""Carries out disturbances inside the worker process that they hit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WRITING = (
 
 
 class Armed:
-    """Called at every crash point of this process; fires what is due there. Thread-safe."""
+    """Called at every crash point of this process. Fires due disturbances. Thread-safe."""
 
     def __init__(self, number: int, on_postgres: bool, tell: Callable[[int, int], None]) -> None:
         """`number`: of this worker. `tell(run, index)` is called before a disturbance fires."""
@@ -35,7 +35,7 @@ class Armed:
         self._lock = threading.Lock()
 
     def arm(self, arming: Arming) -> None:
-        """From here on this, and nothing of what was before."""
+        """Replace all earlier disturbances with these."""
         mine = (None, self._number)
         with self._lock:
             self._arming = arming
@@ -66,7 +66,7 @@ class Armed:
 
 
 def count(folder: Path) -> int:
-    """One more, over all processes: each number is given out once."""
+    """Count one more over all processes. Each number is returned once."""
     folder.mkdir(parents=True, exist_ok=True)
     for number in itertools.count(1):
         try:
@@ -78,7 +78,7 @@ def count(folder: Path) -> int:
 
 
 def strike(disturbance: Disturbance, on_postgres: bool) -> None:
-    """Do the deed to this process, here and now. BREAK raises."""
+    """Do the deed to this process now. BREAK raises."""
     match disturbance.deed:
         case Deed.KILL:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -90,14 +90,14 @@ def strike(disturbance: Disturbance, on_postgres: bool) -> None:
 
 
 def full_at(point: CrashPoint, on_postgres: bool) -> Exception:
-    """What a full disk raises at a place where something is written."""
+    """The error of a full disk at a place that writes."""
     if point is CrashPoint.SQL_COMMIT:
         return _database_errors(on_postgres)[1]
     return _disk_full()
 
 
 def errors_at(point: CrashPoint, on_postgres: bool) -> tuple[Exception, ...]:
-    """What disk, link, device or database raise at such a place."""
+    """The errors that disk, link, device or database raise at such a place."""
     match point:
         case CrashPoint.LEASE:
             return StoreError("the database did not answer in time"), RuntimeError("a bug")
@@ -116,7 +116,7 @@ def errors_at(point: CrashPoint, on_postgres: bool) -> tuple[Exception, ...]:
 
 
 def _disk_full() -> ObjectError:
-    """As the stores of objects tell of it."""
+    """The error of a full disk, as object stores raise it."""
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     error = ObjectError(f"cannot write: {os.strerror(errno.ENOSPC).lower()}")
     error.__cause__ = full
@@ -124,7 +124,7 @@ def _disk_full() -> ObjectError:
 
 
 def _database_errors(on_postgres: bool) -> tuple[Exception, ...]:
-    """One after which the transaction is tried again, and one after which it is not."""
+    """An error that lets a transaction retry, and one that does not."""
     if on_postgres:
         import psycopg
 

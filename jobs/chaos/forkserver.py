@@ -1,8 +1,8 @@
-"""Starts worker processes, and soon: each is forked from one that has imported everything.
+"""Starts worker processes quickly, by forking a process that has imported everything.
 
-A worker that is killed a hundred times would otherwise spend its life importing. The nursery has
-one thread, no connection and no client, so what it forks is as good as new. It is a process of its
-own, which ends with the supervisor's, and its workers with it.
+Without it a worker that is killed a hundred times would spend its life importing. The forkserver
+has one thread, no connection and no client, so its forks are as good as new processes. It is a
+process of its own. It ends with the supervisor, and its workers end with it.
 
     python -m specbatch.jobs.chaos.forkserver DESCRIPTOR ENGINE
 """
@@ -24,7 +24,7 @@ from typing import NoReturn
 from specbatch.jobs.chaos.orders import EngineKind, Order
 from specbatch.jobs.chaos.worker import work
 
-_ONE_THREAD = {  # a library's threads would not come along
+_ONE_THREAD = {  # a fork would not have the threads of libraries
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -36,7 +36,7 @@ class ForkServer:
     """The supervisor's side. One thread at a time."""
 
     def __init__(self, engine: EngineKind) -> None:
-        """`engine`: what its workers will have."""
+        """`engine`: the engine of its workers."""
         self._connection, theirs = Pipe()
         with theirs:
             self._process = subprocess.Popen(
@@ -60,18 +60,18 @@ class ForkServer:
         return pid, ours
 
     def close(self) -> None:
-        """End it, and whatever workers it still has."""
+        """End the forkserver and all its workers."""
         self._connection.close()
         self._process.wait()
 
 
 def main(arguments: list[str]) -> int:
-    """Fork a worker for each wish, until the supervisor is gone."""
+    """Fork a worker for each request, until the supervisor is gone."""
     _warm_up()
     if arguments[1] == "real":
         _warm_up_models()
     connection: Connection = Connection(int(arguments[0]))
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody here asks how they ended
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # exit codes are not needed here
     with contextlib.suppress(EOFError, OSError):
         while True:
             connection.recv()
@@ -88,7 +88,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _be_a_worker(line: Connection) -> NoReturn:
-    """Never back into the nursery's loop."""
+    """Run as a worker, and never return into the forkserver's loop."""
     code = 1
     try:
         code = work(line.recv(), line)
@@ -98,7 +98,7 @@ def _be_a_worker(line: Connection) -> NoReturn:
 
 
 def _warm_up() -> tuple[object, ...]:
-    """What a worker imports in its first minute."""
+    """Import what a worker imports in its first minute."""
     import kombu.transport.redis
     import pyarrow.parquet
     import tokenizers
@@ -113,7 +113,7 @@ def _warm_up() -> tuple[object, ...]:
 
 
 def _warm_up_models() -> tuple[object, ...]:
-    """What one of models imports besides, seconds long. No device is touched by that."""
+    """Import what a worker with models needs, which takes seconds. Touches no device."""
     import transformers
 
     from specbatch.pipeline.engines.exact import host
@@ -122,7 +122,7 @@ def _warm_up_models() -> tuple[object, ...]:
 
 
 def _die_with_parent() -> None:
-    """Also when frozen: nothing else ends such a process."""
+    """Let the kernel end this process with its parent, even when frozen."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

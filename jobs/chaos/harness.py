@@ -1,7 +1,8 @@
-"""One site under fire: a store, a broker, a pool of workers, and one small job after another.
+"""Runs small jobs on a site while disturbances hit its store, broker and workers.
 
-A run arms its disturbances, submits a job, and another one as long as a disturbance was not met.
-Once all is over, the frozen thawed and every late word spoken, each job is held to the law.
+A run arms its disturbances and submits jobs until each disturbance has fired. When all jobs have
+ended, all frozen workers are thawed and all late messages have arrived, the run checks each job
+for conservation.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from specbatch.schemas.spec import JobSpec
 from specbatch.workers.app import make_app, make_enqueue
 
 LEASE_SEC = {"stand-in": 0.8, "real": 2.5}  # a fraction of a usual one, so that a run is short
-MOST_JOBS = 60  # of a run, until each was met: often it is the other worker that comes to a place
+MOST_JOBS = 60  # of a run: often another worker than the chosen one reaches a place
 _UNDISTURBED = Plan(-1, (), group_size=4, writes_ahead=True)
 
 Tell = Callable[[str], None]
@@ -51,7 +52,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Jolt:
-    """Something that is done to the surroundings once so many rows of the job are done."""
+    """A change of the surroundings, made when so many rows of the job are done."""
 
     name: str
     do: Callable[[], None]
@@ -60,7 +61,7 @@ class Jolt:
 
 @dataclass(slots=True)
 class Ran:
-    """What came of a run."""
+    """The result of a run."""
 
     plan: Plan
     fired: list[Disturbance] = field(default_factory=list)
@@ -77,14 +78,14 @@ class Ran:
 
     @property
     def missed(self) -> list[Disturbance]:
-        """Disturbances that none of its jobs came to."""
+        """Disturbances that did not fire in any job."""
         met = list(self.fired)
         return [d for d in self.plan.disturbances if d not in met]
 
 
 @dataclass(slots=True)
 class Site:
-    """Where runs happen. One thread at a time."""
+    """A site on which runs happen. Not thread-safe."""
 
     store: Store
     objects: Objects
@@ -107,7 +108,7 @@ class Site:
     _number: int = 0
 
     def run(self, plan: Plan, jolts: Sequence[Jolt] = ()) -> Ran:
-        """Do what is planned, and find out whether the law held."""
+        """Carry out a plan and check that rows and time were conserved."""
         ran = Ran(plan)
         before = self.pool.restarts
         self.full, self.skews_sec = "", ()
@@ -129,14 +130,14 @@ class Site:
         return ran
 
     def learn(self) -> None:
-        """Do the job once with nothing in its way: what it gives is expected from then on."""
+        """Run the job once undisturbed. Later runs must give the same outcomes."""
         ran = Ran(_UNDISTURBED)
         self._job(ran, [], "undisturbed")
         done = self.store.get_job(ran.reports[0].job_id)
         self.expected = self._learned[_plain(Pinned.of(done))] = self._outcomes(done)
 
     def learn_as(self, order: Order) -> None:
-        """The same of a worker with other files or of another class, which is there."""
+        """The same with a running worker that has other files or another class."""
         path = Path(order.home) / self.verifier
         fingerprint = look_at(self.verifier, path).fingerprint.digest
         pinned = Pinned(order.numeric_class or NUMERIC_CLASS, fingerprint)
@@ -156,13 +157,13 @@ class Site:
         return expected
 
     def report(self, job_id: str, restored: bool = False) -> Report:
-        """Held to what models of its fingerprint and class give, whichever it has pinned."""
+        """Check a job against the outcomes of the fingerprint and class that it has pinned."""
         pinned = _plain(Pinned.of(self.store.get_job(job_id)))
         expected = self._learned.get(pinned, self.expected)
         return report(self.store, self.objects, job_id, expected, restored)
 
     def meanwhile(self, work: Callable[[], T], what: str) -> T:
-        """Take turns until it is done: what it waits for may be in a frozen worker's hand."""
+        """Take turns until the work is done, because it may wait for a frozen worker."""
         with ThreadPoolExecutor(1) as thread:
             doing = thread.submit(work)
             self.pool.until(doing.done, what)
@@ -191,7 +192,7 @@ class Site:
         incident: Running | None = None,
         pinned: Pinned = Pinned(),
     ) -> None:
-        """One job to its end, and what befell it."""
+        """Run one job to its end and note what happened to it."""
         output = f"{self.outputs}/{self._number}-{name}"
         spec = spec_of(ran.plan, self.prompts, output, self.verifier, self.proposer, pinned)
         job = self._submit(spec)
@@ -209,7 +210,7 @@ class Site:
 
         self.pool.until(is_over, f"the end of job {job.job_id} ({ran.plan})")
         if incident is not None:
-            incident.end()  # it may have opened the job again
+            incident.end()  # it may have reopened the job
             self.pool.until(is_over, f"the end of job {job.job_id}, once more ({ran.plan})")
         self._note_fired(ran, job.job_id)
         ran.reports.append(Report(job.job_id, JobState.RUNNING, self._census(job.job_id)))
@@ -221,7 +222,7 @@ class Site:
         return self.store.progress(job_id).rows_done
 
     def _note_fired(self, ran: Ran, job_id: str) -> None:
-        """Also in the middle of things each key is somewhere."""
+        """Note fired disturbances. Even then every key must be in one place."""
         while self.pool.fired:
             _, fired = self.pool.fired.popleft()
             if fired.run != self._number:
@@ -238,7 +239,7 @@ class Site:
 
 
 def _plain(pinned: Pinned) -> Pinned:
-    """Less what its outputs do not depend on."""
+    """The pins without those that outputs do not depend on."""
     return pinned._replace(proposer_fingerprint=None)
 
 
@@ -261,10 +262,10 @@ def site(
     fresh: bool = False,
     tell: Tell = lambda _: None,
 ) -> Iterator[Site]:
-    """A site with its workers running, which knows what its job should give.
+    """A site with running workers that knows the expected outcomes of its job.
 
-    `fresh`: each worker process is a new interpreter instead of a fork of a warm one.
-    `workers_s3_url`: where workers find S3, when it is not where this process finds it.
+    `fresh`: start each worker as a new interpreter, not as a fork of a warm process.
+    `workers_s3_url`: where workers find S3, if that differs from this process.
     """
     folder.mkdir(parents=True, exist_ok=True)
     home = ""
@@ -277,7 +278,7 @@ def site(
         sweep_interval_sec=0.1,
         message_patience_sec=0.5,
         propose_patience_sec=4 * LEASE_SEC[engine],
-        max_attempts=1000,  # disturbances must not use up what a job has
+        max_attempts=1000,  # disturbances must not use up a job's attempts
         kv_cache_mib=64,
     )
     verifier, proposer = models(folder / "models", engine)
@@ -300,11 +301,11 @@ def site(
     with contextlib.ExitStack() as stack:
         store = make_store(settings)
         stack.callback(store.close)
-        nursery = None
+        forkserver = None
         if not fresh:
-            nursery = ForkServer(engine)
-            stack.callback(nursery.close)
-        pool = stack.enter_context(Pool(orders, settings.lease_sec, nursery))
+            forkserver = ForkServer(engine)
+            stack.callback(forkserver.close)
+        pool = stack.enter_context(Pool(orders, settings.lease_sec, forkserver))
         app = make_app(settings)
         stack.callback(app.close)
         made = Site(

@@ -1,4 +1,4 @@
-"""What incidents do: each prepares itself, begins while a job runs, and ends what it began.
+"""Incidents: each prepares itself, begins during a job, and undoes what it did.
 
 An incident is a generator that yields twice: before it begins, and before it ends.
 """
@@ -34,7 +34,7 @@ _EVIL = "nobody-sent-this"
 
 
 class Surroundings(Protocol):
-    """What incidents may touch: a site's store, broker, workers and files. `Site` is one."""
+    """What incidents may change: a site's store, broker, workers and files. `Site` is one."""
 
     folder: Path
     verifier: str
@@ -55,7 +55,7 @@ class Surroundings(Protocol):
 
 @dataclass(slots=True)
 class Running:
-    """An incident of a run, and how far it is."""
+    """An incident of a run and its state."""
 
     incident: Incident
     phases: Phases
@@ -63,7 +63,7 @@ class Running:
     is_over: bool = False
 
     def move_on(self, rows_done: int) -> str | None:
-        """Begin or end it if that is due; what was done."""
+        """Begin or end the incident if that is due. Returns what was done."""
         if self.begun_at is None:
             if rows_done < self.incident.at_rows:
                 return None
@@ -76,11 +76,11 @@ class Running:
         return f"ends: {self.incident.kind}"
 
     def close(self) -> None:
-        """Undo what it has prepared, where it never began."""
+        """Undo the preparation of an incident that never began."""
         self.phases.close()
 
     def end(self) -> None:
-        """At once, if it has begun."""
+        """End the incident now, if it has begun."""
         if self.begun_at is not None and not self.is_over:
             self.is_over = True
             next(self.phases, None)
@@ -94,10 +94,10 @@ def prepared(here: Surroundings, incident: Incident) -> Running:
 
 
 def _model_swapped(here: Surroundings, incident: Incident) -> Phases:
-    """As a deployment to the same folder does it, taken back after a while.
+    """Replace the model's files, as a deployment to the same folder does, and restore them later.
 
-    Some workers are killed and load what lies there by then. Behind it all are started anew: one
-    that has loaded other files keeps to them.
+    Some workers are killed and then load the new files. Afterwards all workers restart, because a
+    worker keeps the files that it has loaded.
     """
     draw = random.Random(incident.variant)
     folder = here.folder / here.verifier
@@ -117,7 +117,7 @@ def _model_swapped(here: Surroundings, incident: Incident) -> Phases:
 
 
 def _models_mixed(here: Surroundings, incident: Incident) -> Phases:
-    """Workers of a host whose folder of that name has other files, of one part or another."""
+    """Add workers of a host whose folder of that name differs in one part."""
     home = here.folder / "other-host"
     for ref in (here.verifier, here.proposer):
         stand_in_model.write_model(home / ref, Path(ref).name)
@@ -131,7 +131,7 @@ def _classes_mixed(here: Surroundings, incident: Incident) -> Phases:
 
 
 def _joined_by(here: Surroundings, incident: Incident, **unlike: str) -> Phases:
-    """What they would write is learned first, then they work beside the others."""
+    """Learn the outcomes of these workers first, then let them work beside the others."""
     orders = [
         replace(
             here.order,
@@ -151,7 +151,7 @@ def _joined_by(here: Surroundings, incident: Incident, **unlike: str) -> Phases:
 
 
 def _restored(here: Surroundings, incident: Incident) -> Phases:
-    """The copy is taken when it begins, and restored at its end: also after the job's own."""
+    """Copy the store at the beginning and restore it at the end, even after the job's end."""
     yield
     here.meanwhile(here.copy.take, "the copy of the store")
     yield
@@ -159,7 +159,7 @@ def _restored(here: Surroundings, incident: Incident) -> Phases:
         here.meanwhile(lambda: here.copy.restore(at_work=True), "the store to be restored")
         return
     with here.pool.stopped():
-        here.store.close()  # the next operation connects anew
+        here.store.close()  # the next operation reconnects
         here.copy.restore(at_work=False)
 
 
@@ -192,7 +192,7 @@ def _unacked_garbage(here: Surroundings, incident: Incident) -> Phases:
     for number, tag in enumerate(tags):
         redis.hset("unacked", tag, texts[(incident.variant + number) % len(texts)])
         redis.zadd("unacked_index", {tag: 0.0})
-    here.pool.disturb(incident.variant % here.workers, Deed.KILL)  # its successor looks at them all
+    here.pool.disturb(incident.variant % here.workers, Deed.KILL)  # its successor reads them all
     yield
     here.pool.until(
         lambda: all(redis.zscore("unacked_index", tag) is None for tag in tags),
@@ -201,7 +201,7 @@ def _unacked_garbage(here: Surroundings, incident: Incident) -> Phases:
 
 
 def _disk_full(here: Surroundings, _: Incident) -> Phases:
-    """Whatever writes fails, wherever it is tried, until there is room again."""
+    """Make every write fail everywhere until there is space again."""
     flag = here.folder / _FULL
     here.full = str(flag)
     yield
@@ -211,7 +211,7 @@ def _disk_full(here: Surroundings, _: Incident) -> Phases:
 
 
 def _clocks_apart(here: Surroundings, incident: Incident) -> Phases:
-    """For the whole run; the submitter's own clock is right."""
+    """Set workers' clocks apart for the whole run. The submitter's own clock is right."""
     draw = random.Random(incident.variant)
     here.skews_sec = tuple(draw.choice(MINUTES_APART) for _ in range(here.workers))
     yield

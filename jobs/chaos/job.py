@@ -1,4 +1,4 @@
-"""The small job that disturbances are done to: a few prompts, good ones and bad ones."""
+"""The small job of all runs: a few prompts, good ones and bad ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WITHOUT_PROMPT, _REFUSED = 4, 9  # rows: one is quarantined, the stand-in gives
 
 
 def write_input(folder: Path) -> Path:
-    """The prompts, as Parquet."""
+    """Write the prompts as Parquet."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -50,9 +50,9 @@ def spec_of(
     proposer: str,
     pinned: Pinned = Pinned(),
 ) -> JobSpec:
-    """The job of a plan. What it gives is the same for all plans, where it pins the same.
+    """The job of a plan. Its outcomes are the same for all plans with the same pins.
 
-    `pinned`: what it names beforehand.
+    `pinned`: models and class that the spec names.
     """
     return load_spec(
         {

@@ -1,4 +1,4 @@
-"""What supervisor and workers say to each other."""
+"""Messages between the supervisor and its workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EngineKind = Literal["stand-in", "real"]
 
 @dataclass(frozen=True, slots=True)
 class Arming:
-    """What is to happen from now on, for all workers of a pool alike."""
+    """The disturbances from now on, the same for all workers of a pool."""
 
     run: int
     disturbances: tuple[Disturbance, ...]
@@ -28,7 +28,7 @@ NOTHING = Arming(0, (), "")
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a worker is to be. `settings` are those of `schemas/settings.py`, by name."""
+    """The description of a worker. `settings` are those of `schemas/settings.py`, by name."""
 
     number: int  # among its pool's
     settings: dict[str, Any]
@@ -40,25 +40,25 @@ class Order:
     concurrency: int = 4
     step_sec: float = 0.0  # of the stand-in
     numeric_class: str = ""  # of the stand-in; empty: its usual one
-    home: str = ""  # folder that names of models start from: another one is another host's disk
+    home: str = ""  # folder of relative model names: another folder acts as another host's disk
     arming: Arming = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A worker takes work."""
+    """A worker is ready for work."""
 
 
 @dataclass(frozen=True, slots=True)
 class IsArmed:
-    """A worker knows what is to happen in a run."""
+    """A worker has received the disturbances of a run."""
 
     run: int
 
 
 @dataclass(frozen=True, slots=True)
 class Fired:
-    """A disturbance of a run, by its place in the plan, is about to befall a worker."""
+    """A disturbance of a run, by its index in the plan, is about to fire in a worker."""
 
     run: int
     index: int
@@ -66,12 +66,12 @@ class Fired:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """How many tasks does a worker have in hand?"""
+    """Asks how many tasks a worker has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """The answer."""
+    """Answers `Ask`."""
 
     tasks: int
 

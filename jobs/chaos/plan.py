@@ -1,4 +1,4 @@
-"""What happens to a job and when: decided by a seed, before anything is started."""
+"""Plans what happens to a job and when, from a seed, before anything starts."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from specbatch.schemas.crash_points import CrashPoint
 
 
 class Deed(StrEnum):
-    """What is done at a crash point."""
+    """The deed that a disturbance does at a crash point."""
 
-    KILL = "kill"  # SIGKILL: nothing is put away, no word is said
-    FREEZE = "freeze"  # SIGSTOP until after the lease, then SIGCONT: it believes to hold it still
-    BREAK = "break"  # the place raises what its disk, link or device raises
+    KILL = "kill"  # SIGKILL: the process cannot clean up
+    FREEZE = "freeze"  # SIGSTOP until after the lease, then SIGCONT: it believes it holds it
+    BREAK = "break"  # the place raises an error of its disk, link or device
 
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """`deed` is done to the worker that reaches `point` for the `nth` time, counted over all."""
+    """Does `deed` to the worker that reaches `point` for the `nth` time, counted over all."""
 
     point: CrashPoint
     deed: Deed
     nth: int = 1
     worker: int | None = None  # only this one is counted, and hit
-    variant: int = 0  # which of the errors that such a place has
+    variant: int = 0  # selects one of the place's errors
 
     def __str__(self) -> str:
         who = "a worker" if self.worker is None else f"worker {self.worker}"
@@ -34,7 +34,7 @@ class Disturbance:
 
 
 class IncidentKind(StrEnum):
-    """What happens to the surroundings of all workers, for a while."""
+    """A temporary change of the surroundings of all workers."""
 
     MODEL_SWAPPED = "the model's files are replaced under its name, and put back"
     MODELS_MIXED = "workers with other files under the model's name join"
@@ -47,19 +47,19 @@ class IncidentKind(StrEnum):
     CLOCKS_APART = "clocks of workers are minutes apart"
 
 
-# A job may have pinned the files or the class of those that joined: without them it would wait.
+# A job may have pinned the files or class of joined workers, and would wait without them.
 _WHILE_IT_RUNS = (IncidentKind.MODELS_MIXED, IncidentKind.CLASSES_MIXED, IncidentKind.CLOCKS_APART)
 _RESTORING = (IncidentKind.STORE_RESTORED, IncidentKind.STORE_RESTORED_STOPPED)
 
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """It begins once so many rows of the job are done, and ends some time later, or with it."""
+    """An incident begins when so many rows are done, and ends some time later or with the job."""
 
     kind: IncidentKind
     at_rows: int = 1
     lasts_sec: float = 1.0
-    variant: int = 0  # what an incident chooses by
+    variant: int = 0  # selects between variants of the incident
 
     def __str__(self) -> str:
         long = f"for {self.lasts_sec:g} s" if math.isfinite(self.lasts_sec) else "while it runs"
@@ -68,7 +68,7 @@ class Incident:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One run: a job, and what is done to it."""
+    """One run: a job and its disturbances."""
 
     seed: int
     disturbances: tuple[Disturbance, ...]
@@ -79,7 +79,7 @@ class Plan:
 
     @property
     def restores(self) -> bool:
-        """Whether the store becomes an older one."""
+        """Whether an older copy replaces the store."""
         return self.incident is not None and self.incident.kind in _RESTORING
 
     def __str__(self) -> str:
@@ -89,7 +89,7 @@ class Plan:
         return f"seed {self.seed}: {done}{unruly}"
 
 
-# How often a small job reaches a place, at the least.
+# How often a small job reaches a place at least.
 _TIMES = {
     CrashPoint.LEASE: 7,
     CrashPoint.ARTEFACT_WRITE: 4,
@@ -113,14 +113,14 @@ def plan_of(seed: int, workers: int) -> Plan:
     """The run of a seed. Any thirty seeds in a row have every deed at every point."""
     draw = random.Random(seed)
     first = _at(draw, POINTS[seed % len(POINTS)], DEEDS[seed // len(POINTS) % len(DEEDS)], workers)
-    further = [
+    more = [
         _at(draw, draw.choice(POINTS), draw.choice(DEEDS), workers)
         for _ in range(draw.choice(_FURTHER))
     ]
-    drafts = any(d.point is CrashPoint.DRAFT_WRITE for d in (first, *further))
+    drafts = any(d.point is CrashPoint.DRAFT_WRITE for d in (first, *more))
     return Plan(
         seed=seed,
-        disturbances=(first, *further),
+        disturbances=(first, *more),
         group_size=draw.choice((3, 4, 6)),
         writes_ahead=drafts or draw.random() < 0.5,
         message_seed=draw.getrandbits(32) if draw.random() < 0.5 else None,
@@ -132,7 +132,7 @@ def incident_plan_of(seed: int, workers: int) -> Plan:
     have every kind of incident."""
     draw = random.Random(f"incident {seed}")
     kind = INCIDENTS[seed % len(INCIDENTS)]
-    # Of any worker: which of them does the work is the incident's to decide.
+    # Of any worker, because the incident decides which one does the work.
     disturbances = tuple(
         replace(_at(draw, draw.choice(POINTS), draw.choice(DEEDS), workers), worker=None)
         for _ in range(draw.choice((0, 1, 1)))

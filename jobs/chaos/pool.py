@@ -1,7 +1,7 @@
-"""A supervisor and its workers: the killed are started anew, the frozen thawed after their lease.
+"""Supervises workers: restarts killed ones and thaws frozen ones after their lease.
 
-Nothing here waits for time to pass: the pool's owner calls `turn` until what it waits for is there,
-and a turn ends as soon as a worker says something or ends.
+Nothing here sleeps. The pool's owner calls `turn` until its condition holds, and a turn ends as
+soon as a worker sends a message or ends.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ from specbatch.jobs.chaos.plan import Deed
 from specbatch.schemas.errors import SpecbatchError
 
 PATIENCE_SEC = 120.0  # for anything that is waited for
-TURN_SEC = 0.02  # the longest turn without an event: then the store is looked at
+TURN_SEC = 0.02  # the longest turn without an event, before the store is polled
 FROZEN_LEASES = 1.6  # a frozen worker is thawed after so many leases
 _MOST_EARLY_ENDS = 20  # of workers that never got to work
 
 
 class ChaosError(SpecbatchError):
-    """The harness cannot go on; the message says what it waited for."""
+    """The harness cannot continue; the message says what it waited for."""
 
 
 @dataclass(slots=True)
 class Member:
-    """One of the pool's places, and the process that fills it now."""
+    """A member of the pool and its current process."""
 
     order: Order
     pid: int
     connection: Connection
-    process: subprocess.Popen[bytes] | None = None  # None: the nursery's child
+    process: subprocess.Popen[bytes] | None = None  # None: a child of the forkserver
     ready: bool = False
     armed: int | None = None  # the run that it is armed for
-    busy: int | None = None  # tasks in hand; None: it was asked, or never
+    busy: int | None = None  # its tasks; None: unknown, or the question is open
     thaw_at: float | None = None  # on the monotonic clock; None: it was never frozen
 
     def signal(self, number: signal.Signals) -> None:
@@ -63,7 +63,7 @@ class Member:
             os.kill(self.pid, number)
 
     def send(self, message: Arming | Ask) -> None:
-        with contextlib.suppress(OSError):  # it has just ended: its successor is told at its start
+        with contextlib.suppress(OSError):  # it just ended; its successor gets it at its start
             self.connection.send(message)
 
 
@@ -71,12 +71,12 @@ class Pool:
     """Workers of one store and one broker. One thread at a time."""
 
     def __init__(
-        self, orders: list[Order], lease_sec: float, nursery: ForkServer | None = None
+        self, orders: list[Order], lease_sec: float, forkserver: ForkServer | None = None
     ) -> None:
-        """With a `nursery` workers are forked from it, else each is a fresh interpreter."""
+        """Workers are forks of `forkserver`, or new interpreters without one."""
         self._orders = orders
         self._lease_sec = lease_sec
-        self._nursery = nursery
+        self._nursery = forkserver
         self._arming = NOTHING
         self._members: list[Member] = []
         self._early_ends = 0
@@ -101,7 +101,7 @@ class Pool:
         return [member.pid for member in self._members]
 
     def arm(self, arming: Arming) -> None:
-        """Have all workers know what is to happen; those that come later, too."""
+        """Send the disturbances to all workers, also to those that start later."""
         self._arming = arming
         self.thaw_all()
         for member in self._members:
@@ -111,7 +111,7 @@ class Pool:
         )
 
     def settle(self) -> None:
-        """Thaw all, and take turns until no worker has a task in hand."""
+        """Thaw all workers and take turns until none has a task."""
         self.thaw_all()
         for member in self._members:
             member.busy = None
@@ -126,20 +126,20 @@ class Pool:
         return all(m.busy == 0 for m in self._members)
 
     def disturb(self, number: int, deed: Deed) -> None:
-        """Kill or freeze a worker from outside, wherever it is."""
+        """Kill or freeze a worker from outside at any moment."""
         member = self._members[number]
         member.signal(signal.SIGKILL if deed is Deed.KILL else signal.SIGSTOP)
         if deed is Deed.FREEZE:
             self._note_frozen(member)
 
     def hire(self, orders: Sequence[Order]) -> None:
-        """Further workers, until they are let go. They are restarted like all others."""
+        """Add workers until `let_go`. They are restarted like all others."""
         hired = [self._start(order) for order in orders]
         self._members += hired
         numbers = {order.number for order in orders}
         self.until(
             lambda: all(m.ready for m in self._members if m.order.number in numbers),
-            "further workers to be ready",
+            "the added workers to be ready",
         )
 
     def let_go(self, orders: Sequence[Order]) -> None:
@@ -154,7 +154,7 @@ class Pool:
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
-        """All workers are killed, and started anew behind the block."""
+        """Kill all workers, and restart them after the block."""
         for member in self._members:
             member.signal(signal.SIGKILL)
         for member in self._members:
@@ -168,7 +168,7 @@ class Pool:
             self._thaw(member)
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Take turns until `condition()`. Raises `ChaosError` when it does not come about."""
+        """Take turns until `condition()`. Raises `ChaosError` after `PATIENCE_SEC`."""
         deadline = time.monotonic() + PATIENCE_SEC
         while not condition():
             self.turn()
@@ -176,7 +176,7 @@ class Pool:
                 raise ChaosError(f"waited in vain for {what}; {self._last_words()}")
 
     def turn(self) -> None:
-        """Take in what workers say and how they end; start and thaw those that are due."""
+        """Handle messages and ends of workers; restart and thaw those that are due."""
         connections = {member.connection: member for member in self._members}
         for connection in wait(list(connections), self._turn_sec()):
             assert isinstance(connection, Connection)
@@ -212,7 +212,7 @@ class Pool:
                     self._note_frozen(member)
 
     def _may_be_frozen(self, fired: Fired) -> bool:
-        """To thaw one that is not does no harm; of a run that is over, nothing is known here."""
+        """Whether a worker may be frozen, also by a past run. Thawing a running one is harmless."""
         over = fired.run != self._arming.run
         return over or self._arming.disturbances[fired.index].deed is Deed.FREEZE
 
@@ -220,13 +220,13 @@ class Pool:
         member.thaw_at = time.monotonic() + FROZEN_LEASES * self._lease_sec
 
     def _thaw(self, member: Member) -> None:
-        """Not only once: it said that it would stop, and may do so after it was thawed."""
+        """Thaw repeatedly, because a worker may stop itself after the first SIGCONT."""
         if member.thaw_at is not None:
             member.signal(signal.SIGCONT)
             self._note_frozen(member)
 
     def _replace(self, member: Member) -> None:
-        """As a supervisor does: a worker that ended is started anew."""
+        """Restart an ended worker, as a supervisor does."""
         self._bury(member)
         self.restarts += 1
         self._early_ends = 0 if member.ready else self._early_ends + 1
@@ -235,7 +235,7 @@ class Pool:
         self._members[self._members.index(member)] = self._start(member.order)
 
     def _bury(self, member: Member) -> None:
-        """Hear what it still said, and wait until its process is gone."""
+        """Read a worker's last messages and wait until its process is gone."""
         with contextlib.suppress(EOFError, OSError):
             while True:
                 self._take_in(member, member.connection.recv())

@@ -1,4 +1,4 @@
-"""A Redis of one's own for the length of a command: on a free port, nothing kept."""
+"""Starts a private Redis for one command, on a free port and without persistence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ATTEMPTS = 3  # the free port may be taken before it is used
 
 @contextlib.contextmanager
 def private_redis(folder: Path) -> Iterator[str]:
-    """Its URL. Raises `UsageError` where there is none to start."""
+    """Start one and yield its URL. Raises `UsageError` if redis-server is missing."""
     binary = shutil.which("redis-server")
     if binary is None:
         raise UsageError(
@@ -48,8 +48,8 @@ def private_redis(folder: Path) -> Iterator[str]:
 
 
 def refuse_used(url: str) -> None:
-    """Raise `UsageError` unless the database at this URL is there and empty: jobs of others, and
-    their workers, must not meet the ones that are disturbed."""
+    """Raise `UsageError` unless the database at this URL exists and is empty. Other jobs and
+    workers must not meet the disturbed ones."""
     import redis
 
     client = redis.Redis.from_url(url, socket_connect_timeout=5)
@@ -66,7 +66,7 @@ def refuse_used(url: str) -> None:
 
 
 def _answers(process: subprocess.Popen[bytes], port: int) -> bool:
-    """Wait until it does, or has ended."""
+    """Wait until the server answers or has ended."""
     looked, deadline = threading.Event(), time.monotonic() + _PATIENCE_SEC
     while process.poll() is None and time.monotonic() < deadline:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 5) as link:

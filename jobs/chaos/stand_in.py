@@ -1,13 +1,12 @@
-"""An engine without a model: its tokens come from a hash, so what a job should give is known.
+"""An engine without a model. Its tokens come from a hash, so a job's outcomes are known.
 
     token(i) = hash(model, class, seed, prompt ids, i)   below the vocabulary's size; the
                                                          log-probability alike
 
-`model` is what the files say that it was loaded from, `class` its numeric class. Batches, drafts,
-retries and other workers change nothing of it, as with the real engine. It stands behind the real
-service, so tickets, cancelling and closing are those of every worker; when files are read, and what
-is announced of them, is as with the real host. It imports no torch. Temperature, penalties and
-grammars are ignored.
+`model` is a digest of the loaded files, `class` the numeric class. As with the real engine,
+batches, drafts, retries and other workers do not change tokens. It runs behind the real service, so
+tickets, cancelling and closing work as in every worker, and it reads and announces files at the
+same times as the real host. It imports no torch, and ignores temperature, penalties and grammars.
 """
 
 from __future__ import annotations
@@ -51,19 +50,19 @@ log = logging.getLogger(__name__)
 MAX_SEQUENCES = 64
 NUMERIC_CLASS = "stand-in/f32/1"
 AUTO_DEPTH = 4  # draft tokens per step where a job leaves it to the engine
-REFUSED = ord("~")  # a prompt that begins with it ends with an error, like one that cannot be run
+REFUSED = ord("~")  # a prompt that begins with it fails, like one that cannot be run
 _PER_HASH = 8  # tokens decided by one hash of 64 bytes
 _PAIR = struct.Struct("<II")
 
 
 class Law:
-    """The tokens of one request. A draft model's law is another one in some places."""
+    """The tokens of one request. A draft model's tokens differ in some places."""
 
     def __init__(
         self, request: Request, vocab_size: int, agreement: float = 1.0, model: bytes = b""
     ) -> None:
-        """`agreement`: the share of places at which it says what the verifier says. `model`: what
-        else decides, in digests."""
+        """`agreement`: the share of places with the verifier's own token. `model`: a digest of
+        everything else that decides."""
         seeded = blake2b(request.seed.to_bytes(8, "little"), digest_size=32)
         seeded.update(model)
         seeded.update(array("q", request.prompt_ids).tobytes())
@@ -84,7 +83,7 @@ class Law:
 
 
 class StandInEngine:
-    """Continuous batching of up to `max_sequences`; a step takes `step_sec`, or until `pause`."""
+    """Continuous batching of up to `max_sequences`. A step waits `step_sec`, or until `pause`."""
 
     def __init__(
         self,
@@ -96,8 +95,8 @@ class StandInEngine:
         pause: threading.Event | None = None,
         model: bytes = b"",
     ) -> None:
-        """The vocabulary's last token ends a text. `pause` set: no step waits any more. `model`:
-        what the tokens are of."""
+        """The vocabulary's last token ends a text. Setting `pause` ends all waiting. `model`: a
+        digest that the tokens depend on."""
         self.stats = EngineStats()
         self._book = TimeBook(self.stats.time)
         self.knowledge = Knowledge()
@@ -118,7 +117,7 @@ class StandInEngine:
         return not (self._waiting or self._running or self._refused)
 
     def prime(self, job: str, counts: Iterable[AcceptanceCount]) -> None:
-        """Nothing is estimated here."""
+        """Does nothing: this engine estimates nothing."""
 
     def lessons(self, job: str) -> Lessons:  # noqa: ARG002 - every job taught the same: nothing
         return Lessons()
@@ -160,7 +159,7 @@ class StandInEngine:
             self.stats.hints_followed += 1
 
     def step(self) -> list[Completion]:
-        """One token or more for each of the batch; those that ended."""
+        """Decide one token or more for each sequence. Returns the completions that ended."""
         refused, self._refused = self._refused, []
         while self._waiting and len(self._running) < self._max_sequences:
             sequence = self._waiting.popleft()
@@ -178,7 +177,7 @@ class StandInEngine:
         return refused + [self._end(s, s.finish_reason or FinishReason.ERROR) for s in ended]
 
     def _account(self, rows: list[Rows], waited: int, computed: int) -> None:
-        """What was waited is what a model would have computed; all else is overhead."""
+        """Account waiting as a model's computing, and everything else as overhead."""
         self.stats.steps += 1
         self.stats.busy_sec += self._step_sec
         running = list(self._running)
@@ -188,7 +187,7 @@ class StandInEngine:
             sequence.pass_ticks.append(share)
 
     def _decide(self, sequence: Sequence, law: Law) -> Rows:
-        """Own tokens as far as the draft agrees, and one more; the rows that a model would have."""
+        """Accept the draft as far as it agrees, and add one token. Returns a model's rows."""
         at = sequence.num_output
         draft = self._draft(sequence, at)
         tokens, logprobs = [], []
@@ -209,7 +208,7 @@ class StandInEngine:
         return prompt, kept, len(draft) + 1 - kept
 
     def _draft(self, sequence: Sequence, at: int) -> list[int]:
-        """What somebody wrote ahead for the next places, as deep as the job has it."""
+        """The draft or hint for the next places, limited to the job's depth."""
         request = sequence.request
         depth = AUTO_DEPTH if request.depth is None else request.depth
         if request.max_depth is not None:
@@ -219,7 +218,7 @@ class StandInEngine:
         return list(block[at - begin : at - begin + depth]) if at >= begin and depth > 0 else []
 
     def _allowed(self, sequence: Sequence, law: Law, position: int) -> tuple[int, float]:
-        """The law's token; the next one that ends nothing where it is too early for an end."""
+        """The hashed token, or the next one that is not an end where an end is too early."""
         token, logprob = law.at(position)
         if position < sequence.request.params.min_tokens:
             while token in sequence.stop_ids:
@@ -236,7 +235,7 @@ class StandInEngine:
 
 
 class StandInHost:
-    """Such an engine as a worker process has it, whatever dtype or weights a job asks for."""
+    """A host of this engine for a worker process, whatever dtype or weights a job asks for."""
 
     def __init__(
         self,
@@ -249,8 +248,8 @@ class StandInHost:
         numeric_class: str = NUMERIC_CLASS,
         taught_by: str | None = None,
     ) -> None:
-        """`verifier`: the model it stands in for; a propose worker's has an `agreement` below 1
-        with the model `taught_by`, which is a folder too."""
+        """`verifier`: the model to stand in for. A propose worker's model has an `agreement` below
+        1 with the model in the folder `taught_by`."""
         self._models = LoadedModels(verifier, () if proposer is None else (proposer,))
         self._numeric_class = numeric_class
         self.proposer = proposer
@@ -272,11 +271,11 @@ class StandInHost:
 
     @property
     def verifier(self) -> ModelFolder:
-        """As it was loaded, or as it was when it was looked at last."""
+        """The model as loaded, or as it was at the last inspection."""
         return self._models.verifier
 
     def serves(self) -> Serves:
-        """One class, whatever a job asks for; the fingerprints as `EngineHost` tells them."""
+        """One class, whatever a job asks for, and fingerprints like those of `EngineHost`."""
         told = Serves.of(self.verifier.ref, dict.fromkeys(all_keys(), self._numeric_class))
         with self._naming:
             try:
@@ -288,7 +287,7 @@ class StandInHost:
         return replace(told, fingerprint=found, drafts=drafts)
 
     def load(self) -> bytes:
-        """What is read of the model's files when an engine is made."""
+        """Read the model's files, as for making an engine."""
         with self._naming:
             self._models.check_changed()
         for folder in self._models.draft_models:

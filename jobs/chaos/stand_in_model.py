@@ -1,4 +1,4 @@
-"""A model folder for the stand-in engine: it can be inspected and has a tokenizer, and no tensors.
+"""A model folder for the stand-in engine, with a tokenizer and without tensors.
 
 A token is a byte, and one more ends a text. `codec` reads the tokenizer without transformers. What
 the files say decides the tokens, as with a real model: `replace_part` makes another model of one.
@@ -32,7 +32,7 @@ REPLACED = tuple(_FILES)  # parts that `replace_part` knows
 
 
 def write_model(folder: Path, name: str = "stand-in") -> Path:
-    """Write it, unless it is there. Folders of other names are other models of one vocabulary."""
+    """Write a model unless it exists. Folders of other names are other models of one vocabulary."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer_config = {
         "backend": "tokenizers",
@@ -52,7 +52,7 @@ def write_model(folder: Path, name: str = "stand-in") -> Path:
 
 
 def replace_part(folder: Path, part: str, name: str, version: int) -> None:
-    """Put another file in the place of one, as a deployment does: under its name, and whole.
+    """Replace a file atomically under its name, as a deployment does.
 
     Version 0 is what `write_model` wrote.
     """
@@ -80,7 +80,7 @@ def codec(ref: str) -> TextTokenizer:
 
 
 class _Tokenizer:
-    """What `TextTokenizer` asks of a tokenizer, by the library that transformers has it from."""
+    """The interface that `TextTokenizer` needs, on the library that transformers uses."""
 
     chat_template = None
 
@@ -99,7 +99,7 @@ class _Tokenizer:
 
 
 def _written(part: str, name: str, version: int = 0) -> bytes:
-    """What a part's file says. Other versions can be served as well, and say other things."""
+    """The content of a part's file. Other versions differ and can be served as well."""
     if part == WEIGHTS:
         return _no_tensors(name, version)
     if part == TOKENIZER:
@@ -116,7 +116,7 @@ def _written(part: str, name: str, version: int = 0) -> bytes:
 
 
 def _tokenizer(version: int = 0) -> dict[str, Any]:
-    """`tokenizer.json` of bytes and nothing merged. Other versions number bytes otherwise."""
+    """A `tokenizer.json` of bytes without merges. Other versions number bytes differently."""
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     return {
         "version": "1.0",

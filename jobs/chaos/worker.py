@@ -1,4 +1,4 @@
-"""A worker process that can be disturbed: the ordinary worker, its crash points armed.
+"""A worker process for disturbances: the ordinary worker with armed crash points.
 
     python -m specbatch.jobs.chaos.worker DESCRIPTOR
 
@@ -47,7 +47,7 @@ class Line:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def tell(self, event: Event) -> None:
-        with self.lock, contextlib.suppress(OSError):  # nobody listens: the end is near
+        with self.lock, contextlib.suppress(OSError):  # the supervisor has ended
             self.connection.send(event)
 
     def listen(self, armed: Armed, queue: SeededQueue) -> None:
@@ -84,7 +84,7 @@ class SeededQueue:
 
 
 def work(order: Order, connection: Connection) -> int:
-    """Be the worker until somebody ends it; the exit code."""
+    """Run the worker until it is ended. Returns the exit code."""
     _write_to(Path(order.log))
     tempfile.tempdir = str(Path(order.log).parent)  # what a killed one leaves there goes with it
     if order.home:
@@ -119,7 +119,7 @@ def work(order: Order, connection: Connection) -> int:
 
 
 def skew_of(arming: Arming, number: int) -> float:
-    """What a worker's clock is ahead, in seconds."""
+    """How far a worker's clock is ahead, in seconds."""
     return arming.skews_sec[number] if number < len(arming.skews_sec) else 0.0
 
 
@@ -141,7 +141,7 @@ def models_of(order: Order) -> FakeModels:
 
 
 def _write_to(log: Path) -> None:
-    """Standard output and error go to the end of a file, and so do log lines."""
+    """Append standard output, standard error and log lines to a file."""
     with log.open("ab") as stream:
         os.dup2(stream.fileno(), 1)
         os.dup2(stream.fileno(), 2)
@@ -155,7 +155,7 @@ def _write_to(log: Path) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """The entry of a process of its own."""
+    """The entry point of the process."""
     connection: Connection = Connection(int(arguments[0]))
     order: Order = connection.recv()
     return work(order, connection)

@@ -156,8 +156,7 @@ def progress() -> Iterator[Callable[[int, int, str], None]]:
 
 def show(report: Report, path: Path) -> None:
     """The table, what failed, and where the files are."""
-    from specbatch.jobs.bench.side_plot import HINT, can_plot, plot
-    from specbatch.jobs.bench.side_table import remarks, table
+    from specbatch.jobs.bench.side_report import HINT, can_plot, plot, remarks, table
 
     out.print(table(report.rows))
     for line in remarks(report.rows):

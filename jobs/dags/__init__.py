@@ -1,1 +1,1 @@
-"""Jobs as tasks of other schedulers: `airflow.py`, `dagster.py`, and what both have in common."""
+"""Runs jobs as tasks of other schedulers: `airflow.py`, `dagster.py` and their common part."""

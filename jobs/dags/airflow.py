@@ -1,4 +1,4 @@
-"""The Airflow operator: one task instance is one job, however often it is tried.
+"""The Airflow operator: one task instance is one job, however often Airflow tries it.
 
     SpecbatchOperator(
         task_id="summarise",
@@ -9,7 +9,7 @@
         },
     )
 
-Needs Airflow 3.3, where a trigger is told of a user's kill and of nothing else.
+Needs Airflow 3.3, which calls a trigger's `on_kill` only when a user kills the task.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from specbatch.jobs.dags.attaching import (
 from specbatch.schemas.errors import SpecError, UsageError
 from specbatch.schemas.spec import JobSpec
 
-JOB_KEY = "job_id"  # of the XCom that is there while the job runs
-LOOK_SEC = 0.5  # at whether this process is to end
-OUTCOME_KEY = "return_value"  # and of the one that is there afterwards, however the task ended
+JOB_KEY = "job_id"  # the XCom that exists while the job runs
+LOOK_SEC = 0.5  # between two checks whether this process should end
+OUTCOME_KEY = "return_value"  # the XCom that exists afterwards, however the task ended
 
 
 class SpecbatchOperator(BaseOperator):
-    """Submits a job, or goes on with the one of an earlier try, and waits for its end.
+    """Submits a job, or resumes the job of an earlier try, and waits for its end.
 
     :param spec: the job as a mapping with the spec file's fields; templated.
     :param spec_path: the spec file instead, relative to the DAG's file; the path and the text in
@@ -92,20 +92,20 @@ class SpecbatchOperator(BaseOperator):
         self._running: tuple[str, Place] | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Submit and wait; the outcome goes to XCom. Raises what the outcome means to the task."""
+        """Submit and wait; the outcome goes to XCom. Raises the exception of the outcome."""
         try:
             spec = self._job_spec(context)
             client = SpecbatchHook(self.conn_id).get_conn()
             place = place_of(context)
             job_id = attach(client, spec, place, self.on_partial)
-        except UsageError as error:  # the same with every try
+        except UsageError as error:  # every try would fail
             raise AirflowFailException(str(error)) from error
         try:
             context["ti"].xcom_push(key=JOB_KEY, value=job_id)
         finally:
             self._hold(job_id, place)
         if self.deferrable and not client.poll(job_id).is_final:
-            self._wait_in_the_triggerer(job_id, place)  # does not come back here
+            self._wait_in_the_triggerer(job_id, place)  # never returns
         return self._end(wait(client, job_id, place, self.poll_sec, self._pause), context)
 
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,23 +117,26 @@ class SpecbatchOperator(BaseOperator):
         return self._end(client.outcome(event["job_id"]), context)
 
     def _hold(self, job_id: str, place: Place) -> None:
-        """From here on a kill finds the job, and one that came before does now: while the job was
-        submitted it had no id, and the line to Airflow, which tells who kills, may have been held.
+        """Let kills find the job from here on, and handle an earlier kill now.
+
+        During submission the job had no id, and the connection to Airflow, which says who kills,
+        may have been in use.
         """
         self._running = (job_id, place)
         if self._is_ending and self._leave(job_id, place):
             raise AirflowException("ended by a user while its job was submitted")
 
     def on_kill(self) -> None:
-        """Cancel the job where a user has ended the task, and only leave it everywhere else:
-        where a worker is shut down or a time limit has passed, the next try finds it.
+        """Cancel the job if a user ended the task, and leave it running otherwise.
+
+        After a worker's shutdown or a time limit the next try finds the job.
         """
         self._is_ending = True
         if self._running is not None:
             self._leave(*self._running)
 
     def _leave(self, job_id: str, place: Place) -> bool:
-        """Whether the job was cancelled."""
+        """Cancel the job if a user ended the task. Returns whether it was cancelled."""
         if was_killed_in_time(place.dag, place.run, place.task, int(place.index)):
             SpecbatchHook(self.conn_id).get_conn().cancel(job_id, place.killed)
             self.log.info("job %s cancelled: its task was ended by a user", job_id)
@@ -144,7 +147,7 @@ class SpecbatchOperator(BaseOperator):
     def _pause(self, seconds: float) -> None:
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
-            if self._is_ending:  # a signal's handler may take no lock, so there is none to wait for
+            if self._is_ending:  # polled, because a signal handler must not take a lock
                 raise AirflowException("asked to end while the job runs")
             time.sleep(min(left, LOOK_SEC))
 
@@ -169,7 +172,7 @@ class SpecbatchOperator(BaseOperator):
             text = path.read_text(encoding="utf-8")
         except OSError as error:
             raise SpecError(f"spec file {path} cannot be read: {error.strerror}") from None
-        # As a template of its own: a name that ends in a template's suffix would be looked up.
+        # Render as a template: Airflow would load a name with a template's suffix from a file.
         rendered = self.get_template_env().from_string(text).render(context)
         return spec_from_text(rendered, str(path), path.parent)
 
@@ -188,7 +191,7 @@ class SpecbatchOperator(BaseOperator):
         raise (AirflowFailException if verdict is Verdict.GIVE_UP else AirflowException)(said)
 
     def _emit(self, outcome: Outcome, values: dict[str, Any], context: Context) -> None:
-        """Tell of the output, as the object store's asset that it is."""
+        """Emit the output as an asset of its object store."""
         for outlet in self.outlets:
             if isinstance(outlet, AssetAlias):
                 found = Asset(name=outcome.output_uri, uri=asset_uri(outcome.output_uri))
@@ -198,12 +201,12 @@ class SpecbatchOperator(BaseOperator):
 
 
 def asset_uri(output_uri: str) -> str:
-    """The output as a URI, also where it is a folder."""
+    """The output as a URI, also if it is a local folder."""
     return output_uri if "://" in output_uri else Path(output_uri).as_uri()
 
 
 def place_of(context: Context) -> Place:
-    """The task instance; all its tries have the same one."""
+    """The task instance. All its tries have the same place."""
     ti = context["ti"]
     index = -1 if ti.map_index is None else ti.map_index
     return Place("airflow", ti.dag_id, ti.run_id, ti.task_id, str(index))

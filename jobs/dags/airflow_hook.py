@@ -1,7 +1,7 @@
-"""How tasks and triggers of Airflow reach specbatch, and how they tell a user's kill.
+"""Connects Airflow's tasks and triggers to specbatch, and detects a user's kill.
 
-A connection's extra holds settings by their names (`{"database_url": ..., "broker_url": ...}`);
-without a connection those of the environment, `SPECBATCH_...`, are used.
+A connection's extra holds settings by their names (`{"database_url": ..., "broker_url": ...}`).
+Without a connection the settings come from the environment, `SPECBATCH_...`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _opening = threading.Lock()
 
 
 class SpecbatchHook(BaseHook):
-    """A client of the store that a connection names. Processes have one client for each store."""
+    """A client of the store that a connection names. A process has one client per store."""
 
     conn_name_attr = "conn_id"
     default_conn_name = "specbatch_default"
@@ -36,14 +36,14 @@ class SpecbatchHook(BaseHook):
     hook_name = "specbatch"
 
     def __init__(self, conn_id: str | None = None) -> None:
-        """`conn_id`: None, settings are those of the environment."""
+        """`conn_id`: None takes settings from the environment."""
         super().__init__()
         self.conn_id = conn_id
 
     def get_conn(self) -> JobClient:
-        """Raises `UsageError` for settings that cannot be, `StoreError` for a store out of reach.
+        """The shared client, which stays open: do not close it.
 
-        It is shared and stays open: do not close it.
+        Raises `UsageError` for invalid settings and `StoreError` for a store out of reach.
         """
         settings = self.settings()
         key = settings.model_dump_json()
@@ -53,7 +53,7 @@ class SpecbatchHook(BaseHook):
             return _open[key]
 
     def settings(self) -> Settings:
-        """The environment's settings, and over them the connection's."""
+        """The environment's settings, overridden by the connection's."""
         return load_settings(**self._of_connection())
 
     def _of_connection(self) -> dict[str, Any]:
@@ -70,10 +70,10 @@ class SpecbatchHook(BaseHook):
 
 
 def was_killed(dag_id: str, run_id: str, task_id: str, map_index: int) -> bool:
-    """Whether the task instance is not to run any more, by a user's will.
+    """Whether a user has ended the task instance.
 
-    Airflow ends a process in the same way for that and where a worker is shut down: only the
-    task's state tells them apart. Where that cannot be had the answer is no.
+    Airflow ends a process in the same way when a worker shuts down, so only the task's state shows
+    the difference. If the state cannot be read the answer is no.
     """
     index = map_index if map_index >= 0 else None
     found = RuntimeTaskInstance.get_task_states(
@@ -84,11 +84,11 @@ def was_killed(dag_id: str, run_id: str, task_id: str, map_index: int) -> bool:
 
 
 def was_killed_in_time(dag_id: str, run_id: str, task_id: str, map_index: int) -> bool:
-    """The same for a signal's handler: it interrupted what may hold the line to Airflow."""
+    """The same for a signal handler, which may have interrupted a request to Airflow."""
     asking = ThreadPoolExecutor(max_workers=1)
     try:
         return asking.submit(was_killed, dag_id, run_id, task_id, map_index).result(ASK_SEC)
-    except Exception:  # no answer, of whatever kind: the job goes on, and a retry finds it
+    except Exception:  # without an answer the job continues, and a retry finds it
         return False
     finally:
         asking.shutdown(wait=False)

@@ -1,4 +1,4 @@
-"""The trigger of a deferred task: it looks at the job now and then, and takes no worker's slot."""
+"""The trigger of a deferred task, which polls the job without using a worker slot."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from specbatch.jobs.dags.attaching import Place, Watch
 
 
 class SpecbatchTrigger(BaseTrigger):
-    """Fires once the job has ended. Every look at the store is made in a thread of its own.
+    """Fires when the job has ended. Every poll of the store runs in a thread of its own.
 
-    A triggerer that restarts begins another one in its place. The job is cancelled only by
-    `on_kill`, which Airflow calls when a user acts on the deferred task.
+    A restarted triggerer starts another trigger in its place. Only `on_kill` cancels the job;
+    Airflow calls it when a user acts on the deferred task.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class SpecbatchTrigger(BaseTrigger):
         conn_id: str | None = None,
         poll_sec: float = 15.0,
     ) -> None:
-        """`place`: dag, run and task. Names only: what is secret stays in settings."""
+        """`place`: dag, run and task. Only names, because secrets stay in settings."""
         super().__init__()
         self.job_id = job_id
         self.place = list(place)
@@ -54,7 +54,7 @@ class SpecbatchTrigger(BaseTrigger):
             await asyncio.sleep(self.poll_sec)
 
     async def on_kill(self) -> None:
-        """Cancel the job, unless the task is only to be run again: it would find this job then."""
+        """Cancel the job, unless the task will run again, which then finds this job."""
         if await asyncio.to_thread(self._cancel):
             self.log.info("job %s cancelled: its task was ended by a user", self.job_id)
 

@@ -1,7 +1,7 @@
-"""What a task of any scheduler does with a job: attach to it, wait for its end, judge that.
+"""Attaches a task of any scheduler to a job, waits for its end and turns it into a verdict.
 
-A try of a task that finds the job of an earlier try goes on with it. So a job is paid for once,
-however often its task dies. Knows neither Airflow nor Dagster.
+A try that finds the job of an earlier try resumes it. So a job is paid for once, however often its
+task dies. Knows neither Airflow nor Dagster.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from specbatch.schemas.spec import JobSpec
 
 log = logging.getLogger(__name__)
 
-PATIENCE_SEC = 300.0  # the store may be away so long before a try fails
+PATIENCE_SEC = 300.0  # a try fails when the store is out of reach for so long
 
 OnPartial = Literal["fail", "succeed", "skip"]
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The task instance that wants a job, whichever try of it."""
+    """The task instance that owns a job. All tries have the same place."""
 
     scheduler: str  # airflow, dagster
     dag: str
@@ -38,35 +38,35 @@ class Place:
     index: str = ""  # of a mapped task or a partition
 
     def key(self, spec: JobSpec) -> str:
-        """The idempotency key: the same place with the same spec is the same job."""
+        """The idempotency key: the same place and spec give the same job."""
         parts = [self.dag, self.run, self.task, self.index, spec.digest()]
         digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
         return f"{self.scheduler}:{digest}"
 
     @property
     def killed(self) -> str:
-        """The reason that a job has whose task was killed here. Its key tells more, and no text."""
+        """The stop reason of a job whose task was killed here. The job's key has the details."""
         return f"cancelled with its task in {self.scheduler}"
 
 
 def attach(client: JobClient, spec: JobSpec, place: Place, on_partial: OnPartial) -> str:
-    """The id of the place's job: submitted now, or found and, where it failed, begun again."""
+    """The id of the place's job: submitted now, or found, and retried if it failed."""
     job = client.submit(spec, place.key(spec))
     if job.created:
         log.info("job %s submitted", job.job_id)
         return job.job_id
     log.info("job %s was submitted by an earlier try and is %s", job.job_id, job.state)
-    # What an earlier try was told of is what this one was started for.
+    # The failure that an earlier try reported is the reason for this try.
     again = job.state is JobState.FAILED or (job.state is JobState.PARTIAL and on_partial == "fail")
     if again and (units := client.retry(job.job_id)):
-        log.info("job %s: %d failed units are done again", job.job_id, units)
+        log.info("job %s: %d failed units are retried", job.job_id, units)
     return job.job_id
 
 
 def cancel_with_task(client: JobClient, spec: JobSpec, place: Place) -> str | None:
-    """Cancel the place's job, also where its id never came back from the store; the id.
+    """Cancel the place's job, even if the store never returned its id.
 
-    None: no job was submitted.
+    Returns the id, or None if no job was submitted.
     """
     job_id = client.find(spec.tenant, place.key(spec))
     if job_id is not None:
@@ -75,8 +75,9 @@ def cancel_with_task(client: JobClient, spec: JobSpec, place: Place) -> str | No
 
 
 def revive(client: JobClient, standing: Standing, place: Place) -> bool:
-    """Have the rest of a job done that an earlier try's kill cancelled: this try was asked for
-    since. A job that somebody else stopped, or its deadline or budget did, stays as it is.
+    """Resume a job that an earlier try's kill cancelled, because a user started this try since.
+
+    A job that another user, its deadline or its budget stopped stays stopped.
     """
     if standing.state is not JobState.CANCELLED or standing.stop_reason != place.killed:
         return False
@@ -87,7 +88,7 @@ def revive(client: JobClient, standing: Standing, place: Place) -> bool:
 
 @dataclass(slots=True)
 class Watch:
-    """Looks at a job now and then, through outages of the store that are not too long."""
+    """Polls a job, and tolerates short outages of the store."""
 
     job_id: str
     clock: Callable[[], float] = time.monotonic
@@ -95,7 +96,7 @@ class Watch:
     _blind_since: float | None = field(default=None, init=False)
 
     def look(self, client: Callable[[], JobClient]) -> Standing | None:
-        """How the job stands; None while that cannot be known. Raises `StoreError` in the end."""
+        """The job's state; None during an outage. Raises `StoreError` when that lasts too long."""
         try:
             standing = client().poll(self.job_id)
         except StoreError as error:
@@ -116,7 +117,7 @@ def wait(
     poll_sec: float,
     pause: Callable[[float], object] = time.sleep,
 ) -> Outcome:
-    """Look until the job has ended. `pause` waits, and raises where the waiting is to end."""
+    """Poll until the job has ended. `pause` waits, and raises to end the waiting."""
     watch = Watch(job_id)
     while True:
         standing = watch.look(lambda: client)
@@ -126,16 +127,16 @@ def wait(
 
 
 class Verdict(StrEnum):
-    """What a job's end means to its task."""
+    """What a job's end means for its task."""
 
     SUCCEED = "succeed"
-    SKIP = "skip"  # what follows the task does not happen, and nothing is wrong
-    FAIL = "fail"  # another try may do better
-    GIVE_UP = "give up"  # no other try will
+    SKIP = "skip"  # downstream tasks are skipped, without an error
+    FAIL = "fail"  # another try may succeed
+    GIVE_UP = "give up"  # no other try can succeed
 
 
 def judge(outcome: Outcome, on_partial: OnPartial) -> Verdict:
-    """What the end of a job means. Partial is neither done nor failed: the user says what it is."""
+    """The verdict for a job's end. For a partial job the user decides."""
     if outcome.state is JobState.DONE:
         return Verdict.SUCCEED
     if outcome.state is JobState.PARTIAL:
@@ -143,19 +144,19 @@ def judge(outcome: Outcome, on_partial: OnPartial) -> Verdict:
             return Verdict.SUCCEED
         if on_partial == "skip":
             return Verdict.SKIP
-        # Rows that the input's check refused are refused again.
+        # A retry would reject the same input rows again.
         return Verdict.FAIL if outcome.failed_groups else Verdict.GIVE_UP
     if outcome.state is JobState.FAILED:
         return Verdict.FAIL
-    return Verdict.GIVE_UP  # cancelled: somebody wanted it so
+    return Verdict.GIVE_UP  # cancelled on purpose
 
 
 def remedy(outcome: Outcome) -> str:
-    """What a person can do about it; it ends a sentence."""
+    """What a user can do about it, as the end of a sentence."""
     if outcome.state is JobState.CANCELLED:
         return (
-            f"`specbatch retry {outcome.job_id}` does the rest; clear this task then, and it waits "
-            "for it"
+            f"run `specbatch retry {outcome.job_id}` to finish it, then clear this task, which "
+            "waits for it"
         )
     if outcome.state is JobState.PARTIAL:
         return (
@@ -166,7 +167,7 @@ def remedy(outcome: Outcome) -> str:
 
 
 def check_on_partial(value: str) -> OnPartial:
-    """Raises `UsageError` for any other word."""
+    """Check the option `on_partial`. Raises `UsageError` for any other word."""
     if value not in ("fail", "succeed", "skip"):
         raise UsageError(f"on_partial is fail, succeed or skip, not {value!r}")
     return value  # type: ignore[return-value]  # checked in the line above

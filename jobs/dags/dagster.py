@@ -1,4 +1,4 @@
-"""Dagster: a resource, an op and an asset whose work is one job, however often it is tried.
+"""Dagster: a resource, an op and an asset that run one job, however often Dagster tries them.
 
     summaries = specbatch_asset(
         name="summaries",
@@ -64,9 +64,9 @@ SpecOf = Spec | Callable[[OpExecutionContext], Spec]
 
 
 class SpecbatchResource(ConfigurableResource):
-    """The store and the broker. What is empty here is taken from the environment, `SPECBATCH_...`.
+    """The store and the broker. Empty fields take the environment's `SPECBATCH_...`.
 
-    `settings` has any further ones by their names. Secrets are best given as `EnvVar`.
+    `settings` holds any other settings by their names. Give secrets as `EnvVar`.
     """
 
     database_url: str = ""
@@ -74,13 +74,13 @@ class SpecbatchResource(ConfigurableResource):
     workspace: str = ""
     settings: dict[str, Any] = {}  # noqa: RUF012 - a field, which pydantic copies
     poll_sec: float = 15.0
-    base: str = ""  # relative paths in specs are of this folder; empty: the working folder
+    base: str = ""  # folder of relative paths in specs; empty: the working folder
 
     _client: JobClient | None = PrivateAttr(default=None)
 
     @contextmanager
     def yield_for_execution(self, context: InitResourceContext) -> Iterator[Self]:  # noqa: ARG002 - the hook's signature
-        """The client is open as long as the step runs."""
+        """Keep the client open while the step runs."""
         try:
             yield self
         finally:
@@ -90,7 +90,7 @@ class SpecbatchResource(ConfigurableResource):
 
     @property
     def client(self) -> JobClient:
-        """Opened on first use. Raises `UsageError` for settings that cannot be."""
+        """The client, opened on first use. Raises `UsageError` for invalid settings."""
         if self._client is None:
             named = ("database_url", "broker_url", "workspace")
             given = {name: getattr(self, name) for name in named if getattr(self, name)}
@@ -102,8 +102,8 @@ class SpecbatchResource(ConfigurableResource):
     ) -> Outcome:
         """Submit the step's job, or resume it, and wait for its end.
 
-        Raises `Failure` with the outcome's metadata where the end is a failure; what another try
-        cannot mend is not retried. Where the outcome is to be skipped, its state says so.
+        Raises `Failure` with the outcome's metadata if the job failed, without retries if another
+        try cannot succeed. The caller must check the outcome's state for a skip.
         """
         place, base = place_of(context), Path(self.base) if self.base else None
         wanted = None
@@ -130,9 +130,9 @@ class SpecbatchResource(ConfigurableResource):
         return outcome
 
     def _interrupted(self, context: OpExecutionContext, spec: JobSpec, place: Place) -> None:
-        """Cancel the job where somebody ends the run; a process that is shut down leaves it.
+        """Cancel the job if a user ends the run. A process that shuts down leaves the job running.
 
-        The job may be there before its id is: an interrupt comes at any moment.
+        An interrupt may come when the job exists and its id is not known yet.
         """
         run = context.instance.get_run_by_id(context.run_id)
         if run is None or run.status not in _ENDED_BY_A_USER:
@@ -144,10 +144,10 @@ class SpecbatchResource(ConfigurableResource):
 def specbatch_op(
     name: str, spec: SpecOf, *, on_partial: OnPartial = "fail", **of_op: Any
 ) -> OpDefinition:
-    """An op whose output is the outcome as plain values. It tells of the output as an asset.
+    """An op whose output is the outcome as plain values. It reports the job's output as an asset.
 
     `spec`: a mapping, a spec file's path, or a function of the op's context that gives one.
-    `on_partial`: `skip` gives no output, so that what follows does not happen.
+    `on_partial`: `skip` gives no output, so that downstream ops do not run.
     """
     check_on_partial(on_partial)
 
@@ -172,7 +172,7 @@ def specbatch_op(
 def specbatch_asset(
     name: str | None = None, *, spec: SpecOf, on_partial: OnPartial = "fail", **of_asset: Any
 ) -> AssetsDefinition:
-    """An asset that a job makes, with its counts, cost, acceptance and output as metadata.
+    """An asset that a job produces, with its counts, cost, acceptance and output as metadata.
 
     `spec` and `on_partial` are those of `specbatch_op`; everything else is `dagster.asset`'s.
     """
@@ -198,7 +198,7 @@ def _run(context: OpExecutionContext, spec: SpecOf, on_partial: OnPartial) -> Ou
 
 
 def place_of(context: OpExecutionContext) -> Place:
-    """The step of a run or of the runs that do it again; the job's name, the mapping, the part."""
+    """The step of a root run, with its job name, mapping key and partition."""
     run = context.run
     index = [context.get_mapping_key() or "", _partition(context) or ""]
     return Place(
@@ -219,7 +219,7 @@ def _partition(context: OpExecutionContext) -> str | None:
 
 
 def metadata_of(outcome: Outcome) -> dict[str, Any]:
-    """What Dagster shows of a job. Figures are numbers, so that it can plot them."""
+    """A job's metadata for Dagster. Figures are numbers, so that Dagster can plot them."""
     values = outcome.as_json()
     found = {f"specbatch/{key}": value for key, value in values.items() if value is not None}
     found["specbatch/output_uri"] = _place(outcome.output_uri)

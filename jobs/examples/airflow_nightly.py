@@ -1,4 +1,4 @@
-"""A night in Airflow: one job per part of the input, and what follows its output."""
+"""A nightly DAG in Airflow: one job per part of the input, and a task that uses its output."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ with DAG(
 
     @task
     def report(outcomes: list[dict]) -> float:
-        """What the night cost."""
+        """Print the cost of the run."""
         for outcome in outcomes:
             print(f"{outcome['output_uri']}: {outcome['rows']} rows, ${outcome['cost_usd']:.6f}")
         return float(sum(outcome["cost_usd"] for outcome in outcomes))
 
     summaries = SpecbatchOperator.partial(
         task_id="summarise",
-        on_partial="succeed",  # some rows of a night may fail
+        on_partial="succeed",  # some rows of a run may fail
         deferrable=True,  # waits in the triggerer
         poll_sec=1,
         outlets=[written],

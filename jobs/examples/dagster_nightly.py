@@ -1,4 +1,4 @@
-"""A night in Dagster: an asset by day that a job makes, and a report over what it cost."""
+"""A nightly run in Dagster: a daily asset that a job produces, and a report of its cost."""
 
 import os
 
@@ -31,7 +31,7 @@ def job_of_a_day(context: OpExecutionContext) -> dict:
 summaries = specbatch_asset(
     name="summaries",
     spec=job_of_a_day,
-    on_partial="succeed",  # some rows of a night may fail
+    on_partial="succeed",  # some rows of a run may fail
     partitions_def=days,
     retry_policy=RetryPolicy(max_retries=3, delay=60),  # a retry goes on with the job
 )
@@ -39,7 +39,7 @@ summaries = specbatch_asset(
 
 @asset(deps=[summaries], partitions_def=days)
 def report(context: AssetExecutionContext) -> None:
-    """What the night cost: the figures are metadata of the asset before."""
+    """Log the cost of the run, from the metadata of the asset."""
     event = context.instance.get_latest_materialization_event(summaries.key)
     assert event is not None
     assert event.asset_materialization is not None

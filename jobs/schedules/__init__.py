@@ -1,1 +1,1 @@
-"""Jobs that are submitted by the clock: schedule files, their times, and who looks at them."""
+"""Submits jobs by the clock: schedule files, their times, and the scheduler."""

@@ -1,6 +1,6 @@
-"""Celery beat whose entries are the schedule files: it looks at each when a time has come.
+"""Runs Celery beat with schedule files as its entries, and checks each when a time has come.
 
-Beat itself keeps nothing: what was done stands in the store, so it may be killed, and run twice.
+Beat itself keeps no state: the store records every run, so beat may be killed, or run twice.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from specbatch.schemas.errors import SpecbatchError
 
 log = logging.getLogger(__name__)
 
-LOOK_SEC = 5.0  # at least so often: files change, and runs that others wait for end
+LOOK_SEC = 5.0  # the longest pause: files change, and runs end that others wait for
 
 
 class Rounds:
-    """Goes round the schedules of a folder."""
+    """Checks all schedules of a folder, again and again."""
 
     def __init__(self, folder: Folder, ticker: Ticker, clock: Callable[[], float]) -> None:
         self._folder = folder
@@ -31,9 +31,9 @@ class Rounds:
         self._clock = clock
 
     def go(self) -> float:
-        """Look at all schedules; in how many seconds the next look is due.
+        """Check all schedules once. Returns the seconds until the next check.
 
-        One that fails does not keep the others from their times.
+        A schedule that fails does not delay the others.
         """
         wait = LOOK_SEC
         try:
@@ -56,24 +56,24 @@ class Rounds:
 
 
 class ScheduleBeat(Scheduler):  # type: ignore[misc]  # celery publishes no types
-    """Beat's scheduler: no entries of its own, a round instead of a tick."""
+    """Beat's scheduler, without entries of its own: each tick is a round."""
 
     def __init__(self, rounds: Rounds, *args: Any, **kwargs: Any) -> None:
         self._rounds = rounds
         super().__init__(*args, **kwargs)
 
     def setup_schedule(self) -> None:
-        """There is nothing to set up: files and store say it all."""
+        """Nothing to set up: files and the store hold all state."""
 
     def tick(self, *_: Any, **__: Any) -> float:
-        """A round; how long beat may sleep then."""
+        """Do a round. Returns how long beat may sleep."""
         return self._rounds.go()
 
 
 def run_beat(
     app: Celery, folder: Folder, ticker: Ticker, clock: Callable[[], float] = time.time
 ) -> None:
-    """Go round until SIGINT or SIGTERM. Interrupted amid a look, the next one goes on with it."""
+    """Run until SIGINT or SIGTERM. The next process continues an interrupted check."""
 
     def scheduler(**kwargs: Any) -> ScheduleBeat:
         return ScheduleBeat(Rounds(folder, ticker, clock), **kwargs)

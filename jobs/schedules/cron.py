@@ -1,12 +1,11 @@
-"""The times of a cron expression in a time zone, across daylight-saving changes.
+"""Computes the times of a cron expression in a time zone, across daylight-saving changes.
 
 cronsim says which wall-clock times an expression names; which instants those are is decided here.
 
-    hours named (30 2 * * *, 0 */6 * * *)   each wall-clock time once: one that a change skips comes
-                                            when the change is over, one that comes twice counts as
-                                            it comes first
-    every hour (0 * * * *, */15 * * * *)    as the clock shows it: nothing in a skipped hour, and
-                                            both of a doubled one
+    hours named (30 2 * * *, 0 */6 * * *)   each wall-clock time once: a skipped time comes right
+                                            after the change, a doubled time at its first occurrence
+    every hour (0 * * * *, */15 * * * *)    as the clock shows it: none in a skipped hour, and both
+                                            of a doubled one
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _NAMES = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
 }
-_LONGEST_REPEAT = timedelta(hours=4)  # clocks were put back by three at once, and never by more
+_LONGEST_REPEAT = timedelta(hours=4)  # no zone ever moved its clocks back by more than three
 _EVERY_HOUR = 24
 _MINUTE = timedelta(minutes=1)
 
@@ -38,7 +37,7 @@ class CronTimes:
     """When a cron expression is due."""
 
     def __init__(self, expression: str, zone: ZoneInfo) -> None:
-        """Raises `UsageError` for an expression that is none, or names no time at all."""
+        """Raises `UsageError` for an invalid expression, or one that never comes."""
         given = _NAMES.get(expression.strip().lower(), expression)
         if len(given.split()) != 5:
             raise UsageError(
@@ -67,24 +66,24 @@ class CronTimes:
         return self._once_each(start, local)
 
     def instant(self, wall: datetime) -> float:
-        """When clocks there show this; the first time of two, and after a change that skips it."""
+        """The instant of a wall-clock time: the first of two, or right after a change skips it."""
         return _first_instant(wall.replace(second=0, microsecond=0), self.zone)
 
     def local(self, at: float) -> datetime:
-        """The time on the wall there."""
+        """The wall-clock time in the zone."""
         return datetime.fromtimestamp(at, self.zone)
 
     def _once_each(self, start: float, local: datetime) -> Iterator[float]:
-        """From one wall-clock time to the next no instant comes earlier, so order is kept."""
+        """Each wall-clock time once. Their instants never go back, so the order is kept."""
         last = start
         for wall in CronSim(self._expression, local.replace(microsecond=0)):
             at = _first_instant(wall, self.zone)
-            if at > last:  # of all that a change skips together, one
+            if at > last:  # of several times that one change skips, yield one
                 last = at
                 yield at
 
     def _as_shown(self, start: float, local: datetime) -> Iterator[float]:
-        """Instants of a repeated hour come after those of later wall-clock times: they wait."""
+        """All instants as the clock shows them. Those of a repeated hour wait for their turn."""
         waiting: list[float] = []
         for wall in CronSim(self._expression, local.replace(microsecond=0)):
             nothing_before = _first_instant(wall, self.zone)
@@ -96,7 +95,7 @@ class CronTimes:
 
 
 def _instants(wall: datetime, zone: ZoneInfo) -> Iterator[float]:
-    """When clocks there show this: never, once or twice."""
+    """The instants at which clocks in the zone show this time: none, one or two."""
     found = set()
     for fold in (0, 1):
         at = wall.replace(tzinfo=zone, fold=fold)
@@ -106,7 +105,7 @@ def _instants(wall: datetime, zone: ZoneInfo) -> Iterator[float]:
 
 
 def _first_instant(wall: datetime, zone: ZoneInfo) -> float:
-    """When clocks there show this first; if they never do, when they have passed it by."""
+    """The first instant at which clocks show this time, or have just skipped it."""
     while (at := next(_instants(wall, zone), None)) is None:
         wall += _MINUTE
     return at

@@ -40,7 +40,7 @@ _BEGIN = "{{"
 
 
 def built_in(schedule: str, logical: datetime) -> dict[str, Value]:
-    """What every schedule may use. `logical` is the time it is run for, in its own zone."""
+    """Variables of every schedule. `logical` is the run's time in the schedule's zone."""
     utc = logical.astimezone(UTC)
     values: dict[str, Value] = {
         "schedule": schedule,
@@ -70,10 +70,10 @@ def _of_day(name: str, day: date) -> dict[str, Value]:
 
 
 def filled(value: Any, variables: Mapping[str, Value], where: str) -> Any:
-    """The same value with variables put into its texts, at any depth.
+    """The value with variables replaced in its texts, at any depth.
 
-    A text that is one variable and nothing else becomes its value, a number if it is one. Raises
-    `SpecError` naming the field and the variable that nobody knows.
+    A text that is exactly one variable becomes that variable's value, which may be a number. Raises
+    a `SpecError` that names the field and the unknown variable.
     """
     if isinstance(value, Mapping):
         return {
@@ -110,15 +110,15 @@ _BUILT_IN = frozenset(built_in("", datetime.fromtimestamp(0, UTC)))
 
 
 class ScheduleFields(BaseModel):
-    """What a schedule file says."""
+    """The fields of a schedule file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     schedule: str | None = Field(
         default=None, pattern=r"^[\w.@+-]{1,100}$", description="its name; default: the file's"
     )
-    cron: str = Field(description="five fields of cron, or @daily and its like")
-    time_zone: str = Field(default="UTC", description="in which the expression is read")
+    cron: str = Field(description="five fields of cron, or a nickname such as @daily")
+    time_zone: str = Field(default="UTC", description="time zone of the expression")
     catch_up: CatchUp = Field(
         default="latest", description="which of the times run that passed without a scheduler"
     )
@@ -133,9 +133,9 @@ class ScheduleFields(BaseModel):
         gt=0,
         description="a time that a scheduler finds at most so much later is still on time",
     )
-    paused: bool = Field(default=False, description="true: its times pass, and are not missed")
+    paused: bool = Field(default=False, description="true: times pass without runs")
     variables: dict[str, StrictStr | StrictInt | StrictFloat | StrictBool] = {}
-    job: dict[str, Any] = Field(description="the job spec; {{ variables }} are put into its texts")
+    job: dict[str, Any] = Field(description="the job spec, with {{ variables }} in its texts")
 
     @field_validator("variables")
     @classmethod
@@ -159,7 +159,7 @@ class Schedule:
 
     @property
     def timing(self) -> str:
-        """When its times come, in words: while these stay, so does the count of its times."""
+        """The expression and zone in words. The count of times restarts when they change."""
         if self.fields.paused:
             return PAUSED
         return f"{' '.join(self.fields.cron.split())} in {self.fields.time_zone}"
@@ -177,7 +177,7 @@ class Schedule:
 
 
 def load_schedule(file: Path) -> Schedule:
-    """Read and check a schedule file, its job too. Raises `SpecError` with one sentence."""
+    """Read and check a schedule file and its job. Raises `SpecError` with one sentence."""
     values = read_spec_file(file, "schedule file", "cron and job")
     try:
         fields = ScheduleFields.model_validate(values)
@@ -196,7 +196,7 @@ def load_schedule(file: Path) -> Schedule:
 
 
 def schedule_files(folder: Path) -> list[Path]:
-    """The files of a folder, by name. Raises `UsageError` where there is no such folder."""
+    """The files of a folder, sorted by name. Raises `UsageError` if it does not exist."""
     if not folder.is_dir():
         raise UsageError(
             f"there is no folder {folder} with schedules: set SPECBATCH_SCHEDULES_DIR, or name one "
@@ -206,9 +206,9 @@ def schedule_files(folder: Path) -> list[Path]:
 
 
 def load_folder(folder: Path) -> tuple[list[Schedule], list[str]]:
-    """The schedules of a folder, and a sentence about each file that is none.
+    """The schedules of a folder, and a sentence about each invalid file.
 
-    Of two files with one name the second is wrong: they would take each other's times.
+    Two files with one name would take each other's times, so the second one is invalid.
     """
     found: dict[str, Schedule] = {}
     problems = []
@@ -229,7 +229,7 @@ def load_folder(folder: Path) -> tuple[list[Schedule], list[str]]:
 
 
 def zone_of(name: str) -> ZoneInfo:
-    """Raises `UsageError` for a zone that nobody knows here."""
+    """The zone of this name. Raises `UsageError` if it is unknown here."""
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError):
@@ -272,14 +272,17 @@ Stamp = tuple[int, int]
 
 @dataclass(slots=True)
 class Folder:
-    """A file that becomes wrong keeps what it last said rightly, and is complained of once."""
+    """The schedules of a folder, read again when files change.
+
+    A file that becomes invalid keeps its last valid schedule, and is logged once.
+    """
 
     path: Path
     _stamps: dict[Path, Stamp] = field(default_factory=dict)
     _schedules: dict[Path, Schedule] = field(default_factory=dict)
 
     def schedules(self) -> list[Schedule]:
-        """What the files say now; of several of one name the first. Raises `UsageError`."""
+        """The current schedules; of several with one name the first. Raises `UsageError`."""
         files = schedule_files(self.path)
         for gone in self._stamps.keys() - set(files):
             del self._stamps[gone]
@@ -291,7 +294,7 @@ class Folder:
     def _look(self, file: Path) -> None:
         try:
             found = file.stat()
-        except OSError:  # it went away meanwhile
+        except OSError:  # deleted meanwhile
             return
         stamp = (found.st_mtime_ns, found.st_size)
         if self._stamps.get(file) == stamp:

@@ -1,4 +1,4 @@
-"""How schedules stand, for people and for programs: read from files and store, changing nothing."""
+"""The state of schedules, for users and programs, read from files and the store."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOOKED_BACK = 1000  # rows of a schedule
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """One schedule, as it stands now."""
+    """The current state of one schedule."""
 
     schedule: Schedule
     next_at: float | None  # None: it is paused
@@ -25,11 +25,11 @@ class Standing:
     job_state: JobState | None  # of its job
     waiting: int  # times that are queued
     lost: int  # times missed, or not submitted, since one was last submitted
-    overdue_since: float | None  # a time nobody looked at, though it should have been
+    overdue_since: float | None  # a due time that no scheduler has handled
 
     @property
     def is_well(self) -> bool:
-        """Whether the newest time was had, and none was passed by since one was submitted."""
+        """Whether the newest time ran and none was missed since the last submission."""
         return not self.lost and self.overdue_since is None
 
     @property
@@ -80,12 +80,12 @@ class Standing:
 
 
 def local_words(at: datetime) -> str:
-    """`2026-03-29 03:00 CEST`: minutes are enough, and the zone tells doubled hours apart."""
+    """`2026-03-29 03:00 CEST`: minutes suffice, and the zone distinguishes doubled hours."""
     return f"{at:%Y-%m-%d %H:%M} {at:%Z}"
 
 
 def standing(schedule: Schedule, store: Store, now: float) -> Standing:
-    """How a schedule stands at `now`."""
+    """The state of a schedule at `now`."""
     rows = store.schedule_runs(schedule.name, _LOOKED_BACK, upto=now)
     last = rows[0] if rows else None
     lost = 0
@@ -116,7 +116,7 @@ def _job_state(store: Store, run: ScheduleRun | None) -> JobState | None:
 def _overdue_since(
     schedule: Schedule, store: Store, last: ScheduleRun | None, now: float
 ) -> float | None:
-    """The first time after what the store knows, if that is longer ago than the grace."""
+    """The first time without a row, if it passed longer ago than the grace."""
     seen = store.schedule_runs(schedule.name, 1, {RunState.SEEN}, upto=now)
     if schedule.fields.paused or not seen or seen[0].reason != schedule.timing:
         return None

@@ -1,10 +1,10 @@
-"""One look at a schedule: what is due is noted, submitted, or told of as missed. Once each.
+"""Checks a schedule: notes each due time once, and submits it or reports it as missed.
 
-1) a due time gets its row: queued, missed or skipped. The row is the decision: whoever writes
-   it first decides, and it outlives this process
-2) the oldest queued time is submitted once no older run is open, with a key made of the
+1) a due time gets its row: queued, missed or skipped. The row is the decision: the first
+   process to write it decides, and the row outlives the process
+2) the oldest queued time is submitted when no older run is open, with a key made of the
    schedule and the time: the store makes one job of it, however often that is tried
-3) its row says submitted, with the job
+3) the row then says submitted, and names the job
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from specbatch.schemas.records import JobRow
 from specbatch.schemas.schedules import RunState, ScheduleRun
 from specbatch.schemas.spec import JobSpec
 
-MOST_HELD = 1000  # of an outage's times that may still be run
-MOST_TOLD = 100  # that get a row each when they were missed
+MOST_HELD = 1000  # times of an outage that may still run
+MOST_TOLD = 100  # missed times that get a row each
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """Times that are due and have no row yet, in order."""
+    """Due times without a row yet, in order."""
 
     times: Sequence[float]  # the newest `MOST_HELD` of them
     earlier: int = 0  # how many came before those ...
@@ -45,7 +45,7 @@ class Due:
 
 
 def due_times(times: Iterable[float], now: float) -> Due:
-    """Those of `times` that have come."""
+    """The times of `times` up to now."""
     newest: deque[float] = deque(maxlen=MOST_HELD)
     count, first = 0, None
     for at in takewhile(lambda at: at <= now, times):
@@ -58,7 +58,7 @@ def due_times(times: Iterable[float], now: float) -> Due:
 def to_run(
     times: Sequence[float], now: float, catch_up: CatchUp, limit: int, grace_sec: float
 ) -> Sequence[float]:
-    """Which of the due times are run; the others were missed.
+    """The due times to run; the others count as missed.
 
     none     the newest, if it is still on time
     latest   the newest
@@ -73,7 +73,7 @@ def to_run(
 
 
 class Meeting(StrEnum):
-    """What becomes of times that are to be run while an older run is at work or waits."""
+    """What to do with times to run while an older run is active or waiting."""
 
     WAIT = "wait"
     SKIP = "skip"
@@ -81,7 +81,7 @@ class Meeting(StrEnum):
 
 
 def meeting(overlap: Overlap, is_busy: bool) -> Meeting:
-    """Times that are caught up together always wait for each other: they never met by plan."""
+    """Decide about an overlap. Times that are caught up together always wait for each other."""
     if not is_busy or overlap == "queue":
         return Meeting.WAIT
     return Meeting.SKIP if overlap == "skip" else Meeting.REPLACE
@@ -89,12 +89,12 @@ def meeting(overlap: Overlap, is_busy: bool) -> Meeting:
 
 log = logging.getLogger(__name__)
 
-_LOOKED_BACK = 20  # submitted runs that are asked whether they are over
+_LOOKED_BACK = 20  # submitted runs that are checked for their end
 _QUEUED = frozenset({RunState.QUEUED})
 _NOT_SUBMITTED = frozenset({RunState.QUEUED, RunState.FAILED})
 _NOT_RUN = frozenset({RunState.QUEUED, RunState.MISSED, RunState.SKIPPED, RunState.FAILED})
 
-_Open = tuple[ScheduleRun, JobRow]  # a run and its job, which is not over
+_Open = tuple[ScheduleRun, JobRow]  # a run and its job, which has not ended
 
 
 def key_of(schedule: str, logical_at: float) -> str:
@@ -109,18 +109,18 @@ def utc(at: float) -> str:
 
 @dataclass(slots=True)
 class _Look:
-    """What a ticker did about a schedule."""
+    """A ticker's last check of a schedule."""
 
     timing: str
-    upto: float  # times until then have been seen to
-    is_told: bool = False  # that others look at it with another timing
+    upto: float  # times until then have been handled
+    is_told: bool = False  # logged that another scheduler uses another timing
 
 
 @dataclass(frozen=True, slots=True)
 class Ticker:
-    """Looks at schedules. Several may look at the same ones at once, from several machines.
+    """Checks schedules. Several tickers on several machines may check the same ones at once.
 
-    It remembers its last look at each, for when another one's copy of the file says other times.
+    It remembers its last check of each, to notice another copy of the file with other times.
     """
 
     store: Store
@@ -130,9 +130,9 @@ class Ticker:
     _looks: dict[str, _Look] = field(default_factory=dict, compare=False)  # by schedule
 
     def tick(self, schedule: Schedule, since: float | None = None) -> list[ScheduleRun]:
-        """Do what is due; the rows that were written. Raises `StoreError`.
+        """Do what is due. Returns the rows that were written. Raises `StoreError`.
 
-        A schedule that was never looked at begins now, or at `since`.
+        A schedule that was never checked begins now, or at `since`.
         """
         now = self.clock()
         look = self._look(schedule, now if since is None else since, now)
@@ -146,11 +146,11 @@ class Ticker:
         return [*decided, *self._work_off(schedule)]
 
     def run_at(self, schedule: Schedule, logical_at: float) -> list[ScheduleRun]:
-        """Submit one time whatever the policies say; the rows that were written, its own last.
+        """Submit one time whatever the policies say. Returns the written rows, its own last.
 
-        Other times that are due are seen to first, else they might be passed by. A time that was
-        submitted before keeps its row. Raises `UsageError` for what is no time of the schedule or
-        is still to come.
+        Other due times are handled first, or they might be missed. A time that was submitted before
+        keeps its row. Raises `UsageError` for a time that is not the schedule's or is in the
+        future.
         """
         now = self.clock()
         if logical_at > now:
@@ -169,22 +169,22 @@ class Ticker:
         return [*others, self._row(asked)]
 
     def next_time(self, schedule: Schedule) -> float | None:
-        """When the next look is worth it, as far as the clock tells."""
+        """When the next time of the schedule comes."""
         return None if schedule.fields.paused else next(schedule.times.after(self.clock()), None)
 
     # --- since when -------------------------------------------------------------------------
     def _look(self, schedule: Schedule, since: float, now: float) -> _Look:
-        """Up to when the schedule has been seen to with its present timing; one that is new is
-        noted, and is looked after from `since` on.
+        """The last check of a schedule with its present timing. A new timing is noted, and its
+        times count from `since` on.
 
-        So a changed expression, or one that was paused, is not held to times it did not have.
+        So a changed or formerly paused schedule misses no times that it did not have.
         """
         begin = self._seen_since(schedule, now)
         look = self._looks.get(schedule.name)
         if look is not None and look.upto > now:
             look = None  # a clock that was ahead: the store says more
         if look is not None and look.timing == schedule.timing:
-            # The file here is as it was. If the newest row says otherwise, it is another one's.
+            # The file here is unchanged, so a newest row with other times is another process's.
             if begin is not None:
                 look.upto = min(look.upto, begin)
             elif not look.is_told:
@@ -207,7 +207,7 @@ class Ticker:
         return look
 
     def _seen_since(self, schedule: Schedule, now: float) -> float | None:
-        """Of what was noted by a clock that was ahead nothing counts before its time has come."""
+        """Rows that a fast clock wrote do not count before their time has come."""
         since, seen = None, {RunState.SEEN}
         for row in self.store.schedule_runs(schedule.name, states=seen, upto=math.floor(now) + 0.5):
             if row.reason != schedule.timing:
@@ -215,7 +215,7 @@ class Ticker:
             since = row.logical_at
         return since
 
-    # --- what becomes of due times ----------------------------------------------------------
+    # --- deciding about due times -----------------------------------------------------------
     def _decide(self, schedule: Schedule, due: Due, now: float) -> Iterator[ScheduleRun]:
         if not due.times:
             return
@@ -233,7 +233,7 @@ class Ticker:
 
         rows = [*_missed(schedule, due, frozenset(chosen), now), *map(entry, chosen)]
         ends = how is Meeting.REPLACE and bool(chosen)
-        # Together, so that another one that looks meanwhile sees all of them or none.
+        # Together, so that another ticker sees all of them or none.
         noted = self.store.note_schedule_runs(rows, _passed_by(waiting, chosen[0]) if ends else ())
         yield from noted
         for run in noted:
@@ -243,10 +243,10 @@ class Ticker:
 
     # --- submitting -------------------------------------------------------------------------
     def _work_off(self, schedule: Schedule) -> Iterator[ScheduleRun]:
-        """Submit what waits, one after the other, as long as no older run is at work.
+        """Submit waiting runs one after the other, as long as no older run is open.
 
-        Others may be at it too. Looked at in this order, what they end was left out of the queue
-        before, and what they take from the queue is open after.
+        Other tickers may do the same. In this order of reads, a run that they end was already out
+        of the queue, and a run that they take from the queue is then open.
         """
         while waiting := self._queued(schedule):
             at_work = self._open(schedule)
@@ -258,17 +258,17 @@ class Ticker:
             if not waiting or self._open(schedule):
                 return
             run = self._submit(schedule, waiting[0])
-            if run.state is RunState.QUEUED:  # it did not work, and may the next time
+            if run.state is RunState.QUEUED:  # submitting failed, and may succeed next time
                 return
             yield run
 
     def _without_old(
         self, schedule: Schedule, at_work: list[_Open], waiting: list[ScheduleRun]
     ) -> list[_Open]:
-        """Cancel the older runs in whose place something waits; those that go on.
+        """Cancel the older runs that a waiting run replaces. Returns the remaining ones.
 
-        Here, not when it is decided: whatever came between, the next look does it. What was queued
-        before the older run was submitted is caught up together with it, and waits.
+        This happens here, not at the decision, so that the next check repeats it after any failure.
+        A run that was queued before the older run was submitted is caught up with it, and waits.
         """
         going_on = []
         for run, job in at_work:
@@ -285,7 +285,7 @@ class Ticker:
         return going_on
 
     def _submit(self, schedule: Schedule, run: ScheduleRun) -> ScheduleRun:
-        """Submit a queued time; its row as it is then."""
+        """Submit a queued time. Returns its row afterwards."""
         words = f"schedule {schedule.name}, {utc(run.logical_at)}"
         reason = run.reason
         try:
@@ -293,7 +293,7 @@ class Ticker:
             self.check(spec)
             job, created = self.client.submit(spec, key_of(schedule.name, run.logical_at))
             job_id = job.job_id
-        except IdempotencyError as error:  # the time was had, as another one's file says it
+        except IdempotencyError as error:  # another file's job already took this time
             job_id, created, reason = error.job_id, False, f"submitted otherwise: {error}"
             log.warning("%s: %s", words, reason)
         except UsageError as error:
@@ -304,25 +304,25 @@ class Ticker:
             log.warning("%s: not submitted yet: %s", words, error)
             return run
         done = ScheduleRun(run.schedule, run.logical_at, RunState.SUBMITTED, job_id, reason)
-        # Failed, if another one meanwhile could not: there is a job all the same.
+        # Also from FAILED, if another ticker failed meanwhile: the job exists all the same.
         if self.store.note_schedule_run(done, replaces=_NOT_SUBMITTED):
             log.info("%s: job %s submitted", words, job_id)
             return done
         now = self._row(run)
-        if created and now.state is RunState.SKIPPED:  # by another one that looks, meanwhile
+        if created and now.state is RunState.SKIPPED:  # by another ticker meanwhile
             self.client.cancel(job_id, f"{words}: {now.reason}")
         return now
 
     # --- what the store has -----------------------------------------------------------------
     def _queued(self, schedule: Schedule) -> list[ScheduleRun]:
-        """The oldest first; not what a clock that was ahead noted, whose time is still to come."""
+        """Queued runs, the oldest first, without those of a fast clock that are in the future."""
         now = self.clock()
         return self.store.schedule_runs(schedule.name, MOST_HELD, _QUEUED, upto=now)[::-1]
 
     def _open(self, schedule: Schedule) -> list[_Open]:
-        """Runs whose jobs are at work; not those that have been asked to stop.
+        """Runs with open jobs that are not being cancelled.
 
-        The last that were submitted, whichever times they are of: some are asked for by hand.
+        It reads the last submitted runs in any order of times, because users may submit old times.
         """
         found = []
         submitted = {RunState.SUBMITTED}
@@ -336,7 +336,7 @@ class Ticker:
         return found
 
     def _row(self, run: ScheduleRun) -> ScheduleRun:
-        """The row of the same time."""
+        """The stored row of the same time."""
         rows = self.store.schedule_runs(run.schedule, 1, logical_at=run.logical_at)
         return rows[0] if rows else run
 
@@ -352,7 +352,7 @@ def _entry(
     waiting: list[ScheduleRun],
     words: str | None,
 ) -> ScheduleRun:
-    """The row of a time that is to be run."""
+    """The row of a time to run."""
     if how is not Meeting.SKIP:
         return ScheduleRun(schedule.name, at, RunState.QUEUED, reason=words)
     if older:
@@ -366,7 +366,7 @@ def _entry(
 def _missed(
     schedule: Schedule, due: Due, chosen: frozenset[float], now: float
 ) -> list[ScheduleRun]:
-    """The rows of times that are not run. Of a long outage the older ones share one."""
+    """The rows of missed times. The older times of a long outage share one row."""
     catch_up: str = schedule.fields.catch_up
     if catch_up == "all":
         catch_up = f"all, up to {schedule.fields.catch_up_limit}"
@@ -375,12 +375,12 @@ def _missed(
     missed = [(at, why) for at in times[-MOST_TOLD:]]
     if untold := len(times) - len(missed) + due.earlier:
         first = times[0] if due.first is None else due.first
-        missed.insert(0, (first, f"{why}; nor did {untold - 1:,} times after it, without rows"))
+        missed.insert(0, (first, f"{why}; {untold - 1:,} more missed times after it have no rows"))
     return [ScheduleRun(schedule.name, at, RunState.MISSED, reason=reason) for at, reason in missed]
 
 
 def _passed_by(waiting: list[ScheduleRun], newer: float) -> list[ScheduleRun]:
-    """The rows of what waits, when a newer time takes its place."""
+    """The rows of waiting runs that a newer time replaces."""
     reason = f"the run of {utc(newer)} took its place"
     return [
         ScheduleRun(run.schedule, run.logical_at, RunState.SKIPPED, reason=reason)

@@ -1,4 +1,4 @@
-"""What became of each time of each schedule.
+"""The table of schedule runs: one row per schedule and time.
 
 Revision 0011. On PostgreSQL operators write it, for they submit.
 """

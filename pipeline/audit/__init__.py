@@ -1,1 +1,1 @@
-"""Digests and entries of the audit log. No SQL, no clock."""
+"""Digests and entries of the audit log, without SQL and without a clock."""

@@ -1,8 +1,8 @@
-"""A job's figures, device time and decisions, as its log pins them when it is published. Pure.
+"""A job's figures, device time and decisions, as its log pins them at publication. Pure functions.
 
-What is still moving then cannot be pinned. Time of an attempt that was not kept may be told later,
-as long as its session is open; so may decisions. An audit counts those and says that the log does
-not cover them. Everything else must stay as it was until the job is sent back to work.
+The log cannot pin what still changes then. While a session is open, workers may report more time of
+attempts that were not kept, and more decisions. An audit counts those and says that the log does
+not cover them. Everything else must stay unchanged until the job is retried.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SHOWN = 12  # characters of an id
 
 @dataclass(frozen=True, slots=True)
 class AccountRows:
-    """What a store has of it now."""
+    """The job's accounts in the store now."""
 
     job: Mapping[str, Any]  # `OF_JOB`
     groups: Sequence[tuple[Any, ...]]  # index, then `OF_GROUP`; by index
@@ -44,7 +44,7 @@ class AccountRows:
 
 @dataclass
 class AccountCounts:
-    """What was compared, and what the log does not cover."""
+    """Counts of what was compared, and of what the log does not cover."""
 
     groups: int = 0
     slices: int = 0
@@ -56,7 +56,7 @@ class AccountCounts:
 
 
 def pinned(rows: AccountRows) -> dict[str, Any]:
-    """What the log's entry of the publication says of them."""
+    """The accounts as the log entry of the publication pins them."""
     ended = {session.session_id for session in rows.sessions if session.ended_at is not None}
     final = [one for one in rows.slices if _is_final(one, ended)]
     return {
@@ -84,7 +84,7 @@ def pinned(rows: AccountRows) -> dict[str, Any]:
 def compared(
     said: Mapping[str, Any], rows: AccountRows, counts: AccountCounts
 ) -> Iterator[Finding]:
-    """What is not as it was when the job was published, and `counts` of what was compared."""
+    """Differences from the accounts at publication. `counts` takes what was compared."""
     yield from _job(said["job"], rows.job)
     yield from _groups(said["groups"], rows.groups, counts)
     yield from _sessions(said["sessions"], rows.sessions)
@@ -129,7 +129,7 @@ def _sessions(said: Sequence[Sequence[Any]], sessions: Sequence[SessionRow]) -> 
     for session_id, *was, _ in said:
         name, session = f"the worker's session {session_id[:_SHOWN]}", known.get(session_id)
         if session is None:
-            yield _found(f"{name} is missing: the job had device time of it")
+            yield _found(f"{name} is missing, and the job used device time of it")
         elif (now := _of_session(session)[1:]) != was:
             yield _found(f"{name} was changed: its device, price or start is {now}, it was {was}")
     for session in sessions:
@@ -176,22 +176,22 @@ def _decisions(
 
 
 def _is_final(one: TimeSlice, ended: set[str]) -> bool:
-    """Whether no more time can come to it."""
+    """Whether no more time can be added to it."""
     return one.kept or one.session_id in ended
 
 
 def _digests_of_job(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Its report as a digest: it names files, and figures of engines."""
+    """The job's columns with its report as a digest, because reports name files."""
     return {**{name: job[name] for name in OF_JOB}, "report": _digest("report", [job["report"]])}
 
 
 def _of_session(session: SessionRow) -> list[Any]:
-    """What of it stays as it is from its beginning on."""
+    """The values of a session that never change."""
     return [session.session_id, session.owner, *astuple(session.device), session.started_at]
 
 
 def _of_group(group: tuple[Any, ...]) -> list[Any]:
-    """Money and seconds are floats, whole or not."""
+    """The group with money and seconds as floats."""
     index, *figures = group
     named = zip(OF_GROUP, figures, strict=True)
     return [index, *(float(f) if name.endswith(("_sec", "_usd")) else f for name, f in named)]
@@ -209,13 +209,13 @@ def _of_decision(numbered: tuple[int, Decision]) -> list[Any]:
 
 
 def _sums(groups: Sequence[tuple[Any, ...]]) -> dict[str, float | None]:
-    """Of each of `OF_GROUP`; None where values are such that there is no sum."""
+    """Sums of each column of `OF_GROUP`; None where the values have no sum."""
     columns = list(zip(*groups, strict=True))[1:] or [()] * len(OF_GROUP)
     return {name: _sum(values) for name, values in zip(OF_GROUP, columns, strict=True)}
 
 
 def _sum(values: Iterable[float]) -> float | None:
-    """Exact, so that it is the same whatever the order."""
+    """The exact sum, so that the order does not matter."""
     try:
         total = math.fsum(values)
     except (ValueError, OverflowError):
@@ -242,7 +242,7 @@ def _digest(what: str, rows: Iterable[Any]) -> str:
 
 
 def _exactly(ticks: int) -> str:
-    """What was changed may be small."""
+    """Seconds with all digits, because a change may be small."""
     return in_seconds(ticks, digits=4)
 
 

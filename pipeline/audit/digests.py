@@ -1,8 +1,8 @@
 """Canonical bytes of what the audit log pins, and their digests.
 
-Every part is tagged and has its length in front, so that no two records have the same bytes.
-Numbers are little-endian, floats as IEEE writes them. What databases cannot tell apart has one form
-here: log-probabilities are in single precision, all NaN are one, and of the other floats -0 is 0.
+Every part has a tag and its length in front, so that no two records have the same bytes. Numbers
+are little-endian, floats are IEEE. Values that databases do not distinguish have one form here:
+log-probabilities are in single precision, all NaN are equal, and -0 is 0 in other floats.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _text(value: str | None) -> bytes:
 
 
 def _later_text(value: str | None) -> bytes:
-    """Of a fact that earlier completions have not: without it their digests stay as they were."""
+    """A fact that earlier completions lack. Its absence leaves their digests unchanged."""
     return b"" if value is None else _text(value)
 
 
@@ -90,7 +90,7 @@ def _ticks(ticks: Ticks) -> bytes:
 
 Encode = Callable[[Any], bytes]
 
-# What was said, by and to whom: a purge may empty any of it.
+# The content of a completion. A purge may empty any of it.
 CONTENT: Mapping[str, Encode] = {
     "row_id": _text,
     "tag": _text,
@@ -101,7 +101,7 @@ CONTENT: Mapping[str, Encode] = {
     "error": _text,
     "provenance.rejected": _small_integers,
 }
-# What a purge leaves as it is.
+# The facts of a completion. A purge leaves them unchanged.
 FACTS: Mapping[str, Encode] = {
     "row_index": _integer,
     "sample_index": _integer,
@@ -133,7 +133,7 @@ FACTS: Mapping[str, Encode] = {
     "numeric_class": _later_text,
     "model_fingerprint": _later_text,
 }
-# Of the record, but not of the completion's row.
+# Fields of the record that the completion's row does not have.
 NOT_KEPT = ("recheck", "shadow_proposed", "shadow_accepted")
 
 _get_content = attrgetter(*CONTENT)
@@ -143,9 +143,9 @@ _get_facts = attrgetter(*FACTS)
 def completion_digest(record: CompletionRecord) -> bytes:
     """64 bytes: the digest of a completion's content, then that of its facts.
 
-    The row keeps the first `KEPT_BYTES`, the log a digest of all (`chained`). The same for a record
-    and for what any store gives back of it. Raises `TypeError`, `ValueError` or `OverflowError` for
-    values that no store was ever given.
+    The row keeps the first `KEPT_BYTES`, the log a digest of all (`chained`). A record and its copy
+    from any store have the same digest. Raises `TypeError`, `ValueError` or `OverflowError` for
+    values that specbatch never stores.
     """
     return content_digest(record) + facts_digest(record)
 
@@ -161,25 +161,25 @@ def facts_digest(record: CompletionRecord) -> bytes:
 
 
 def chained(digest: bytes) -> str:
-    """What the log keeps of a completion's digest."""
+    """A completion's digest as the log keeps it."""
     return sha256(_CHAINED + digest).hexdigest()
 
 
 def rejected_digest(row: RejectedRow) -> str:
-    """What the log keeps of a quarantined row."""
+    """The digest of a quarantined row as the log keeps it."""
     parts = [_integer(row.row_index), _text(row.row_id), _text(row.code), _text(row.reason)]
     return _digest(_REJECTED, parts).hex()
 
 
 def canonical_json(values: Mapping[str, Any]) -> str:
-    """One text for equal values: sorted, without spaces, in ASCII."""
+    """JSON that is the same for equal values: sorted, without spaces, in ASCII."""
     return json.dumps(values, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def entry_hash(
     job_id: str, number: int, kind: str, at: float, actor: str, payload: str, previous: bytes
 ) -> bytes:
-    """What the next entry follows."""
+    """The hash of an entry, which the next entry names."""
     parts = [_text(job_id), _integer(number), _text(kind), _double(at), _text(actor)]
     return _digest(_ENTRY, [*parts, _text(payload), _tagged(b"b", previous)])
 

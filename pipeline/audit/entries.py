@@ -1,6 +1,6 @@
-"""Entries of the audit log: what each kind says of what happened. Pure: no SQL, no clock.
+"""Entries of the audit log: the payload of each kind. Pure functions, without SQL or clock.
 
-Nothing here is of a prompt or an output but digests, for the log outlives what is purged.
+Payloads hold only digests of prompts and outputs, because the log outlives what is purged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from specbatch.pipeline.audit.digests import (
 from specbatch.schemas.audit import EMPTY, EntryKind, Head, LogEntry, PublishedManifest
 from specbatch.schemas.records import CompletionRecord, NewGroup, RejectedRow
 
-# Columns of a job's row that say what it is. Some change later, by what other entries tell of.
+# Columns of a job's row that say what it is. Other entries record later changes of some.
 PINNED = (
     *("name", "tenant", "spec", "spec_digest", "verifier", "proposer", "output_uri"),
     *("workspace_uri", "idempotency_key", "created_at", "priority", "deadline_at", "budget_usd"),
@@ -49,13 +49,13 @@ def values(entry: LogEntry) -> dict[str, Any]:
 
 
 def submitted(job: Mapping[str, Any], at: float, actor: str) -> LogEntry:
-    """The first entry of the job that is made of these columns."""
+    """The first entry of the job with these columns."""
     row = SimpleNamespace(**job)
     return follow(EMPTY, row.job_id, EntryKind.SUBMITTED, at, actor, pinned(row))
 
 
 def pinned(row: Any) -> dict[str, Any]:
-    """What a job's row says, as its database gives it back."""
+    """The pinned columns of a job's row, as its database returns them."""
     said: dict[str, Any] = orjson.loads(
         orjson.dumps({name: getattr(row, name) for name in PINNED}, option=orjson.OPT_NON_STR_KEYS)
     )
@@ -76,7 +76,7 @@ def read(rows_total: int, models: Mapping[str, Any]) -> dict[str, Any]:
 def completed(
     index: int, generation: int, records: Iterable[tuple[CompletionRecord, bytes]]
 ) -> dict[str, Any]:
-    """Of a group, or of what was kept of it: completions by (row, sample) with their digests."""
+    """The completions of a group, or of its kept part, by (row, sample) with their digests."""
     keyed = sorted((r.row_index, r.sample_index, chained(digest)) for r, digest in records)
     return {"index": index, "generation": generation, "completions": keyed}
 
@@ -96,7 +96,7 @@ def retried(
     budget_usd: float | None,
     moved: Mapping[str, Any] = NOTHING,
 ) -> dict[str, Any]:
-    """The limits are those that the job has from then on; so is what was pinned anew."""
+    """The job's limits from now on, and what was pinned anew."""
     limits = {"deadline_at": deadline_at, "budget_usd": budget_usd}
     return {"quarantined": quarantined, "units": units, **limits, **moved}
 
@@ -107,12 +107,12 @@ def ended(
     manifest: PublishedManifest | None = None,
     accounts: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """`accounts`: what `accounts.pinned` says of a job that is published."""
+    """`accounts`: the result of `accounts.pinned` for a published job."""
     written = None if manifest is None else asdict(manifest)
     said = {"state": state, "error_sha256": sha256_of(error), "manifest": written}
     return said if accounts is None else said | {"accounts": dict(accounts)}
 
 
 def sha256_of(words: str | None) -> str | None:
-    """Of words that may quote what is purged one day."""
+    """The digest of words that may quote texts which are purged later."""
     return None if words is None else sha256(words.encode("utf-8", "surrogatepass")).hexdigest()

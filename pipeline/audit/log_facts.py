@@ -1,6 +1,6 @@
-"""Follows a job's audit log and keeps what its entries say. Pure: no SQL, no clock.
+"""Reads a job's audit log and collects what its entries say. Pure, without SQL or clock.
 
-Only entries that are as they were written are believed. What of the log is wrong is told by number.
+It believes only unchanged entries, and reports wrong ones by number.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from specbatch.pipeline.audit.digests import entry_hash
 from specbatch.schemas.audit import EMPTY, EntryKind, Finding, FindingKind, Head, LogEntry
 from specbatch.schemas.records import JobState
 
-# Columns of a job's row that are pinned after it was submitted.
+# Columns of a job's row that are pinned after submission.
 LATER_PINNED = ("numeric_class", "model_fingerprint", "model_parts", "proposer_fingerprint")
 
 Key = tuple[int, int]  # row, sample
@@ -30,17 +30,17 @@ _SPOILT = (
 
 @dataclass
 class LogFacts:
-    """What a job's log says, entry by entry. `expected` are columns of the job's row."""
+    """The facts in a job's log. `expected` are columns of the job's row."""
 
     job_id: str
     entries: int = 0
-    adopted: bool = False  # the job is older than its log, which pins what came after
+    adopted: bool = False  # the job is older than its log, which pins only what came later
     expected: dict[str, Any] = field(default_factory=dict)
     models: dict[str, Any] = field(default_factory=dict)  # of the job's report
-    published: bool = False  # and not sent back to work since
-    manifest: Mapping[str, str] | None = None  # of the publication that stands
+    published: bool = False  # and not retried since
+    manifest: Mapping[str, str] | None = None  # of the current publication
     published_by: int | None = None  # the number of its entry
-    accounts: Mapping[str, Any] | None = None  # that it pinned; None: it is older than that
+    accounts: Mapping[str, Any] | None = None  # pinned by it; None: it is too old for that
     output_purged: bool = False  # or may be, by the log of an earlier version
     hashes: dict[int, bytes] = field(default_factory=dict)  # number → hash, of all entries
     # (first row and sample, number) of entries with completions; numbers of those with rejected.
@@ -51,7 +51,7 @@ class LogFacts:
     lacks: bool = False  # an entry is missing or cannot be believed
 
     def follow(self, log: Iterable[LogEntry], head: Head | None) -> Iterator[Finding]:
-        """Read the log; `head` is what the job's row says of its end, None where that is gone."""
+        """Read the log. `head` is its end by the job's row, None if the row is gone."""
         last, believed = EMPTY, True
         for entry in log:
             if entry.number != last.number + 1:
@@ -75,7 +75,7 @@ class LogFacts:
         if head.number == last.number == 0:
             self.lacks = True
             yield _of_entry(
-                None, "the job has no audit log: it is older than that, or it was taken away"
+                None, "the job has no audit log: the job is older than that, or the log was removed"
             )
         elif head.number > last.number:
             yield self._missing(last.number + 1, head.number)
@@ -100,7 +100,7 @@ class LogFacts:
         return _of_entry(first, f"{which} missing from the log")
 
     def _take(self, entry: LogEntry) -> str | None:
-        """Note what a sound entry says; what is wrong with it, if it makes no sense."""
+        """Note what a sound entry says. Returns what is wrong with it, if anything."""
         try:
             self._note(EntryKind(entry.kind), entry.number, orjson.loads(entry.payload))
         except _SPOILT:
@@ -161,25 +161,25 @@ class LogFacts:
             self.expected |= {**fresh, "state": None, "error_sha256": None}
 
     def was_purged(self, row: int, number: int) -> bool:
-        """Whether what entry `number` says of a row was emptied later."""
+        """Whether a purge after entry `number` emptied this row."""
         return any(
             later > number and (rows is None or any(first <= row <= last for first, last in rows))
             for later, rows in self.purges
         )
 
     def is_open(self) -> bool | None:
-        """Whether the job has not ended; None where the log does not know."""
+        """Whether the job is still open; None if the log does not say."""
         return None if "state" not in self.expected else self.expected["state"] is None
 
 
 def _manifest(said: Mapping[str, Any]) -> Mapping[str, str] | None:
-    """The manifest that an end of the job names. Raises what `_SPOILT` has."""
+    """The manifest that the final entry names. Raises the errors of `_SPOILT`."""
     manifest = said["manifest"]
     return None if manifest is None else {name: str(manifest[name]) for name in ("uri", "sha256")}
 
 
 def _accounts(said: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The figures that it pins. Raises `ValueError`."""
+    """The accounts that the final entry pins. Raises `ValueError`."""
     accounts = said.get("accounts")
     if accounts is None or isinstance(accounts, Mapping):
         return accounts
@@ -187,7 +187,7 @@ def _accounts(said: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def believed(entry: LogEntry | None, hashes: Mapping[int, bytes]) -> dict[str, Any]:
-    """What an entry says that was followed before, unless it has changed since."""
+    """The payload of an entry that was read before. Raises if it changed since."""
     if entry is None or _fault(entry) or hashes.get(entry.number) != entry.hash:
         raise ValueError("the log changed while it was read: audit again")
     said: dict[str, Any] = orjson.loads(entry.payload)
@@ -199,7 +199,7 @@ def is_final(state: str) -> bool:
 
 
 def _fault(entry: LogEntry) -> str | None:
-    """What is wrong with an entry by itself."""
+    """Says what is wrong with an entry itself; None if nothing is."""
     try:
         computed = entry_hash(
             entry.job_id,

@@ -1,6 +1,6 @@
-"""Time stamps of an RFC 3161 authority: a third party's word that something was there at a time.
+"""Time stamps of an RFC 3161 authority: a third party's proof that data existed at a time.
 
-`rfc3161-client` makes requests and checks answers; this file asks over HTTP.
+`rfc3161-client` makes requests and checks answers; this module sends them over HTTP.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PASSING, _OF_SERVER = (408, 429), 500
 
 
 class Timestamps:
-    """One authority, and the roots that its answers are checked against."""
+    """One authority, and the roots that verify its answers."""
 
     def __init__(self, url: str, roots: Sequence[Certificate]) -> None:
         self._url = url
@@ -37,7 +37,7 @@ class Timestamps:
 
     @classmethod
     def of_settings(cls, settings: Settings) -> Timestamps | None:
-        """None where none is set. Raises `UsageError` and `MissingExtraError`."""
+        """None if the settings name no authority. Raises `UsageError` and `MissingExtraError`."""
         url, roots = settings.timestamp_url, settings.timestamp_roots
         if not (url or roots):
             return None
@@ -92,7 +92,7 @@ class Timestamps:
         return stamp
 
     def check(self, stamp: bytes, statement: bytes) -> tuple[str, str] | str:
-        """When and by whom the statement was stamped, or why that is not so."""
+        """When and by whom the statement was stamped, or why the stamp is invalid."""
         from rfc3161_client import VerificationError, VerifierBuilder, decode_timestamp_response
 
         try:
@@ -106,7 +106,7 @@ class Timestamps:
 
 
 def _signer_of(answer: TimeStampResponse) -> str:
-    """Who signed a stamp that was verified, as the signature names its certificate."""
+    """The signer of a verified stamp, as its signature names the certificate."""
     from cryptography.x509 import load_der_x509_certificate
 
     signers = answer.signed_data.signer_infos
@@ -115,13 +115,13 @@ def _signer_of(answer: TimeStampResponse) -> str:
         one = load_der_x509_certificate(data)
         if (one.issuer, one.serial_number) in named:
             return one.subject.rfc4514_string()
-    # The answer does not carry the certificate itself, which lies among the roots then.
+    # The answer does not carry the certificate itself, so it is among the roots.
     signed = [f"serial {number} of {issuer.rfc4514_string()}" for issuer, number in named]
     return "the certificate with " + " and ".join(signed)
 
 
 def _refused(stamp: bytes) -> str | None:
-    """Why an answer is none, as far as that is seen without the authority's root."""
+    """Why an answer is invalid, as far as that shows without the authority's root."""
     from rfc3161_client import decode_timestamp_response
     from rfc3161_client.tsp import PKIStatus
 

@@ -1,1 +1,1 @@
-"""Rows in and rows out: object stores, readers, row checks, the planner, output writers."""
+"""Reads inputs: readers, row checks, tokenizers and the planner."""

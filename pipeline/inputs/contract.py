@@ -1,4 +1,4 @@
-"""Where rows come from: one contract for every reader.
+"""The contract of input readers.
 
 A source knows files, columns and positions. It does not know which rows are good (`rows.py`) or
 how they are grouped (`planner.py`).
@@ -26,9 +26,9 @@ NO_ID = "\0"  # stands for the id of a row that could not be read: no good row m
 
 @dataclass(slots=True)
 class RawRow:
-    """One row as it was read. Text that is not valid UTF-8 stays `bytes`.
+    """One row as read. Text that is not valid UTF-8 stays `bytes`.
 
-    `body` is the request of an OpenAI row; `problem` is a (code, reason) that already ends the row.
+    `body` is the request of an OpenAI row; `problem` is a (code, reason) that rejects the row.
     """
 
     id: Any = None
@@ -41,7 +41,7 @@ class RawRow:
 
     @property
     def is_nameless(self) -> bool:
-        """Whether it ends without an id, and so without the row number that would be one."""
+        """Whether the row is rejected without an id, so that its number cannot serve as one."""
         return self.problem is not None and (self.id is None or self.id == "")
 
 
@@ -57,7 +57,7 @@ class RawBatch:
     rows: list[RawRow] = field(default_factory=list)
 
     def parts(self, rows: int) -> Iterator[RawBatch]:
-        """The same rows, at most so many at a time."""
+        """The same rows in parts of at most `rows` rows."""
         for first in range(0, max(1, len(self.rows)), rows):
             part = self.rows[first : first + rows]
             offsets = self.offsets[first : first + len(part) + 1]
@@ -76,9 +76,9 @@ class Source(Protocol):
     has_ids: bool  # rows carry ids of their own, which may repeat
 
     def check(self) -> None:
-        """Preflight without reading rows: raise `InputError` for what is missing or unreadable.
+        """Check without reading rows. Raise `InputError` for what is missing or unreadable.
 
-        Here and below a store that is out of reach for a while raises `ObjectError` instead.
+        All methods raise `ObjectError` if the store is out of reach for a while.
         """
         ...
 
@@ -90,17 +90,19 @@ class Source(Protocol):
         ...
 
     def ids_until(self, position: SourcePosition) -> Iterator[list[Any]]:
-        """The ids of all rows before `position`, `NO_ID` for those without even a number; reads
-        nothing else where the format allows."""
+        """The ids of all rows before `position`, `NO_ID` for rows that have no id at all.
+
+        Reads nothing else if the format allows it.
+        """
         ...
 
     def pause(self) -> None:
-        """End the processes that read it; what is read further starts them where they were."""
+        """End the reader processes. The next read starts them where they stopped."""
         ...
 
 
 def files_from(files: list[ObjectInfo], start: SourcePosition | None) -> list[ObjectInfo]:
-    """The files still to read; raises `InputError` when the one to resume in is not as it was."""
+    """The files still to read. Raises `InputError` if the file to resume in has changed."""
     if start is None:
         return files
     for index, info in enumerate(files):
@@ -114,13 +116,13 @@ def files_from(files: list[ObjectInfo], start: SourcePosition | None) -> list[Ob
 
 
 def changed_since(uri: str) -> InputError:
-    """The error for an input that is not what the rows before were read from."""
+    """The error for an input that changed since earlier rows were read."""
     return InputError(
         f"{uri} changed since this job began reading it; put the original back, or submit a new job"
     )
 
 
 def as_input_error(error: ObjectError) -> InputError | ObjectError:
-    """An input that cannot be read is the user's to mend, unless that passes: then whoever reads it
-    does so again later."""
+    """A user must repair an input that cannot be read, unless the error passes: then it stays an
+    `ObjectError`, and the reader tries again later."""
     return ObjectError(str(error), passing=True) if error.passing else InputError(str(error))

@@ -1,4 +1,4 @@
-"""Which files of an input folder, or of a glob, are meant."""
+"""Finds the files that an input folder or a glob means."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _HIDING = ("_", ".")
 
 
 def wanted_suffixes(wanted_format: str) -> tuple[str, ...]:
-    """Of a spec's `input.format`."""
+    """The suffixes of a spec's `input.format`."""
     return _SUFFIXES.get(wanted_format, _ALL)
 
 
 def is_hidden(name: str, pattern: str = "") -> bool:
-    """Spark's `_SUCCESS`, temporary and dot files, at any depth below the input folder; but for
-    what a glob's `pattern` names by its first character."""
+    """Whether a file is hidden: Spark's `_SUCCESS`, temporary and dot files at any depth below the
+    input folder, except those whose first character a glob's `pattern` names."""
     named = [part for part in pattern.split("/") if part.startswith(_HIDING)]
     return any(
         part.startswith(_HIDING) and not any(fnmatchcase(part, one) for one in named)
@@ -32,27 +32,27 @@ def is_hidden(name: str, pattern: str = "") -> bool:
 
 
 def is_glob(uri: str) -> bool:
-    """Whether it looks like one: files and folders may be called so too, and come first."""
+    """Whether a uri looks like a glob. Files and folders with such names take precedence."""
     return any(sign in uri for sign in "*?[")
 
 
 def split_glob(uri: str) -> tuple[str, str]:
-    """The folder before a glob's first sign, with its slash, and the pattern below it."""
+    """The folder before a glob's first special character, with its slash, and the pattern."""
     root, slash, _ = re.split(r"[*?\[]", uri, maxsplit=1)[0].rpartition("/")
     root += slash
     return root, uri[len(root) :]
 
 
 def local_files(folder: Path) -> list[Path]:
-    """What an input folder holds here, in order of name. Raises `ObjectError` for a subfolder that
-    may not be read, unless it is hidden."""
+    """The files of a local input folder, sorted by name. Raises `ObjectError` for a subfolder
+    without read permission, unless it is hidden."""
     found = files_below(folder, lambda name: not is_hidden(name))
     return sorted((path for path in found if not is_hidden(path.name)), key=str)
 
 
 def local_matches(glob: str) -> list[Path]:
-    """What a glob finds here, in order of name. Raises `ObjectError` for a folder on its way that
-    may not be read, unless it is hidden."""
+    """The local files that a glob matches, sorted by name. Raises `ObjectError` for a folder
+    without read permission on its path, unless it is hidden."""
     root, pattern = split_glob(glob)
     _check_readable(Path(root), pattern)
     found = _found(Path(root), pattern)
@@ -68,7 +68,7 @@ def _found(root: Path, pattern: str) -> Iterator[Path]:
 
 
 def _check_readable(root: Path, pattern: str) -> None:
-    """`Path.glob` leaves out folders that may not be read, and says nothing."""
+    """Raise for folders without read permission, which `Path.glob` silently skips."""
     parts = pattern.split("/")
     for depth, part in enumerate(parts):
         for folder in _passed(root, parts[:depth], pattern):

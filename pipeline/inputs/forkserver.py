@@ -1,9 +1,12 @@
-"""A small process that has imported a module and called its `prepare`, and forks children which
-run its `main`.
+"""Forks children from a small server process that has already imported their module.
 
-Starting Python and importing pyarrow takes a second; a fork of a process that has done so takes
-milliseconds, and begins as small as the first. There is one such server per module in a process. It
-ends when that process is gone, however that ended, and the kernel ends its children with it.
+Starting Python and importing pyarrow takes a second. A fork of a process that has done so takes
+milliseconds and starts small. A process has one such server per module. The server calls the
+module's `prepare` once, and each child runs its `main`. However the process ends, its servers end
+too, and the kernel ends their children with them.
+
+`multiprocessing`'s forkserver does not fit: it inherits our environment with its secrets, leaves
+children alive when we die, and imports `__main__` in each of them.
 
     python -m specbatch.pipeline.inputs.forkserver DESCRIPTOR MODULE
 """
@@ -33,7 +36,7 @@ _PR_SET_PDEATHSIG = 1  # of Linux' prctl
 
 
 class ForkedProcess:
-    """A child of the server, with what is asked of a `subprocess.Popen`."""
+    """A child of the server, with the interface of a `subprocess.Popen`."""
 
     def __init__(self, server: _Server, number: int, status: socket.socket) -> None:
         self.returncode: int | None = None
@@ -43,7 +46,7 @@ class ForkedProcess:
         self._owner = os.getpid()
 
     def poll(self) -> int | None:
-        """How it ended, or None: it runs."""
+        """The exit code, or None while it runs."""
         return self._result(0.0)
 
     def wait(self, timeout: float | None = None) -> int:
@@ -81,8 +84,7 @@ def fork(
 ) -> ForkedProcess:
     """Run `main()` of `module` in a new process, with copies of these descriptors.
 
-    `environment` is what the server starts with, if it has to. Raises `OSError` where none can be
-    started.
+    A new server starts with `environment`. Raises `OSError` if no process can be started.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
@@ -101,7 +103,7 @@ def fork(
 
 
 class _Server:
-    """Our side of it. Thread-safe: the kernel keeps messages apart."""
+    """Our side of the server. Thread-safe, because the kernel keeps messages apart."""
 
     def __init__(self, module: str, environment: Mapping[str, str]) -> None:
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -117,7 +119,7 @@ class _Server:
             )
 
     def begin(self, number: int, arguments: tuple[str, ...], files: list[int]) -> bool:
-        """Whether it was there to take the request."""
+        """Send a request. Returns whether the server took it."""
         try:
             socket.send_fds(self._line, [json.dumps([number, *arguments]).encode()], files)
         except OSError:
@@ -127,7 +129,7 @@ class _Server:
     def kill(self, number: int) -> None:
         try:
             self._line.send(json.dumps([number]).encode())
-        except OSError:  # it is gone, and its children with it
+        except OSError:  # the server has ended, and its children with it
             return
 
     def close(self) -> None:
@@ -136,7 +138,7 @@ class _Server:
         self._process.wait()
 
     def leave(self) -> None:
-        """In a fork of ours: the process belongs to the original."""
+        """Let go of the server in a fork of ours: it belongs to the original process."""
         self._line.close()
         self._process.returncode = 0  # else Popen would wait for it, and warn
 
@@ -166,8 +168,8 @@ os.register_at_fork(after_in_child=_after_fork)
 
 # --- the server -----------------------------------------------------------------------------
 def main(descriptor: int, module: str) -> None:
-    """Fork for each request, kill what is asked, report how each child ended, until nobody is
-    left who asks."""
+    """Fork for each request, kill children on request and report how each child ended, until the
+    client is gone."""
     line = socket.socket(fileno=descriptor)
     library = import_module(module)
     library.prepare()
@@ -195,7 +197,7 @@ def main(descriptor: int, module: str) -> None:
 def _serve(
     line: socket.socket, run: object, module: str, running: dict[int, tuple[int, socket.socket]]
 ) -> bool:
-    """One request; False where there are no more."""
+    """Serve one request. Returns False when the client is gone."""
     request, files, _, _ = socket.recv_fds(line, _MOST_BYTES, 3)
     if not request:
         return False
@@ -208,7 +210,7 @@ def _serve(
     server = os.getpid()
     try:
         pid = os.fork()
-    except OSError:  # the closed status tells of it
+    except OSError:  # closing the status reports it
         pid = -1
     if pid == 0:
         _become(run, [module, *arguments], stdin, stdout, server)
@@ -222,7 +224,7 @@ def _serve(
 
 
 def _become(run: object, arguments: list[str], stdin: int, stdout: int, server: int) -> NoReturn:
-    """A child: never back into the server's loop."""
+    """Run as a child, and never return into the server's loop."""
     code = 1
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -247,7 +249,7 @@ def _report_ended(running: dict[int, tuple[int, socket.socket]]) -> None:
             with status:
                 try:
                     status.send(_STATUS.pack(os.waitstatus_to_exitcode(how)))
-                except OSError:  # nobody wants to know
+                except OSError:  # the client closed its end
                     continue
 
 

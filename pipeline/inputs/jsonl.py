@@ -1,5 +1,7 @@
-"""Rows of JSONL files and of OpenAI batch files. A line that is not JSON is a bad row, not a bad
-file; blank lines are no rows. Positions are byte offsets, so a resume seeks straight there.
+"""Reads rows of JSONL files and of OpenAI batch files.
+
+A line that is not JSON is a bad row, not a bad file; blank lines are not rows. Positions are byte
+offsets, so a resume seeks straight to one.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ _CHAT_URL = "/v1/chat/completions"
 
 @dataclass(frozen=True, slots=True)
 class _Giant:
-    """A line of more bytes than are kept."""
+    """A line with more bytes than the reader keeps."""
 
     size: int
 
@@ -60,7 +62,7 @@ class JsonlSource:
         self._tag = spec.tag_column or "tag"
         self._prompt = "body" if name == "openai" else spec.prompt_column
         self._kind: PromptKind = "messages" if name == "openai" else spec.prompt_kind
-        self.has_ids = True  # any line may bring one
+        self.has_ids = True  # any line may have one
 
     def check(self) -> None:
         for info in self.files:
@@ -90,7 +92,7 @@ class JsonlSource:
                 return
 
     def pause(self) -> None:
-        """No other process reads it."""
+        """Nothing to do: no other process reads these files."""
 
     def _check_file(self, info: ObjectInfo) -> None:
         seen: dict[str, None] = {}
@@ -121,8 +123,8 @@ class JsonlSource:
     ) -> Iterator[tuple[list[int], list[bytes | _Giant]]]:
         """(offset of every line and of what follows, lines) in bounded pieces.
 
-        Raises `InputError` where the file was written to meanwhile: offsets would be those of other
-        lines, and rows be lost or halved.
+        Raises `InputError` if the file was written to meanwhile: offsets would belong to other
+        lines, and rows would be lost or cut in half.
         """
         offsets: list[int] = []
         lines: list[bytes | _Giant] = []
@@ -185,8 +187,8 @@ def _check_unchanged(file: BinaryIO, info: ObjectInfo) -> None:
 
 
 def _lines(file: BinaryIO, begin: int) -> Iterator[tuple[int, int, bytes | _Giant]]:
-    """(offset, end, line) of every line that is not blank. What is too long is passed by in pieces:
-    nothing is kept of it but its length."""
+    """(offset, end, line) of every line that is not blank. Lines that are too long are skipped in
+    pieces; only their length is kept."""
     file.seek(begin)
     offset = begin
     while line := file.readline(MAX_LINE_BYTES + 1):
@@ -207,7 +209,7 @@ def _lines(file: BinaryIO, begin: int) -> Iterator[tuple[int, int, bytes | _Gian
 
 
 def _parse(line: bytes | _Giant) -> dict[str, Any] | tuple[str, str]:
-    """The line's object, or the (code, reason) that ends the row."""
+    """The line's object, or the (code, reason) that rejects the row."""
     if isinstance(line, _Giant):
         return "too_long", f"the line has {line.size} bytes; at most {MAX_LINE_BYTES} are read"
     try:

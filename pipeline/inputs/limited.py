@@ -1,8 +1,8 @@
-"""A child process for what may take all memory, or for ever, or crash: the kernel holds its limits.
+"""Child processes with limits, for work that may take all memory, run for ever, or crash.
 
-A thread cannot be ended, and a library cannot be told to stop. Here the worst is that the child
-ends; whoever asked it learns that as `LimitError` and may start another one. It gets none of our
-secrets: its environment is what Python and libraries need to start.
+Nothing can end a thread or stop a library. Here at worst the child ends: its caller gets a
+`LimitError` and may start another one. The kernel enforces the limits. A child gets none of our
+secrets: its environment holds only what Python and libraries need to start.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _QUIET = {
 
 
 class LimitError(Exception):
-    """The child ended before it gave its answer: by a limit, or by a crash."""
+    """The child ended before it answered, at a limit or by a crash."""
 
 
 class KilledError(LimitError):
-    """Somebody else killed the child, or the kernel for want of memory: it may not be its fault."""
+    """Another process killed the child, or the kernel ran out of memory. Its work may be fine."""
 
 
 class LimitedProcess:
-    """`main()` of a module, in a process with a pipe each way. Not safe to share between threads.
+    """Runs `main()` of a module in a process with a pipe each way. Not safe to share by threads.
 
-    It ends at the latest with its last reference, or with this process.
+    The process ends with its last reference, or with this process, at the latest.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class LimitedProcess:
 
     @classmethod
     def start(cls, module: str, *arguments: str) -> LimitedProcess:
-        """`python -m MODULE`."""
+        """Start `python -m MODULE`."""
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", module, *arguments],
             stdin=subprocess.PIPE,
@@ -68,8 +68,8 @@ class LimitedProcess:
 
     @classmethod
     def fork(cls, module: str, *arguments: str) -> LimitedProcess:
-        """The same in milliseconds, for many one after the other (`forkserver.py`). Raises
-        `KilledError` where none can be started."""
+        """Start one in milliseconds from a forkserver (`forkserver.py`). Raises `KilledError` if
+        none can be started."""
         stdin, to = os.pipe()
         answers, stdout = os.pipe()
         try:
@@ -86,7 +86,7 @@ class LimitedProcess:
         return cls(process, os.fdopen(to, "wb"), os.fdopen(answers, "rb"))
 
     def send(self, *parts: bytes) -> None:
-        """Raises `LimitError` where nobody reads it any more."""
+        """Send bytes to the child. Raises `LimitError` if it no longer reads."""
         try:
             for part in parts:
                 self._in.write(part)
@@ -102,14 +102,14 @@ class LimitedProcess:
         return text[:-1]
 
     def exactly(self, size: int) -> bytes:
-        """So many bytes. Raises `LimitError`."""
+        """The next `size` bytes. Raises `LimitError`."""
         data = self._out.read(size)
         if len(data) < size:
             raise self.how_it_ended()
         return data
 
     def how_it_ended(self) -> LimitError:
-        """Why there is no answer."""
+        """The reason why there is no answer."""
         self.close()
         code = self._process.returncode
         if code == -signal.SIGPROF:
@@ -119,7 +119,7 @@ class LimitedProcess:
         return LimitError("it needed too much memory, or crashed")
 
     def close(self) -> None:
-        """End it, whatever it does. It may be closed twice."""
+        """End the child, whatever it does. May be called twice."""
         _end(self._process, self._in, self._out)
 
 
@@ -140,12 +140,12 @@ def _environment() -> dict[str, str]:
 
 # --- in the child -------------------------------------------------------------------------------
 def size_of_this_process() -> int:
-    """Bytes of addresses."""
+    """Size of the address space in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 def limit_memory(more_bytes: int) -> None:
-    """From now on this process may have so many bytes more of addresses, and leaves no core."""
+    """Let this process's address space grow by at most so many bytes, and dump no core."""
     for kind, most in (
         (resource.RLIMIT_AS, size_of_this_process() + more_bytes),
         (resource.RLIMIT_CORE, 0),
@@ -155,5 +155,5 @@ def limit_memory(more_bytes: int) -> None:
 
 
 def limit_time(sec: float) -> None:
-    """The kernel ends this process when it has computed so long from now; 0: no more of that."""
+    """Let the kernel end this process after so much processor time; 0 removes the limit."""
     signal.setitimer(signal.ITIMER_PROF, sec)

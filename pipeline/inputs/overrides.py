@@ -1,7 +1,7 @@
-"""What a row may ask for, in an OpenAI body or a sampling column, in our sampling parameters.
+"""Reads a row's own sampling values, from an OpenAI body or a sampling column.
 
-A value the row leaves out is the job's, also temperature (OpenAI's own default would be 1).
-Anything we would have to ignore is refused instead, unless it cannot change the completion.
+The job's value replaces every value that a row omits, also temperature (OpenAI's own default is 1).
+A field that we cannot honour rejects the row, unless it cannot change the completion.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 class ParameterError(Exception):
-    """A row asks for something it cannot have."""
+    """A row has a sampling value that cannot be honoured."""
 
     def __init__(self, code: str, reason: str):
         super().__init__(reason)
@@ -69,7 +69,7 @@ def read_body(
 def read_column(
     given: Any, job: SamplingSpec, vocab_size: int
 ) -> tuple[dict[str, Any], int, int | None]:
-    """The same of a row's sampling column: an object, or JSON text of one."""
+    """The same from a row's sampling column: an object, or JSON text of one."""
     if isinstance(given, str):
         try:
             given = orjson.loads(given) if given.strip() else {}
@@ -82,7 +82,7 @@ def read_column(
 
 
 def check_vocabulary(job: SamplingSpec, vocab_size: int) -> None:
-    """Raise `SpecError` where the job itself names a token that the model does not have."""
+    """Raise `SpecError` if the job itself names a token that the model does not have."""
     values = {name: getattr(job, name) for name in _NAMING}
     try:
         _check_vocabulary(values, vocab_size)
@@ -119,7 +119,7 @@ def read_seed(value: Any) -> int | None:
 
 
 def _settle_logprobs(values: dict[str, Any], job: SamplingSpec) -> None:
-    """As in the job's own sampling, top_logprobs implies logprobs; refusing them refuses both."""
+    """As in the job's own sampling, top_logprobs implies logprobs, and false turns off both."""
     top = values.get("top_logprobs")
     if top and not values.setdefault("logprobs", True):
         raise ParameterError("bad_parameter", f"top_logprobs {top} needs logprobs to be true")
@@ -220,7 +220,7 @@ def _stop(name: str, value: Any) -> tuple[str, ...]:
 
 
 def _logit_bias(name: str, value: Any) -> tuple[tuple[int, float], ...]:
-    """Token ids are keys of JSON, so text; a struct has all rows' keys, null where not meant."""
+    """JSON keys are text, so token ids are too. A struct has the keys of all rows, with nulls."""
     if not isinstance(value, dict):
         raise ParameterError("bad_parameter", f"{name} is not an object of token ids and numbers")
     read: dict[int, float] = {}
@@ -233,8 +233,8 @@ def _logit_bias(name: str, value: Any) -> tuple[tuple[int, float], ...]:
 
 
 def _token_id(key: Any) -> Any:
-    """The number that a key writes out; the key itself where it is none, or far too long a one:
-    `int` raises for thousands of digits."""
+    """The number that a key spells, or the key itself if it is not a number or far too long: `int`
+    raises for thousands of digits."""
     is_number = isinstance(key, str) and key.isascii() and key.isdigit()
     return int(key) if is_number and len(key) <= _MAX_DIGITS else key
 

@@ -1,8 +1,8 @@
-"""Rows of Parquet files, one row group at a time and only the columns that are needed.
+"""Reads rows of Parquet files, one row group at a time and only the needed columns.
 
-They are decoded in a process with limits (`parquet.py`), whatever the size of the file or of
-a row group. Where a batch is beyond them fewer rows are asked for; rows that cannot be had even one
-by one are quarantined. The work id of a row is (file version, row group, row).
+A process with limits (`parquet_child.py`) decodes them, whatever the size of the file or of a row
+group. If a batch exceeds the limits the reader asks for fewer rows; rows that fail even one by one
+are quarantined. The work id of a row is (file version, row group, row).
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from specbatch.schemas.errors import InputError, ObjectError
 from specbatch.schemas.records import SourcePosition
 from specbatch.schemas.spec import InputSpec
 
-GROWN_SHARE = 8  # of its memory a process may still hold this part, to be given another file
+GROWN_SHARE = 8  # a process that still holds more than this part of its memory is not reused
 
 _CHILD = "specbatch.pipeline.inputs.parquet_child"
 
 
 class DamagedError(Exception):
-    """The bytes are not the Parquet they should be."""
+    """The bytes are not valid Parquet."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
-    """A row group, as the footer tells of it."""
+    """A row group, as the footer describes it."""
 
     rows: int
     bytes: dict[str, int]  # uncompressed, by the path of the column
@@ -67,23 +67,23 @@ class FileFacts:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Consecutive rows. `long`: by row and column, the bytes of cells that were left out."""
+    """Consecutive rows. `long`: by row and column, the sizes of omitted cells."""
 
     batch: pa.RecordBatch
     long: dict[int, dict[str, int]]
 
 
 class ParquetReader:
-    """One file, in a process with a budget for it alone. Not safe to share between threads.
+    """Reads one file in a process with a budget of its own. Not safe to share between threads.
 
-    All methods raise `LimitError` where the process needed more memory or time than it may have, or
-    crashed; a new one is started for what is asked next. What reading `file` raises goes through.
+    All methods raise `LimitError` if the process crashed or exceeded its memory or time; the next
+    request starts a new process. Errors from reading `file` pass through.
     """
 
     def __init__(
         self, file: BinaryIO, memory_bytes: int, child: LimitedProcess | None = None
     ) -> None:
-        """`child`: one that another reader has released."""
+        """`child`: a process that another reader has released."""
         self._file = file
         self._memory_bytes = memory_bytes
         self._size = file.seek(0, 2)
@@ -91,10 +91,10 @@ class ParquetReader:
         self._is_reading = False
 
     def facts(self) -> FileFacts:
-        """What its footer says. Raises `DamagedError`."""
+        """The contents of the footer. Raises `DamagedError`."""
         try:
             return self._opened()
-        except KilledError:  # by no limit of ours: the machine's trouble condemns no file
+        except KilledError:  # not by our limits, so the file need not be at fault
             return self._opened()
 
     def rows(
@@ -102,8 +102,8 @@ class ParquetReader:
     ) -> Iterator[Rows]:
         """The rows of a row group after the first `skip`, decoded `batch_rows` at a time.
 
-        Cells of more than `cap` bytes are null. Between two batches the reader may be closed; the
-        rest is then read by another process. Raises `DamagedError`.
+        Cells of more than `cap` bytes are null. The reader may be closed between two batches;
+        another process then reads the rest. Raises `DamagedError`.
         """
         ask = {"do": "read", "group": group, "columns": list(columns), "rows": batch_rows}
         is_done = False
@@ -130,7 +130,7 @@ class ParquetReader:
                 self._is_reading = False
 
     def release(self) -> LimitedProcess | None:
-        """The process, where it is fit for another file of the same job."""
+        """The process, if it is fit for another file of the same job."""
         if self._child is None or self._is_reading:
             self.close()
             return None
@@ -146,7 +146,7 @@ class ParquetReader:
         return child
 
     def close(self) -> None:
-        """End the process; the next question starts another one."""
+        """End the process; the next request starts another one."""
         if self._child is not None:
             self._child.close()
             self._child = None
@@ -167,7 +167,7 @@ class ParquetReader:
             raise
 
     def _answer(self) -> tuple[bytes, bytes]:
-        """The next frame that is no question for bytes of the file."""
+        """The next frame that is not a request for bytes of the file."""
         assert self._child is not None, "something was asked"
         try:
             while True:
@@ -199,8 +199,8 @@ def _rows(payload: bytes) -> Rows:
     return Rows(pa.ipc.open_stream(rest).read_next_batch(), long)
 
 
-MOST_UNREADABLE = 100_000  # rows of a row group that are quarantined for it
-_FEWER = 16  # times, where rows are beyond a limit
+MOST_UNREADABLE = 100_000  # quarantined rows of one row group
+_FEWER = 16  # times fewer rows per batch, after a batch exceeded a limit
 _ACCEPTED = {
     "text": "text (string, binary, or a dictionary of strings)",
     "token_ids": "token ids (a list of integers)",
@@ -238,7 +238,7 @@ class ParquetSource:
                 self._check_columns(info, facts.schema)
 
     def count_rows(self) -> int:
-        """Rows by the files' footers; reads no data."""
+        """The number of rows by the files' footers; reads no data."""
         total = 0
         for info in self.files:
             with self._open(info) as (_, facts):
@@ -278,7 +278,7 @@ class ParquetSource:
     def _ids(
         self, reader: ParquetReader, place: _Group, skip: int, limit: int | None
     ) -> Iterator[list[Any]]:
-        """The ids of a row group's rows from `skip` on; `NO_ID` for those that cannot be read."""
+        """The ids of a row group's rows from `skip` on; `NO_ID` for unreadable rows."""
         assert self._id is not None, "asked only where there are ids"
         end = place.rows if limit is None else limit
         for offset, found in self._batches(reader, place, [self._id], skip):
@@ -288,13 +288,13 @@ class ParquetSource:
             keep = max(0, min(found.batch.num_rows, end - offset))
             yield plain(found.batch.column(0).slice(0, keep))
             if offset + found.batch.num_rows >= end and end < place.rows:
-                return  # else to the end of what the process sends: only then it can be kept
+                return  # otherwise read to the end, because only then the process is reusable
 
     def _batches(
         self, reader: ParquetReader, place: _Group, columns: list[str], skip: int
     ) -> Iterator[tuple[int, Rows | str]]:
-        """(row in the group, rows) of one row group, after its first `skip` rows. Where the rest of
-        them cannot be read at all, the last has the reason in the place of rows."""
+        """(row in the group, rows) of one row group, after its first `skip` rows. If the rest
+        cannot be read at all, the last item has the reason in place of rows."""
         offset, at_once = skip, place.batch_rows(columns)
         killed_at: int | None = None
         while True:
@@ -306,7 +306,7 @@ class ParquetSource:
                 break
             except LimitError as error:
                 if isinstance(error, KilledError) and killed_at != offset:
-                    killed_at = offset  # by no limit of ours: the same rows once more
+                    killed_at = offset  # not by our limits: read the same rows once more
                     continue
                 if at_once == 1:
                     yield offset, str(error)
@@ -327,7 +327,7 @@ class ParquetSource:
     def _unreadable(
         self, reader: ParquetReader, place: _Group, offset: int, kind: PromptKind, reason: str
     ) -> Iterator[RawBatch]:
-        """The rows from `offset` on, each with what is wrong, and its id where that can be read."""
+        """The rows from `offset` on, each with the problem, and its id if that is readable."""
         if place.rows - offset > MOST_UNREADABLE:
             raise InputError(
                 f"{place} cannot be read within {self._memory_bytes >> 20} MiB ({reason}); write "
@@ -474,7 +474,7 @@ def _repeated(value: Any, count: int) -> Iterator[list[Any]]:
 
 
 def prompt_kind(kind: pa.DataType, wanted: PromptKind) -> PromptKind | None:
-    """What a column of this type holds, or None when it cannot be what is wanted."""
+    """The kind of prompt in a column of this type; None if it cannot be the wanted one."""
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     if is_text(kind):
         return None if wanted == "token_ids" else "messages" if wanted == "messages" else "text"
@@ -489,8 +489,8 @@ def prompt_kind(kind: pa.DataType, wanted: PromptKind) -> PromptKind | None:
 
 
 def plain(column: pa.Array) -> list[Any]:
-    """Python values; text that is not valid UTF-8 stays `bytes`, and so marks its row."""
-    if pa.types.is_dictionary(column.type):  # one object for all rows that have it
+    """Python values. Text that is not valid UTF-8 stays `bytes`, which marks its row."""
+    if pa.types.is_dictionary(column.type):  # one object for all rows with this value
         values = plain(column.dictionary)
         return [None if i is None else values[i] for i in column.indices.to_pylist()]
     if is_text(column.type) and not pa.types.is_string(column.type):
@@ -525,7 +525,7 @@ def _is_sampling(kind: pa.DataType) -> bool:
 
 @contextmanager
 def _damage_named(what: str) -> Iterator[None]:
-    """Name the place where the reader or the store fails; errors of our own pass through."""
+    """Name the place where the reader or the store fails; our own errors pass through."""
     try:
         yield
     except (DamagedError, OSError) as error:

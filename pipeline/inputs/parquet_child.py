@@ -1,10 +1,10 @@
-"""Decodes Parquet for `parquet.py`, in a process whose memory and time are limited.
+"""Decodes Parquet for `parquet.py`, in a process with limited memory and time.
 
 A file of a few kilobytes can decode to gigabytes, and a damaged one can crash the library that
-reads it. The file itself stays with who asked: its bytes are asked for, so this process needs
-neither names nor credentials. Answers are frames: a letter, a length, the payload.
+reads it. The parent keeps the file and sends the bytes that this process asks for, so this process
+needs neither names nor credentials. Answers are frames: a letter, a length, the payload.
 
-    ?  offset and length of bytes that are wanted; the answer is their number and they
+    ?  offset and length of the bytes to send; the answer is their number and the bytes
     J  JSON: what the footer says, or by how much this process has grown      S  the schema
     B  rows: a JSON line, then an Arrow stream      D  no more of them
     E  JSON: why it cannot go on: `damaged` or `memory`
@@ -35,7 +35,7 @@ Sizes = NDArray[np.int64]  # [rows] bytes
 
 
 def prepare() -> None:
-    """Once, before any child: what the libraries set up at the first use of them."""
+    """Set up, once before any child, what libraries set up at their first use."""
     pa.set_cpu_count(1)
     texts = pa.array(["a", "b"]), pa.array(["a", "a"]).dictionary_encode(), pa.array([[1], [2]])
     batch = pa.RecordBatch.from_arrays(list(texts), names=["a", "b", "c"])
@@ -51,7 +51,7 @@ def main() -> None:
         limit_time(BATCH_SEC)
         try:
             if asked["do"] == "open":
-                limit_memory(asked["memory"])  # more than now: each file has all of it
+                limit_memory(asked["memory"])  # above the present size: each file has all of it
                 parquet = _open(asked["size"])
             elif asked["do"] == "close":
                 parquet = None
@@ -81,7 +81,7 @@ def _refuse(kind: str, words: str) -> None:
 
 
 class _Remote(io.RawIOBase):
-    """The file, as far away as the other end of the pipe."""
+    """The file at the other end of the pipe."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -140,8 +140,8 @@ def _group(group: pq.RowGroupMetaData) -> dict[str, Any]:
 
 
 def _with_dictionary(metadata: pq.FileMetaData, schema: pa.Schema) -> list[str]:
-    """Columns of texts that are written once for many rows. They are read so too: as many copies
-    as there are rows may be a million times the file."""
+    """Dictionary-encoded text columns. They stay encoded, because a copy per row may be a million
+    times as large as the file."""
     named = {name for name in schema.names if is_text(schema.field(name).type)}
     found: set[str] = set()
     for number in range(metadata.num_row_groups):
@@ -187,7 +187,7 @@ def _pieces(batch: pa.RecordBatch, cap: int) -> Iterator[tuple[bytes, memoryview
     while first < batch.num_rows:
         parts = [column.slice(first) for column in columns]
         cost = np.cumsum(sum(_cost(part) for part in parts))
-        # Whatever the first row takes: the others may be the same text.
+        # The first row always fits, and the others may be the same text.
         count = max(1, int(np.searchsorted(cost - cost[0], PIECE_BYTES, side="right")))
         count = min(count, batch.num_rows - first)
         piece = [_compact(part.slice(0, count)) for part in parts]
@@ -201,7 +201,7 @@ def _pieces(batch: pa.RecordBatch, cap: int) -> Iterator[tuple[bytes, memoryview
 
 
 def sizes_of(array: pa.Array) -> Sizes:
-    """Bytes of each row, about."""
+    """Approximate bytes of each row."""
     kind = array.type
     if pa.types.is_dictionary(kind):
         of_values = sizes_of(array.dictionary)
@@ -222,7 +222,7 @@ def sizes_of(array: pa.Array) -> Sizes:
 
 
 def _cost(array: pa.Array) -> Sizes:
-    """The same for rows that travel together: a text of a dictionary travels once."""
+    """The same for rows that are sent together: a dictionary's text is sent once."""
     if not pa.types.is_dictionary(array.type):
         return sizes_of(array)
     cost = np.full(len(array), 8, dtype=np.int64)
@@ -233,7 +233,7 @@ def _cost(array: pa.Array) -> Sizes:
 
 
 def _compact(array: pa.Array) -> pa.Array:
-    """With no more of a dictionary than these rows use."""
+    """The array with only the dictionary entries that these rows use."""
     if not pa.types.is_dictionary(array.type) or not len(array.dictionary):
         return array
     used, places = np.unique(_numbers(array.indices), return_inverse=True)
@@ -242,7 +242,7 @@ def _compact(array: pa.Array) -> pa.Array:
 
 
 def _without(array: pa.Array, rows: NDArray[np.intp]) -> pa.Array:
-    """With null in these rows."""
+    """The array with null in these rows."""
     keep = np.ones(len(array), dtype=np.bool_)
     keep[rows] = False
     if pa.types.is_dictionary(array.type):

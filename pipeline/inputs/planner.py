@@ -32,7 +32,7 @@ from specbatch.schemas.records import (
 
 MAX_GROUP_TOKENS = 1 << 18  # prompt tokens of one group
 MAX_REJECTED_PER_GROUP = 10_000  # so that an input of bad rows stays bounded too
-ROWS_PER_CHECK = 512  # tokenised together: the first group need not wait for all that was read
+ROWS_PER_CHECK = 512  # tokenised together, so that the first group is ready early
 _EXAMPLES_PER_CODE = 3
 
 
@@ -40,9 +40,9 @@ _EXAMPLES_PER_CODE = 3
 class PlannedGroup:
     """A group's rows, and the bad rows met on the way to its end.
 
-    `rows` may be empty (the tail of the input, or a long run of bad rows); such a plan takes no
-    group index. `source` is where the first row begins; `cursor` and `next_row` are where the
-    next group's reading begins.
+    `rows` may be empty (at the end of the input, or in a long run of bad rows); such a plan uses no
+    group index. `source` is where the first row begins; `cursor` and `next_row` are where reading
+    of the next group begins.
     """
 
     index: int
@@ -91,11 +91,11 @@ def plan(
     next_group: int = 0,
     max_group_tokens: int = MAX_GROUP_TOKENS,
 ) -> Iterator[PlannedGroup]:
-    """Groups of at most `group_size` rows and `max_group_tokens` prompt tokens (or one row).
+    """Plan groups of at most `group_size` rows and `max_group_tokens` prompt tokens (or one row).
 
-    To resume, pass the last `cursor` with its `next_row` and the next group index: the ids before
-    the cursor are read again, so that duplicates are still known. Raises `InputError`, also where
-    these are no longer as many.
+    To resume, pass the last `cursor` with its `next_row` and the next group index. The ids before
+    the cursor are read again to detect duplicates. Raises `InputError`, also if their number has
+    changed.
     """
     if start is not None and source.has_ids:
         _remember(source, checker, start, next_row)
@@ -120,9 +120,9 @@ def plan(
 
 
 def _remember(source: Source, checker: RowChecker, start: SourcePosition, next_row: int) -> None:
-    files_from(source.files, start)  # says it better where `start`'s own file is another
+    files_from(source.files, start)  # raises a better error if `start`'s own file changed
     if checker.remember(source.ids_until(start)) != next_row:
-        # The ids of rows without one would be numbers of rows still to come.
+        # The ids of rows without one would be the numbers of later rows.
         raise InputError(
             f"files before {start.uri} were added, removed or changed since this job began reading "
             "its input; make them as they were, or submit a new job"
@@ -136,7 +136,7 @@ def _parts(batches: Iterable[RawBatch]) -> Iterator[RawBatch]:
 
 @dataclass(slots=True)
 class Estimate:
-    """What a job would do, by reading its whole input. Nothing is kept but counts."""
+    """Counts of what a job would do, from reading its whole input."""
 
     rows: int = 0
     accepted: int = 0
@@ -154,7 +154,7 @@ def estimate(
     group_size: int,
     max_group_tokens: int = MAX_GROUP_TOKENS,
 ) -> Estimate:
-    """Plan everything and count. Raises `InputError`."""
+    """Plan the whole input and count. Raises `InputError`."""
     total = Estimate()
     for group in plan(source, checker, group_size, max_group_tokens=max_group_tokens):
         total.rows = group.next_row
@@ -173,14 +173,14 @@ def estimate(
 
 
 MOST_TOGETHER = 16
-MOST_ROWS_TOGETHER = 8192  # quarantined ones too: what is held in memory stays bounded
+MOST_ROWS_TOGETHER = 8192  # quarantined ones included, so that memory stays bounded
 WRITERS = 4
 
 
 def in_batches(
     planned: Iterable[PlannedGroup], most: int = MOST_TOGETHER
 ) -> Iterator[list[PlannedGroup]]:
-    """1, 2, 4, ... `most` groups, fewer where they are large."""
+    """Batches of 1, 2, 4, ... `most` groups, fewer if they are large."""
     batch: list[PlannedGroup] = []
     wanted, rows, tokens = 1, 0, 0
     for group in planned:
@@ -202,7 +202,7 @@ def write_groups(
     first_stage: Callable[[int], Stage],
     writers: Executor,
 ) -> list[NewGroup]:
-    """The groups with rows, each with its prompts file in the workspace. Raises `ObjectError`."""
+    """Write the prompts file of each group that has rows. Raises `ObjectError`."""
 
     def write(planned: PlannedGroup) -> NewGroup:
         name = f"prompts-{planned.index:08d}.arrow"

@@ -1,4 +1,4 @@
-"""Good rows and bad rows: a raw row becomes a `PromptRow`, or a `RejectedRow` with its reason.
+"""Checks rows: a raw row becomes a `PromptRow`, or a `RejectedRow` with its reason.
 
     code                   meaning
     null_prompt            the prompt is null or absent
@@ -50,11 +50,11 @@ from specbatch.schemas.spec import JobSpec
 
 ROLES = ("system", "user", "assistant", "tool", "developer")
 _MAX_ID_CHARS = 512
-# A text far longer than what may be read is not tokenised as a whole: its beginning tells. Tokens
-# at the cut may differ from those of the whole text, but not half of them.
+# The beginning of a text that is far too long proves it, so the rest is not tokenised. Tokens at
+# the cut may differ from those of the whole text, but not half of them.
 _CHARS_PER_TOKEN = 16
-_SURELY = 2  # times as many tokens as there may be
-_EXACT_BELOW = 2.0**53  # numbers that were read as floats: those of larger ids run together
+_SURELY = 2  # times the allowed number of tokens
+_EXACT_BELOW = 2.0**53  # larger ids that were read as floats are not distinct
 
 
 class _RowError(Exception):
@@ -66,7 +66,7 @@ class _RowError(Exception):
 
 @dataclass(slots=True)
 class _Draft:
-    """A row on its way: either `text` still to be tokenised, or `ids`, or a verdict."""
+    """A row being checked: `text` still to be tokenised, or `ids`, or a problem."""
 
     row_id: str | None
     text: str | None = None
@@ -95,7 +95,7 @@ class RowChecker:
         check_vocabulary(spec.sampling, vocab_size)
 
     def remember(self, earlier_ids: Iterable[list[Any]]) -> int:
-        """Learn the ids of rows read before a resume; how many rows these are."""
+        """Learn the ids of rows read before a resume. Returns the number of rows."""
         row = 0
         for batch in earlier_ids:
             self._ids.add([_row_id(value, row) for value in batch if not _is_absent(value)])
@@ -105,7 +105,7 @@ class RowChecker:
     def check(
         self, batch: RawBatch, first_row: int, has_ids: bool = True
     ) -> list[PromptRow | RejectedRow]:
-        """One verdict per row, in order; `first_row` is the row_index of the first."""
+        """One result per row, in order; `first_row` is the row_index of the first."""
         drafts = [self._draft(raw, batch, first_row + i) for i, raw in enumerate(batch.rows)]
         if has_ids:
             self._mark_duplicates(drafts, batch, first_row)
@@ -113,7 +113,7 @@ class RowChecker:
             self._tokenise([d for d in drafts if d.text is not None and d.special is special])
         return [self._verdict(draft, first_row + i) for i, draft in enumerate(drafts)]
 
-    # 1) everything that can be said before tokenising
+    # 1) everything that can be checked before tokenising
     def _draft(self, raw: RawRow, batch: RawBatch, row_index: int) -> _Draft:
         draft = _Draft(None, n=self._spec.sampling.n)
         if raw.is_nameless:
@@ -179,7 +179,7 @@ class RowChecker:
 
     # 2) ids must be new, whatever else is wrong with the row
     def _mark_duplicates(self, drafts: list[_Draft], batch: RawBatch, first_row: int) -> None:
-        # A row without an id is named by its number, which no other row can have: it is no id.
+        # A row without an id is named by its number, which is unique, so it needs no check.
         named = [i for i, raw in enumerate(batch.rows) if not _is_absent(raw.id)]
         ids = [_row_id(batch.rows[i].id, first_row + i) for i in named]
         for i, row_id, seen in zip(named, ids, self._ids.add(ids), strict=True):
@@ -206,7 +206,7 @@ class RowChecker:
                 for draft in by_text.pop(text):
                     draft.problem, draft.ids = problem, None if problem else ids
 
-    # 4) lengths, then the verdict
+    # 4) lengths, then the result
     def _verdict(self, draft: _Draft, row_index: int) -> PromptRow | RejectedRow:
         problem = draft.problem
         if problem is None:
@@ -240,12 +240,12 @@ class RowChecker:
 
 
 def _is_absent(value: Any) -> bool:
-    """Whether this says that the row has no id of its own."""
+    """Whether the row has no id of its own."""
     return value is None or value == "" or value == NO_ID
 
 
 def _row_id(value: Any, row_index: int) -> str:
-    """The row's id as text; the row's number when it has none."""
+    """The row's id as text, or its number if it has none."""
     if _is_absent(value):
         return str(row_index)
     if isinstance(value, bytes):
@@ -260,14 +260,14 @@ def _checked_id(draft: _Draft, raw_id: Any) -> str:
     if isinstance(raw_id, float) and abs(raw_id) >= _EXACT_BELOW:
         raise _RowError("bad_id", f"the id {raw_id!r} is not exact: an id this large must be text")
     if len(row_id) > _MAX_ID_CHARS or "\0" in row_id:
-        # Databases refuse such text: the quarantined row must be storable too.
+        # Databases refuse such text, and the quarantined row must be storable too.
         draft.row_id = row_id[:_MAX_ID_CHARS].replace("\0", "\N{REPLACEMENT CHARACTER}")
         raise _RowError("bad_id", f"an id has at most {_MAX_ID_CHARS} characters and no NUL")
     return row_id
 
 
 def _tag(value: Any) -> str | None:
-    """Tags only label rows, so a strange one is shown as well as can be, never refused."""
+    """The tag as text. Tags only label rows, so a strange one is shown, never refused."""
     if value is None:
         return None
     text = value.decode(errors="replace") if isinstance(value, bytes) else _plain_text(value)
@@ -278,13 +278,13 @@ def _plain_text(value: Any) -> str:
     if isinstance(value, dict | list):
         try:
             return orjson.dumps(value, default=str).decode()
-        except TypeError:  # deeper than it writes, though not than it reads
+        except TypeError:  # orjson reads deeper values than it writes
             return "(nested too deeply)"
     return str(value)
 
 
 def _kind_of(prompt: Any) -> str:
-    """What a JSON value is meant to be."""
+    """The kind of prompt that a JSON value is."""
     if isinstance(prompt, list) and any(isinstance(item, dict) for item in prompt):
         return "messages"
     return "token_ids" if isinstance(prompt, list) else "text"
@@ -330,7 +330,12 @@ Hashes = NDArray[np.uint64]
 
 
 class IdSet:
-    """Add ids in order and learn which of them were there already."""
+    """A set of ids that reports which of the added ids it already has.
+
+    It keeps 64-bit BLAKE2b hashes in a few sorted runs and merges them as they grow: 8 bytes per id
+    at rest, 16 during the largest merge. Two different ids collide with probability n²/2⁶⁵ (3·10⁻⁸
+    for a million ids); the second one is then refused as a duplicate, never mixed up silently.
+    """
 
     def __init__(self) -> None:
         self._runs: list[Hashes] = []  # sorted, each more than twice as long as the next
@@ -339,7 +344,7 @@ class IdSet:
         return sum(map(len, self._runs))
 
     def add(self, ids: Sequence[str]) -> list[bool]:
-        """Add ids; True for each that was in the set, or earlier in `ids`."""
+        """Add ids. True for each that was in the set, or earlier in `ids`."""
         if not ids:
             return []
         hashes = _hashes(ids)

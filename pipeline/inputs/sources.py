@@ -30,9 +30,9 @@ from specbatch.schemas.spec import InputSpec
 
 
 def open_source(spec: InputSpec, objects: Objects, memory_bytes: int = READER_BYTES) -> Source:
-    """Find the input's files and choose the reader. `memory_bytes`: what decoding may take.
+    """Find the input's files and choose the reader. `memory_bytes` limits decoding.
 
-    Raises `InputError` when there are none, and `ObjectError` where the store may answer later.
+    Raises `InputError` if there are none, and `ObjectError` if the store may answer later.
     """
     from specbatch.pipeline.inputs.jsonl import JsonlSource
     from specbatch.pipeline.inputs.parquet import ParquetSource
@@ -64,8 +64,8 @@ def _find(spec: InputSpec, objects: Objects) -> list[ObjectInfo]:
 
 
 def _find_s3_glob(uri: str, spec: InputSpec, objects: Objects) -> list[ObjectInfo]:
-    """By one list and no look at a key: where only listing by prefix is granted, S3 refuses to say
-    that there is no such key."""
+    """Find files with one list and no HEAD: with rights only to list a prefix, S3 refuses to say
+    that a key does not exist."""
     root, pattern = split_glob(uri)
     listed = objects.list(root)
     folder = uri.rstrip("/") + "/"
@@ -89,7 +89,7 @@ def _matched(uri: str, files: list[ObjectInfo]) -> list[ObjectInfo]:
 
 
 def _folder(uri: str, spec: InputSpec, listed: list[ObjectInfo]) -> list[ObjectInfo]:
-    """What is meant of a folder's files."""
+    """The files of a folder that are inputs."""
     root = "" if uri == "." else uri.rstrip("/") + "/"
     found = [info for info in listed if not is_hidden(info.uri.removeprefix(root))]
     wanted = wanted_suffixes(spec.format)

@@ -25,7 +25,7 @@ from specbatch.schemas.errors import ModelError, SpecbatchError
 CHAT_SEC = 5.0  # of the processor, for one chat
 CHAT_BYTES = 512 << 20  # of memory
 MAX_CHARS = 16 << 20  # of a rendered chat
-MOST_IN_A_ROW = 3  # chats beyond a limit, before it is the template's fault
+MOST_IN_A_ROW = 3  # chats beyond a limit, before the template is at fault
 
 
 class ChatError(SpecbatchError):
@@ -40,7 +40,7 @@ class ChatTemplate:
     """One model's template. Safe to share between threads."""
 
     def __init__(self, template: str, names: Mapping[str, Any], model: str) -> None:
-        """`names`: what the template may use besides the messages, such as `bos_token`."""
+        """`names`: what the template may use beside the messages, such as `bos_token`."""
         self._model = model
         self._setup = {
             "template": template,
@@ -56,9 +56,9 @@ class ChatTemplate:
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """A chat, ready for the assistant's answer.
 
-        Raises `ChatError` (`bad_messages` or `too_long`) for a chat that the template refuses or is
-        beyond a limit with, and `ModelError` for a template that is broken, or beyond a limit with
-        one chat after the other.
+        Raises `ChatError` (`bad_messages` or `too_long`) for a chat that the template refuses or
+        that exceeds a limit, and `ModelError` for a template that is broken or that exceeds a limit
+        with several chats in a row.
         """
         with self._lock:
             try:
@@ -72,7 +72,7 @@ class ChatTemplate:
                         f"each of {self._over} chats; mend the template, or use text prompts"
                     ) from None
                 raise ChatError(
-                    "bad_messages", f"the chat template did not end with it: {error}"
+                    "bad_messages", f"the chat template did not end with this chat: {error}"
                 ) from None
             return self._text(answer)
 
@@ -113,7 +113,7 @@ class ChatTemplate:
 
 
 def _placeholder(value: Any) -> str:
-    """Of what is no JSON, as transformers shows it to a template."""
+    """The text of a value that is not JSON, as transformers shows it to a template."""
     return f"<{type(value).__name__}>"
 
 

@@ -1,7 +1,7 @@
-"""Text to token ids and back: the model's own tokenizer, nothing more.
+"""Converts text to token ids and back with the model's own tokenizer.
 
-Text gets the special tokens the tokenizer adds by itself (a BOS, if it has one); a chat gets those
-its template writes. Remote code is never run.
+A text gets the special tokens that the tokenizer adds by itself (a BOS, if it has one); a chat gets
+those that its template writes. Remote code never runs.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class TextTokenizer:
                 from transformers import AutoTokenizer
 
                 tokenizer = AutoTokenizer.from_pretrained(ref, trust_remote_code=False)
-        except BaseException as error:  # of many kinds; each means the same here
+        except BaseException as error:  # libraries raise many kinds
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-                raise  # but not Ctrl-C; a panic is how the Rust of tokenizers gives up
+                raise  # such as Ctrl-C. A Rust panic of tokenizers is an error like others
             first = str(error).strip().partition("\n")[0]
             raise ModelError(
                 f"model {ref} has no tokenizer that can be loaded ({first or type(error).__name__})"
@@ -118,7 +118,7 @@ class TextTokenizer:
 
 
 def portions(texts: Sequence[str]) -> list[list[str]]:
-    """Runs of texts of about `_CHARS_PER_CALL` characters."""
+    """Split texts into runs of about `_CHARS_PER_CALL` characters."""
     portions: list[list[str]] = [[]]
     size = 0
     for text in texts:
@@ -131,7 +131,7 @@ def portions(texts: Sequence[str]) -> list[list[str]]:
 
 
 def _generation_eos_ids(folder: Path) -> list[int]:
-    """The end tokens a local model's generation_config.json names besides the tokenizer's."""
+    """The end tokens that a local model's generation_config.json adds to the tokenizer's."""
     path = folder / "generation_config.json"
     if not path.is_file():
         return []

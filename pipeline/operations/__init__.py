@@ -1,1 +1,1 @@
-"""What a user asks of a store: audit, replay, export, report, preflight."""
+"""Operations for users: audit, replay, export, report, preflight."""

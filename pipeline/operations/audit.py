@@ -1,6 +1,6 @@
-"""Audits what a job left behind: its log and what that pins, and which completions to replay.
+"""Audits a finished job: its log and what that pins, and a sample of completions to replay.
 
-Needs the store and the output's manifest, no engine and no Arrow: it is light.
+Needs only the store and the output's manifest, and neither an engine nor Arrow.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from specbatch.schemas.records import FinishReason, JobRow
 
 MOST_FINDINGS = 1000  # that are listed; the others are counted
 
-# What values raise that specbatch would not write.
+# Errors from values that specbatch would not write.
 _SPOILT = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
 _TRIES = 3  # for a job that still runs while its log is read
 _ENDED = (FinishReason.STOP, FinishReason.LENGTH)
@@ -47,7 +47,7 @@ Progress = Callable[[int], None]
 
 
 def unseen(_count: int) -> None:
-    """Nobody follows the progress."""
+    """The default progress callback, which does nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Replayed:
 
 
 class LooksAgain(Protocol):
-    """What replays completions of one job: `replay.Replays`."""
+    """Replays completions of one job. `replay.Replays` is one."""
 
     def check(self, keys: Iterable[tuple[int, int]]) -> Iterator[Replayed]:
         """Each of these (row, sample)."""
@@ -70,7 +70,7 @@ class LooksAgain(Protocol):
 
 @dataclass
 class Keys:
-    """(row, sample) of many completions in little memory."""
+    """Keys (row, sample) of many completions in little memory."""
 
     rows: array[int] = field(default_factory=lambda: array("q"))
     samples: array[int] = field(default_factory=lambda: array("q"))
@@ -88,7 +88,7 @@ class Keys:
 
 @dataclass
 class ChainAudit:
-    """What the log says and what is not so."""
+    """The contents of a log and the findings against it."""
 
     job_id: str
     facts: LogFacts
@@ -99,8 +99,8 @@ class ChainAudit:
     output: OutputCounts = field(default_factory=OutputCounts)
     accounts: AccountCounts = field(default_factory=AccountCounts)
     anchors: AnchorCounts = field(default_factory=AnchorCounts)
-    compared: set[Part] = field(default_factory=set)  # to their end
-    to_replay: Keys = field(default_factory=Keys)  # completions that ended of themselves
+    compared: set[Part] = field(default_factory=set)  # completely
+    to_replay: Keys = field(default_factory=Keys)  # completions that ended regularly
 
     @property
     def intact(self) -> bool:
@@ -108,18 +108,18 @@ class ChainAudit:
 
     @property
     def end(self) -> Head:
-        """The last entry that is there."""
+        """The last entry of the log."""
         number = max(self.facts.hashes, default=0)
         return Head(number, self.facts.hashes[number]) if number else EMPTY
 
     def covered(self, replayed: int) -> list[Covered]:
-        """The table of what this audit covers; so many completions were replayed."""
+        """The table of what this audit covers, given the number of replayed completions."""
         found = (self.output, self.accounts, self.anchors, self.compared)
         coverage = Coverage(self.facts, self.counts, *found)
         return list(coverage.rows(replayed, self.counts.completions))
 
     def compare(self, part: Part, found: Iterator[Finding]) -> None:
-        """Add what is found of a part of the store; what cannot be read is a finding of its own."""
+        """Add findings about a part of the store; a part that cannot be read is one too."""
         try:
             self.add(found)
             self.compared.add(part)
@@ -166,7 +166,7 @@ class ReplayAudit:
 
 @dataclass(frozen=True, slots=True)
 class Auditor:
-    """One store's auditor. `replays` makes what replays a job's completions with a verifier."""
+    """The auditor of one store. `replays` makes an object that replays a job's completions."""
 
     store: Store
     objects: Objects
@@ -174,7 +174,7 @@ class Auditor:
     anchors: Anchors | None = None
 
     def chain(self, job: str, progress: Progress = unseen) -> ChainAudit:
-        """Check the log of a job, by its id or the beginning of it.
+        """Check the log of a job, given its id or the beginning of its id.
 
         Raises `UsageError` for a job that still runs, whose log keeps changing.
         """
@@ -192,16 +192,16 @@ class Auditor:
         raise UsageError(f"job {job_id} is still running: audit it when it has ended")
 
     def _gone(self, job_id: str, anchors: Anchors) -> ChainAudit:
-        """Of a job that only its anchors know."""
+        """Check a job that only its anchors know."""
         facts = LogFacts(job_id)
         audit = ChainAudit(job_id, facts, Counts())
         audit.add(anchors.findings(job_id, facts.hashes, audit.anchors))
         return audit
 
     def anchor(self, chain: ChainAudit) -> None:
-        """Anchor the end of the log that was just checked, and found to be intact.
+        """Anchor the end of a log that was just checked and found intact.
 
-        Raises `UsageError` where the place or the key is not set, and `ObjectError`.
+        Raises `UsageError` if the place or the key is not set, and `ObjectError`.
         """
         if self.anchors is None:
             raise UsageError(
@@ -220,7 +220,7 @@ class Auditor:
         verifier: str | None = None,
         progress: Progress = unseen,
     ) -> ReplayAudit:
-        """Replay a sample of what was just checked."""
+        """Replay a sample of the completions that were just checked."""
         found = ReplayAudit()
         keys = chosen(chain.to_replay, chain.job_id, share, seed) if share else []
         if not keys:
@@ -232,7 +232,7 @@ class Auditor:
         except SpecbatchError as error:
             found.problem = error
             return found
-        except (ValueError, TypeError, AttributeError):  # its row was found to be spoilt
+        except (ValueError, TypeError, AttributeError):  # the check reported its row as damaged
             found.problem = UsageError(f"the row of job {chain.job_id} is damaged: no replay")
             return found
         for one in replays.check(keys):
@@ -241,14 +241,14 @@ class Auditor:
         return found
 
     def keep(self, chain: ChainAudit, replayed: ReplayAudit) -> AuditRecord:
-        """Store what was found. Raises `StoreError` where this login may not."""
+        """Store the findings. Raises `StoreError` if this login has no right to."""
         record = record_of(chain, replayed)
         self.store.keep_audit(record)
         return record
 
 
 def record_of(chain: ChainAudit, replayed: ReplayAudit) -> AuditRecord:
-    """An audit as it is kept."""
+    """The record of an audit, as the store keeps it."""
     counts = {**replayed.skipped, **replayed.notes}
     notes = [*chain.remarks, *(f"{count} {why}" for why, count in counts.items())]
     if replayed.problem is not None:
@@ -273,8 +273,8 @@ def audit_chain(
 ) -> ChainAudit:
     """Check a job's log and everything it pins. `progress` is called for each completion.
 
-    `anchors`: where the log's end may be written down too. `job_id` is the whole one
-    (`Store.logged_job`). Raises `StoreError` when the store is out of reach.
+    `anchors`: anchors of the log outside the store, if any. `job_id` is the complete id
+    (`Store.logged_job`). Raises `StoreError` if the store is out of reach.
     """
     facts = LogFacts(job_id)
 
@@ -309,8 +309,8 @@ def audit_chain(
         audit.remarks += audit.anchors.remarks
     if checker.counts.uncovered:
         audit.remarks.append(
-            f"{checker.counts.uncovered} completions are older than the job's log, which says "
-            "nothing of them"
+            f"{checker.counts.uncovered} completions are older than the job's log, which does not "
+            "cover them"
         )
     return audit
 
@@ -321,7 +321,7 @@ def _accounts(store: Store, facts: LogFacts, counts: AccountCounts) -> Iterator[
 
 
 def chosen(keys: Keys, job_id: str, share: float, seed: int = 0) -> list[tuple[int, int]]:
-    """So large a share of completions, at least one: always the same ones, in their order."""
+    """A sample of so large a share, at least one completion: always the same, in order."""
     count = min(len(keys), math.ceil(len(keys) * share))
 
     def drawn(key: tuple[int, int]) -> bytes:

@@ -1,4 +1,4 @@
-"""What an audit covers and what it cannot know: the rows of the table that `audit` prints. Pure."""
+"""What an audit covers and what it cannot know: the rows of the table that `audit` prints."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OLDER_COPY = "a restored older copy of the store cannot be seen"
 
 
 class Part(StrEnum):
-    """What of the store an audit compares with the log, each to its end or not at all covered."""
+    """Parts of the store that an audit compares with the log, each completely or not at all."""
 
     JOB = "the row"
     GROUPS = "the groups"
@@ -30,7 +30,7 @@ class Part(StrEnum):
 
 
 class Extent(StrEnum):
-    """How far something is covered."""
+    """How far an audit covers something."""
 
     COVERED = "covered"
     IN_PART = "in part"
@@ -39,7 +39,7 @@ class Extent(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Covered:
-    """One row: `how` says what was compared with what, or why nothing was."""
+    """One row: `how` says what was compared with what, or why nothing was compared."""
 
     what: str
     extent: Extent
@@ -48,7 +48,7 @@ class Covered:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """What the rows are made of."""
+    """Makes the rows from the results of an audit."""
 
     facts: LogFacts
     counts: Counts
@@ -58,7 +58,7 @@ class Coverage:
     compared: Collection[Part]  # to their end
 
     def rows(self, replayed: int, completions: int) -> Iterator[Covered]:
-        """`replayed` of so many `completions` went through the verifier again."""
+        """The rows; the verifier replayed `replayed` of `completions` completions."""
         yield self._log()
         yield self._anchors()
         yield self._with_log("order and actions", "the job's row, compared with the log", Part.JOB)
@@ -98,14 +98,14 @@ class Coverage:
         return max(self.facts.hashes, default=0)
 
     def _with_log(self, what: str, how: str, *parts: Part) -> Covered:
-        """A row about parts of the store that are compared with the log."""
+        """A row about parts of the store that an audit compares with the log."""
         why = self._not_compared(*parts)
         if why is not None:
             return Covered(what, Extent.NOT, why)
         return Covered(what, self._of_log, how)
 
     def _not_compared(self, *parts: Part) -> str | None:
-        """Why one of these was not compared with the log; None: they were."""
+        """Why one of these parts was not compared with the log; None: all were."""
         if not self.facts.entries:
             return NO_LOG
         if Part.JOB not in self.compared:
@@ -168,7 +168,7 @@ class Coverage:
 
     @property
     def _unpublished(self) -> str:
-        """Why there is nothing that a publication leaves behind."""
+        """Why the job has no published output to check."""
         is_open = self.facts.is_open()
         if is_open is None:
             return "the log does not say whether the job was published"
@@ -195,7 +195,7 @@ class Coverage:
         yield _row(names[2], found.late_decisions, how)
 
     def _no_figures(self) -> str | None:
-        """Why the figures were not compared; None: they were."""
+        """Why the figures were not compared; None if they were."""
         if self.facts.accounts is not None:
             return self._not_compared(Part.FIGURES)
         if self.facts.published:

@@ -1,6 +1,6 @@
-"""What is kept of a job, as Parquet for other tools: read from the store and written in batches.
+"""Exports what the store keeps of a job as Parquet, in batches.
 
-Memory does not grow with the job: a page of completions, a prompts file and a row group are held.
+Memory does not grow with the job: it holds a page of completions, a prompts file and a row group.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from specbatch.schemas.records import CompletionRecord, JobRow, PromptRow
 
 log = logging.getLogger(__name__)
 
-# A batch ends with the completion that brings it to one of these.
+# A batch ends with the completion that reaches one of these limits.
 BATCH_ROWS = 1000
 BATCH_TOKENS = 1 << 17
 
@@ -52,7 +52,7 @@ OnProgress = Callable[[int, int], None]
 class Exporter:
     """Exports sets of one store's jobs.
 
-    `first_look` is asked whether the place can be written: it has less patience than `objects`.
+    `first_look` checks whether the place can be written. It has less patience than `objects`.
     """
 
     store: Store
@@ -99,7 +99,7 @@ class Exporter:
         corrections: Corrections,
         on_progress: OnProgress,
     ) -> Iterator[pa.RecordBatch]:
-        """The set a batch at a time."""
+        """Yield the set one batch at a time."""
         if kind is ExportKind.TIME:
             slices = self.store.time_slices(job.job_id)
             while some_time := list(islice(slices, BATCH_ROWS)):
@@ -107,7 +107,7 @@ class Exporter:
             return
         if kind is ExportKind.CORRECTIONS:
             where = partial(self.store.prompts_of, job.job_id)
-            # The files have whole prompts while a job runs, also where the store keeps less.
+            # The files have complete prompts while a job runs, even if the store keeps less.
             rows = in_order(self.objects, job, where) if job.privacy.is_full else iter(())
             prompts = _Prompts(rows)
 
@@ -124,14 +124,14 @@ class Exporter:
 
 
 class _Prompts:
-    """Finds prompts of rows that are asked for in order."""
+    """Finds the prompts of rows, which callers request in order."""
 
     def __init__(self, rows: Iterator[PromptRow]) -> None:
         self._rows = rows
         self._row = next(rows, None)
 
     def of(self, row_index: int) -> Sequence[int] | None:
-        """Its token ids; None where they are gone."""
+        """The token ids of a row's prompt; None if they are gone."""
         while self._row is not None and self._row.row_index < row_index:
             self._row = next(self._rows, None)
         if self._row is None or self._row.row_index != row_index:
@@ -142,7 +142,7 @@ class _Prompts:
 def in_batches(
     records: Iterator[CompletionRecord], rows: int = BATCH_ROWS, tokens: int = BATCH_TOKENS
 ) -> Iterator[list[CompletionRecord]]:
-    """Runs of records of so many rows or about so many tokens."""
+    """Batches of at most `rows` records or about `tokens` tokens."""
     batch: list[CompletionRecord] = []
     held = 0
     for record in records:
@@ -156,13 +156,13 @@ def in_batches(
 
 
 def _page_rows(known: JobProgress) -> int:
-    """How many completions to read at once: fewer where they are long."""
+    """How many completions to read at once: fewer if they are long."""
     usual = known.completion_tokens // max(1, known.completions)
     return max(1, min(BATCH_ROWS, 2 * BATCH_TOKENS // max(1, usual)))
 
 
 def _about(job: JobRow, order: ExportOrder) -> dict[str, str]:
-    """What every file says of where it is from. Nothing of when: equal jobs give equal bytes."""
+    """The origin that every file names, without a date: equal jobs give equal bytes."""
     about = {
         "specbatch_export": order.kind.value,
         "specbatch_job": job.job_id,

@@ -1,6 +1,6 @@
-"""Everything that can be wrong with a job, found before anything is stored or started.
+"""Finds everything that is wrong with a job before anything is stored or started.
 
-The parts are those the stages themselves work with, so what passes here passes there.
+It uses the same parts as the stages, so a job that passes here passes there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from specbatch.schemas.spec import JobSpec
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A job that can be done: its input, what checks its rows, and its tokenizer."""
+    """A valid job: its input, its row checker and its tokenizer."""
 
     spec: JobSpec
     source: Source
@@ -32,7 +32,7 @@ class Checked:
     context_tokens: int
 
     def groups(self) -> Iterator[PlannedGroup]:
-        """The groups it would have, one at a time. Raises `InputError` and `ObjectError`."""
+        """The groups that the job would have, one by one. Raises `InputError`, `ObjectError`."""
         return plan(self.source, self.checker, self.spec.group_size)
 
 
@@ -42,9 +42,9 @@ def check_job(
     is_mine: Callable[[str], bool] = lambda _: False,
     reader_bytes: int = READER_BYTES,
 ) -> Checked:
-    """Raise a `UsageError` naming what is wrong with the models, the input or the output.
+    """Raise a `UsageError` that names what is wrong with the models, the input or the output.
 
-    An output that belongs to a job is refused unless `is_mine` says so of that job's id.
+    An output that belongs to a job is refused unless `is_mine` accepts that job's id.
     Writes nothing.
     """
     objects = Objects(s3_endpoint_url, s3_retry_sec=FIRST_LOOK_SEC)

@@ -1,7 +1,7 @@
 """Checks a job's completions again: sampled ones teacher-forced, or one generated anew.
 
-Prompts come from the job's workspace, everything else from the store. What is compared must have
-been decided by the same model, so its fingerprint is asked for first.
+Prompts come from the job's workspace, everything else from the store. Only the model that decided a
+completion can replay it, so its fingerprint is checked first.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _OUT_OF_REACH = "its prompt is out of reach"
 
 @dataclass(frozen=True, slots=True)
 class Twice:
-    """A completion as it is kept and as it comes out now."""
+    """A completion as stored and as generated now."""
 
     kept: CompletionRecord
     fresh: CompletionRecord
 
     @property
     def differing(self) -> list[str]:
-        """Names of what is not the same, bit for bit."""
+        """Names of the fields that are not equal bit for bit."""
         old, new = self.kept, self.fresh
         same = {
             "token_ids": tuple(old.token_ids) == tuple(new.token_ids),
@@ -84,7 +84,7 @@ class Replays:
             if kept is None or kept.record is None:
                 yield Replayed(skipped="it cannot be read")
                 continue
-            if out_of_reach:  # as all others will be, each after a while
+            if out_of_reach:  # all others would be too, each after a timeout
                 yield Replayed(skipped=_OUT_OF_REACH)
                 continue
             try:
@@ -146,10 +146,10 @@ class Replays:
         )
 
     def again(self, row_index: int, sample: int) -> Twice:
-        """One completion written anew, nothing drafted.
+        """Generate one completion again, without drafts.
 
-        Raises `UsageError` where there is none, or none that could be compared, and `ObjectError`
-        where its prompt is gone.
+        Raises `UsageError` if there is no completion, or none that can be compared, and
+        `ObjectError` if its prompt is gone.
         """
         if self._is_private:
             raise UsageError(f"texts of job {self._job.job_id} are not kept: nothing to compare")
@@ -191,7 +191,7 @@ class Replays:
         return replace(record, text=self._text(record, row))
 
     def _of_another_model(self, record: CompletionRecord) -> str | None:
-        """The fingerprint of the model that decided it, unless that is the one here."""
+        """The fingerprint of the model that decided a completion; None if it is the one here."""
         found = record.model_fingerprint
         return None if found in (None, self._replayer.model_fingerprint) else found
 
@@ -239,7 +239,7 @@ def check_model(job: JobRow, spec: JobSpec, verifier: ModelFolder) -> None:
 
 
 def _of_input(record: CompletionRecord, row: PromptRow, request: Request) -> Iterator[Finding]:
-    """What a completion says of its prompt, and the prompts file not."""
+    """Differences between a completion's facts about its prompt and the prompts file."""
     said = {"seed": request.seed, "prompt_tokens": len(row.prompt_ids)}
     for name, value in said.items():
         if getattr(record, name) != value:

@@ -30,7 +30,7 @@ from specbatch.schemas.timekeeping import SessionRow
 EXAMPLES = 5  # of each reason for quarantine
 MOST_FAILED = 20  # rows or groups that are listed one by one
 MOST_CODES = 50
-EVERY = 500  # completions between two words of progress
+EVERY = 500  # completions between two progress reports
 
 OnProgress = Callable[[int, int], None]
 
@@ -79,7 +79,7 @@ def gather(
     groups = list(store.group_figures(job.job_id))
     timeline = Timeline(groups, job.started_at)
     done = [g for g in groups if g.stage is Stage.DONE]
-    # 2) Completions: counters, those that stand out, those that are shown.
+    # 2) Completions: counters, outliers, those that are shown.
     tally = Tally(timeline, Fill(_session_of(store, job)), samples, job.job_id)
     total = progress.completions
     for number, row in enumerate(store.row_figures(job.job_id)):
@@ -142,7 +142,7 @@ def gather(
 
 
 def _session_of(store: Store, job: JobRow) -> dict[int, int]:
-    """The number of the session whose results each group kept: steps are counted in it."""
+    """By group, the session whose results it kept, because steps are numbered by session."""
     numbers: dict[str, int] = {}
     return {
         one.attempt.group_index: numbers.setdefault(one.session_id, len(numbers))
@@ -191,7 +191,7 @@ def _quarantined(store: Store, job: JobRow, with_texts: bool) -> tuple[Quarantin
 def _failed(
     found: Sequence[tuple[int, str, Prompts, str]], with_words: bool
 ) -> tuple[tuple[str, str], ...]:
-    """The first groups, or rows that failed by themselves: which, and why."""
+    """The first failed groups or rows, each with the reason."""
     return tuple(
         (
             f"group {index:,}, {plural(prompts.rows, 'row')}, {word}",
@@ -202,7 +202,7 @@ def _failed(
 
 
 def _versions(store: Store, job: JobRow) -> tuple[tuple[str, str], ...]:
-    """What decided the output, and how it is known again. Of a spec only what is no text."""
+    """What decided the output and identifies it. Includes only the spec's values without text."""
     spec: dict[str, Any] = dict(job.spec)
     sampling, engine = spec.get("sampling") or {}, spec.get("engine") or {}
     speculation = spec.get("speculation") or {}
@@ -232,7 +232,7 @@ def _versions(store: Store, job: JobRow) -> tuple[tuple[str, str], ...]:
 
 
 def _devices(sessions: Sequence[SessionRow]) -> tuple[str, ...]:
-    """What the job had time of: each kind with its price, and how many sessions."""
+    """The devices that the job used: each kind with its price and number of sessions."""
     counts = Counter(session.device for session in sessions)
     return tuple(
         f"{number} × {device.kind}, {device.region}, {device.tenure}, "
@@ -244,5 +244,5 @@ def _devices(sessions: Sequence[SessionRow]) -> tuple[str, ...]:
 def _version() -> str:
     try:
         return version("specbatch")
-    except PackageNotFoundError:  # run from a folder that was not installed
+    except PackageNotFoundError:  # run from a folder without an installation
         return "unknown"

@@ -1,7 +1,8 @@
-"""The texts of a report: outputs token by token, excerpts, row ids. What the store holds is already
-made less for its tenant; here more is left out where the tenant asks for more by now.
+"""The texts of a report: outputs token by token, excerpts, row ids.
 
-Knows no torch: pieces of text come from the verifier's `tokenizer.json`, read by `tokenizers`.
+The store's texts already follow their tenant's privacy mode. If the tenant's mode is stricter by
+now, this module omits more. It needs no torch: pieces of text come from the verifier's
+`tokenizer.json`, read by `tokenizers`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Pieces = Callable[[Sequence[int]], list[str]]  # the text that each token adds
 
 
 def why_no_texts(job: JobRow, asked: PrivacyMode, wanted: bool) -> str | None:
-    """In a sentence; None: texts are shown. `asked` is what the tenant asks for by now."""
+    """The reason why texts are hidden; None: they are shown. `asked`: the tenant's mode now."""
     if not wanted:
         return "Texts were left out of this report on request."
     if job.purged_at is not None:
@@ -45,14 +46,14 @@ def why_no_texts(job: JobRow, asked: PrivacyMode, wanted: bool) -> str | None:
         return "This tenant's texts are not kept (hash-only): row ids and tags are keyed hashes."
     if asked.strictness > job.privacy.strictness:
         return (
-            f"The tenant asks for {asked} by now, and this job was kept {job.privacy} before: "
+            f"The tenant's privacy is {asked} now, and this job was kept {job.privacy} before: "
             "no texts are shown."
         )
     return None
 
 
 def make_pieces(ref: str) -> Pieces | None:
-    """By the verifier's tokenizer; None where it or the package for it is not here."""
+    """Pieces by the verifier's tokenizer; None if it or its package is missing."""
     path = _tokenizer_file(ref)
     if path is None or find_spec("tokenizers") is None:
         return None
@@ -67,7 +68,7 @@ def make_pieces(ref: str) -> Pieces | None:
 
 
 def _tokenizer_file(ref: str) -> Path | None:
-    """In the model's folder, or where an earlier download of it lies."""
+    """The file in the model's folder, or in the cache of an earlier download."""
     path = Path(ref) / "tokenizer.json"
     if path.is_file():
         return path
@@ -77,15 +78,16 @@ def _tokenizer_file(ref: str) -> Path | None:
 
     try:
         found = try_to_load_from_cache(ref, "tokenizer.json")
-    except ValueError:  # it is no name of a model there
+    except ValueError:  # not a valid model name there
         return None
     return Path(found) if isinstance(found, str) else None
 
 
 class _Decoding:
-    """Pieces of long outputs, each by a few tokens before it: whole prefixes would take the square.
+    """Decodes long outputs piece by piece, each with a few tokens before it as context.
 
-    A token that ends within a character adds nothing; the one that completes it adds it.
+    Whole prefixes would take quadratic time. A token that ends within a character adds nothing; the
+    token that completes the character adds it.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -121,16 +123,16 @@ class _Decoding:
 
 @dataclass(slots=True)
 class Texts:
-    """Reads what is shown of completions. `hidden`: why nothing is, if so."""
+    """Reads the shown texts of completions. `hidden`: why no texts are shown, if so."""
 
     store: Store
     settings: Settings
     job: JobRow
     hidden: str | None
-    words: bool  # whether tags and reasons may be told
+    words: bool  # whether tags and reasons may be shown
     pieces: Pieces | None
     budget: int = MOST_TOKENS_OF_ALL
-    out_of_reach: bool = False  # where the prompts are: none of the others is waited for
+    out_of_reach: bool = False  # the prompts' store: do not wait for the other prompts
 
     @classmethod
     def of(cls, store: Store, settings: Settings, job: JobRow, wanted: bool) -> Texts:
@@ -162,7 +164,7 @@ class Texts:
         )
 
     def output(self, row: RowFigures) -> ShownOutput | None:
-        """None where it cannot be read."""
+        """The output of a row; None if it cannot be read."""
         if self.budget <= 0:
             return None
         record = self._record(row)
@@ -187,7 +189,7 @@ class Texts:
         )
 
     def _record(self, row: RowFigures) -> CompletionRecord | None:
-        """Without the right to read texts, or the key, there is none, and the report says so."""
+        """The record; None without the right or key to read it, which the report then says."""
         try:
             kept = self.store.kept_one(self.job.job_id, row.row_index, row.sample_index)
         except SpecbatchError as error:
@@ -208,7 +210,7 @@ class Texts:
         )
 
     def _texts(self, ids: Sequence[int]) -> Iterator[str | None]:
-        """None for those that are not kept; a number where there is no tokenizer."""
+        """The text of each token: None if it is not kept, its number without a tokenizer."""
         for is_kept, run in groupby(ids, key=lambda token: token != NOT_KEPT):
             tokens = list(run)
             if not is_kept:
@@ -219,7 +221,7 @@ class Texts:
                 yield from self.pieces(tokens)
 
     def _prompt(self, row: RowFigures) -> str | None:
-        """In words, where its file can be read here and the tenant keeps nothing to itself."""
+        """The prompt as text, if its file can be read here and the tenant keeps all texts."""
         if not self.job.privacy.is_full or self.pieces is None or self.out_of_reach:
             return None
         found = self._prompt_row(row)

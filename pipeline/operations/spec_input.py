@@ -1,4 +1,4 @@
-"""A job spec from a file and from flags; flags win."""
+"""Builds a job spec from a file and from flags. Flags win."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specbatch.schemas.spec import JobSpec, absolute, load_spec, model_ref
 
 
 def build_spec(file: Path | None, flags: Mapping[str, Any], cwd: Path | None = None) -> JobSpec:
-    """The resolved spec. `flags` are dotted field names to values; None is "not given".
+    """The resolved spec. `flags` maps dotted field names to values; None means "not given".
 
     Paths in the file are relative to its folder, paths in flags to the working folder.
     """
@@ -29,7 +29,7 @@ def build_spec(file: Path | None, flags: Mapping[str, Any], cwd: Path | None = N
 
 
 def resolved_spec(values: Mapping[str, Any], base: Path | None = None) -> JobSpec:
-    """The spec of a mapping whose paths are relative to `base`, or to the working folder.
+    """The spec of a mapping. Its paths are relative to `base`, or to the working folder.
 
     Raises `SpecError`.
     """
@@ -53,7 +53,7 @@ def read_spec_file(
 
 
 def parse_spec(text: str, whose: str, needed: str = "input, output and verifier") -> dict[str, Any]:
-    """The mapping in a text. Raises `SpecError` with one sentence that names whose it is."""
+    """The mapping in a text. Raises `SpecError` with one sentence that names the text's source."""
     try:
         values = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -64,7 +64,7 @@ def parse_spec(text: str, whose: str, needed: str = "input, output and verifier"
 
 
 def _depth_as_word(values: dict[str, Any]) -> dict[str, Any]:
-    """YAML takes `off` for false."""
+    """Restores the word `off`, which YAML reads as false."""
     speculation = values.get("speculation")
     if isinstance(speculation, dict) and speculation.get("depth") is False:
         values = {**values, "speculation": {**speculation, "depth": "off"}}
@@ -72,7 +72,7 @@ def _depth_as_word(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _at(values: dict[str, Any], base: Path) -> dict[str, Any]:
-    """The same values with paths made absolute; what has the wrong type is left for the check."""
+    """The same values with absolute paths. The later check reports values of a wrong type."""
     values = dict(values)
     for part in ("input", "output"):
         section = values.get(part)

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def make_auditor(settings: Settings, store: Store) -> Auditor:
-    """What audits jobs; it needs the engine extra for replays alone."""
+    """An auditor of jobs. Only its replays need the engine extra."""
     from specbatch.pipeline.operations.audit import Auditor
     from specbatch.pipeline.runtime.anchors import Anchors
 
@@ -68,7 +68,7 @@ def make_replays(
 
 
 def models_now(spec: JobSpec) -> Models:
-    """What a job of this spec would pin that begins now and here. Raises `ModelError`."""
+    """The models that a job of this spec would pin here and now. Raises `ModelError`."""
     require_engine_extra()
     from specbatch.pipeline.engines.models.identity import check_models, models_of
     from specbatch.pipeline.engines.models.model_folder import inspect_model
@@ -79,8 +79,9 @@ def models_now(spec: JobSpec) -> Models:
 def first_rows(
     settings: Settings, job: JobRow, groups: Sequence[Prompts]
 ) -> list[PromptRow] | None:
-    """The first row of each group of a job, with its id as the store has it; None where prompts
-    cannot be read: they are not here, or the install is the light one, which reads no Arrow files.
+    """The first row of each group of a job, with its id as the store has it.
+
+    None if prompts cannot be read: they are not here, or the light install cannot read Arrow files.
     """
     from importlib.util import find_spec
 
@@ -101,9 +102,9 @@ def first_rows(
 def prompt_row(
     settings: Settings, job: JobRow, prompts: Prompts, row_index: int
 ) -> PromptRow | None:
-    """One row of a group's prompts; None where the install is the light one, or it is not there.
+    """One row of a group's prompts; None in a light install, or if the row does not exist.
 
-    Raises `ObjectError` when the file cannot be read.
+    Raises `ObjectError` if the file cannot be read.
     """
     from importlib.util import find_spec
 
@@ -116,7 +117,7 @@ def prompt_row(
 
 
 def make_exporter(settings: Settings, store: Store) -> Exporter:
-    """What exports jobs of a store. Raises `MissingExtraError` without pyarrow."""
+    """An exporter for jobs of a store. Raises `MissingExtraError` without pyarrow."""
     from importlib.util import find_spec
 
     missing = [name for name in ("pyarrow", "numpy") if find_spec(name) is None]

@@ -1,1 +1,1 @@
-"""What a job publishes: output files, manifests, exported sets."""
+"""Writes what a job publishes: output files, manifests and exported sets."""

@@ -1,7 +1,7 @@
-"""What a draft model can learn from: prompts, the verifier's tokens, and where drafts were wrong.
+"""Training data for draft models: prompts, the verifier's tokens, and where drafts were wrong.
 
-A batch needs no other information than its columns: `prompt_ids` and `token_ids` are what the
-verifier read and decided, `logprobs` how sure it was. Only completions that ended well are taken.
+A batch is complete in itself: `prompt_ids` and `token_ids` are what the verifier read and decided,
+`logprobs` how sure it was. Only completions that ended well are included.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from specbatch.schemas import export_arrow
 from specbatch.schemas.exports import Selection
 from specbatch.schemas.records import CompletionRecord, FinishReason
 
-# Reasons for which completions are left out, as they are told.
+# Reasons for omitting completions, as messages name them.
 ENDED_BADLY = "did not end well"
 OTHER_TAG = "have another tag"
 NOT_KEPT = "have no tokens any more"
@@ -35,7 +35,7 @@ PromptIds = Sequence[int] | None
 
 @dataclass(slots=True)
 class Corrections:
-    """Chooses completions and makes batches of them; counts those that it leaves out."""
+    """Chooses completions and makes batches of them. Counts those that it omits."""
 
     job_id: str
     selection: Selection
@@ -45,7 +45,7 @@ class Corrections:
     def batch(
         self, records: Sequence[CompletionRecord], prompts: Sequence[PromptIds]
     ) -> pa.RecordBatch:
-        """`prompts`: the prompt of each record, None where it is gone."""
+        """`prompts`: the prompt of each record, None if it is gone."""
         taken = [
             self._is_taken(record, prompt) for record, prompt in zip(records, prompts, strict=True)
         ]
@@ -56,7 +56,7 @@ class Corrections:
         return _batch(self.job_id, records, prompts, table, rejections, taken_here)
 
     def _is_taken(self, record: CompletionRecord, prompt: PromptIds) -> bool:
-        """Whether it can be learned from, as far as can be told before looking at its drafts."""
+        """Whether a completion is usable, as far as that shows without its drafts."""
         reason = None
         if self.selection.tag is not None and record.tag != self.selection.tag:
             reason = OTHER_TAG
@@ -97,7 +97,7 @@ def _batch(
     rejections: Bools,
     taken: Sequence[bool],
 ) -> pa.RecordBatch:
-    # How many draft tokens each rejection threw away: its own and those behind it.
+    # The draft tokens that each rejection discarded: its own and those behind it.
     lost = table.drafted - table.draft_position
     weights = np.where(rejections, lost, 1)
     places = np.flatnonzero(rejections)

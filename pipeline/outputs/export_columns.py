@@ -1,4 +1,4 @@
-"""Completions as the record batches of each exported set (`schemas/export_arrow.py`)."""
+"""Makes the record batches of each exported set (`schemas/export_arrow.py`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from specbatch.schemas.timekeeping import TimeSlice, usd_of
 
 _ORIGINS = pa.array([origin.name.lower() for origin in Origin])  # numbered from 0
 
-MASKED = -1  # the id of a token that privacy has taken away
+MASKED = -1  # the id of a token that privacy has removed
 
 Records = Sequence[CompletionRecord]
 
@@ -28,7 +28,7 @@ def _of_provenance(name: str, record: CompletionRecord) -> Any:
 
 
 def completion_batch(job_id: str, records: Records) -> pa.RecordBatch:
-    """Everything that is kept."""
+    """One row per completion, with everything that is kept."""
     special: dict[str, Callable[[CompletionRecord], Any]] = {
         "text": _text,
         "token_ids": lambda r: _kept(r, r.token_ids),
@@ -51,7 +51,7 @@ def token_batch(job_id: str, records: Records) -> pa.RecordBatch:
     rows = np.array([r.row_index for r in records], dtype=np.int64)
     samples = np.array([r.sample_index for r in records], dtype=np.int64)
     names = pa.array(table.sources, pa.string())
-    # A completion whose log-probabilities are not kept has none.
+    # A completion without kept log-probabilities has none here.
     told = np.array([len(r.logprobs) == len(r.token_ids) for r in records], dtype=np.bool_)
     logprobs = np.full(len(table.position), np.nan)
     logprobs[told[table.completion]] = _logprobs(list(compress(records, told)))
@@ -76,7 +76,7 @@ def token_batch(job_id: str, records: Records) -> pa.RecordBatch:
 
 
 def cost_batch(job_id: str, records: Records) -> pa.RecordBatch:
-    """Device time and money."""
+    """One row per completion, with device time and money."""
     return _batch(
         export_arrow.COSTS,
         job_id,
@@ -90,7 +90,7 @@ def cost_batch(job_id: str, records: Records) -> pa.RecordBatch:
 
 
 def cost_units(record: CompletionRecord) -> int | None:
-    """Ticks × price, exactly; None for a completion of before ticks were kept."""
+    """100-ns units × price, exactly; None for a completion from before these were kept."""
     if record.compute_sec and not record.ticks.total and not record.ahead_ticks:
         return None
     ahead = record.ahead_ticks * record.ahead_price_microusd
@@ -98,13 +98,13 @@ def cost_units(record: CompletionRecord) -> int | None:
 
 
 def cost_usd(record: CompletionRecord) -> float:
-    """The same in dollars; where ticks were not kept, what the store has."""
+    """The same in dollars; for older completions the store's figure."""
     units = cost_units(record)
     return record.cost_usd if units is None else usd_of(units)
 
 
 def time_batch(job_id: str, slices: Sequence[TimeSlice]) -> pa.RecordBatch:
-    """What attempts had of devices."""
+    """One row per attempt and session, with device time."""
     columns: dict[str, Any] = {
         "job_id": pa.repeat(job_id, len(slices)),
         "session_id": [s.session_id for s in slices],
@@ -162,7 +162,7 @@ def _array(values: Any, kind: pa.DataType) -> pa.Array:
 
 
 def _nullable(values: Any, missing: Bools, kind: pa.DataType) -> pa.Array:
-    """Null where it is missing; NaN stays NaN."""
+    """An array with null for missing values; NaN stays NaN."""
     return pa.array(values, mask=missing, from_pandas=False).cast(kind)
 
 
@@ -171,12 +171,12 @@ def _logprobs(records: Records) -> Any:
 
 
 def _kept(record: CompletionRecord, values: Sequence[Any]) -> Sequence[Any] | None:
-    """Null where a completion's tokens are no longer kept."""
+    """Null if a completion's tokens are no longer kept."""
     return None if record.origins and not record.token_ids else values
 
 
 def _text(record: CompletionRecord) -> str | None:
-    """Null for an error, and where it is not kept."""
+    """Null for an error, or if the text is not kept."""
     if record.finish_reason is FinishReason.ERROR or (record.origins and not record.token_ids):
         return None
     return record.text or (None if MASKED in record.token_ids else "")

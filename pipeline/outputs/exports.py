@@ -1,10 +1,10 @@
-"""Exported sets as Parquet files: one file, or numbered parts with a manifest as the last word.
+"""Writes exported sets as Parquet: one file, or numbered parts and then a manifest.
 
 A file is written to a local temporary folder, uploaded under its final name in one piece, and
-compared there by size and SHA-256; so a name that exists is whole. In a folder
-`<set>-manifest.json` lists the parts `<set>-00000.parquet` and so on, and is written last: without
-it an export is not finished. Equal batches give equal bytes: nothing is in the files that another
-run would say differently.
+compared there by size and SHA-256, so a file that exists is complete. In a folder
+`<set>-manifest.json` lists the parts `<set>-00000.parquet` and so on. It is written last: without
+it an export is not finished. Equal batches give equal bytes, because the files contain nothing that
+differs between runs.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ExportWriter:
     def check(self, objects: Objects | None = None) -> None:
         """Raise `OutputError` unless the place can be written and is free. Changes nothing.
 
-        `objects` asks in place of the writer's own: it may have less patience.
+        `objects` replaces the writer's own for the check; it may have less patience.
         """
         objects = objects or self._objects
         local, is_file = "://" not in self._to, self._name is not None
@@ -99,7 +99,7 @@ class ExportWriter:
             self._objects.delete(join(self._folder, self._manifest))
 
     def _finish(self, files: tuple[ExportedFile, ...], about: Mapping[str, str]) -> None:
-        """Remove parts of an earlier export that had more of them; then the manifest."""
+        """Remove surplus parts of an earlier export, then write the manifest."""
         for name in self._existing(self._objects) - {file.name for file in files}:
             self._objects.delete(join(self._folder, name))
         manifest = {
@@ -128,13 +128,13 @@ class ExportWriter:
             with explained("look at", self._folder):
                 folder = Path(self._folder)
                 names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-        else:  # a listing also tells of a bucket that is not there
+        else:  # a listing also reports a missing bucket
             prefix = join(self._folder, self._name or f"{self._kind}-")
             names = [i.uri.removeprefix(join(self._folder, "")) for i in objects.list(prefix)]
         return {name for name in names if re.fullmatch(pattern, name)}
 
     def _parts(self, schema: pa.Schema, batches: Batches, folder: Path) -> Iterator[ExportedFile]:
-        """Each part as soon as it is whole; at least one."""
+        """Yield each part as soon as it is complete, at least one."""
         number, first = 0, next(batches, None)
         while first is not None or number == 0:
             name = self._name or f"{self._kind}-{number:05d}{SUFFIX}"
@@ -149,7 +149,7 @@ class ExportWriter:
             number += 1
 
     def _publish(self, path: Path, name: str, part: _Part) -> ExportedFile:
-        """Under its own name, once what is there is what was written."""
+        """Upload a part under its own name and check what arrived."""
         uri = join(self._folder, name)
         if not self._overwrite and self._objects.exists(uri):
             raise OutputError(f"{uri} was written by somebody else meanwhile; it is left alone")
@@ -167,7 +167,7 @@ class ExportWriter:
 
 
 def _split(to: str) -> tuple[str, str | None]:
-    """The folder or prefix, and the file's name if it is to be one file."""
+    """The folder or prefix, and the file's name for a single file."""
     if not to.endswith(SUFFIX):
         return to, None
     if "://" not in to:
@@ -177,7 +177,7 @@ def _split(to: str) -> tuple[str, str | None]:
 
 
 class _Part:
-    """One local Parquet file, and what was written to it. A context manager; closes the file."""
+    """One local Parquet file being written. A context manager that closes the file."""
 
     def __init__(self, path: Path, schema: pa.Schema, row_group_bytes: int) -> None:
         self.rows = 0
@@ -199,7 +199,7 @@ class _Part:
                 try:
                     self._writer.close()
                 finally:
-                    self._writer.is_open = False  # else it tries again when it is collected
+                    self._writer.is_open = False  # else the garbage collector closes it again
 
     @property
     def size_bytes(self) -> int:
@@ -210,7 +210,7 @@ class _Part:
         return self._sink.digest.hexdigest()
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Batches are gathered into row groups."""
+        """Add a batch; batches are gathered into row groups."""
         self.rows += batch.num_rows
         self._waiting.append(batch)
         if sum(waiting.nbytes for waiting in self._waiting) >= self._row_group_bytes:
@@ -224,7 +224,7 @@ class _Part:
 
 
 class _Sink:
-    """A file that remembers the hash and the number of bytes of what goes into it."""
+    """A file that counts and hashes the bytes written to it."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

@@ -1,6 +1,6 @@
-"""How the files of a job's output are called, and whose a location is.
+"""Names of the files of a job's output, and the owner of a location.
 
-Imports no pyarrow: a purge deletes by these names what a publication left that was never finished.
+Imports no pyarrow, because a purge uses these names to delete what an unfinished publication left.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MARKER = "_specbatch_job.json"
 MANIFEST = MANIFEST_NAME
 MOST_MARKER_BYTES = 1 << 16
 OPENAI = ("output.jsonl", "errors.jsonl")
-LISTED = ("parts", "openai_files", "remainder")  # of a manifest, each with the files it names
+LISTED = ("parts", "openai_files", "remainder")  # keys of a manifest that list files
 _PART = "part-"
 # Only these: others write `part-00000-….snappy.parquet` into the same folder.
 _PART_NAME = re.compile(rf"{_PART}[0-9]{{5,}}\.parquet")
@@ -33,12 +33,12 @@ def is_part(name: str) -> bool:
 
 
 def remainder_name(job_id: str) -> str:
-    """Without the ending."""
+    """The name without its ending."""
     return f"remainder-{job_id}"
 
 
 def remainder_names(job_id: str) -> set[str]:
-    """What is left of a stopped job, and the spec for it."""
+    """The file of a stopped job's remaining rows, and the spec for them."""
     return {f"{remainder_name(job_id)}.{kind}" for kind in ("parquet", "yaml")}
 
 
@@ -55,12 +55,12 @@ def is_written(name: str, job_id: str) -> bool:
 
 
 def begin_with(job_id: str) -> tuple[str, ...]:
-    """How the names begin of what the job writes: of uploads that are in no list."""
+    """Prefixes of the names that the job writes, to find unlisted uploads."""
     return (_PART, *OPENAI, f"{remainder_name(job_id)}.")
 
 
 def owner_of(objects: Objects, uri: str) -> str | None:
-    """The id of the job whose location it is; None where none has claimed it. Raises
+    """The id of the job that owns the location; None if no job has claimed it. Raises
     `ObjectError`."""
     marker = join(uri, MARKER)
     info = objects.head(marker)

@@ -1,7 +1,13 @@
 """OpenAI batch output: `output.jsonl` with finished requests, `errors.jsonl` with the others.
 
-One line per request, all of its samples as choices. Ids are derived from the job and the row, so
-a repeated run writes the same files.
+Each request is one line with all of its samples as choices. Ids are derived from the job and the
+row, so a repeated run writes the same files.
+
+Log-probabilities list each token as text and as bytes. A token's text is what it adds to the whole
+text, including the space before a word, which many tokenizers omit at the beginning of a text. A
+token that is part of a character reads as a replacement character and has null bytes. Special
+tokens have no text. Values that are not finite (of a token that cannot occur) become -9999, as in
+OpenAI's files.
 """
 
 from __future__ import annotations
@@ -25,7 +31,7 @@ _PARTIAL = "\N{REPLACEMENT CHARACTER}"
 
 
 class TokenTexts:
-    """What each token id reads, decoded once. Without a decoder nothing does."""
+    """The text of each token id, decoded once. Without a decoder all texts are empty."""
 
     def __init__(self, decode: Decode | None) -> None:
         self._decode = decode
@@ -41,14 +47,14 @@ class TokenTexts:
     @staticmethod
     def _text(decode: Decode, token: int) -> str:
         once = decode([token])
-        if _PARTIAL in once:  # what it adds depends on the bytes before
+        if _PARTIAL in once:  # its text depends on the bytes before it
             return once
         twice = decode([token, token])
         return twice[len(once) :] if twice.startswith(once) else once
 
 
 def openai_logprobs(record: CompletionRecord, texts: TokenTexts) -> dict[str, Any] | None:
-    """The `logprobs` of a choice; null where the request did not ask."""
+    """The `logprobs` of a choice; null if the request did not ask for them."""
     if record.top_logprobs is None:
         return None
     return {
@@ -71,7 +77,7 @@ _UNFINISHED = (FinishReason.ERROR, FinishReason.CANCELLED)
 
 
 class OpenAIFiles:
-    """Writes both files while rows stream by."""
+    """Writes both files while rows stream through it."""
 
     def __init__(
         self, folder: Path, job_id: str, created: int, decode: Decode | None = None
@@ -85,7 +91,7 @@ class OpenAIFiles:
     def watching(
         self, rows: Iterable[CompletionRecord | RejectedRow]
     ) -> Iterator[CompletionRecord | RejectedRow]:
-        """The same rows; each request is written as soon as its last sample has passed."""
+        """Pass rows through; write each request as soon as its last sample has passed."""
         with self._paths[0].open("wb") as output, self._paths[1].open("wb") as errors:
             for _, group in groupby(rows, key=lambda row: row.row_index):
                 samples = list(group)
@@ -98,7 +104,7 @@ class OpenAIFiles:
                 yield from samples
 
     def finish(self) -> list[tuple[Path, int]]:
-        """(file, lines) of both, once all rows have passed."""
+        """(file, lines) of both files, after all rows have passed."""
         return list(zip(self._paths, self._counts, strict=True))
 
     def _line(self, samples: list[CompletionRecord | RejectedRow]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The published output of a job: Parquet part files, then `manifest.json` as the last word.
+"""The published output of a job: Parquet part files, then `manifest.json`.
 
 Columns of `part-00000.parquet` and its successors, one row per (input row, sample), in input order:
 
@@ -16,9 +16,9 @@ Columns of `part-00000.parquet` and its successors, one row per (input row, samp
     verifier           string   the model whose output this is
     proposer           string   the draft model, if any
     error              string   "code: reason" of a quarantined row or failed completion, else null
-    logprobs           list     the log-probability of each token; null where not asked for
-    top_logprobs       list     for each token the most likely ones: a list of token_id, logprob
-    numeric_class      string   in which the tokens were decided; null where that is not known
+    logprobs           list     the log-probability of each token; null if not asked for
+    top_logprobs       list     the most likely tokens at each place: token_id, logprob
+    numeric_class      string   the class in which the tokens were decided; null if unknown
 
 A quarantined row has finish_reason "error", sample_index 0 and null in the columns that do not
 apply. For OpenAI batch input `output.jsonl` and `errors.jsonl` are written as well
@@ -75,7 +75,7 @@ class OutputFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What `manifest.json` says. `rows` = `completions` + `rejected`."""
+    """The contents of `manifest.json`. `rows` = `completions` + `rejected`."""
 
     job_id: str
     rows: int
@@ -83,7 +83,7 @@ class Manifest:
     rejected: int
     parts: tuple[OutputFile, ...]
     openai_files: tuple[OutputFile, ...] = ()
-    remainder: tuple[OutputFile, ...] = ()  # what is left of a stopped job, and the spec for it
+    remainder: tuple[OutputFile, ...] = ()  # a stopped job's remaining rows, and their spec
     info: Mapping[str, Any] = field(default_factory=dict)
     schema_version: int = arrow.SCHEMA_VERSION
 
@@ -111,7 +111,7 @@ class OutputWriter:
     def check(self, is_mine: Callable[[str], bool] | None = None) -> None:
         """Raise `OutputError` unless the location can be claimed. Leaves nothing behind.
 
-        `is_mine` tells of the id of a job that holds it whether that is all right.
+        `is_mine` decides by id whether the job that holds it may.
         """
         try:
             owner = self._free_or_owner()
@@ -123,10 +123,10 @@ class OutputWriter:
             check_writable(Path(self._uri))
 
     def claim(self) -> None:
-        """Make the location this job's; its own earlier claim is fine.
+        """Claim the location for this job; an earlier claim of the same job is fine.
 
-        Raises `OutputError` when another job's output is there, and `ObjectError` when the store
-        refuses or is out of reach: that may be over when it is tried again.
+        Raises `OutputError` if another job's output is there, and `ObjectError` if the store
+        refuses or is out of reach; then a retry may succeed.
         """
         owner = self._free_or_owner()
         if owner is None:
@@ -166,10 +166,10 @@ class OutputWriter:
         """Publish everything and return the manifest; both inputs must be in input order.
 
         `openai` adds the OpenAI batch files, with `created` (seconds since the epoch) in them;
-        `decode` makes text of tokens, called only where those tell of log-probabilities. `info`
-        goes into the manifest as it is. `beside` are local files of what is left to do, with their
-        rows; they are moved to the output. `still_mine` is called before each change and raises
-        where somebody else publishes the job by now: what they finished must not be touched. Raises
+        `decode` turns tokens into text, only for their log-probabilities. `info` goes into the
+        manifest unchanged. `beside` are local files of the remaining work, with their row counts;
+        they move to the output. `still_mine` is called before each change. It raises if another
+        worker publishes the job by now, whose finished files must stay untouched. Raises
         `OutputError` and `ObjectError`.
         """
         self._still_mine = still_mine or _unasked
@@ -198,10 +198,10 @@ class OutputWriter:
         return manifest
 
     def _unfinish(self) -> None:
-        """Take away the manifest of an earlier publication, and no other one.
+        """Remove the manifest of an earlier publication, and no other one.
 
-        One that is there while the job is still ours is an earlier one's. Who is stopped after that
-        question finds another version when he comes to himself, or none was there and none goes.
+        A manifest that exists while the job is still ours is an earlier one. If this process is
+        frozen after that check, it later finds another version and removes nothing.
         """
         uri = join(self._uri, MANIFEST)
         earlier = self._objects.head(uri)
@@ -210,7 +210,7 @@ class OutputWriter:
             self._objects.delete(uri)
 
     def _write_parts(self, rows: Iterator[OutputRow], folder: Path) -> Iterator[OutputFile]:
-        """At least one part, so that an empty output can be read too."""
+        """Write at least one part, so that an empty output can be read too."""
         number, first = 0, next(rows, None)
         while first is not None or number == 0:
             rest = islice(rows, self._rows_per_part - 1)
@@ -227,7 +227,7 @@ class OutputWriter:
         return OutputFile(name, rows, artefact.size_bytes, artefact.sha256)
 
     def _delete_leftovers(self, keep: set[str]) -> None:
-        """Parts of an earlier attempt of this job that had more of them, and what it left."""
+        """Delete surplus parts and other files of an earlier attempt of this job."""
         for name in (self._part_names() | remainder_names(self._job_id)) - keep:
             self._objects.delete(join(self._uri, name))
 
@@ -249,11 +249,11 @@ class OutputWriter:
 
 
 def _unasked() -> None:
-    """Nobody else is at work."""
+    """The default of `still_mine`: no other worker can publish the job."""
 
 
 def check_writable(folder: Path) -> None:
-    """Make the missing folders, and remove them again."""
+    """Check a folder by creating its missing parts and removing them again."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise OutputError(f"output {folder} cannot be written: {there} is not a writable folder")
@@ -271,8 +271,8 @@ def check_writable(folder: Path) -> None:
 
 
 def read_output(uri: str, objects: Objects | None = None) -> pa.Table:
-    """A finished output as one table. Raises `OutputError` when it is not finished, `ObjectError`
-    when a part is damaged."""
+    """A finished output as one table. Raises `OutputError` if it is not finished, `ObjectError` if
+    a part is damaged."""
     objects = objects or Objects()
     manifest = read_manifest(uri, objects)
     tables = []
@@ -283,7 +283,7 @@ def read_output(uri: str, objects: Objects | None = None) -> pa.Table:
 
 
 def read_manifest(uri: str, objects: Objects | None = None) -> Manifest:
-    """The manifest of a finished output. Raises `OutputError` when there is none."""
+    """The manifest of a finished output. Raises `OutputError` if there is none."""
     objects = objects or Objects()
     path = join(uri, MANIFEST)
     if not objects.exists(path):
@@ -292,7 +292,7 @@ def read_manifest(uri: str, objects: Objects | None = None) -> Manifest:
 
 
 class _Counted(Iterator[OutputRow]):
-    """Passes rows through and counts both kinds."""
+    """An iterator that passes rows through and counts both kinds."""
 
     def __init__(self, rows: Iterable[OutputRow]):
         self._rows = iter(rows)

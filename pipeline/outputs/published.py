@@ -1,6 +1,6 @@
-"""Is a job's output as it was published? The manifest, and every file that it names.
+"""Checks that a job's output is as published: the manifest, and every file that it names.
 
-Needs no Arrow: files are compared by size and SHA-256, a few megabytes of them in memory at a time.
+Needs no Arrow: it compares files by size and SHA-256 with a few megabytes in memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_MANIFEST_BYTES = 64 << 20  # half a million parts
 
 @dataclass
 class OutputCounts:
-    """What was compared."""
+    """Counts of what was compared."""
 
     uri: str = ""  # of the manifest
     named: int = 0  # files that the manifest names
@@ -33,13 +33,13 @@ class OutputCounts:
     size_bytes: int = 0
     confirms: int | None = None  # the last entry of the log that the manifest confirms
     purged: bool = False  # it was deleted on purpose, as the log says
-    gap: str = "the log does not say where they lie"  # why not all of it was compared, if so
+    gap: str = "the log does not say where they lie"  # why parts were not compared, if so
 
 
 def output_findings(
     objects: Objects, facts: LogFacts, output_uri: str | None, counts: OutputCounts
 ) -> Iterator[Finding]:
-    """What is not as it was published. `output_uri`: where the job's output lies, by its log."""
+    """Differences from what was published. `output_uri`: the output's place by the log."""
     if not isinstance(output_uri, str):
         return  # the log lacks its beginning, which is told
     folder = tidy(output_uri)
@@ -67,8 +67,8 @@ def output_findings(
 
 
 def _named(facts: LogFacts, output_uri: str) -> Finding | None:
-    """What is wrong with the manifest that the log names: else a log written anew would need
-    none."""
+    """Says what is wrong with the manifest that the log names. Without this check a rewritten log
+    would need no manifest."""
     if not facts.published:
         return None
     if facts.manifest is None:
@@ -116,7 +116,7 @@ def _with_manifest(
 def _log_of(
     facts: LogFacts, uri: str, manifest: Mapping[str, Any], counts: OutputCounts
 ) -> Iterator[Finding]:
-    """The manifest confirms a part of the log from outside the store."""
+    """Compare the log with the entry that the manifest confirms from outside the store."""
     try:
         said = manifest["info"]["audit_log"]
         number, hashed = _entry_number(said["number"]), bytes.fromhex(said["hash"])
@@ -153,8 +153,8 @@ def _files(
     counts: OutputCounts,
     may_be_trusted: bool,
 ) -> Iterator[Finding]:
-    """The files that the manifest names, each as it was, and no other one of ours. A manifest that
-    was changed cannot tell which file is another."""
+    """Check that each file of the manifest is unchanged and that the job has no other files. A
+    changed manifest cannot show which files are foreign."""
     names = {MANIFEST, MARKER}
     for file in _listed(manifest):
         name = str(file.get("name"))
@@ -183,7 +183,7 @@ def _files(
 def _difference(
     objects: Objects, uri: str, file: Mapping[str, Any], counts: OutputCounts
 ) -> str | None:
-    """What is wrong with one file."""
+    """Says what is wrong with one file; None if nothing is."""
     info = objects.head(uri)
     if info is None:
         return "is missing"
@@ -201,21 +201,21 @@ def _difference(
 
 
 def _entry_number(value: Any) -> int:
-    """Raises `ValueError` for what numbers no entry."""
+    """The number of an entry. Raises `ValueError` for any other value."""
     if not isinstance(value, int) or not 0 < value <= _MOST_ENTRIES:
         raise ValueError("no number of an entry")
     return value
 
 
 def _said_size(size: Any) -> str:
-    """What the manifest says of a file's size, whatever stands there."""
+    """What the manifest says about a file's size, whatever its value."""
     if isinstance(size, int) and not isinstance(size, bool):
         return f"was published with {size:,}"
     return "the manifest does not say with how many it was published"
 
 
 def _parsed(data: bytes) -> Mapping[str, Any]:
-    """Nothing, where it is no manifest."""
+    """The manifest; empty if the data is not one."""
     try:
         values = orjson.loads(data)
     except ValueError:
@@ -232,7 +232,7 @@ def _listed(manifest: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _anew(what: str) -> Finding:
-    """What no publication leaves behind."""
+    """A finding that no publication can explain."""
     return Finding(FindingKind.ENTRY, f"{what}: the log was written anew")
 
 

@@ -1,8 +1,7 @@
-"""Every token of many completions as parallel arrays: whose it was, when decided, what it took.
+"""All tokens of many completions as parallel arrays: their source, step and device time.
 
-A completion keeps its provenance by pass (`schemas/provenance.py`); here each token is given its
-own, as the SQL view `token_record` does it row by row. Pure: numpy over records, a few operations
-for all tokens at once.
+A completion keeps its provenance by pass (`schemas/provenance.py`). This module gives each token
+its own, as the SQL view `token_record` does row by row, with a few numpy operations in all.
 """
 
 from __future__ import annotations
@@ -50,12 +49,12 @@ class TokenTable:
 
     @property
     def is_rejection(self) -> Bools:
-        """Tokens in whose place a draft had another one."""
+        """Tokens that replaced a different draft token."""
         return np.asarray(self.origin == Origin.CORRECTED)
 
 
 def token_table(records: Sequence[CompletionRecord]) -> TokenTable:
-    """The tokens of all records. Those whose tokens are no longer kept have none.
+    """The tokens of all records; none for records whose tokens are no longer kept.
 
     Raises `StoreError` for a record that contradicts itself.
     """
@@ -94,8 +93,8 @@ def token_table(records: Sequence[CompletionRecord]) -> TokenTable:
     ticks = _spread(traced[owner], _flat(r.provenance.pass_ticks for r in kept), 0)
     others = _ints(r.ticks.total - sum(r.provenance.pass_ticks) for r in records)
     drafted = _spread(drafting, _flat(r.provenance.drafted for r in kept))
-    makers, sources = _makers(kept)
-    source = _spread(drafting, makers)
+    proposers, sources = _proposers(kept)
+    source = _spread(drafting, proposers)
     refused = is_rejection & traced[completion]
 
     # 3) To each token what its pass has.
@@ -118,18 +117,18 @@ def token_table(records: Sequence[CompletionRecord]) -> TokenTable:
     )
 
 
-def _makers(records: Sequence[CompletionRecord]) -> tuple[Ints, tuple[str, ...]]:
-    """Of each pass with a draft whose it was, among the names of all records."""
+def _proposers(records: Sequence[CompletionRecord]) -> tuple[Ints, tuple[str, ...]]:
+    """The proposer of each pass with a draft, as an index of the names of all records."""
     names: dict[str, int] = {}
     known = [[names.setdefault(s, len(names)) for s in r.provenance.sources] for r in records]
     before = np.cumsum([0, *map(len, known)])[:-1]  # [records] where its names begin
-    makers = _flat(r.provenance.makers for r in records)
+    proposers = _flat(r.provenance.makers for r in records)
     begins = np.repeat(before, _ints(len(r.provenance.makers) for r in records))
-    return _flat(known)[makers + begins], tuple(names)
+    return _flat(known)[proposers + begins], tuple(names)
 
 
 def _spread(where: Bools, values: Ints, elsewhere: int = NONE) -> Ints:
-    """`values` at the places that are true, in order."""
+    """`values`, in order, at the places that are true."""
     spread = np.full(len(where), elsewhere, dtype=np.int64)
     spread[where] = values
     return spread
@@ -147,7 +146,7 @@ def _check_provenance(
     drafts: Ints,
     corrections: Ints,
 ) -> None:
-    """Raise unless what was kept by pass is as long as its origins say."""
+    """Raise unless the values by pass are as many as the origins imply."""
     for index in np.flatnonzero(traced).tolist():
         record = records[index]
         kept = record.provenance

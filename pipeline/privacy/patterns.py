@@ -1,7 +1,13 @@
-"""What personal data and secrets look like. Pure functions from a text to the places of one kind.
+"""Patterns of personal data and secrets. Pure functions from a text to the places of one kind.
 
-Each begins with a cheap look (a character, a word) that most texts fail, so that text without any
-costs little. Every loop in an expression is bounded, or its characters cannot match what follows.
+Each function starts with a cheap test (a character, a word) that most texts fail, so that text
+without personal data costs little. Every loop in an expression is bounded, or its characters cannot
+match what follows.
+
+An installation's own patterns are checked when they are read, because nothing can stop `re` later.
+No pattern may take long over any text. So at most one repetition is unbounded, none is inside
+another or repeats alternatives, and the others can match in only so many ways at one place. Windows
+of text limit the reach of the unbounded one.
 """
 
 from __future__ import annotations
@@ -67,7 +73,7 @@ def emails(text: str) -> Iterator[Place]:
 
 
 def keys(text: str) -> Iterator[Place]:
-    """Tokens of well-known services, private keys, and what stands behind `password=`."""
+    """Tokens of well-known services, private keys, and values behind `password=`."""
     if any(hint in text for hint in _KEY_HINTS):
         yield from (match.span() for match in _KEYS.finditer(text))
     lower = text.replace("İ", "i").lower()  # the only character that is two in lower case
@@ -98,7 +104,7 @@ def ibans(text: str) -> Iterator[Place]:
 
 
 def cards(text: str) -> Iterator[Place]:
-    """Numbers of 13 to 19 digits whose check digit is right, from a group's begin to one's end."""
+    """Numbers of 13 to 19 whole digit groups with a correct check digit."""
     for stretch in _NUMBERS.finditer(text):
         begin, written = stretch.start(), stretch[0]  # each asking for it would copy all of it
         groups = [match.span() for match in _DIGIT_GROUP.finditer(written)]
@@ -149,13 +155,13 @@ def _luhn_sums(digits: list[int]) -> tuple[list[int], list[int]]:
 
 
 def _is_card(digits: list[int], sums: tuple[list[int], ...], first: int, stop: int) -> bool:
-    """Whether these digits begin like a card's and end with their check digit."""
+    """Whether these digits start like a card's and end with their check digit."""
     of = sums[(stop - 1) % 2]  # the last one is taken as it is
     return 2 <= digits[first] <= 6 and (of[stop] - of[first]) % 10 == 0
 
 
 def _is_apart(text: str, begin: int, match: re.Match[str]) -> bool:
-    """Whether no letter or digit touches it: then it is a number and no part of a name."""
+    """Whether no letter or digit touches the match, so that it is not part of a name."""
     before, after = begin + match.start() - 1, begin + match.end()
     touches = before >= 0 and (text[before].isalnum() or text[before] == "_")
     return not touches and not (after < len(text) and text[after].isalnum())
@@ -176,8 +182,8 @@ def _is_iban(text: str) -> bool:
 
 MOST_PATTERNS, MOST_CHARS = 64, 200
 WINDOW_CHARS = 1024
-REACH_CHARS = 256  # a find may be so long; windows overlap by it
-_MOST_WAYS = 1 << 16  # in which repetitions may be shared out at one place
+REACH_CHARS = 256  # the longest find; windows overlap by it
+_MOST_WAYS = 1 << 16  # ways in which bounded repetitions may match at one place
 _NAME = re.compile(r"[A-Z][A-Z0-9_]{0,31}")
 _REPEATS = (ops.MAX_REPEAT, ops.MIN_REPEAT, ops.POSSESSIVE_REPEAT)
 
@@ -190,7 +196,7 @@ def compiled(patterns: Mapping[str, str]) -> dict[str, re.Pattern[str]]:
 
 
 def found(pattern: re.Pattern[str], text: str) -> Iterator[Place]:
-    """Where it occurs. What is longer than `REACH_CHARS` may be found in part only."""
+    """Where a pattern occurs. Only a part of a find beyond `REACH_CHARS` may be found."""
     if len(text) <= WINDOW_CHARS:
         yield from (match.span() for match in pattern.finditer(text) if match[0])
         return
@@ -248,6 +254,6 @@ def _repeats(parsed: Any, where: str, inside: bool = False) -> tuple[int, int]:
         else:
             continue
         for part in parts:
-            more, further = _repeats(part, where, inside_it)
-            unbounded, ways = unbounded + more, ways * further
+            more, more_ways = _repeats(part, where, inside_it)
+            unbounded, ways = unbounded + more, ways * more_ways
     return unbounded, ways

@@ -1,7 +1,7 @@
-"""Personal data out of texts: every find is replaced by a mark that says what it was, `[EMAIL]`.
+"""Redacts personal data: replaces every find with a mark of its kind, such as `[EMAIL]`.
 
-Knows nothing of jobs, tokens or stores. What it does not recognise it leaves: a name without a
-pattern stays, unless Presidio or a pattern of the installation's own knows it.
+Knows nothing of jobs, tokens or stores. It keeps what it does not recognise: a name without a
+pattern stays, unless Presidio or one of the installation's own patterns finds it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from specbatch.schemas.errors import MissingExtraError
 
 More = Callable[[str], Iterator[tuple[str, Place]]]  # a text to kinds and places
 
-# What a message quotes is somebody's data; one that was cut off has no closing quote.
+# Quotes in a message are user data. A truncated message has no closing quote.
 _QUOTED = re.compile(r"(?<!\w)([\"'])(?:(?!\1).)*+(?:\1|\Z)", re.DOTALL)
 
 
@@ -33,8 +33,8 @@ class Redactor:
     def __init__(
         self, patterns: Mapping[str, str] | None = None, more: Callable[[], More] | None = None
     ) -> None:
-        """`patterns`: an installation's own, by the name of their mark. `more`: makes a finder
-        beside them when the first text comes. Raises `UsageError` for a pattern that cannot be."""
+        """`patterns`: an installation's own, by the name of their mark. `more`: makes another
+        finder when the first text comes. Raises `UsageError` for an invalid pattern."""
         self._own = compiled(patterns or {})
         self._make_more = more
         self._more: More | None = None
@@ -48,7 +48,7 @@ class Redactor:
         return replaced(text, spans) if spans else text
 
     def without_quotes(self, text: str) -> str:
-        """A message of ours without the values that it quotes, and redacted."""
+        """One of our messages, redacted and without the values that it quotes."""
         return self.redacted(_QUOTED.sub("[…]", text))
 
     def _found(self, text: str) -> Iterator[Span]:
@@ -62,7 +62,7 @@ class Redactor:
 
 
 def merged(found: Iterable[Span]) -> list[Span]:
-    """In order and without overlaps; of two that overlap the one found first gives the kind."""
+    """The spans in order, overlaps joined. The first find of an overlap gives the kind."""
     ordered = sorted(enumerate(found), key=lambda item: (item[1].start, -item[1].stop))
     result: list[tuple[int, Span]] = []
     for rank, span in ordered:
@@ -76,7 +76,7 @@ def merged(found: Iterable[Span]) -> list[Span]:
 
 
 def replaced(text: str, spans: Sequence[Span]) -> str:
-    """The text with a mark for each span; what reaches over the text's end is cut there."""
+    """The text with a mark for each span. Spans are cut at the text's end."""
     parts, place = [], 0
     for start, stop, kind in spans:
         if start >= len(text):
@@ -90,7 +90,7 @@ MIN_SCORE = 0.4
 
 
 def presidio_finder(language: str) -> Callable[[str], Iterator[tuple[str, Place]]]:
-    """(kind, place) of what an analyser for the language finds. Loads its models, once.
+    """A finder of (kind, place) that uses Presidio's analyser. Loads its models once.
 
     Raises `MissingExtraError`.
     """

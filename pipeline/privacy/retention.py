@@ -1,13 +1,15 @@
-"""What is kept of a job's texts, by its mode: the one place where they are made less before they go
-to the store, to other processes or to a log.
+"""Decides how much of a job's texts is kept, by its mode.
+
+This is the only place that reduces texts before they go to the store, to other processes or to a
+log.
 
     mode        text              token ids                     row id                 tag
     full        as it is          as they are                   as it is               as it is
     redacted    marks for finds   -1 where a find was           hashed, if a find      marks
     hash-only   none              -1 for all                    hashed                 hashed
 
-Of both of the latter nothing is kept that was not written: no rejected drafts, no most likely
-tokens. Messages lose what they quote. Counts, origins, times, log-probabilities and costs stay.
+The last two modes keep nothing that was not output: no rejected drafts, no most likely tokens.
+Messages lose their quotes. Counts, origins, times, log-probabilities and costs stay.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ NO_WORDS = "its words are not kept"
 
 
 class Everything:
-    """Keeps all of it."""
+    """Keeps everything."""
 
     is_full = True
 
@@ -40,27 +42,27 @@ class Everything:
         return row
 
     def record(self, record: CompletionRecord, whole: str, decode: Decode) -> CompletionRecord:  # noqa: ARG002 - nothing is looked for
-        """What is kept of a completion. `whole` is the text of all its tokens: the record's own
+        """The kept part of a completion. `whole` is the text of all its tokens; the record's own
         may end before a stop string."""
         return record
 
     def words(self, message: str) -> str:
-        """Of a sentence of ours, or of a person."""
+        """The kept part of a message of ours or of a user."""
         return message
 
     def error(self, error: BaseException) -> str:
-        """Of an error, as it is stored and logged."""
+        """The kept part of an error, for the store and logs."""
         said = str(error)
         return said if isinstance(error, SpecbatchError) else f"{type(error).__name__}: {said}"
 
 
 class Redacted(Everything):
-    """Keeps what has no personal data in it, and marks in place of that."""
+    """Keeps texts with marks in place of personal data."""
 
     is_full = False
 
     def __init__(self, redactor: Redactor, hashed: Callable[[str, str], str]) -> None:
-        """`hashed`: a keyed hash of a text about something."""
+        """`hashed` makes a keyed hash of a text about something."""
         self._redactor = redactor
         self._hashed = hashed
 
@@ -109,7 +111,7 @@ class Redacted(Everything):
 
 
 class HashOnly(Redacted):
-    """Keeps no text, and nothing that text could be had from."""
+    """Keeps no text, and nothing that text could be recovered from."""
 
     def row_id(self, row_id: str) -> str:
         return self._hashed(row_id, "row id")
@@ -154,7 +156,7 @@ class Keepers:
 
 
 class Decoder(Protocol):
-    """What makes texts of token ids."""
+    """Converts token ids to text."""
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
@@ -167,7 +169,7 @@ def kept_records(
     tokenizer: Decoder,
     texts: Sequence[str] | None = None,
 ) -> Sequence[CompletionRecord]:
-    """Completions as they are stored; `texts`, where known, are those of all their tokens."""
+    """Completions as the store keeps them. `texts`, if known, are those of all their tokens."""
     if keeper.is_full:
         return records
     if texts is None:
@@ -186,10 +188,10 @@ _MAX_PENDING = 16  # tokens that may wait for one character
 
 
 def token_places(token_ids: Sequence[int], text: str, decode: Decode) -> list[Place] | None:
-    """The characters of each token, those that make one character together the same ones.
+    """The characters that each token wrote; tokens that form one character share it.
 
-    None where decoding a few tokens at a time does not add up to the text: who asks must take every
-    token for any character then. Takes time in proportion to the text.
+    None if decoding a few tokens at a time does not give the text. Callers must then assume that
+    any token wrote any character. Takes time in proportion to the text.
     """
     places: list[Place] = []
     begin = 0  # of the tokens that are decoded again, for context
@@ -215,7 +217,7 @@ def token_places(token_ids: Sequence[int], text: str, decode: Decode) -> list[Pl
 
 
 def tokens_in(places: Sequence[Place] | None, spans: Sequence[Span], count: int) -> set[int]:
-    """The tokens of which a character lies in a span; all of them where places are unknown."""
+    """The tokens with a character in a span; all tokens if places are unknown."""
     if places is None:
         return set(range(count))
     found: set[int] = set()

@@ -1,4 +1,4 @@
-"""Which tenant's texts are kept how, and what a job of each looks like when it is submitted."""
+"""Privacy modes of tenants, and what a submitted job of each looks like."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specbatch.schemas.privacy import SEALED, PrivacyMode
 from specbatch.schemas.records import JobRow, NewJob
 from specbatch.schemas.settings import Settings
 
-# Of a spec: token ids, of which text can be made; and what is configuration, and shown as it is.
+# Fields of a spec: token ids, which text can be made of, and plain configuration.
 _TOKEN_FIELDS = ("stop_token_ids", "logit_bias", "bad_token_ids", "bad_words")
 _BY_TAG = ("tag_depths", "routes")
 _SHOWN = ("input", "output", "verifier", "proposer", "engine", "tenant", "priority")
@@ -40,7 +40,7 @@ class Privacy:
 
     @classmethod
     def of_settings(cls, settings: Settings) -> Privacy:
-        """Raises `UsageError` for a pattern or key that cannot be used."""
+        """The settings' privacy. Raises `UsageError` for an unusable pattern or key."""
         more = partial(presidio_finder, settings.presidio_language) if settings.presidio else None
         redactor = Redactor(settings.redaction_patterns, more)
         cipher = Cipher.of_setting(settings.encryption_key)
@@ -53,11 +53,11 @@ class Privacy:
     def mode_of(self, tenant: str) -> PrivacyMode:
         return self._modes.get(tenant, self._default)
 
-    # --- who submits ------------------------------------------------------------------------
+    # --- for submitters ---------------------------------------------------------------------
     def order(self, job: NewJob) -> NewJob:
-        """The job as it goes into the store, with its tenant's mode pinned.
+        """The job as the store gets it, with its tenant's mode pinned.
 
-        Raises `UsageError` where the mode needs a key and there is none.
+        Raises `UsageError` if the mode needs a key and none is set.
         """
         mode = self.mode_of(job.tenant)
         keeper = self._keeper(job.tenant, mode)
@@ -74,19 +74,19 @@ class Privacy:
         )
 
     def idempotency_key(self, tenant: str, key: str | None) -> str | None:
-        """The key as the store has it."""
+        """The idempotency key as the store has it."""
         if not key or self.mode_of(tenant).is_full:
             return key
         return self._hashed(f"{tenant}\0{key}", "idempotency key")
 
-    # --- who works on it --------------------------------------------------------------------
+    # --- for workers ------------------------------------------------------------------------
     def keeper(self, job: JobRow) -> Everything:
-        """What keeps the job's texts. Raises `UsageError` where that needs a key."""
+        """The policy for the job's texts. Raises `UsageError` if it needs a missing key."""
         return self._keeper(job.tenant, job.privacy)
 
     def check(self, job: JobRow) -> None:
-        """Before a job's input is read. Raises `UsageError` also where it was submitted by somebody
-        whose settings keep more of its tenant than those here."""
+        """Check the privacy of a job before its input is read. Raises `UsageError`, also if the
+        submitter's settings keep more of the tenant's texts than the settings here."""
         self.keeper(job)
         here = self.mode_of(job.tenant)
         if here.strictness > job.privacy.strictness:
@@ -97,15 +97,15 @@ class Privacy:
             )
 
     def words(self, job: JobRow, message: str) -> str:
-        """What may be stored of a sentence about the job. Needs no key."""
+        """The part of a message about the job that may be stored. Needs no key."""
         return self._keepers.keeper(job.privacy).words(message)
 
     def row_id(self, job: JobRow, row_id: str) -> str:
-        """The id as the store has it; what is shown of one that was read from a file."""
+        """The row id as the store has it, for an id that was read from a file."""
         return self.keeper(job).row_id(row_id)
 
     def error(self, job: JobRow | None, error: BaseException) -> str:
-        """What may be stored and logged of an error; `job`: None where that is not known."""
+        """The part of an error that may be stored and logged. `job`: None if unknown."""
         mode = PrivacyMode.HASH_ONLY if job is None else job.privacy
         if job is None and not self.is_anybody_private:
             mode = PrivacyMode.FULL
@@ -116,13 +116,13 @@ class Privacy:
             return EVERYTHING
         if self.cipher is None:
             raise UsageError(
-                f"texts of tenant {tenant!r} are kept {mode}, which needs {SETTING}, the same for "
-                "who submits and for every worker"
+                f"texts of tenant {tenant!r} are kept {mode}, which needs {SETTING}: set the same "
+                "one for submitters and for every worker"
             )
         return self._keepers.keeper(mode)
 
     def _hashed(self, text: str, about: str) -> str:
-        assert self.cipher is not None, "who has no key has no keeper that hashes"
+        assert self.cipher is not None, "only modes that need a key hash"
         return self.cipher.hashed(text, about)
 
 
@@ -130,7 +130,7 @@ NOBODY_PRIVATE = Privacy()
 
 
 def _shown(spec: Mapping[str, Any], keeper: Everything, redactor: Redactor) -> dict[str, Any]:
-    """A spec without what the tenant keeps to itself: its texts, tags and token ids."""
+    """A spec without the tenant's private parts: texts, tags and token ids."""
     shown = {
         name: value if name in _SHOWN else _marked(value, redactor) for name, value in spec.items()
     }
@@ -146,7 +146,7 @@ def _shown(spec: Mapping[str, Any], keeper: Everything, redactor: Redactor) -> d
 
 
 def _marked(value: Any, redactor: Redactor) -> Any:
-    """Plain JSON with marks in its texts."""
+    """Plain JSON with its texts redacted."""
     if isinstance(value, str):
         return redactor.redacted(value)
     if isinstance(value, list | tuple):

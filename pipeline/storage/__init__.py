@@ -1,1 +1,1 @@
-"""Objects, local and in S3, and what a job's workspace holds."""
+"""Objects, local and in S3, and the files of a job's workspace."""

@@ -31,13 +31,13 @@ _SEQUENCES = ("token_ids", "origins", "logprobs", "proposed_at_depth", "accepted
 
 @dataclass(frozen=True, slots=True)
 class DraftBlock:
-    """A proposer's guess at how a sample goes on. Only a hint: it may be wrong, late or lost."""
+    """A proposer's guess at a sample's continuation. Only a hint: it may be wrong or lost."""
 
     row_index: int
     sample_index: int
     token_ids: tuple[int, ...]
-    ticks: int = 0  # that the device took to make it …
-    price_microusd: int = 0  # … whose hour costs this
+    ticks: int = 0  # 100-ns units that the device took to make it …
+    price_microusd: int = 0  # … and the price of an hour of it
 
 
 def write_prompts(rows: Sequence[PromptRow]) -> bytes:
@@ -95,7 +95,7 @@ def read_drafts(data: bytes) -> list[DraftBlock]:
 def write_results(
     records: Sequence[CompletionRecord], measured: Mapping[str, float] | None = None
 ) -> bytes:
-    """`measured`: what the attempt adds to its job's report beside what its records tell."""
+    """`measured`: figures that the attempt adds to its job's report, beside its records."""
     reach(CrashPoint.ARTEFACT_WRITE)
     flat = [completion_rows.provenance_values(record) for record in records]
     columns = {name: [values[name] for values in flat] for name in completion_rows.PROVENANCE}
@@ -127,7 +127,7 @@ def read_results(data: bytes) -> list[CompletionRecord]:
 
 
 def read_measured(data: bytes) -> dict[str, float]:
-    """What `write_results` was told beside the records; files of earlier versions have nothing."""
+    """The `measured` of `write_results`; empty in files of earlier versions."""
     with _opened(data) as reader:
         beside = reader.get_batch_with_custom_metadata(0).custom_metadata
     found = None if beside is None else beside.get(_MEASURED)
@@ -155,17 +155,17 @@ def _write(
 ) -> bytes:
     arrays = [pa.array(columns[field.name], type=field.type) for field in schema]
     sink = pa.BufferOutputStream()
-    # One thread: the order in which buffers are compressed must not depend on the machine.
+    # One thread, because the order of compressed buffers must not depend on the machine.
     options = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
     with pa.ipc.new_file(sink, schema, options=options) as writer:
-        # Beside the batch, not in the schema: versions that do not know it read the file too.
+        # Beside the batch, not in the schema, so that older versions can read the file.
         beside = {_MEASURED: orjson.dumps(measured)} if measured else None
         writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema), beside)
     return bytes(sink.getvalue())
 
 
 def _read(schema: pa.Schema, data: bytes, later: Sequence[str] = ()) -> Iterable[dict[str, Any]]:
-    """The rows of a file. `later`: the last columns, which files of earlier versions lack."""
+    """The rows of a file. `later`: last columns that files of earlier versions lack."""
     with _opened(data) as reader:
         table = reader.read_all()
     for name in later:

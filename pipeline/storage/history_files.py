@@ -1,8 +1,8 @@
-"""The files of what a tenant's earlier jobs gave, one in the workspace of each job that drafts from
-it: how they are called, and their end.
+"""Names and deletes history files: outputs of a tenant's earlier jobs that a job drafts from.
 
-They are hints: a job goes on without (`drafting.py`). So they go with the outputs that they were
-made of, and with the end of the job that they are for. Imports no pyarrow: a purge needs it.
+Each job that drafts from history has its own copy in its workspace. The files are only hints, and a
+job continues without them (`drafting.py`). So they are deleted with the outputs that they contain,
+and at the end of their job. Imports no pyarrow, because a purge needs this module.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from specbatch.pipeline.storage.objects import Objects
 from specbatch.pipeline.storage.workspace import check_own, delete_own, name_of_attempt
 from specbatch.schemas.records import Artefact, JobRow, Lease
 
-HISTORY = "history"  # of a job's report: the artefact
-_FILE = r"history-\d+(-[0-9a-f]+)?\.bin"  # older ones were named by the lease's number alone
+HISTORY = "history"  # the artefact's key in a job's report
+_FILE = r"history-\d+(-[0-9a-f]+)?\.bin"  # older names had the fencing token alone
 _NAME = re.compile(rf"{_FILE}|\.{_FILE}\..*\.tmp")  # or an unfinished one
 
 
 def name_of(lease: Lease) -> str:
-    """Of the file that is written under this lease."""
+    """The name of the file that is written under this lease."""
     return name_of_attempt("history", lease, "bin")
 
 
@@ -28,8 +28,8 @@ def is_history(name: str) -> bool:
 
 
 def delete_reported(objects: Objects, job: JobRow) -> None:
-    """Delete the one that the job's report tells of. Raises `ObjectError`, and `TypeError` for a
-    report that tells of something else."""
+    """Delete the file that the job's report names. Raises `ObjectError`, and `TypeError` for a
+    malformed report."""
     if job.report.get(HISTORY):
         artefact = Artefact(**job.report[HISTORY])
         check_own(job, artefact)
@@ -37,9 +37,10 @@ def delete_reported(objects: Objects, job: JobRow) -> None:
 
 
 def delete_histories(objects: Objects, job: JobRow) -> int:
-    """Delete all that are in the job's workspace, those of lost attempts too; how many were.
+    """Delete all history files in the job's workspace, and return their number.
 
-    Who has not ended may be about to report one. Raises `ObjectError`.
+    That includes files of lost attempts. Call it for ended jobs only, because a running one may be
+    about to report a file. Raises `ObjectError`.
     """
     if job.state.is_final and not job.report.get(HISTORY):
         return 0

@@ -1,4 +1,4 @@
-"""What every kind of object store does. `objects.py` chooses between them."""
+"""The contract of object stores. `objects.py` chooses between the implementations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ObjectInfo:
 
 
 class ObjectStore(Protocol):
-    """What every kind of store does. All methods raise `ObjectError` when the store refuses."""
+    """The contract. All methods raise `ObjectError` if the store refuses."""
 
     def put_bytes(self, uri: str, data: bytes) -> Artefact:
         """Write or replace a file."""
@@ -36,11 +36,11 @@ class ObjectStore(Protocol):
         ...
 
     def get_bytes(self, uri: str, expect: Artefact | None = None) -> bytes:
-        """Read a whole file; with `expect`, raise when size or SHA-256 differ."""
+        """Read a whole file; with `expect`, raise if size or SHA-256 differ."""
         ...
 
     def open(self, uri: str, version: str | None = None) -> BinaryIO:
-        """A random-access reader; raises when the file is no longer at `version`."""
+        """A random-access reader; raises if the file is no longer at `version`."""
         ...
 
     def list(self, prefix: str) -> list[ObjectInfo]:
@@ -48,7 +48,7 @@ class ObjectStore(Protocol):
         ...
 
     def head(self, uri: str) -> ObjectInfo | None:
-        """Size and version, or None when there is no such file."""
+        """Size and version, or None if there is no such file."""
         ...
 
     def delete(self, uri: str) -> None:
@@ -56,8 +56,10 @@ class ObjectStore(Protocol):
         ...
 
     def abort_uploads(self, prefix: str) -> None:
-        """End what was begun under a prefix and is in no list, as by a killed process; files of
-        that name that are being written now fail. Not where the store's rights forbid it."""
+        """Abort unlisted uploads under a prefix, as a killed process leaves them.
+
+        Uploads in progress fail too. Does nothing if the store's rights forbid it.
+        """
         ...
 
 

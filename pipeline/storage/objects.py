@@ -1,7 +1,7 @@
 """Files by uri: a local path or `s3://bucket/key`, behind the same few operations.
 
-Knows nothing of what is in the files. A write is whole or absent: readers never meet half a file.
-Versions are the ETag (S3) or size and mtime (local), so a changed file is noticed.
+Knows nothing of the files' contents. A write is atomic: readers never see half a file. Versions are
+the ETag (S3) or size and mtime (local), so readers notice a changed file.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from specbatch.schemas.settings import Settings
 
 CHUNK_BYTES = 4 << 20
 PROBE_BYTES = 4 << 20  # what a group's results seldom exceed
-FIRST_LOOK_SEC = 10.0  # failures of S3 may take, where a person waits to hear of it
+FIRST_LOOK_SEC = 10.0  # how long S3 may fail while a user waits for an answer
 
 
 class Objects:
     """All stores at once, chosen by the uri's scheme. Thread-safe; clients are made when needed.
 
-    `scratch` is a folder for temporary files (default: the system's); what is put there goes at
-    `close`. `cipher` is for jobs' own files (`workspace.py`); nothing here uses it. `s3_retry_sec`
-    is how long failures of one operation on S3 may take in all.
+    `scratch` is a folder for temporary files (default: the system's). `cipher` is for jobs' own
+    files (`workspace.py`); nothing here uses it. `s3_retry_sec` limits how long failures of one
+    operation on S3 may take in all.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Objects:
 
     @classmethod
     def of_settings(cls, settings: Settings, s3_retry_sec: float = 120.0) -> Objects:
-        """Of an installation, its jobs' own files encrypted where there is a key."""
+        """The objects of an installation; a key in the settings encrypts jobs' own files."""
         cipher = Cipher.of_setting(settings.encryption_key)
         workspace = None if "://" in settings.workspace else Path(settings.workspace)
         local = LocalObjects(settings.output_mode, workspace, settings.store_mode)
@@ -120,7 +120,7 @@ class Objects:
 class LocalObjects:
     """Files in folders: written to a temporary neighbour, synced, then renamed into place.
 
-    They are for those that `access` says, in the folder `store` for those of `store_access`.
+    `access` decides who may read them, and `store_access` decides for the folder `store`.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class LocalObjects:
             local_path(uri).unlink(missing_ok=True)
 
     def abort_uploads(self, prefix: str) -> None:
-        """Nothing: a temporary that was left behind is in the list, as any file."""
+        """Does nothing: listings include temporary files that a process left behind."""
 
     def _put(self, uri: str, source: BinaryIO) -> Artefact:
         path = local_path(uri)
@@ -194,7 +194,7 @@ class LocalObjects:
 
     @contextmanager
     def _temporary(self, path: Path, source: BinaryIO) -> Iterator[tuple[Path, Artefact]]:
-        """A synced copy of `source` beside `path`, removed at the end if it is still there."""
+        """A synced copy of `source` beside `path`, removed at the end if it still exists."""
         is_own = self._store is not None and self._store in path.parents
         access = self._store_access if is_own else self._access
         make_folder(path.parent, access, self._store if is_own else None)
@@ -219,10 +219,10 @@ def local_path(uri: str) -> Path:
 
 
 def files_below(folder: Path, is_entered: Callable[[str], bool] = lambda _: True) -> Iterator[Path]:
-    """Files of a local folder at any depth, in no order; none where it is missing. Linked
-    subfolders are not entered, nor those whose names are not to be.
+    """Files of a local folder at any depth, in no order; none if the folder is missing.
 
-    Raises `ObjectError` for a subfolder that may not be read.
+    Skips linked subfolders and those that `is_entered` excludes by name. Raises `ObjectError` for a
+    subfolder without read permission.
     """
     if not folder.is_dir():
         return
@@ -247,17 +247,17 @@ def join(uri: str, name: str) -> str:
 
 
 def is_unchanged(file: BinaryIO, info: ObjectInfo) -> bool:
-    """Whether an open file is what it was. On S3 every read asks for the version by itself; a local
-    file that another one took the place of stays whole for those who have it open."""
+    """Whether an open file is unchanged. On S3 every read asks for the version; a local file that
+    was replaced stays complete for processes that have it open."""
     return "://" in info.uri or _version(os.fstat(file.fileno())) == info.version
 
 
 def _rename_new(temporary: Path, path: Path) -> bool:
-    """Give a file its name unless another one has it: whole at once, so a crash leaves none.
+    """Rename a file unless the name is taken. The rename is atomic, so a crash leaves no half file.
 
-    Writers take turns by a lock on the folder, which ends with its process. Where the file system
-    has no such locks, or does not share them between machines, both of two writers at the same
-    moment may be told that theirs is the file; the later one is, and it is whole.
+    Writers take turns with a lock on the folder, which ends with its process. If the file system
+    has no such locks, or does not share them between machines, two simultaneous writers may both
+    be told that they won. The later file stays then, and it is complete.
     """
     with _locked(path.parent):
         if path.exists():
@@ -268,7 +268,7 @@ def _rename_new(temporary: Path, path: Path) -> bool:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold other processes' `_locked` blocks on a local folder back."""
+    """Keep other processes out of `_locked` blocks on a local folder."""
     if os.name == "nt":  # a rename does not replace there
         yield
         return
@@ -284,7 +284,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename in `folder` survive a power cut, where the system can."""
+    """Make a rename in `folder` survive a power cut, if the system can."""
     if os.name == "nt":
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -304,7 +304,7 @@ def _version(stat: os.stat_result) -> str:
 
 
 def probe(objects: Objects, folder: str) -> None:
-    """Raise `ObjectError` unless as much as a group's results can be written to a folder."""
+    """Raise `ObjectError` unless a file as large as a group's results can be written here."""
     uri = join(folder, f"probe-{uuid.uuid4().hex}")
     try:
         objects.put_bytes(uri, bytes(PROBE_BYTES))
@@ -314,9 +314,9 @@ def probe(objects: Objects, folder: str) -> None:
 
 @contextmanager
 def explained(verb: str, uri: str, only: Collection[int] | None = None) -> Iterator[None]:
-    """The system's refusals inside the block become an `ObjectError` with file and remedy.
+    """Turn the system's refusals inside the block into an `ObjectError` with file and remedy.
 
-    `only`: those with these numbers.
+    `only`: limits this to these error numbers.
     """
     try:
         yield

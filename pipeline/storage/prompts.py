@@ -1,4 +1,4 @@
-"""A group's prompts: its own rows of the file that it may share with groups cut off from it."""
+"""Reads a group's prompts: its own rows of a file that groups split off from it share."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ ReadRows = Callable[[Prompts], Sequence[PromptRow]]
 def rows_of(objects: Objects, job: JobRow, prompts: Prompts) -> Sequence[PromptRow]:
     """The rows of a job's group, in order.
 
-    Raises `ObjectError` when the file has fewer, or is none of the job's.
+    Raises `ObjectError` if the file has fewer rows, or is not the job's.
     """
     return reader(objects, job, files=1)(prompts)
 
 
 def reader(objects: Objects, job: JobRow, files: int) -> ReadRows:
-    """`rows_of` that keeps the last so many files: parts of one group read them once."""
+    """A `rows_of` that caches the last `files` files, so that split groups share one read."""
 
     @lru_cache(maxsize=files)
     def read(file: Artefact) -> Sequence[PromptRow]:
@@ -36,12 +36,12 @@ def reader(objects: Objects, job: JobRow, files: int) -> ReadRows:
 def in_order(
     objects: Objects, job: JobRow, prompts_of: Callable[[int], Prompts | None]
 ) -> Iterator[PromptRow]:
-    """All rows of a job in their order, whatever became of their groups; a file at a time.
+    """All rows of a job in order, whatever the state of their groups, one file at a time.
 
-    `prompts_of` tells where a group's lie, by its index. Rows of files that are no longer there are
-    left out; damaged ones raise `ObjectError`.
+    `prompts_of` finds a group's prompts by its index. Rows of missing files are skipped; damaged
+    files raise `ObjectError`.
     """
-    for index in count():  # as planned: what was cut off from a group lies in that one's file
+    for index in count():  # planned groups only: split groups share their files
         prompts = prompts_of(index)
         if prompts is None:
             return

@@ -1,10 +1,9 @@
 """S3 and stores that speak its protocol, through boto3.
 
-Every upload is checked by the server (SHA-256) and once more with a HEAD; an upload that fails
-half way is aborted, so no truncated object is left. What a killed process left half uploaded is
-aborted by the next upload to the same key, or with its job's files. The client is made on first
-use in each process, never before a fork. Credentials come from boto3's usual places and are never
-printed.
+The server checks every upload (SHA-256), and a HEAD checks it once more. A failed upload is
+aborted, so it leaves no truncated object. The next upload to the same key, or the deletion of a
+job's files, aborts what a killed process left. Each process makes its client at first use, never
+before a fork. Credentials come from boto3's usual places and are never printed.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ READ_AHEAD_BYTES = 4 << 20
 
 
 class S3Objects:
-    """Objects in buckets. `retry_sec` caps the total time that failures of one operation may take,
-    however many requests it is made of; `answer_sec` is how long one answer is waited for."""
+    """Objects in buckets. `retry_sec` limits the total time of failures of one operation, however
+    many requests it makes; `answer_sec` is the timeout of one answer."""
 
     def __init__(
         self,
@@ -73,7 +72,7 @@ class S3Objects:
                 return False
             if code(error.__cause__) != "NotImplemented":
                 raise
-            if self.head(uri) is not None:  # a store without conditional writes: best effort
+            if self.head(uri) is not None:  # best effort for a store without conditional writes
                 return False
             self._put_whole(uri, data)
         else:
@@ -123,7 +122,7 @@ class S3Objects:
             for upload in self._unfinished(prefix):
                 self._end(f"s3://{upload['Bucket']}/{upload['Key']}", upload)
         except ObjectError as error:
-            if code(error.__cause__) not in REFUSALS:  # then a bucket's own rule may expire them
+            if code(error.__cause__) not in REFUSALS:  # a bucket's own rule may expire them
                 raise
 
     def read_range(self, info: ObjectInfo, start: int, size: int) -> bytes:
@@ -184,7 +183,7 @@ class S3Objects:
             self._abort(uri, mine)
             raise
         self._confirm(artefact, answer, patience)
-        self._abort_leftovers(uri, key)  # not before: uploads may be those of a successor
+        self._abort_leftovers(uri, key)  # not earlier: uploads may be a successor's
         return artefact
 
     def _put_part(
@@ -203,8 +202,8 @@ class S3Objects:
     def _complete(
         self, uri: str, target: dict[str, str], parts: Sequence[Any], patience: Patience
     ) -> Any:
-        """The store's answer; empty where there is no such upload any more: either an answer was
-        lost, or somebody aborted it, which only the object can tell."""
+        """The store's answer; empty if the upload no longer exists. Then either an answer was lost
+        or another process aborted the upload, and only the object can show which."""
         try:
             return self._call(
                 "write", uri,
@@ -228,15 +227,15 @@ class S3Objects:
                 raise
 
     def _abort_leftovers(self, uri: str, key: str) -> None:
-        """End uploads to this key that nobody will: parts of a killed process cost money for ever,
-        and so would one that was begun twice because the answer was lost.
+        """Abort abandoned uploads to this key. Parts of a killed process cost money for ever, and
+        so would an upload that was started twice because an answer was lost.
 
-        One key has one writer at a time; who lost its lease meanwhile must not finish either.
+        A key has one writer at a time, and a writer that lost its lease must not finish either.
         """
         try:
             found = self._unfinished(uri)
         except ObjectError:
-            return  # not allowed to, or not offered: a bucket's own rule may expire them
+            return  # forbidden or not supported: a bucket's own rule may expire them
         for upload in found:
             if upload["Key"] == key:
                 self._abort(uri, upload)
@@ -248,8 +247,8 @@ class S3Objects:
     def _confirm(
         self, artefact: Artefact, answer: dict[str, Any], patience: Patience | None = None
     ) -> Artefact:
-        """Raise unless the store now holds these bytes; a wrong object is deleted, if it is the one
-        that `answer` names: who was frozen for a while may look at what its successor put there."""
+        """Raise unless the store now has these bytes. A wrong object is deleted only if `answer`
+        names it, because a frozen process may later find what its successor uploaded."""
         uri = artefact.uri
         found = self._head(uri, patience) or {}
         if (
@@ -259,10 +258,10 @@ class S3Objects:
             return artefact
         if not found or found["ETag"] != answer.get("ETag"):
             raise ObjectError(
-                f"what was uploaded to {uri} is not there: it was deleted, or is now that of "
-                "another upload, which was left as it is; try again"
+                f"the upload to {uri} is gone: it was deleted or replaced by another upload, "
+                "which was left alone; try again"
             )
-        with contextlib.suppress(ObjectError):  # nobody is told of it, so nobody reads it
+        with contextlib.suppress(ObjectError):  # no row names it, so no process reads it
             self._delete_only(uri, found["ETag"])
         raise ObjectError(
             f"{uri} did not arrive whole (size or SHA-256 differ after the upload); "
@@ -280,7 +279,7 @@ class S3Objects:
         except ObjectError as error:
             if code(error.__cause__) != "NotImplemented":
                 raise
-            self.delete(uri)  # a store without conditional deletion: best effort
+            self.delete(uri)  # best effort for a store without conditional deletion
 
     # --- requests ---------------------------------------------------------------------------
     def _head(self, uri: str, patience: Patience | None = None) -> dict[str, Any] | None:
@@ -362,7 +361,7 @@ class _S3File(io.RawIOBase):
 
 
 def split(uri: str) -> tuple[str, str]:
-    """Bucket and key of an S3 uri; raises `ObjectError` when there is no bucket."""
+    """Bucket and key of an S3 uri; raises `ObjectError` if there is no bucket."""
     bucket, _, key = uri.removeprefix("s3://").partition("/")
     if not bucket or "@" in bucket or ":" in bucket:
         raise ObjectError(
@@ -400,9 +399,9 @@ _TRANSIENT_CODES = {"SlowDown", "InternalError", "ServiceUnavailable", "RequestT
 
 
 class Patience:
-    """How long failures of one operation may take in all; what succeeds takes as long as it takes.
+    """Limits how long failures of one operation may take in all. Success has no limit.
 
-    An upload of many parts has one: a store that fails once per part must not be retried for hours.
+    An upload of many parts has one limit, so that a failure per part does not add up to hours.
     """
 
     def __init__(self, seconds: float):
@@ -414,7 +413,7 @@ class Patience:
         return self._since(state) + state.upcoming_sleep >= self._left
 
     def note(self, state: tenacity.RetryCallState) -> None:
-        """Take off what this failure took, and the wait that follows it."""
+        """Subtract the time of this failure and of the wait that follows it."""
         since = self._since(state) + state.upcoming_sleep
         self._left -= since
         self._noted += since
@@ -438,7 +437,7 @@ def new_client(endpoint_url: str | None, answer_sec: float) -> Any:
         endpoint_url=endpoint_url,
         region_name=session.region_name or "us-east-1",
         config=Config(
-            retries={"mode": "standard", "max_attempts": 2},  # the rest is ours, with a time cap
+            retries={"mode": "standard", "max_attempts": 2},  # we retry more, with a time limit
             connect_timeout=min(10.0, answer_sec),
             read_timeout=answer_sec,
             # Stores other than AWS know the classic headers only; we send SHA-256 ourselves.
@@ -449,7 +448,7 @@ def new_client(endpoint_url: str | None, answer_sec: float) -> Any:
 
 
 def unfinished(client: Any, bucket: str, prefix: str) -> list[dict[str, str]]:
-    """Uploads in parts that were begun and not ended, as their requests name them."""
+    """Unfinished multipart uploads, as the keyword arguments of later requests."""
     pages = client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket, Prefix=prefix)
     return [
         {"Bucket": bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
@@ -464,7 +463,7 @@ def is_transient(error: BaseException) -> bool:
 
     if isinstance(error, exceptions.ClientError):
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        again = status >= 500 and status != 501  # which is that it cannot, now or later
+        again = status >= 500 and status != 501  # 501 is permanent
         return again or status == 429 or code(error) in _TRANSIENT_CODES
     passing = (
         exceptions.HTTPClientError
@@ -476,13 +475,13 @@ def is_transient(error: BaseException) -> bool:
 
 
 def code(error: BaseException | None) -> str:
-    """The store's own word for what went wrong; empty where it had none."""
+    """The store's error code; empty if it sent none."""
     response = getattr(error, "response", None) or {}
     return str(response.get("Error", {}).get("Code", ""))
 
 
 def reason(error: BaseException, endpoint_url: str | None) -> str:
-    """What is told of a failure: no more of the address than where the store is."""
+    """The reason of a failure, without more of the address than the store's host."""
     name = code(error) or type(error).__name__
     where = mask_url(endpoint_url) if endpoint_url else "AWS"
     if name in ("NoCredentialsError", "PartialCredentialsError"):

@@ -1,11 +1,11 @@
-"""A job's files are those in its workspace. A row that names another file is not followed there.
+"""Reads and writes a job's files, and only inside the job's workspace.
 
-The store says where a group's prompts, drafts and results lie. Should that row be wrong (written by
-hand, by somebody else, by a message that found a way), a worker must not read a file of another
-job, or of the machine, into this job's output.
+The store says where a group's prompts, drafts and results are. If such a row is wrong (edited by
+hand or forged), a worker must not read a file of another job, or of the machine, into this job's
+output.
 
-Where there is a key, these files are encrypted, each bound to its job and name; a retry that writes
-one again writes the same bytes. Outputs are not: they belong to who asked for them.
+If a key is set these files are encrypted, each bound to its job and name. A retry that writes a
+file again writes the same bytes. Outputs are not encrypted: they belong to their submitter.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from specbatch.schemas.records import Artefact, JobRow, Lease
 
 
 def name_of_attempt(kind: str, lease: Lease, ending: str = "arrow") -> str:
-    """A name that no other attempt has.
+    """A file name that no other attempt has.
 
-    The lease's number alone would not do: a store that was restored from a copy gives out the same
-    numbers again, and who works on from before would write over what was made since.
+    The fencing token alone would not be unique: a store that was restored from a copy gives out the
+    same tokens again, and a worker from before could overwrite newer files.
     """
     group = "" if lease.group_index is None else f"-{lease.group_index:08d}"
     return f"{kind}{group}-{lease.generation}-{secrets.token_hex(4)}.{ending}"
 
 
 def put_own(objects: Objects, job: JobRow, name: str, data: bytes) -> Artefact:
-    """Write one of the job's files. Raises `UsageError` where it lacks the key that it needs."""
+    """Write one of the job's files. Raises `UsageError` if a needed key is missing."""
     if objects.cipher is not None:
         data = objects.cipher.encrypt_repeatably(data, _about(job, name))
     elif not job.privacy.is_full:
@@ -39,13 +39,13 @@ def put_own(objects: Objects, job: JobRow, name: str, data: bytes) -> Artefact:
 
 
 def read_own(objects: Objects, job: JobRow, artefact: Artefact) -> bytes:
-    """The bytes of one of the job's files. Raises `ObjectError` for any other, or other bytes."""
+    """Read one of the job's files. Raises `ObjectError` for foreign files and changed bytes."""
     check_own(job, artefact)
     return _opened(objects, job, artefact.uri, objects.get_bytes(artefact.uri, artefact))
 
 
 def read_own_named(objects: Objects, job: JobRow, uri: str) -> bytes:
-    """The same for a file that the store names nowhere: only its encryption tells that it is ours.
+    """Read a file that the store does not name: only its encryption shows that it is the job's.
 
     Raises `ObjectError` for one that is not encrypted.
     """
@@ -56,13 +56,16 @@ def read_own_named(objects: Objects, job: JobRow, uri: str) -> bytes:
 
 
 def delete_own(objects: Objects, job: JobRow, chosen: Callable[[str], bool] | None = None) -> int:
-    """Delete all of the job's files, finished or not, or those whose names are `chosen`; how many
-    were. Raises `ObjectError` for a row in the store whose workspace is not the job's own."""
+    """Delete all of the job's files, finished or not, or those with a `chosen` name.
+
+    Returns the number of deleted files. Raises `ObjectError` if the job's row names a workspace
+    that is not its own.
+    """
     if job.workspace_uri.rstrip("/").rpartition("/")[2] != job.job_id:
         raise ObjectError(f"{job.workspace_uri} is not the workspace of job {job.job_id}")
     folder = f"{tidy(job.workspace_uri).rstrip('/')}/"
     if chosen is None:
-        objects.abort_uploads(folder)  # first: none of them becomes a file behind the list
+        objects.abort_uploads(folder)  # first, so that none becomes a file after the listing
     found = [file for file in objects.list(job.workspace_uri) if file.uri.startswith(folder)]
     if chosen is not None:
         found = [file for file in found if chosen(file.uri.removeprefix(folder))]
@@ -72,7 +75,7 @@ def delete_own(objects: Objects, job: JobRow, chosen: Callable[[str], bool] | No
 
 
 def _opened(objects: Objects, job: JobRow, uri: str, data: bytes) -> bytes:
-    """What was written before there was a key is read as it is."""
+    """Decrypt a file. Files from before there was a key are returned unchanged."""
     if not is_encrypted(data):
         return data
     if objects.cipher is None:
@@ -88,7 +91,7 @@ def _about(job: JobRow, name: str) -> str:
 
 
 def check_own(job: JobRow, artefact: Artefact) -> None:
-    """Raise `ObjectError` unless the file lies in the job's workspace, by name and in truth."""
+    """Raise `ObjectError` unless the file is in the job's workspace, links resolved."""
     name = artefact.uri.rpartition("/")[2]
     plain = name not in ("", ".", "..") and "\\" not in name and "\0" not in name
     own = plain and artefact.uri == join(job.workspace_uri, name)
@@ -97,5 +100,5 @@ def check_own(job: JobRow, artefact: Artefact) -> None:
     if not own:
         raise ObjectError(
             f"job {job.job_id} names the file {artefact.uri}, which is not in its workspace "
-            f"{job.workspace_uri}: its row in the store is wrong, submit the job anew"
+            f"{job.workspace_uri}: its row in the store is wrong, submit the job again"
         )

@@ -22,8 +22,7 @@ from specbatch.jobs.bench.plan import ENGINES, Plan
 from specbatch.jobs.bench.prompt_set import read_prompts
 from specbatch.jobs.bench.replay import spoilt
 from specbatch.jobs.bench.side_by_side import DEPTH_OFF, Turns, beside_others, run
-from specbatch.jobs.bench.side_plot import plot, reference_count, reference_share
-from specbatch.jobs.bench.side_table import remarks, table
+from specbatch.jobs.bench.side_report import plot, reference_count, reference_share, remarks, table
 from specbatch.jobs.bench.ways import NONE, REPLAYED, Way, learning
 from specbatch.schemas.errors import InputError, ModelError, UsageError
 from support.models import TinyPair
@@ -214,7 +213,7 @@ def test_engines_that_cannot_run_have_rows_with_the_reason(
 
 
 def test_a_way_rehearses_until_it_writes_what_is_replayed() -> None:
-    """An engine whose output is always one token further from ours, three times."""
+    """An engine whose output is always one token away from ours, three times."""
 
     class Known:
         known = {"0": [1, 2, 3]}  # noqa: RUF012 - nobody writes to it

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from specbatch.jobs.bench import side_plot
+from specbatch.jobs.bench import side_report
 from specbatch.jobs.bench.contenders import Completed, Ours
 
 FEW = ["bench", "--engines", "ours", "--new-tokens", "4", "--runs", "1", "--prompt-tokens", "16"]
@@ -21,7 +21,7 @@ def without_matplotlib() -> bool:
 def test_it_writes_a_file_and_says_how_to_get_the_plot(
     cli: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(side_plot, "can_plot", without_matplotlib)
+    monkeypatch.setattr(side_report, "can_plot", without_matplotlib)
     done = cli(*FEW, "--n", "1,2", "--n", "1", "--acceptance", "0.5", "--acceptance", "1")
     assert done.code == 0, done.err
     found = json.loads((folder / "bench-run" / "bench.json").read_text())
@@ -43,7 +43,7 @@ def test_it_draws_the_plot_where_it_can(cli: Any, folder: Path) -> None:
 def test_an_interrupted_run_keeps_its_rows_and_ends_with_130(
     cli: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(side_plot, "can_plot", without_matplotlib)
+    monkeypatch.setattr(side_report, "can_plot", without_matplotlib)
     complete, runs = Ours.complete, iter(range(14))  # of 12 at N = 1
 
     def interrupted(self: Ours, *arguments: Any, **named: Any) -> Completed:

@@ -21,7 +21,7 @@ from specbatch.jobs.client import open_client
 
 with open_client() as client:
     spec = json.loads(sys.argv[1])
-    jobs = [client.submit(spec, "night"), client.submit(spec, "night")]
+    jobs = [client.submit(spec, "daily"), client.submit(spec, "daily")]
     told = client.outcome(jobs[0].job_id).as_json() | {"created": [job.created for job in jobs]}
     told["stopped"] = client.cancel(jobs[0].job_id, "enough").stop_reason
 heavy = {"torch", "pyarrow", "numpy", "cryptography", "airflow", "dagster"} & set(sys.modules)

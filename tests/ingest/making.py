@@ -1,4 +1,4 @@
-"""Makers of test inputs: specs, Parquet files, completions and a tiny real tokenizer."""
+"""Makes test inputs: specs, Parquet files, completions and a tiny real tokenizer."""
 
 from __future__ import annotations
 

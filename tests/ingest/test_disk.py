@@ -61,7 +61,7 @@ def test_a_write_that_fails_half_way_leaves_nothing_and_may_be_repeated(tmp_path
         (errno.EDQUOT, "disk quota exceeded", "free space there, or raise this user's quota"),
         (
             *(errno.EROFS, "read-only file system"),
-            "let it be written again (`mount -o remount,rw`)",
+            "make it writable again (`mount -o remount,rw`)",
         ),
         (errno.EACCES, "permission denied", "let the worker's user write there"),
     ],

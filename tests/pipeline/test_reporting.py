@@ -318,7 +318,7 @@ def test_a_tenant_that_asks_for_more_by_now_gets_it(store: Store) -> None:
     store.note_decisions(JOB, [Decision(1.0, DecisionAction.OFF, "*", f"because {SECRET}")])
     finish(store)
     page = report(store, settings={"privacy": "redacted"})
-    assert "The tenant asks for redacted by now, and this job was kept full before" in page.text
+    assert "The tenant's privacy is redacted now, and this job was kept full before" in page.text
     assert SECRET not in page.html
     assert "news" not in page.text
 

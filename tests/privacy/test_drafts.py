@@ -1,4 +1,4 @@
-"""What the engine, the broker and earlier nights know of a tenant whose texts are not kept."""
+"""What the engine, the broker and earlier runs know of a tenant whose texts are not kept."""
 
 from __future__ import annotations
 

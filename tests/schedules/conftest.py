@@ -61,7 +61,7 @@ class Site:
         self.ticker().tick(schedule)
 
     def states(self, schedule: Schedule) -> dict[float, RunState]:
-        """What became of its times."""
+        """The states of its times."""
         rows = self.store.schedule_runs(schedule.name, 10_000)
         return {row.logical_at: row.state for row in reversed(rows)}
 

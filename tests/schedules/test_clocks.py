@@ -25,8 +25,8 @@ def test_after_a_look_from_the_future_the_next_nights_are_run(any_site: Site, st
     look("2026-01-01T00:00Z")
     look("2026-01-01T02:30Z")
     look("2036-01-01T00:00Z")
-    for night in ("2026-01-02", "2026-01-03", "2026-01-04"):
-        look(f"{night}T02:30Z")
+    for run_at in ("2026-01-02", "2026-01-03", "2026-01-04"):
+        look(f"{run_at}T02:30Z")
     states = any_site.states(schedule)
     assert states[at("2026-01-01T02:30Z")] is SUBMITTED
     assert states[at("2026-01-02T02:30Z")] is RunState.MISSED, "as that look had it"
@@ -54,17 +54,17 @@ def test_a_schedule_first_seen_in_the_future_begins_now(site: Site) -> None:
 @pytest.mark.parametrize("overlap", ["queue", "skip", "cancel-old"])
 def test_a_night_from_the_future_is_not_run_before_its_time(any_site: Site, overlap: str) -> None:
     schedule = any_site.schedule("30 2 * * *", overlap=overlap)
-    nights = [at(f"2026-01-0{day}T02:30Z") for day in (1, 2, 3)]
+    run_times = [at(f"2026-01-0{day}T02:30Z") for day in (1, 2, 3)]
     any_site.tick(schedule, "2026-01-01T00:00Z")
-    any_site.tick(schedule, nights[0])
-    any_site.store.note_schedule_run(ScheduleRun(schedule.name, nights[2], RunState.QUEUED))
+    any_site.tick(schedule, run_times[0])
+    any_site.store.note_schedule_run(ScheduleRun(schedule.name, run_times[2], RunState.QUEUED))
     any_site.tick(schedule, "2026-01-01T10:00Z")
-    first = any_site.job_of(schedule, nights[0])
+    first = any_site.job_of(schedule, run_times[0])
     assert not any_site.store.get_job(first).cancel_requested
     any_site.end(first)
     any_site.tick(schedule, "2026-01-01T10:10Z")
-    assert any_site.states(schedule)[nights[2]] is RunState.QUEUED
-    any_site.tick(schedule, nights[1])
-    any_site.end(any_site.job_of(schedule, nights[1]))
-    any_site.tick(schedule, nights[2])
-    assert any_site.states(schedule)[nights[2]] is SUBMITTED
+    assert any_site.states(schedule)[run_times[2]] is RunState.QUEUED
+    any_site.tick(schedule, run_times[1])
+    any_site.end(any_site.job_of(schedule, run_times[1]))
+    any_site.tick(schedule, run_times[2])
+    assert any_site.states(schedule)[run_times[2]] is SUBMITTED

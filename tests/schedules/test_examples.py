@@ -114,33 +114,33 @@ def timer_sec() -> float:
 
 def test_the_timer_comes_at_each_time_of_its_schedule_and_often_between() -> None:
     schedule = load_schedule(EXAMPLES / "nightly-summaries.yaml")
-    for night in islice(schedule.times.after(at("2026-01-01T00:00Z")), 366):
-        assert night % timer_sec() == 0
+    for run_at in islice(schedule.times.after(at("2026-01-01T00:00Z")), 366):
+        assert run_at % timer_sec() == 0
     assert timer_sec() <= SOON_SEC
 
 
 def test_after_a_night_that_is_too_long_the_timer_catches_up(site: Site) -> None:
-    """The first night takes thirty hours; each look is a process of its own."""
+    """The first run takes thirty hours; each look is a process of its own."""
     schedule = load_schedule(EXAMPLES / "nightly-summaries.yaml")
     begin = at("2026-01-01T00:00Z")
-    nights = list(islice(schedule.times.after(begin), 5))
+    run_times = list(islice(schedule.times.after(begin), 5))
     ends: dict[str, float] = {}
     submitted: dict[float, float] = {}
     for look in count(begin, timer_sec()):
-        if look > nights[-1] + 86_400.0:
+        if look > run_times[-1] + 86_400.0:
             break
         for job_id, end in list(ends.items()):
             if end <= look:
                 site.end(job_id)
                 del ends[job_id]
         site.tick(schedule, look)
-        for night, state in site.states(schedule).items():
-            if state is RunState.SUBMITTED and night not in submitted:
-                submitted[night] = look
-                hours = 30.0 if night == nights[0] else 1.0
-                ends[site.job_of(schedule, night)] = look + hours * 3600.0
-    late = [submitted[night] - night for night in nights]
-    long = submitted[nights[0]] + 30.0 * 3600.0 - nights[1]  # into the second night
+        for run_at, state in site.states(schedule).items():
+            if state is RunState.SUBMITTED and run_at not in submitted:
+                submitted[run_at] = look
+                hours = 30.0 if run_at == run_times[0] else 1.0
+                ends[site.job_of(schedule, run_at)] = look + hours * 3600.0
+    late = [submitted[run_at] - run_at for run_at in run_times]
+    long = submitted[run_times[0]] + 30.0 * 3600.0 - run_times[1]  # into the second run
     assert late[1] <= long + SOON_SEC
     assert max(late[0], *late[2:]) <= SOON_SEC
 

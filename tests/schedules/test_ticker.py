@@ -15,7 +15,7 @@ from specbatch.schemas.errors import InputError, StoreError, UsageError
 from specbatch.schemas.schedules import RunState, ScheduleRun
 from specbatch.schemas.spec import JobSpec
 
-NIGHT = "2026-01-01T02:30Z"
+RUN_AT = "2026-01-01T02:30Z"
 EVE = "2026-01-01T00:00Z"
 
 
@@ -37,19 +37,19 @@ def test_what_was_due_before_a_schedule_was_there_is_not_its_business(site: Site
     site.tick(schedule, "2026-01-05T12:00Z")
     site.tick(schedule, "2026-01-05T13:00Z")
     assert site.store.schedule_runs() == []
-    site.clock.now = at(NIGHT)
-    rows = site.ticker().tick(site.schedule("30 2 * * *", "other"), since=at(NIGHT) - 300)
+    site.clock.now = at(RUN_AT)
+    rows = site.ticker().tick(site.schedule("30 2 * * *", "other"), since=at(RUN_AT) - 300)
     assert [row.state for row in rows] == [RunState.QUEUED, RunState.SUBMITTED]
 
 
 def test_changing_the_times_misses_none_of_the_new_ones_before(site: Site) -> None:
     schedule = site.schedule("30 2 * * *")
     site.tick(schedule, EVE)
-    site.tick(schedule, NIGHT)
+    site.tick(schedule, RUN_AT)
     hourly = site.schedule("0 * * * *", catch_up="all")
     site.tick(hourly, "2026-01-01T14:20Z")
     site.tick(hourly, "2026-01-01T15:00Z")
-    assert list(site.states(hourly)) == [at(NIGHT), at("2026-01-01T15:00Z")]
+    assert list(site.states(hourly)) == [at(RUN_AT), at("2026-01-01T15:00Z")]
     site.tick(schedule, "2026-01-03T12:00Z")  # and back
     assert len(site.states(schedule)) == 2
     site.tick(schedule, "2026-01-04T02:30Z")
@@ -60,7 +60,7 @@ def test_other_changes_of_a_file_leave_its_times_as_they_are(site: Site) -> None
     site.tick(site.schedule("30 2 * * *"), EVE)
     changed = site.schedule("30  2 * * *", catch_up="all", job={"verifier": "models/other"})
     site.tick(changed, "2026-01-02T12:00Z")
-    assert list(site.states(changed)) == [at(NIGHT), at("2026-01-02T02:30Z")]
+    assert list(site.states(changed)) == [at(RUN_AT), at("2026-01-02T02:30Z")]
 
 
 def test_times_pass_while_a_schedule_is_paused_and_are_not_missed(site: Site) -> None:
@@ -120,34 +120,34 @@ def test_schedulers_with_other_copies_of_a_file_run_their_times_and_say_so(
 def test_beside_another_copy_a_look_that_fails_is_made_up_for(site: Site) -> None:
     early, late = site.schedule("30 2 * * *", catch_up="none"), site.schedule("30 3 * * *")
     site.clock.now = at(EVE)
-    # Its first word is that it is there, its second what becomes of the night.
+    # Its first word is that it is there, its second what becomes of the run.
     one = site.ticker(store=DyingStore(site.store, 2, after=False))
     one.tick(early)
     site.tick(late, "2026-01-01T00:01Z")
-    site.clock.now = at(NIGHT)
+    site.clock.now = at(RUN_AT)
     with pytest.raises(Died):
         one.tick(early)
     site.clock.now = at("2026-01-01T02:50Z")
     one.tick(early)
-    assert site.states(early) == {at(NIGHT): RunState.MISSED}
+    assert site.states(early) == {at(RUN_AT): RunState.MISSED}
 
 
 def test_what_another_one_submits_is_submitted_though_it_cannot_be_here(site: Site) -> None:
     schedule = site.schedule("30 2 * * *")
     site.tick(schedule, EVE)
-    site.clock.now = at(NIGHT)
+    site.clock.now = at(RUN_AT)
     slow = SlowClient(site.store, silent, "file:///work")
     slow.meanwhile = lambda: site.ticker(check=no_input).tick(schedule)
     rows = site.ticker(client=slow).tick(schedule)
     assert [row.state for row in rows] == [RunState.QUEUED, RunState.SUBMITTED]
     (job,) = site.store.list_jobs()
-    assert site.job_of(schedule, at(NIGHT)) == job.job_id
+    assert site.job_of(schedule, at(RUN_AT)) == job.job_id
 
 
 def test_a_job_made_of_another_copy_of_the_file_is_the_runs_job(site: Site) -> None:
     theirs = site.schedule("30 2 * * *", job={"verifier": "models/other"})
     site.tick(theirs, EVE)
-    site.clock.now = at(NIGHT)
+    site.clock.now = at(RUN_AT)
     with pytest.raises(Died):  # before its second word: that it was submitted
         site.ticker(store=DyingStore(site.store, 2, after=False)).tick(theirs)
     schedule = site.schedule("30 2 * * *")
@@ -203,30 +203,30 @@ def test_wherever_a_look_dies_the_next_one_goes_on_with_it(
     site.tick(schedule, "2025-12-31T00:00Z")
     site.tick(schedule, "2025-12-31T02:30Z")
     site.end(site.job_of(schedule, at("2025-12-31T02:30Z")))
-    site.clock.now = at(NIGHT)
+    site.clock.now = at(RUN_AT)
     try:
         site.ticker(store=DyingStore(site.store, call, after)).tick(schedule)
     except Died:
         assert call < 3
     else:
         assert call == 3  # there are two words: that it is to be run, and that it was submitted
-    was_known = bool(site.states(schedule).get(at(NIGHT)))
+    was_known = bool(site.states(schedule).get(at(RUN_AT)))
     site.tick(schedule, "2026-01-01T09:00Z")  # much later
     wanted = RunState.SUBMITTED if was_known else RunState.MISSED
-    assert site.states(schedule)[at(NIGHT)] is wanted
+    assert site.states(schedule)[at(RUN_AT)] is wanted
     assert len(site.store.list_jobs()) == 1 + (wanted is RunState.SUBMITTED)
 
 
 def test_a_look_that_dies_before_it_cancels_is_made_up_for(site: Site) -> None:
     schedule = site.schedule("30 2 * * *", overlap="cancel-old")
     site.tick(schedule, EVE)
-    site.tick(schedule, NIGHT)
+    site.tick(schedule, RUN_AT)
     site.clock.now = at("2026-01-02T02:30Z")
     with pytest.raises(Died):  # after its first word: that the run is due
         site.ticker(store=DyingStore(site.store, 1, after=True)).tick(schedule)
     site.tick(schedule, "2026-01-02T02:31Z")
     assert set(site.states(schedule).values()) == {RunState.SUBMITTED}
-    older = site.store.get_job(site.job_of(schedule, at(NIGHT)))
+    older = site.store.get_job(site.job_of(schedule, at(RUN_AT)))
     newer = site.store.get_job(site.job_of(schedule, at("2026-01-02T02:30Z")))
     assert (older.cancel_requested, newer.cancel_requested) == (True, False)
     assert older.stop_reason == "schedule nightly: its run of 2026-01-02T02:30:00Z was due"
@@ -247,12 +247,12 @@ def test_what_waited_and_is_submitted_amid_a_look_is_cancelled_too(site: Site) -
     schedule = site.schedule("30 2 * * *", overlap="cancel-old")
     newer = at("2026-01-02T02:30Z")
     site.tick(schedule, EVE)
-    site.store.note_schedule_run(ScheduleRun("nightly", at(NIGHT), RunState.QUEUED))
+    site.store.note_schedule_run(ScheduleRun("nightly", at(RUN_AT), RunState.QUEUED))
     site.clock.now = newer
     site.ticker(store=Amid()).tick(schedule)
     assert set(site.states(schedule).values()) == {RunState.SUBMITTED}
     cancelled = [job.job_id for job in site.store.list_jobs() if job.cancel_requested]
-    assert cancelled == [site.job_of(schedule, at(NIGHT))]
+    assert cancelled == [site.job_of(schedule, at(RUN_AT))]
 
 
 @pytest.mark.parametrize("overlap", ["skip", "queue", "cancel-old"])
@@ -260,9 +260,9 @@ def test_what_waited_and_is_submitted_amid_a_look_is_cancelled_too(site: Site) -
 def test_schedulers_at_once_submit_once(any_site: Site, catch_up: str, overlap: str) -> None:
     schedule = any_site.schedule("30 2 * * *", catch_up=catch_up, overlap=overlap)
     any_site.tick(schedule, EVE)
-    nights = [at(f"2026-01-0{day}T02:30Z") for day in range(1, 5)]
-    for look, night in enumerate(nights[1::2]):  # two outages of a night each
-        any_site.clock.now = night + 60
+    run_times = [at(f"2026-01-0{day}T02:30Z") for day in range(1, 5)]
+    for look, run_at in enumerate(run_times[1::2]):  # two outages of a day each
+        any_site.clock.now = run_at + 60
         tickers = [any_site.ticker() for _ in range(4)]
         successes(together(*[partial(ticker.tick, schedule) for ticker in tickers]))
         runs = any_site.store.schedule_runs(schedule.name)
@@ -292,7 +292,7 @@ class SlowClient(Client):
 def test_a_late_submission_of_what_was_skipped_meanwhile_is_taken_back(site: Site) -> None:
     schedule = site.schedule("30 2 * * *", overlap="cancel-old")
     site.tick(schedule, EVE)
-    site.clock.now = at(NIGHT)
+    site.clock.now = at(RUN_AT)
     slow = SlowClient(site.store, silent, "file:///work")
     slow.meanwhile = lambda: site.tick(schedule, "2026-01-02T02:30Z")
     site.ticker(client=slow).tick(schedule)
@@ -314,7 +314,7 @@ def no_input(spec: JobSpec) -> None:
 def test_a_job_that_cannot_be_is_noted_with_the_reason(site: Site) -> None:
     schedule = site.schedule("30 2 * * *")
     site.tick(schedule, EVE)
-    site.clock.now = at(NIGHT)
+    site.clock.now = at(RUN_AT)
     site.ticker(check=no_input).tick(schedule)
     (row,) = site.store.schedule_runs()
     assert row.state is RunState.FAILED
@@ -322,7 +322,7 @@ def test_a_job_that_cannot_be_is_noted_with_the_reason(site: Site) -> None:
     assert site.store.list_jobs() == []
     site.tick(schedule, "2026-01-01T02:35Z")  # the input came late: that is for somebody to say
     assert site.store.list_jobs() == []
-    (row,) = site.ticker().run_at(schedule, at(NIGHT))
+    (row,) = site.ticker().run_at(schedule, at(RUN_AT))
     assert (row.state, row.reason) == (RunState.SUBMITTED, "asked for by hand")
 
 
@@ -333,11 +333,11 @@ def test_while_the_store_refuses_a_job_waits(site: Site) -> None:
 
     schedule = site.schedule("30 2 * * *", catch_up="none")
     site.tick(schedule, EVE)
-    site.clock.now = at(NIGHT)
+    site.clock.now = at(RUN_AT)
     site.ticker(client=Refusing(site.store, silent, "file:///w")).tick(schedule)
-    assert site.states(schedule) == {at(NIGHT): RunState.QUEUED}
+    assert site.states(schedule) == {at(RUN_AT): RunState.QUEUED}
     site.tick(schedule, "2026-01-01T09:00Z")
-    assert site.states(schedule) == {at(NIGHT): RunState.SUBMITTED}
+    assert site.states(schedule) == {at(RUN_AT): RunState.SUBMITTED}
 
 
 # --- by hand --------------------------------------------------------------------------------
@@ -349,11 +349,11 @@ def test_one_time_is_submitted_by_hand_and_once(any_site: Site, overlap: str) ->
     any_site.tick(schedule, EVE)
     any_site.tick(schedule, "2026-01-03T12:00Z")
     assert set(any_site.states(schedule).values()) == {RunState.MISSED}
-    for night in ("2026-01-02T02:30Z", NIGHT, "2025-11-11T02:30Z"):  # whatever is at work
-        (row,) = any_site.ticker().run_at(schedule, at(night))
-        (again,) = any_site.ticker().run_at(schedule, at(night))
+    for run_at in ("2026-01-02T02:30Z", RUN_AT, "2025-11-11T02:30Z"):  # whatever is at work
+        (row,) = any_site.ticker().run_at(schedule, at(run_at))
+        (again,) = any_site.ticker().run_at(schedule, at(run_at))
         assert row.state is again.state is RunState.SUBMITTED
-        assert row.job_id == again.job_id == any_site.job_of(schedule, at(night))
+        assert row.job_id == again.job_id == any_site.job_of(schedule, at(run_at))
     assert len(any_site.store.list_jobs()) == 3
     assert not any(job.cancel_requested for job in any_site.store.list_jobs())
 

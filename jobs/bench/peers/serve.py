@@ -1,7 +1,7 @@
 """A peer's process: `python -I serve.py ENGINE.py` answers JSON lines. Knows nothing of specbatch.
 
 The first line is one of the first two, those after a model the third. An answer may be `{"error":
-reason}` instead. Completions are greedy and ignore the end of text.
+reason}`. Completions are greedy and ignore the end of text.
 
     {"convert": folder, "into": folder, "dtype": name}                   -> {"done": true}
     {"model": folder, "dtype": name, "threads": n, "options": {...}}
@@ -42,7 +42,7 @@ ARCH_PRCTL, ARCH_GET_XCOMP_PERM, AMX_DATA = 158, 0x1022, 18
 def main(source: str) -> None:
     if sys.platform == "linux":  # stopped between two lines, it could not see that nobody asks
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    # Libraries write to file descriptor 1 as well: they get the error stream instead.
+    # Libraries write to file descriptor 1 as well, so redirect it to the error stream.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     state: dict[str, Any] = {}

@@ -254,7 +254,7 @@ def test_a_spec_file_is_a_template_and_a_connection_says_where_the_store_is(
 def test_the_example_has_one_job_for_each_mapped_task(airflow: Airflow, site: Site) -> None:
     folder = Path(site.prompts(4))
     parts = [folder.stem, Path(site.prompts(3)).stem]
-    output = str(site.folder / "night")
+    output = str(site.folder / "nightly")
     ran = airflow.test(
         "specbatch_nightly",
         input=str(site.folder),
@@ -311,7 +311,7 @@ def test_a_job_is_cancelled_when_a_user_ends_its_running_task(airflow: Airflow, 
     finally:
         site.thaw()
     assert site.end(job).state == "cancelled"
-    # Who clears the task afterwards wants the rest.
+    # Clearing the task afterwards asks for the remaining rows.
     again = airflow.start("waits_in_the_task", run)
     again.join(WAIT_SEC)
     assert airflow.ran("waits_in_the_task", run).states["job"] == "success"

@@ -194,7 +194,7 @@ def test_a_job_is_cancelled_when_a_user_ends_the_run(instance: DagsterInstance, 
     job = _interrupted(instance, site, instance.report_run_canceling)
     assert site.client.poll(job).stop_reason == "cancelled with its task in dagster"
     assert site.end(job).state == "cancelled"
-    # Who does the run again wants the rest.
+    # Running it again asks for the remaining rows.
     with _again(instance, "in_one_process", run_of(instance, "in_one_process").run_id) as result:
         assert result.success
     outcome = site.client.outcome(job)

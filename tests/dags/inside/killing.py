@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from conftest import GROUP, Site
 
-MOMENTS = ("submitting", "telling", "reviving")  # the job, of its id, what was cancelled
+MOMENTS = ("submitting", "storing_id", "reviving")  # the job, its id, the resumption
 
 
 def killed_while(site: Site, moment: str, by_a_user: bool) -> str:
@@ -34,7 +34,7 @@ def killed_while(site: Site, moment: str, by_a_user: bool) -> str:
         return called
 
     ti = SimpleNamespace(dag_id="dag", run_id=f"{by_a_user}", task_id=moment, map_index=-1)
-    ti.xcom_push = kill_at_the_end_of(lambda **_: None, "telling")
+    ti.xcom_push = kill_at_the_end_of(lambda **_: None, "storing_id")
     context: Any = {"ti": ti, "dag": None}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(airflow, "was_killed_in_time", lambda *_: by_a_user)

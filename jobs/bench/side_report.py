@@ -1,7 +1,8 @@
-"""The plot of `specbatch bench`: speed against the number of prompts, and against acceptance.
+"""The table and the plot of `specbatch bench`.
 
-Of the other engines' ways that draft, the best at each point is drawn; the JSON has them all.
-matplotlib is an extra; its import waits until a plot is made.
+The plot shows speed against the number of prompts and against acceptance. For other engines' ways
+with drafts it shows the best one at each point; the JSON has them all. matplotlib is an extra, so
+it is imported only when a plot is made.
 """
 
 from __future__ import annotations
@@ -11,9 +12,56 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.table import Table
+
 from specbatch.jobs.bench.contenders import DRAFT_MODEL, OURS
-from specbatch.jobs.bench.side_table import Row
 from specbatch.jobs.bench.ways import AUTO, NONE, OFF, REPLAYED
+
+Row = dict[str, Any]
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """Tokens/s by way and N, and each over this engine's depth off."""
+    counts = sorted({int(row["n"]) for row in rows})
+    shown = Table(title="tokens/s (over specbatch's depth off)")
+    shown.add_column("engine")
+    shown.add_column("mode")
+    shown.add_column("acceptance", justify="right")
+    for n in counts:
+        shown.add_column(f"N={n}", justify="right")
+    cells = {(key_of(row), int(row["n"])): row for row in rows}
+    last = ""
+    for engine, mode, acceptance in dict.fromkeys(key_of(row) for row in rows):
+        if last and engine != last:
+            shown.add_section()
+        share = "" if acceptance is None else f"{acceptance:g}"
+        row = [cells.get(((engine, mode, acceptance), n)) for n in counts]
+        shown.add_row(engine if engine != last else "", mode, share, *map(_cell, row))
+        last = engine
+    return shown
+
+
+def key_of(row: Row) -> tuple[str, str, float | None]:
+    """Names a way."""
+    return row["engine"], row["mode"], row["acceptance"]
+
+
+def _cell(row: Row | None) -> str:
+    if row is None:
+        return ""
+    if "failed" in row:
+        return "failed"
+    return f"{row['tokens_per_sec']:,.0f} ({row['over_off']:.2f}×)"
+
+
+def remarks(rows: Sequence[Row]) -> list[str]:
+    """A sentence per failed way, with the message of its first failure."""
+    failed: dict[tuple[str, str], str] = {}
+    for row in rows:
+        if "failed" in row:
+            failed.setdefault((row["engine"], row["mode"]), row["failed"])
+    return [f"{engine}, {mode}: {reason}" for (engine, mode), reason in failed.items()]
+
 
 # Okabe and Ito's colours, which the colour-blind tell apart: one family per engine.
 COLOURS = {
@@ -63,13 +111,13 @@ def plot(report: dict[str, Any], path: Path) -> None:
 
 
 def reference_share(rows: Sequence[Row]) -> float | None:
-    """The acceptance that the left panel shows: the highest below 1, if any was replayed."""
+    """The acceptance of the left panel: the highest replayed one below 1, if any."""
     shares = sorted({row["acceptance"] for row in rows if row["drafts"] == REPLAYED})
     return next((share for share in reversed(shares) if share < 1), shares[0] if shares else None)
 
 
 def reference_count(rows: Sequence[Row]) -> int:
-    """The N that the right panel shows: 8, or what is next to it."""
+    """The N of the right panel: 8, or the nearest one."""
     return min({int(row["n"]) for row in rows}, key=lambda n: (abs(n - 8), n))
 
 
