@@ -158,7 +158,9 @@ class LeaseKeeper:
         if not going_on:
             return
         try:
-            stopped = self._store.look({x: entry.spent_usd() for x, entry in going_on.items()})
+            stopped = self._store.cancelled_jobs(
+                {x: entry.spent_usd() for x, entry in going_on.items()}
+            )
         except StoreError as error:
             if is_news(error):
                 log.info("could not ask whether jobs are to stop, the next look will: %s", error)
