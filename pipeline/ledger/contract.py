@@ -127,7 +127,7 @@ class Store(Protocol):
         """
         ...
 
-    def look(self, spent_usd: Mapping[Lease, float]) -> set[str]:
+    def cancelled_jobs(self, spent_usd: Mapping[Lease, float]) -> set[str]:
         """The leases' jobs that have the cancel flag, after `stop_overdue` on these jobs.
 
         Each lease comes with the cost of its attempt so far. The call extends no lease, and writes
@@ -505,7 +505,7 @@ class Store(Protocol):
         """Change what a session verifies with. An unknown session is ignored."""
         ...
 
-    def tell_time(self, session: SessionTime, attempts: Mapping[Attempt, Ticks]) -> None:
+    def report_time(self, session: SessionTime, attempts: Mapping[Attempt, Ticks]) -> None:
         """Report a live session's cumulative counters.
 
         Raises `SessionEndedError` and changes nothing when it has ended.
@@ -545,7 +545,7 @@ class Store(Protocol):
 
     # --- worker processes -------------------------------------------------------------------
     # They report that they live and whether they can take messages. Only people read this.
-    def tell_process(self, process: WorkerProcess, trouble: str | None) -> None:
+    def report_process(self, process: WorkerProcess, trouble: str | None) -> None:
         """A process lives. `trouble` says why it can take no messages; None: it can."""
         ...
 

@@ -201,7 +201,7 @@ class Timekeeper:
         self._introduce()
         reading = self._read()
         try:
-            self._store.tell_time(*reading)
+            self._store.report_time(*reading)
         except SessionEndedError:
             self._renew(reading.session.session_id)
             return False

@@ -66,7 +66,7 @@ class Presence:
     def _tell(self, trouble: str | None) -> bool:
         """Whether the store took it. A repeated failure is logged once."""
         try:
-            self._store.tell_process(self._process, trouble)
+            self._store.report_process(self._process, trouble)
         except StoreError as error:
             if str(error) != self._failure:
                 self._failure = str(error)

@@ -32,7 +32,7 @@ def published(store: Store) -> None:
     """A job with a decision and an attempt that was lost, in a session that goes on."""
     ingest(store, groups=1)
     store.begin_session(NewSession(SESSION, "w1", DEVICE, 0))
-    store.tell_time(SessionTime(SESSION, 100), {LOST: Ticks(verify=10)})
+    store.report_time(SessionTime(SESSION, 100), {LOST: Ticks(verify=10)})
     store.note_decisions(JOB, [decision("it does not pay")])
     commit(store, verified(store, 0), saved=0.5)
     finish(store)
@@ -40,7 +40,7 @@ def published(store: Store) -> None:
 
 def test_what_comes_after_a_publication_is_no_fault_and_is_not_covered(store: Store) -> None:
     published(store)
-    store.tell_time(SessionTime(SESSION, 200), {LOST: Ticks(verify=50)})
+    store.report_time(SessionTime(SESSION, 200), {LOST: Ticks(verify=50)})
     store.note_decisions(JOB, [decision("it was tried again")])
     found = audited(store)
     assert found.findings == []

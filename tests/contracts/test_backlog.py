@@ -83,7 +83,7 @@ def test_workers_are_those_that_have_not_ended(store: Store, clock: Clock) -> No
     for session, owner in (("s-2", "b:1"), ("s-1", "a:1"), ("s-3", "gone:1")):
         store.begin_session(NewSession(session, owner, DEVICE, age_ticks=10 * TICKS_PER_SEC))
     store.end_session(SessionTime("s-3", 1), {})
-    store.tell_time(SessionTime("s-1", 8 * TICKS_PER_SEC, TICKS_PER_SEC, TICKS_PER_SEC), {})
+    store.report_time(SessionTime("s-1", 8 * TICKS_PER_SEC, TICKS_PER_SEC, TICKS_PER_SEC), {})
     ingest(store, groups=2)
     claim(store, 0, owner="a:1")
     clock.advance(LEASE_SEC - 1)

@@ -12,10 +12,10 @@ VERIFIER = WorkerProcess("2", "host:2", ("verify",), verifier="big")
 
 
 def test_a_process_is_known_until_it_has_ended(store: Store, clock: Clock) -> None:
-    store.tell_process(VERIFIER, None)
-    store.tell_process(READER, "no broker")
+    store.report_process(VERIFIER, None)
+    store.report_process(READER, "no broker")
     clock.now += 5.0
-    store.tell_process(READER, None)
+    store.report_process(READER, None)
     first, second = store.backlog().processes
     assert (first.process, first.age_sec, first.silent_sec, first.trouble) == (READER, 5, 0, None)
     assert (second.process, second.age_sec, second.silent_sec) == (VERIFIER, 5, 5)
@@ -25,9 +25,9 @@ def test_a_process_is_known_until_it_has_ended(store: Store, clock: Clock) -> No
 
 
 def test_silent_processes_are_forgotten(store: Store, clock: Clock) -> None:
-    store.tell_process(VERIFIER, None)
+    store.report_process(VERIFIER, None)
     clock.now += 10.0
-    store.tell_process(READER, None)
+    store.report_process(READER, None)
     assert store.forget_silent_processes(10.0) == 1
     assert [one.process for one in store.backlog().processes] == [READER]
 
@@ -38,10 +38,10 @@ def test_a_new_job_lacks_all_that_it_will_need(store: Store, clock: Clock) -> No
     assert "reads inputs" in words
     assert f"with model `{job.verifier}`" in words
     assert "records groups" in words
-    store.tell_process(READER, None)
+    store.report_process(READER, None)
     assert "reads inputs" not in store.backlog().waiting()[job.job_id]
-    store.tell_process(READER, "no broker")
+    store.report_process(READER, "no broker")
     assert "reads inputs" in store.backlog().waiting()[job.job_id]
-    store.tell_process(READER, None)
+    store.report_process(READER, None)
     clock.now += 60.0
     assert "reads inputs" in store.backlog().waiting(silence_sec=59.0)[job.job_id]

@@ -54,13 +54,13 @@ def test_a_job_whose_deadline_passes_is_stopped(store: Store, clock: Clock) -> N
     held = claim(store, 0).lease
     assert store.get_job(JOB).deadline_at == START + 100
     clock.advance(99)
-    assert store.stop_overdue() == store.look({held: 0.0}) == set()
+    assert store.stop_overdue() == store.cancelled_jobs({held: 0.0}) == set()
     clock.advance(1)
     assert store.stop_overdue() == {JOB}
     job = store.get_job(JOB)
     assert job.cancel_requested
     assert job.stop_reason == "its deadline of 1970-01-12 13:48:20 UTC passed"
-    assert store.look({held: 0.0}) == {JOB}
+    assert store.cancelled_jobs({held: 0.0}) == {JOB}
     assert store.stop_overdue() == set(), "it stops already"
 
 
@@ -68,7 +68,7 @@ def test_whoever_looks_stops_a_job_that_is_late(store: Store, clock: Clock) -> N
     ingest(store, deadline_sec=100.0)
     held = claim(store, 0).lease
     clock.advance(100)
-    assert store.look({held: 0.0}) == {JOB}
+    assert store.cancelled_jobs({held: 0.0}) == {JOB}
     assert "deadline" in (store.get_job(JOB).stop_reason or "")
 
 
@@ -79,12 +79,12 @@ def test_looking_tells_of_the_jobs_that_were_asked_for_and_extends_nothing(
     store.create_job(new_job(OTHER))
     reading = found(store.claim_job(OTHER, Stage.INGEST, "i", LEASE_SEC)).lease
     held = claim(store, 0).lease
-    assert store.look({}) == set()
+    assert store.cancelled_jobs({}) == set()
     store.request_cancel(OTHER)
-    assert store.look({held: 0.0}) == set()
-    assert store.look({held: 0.0, reading: 0.0}) == {OTHER}
+    assert store.cancelled_jobs({held: 0.0}) == set()
+    assert store.cancelled_jobs({held: 0.0, reading: 0.0}) == {OTHER}
     clock.advance(LEASE_SEC)
-    store.look({held: 0.0})
+    store.cancelled_jobs({held: 0.0})
     assert DueWork(JOB, Stage.VERIFY, 0, "big") in store.due()
 
 
@@ -92,9 +92,9 @@ def test_a_budget_counts_what_got_on_and_what_is_in_flight(store: Store, clock: 
     ingest(store, groups=3, budget_usd=1.0)
     first, second, third = (claim(store, index).lease for index in range(3))
     store.advance(first, Stage.RECORD, RESULTS, StageTiming(0.0, 1.0, 0.5))
-    assert store.look({second: 0.2, third: 0.2}) == set()
+    assert store.cancelled_jobs({second: 0.2, third: 0.2}) == set()
     assert store.stop_overdue() == set()
-    assert store.look({second: 0.3, third: 0.2}) == {JOB}
+    assert store.cancelled_jobs({second: 0.3, third: 0.2}) == {JOB}
     assert store.get_job(JOB).stop_reason == "its budget of $1 was spent"
     del clock
 
@@ -102,14 +102,14 @@ def test_a_budget_counts_what_got_on_and_what_is_in_flight(store: Store, clock: 
 def test_what_was_in_flight_counts_no_more_once_it_is_not_held(store: Store) -> None:
     ingest(store, groups=2, budget_usd=1.0)
     first, second = claim(store, 0).lease, claim(store, 1).lease
-    assert store.look({first: 0.7, second: 0.2}) == set()
+    assert store.cancelled_jobs({first: 0.7, second: 0.2}) == set()
     store.advance(first, Stage.RECORD, RESULTS, StageTiming(0.0, 1.0, 0.75))
     assert store.stop_overdue() == set(), "0.75 and 0.2, and not 0.7 once more"
     claim(store, 0, Stage.RECORD)
     assert store.stop_overdue() == set(), "nor while it is recorded"
     store.release(second, "stopped", forgiven=True)
     assert store.stop_overdue() == set()
-    assert store.look({claim(store, 1).lease: 0.25}) == {JOB}
+    assert store.cancelled_jobs({claim(store, 1).lease: 0.25}) == {JOB}
 
 
 def test_a_lost_lease_spends_nothing(store: Store, clock: Clock) -> None:
@@ -117,9 +117,9 @@ def test_a_lost_lease_spends_nothing(store: Store, clock: Clock) -> None:
     old = claim(store, 0).lease
     clock.advance(LEASE_SEC)
     new = claim(store, 0, owner="w2").lease
-    assert store.look({old: 9.0}) == set()
-    assert store.look({new: 0.5}) == set()
-    assert store.look({new: 1.0}) == {JOB}
+    assert store.cancelled_jobs({old: 9.0}) == set()
+    assert store.cancelled_jobs({new: 0.5}) == set()
+    assert store.cancelled_jobs({new: 1.0}) == {JOB}
 
 
 def test_a_retry_lifts_the_limits_that_were_reached_and_no_others(
@@ -127,7 +127,7 @@ def test_a_retry_lifts_the_limits_that_were_reached_and_no_others(
 ) -> None:
     ingest(store, groups=1, deadline_sec=100.0, budget_usd=1.0)
     lease = claim(store, 0).lease
-    assert store.look({lease: 2.0}) == {JOB}
+    assert store.cancelled_jobs({lease: 2.0}) == {JOB}
     store.cancel_group(lease)
     finish(store, JobState.CANCELLED)
     store.retry_job(JOB)

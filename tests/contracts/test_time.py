@@ -57,7 +57,7 @@ def slices(store: Store, **which: Any) -> list[TimeSlice]:
 def test_a_session_comes_back_with_every_field(store: Store) -> None:
     begin(store, age_ticks=3 * TICKS_PER_SEC)
     begin(store, age_ticks=9 * TICKS_PER_SEC)  # it is known: as when an answer was lost
-    store.tell_time(told(100, 20, 10), {attempt(): SOME})
+    store.report_time(told(100, 20, 10), {attempt(): SOME})
     assert the_session(store) == SessionRow(
         SESSION,
         "w1",
@@ -78,9 +78,9 @@ def test_a_session_comes_back_with_every_field(store: Store) -> None:
 
 def test_counters_only_grow_so_that_a_word_may_come_twice_or_late(store: Store) -> None:
     begin(store)
-    store.tell_time(told(50, 20, 5), {attempt(): Ticks(verify=9, draft=1)})
-    store.tell_time(told(40, 10, 7), {attempt(): Ticks(verify=4, draft=2)})
-    store.tell_time(told(), {})
+    store.report_time(told(50, 20, 5), {attempt(): Ticks(verify=9, draft=1)})
+    store.report_time(told(40, 10, 7), {attempt(): Ticks(verify=4, draft=2)})
+    store.report_time(told(), {})
     row = the_session(store)
     assert (row.seen, row.idle, row.overhead, row.spent) == (50, 20, 7, 11)
     assert slices(store)[0].ticks == Ticks(verify=9, draft=2)
@@ -99,7 +99,7 @@ def test_a_session_ends_with_all_of_its_time_somewhere(store: Store, clock: Cloc
 
 def test_what_nobody_told_before_a_session_was_given_up_is_lost(store: Store, clock: Clock) -> None:
     begin(store)
-    store.tell_time(told(100, 30, 40), {attempt(): SOME})
+    store.report_time(told(100, 30, 40), {attempt(): SOME})
     clock.advance(60)
     assert store.end_silent_sessions(61) == []
     assert the_session(store).ended_at is None
@@ -111,7 +111,7 @@ def test_what_nobody_told_before_a_session_was_given_up_is_lost(store: Store, cl
 
 def test_a_session_lasts_as_long_as_what_it_was_used_for(store: Store, clock: Clock) -> None:
     begin(store)
-    store.tell_time(told(10), {attempt(): SOME})
+    store.report_time(told(10), {attempt(): SOME})
     clock.advance(60)
     store.end_silent_sessions(60)
     assert (the_session(store).leased, the_session(store).lost) == (21, 0)
@@ -121,7 +121,7 @@ def test_who_is_heard_of_is_not_given_up(store: Store, clock: Clock) -> None:
     begin(store)
     begin(store, "session-2")
     clock.advance(60)
-    store.tell_time(told(1), {})
+    store.report_time(told(1), {})
     assert store.end_silent_sessions(60) == ["session-2"]
 
 
@@ -130,7 +130,7 @@ def test_nothing_is_told_to_a_session_that_has_ended_or_never_was(store: Store) 
     store.end_session(told(10, 10), {})
     for session in (SESSION, "nobody's"):
         with pytest.raises(SessionEndedError):
-            store.tell_time(told(20, 20, session=session), {attempt(): SOME})
+            store.report_time(told(20, 20, session=session), {attempt(): SOME})
     assert the_session(store).accounted == 10
     assert slices(store) == []
 
@@ -149,9 +149,9 @@ def test_results_bring_the_time_that_they_took(store: Store) -> None:
     draft = claim(store, 0, Stage.PROPOSE).lease
     advance(store, draft, Ticks(prefill=5))
     verify = claim(store, 0).lease
-    store.tell_time(told(60), {Attempt.of(verify): Ticks(verify=1, rejected=1)})
+    store.report_time(told(60), {Attempt.of(verify): Ticks(verify=1, rejected=1)})
     advance(store, verify)
-    store.tell_time(told(80), {Attempt.of(verify): SOME})  # it does not know yet
+    store.report_time(told(80), {Attempt.of(verify): SOME})  # it does not know yet
     assert slices(store) == [
         TimeSlice(SESSION, Attempt.of(draft), Ticks(prefill=5), True, False, DEVICE),
         TimeSlice(SESSION, Attempt.of(verify), SOME, True, False, DEVICE),
@@ -164,7 +164,7 @@ def test_an_attempt_that_goes_on_or_came_to_nothing_is_not_kept(store: Store) ->
     ingest(store, groups=2)
     begin(store)
     given_back, held = claim(store, 0).lease, claim(store, 1).lease
-    store.tell_time(told(60), {Attempt.of(given_back): SOME, Attempt.of(held): SOME})
+    store.report_time(told(60), {Attempt.of(given_back): SOME, Attempt.of(held): SOME})
     store.release(given_back, "it broke")
     assert [(s.kept, s.in_flight) for s in slices(store)] == [(False, False), (False, True)]
 
@@ -218,8 +218,8 @@ def test_slices_and_sessions_are_of_one_job_or_of_all(store: Store) -> None:
     begin(store, "session-2", age_ticks=TICKS_PER_SEC)
     of = {index: attempt(index) for index in range(3)}
     other = of[0]._replace(job_id="job00000000000002")
-    store.tell_time(told(), {of[1]: SOME, of[0]: SOME, other: SOME})
-    store.tell_time(told(session="session-2"), {of[1]: SOME, of[2]: SOME})
+    store.report_time(told(), {of[1]: SOME, of[0]: SOME, other: SOME})
+    store.report_time(told(session="session-2"), {of[1]: SOME, of[2]: SOME})
     assert [s.attempt for s in slices(store)] == [of[0], of[1], of[1], of[2], other]
     assert [s.session_id for s in slices(store, job_id=JOB)] == [
         SESSION, SESSION, "session-2", "session-2",
@@ -235,7 +235,7 @@ def test_slices_and_sessions_are_of_one_job_or_of_all(store: Store) -> None:
 def test_many_slices_come_a_page_at_a_time(store: Store) -> None:
     begin(store)
     many = {attempt(index, index % 3): Ticks(verify=index) for index in range(2100)}
-    store.tell_time(told(), many)
+    store.report_time(told(), many)
     assert [s.ticks.verify for s in slices(store)] == list(range(2100))
 
 
@@ -245,7 +245,7 @@ def test_threads_of_one_worker_tell_its_time_together(store: Store) -> None:
     def tell(first: int) -> None:
         for step in range(1, 6):
             attempts = {attempt(index): Ticks(verify=step) for index in range(first, first + 3)}
-            store.tell_time(told(step * 10 + first, step), attempts)
+            store.report_time(told(step * 10 + first, step), attempts)
 
     successes(together(*[partial(tell, first) for first in range(4)]))
     row = the_session(store)
@@ -259,8 +259,8 @@ def test_the_slices_of_a_job_in_sums(store: Store) -> None:
     kept, held, given_back = (claim(store, index).lease for index in range(3))
     hints = Attempt(JOB, 0, HINTS, Stage.PROPOSE)
     others = {Attempt.of(held): SOME, Attempt.of(given_back): SOME, hints: Ticks(verify=1)}
-    store.tell_time(told(), others)
-    store.tell_time(told(session="session-2"), {Attempt.of(held): SOME})
+    store.report_time(told(), others)
+    store.report_time(told(session="session-2"), {Attempt.of(held): SOME})
     advance(store, kept)
     store.release(given_back, "it broke")
     dear, cheap = DEVICE.price_microusd, 7

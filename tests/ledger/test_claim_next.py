@@ -129,7 +129,7 @@ def test_looking_takes_one_statement_where_no_job_has_a_limit(
         assert work is not None
         leases.append(work.lease)
     sent.clear()
-    assert store.look(dict.fromkeys(leases, 0.5)) == set()
+    assert store.cancelled_jobs(dict.fromkeys(leases, 0.5)) == set()
     assert len(sent) == 1
 
 

@@ -113,7 +113,7 @@ def test_an_operator_and_a_worker_do_a_job_together_and_an_auditor_reads_it(logi
         lease = claim(worker, 1, owner=WHO).lease
         worker.begin_session(NewSession("s", "w", Device("cpu", "local", "spot", 5), 0))
         for seen in (1, 2):
-            worker.tell_time(SessionTime("s", seen), {Attempt.of(lease): Ticks(verify=seen)})
+            worker.report_time(SessionTime("s", seen), {Attempt.of(lease): Ticks(verify=seen)})
         worker.release(lease, "it broke", forgiven=True)
         worker.end_silent_sessions(0.0)
         operator.request_cancel(JOB)

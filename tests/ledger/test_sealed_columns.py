@@ -212,7 +212,7 @@ def test_who_has_no_key_neither_replaces_the_reason_of_a_stop_nor_is_held_by_it(
     store, keyless = opened(OLD), opened(None)
     ingest(store, budget_usd=1.0)
     lease = claim(store, 0).lease
-    assert store.look({lease: 1.5}) == {JOB}
+    assert store.cancelled_jobs({lease: 1.5}) == {JOB}
     reason = store.get_job(JOB).stop_reason
     keyless.request_cancel(JOB, "cancelled by an operator")
     assert store.get_job(JOB).stop_reason == reason

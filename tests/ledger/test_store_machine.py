@@ -249,9 +249,9 @@ class StoreLives(RuleBasedStateMachine):
 
     @precondition(lambda self: self.leases)
     @rule(number=LEASES, usd=st.sampled_from([0.0, 0.25, 0.75]))
-    def look(self, number: int, usd: float) -> None:
+    def report_costs(self, number: int, usd: float) -> None:
         held = dict.fromkeys([*self.leases[-3:], self.lease(number)], usd)
-        assert self.store.look(held) == self.model.cancelled(held)
+        assert self.store.cancelled_jobs(held) == self.model.cancelled(held)
 
     @precondition(lambda self: self.holds(Stage.INGEST))
     @rule(number=LEASES, most_open=st.integers(1, 4))

@@ -145,13 +145,13 @@ def test_what_was_given_out_is_never_taken_back() -> None:
 
 
 def test_an_attempt_is_told_of_once_it_has_got_on_and_no_more_after_that(bed: Bed) -> None:
-    tell, told = bed.store.tell_time, []
+    tell, told = bed.store.report_time, []
 
     def listening(session: Any, attempts: Any) -> None:
         told.append(dict(attempts))
         tell(session, attempts)
 
-    cast(Any, bed.store).tell_time = listening
+    cast(Any, bed.store).report_time = listening
     lease, ticket = claim(bed.store, 0).lease, Ticket()
     with bed.keeper.working(Attempt.of(lease)) as tickets:
         bed.keeper.beat()
@@ -214,16 +214,16 @@ def test_a_write_whose_answer_was_lost_counts_once(bed: Bed) -> None:
 
 
 def test_a_store_that_is_away_is_told_later(bed: Bed, caplog: pytest.LogCaptureFixture) -> None:
-    tell = bed.store.tell_time
+    tell = bed.store.report_time
 
     def away(*_: Any) -> None:
         raise StoreError("the database did not answer in time")
 
-    cast(Any, bed.store).tell_time = away
+    cast(Any, bed.store).report_time = away
     bed.machine.pass_by(10)
     bed.keeper.beat()
     assert "could not report device time" in caplog.text
-    cast(Any, bed.store).tell_time = tell
+    cast(Any, bed.store).report_time = tell
     bed.machine.pass_by(10)
     bed.keeper.close()
     assert (bed.session.leased, bed.session.idle) == (20, 20)
@@ -362,17 +362,17 @@ class Life(RuleBasedStateMachine):
     @rule()
     def beat_without_an_answer(self) -> None:
         store = cast(Any, self.bed.store)
-        tell = store.tell_time
+        tell = store.report_time
 
         def half(*told: Any) -> None:
             tell(*told)
             raise StoreError("the database did not answer in time")
 
-        store.tell_time = half
+        store.report_time = half
         try:
             self.bed.keeper.beat()
         finally:
-            del store.tell_time
+            del store.report_time
 
     @precondition(lambda self: self.bed.machine.stepping_since is None)
     @rule(ticks=st.integers(1, MOST_TICKS))

@@ -89,7 +89,7 @@ def test_a_store_that_is_away_stops_nothing(
     lease = held_group(store)
     with keeper.hold(lease) as held:
         with monkeypatch.context() as patch:
-            patch.setattr(store, "look", away)
+            patch.setattr(store, "cancelled_jobs", away)
             keeper.look()
         assert not held.cancelled.is_set()
         store.request_cancel(JOB)

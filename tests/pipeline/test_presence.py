@@ -23,7 +23,7 @@ class Refusing:
     def __init__(self) -> None:
         self.asked: list[str | None] = []
 
-    def tell_process(self, _process: WorkerProcess, trouble: str | None) -> None:
+    def report_process(self, _process: WorkerProcess, trouble: str | None) -> None:
         self.asked.append(trouble)
         raise StoreError("no rights")
 

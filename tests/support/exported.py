@@ -99,7 +99,7 @@ def _tell_time(made: ExportedJob) -> None:
             Attempt(JOB, group, 1, Stage.VERIFY): Ticks(prefill=group + 1, verify=10**8, padding=3)
             for group in range(3)
         }
-        made.store.tell_time(SessionTime(name, seen=10**9), told)
+        made.store.report_time(SessionTime(name, seen=10**9), told)
 
 
 def _commit(made: ExportedJob, draw: random.Random, index: int, rows: list[int]) -> None:

@@ -153,7 +153,7 @@ class SqlStore:
         now = self._db.now()
         return self._stop(self._read(stopping.over_limits, now))
 
-    def look(self, spent_usd: Mapping[Lease, float]) -> set[str]:
+    def cancelled_jobs(self, spent_usd: Mapping[Lease, float]) -> set[str]:
         job_ids, now = {lease.job_id for lease in spent_usd}, self._db.now()
         asked, limited = self._read(stopping.cancelled, now, job_ids)
         if not limited:
@@ -397,7 +397,7 @@ class SqlStore:
     def announce(self, session_id: str, serves: Serves) -> None:
         self._write(time.announce, session_id, serves)
 
-    def tell_time(self, session: SessionTime, attempts: Mapping[Attempt, Ticks]) -> None:
+    def report_time(self, session: SessionTime, attempts: Mapping[Attempt, Ticks]) -> None:
         self._write(time.report, session, attempts)
 
     def end_session(self, session: SessionTime, attempts: Mapping[Attempt, Ticks]) -> None:
@@ -424,7 +424,7 @@ class SqlStore:
         return self._read(time.row_times, job_id)
 
     # --- worker processes -------------------------------------------------------------------
-    def tell_process(self, process: WorkerProcess, trouble: str | None) -> None:
+    def report_process(self, process: WorkerProcess, trouble: str | None) -> None:
         self._write(figures.report_process, process, trouble)
 
     def forget_process(self, process_id: str) -> None:
