@@ -165,7 +165,9 @@ class LeaseKeeper:
         if not running:
             return
         try:
-            stopped = self._store.look({x: entry.spent_usd() for x, entry in running.items()})
+            stopped = self._store.cancelled_jobs(
+                {x: entry.spent_usd() for x, entry in running.items()}
+            )
         except StoreError as error:
             if is_news(error):
                 log.info("could not ask which jobs must stop; will retry: %s", error)

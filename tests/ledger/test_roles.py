@@ -106,7 +106,7 @@ def test_an_operator_and_a_worker_do_a_job_together_and_an_auditor_reads_it(logi
         held = verified(worker, 0, WHO)
         worker.heartbeat([held], LEASE_SEC)
         commit(worker, held)
-        worker.look({held: 1.0})  # by a heartbeat that began before: it is passed by
+        worker.cancelled_jobs({held: 1.0})  # by a heartbeat that began before: it is passed by
         worker.note_decisions(JOB, [Decision(1.0, DecisionAction.OFF, "*", "nothing gained")])
         worker.keep_knowledge("device", {"a": 1})
         worker.learn_acceptance("default", "nightly", [AcceptanceCount("block", "news", 3, 4)])
