@@ -198,13 +198,17 @@ def write_prompts(folder: Path, number: int) -> Path:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    path = folder / f"prompts-{number}.parquet"
+    if path.exists():
+        return path  # a resumed job expects the very file that it began with
     table = pq.read_table(_shipped() / "prompts.parquet")
     if number > RUNS[0]:
         texts = with_some_changed(table["prompt"].to_pylist())
         column = table.schema.get_field_index("prompt")
         table = table.set_column(column, "prompt", pa.array(texts))
-    path = folder / f"prompts-{number}.parquet"
-    pq.write_table(table, path)
+    unfinished = path.with_suffix(".tmp")
+    pq.write_table(table, unfinished)
+    unfinished.replace(path)
     return path
 
 
