@@ -187,7 +187,7 @@ class Coverage:
         )
         if found.late_slices:
             how += f"; {in_seconds(found.late_ticks)} of attempts that were not kept are not: such "
-            how += "time may be told later"
+            how += "time may be reported later"
         yield _row(names[1], found.late_slices, how)
         how = f"{plural(found.decisions, 'decision')}, compared with the log"
         if found.late_decisions:

@@ -45,7 +45,7 @@ _BATCH_OF = {
     ExportKind.COSTS: cost_batch,
 }
 
-Told = Callable[[int, int], None]
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,10 @@ class Exporter:
     objects: Objects
     first_look: Objects
 
-    def export(self, job_id: str, order: ExportOrder, told: Told = lambda *_: None) -> Exported:
-        """Write the set. `told` is called with the numbers of read and of all completions.
+    def export(
+        self, job_id: str, order: ExportOrder, on_progress: Progress = lambda *_: None
+    ) -> Exported:
+        """Write the set. `on_progress` is called with the numbers of read and of all completions.
 
         Raises `JobNotFoundError`, `UsageError` for a job that has not ended, `OutputError` for a
         place that is taken or cannot be written, `ObjectError` and `StoreError`.
@@ -79,7 +81,7 @@ class Exporter:
         said = {"what": order.kind.value, "to": masked(order.to)}
         self.store.note_action(job.job_id, EntryKind.EXPORTED, said)
         corrections = Corrections(job.job_id, order.selection)
-        batches = self._batches(job, order.kind, corrections, told)
+        batches = self._batches(job, order.kind, corrections, on_progress)
         files = writer.write(SCHEMAS[order.kind], batches, _about(job, order))
         return Exported(
             job_id=job.job_id,
@@ -95,7 +97,7 @@ class Exporter:
         job: JobRow,
         kind: ExportKind,
         corrections: Corrections,
-        told: Told,
+        on_progress: Progress,
     ) -> Iterator[pa.RecordBatch]:
         """Yield the set one batch at a time."""
         if kind is ExportKind.TIME:
@@ -118,7 +120,7 @@ class Exporter:
         for some in in_batches(self.store.completions(job.job_id, batch=page)):
             yield make(some)
             read += len(some)
-            told(read, known.completions)
+            on_progress(read, known.completions)
 
 
 class _Prompts:

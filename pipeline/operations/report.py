@@ -32,7 +32,7 @@ MOST_FAILED = 20  # rows or groups that are listed one by one
 MOST_CODES = 50
 EVERY = 500  # completions between two progress reports
 
-Told = Callable[[int, int], None]
+Progress = Callable[[int, int], None]
 
 MEANING = {
     TimeKind.PREFILL: "reading prompts",
@@ -54,10 +54,10 @@ def make_report(
     samples: int,
     made_at: float,
     with_texts: bool = True,
-    told: Told = lambda *_: None,
+    on_progress: Progress = lambda *_: None,
 ) -> str:
     """A job's report as HTML. Raises `JobNotFoundError` and `StoreError`."""
-    return page(gather(store, settings, job_id, samples, made_at, with_texts, told))
+    return page(gather(store, settings, job_id, samples, made_at, with_texts, on_progress))
 
 
 def gather(
@@ -67,9 +67,9 @@ def gather(
     samples: int,
     made_at: float,
     with_texts: bool = True,
-    told: Told = lambda *_: None,
+    on_progress: Progress = lambda *_: None,
 ) -> Facts:
-    """All figures of a job. `told` is called with the numbers of read and of all completions.
+    """All figures of a job. `on_progress` is called with the numbers of read and of all completions.
 
     Raises `JobNotFoundError` and `StoreError`.
     """
@@ -85,8 +85,8 @@ def gather(
     for number, row in enumerate(store.row_figures(job.job_id)):
         tally.see(row)
         if number % EVERY == 0:
-            told(number, total)
-    told(total, total)
+            on_progress(number, total)
+    on_progress(total, total)
     # 3) Money, in sums of the database.
     cost = JobCost(job, store.job_times(job.job_id), store.row_times(job.job_id))
     line = line_of([cost])

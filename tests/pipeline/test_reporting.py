@@ -243,7 +243,7 @@ def test_an_unknown_job_is_an_error(store: Store) -> None:
 def test_progress_is_told_up_to_the_last_completion(store: Store) -> None:
     whole_job(store, groups=2)
     heard: list[tuple[int, int]] = []
-    report(store, told=lambda read, total: heard.append((read, total)))
+    report(store, on_progress=lambda read, total: heard.append((read, total)))
     assert heard[0] == (0, 8)
     assert heard[-1] == (8, 8)
 
