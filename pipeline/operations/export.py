@@ -62,7 +62,7 @@ class Exporter:
     def export(
         self, job_id: str, order: ExportOrder, on_progress: Progress = lambda *_: None
     ) -> Exported:
-        """Write the set. `on_progress` is called with the numbers of read and of all completions.
+        """Write the set. `on_progress` gets the numbers of read and of all completions.
 
         Raises `JobNotFoundError`, `UsageError` for a job that has not ended, `OutputError` for a
         place that is taken or cannot be written, `ObjectError` and `StoreError`.

@@ -69,7 +69,7 @@ def gather(
     with_texts: bool = True,
     on_progress: Progress = lambda *_: None,
 ) -> Facts:
-    """All figures of a job. `on_progress` is called with the numbers of read and of all completions.
+    """All figures of a job. `on_progress` gets the numbers of read and of all completions.
 
     Raises `JobNotFoundError` and `StoreError`.
     """
