@@ -72,7 +72,7 @@ class Outcome:
     completions: int
     prompt_tokens: int
     completion_tokens: int
-    proposed: int  # draft tokens that the verifier looked at
+    proposed: int  # draft tokens that the verifier checked
     accepted: int
     acceptance_rate: float | None  # None: nothing was drafted
     cost_usd: float

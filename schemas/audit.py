@@ -23,7 +23,7 @@ class EntryKind(StrEnum):
     GROUP = "group"  # a group is done: index, generation, completions: [row, sample, digest]
     KEPT = "kept"  # the same, of what was finished of a group whose job was stopped
     LOST = "lost"  # a group whose attempts are used up: index, rows, error
-    CANCELLED = "cancelled"  # by somebody: reason
+    CANCELLED = "cancelled"  # by a user: reason
     STOPPED = "stopped"  # by its deadline or budget: reason
     RETRIED = "retried"  # quarantined, units, the limits that it has then, its class if that moved
     FAILED = "failed"  # the job ended without an output: error
@@ -94,7 +94,7 @@ class FindingKind(StrEnum):
     PROMPTS = "prompts"  # a group has other prompts than those that were planned
     REJECTED = "rejected"  # a quarantined row is changed, missing or added
     COMPLETION = "completion"  # changed, missing or added
-    OUTPUT = "output"  # the manifest, or a file that it names, is not as it was published
+    OUTPUT = "output"  # the manifest, or a file that it names, differs from what was published
     ACCOUNTS = "accounts"  # figures, device time or decisions are not as they were published
     ANCHOR = "anchor"  # the log is not the one that was anchored outside the store
     INPUT = "input"  # what a completion says of its prompt is not so
@@ -113,7 +113,7 @@ class Finding:
     row: int | None = None
     sample: int | None = None
     position: int | None = None  # of the token in its completion, from 0
-    written: int | None = None  # the token that is there
+    written: int | None = None  # the recorded token
     decided: int | None = None  # the verifier's choice at this place
     margin: float | None = None  # in logits; None: no token was checked, or no number is enough
 

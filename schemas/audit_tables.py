@@ -35,7 +35,7 @@ class AuditLog(Base):
     kind: Mapped[str]
     at: Mapped[float]
     actor: Mapped[str] = mapped_column(AnyText)
-    payload: Mapped[str]  # canonical JSON as text: a database's own JSON would be written anew
+    payload: Mapped[str]  # canonical JSON as text, because a JSON column would reformat it
     previous: Mapped[bytes] = mapped_column(LargeBinary)
     hash: Mapped[bytes] = mapped_column(LargeBinary)
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from specbatch.schemas.records import Stage
 
-MAX_OUTPUT_TOKENS = 8192  # that a refill may go on from
+MAX_OUTPUT_TOKENS = 8192  # that a refill may continue from
 MAX_HINT_TOKENS = 4096
 MAX_LATE_TOKENS = 1024
 HINT_EXPIRES_SEC = 30.0  # a sequence is elsewhere by then, or done

@@ -14,7 +14,7 @@ FUNCTION = "specbatch_month(integer)"
 
 CREATE_DEFAULT = f"CREATE TABLE {PREFIX}default PARTITION OF completions DEFAULT"
 
-# ATTACH lets others go on writing, and CREATE … PARTITION OF would not. The path is pinned, for a
+# ATTACH does not block writers, and CREATE … PARTITION OF would. The path is pinned, because a
 # caller's own temporary table must not be taken for ours.
 CREATE_FUNCTION = f"""
 DO $do$ BEGIN EXECUTE replace($create$

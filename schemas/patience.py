@@ -125,7 +125,7 @@ def _look(doing: _Work, patience: Patience, server: str, budget_sec: float) -> N
         patience.told.discard(server)
         if end is not None and now >= end:
             raise NoAnswerError(
-                f"{server} was still at work at {_clock(now)}, when the command's --timeout ended: "
+                f"{server} was still working at {_clock(now)}, when the command's --timeout ended: "
                 "give it more time"
             )
         return

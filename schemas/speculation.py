@@ -30,7 +30,7 @@ class Decision:
     action: DecisionAction
     proposer: str  # its name, or ALL_PROPOSERS
     reason: str  # one sentence, with the figures it rests on
-    acceptance: float | None = None  # measured: share of the draft tokens looked at
+    acceptance: float | None = None  # measured: accepted share of verified draft tokens
     break_even: float | None = None  # the acceptance from which on drafting would pay
     sequences: int = 0  # in the step that it was taken in
 

@@ -67,7 +67,7 @@ class Rights:
 
 
 RIGHTS: Mapping[str, Rights] = {
-    # Does jobs that are there. What they ask for, and what was recorded of them, stays as it is.
+    # Works on existing jobs. Their specs and recorded results stay unchanged.
     WORKER: Rights(
         inserts=(
             *("groups", "completions", "rejected_rows", "decisions", "machine_knowledge"),

@@ -6,7 +6,7 @@
 - What a job is verified with, its limits, its stop and its end change only together with an entry.
 - Workers pin a job's models and class once; a report loses nothing, and ends with its job.
 - Jobs and groups that have ended stay as they are for workers, with an entry or without one. Device
-  time that is told late may still come: it only grows.
+  time that is reported late may still grow.
 - A job is purged with the entry that says so. Who may write texts but not read them may only empty
   them, and only of a job that is purged.
 

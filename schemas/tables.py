@@ -112,7 +112,7 @@ class Job(Leased, Base):
     started_at: Mapped[float | None]
     finished_at: Mapped[float | None]
     privacy: Mapped[str] = mapped_column(default=PrivacyMode.FULL.value)  # pinned when submitted
-    # The spec as it was asked for, where `spec` shows less of it.
+    # The complete spec, if `spec` omits texts.
     sealed_spec: Mapped[str | None] = mapped_column(EncryptedText("jobs.sealed_spec", ""))
     purged_at: Mapped[float | None]  # its texts and files are deleted, or are being so ...
     purged_to: Mapped[int | None] = mapped_column(BigInteger)  # ... up to this row; NULL: all
@@ -143,7 +143,7 @@ class Group(Leased, Base):
     prompts: Mapped[dict[str, Any]]  # Artefact
     row_start: Mapped[int] = mapped_column(default=0)  # of the artefact's rows: its first …
     row_stop: Mapped[int | None]  # … and behind its last; NULL: to the end
-    cut_wanted: Mapped[bool] = mapped_column(default=False)  # somebody idle asks for half of it
+    cut_wanted: Mapped[bool] = mapped_column(default=False)  # an idle worker asks for half of it
     rows_kept: Mapped[int] = mapped_column(default=0)  # finished when its job was stopped
     in_flight_usd: Mapped[float] = mapped_column(default=0.0)  # of who holds it, so far
     drafts: Mapped[dict[str, Any] | None]

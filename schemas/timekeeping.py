@@ -90,7 +90,7 @@ class SessionRow:
     leased: int | None  # 100-ns units; None: the session is open
     idle: int
     overhead: int
-    lost: int  # before its end, and told by nobody
+    lost: int  # before its end, and never reported
     spent: int  # by attempts
     serves: Serves | None = None
 
@@ -108,7 +108,7 @@ class TimeSlice:
     attempt: Attempt
     ticks: Ticks
     kept: bool  # its results were: else the time is lost
-    in_flight: bool  # somebody holds it still
+    in_flight: bool  # a worker still holds the group
     device: Device
 
 

@@ -59,7 +59,7 @@ RANDOM_CONTEXT = 2048  # tokens
 
 
 def random_model(folder: Path, name: str = "llama-230m") -> BenchModel:
-    """One of `RANDOM_MODELS` and its draft; made in `folder` unless they are there."""
+    """One of `RANDOM_MODELS` and its draft, created in `folder` unless they exist."""
     sizes = RANDOM_MODELS[name]
     verifier, draft = folder / name, folder / f"{name}-draft"
     _random_llama(verifier, **sizes)

@@ -53,7 +53,7 @@ class Peer:
         self.spec = spec
         self.limit_sec = limit_sec
         self.versions: dict[str, str] = {}
-        self.counts: dict[str, int] = {}  # of the last prompts: what the engine told of its drafts
+        self.counts: dict[str, int] = {}  # the engine's draft counts for the last prompts
         self.built_for = ""  # what the engine says of its instruction set
         self.seen = Seen()  # of all prompts so far
         self.refused = ""

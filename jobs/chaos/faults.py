@@ -42,7 +42,7 @@ class Armed:
             self._open = {i: d for i, d in enumerate(arming.disturbances) if d.worker in mine}
 
     def __call__(self, point: CrashPoint) -> None:
-        with self._lock:  # else it might die while another thread has counted and not yet told
+        with self._lock:  # else it might die between another thread's count and its report
             for disturbance in self._due(point):
                 strike(disturbance, self._on_postgres)
             full = self._arming.full

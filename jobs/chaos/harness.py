@@ -147,7 +147,7 @@ class Site:
             done = self.store.get_job(ran.reports[0].job_id)
             self._learned[pinned] = self._outcomes(done)
             if self._learned[pinned] == self.expected:
-                raise ChaosError(f"what {pinned} gives could not be told from what others give")
+                raise ChaosError(f"the outcomes of {pinned} are the same as those of others")
 
     def _outcomes(self, done: JobRow) -> Mapping[Key, Outcome]:
         found = outcomes(done.output_uri, self.objects)

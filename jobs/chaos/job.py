@@ -24,7 +24,7 @@ def write_input(folder: Path) -> Path:
 
     prompts: list[str | None] = [f"The story of {i} sailors and" for i in range(ROWS)]
     prompts[_WITHOUT_PROMPT] = None
-    prompts[_REFUSED] = "~ nobody goes on from here"
+    prompts[_REFUSED] = "~ no model continues this"
     table = pa.table({"id": [f"row-{i}" for i in range(ROWS)], "prompt": prompts})
     path = folder / "prompts.parquet"
     pq.write_table(table, path, row_group_size=5)

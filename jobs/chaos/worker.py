@@ -3,8 +3,8 @@
     python -m specbatch.jobs.chaos.worker DESCRIPTOR
 
 `DESCRIPTOR` is an inherited end of a pipe. Its `Order` comes through it (so no password is among
-the arguments), then an `Arming` per run; what befalls it is told through it beforehand. When the
-other end is gone, so is the worker.
+the arguments), then an `Arming` per run. The worker reports each disturbance through it before the
+disturbance fires, and ends when the other end closes.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ class ScheduleFields(BaseModel):
             if not NAME.fullmatch(name):
                 raise ValueError(f"{name!r} is not a name: use letters, digits and _")
             if name in _BUILT_IN:
-                raise ValueError(f"{name!r} is there already, and means something else")
+                raise ValueError(f"{name!r} is the name of a built-in variable")
         return value
 
 

@@ -357,7 +357,7 @@ def _entry(
         return ScheduleRun(schedule.name, at, RunState.QUEUED, reason=words)
     if older:
         run, job = older[0]
-        met = f"job {job.job_id} of {utc(run.logical_at)} was still at work"
+        met = f"job {job.job_id} of {utc(run.logical_at)} was still running"
     else:
         met = f"the run of {utc(waiting[0].logical_at)} was still waiting"
     return ScheduleRun(schedule.name, at, RunState.SKIPPED, reason=met)

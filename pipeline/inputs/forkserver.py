@@ -234,7 +234,7 @@ def _become(run: object, arguments: list[str], stdin: int, stdout: int, server: 
         os.dup2(stdout, 1)
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         sys.argv = arguments
-        if os.getppid() == server and callable(run):  # else it ended before the kernel was told
+        if os.getppid() == server and callable(run):  # else the server ended before the prctl
             run()
             code = 0
     finally:

@@ -7,7 +7,7 @@ needs neither names nor credentials. Answers are frames: a letter, a length, the
     ?  offset and length of the bytes to send; the answer is their number and the bytes
     J  JSON: what the footer says, or by how much this process has grown      S  the schema
     B  rows: a JSON line, then an Arrow stream      D  no more of them
-    E  JSON: why it cannot go on: `damaged` or `memory`
+    E  JSON: why it cannot continue: `damaged` or `memory`
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ class ExportWriter:
         """Upload a part under its own name and check what arrived."""
         uri = join(self._folder, name)
         if not self._overwrite and self._objects.exists(uri):
-            raise OutputError(f"{uri} was written by somebody else meanwhile; it is left alone")
+            raise OutputError(f"{uri} was written by another process meanwhile; it is left alone")
         artefact = self._objects.put_file(uri, path)
         found = self._objects.head(uri)
         meant = (part.size_bytes, part.sha256)

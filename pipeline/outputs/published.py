@@ -41,7 +41,7 @@ def output_findings(
 ) -> Iterator[Finding]:
     """Differences from what was published. `output_uri`: the output's place by the log."""
     if not isinstance(output_uri, str):
-        return  # the log lacks its beginning, which is told
+        return  # another finding reports that the log lacks its beginning
     folder = tidy(output_uri)
     counts.uri = uri = join(folder, MANIFEST)
     counts.gap = f"the output in {folder} cannot be read"
@@ -121,7 +121,7 @@ def _log_of(
         said = manifest["info"]["audit_log"]
         number, hashed = _entry_number(said["number"]), bytes.fromhex(said["hash"])
     except (ValueError, TypeError, KeyError):
-        return  # then it is not the one that was published, which is told
+        return  # another finding reports that it is not the published one
     last = max(facts.hashes, default=0)
     if number > last:
         yield _entry(
@@ -131,7 +131,7 @@ def _log_of(
         )
     elif facts.hashes.get(number) != hashed:
         yield _entry(
-            f"entry {number} of the log is not the one that {uri} names: the log was written anew",
+            f"entry {number} of the log is not the one that {uri} names: the log was rewritten",
             number,
         )
     elif number == last:
@@ -233,7 +233,7 @@ def _listed(manifest: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 def _anew(what: str) -> Finding:
     """A finding that no publication can explain."""
-    return Finding(FindingKind.ENTRY, f"{what}: the log was written anew")
+    return Finding(FindingKind.ENTRY, f"{what}: the log was rewritten")
 
 
 def _output(what: str) -> Finding:

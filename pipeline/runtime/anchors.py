@@ -181,7 +181,7 @@ class Anchors:
                 elif log.get(anchor.number) != anchor.hash:
                     yield _found(
                         f"entry {anchor.number} of the log is not the one that {file.uri} names: "
-                        "the log was written anew",
+                        "the log was rewritten",
                         anchor.number,
                     )
                 else:

@@ -84,7 +84,7 @@ class Objects:
         return self._store(uri).head(uri)
 
     def exists(self, uri: str) -> bool:
-        """Whether a file (not a folder) is there."""
+        """Whether a file (not a folder) exists."""
         return self.head(uri) is not None
 
     def delete(self, uri: str) -> None:

@@ -173,7 +173,7 @@ def test_a_planted_token_is_found_though_the_chain_fits_it(cli: Cli, done: str) 
     assert called.code == 3
     lines = called.out.splitlines()
     assert lines[0].startswith("entry: entry 9 of the log is not the one that ")
-    assert lines[0].endswith("names: the log was written anew")
+    assert lines[0].endswith("names: the log was rewritten")
     assert lines[1].startswith(
         f"token: the completion of row 7, sample 0 has token {after} at position 2, where the "
         f"verifier decides {before} by "

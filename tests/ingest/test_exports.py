@@ -172,7 +172,7 @@ def test_a_file_that_somebody_else_wrote_meanwhile_is_left_alone(
         objects.put_bytes(f"{root}/t.parquet", b"theirs")
 
     writer = ExportWriter(objects, f"{root}/t.parquet", ExportKind.TOKENS)
-    with pytest.raises(OutputError, match="written by somebody else meanwhile"):
+    with pytest.raises(OutputError, match="written by another process meanwhile"):
         writer.write(TOKENS, overtaken(), ABOUT)
     assert objects.get_bytes(f"{root}/t.parquet") == b"theirs"
 

@@ -1,4 +1,4 @@
-"""A log that was written anew cannot do without the manifest that would tell of it."""
+"""A rewritten log must name the manifest of its publication."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_publication_has_a_manifest_beside_its_output() -> None:
     assert told(done(MANIFEST)) == []
     (nameless,) = told(done(None))
     assert nameless == (
-        "its log says that it was published, and names no manifest: the log was written anew"
+        "its log says that it was published, and names no manifest: the log was rewritten"
     )
     (elsewhere,) = told(done(PublishedManifest("file:///else/manifest.json", MANIFEST.sha256)))
     assert "names a manifest file:///else/manifest.json, but its output is file:///out" in elsewhere

@@ -371,7 +371,7 @@ def test_a_run_by_hand_of_an_old_time_is_met_by_the_next_one(site: Site) -> None
     (met,) = site.store.schedule_runs(limit=1)
     assert (met.state, met.reason) == (
         RunState.SKIPPED,
-        f"job {row.job_id} of 2025-11-11T02:00:00Z was still at work",
+        f"job {row.job_id} of 2025-11-11T02:00:00Z was still running",
     )
 
 

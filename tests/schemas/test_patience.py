@@ -71,6 +71,6 @@ def test_work_that_outlives_the_timeout_is_not_called_silent() -> None:
 
     with patient(lambda _: None):
         end_within(0.05)
-        with pytest.raises(NoAnswerError, match=r"was still at work at .* --timeout ended"):
+        with pytest.raises(NoAnswerError, match=r"was still working at .* --timeout ended"):
             patiently("it", 20.0, work)
     never.set()

@@ -111,7 +111,7 @@ class Engine:
         return [list(result.m_generation_ids[0]) for result in results]
 
     def count(self, result: Any) -> None:
-        """Of the whole batch; what it proposed is not told."""
+        """Counts for the whole batch. OpenVINO does not report what it proposed."""
         metrics = getattr(result, "extended_perf_metrics", None)
         if metrics is not None and hasattr(metrics, "get_num_accepted_tokens"):
             self.counts = {"accepted": metrics.get_num_accepted_tokens()}

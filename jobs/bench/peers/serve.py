@@ -93,7 +93,7 @@ def seen_since(begun: float) -> dict[str, bool | None]:
 
 
 def avx512_since(begun: float) -> bool | None:
-    """Whether a thread of this process used AVX-512 registers; None: not told."""
+    """Whether a thread of this process used AVX-512 registers; None if unknown."""
     time.sleep(SWITCHED_SEC)
     elapsed_ms = (time.perf_counter() - begun) * 1000
     found = []
@@ -106,7 +106,7 @@ def avx512_since(begun: float) -> bool | None:
 
 
 def amx_permitted() -> bool | None:
-    """Whether this process asked the kernel for AMX's registers and has them; None: not told."""
+    """Whether this process asked the kernel for AMX's registers and has them; None if unknown."""
     if platform.machine() != "x86_64":
         return None
     permitted = ctypes.c_uint64()

@@ -37,7 +37,7 @@ class Replaying:
 
     def __init__(self, _config: Any = None) -> None:
         self.depth = 0
-        self.width = 0  # tokens that all prompts have; texts are told apart by them, then by all
+        self.width = 0  # tokens in every prompt; they distinguish texts first
         self.texts: dict[bytes, list[tuple[bytes, int, list[int]]]] = {}
         self.counts = {"proposed": 0, "accepted": 0}
         Replaying.made = self
@@ -58,7 +58,7 @@ class Replaying:
             known.sort(key=lambda text: -text[1])  # the longest prompt that fits is meant
 
     def begin(self, depth: int) -> None:
-        """Draft so many tokens a step, and count anew."""
+        """Draft so many tokens a step, and reset the counts."""
         self.depth = depth
         self.counts = {"proposed": 0, "accepted": 0}
 

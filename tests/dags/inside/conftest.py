@@ -50,7 +50,7 @@ class Site:
         self._number.append(0)
         path = self.folder / f"prompts-{len(self._number)}.jsonl"
         texts: list[str | None] = [f"The story of {i} sailors and" for i in range(good)]
-        texts += [None] * refused + ["~ nobody goes on from here"] * failing
+        texts += [None] * refused + ["~ no model continues this"] * failing
         path.write_text("\n".join(json.dumps({"prompt": text}) for text in texts))
         return str(path)
 
