@@ -230,7 +230,6 @@ MECHANISMS: dict[str, list[Patch]] = {
     "halfway": [(CONTROLLER, "_optimistic", lambda self, of, n, _: self._decide(of, n, 1.0)[0])],
     "untried": constants(TRY_EVERY_STEPS=10**12),
     "hysteresis": constants(HYSTERESIS=1.0),
-    "unjudged": constants(JUDGED_TESTS=0),
     "first-depths": constants(FIRST_DEPTHS=(0, 4)),
     "hold": [(CONTROLLER, "_hold_steps", lambda *_: 32)],
     "sampling": [(SPECULATOR, "_sample", lambda _, deciding: deciding)],
