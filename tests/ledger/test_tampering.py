@@ -332,7 +332,9 @@ def test_a_log_that_was_cut_off_is_found(store: SqlStore, thief: Thief) -> None:
     assert "entries 1 to 14 are missing from the log" in told(store)
     (row,) = thief.read(JOBS, JOBS.c.job_id == JOB)
     thief.change(JOBS, row, log_number=0, log_head=None)
-    assert "the job has no audit log: it is older than that, or it was taken away" in told(store)
+    assert "the job has no audit log: the job is older than that, or the log was removed" in told(
+        store
+    )
 
 
 def test_swapped_entries_are_found(store: SqlStore, thief: Thief) -> None:
