@@ -30,7 +30,12 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         (
             *("verification-is-sampling", "store-and-broker", "one-fused-batch", "depth"),
             *("guarantees", "exactness", "time-and-money", "figures"),
-            *("inside-the-engine", "inside-the-store", "inside-operations", "what-measuring-changed"),
+            *(
+                "inside-the-engine",
+                "inside-the-store",
+                "inside-operations",
+                "what-measuring-changed",
+            ),
         ),
     ),
     (
