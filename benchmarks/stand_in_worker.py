@@ -48,7 +48,7 @@ def main() -> None:
         str(arguments.model) if "verify" in arguments.kinds else None,
         (),
         arguments.concurrency,
-        fake_models=FakeModels(engines, stand_in_model.codec),
+        fake_models=FakeModels(engines, stand_in_model.tokenizer),
     )
 
 

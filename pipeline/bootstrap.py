@@ -60,7 +60,7 @@ class FakeModels:
     """Replaces real models, so that no engine extra is needed."""
 
     engines: Callable[[ModelFolder, ModelFolder | None], Engines]  # of a model, and its draft model
-    codec: Callable[[str], TextTokenizer]  # of a model folder's path
+    tokenizer: Callable[[str], TextTokenizer]  # of a model folder's path
 
 
 def make_store(settings: Settings, actor: str | None = None) -> Store:
@@ -305,7 +305,7 @@ def make_worker(
         lease_sec=settings.lease_sec,
         price_microusd=device_here.price_microusd,
         jobs=KnownJobs(store),
-        tokenizers=Tokenizers(fake_models.codec if fake_models else TextTokenizer.load, models),
+        tokenizers=Tokenizers(fake_models.tokenizer if fake_models else TextTokenizer.load, models),
         drafting=Drafting(store, objects, drafts_beside, settings.max_attempts),
         requeuer=Requeuer(store, enqueue, silence_sec),
         proposing=proposing,

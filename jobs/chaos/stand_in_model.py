@@ -1,6 +1,6 @@
 """A model folder for the stand-in engine, with a tokenizer and without tensors.
 
-A token is a byte, and one more ends a text. `codec` reads the tokenizer without transformers. What
+A token is a byte, and one more ends a text. `tokenizer` reads the tokenizer without transformers. What
 the files say decides the tokens, as with a real model: `replace_part` makes another model of one.
 """
 
@@ -71,7 +71,7 @@ def weights_of(folder: Path) -> bytes:
     return digest.digest()
 
 
-def codec(ref: str) -> TextTokenizer:
+def tokenizer(ref: str) -> TextTokenizer:
     """The tokenizer of such a folder. Raises `ModelError`."""
     try:
         return TextTokenizer(_Tokenizer(Path(ref)), ref)

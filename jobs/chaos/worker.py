@@ -137,7 +137,7 @@ def models_of(order: Order) -> FakeModels:
             taught_by=order.verifier if drafts else None,
         )
 
-    return FakeModels(engines, stand_in_model.codec)
+    return FakeModels(engines, stand_in_model.tokenizer)
 
 
 def _write_to(log: Path) -> None:

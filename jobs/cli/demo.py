@@ -99,8 +99,8 @@ def demo(
         c = make_client(settings, silent, store)
         done = [run(c, settings, spec, number) for number, spec in zip(RUNS, specs, strict=True)]
         jobs = [job for job, _ in done]
-        codec = done[-1][1]
-        show_examples(specs[-1], codec, list(_spread(store.completions(jobs[-1].job_id))))
+        tokenizer = done[-1][1]
+        show_examples(specs[-1], tokenizer, list(_spread(store.completions(jobs[-1].job_id))))
         runs = [Run(summary_of(job, c.progress(job.job_id)), cost_of(store, job)) for job in jobs]
         show_whole(runs_table(runs))
         show_ledger(store, runs)
@@ -308,7 +308,7 @@ def ledger_table(sheets: Sequence[Sheet], paid: Amount) -> Table:
     return table
 
 
-def show_examples(spec: JobSpec, codec: TextTokenizer, records: list[CompletionRecord]) -> None:
+def show_examples(spec: JobSpec, tokenizer: TextTokenizer, records: list[CompletionRecord]) -> None:
     """Prompts and completions, each token in the colour of its origin."""
     import pyarrow.parquet as pq
 
@@ -321,7 +321,7 @@ def show_examples(spec: JobSpec, codec: TextTokenizer, records: list[CompletionR
         if NOT_KEPT in record.token_ids:  # by the settings of whoever runs the demo
             shown = Text(record.text)
         else:
-            pieces = token_pieces(record.token_ids, codec.decode_batch)
+            pieces = token_pieces(record.token_ids, tokenizer.decode_batch)
             shown = token_text(pieces, record.origins, color)
         body = Text.assemble(prompt, shown)
         out.print(Panel(body, title=Text(record.row_id), title_align="left"))

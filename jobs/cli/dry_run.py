@@ -12,7 +12,7 @@ from rich.table import Table
 
 from specbatch.jobs.cli.connect import client
 from specbatch.jobs.cli.console import err, out, say, say_json
-from specbatch.jobs.cli.foretelling import forecast_rows, foretold
+from specbatch.jobs.cli.forecasting import forecast_rows, forecast_of
 from specbatch.jobs.cli.preflight import check_job
 from specbatch.pipeline.bootstrap import priced_device
 from specbatch.pipeline.policy.costs.forecast import Forecast
@@ -65,7 +65,7 @@ def show_plan(settings: Settings, spec: JobSpec, tokens_per_sec: float | None, j
     plan.estimated_sec = plan.max_completion_tokens / plan.tokens_per_sec
     price_usd = priced_device(settings).price_microusd / MICROUSD_PER_USD
     plan.estimated_cost_usd = device_usd(plan.estimated_sec, price_usd)
-    plan.forecast = _foretold(settings, spec, plan)
+    plan.forecast = _forecast(settings, spec, plan)
     if json:
         say_json({"dry_run": True, **asdict(plan), "output": spec.output.uri})
     else:
@@ -121,12 +121,12 @@ def speed_of_earlier_jobs(settings: Settings, verifier: str) -> tuple[float, str
     )
 
 
-def _foretold(settings: Settings, spec: JobSpec, plan: Plan) -> Forecast | None:
+def _forecast(settings: Settings, spec: JobSpec, plan: Plan) -> Forecast | None:
     try:
         if not _has_store(settings):
             return None
         tokens = (plan.prompt_tokens, plan.completions, plan.max_completion_tokens)
-        return foretold(settings, spec, *tokens)
+        return forecast_of(settings, spec, *tokens)
     except SpecbatchError:
         return None  # a plan needs no store
 

@@ -47,7 +47,7 @@ class Rounds:
                 following = self._ticker.next_time(schedule)
             except SpecbatchError as error:
                 log.error("schedule %s: %s", schedule.name, error)
-            except Exception:  # a bug met by one schedule must not end the nights of all
+            except Exception:  # a bug in one schedule must not stop the others
                 log.exception("schedule %s could not be checked", schedule.name)
             else:
                 if following is not None:

@@ -24,7 +24,7 @@ MOST_LIVES = 40
 WORKER = """
 import os, sys
 from specbatch.jobs.chaos.stand_in import StandInHost
-from specbatch.jobs.chaos.stand_in_model import codec
+from specbatch.jobs.chaos.stand_in_model import tokenizer
 from specbatch.pipeline.bootstrap import FakeModels
 from specbatch.pipeline.engines.exact import service
 from specbatch.schemas.settings import Settings
@@ -41,7 +41,7 @@ def submit_or_die(self, job_id, requests, priors=()):
 
 service.EngineService.submit = submit_or_die
 hosts = lambda model, beside: StandInHost(model, beside, step_sec=0.02)
-models = FakeModels(engines=hosts, codec=codec)
+models = FakeModels(engines=hosts, tokenizer=tokenizer)
 run_worker(Settings(), ("ingest", "verify", "record"), model, (), 8, fake_models=models)
 """
 

@@ -133,7 +133,7 @@ class Shop:
             agreement = 0.8 if model.ref == self.proposer else 1.0
             return StandInHost(model, beside, agreement=agreement, step_sec=self.step_sec)
 
-        return FakeModels(engines, stand_in_model.codec)
+        return FakeModels(engines, stand_in_model.tokenizer)
 
 
 def attempt(worker: Worker, message: DueWork) -> None:

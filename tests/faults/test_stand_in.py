@@ -14,7 +14,7 @@ from specbatch.jobs.chaos.stand_in_model import (
     EOS,
     REPLACED,
     VOCAB_SIZE,
-    codec,
+    tokenizer,
     replace_part,
     write_model,
 )
@@ -182,7 +182,7 @@ def test_its_folder_is_one_that_workers_accept(folder: Path, tmp_path: Path) -> 
 
 
 def test_its_tokenizer_is_the_one_that_transformers_reads(folder: Path) -> None:
-    mine, theirs = codec(str(folder)), TextTokenizer.load(str(folder))
+    mine, theirs = tokenizer(str(folder)), TextTokenizer.load(str(folder))
     texts = ["plain", " two  blanks ", "ünïcödé 🎈", "line\nbreak", ""]
     assert mine.encode_batch(texts) == theirs.encode_batch(texts)
     assert mine.encode_batch(["~a"])[0] == [REFUSED, ord("a")]
@@ -230,7 +230,7 @@ def test_other_files_are_another_model(folder: Path, part: str) -> None:
         assert before.serves().fingerprint == replaced, "what it has loaded, not what lies there"
         assert after.serves().fingerprint != replaced
         if part == TOKENIZER:
-            assert codec(str(folder)).decode([65, 66]) != "AB"
+            assert tokenizer(str(folder)).decode([65, 66]) != "AB"
         else:
             assert run(after, asked)[0].token_ids != tokens
         assert run(before, asked)[0].token_ids == tokens

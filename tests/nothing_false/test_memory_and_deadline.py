@@ -25,7 +25,7 @@ PATIENCE_SEC = 90
 WORKER = """
 import ctypes, sys
 from specbatch.jobs.chaos import stand_in
-from specbatch.jobs.chaos.stand_in_model import codec
+from specbatch.jobs.chaos.stand_in_model import tokenizer
 from specbatch.pipeline.bootstrap import FakeModels
 from specbatch.schemas.settings import Settings
 from specbatch.workers.lifecycle import run_worker
@@ -42,7 +42,7 @@ def hanging(self):
     return step(self)
 
 stand_in.StandInEngine.step = hanging
-models = FakeModels(engines=lambda model, beside: stand_in.StandInHost(model, beside), codec=codec)
+models = FakeModels(engines=lambda model, beside: stand_in.StandInHost(model, beside), tokenizer=tokenizer)
 run_worker(Settings(), ("ingest", "verify", "record"), model, (), 4, fake_models=models)
 """
 

@@ -76,9 +76,9 @@ class Echo:
         return (token + 1) % 256 if wrong else token, -0.25
 
 
-def codec(ref: str) -> TextTokenizer:
+def tokenizer(ref: str) -> TextTokenizer:
     """The stand-in's, which stumbles over some texts and says which."""
-    made = stand_in_model.codec(ref)
+    made = stand_in_model.tokenizer(ref)
     plain = made.decode_batch
 
     def decode_batch(batch: Sequence[Sequence[int]]) -> list[str]:
@@ -147,7 +147,7 @@ class Site:
             self.verifier,
             self.proposer,
             store=self.store,
-            fake_models=FakeModels(engines, codec),
+            fake_models=FakeModels(engines, tokenizer),
             meter=None if self.exposure is None else self.exposure.meter,
         )
 

@@ -27,7 +27,7 @@ def stage_context(
         "owner": "me",
         "price_microusd": 1_000_000,
         "jobs": KnownJobs(store),
-        "tokenizers": Tokenizers(lru_cache(stand_in_model.codec), lru_cache(inspect_model)),
+        "tokenizers": Tokenizers(lru_cache(stand_in_model.tokenizer), lru_cache(inspect_model)),
         "drafting": Drafting(store, objects),
         "requeuer": Requeuer(store, enqueue, LEASES_OF_SILENCE * lease_sec),
         "models": lru_cache(inspect_model),

@@ -11,12 +11,12 @@ from specbatch.schemas.records import JobState
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec
 
-NIGHTS = 10  # the newest, that a forecast rests on
+PAST_RUNS = 10  # the newest, that a forecast rests on
 _LOOKED_AT = 500
 NO_HISTORY = "none: no finished job of this name, tenant and verifier has a known time"
 
 
-def foretold(
+def forecast_of(
     settings: Settings, spec: JobSpec, prompt_tokens: int, completions: int, most_tokens: int
 ) -> Forecast | None:
     """None without earlier jobs of the same tenant, name and verifier that are done."""
@@ -27,7 +27,7 @@ def foretold(
             for job in store.list_jobs(_LOOKED_AT, JobState.DONE)
             if (job.tenant, job.name, job.verifier) == (spec.tenant, spec.name, spec.verifier)
         ]
-        past = [_past(cost_of(store, job)) for job in same[:NIGHTS]]
+        past = [_past(cost_of(store, job)) for job in same[:PAST_RUNS]]
     finally:
         store.close()
     return forecast([job for job in past if job.seconds], prompt_tokens, completions, most_tokens)
