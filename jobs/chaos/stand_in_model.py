@@ -1,7 +1,8 @@
 """A model folder for the stand-in engine, with a tokenizer and without tensors.
 
-A token is a byte, and one more ends a text. `tokenizer` reads the tokenizer without transformers. What
-the files say decides the tokens, as with a real model: `replace_part` makes another model of one.
+A token is a byte, and one more ends a text. `tokenizer` reads the tokenizer without transformers.
+What the files say decides the tokens, as with a real model: `replace_part` makes another model of
+one.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from specbatch.jobs.cli.connect import client
 from specbatch.jobs.cli.console import err, out, say, say_json
-from specbatch.jobs.cli.forecasting import forecast_rows, forecast_of
+from specbatch.jobs.cli.forecasting import forecast_of, forecast_rows
 from specbatch.jobs.cli.preflight import check_job
 from specbatch.pipeline.bootstrap import priced_device
 from specbatch.pipeline.policy.costs.forecast import Forecast

@@ -14,8 +14,8 @@ from specbatch.jobs.chaos.stand_in_model import (
     EOS,
     REPLACED,
     VOCAB_SIZE,
-    tokenizer,
     replace_part,
+    tokenizer,
     write_model,
 )
 from specbatch.pipeline.engines.contract import Completion, Request

@@ -42,7 +42,7 @@ def hanging(self):
     return step(self)
 
 stand_in.StandInEngine.step = hanging
-models = FakeModels(engines=lambda model, beside: stand_in.StandInHost(model, beside), tokenizer=tokenizer)
+models = FakeModels(lambda model, beside: stand_in.StandInHost(model, beside), tokenizer)
 run_worker(Settings(), ("ingest", "verify", "record"), model, (), 4, fake_models=models)
 """
 
