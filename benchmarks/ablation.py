@@ -14,10 +14,10 @@ import argparse
 import math
 import random
 import statistics
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import product
 from unittest.mock import patch
 
 from specbatch.pipeline.engines.contract import Request, Route
@@ -29,8 +29,8 @@ from specbatch.schemas.records import SamplingParams
 
 KINDS = ("plain", "noisy", "stepped", "drifting", "collapsing", "ramping")
 SOURCES = ("free", "model", "both", "models")
-SEQUENCES = (2, 8, 32)
-STEPS = 600  # of depth 0, for a run's tokens; more with few sequences
+SEQUENCES = (2, 8, 32)  # at once, until a job's end leaves fewer
+STEPS = 600  # of depth 0 with many sequences, for a run's tokens; up to four times as many with few
 PASSAGE_TOKENS = 40
 REPLAN_SEC, REPLAN_SEQUENCE_SEC = 8e-5, 6e-6  # of a replan, and of each sequence it looks at
 PARAMS = SamplingParams(max_tokens=1_000_000)
@@ -93,9 +93,10 @@ class Clock:
 class Source:
     """A proposer; `prices` are seconds of a call, a pass and a token, if a model drafts."""
 
-    def __init__(self, clock: Clock, name: str, base: dict[str, float], there: float, prices=None):
-        self.name, self.base, self.there, self.prices = name, base, there, prices
-        self.clock = clock
+    def __init__(
+        self, clock: Clock, name: str, base: dict[str, float], there: float, *prices: float
+    ) -> None:
+        self.clock, self.name, self.base, self.there, self.prices = clock, name, base, there, prices
         self.pass_time = LinearCost([1e-4, 5e-5, 1e-6]) if prices else None
         self.read: dict[Sequence, int] = {}
 
@@ -133,8 +134,8 @@ class Source:
 
 def sources_of(world: World, clock: Clock) -> list[Source]:
     free = Source(clock, "history", {"easy": 0.85, "hard": 0.55}, 0.6)
-    model = Source(clock, "model", {"easy": 0.7, "hard": 0.6}, 1.0, (1e-4, 1.2e-4, 2e-6))
-    other = Source(clock, "model@2", {"easy": 0.45, "hard": 0.8}, 1.0, (1e-4, 1.6e-4, 2e-6))
+    model = Source(clock, "model", {"easy": 0.7, "hard": 0.6}, 1.0, 1e-4, 1.2e-4, 2e-6)
+    other = Source(clock, "model@2", {"easy": 0.45, "hard": 0.8}, 1.0, 1e-4, 1.6e-4, 2e-6)
     found = {"free": [free], "model": [model], "both": [free, model], "models": [model, other]}
     return found[world.sources]
 
@@ -152,7 +153,8 @@ def run(world: World, drafts: bool = True) -> float:
     sources = sources_of(world, clock) if drafts else []
     by_name = {source.name: source for source in sources}
     steps = STEPS * (4 if world.sequences == 2 else 2 if world.sequences == 8 else 1)
-    wanted, decided, running = steps * world.sequences, 0, []
+    wanted, decided = steps * world.sequences, 0
+    running: list[Sequence] = []
     with patch.object(speculator, "time", clock):
         made = speculator.Speculator(sources, coin=random.Random(world.seed + 2).random)
         choose = made._options_of_all
@@ -161,7 +163,7 @@ def run(world: World, drafts: bool = True) -> float:
             clock.now += REPLAN_SEC + REPLAN_SEQUENCE_SEC * len(view) * len(sources)
             return choose(view, count)
 
-        made._options_of_all = choosing  # type: ignore[method-assign, assignment]
+        made._options_of_all = choosing  # type: ignore[method-assign, assignment]  # its time
 
         lengths = [draw.randint(60, 360) for _ in range(wanted // 210)]
         waiting = [sequence_of(number, length) for number, length in enumerate(lengths)]
@@ -191,28 +193,13 @@ def run(world: World, drafts: bool = True) -> float:
     return clock.now
 
 
-Removal = Callable[[], list[object]]  # makes the patches that take a mechanism away
+SPECULATOR, CONTROLLER, ROUTER = speculator.Speculator, depth.Controller, router.Router
+OF_NEWCOMER = SPECULATOR._of_newcomer
+Patch = tuple[object, str, object]  # what is patched, and by what
 
 
-def constants(**values: object) -> Removal:
-    return lambda: [patch.object(tuning, name, value) for name, value in values.items()]
-
-
-def replaced(of: object, name: str, value: object) -> Removal:
-    return lambda: [patch.object(of, name, value)]
-
-
-def without_left(self: speculator.Speculator, sequence: Sequence) -> object:
-    self._selection.left.clear()
-    return OF_NEWCOMER(self, sequence)
-
-
-def farthest(self: depth.Controller, candidates: object, others: int, _: int) -> object:
-    return self._decide(candidates, others, 1.0)[0]  # type: ignore[arg-type]
-
-
-def best_team(_self: router.Router, promises: dict[tuple[str, ...], float], _: int) -> object:
-    return max(promises, key=lambda team: promises[team])
+def constants(**values: object) -> list[Patch]:
+    return [(tuning, name, value) for name, value in values.items()]
 
 
 def fixed_weight(self: acceptance.Own, expected: float, _: acceptance.Spread) -> float:
@@ -220,88 +207,73 @@ def fixed_weight(self: acceptance.Own, expected: float, _: acceptance.Spread) ->
     return self.faded.rate_given(expected)
 
 
-OF_NEWCOMER = speculator.Speculator._of_newcomer
-SPECULATOR, CONTROLLER, ROUTER = speculator.Speculator, depth.Controller, router.Router
-MECHANISMS: dict[str, Removal] = {
+def averaged(self: speculator.Speculator, sequence: Sequence) -> object:
+    self._selection.left.clear()
+    return OF_NEWCOMER(self, sequence)
+
+
+MECHANISMS: dict[str, list[Patch]] = {
     "fresh": constants(FRESH_TESTS=0),
     "doubt": constants(OPTIMISM_TESTS=0),
-    "surprise": replaced(acceptance.Tracks, "surprised", lambda _: False),
-    "spread": replaced(acceptance.Own, "rate", fixed_weight),
-    "own-record": replaced(acceptance.Own, "rate", lambda _self, expected, _spread: expected),
-    "soften": replaced(acceptance.Tracks, "soften", lambda *_: None),
-    "drift": replaced(step_cost.StepTime, "_follow", lambda *_: None),
+    "surprise": [(acceptance.Tracks, "surprised", lambda _: False)],
+    "spread": [(acceptance.Own, "rate", fixed_weight)],
+    "own-record": [(acceptance.Own, "rate", lambda _self, expected, _spread: expected)],
+    "soften": [(acceptance.Tracks, "soften", lambda *_: None)],
+    "drift": [(step_cost.StepTime, "_follow", lambda *_: None)],
     "noise": constants(NOISE_MEMORY=1e12),
     "stale": constants(CELL_STALE=10**12),
     "pass-clip": constants(PASS_CLIP=1e9),
-    "pools": replaced(step_cost, "_never_falling", lambda values, _: values),
+    "pools": [(step_cost, "_never_falling", lambda values, _: values)],
     "cell-sure": constants(CELL_SURE=1),
     "draft-clip": constants(DRAFT_CLIP=1e9),
     "trials": constants(EXPLORE_EVERY_REPLANS=10**9),
-    "trial-budget": constants(EXPLORE_SHARE=1.0),
-    "halfway": replaced(CONTROLLER, "_optimistic", farthest),
+    "halfway": [(CONTROLLER, "_optimistic", lambda self, of, n, _: self._decide(of, n, 1.0)[0])],
     "untried": constants(TRY_EVERY_STEPS=10**12),
     "hysteresis": constants(HYSTERESIS=1.0),
-    "unjudged": constants(JUDGED_TESTS=0),
     "first-depths": constants(FIRST_DEPTHS=(0, 4)),
-    "hold": replaced(CONTROLLER, "_hold_steps", lambda *_: 32),
-    "sampling": replaced(SPECULATOR, "_sample", lambda _, deciding: deciding),
-    "watching": replaced(SPECULATOR, "_is_worth_watching", lambda *_: False),
-    "left": replaced(SPECULATOR, "_of_newcomer", without_left),
-    "newcomers": replaced(SPECULATOR, "_of_newcomer", lambda *_: None),
-    "stand-in": replaced(ROUTER, "suits", lambda *_: False),
-    "least-worth": constants(LEAST_WORTH=0.0),
-    "breaker": constants(STRIKES=10**9),
+    "hold": [(CONTROLLER, "_hold_steps", lambda *_: 32)],
+    "sampling": [(SPECULATOR, "_sample", lambda _, deciding: deciding)],
+    "watching": [(SPECULATOR, "_is_worth_watching", lambda *_: False)],
+    "left": [(SPECULATOR, "_of_newcomer", averaged)],
+    "newcomers": [(SPECULATOR, "_of_newcomer", lambda *_: None)],
+    "stand-in": [(ROUTER, "suits", lambda *_: False)],
     "open-twice": constants(LONGEST_OPEN_STEPS=256),
     "same-tests": constants(SAME_TESTS_STEPS=0),
-    "teams": replaced(router, "teams", lambda models: [tuple(models)]),
-    "regret": replaced(ROUTER, "_next_team", best_team),
+    "teams": [(router, "teams", lambda models: [tuple(models)])],
+    "regret": [(ROUTER, "_next_team", lambda _, promises, __: max(promises, key=promises.get))],
     "stays": constants(MODEL_STAYS=1.0),
     "model-trials": constants(MODEL_ALLOWANCE=0.0, FIRST_MODEL_ALLOWANCE=0.0),
-    "fade": replaced(router, "fade", lambda *_: None),
-    "reading": replaced(ROUTER, "_behind", lambda *_: 0),
+    "fade": constants(ROUTE_FADE_STEPS=1e12),
+    "reading": [(ROUTER, "_behind", lambda *_: 0)],
 }
 
 
-def worlds(seeds: int, kinds: Seq[str]) -> list[World]:
-    return [
-        World(kind, sources, count, 1000 * seed + 17)
-        for kind in kinds
-        for sources in SOURCES
-        for count in SEQUENCES
-        for seed in range(seeds)
-    ]
-
-
-def costs(of: Seq[World], removed: Seq[str]) -> list[float]:
+def seconds_of(worlds: Seq[World], removed: Seq[str]) -> list[float]:
     with ExitStack() as stack:
         for name in removed:
-            for one in MECHANISMS[name]():
-                stack.enter_context(one)  # type: ignore[arg-type]
-        return [run(world) for world in of]
+            for patched in MECHANISMS[name]:
+                stack.enter_context(patch.object(*patched))
+        return [run(world) for world in worlds]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("removed", nargs="*", choices=[[], *MECHANISMS])
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--kinds", nargs="*", default=KINDS, choices=KINDS)
     arguments = parser.parse_args()
-    of = worlds(arguments.seeds, arguments.kinds)
-    plain, whole = [run(world, drafts=False) for world in of], costs(of, ())
+    seeds = [1000 * seed + 17 for seed in range(arguments.seeds)]
+    worlds = [World(*values) for values in product(KINDS, SOURCES, SEQUENCES, seeds)]
+    plain, whole = [run(world, drafts=False) for world in worlds], seconds_of(worlds, ())
     worst = max(a / b for a, b in zip(whole, plain, strict=True))
-    gain = statistics.geometric_mean([b / a for a, b in zip(whole, plain, strict=True)])
-    print(f"{len(of)} runs: {gain:.3f} times depth 0, worst {worst:.3f} of its time", flush=True)
-    together = [arguments.removed] if arguments.removed else [[name] for name in MECHANISMS]
-    for names in together:
-        found = costs(of, names)
+    print(f"{len(worlds)} runs with everything: worst {worst:.3f} of depth 0's time", flush=True)
+    for names in [arguments.removed] if arguments.removed else [[name] for name in MECHANISMS]:
+        found = seconds_of(worlds, names)
         ratios = [a / b for a, b in zip(found, whole, strict=True)]
-        beside = max(a / b for a, b in zip(found, plain, strict=True))
-        at = max(range(len(of)), key=lambda i: ratios[i])
-        mean = statistics.geometric_mean(ratios)
+        at = max(range(len(worlds)), key=lambda i: ratios[i])
+        worst = max(a / b for a, b in zip(found, plain, strict=True))
         print(
-            f"{'+'.join(names):14} mean {mean - 1:+.2%}  worst run {ratios[at] - 1:+.1%} "
-            f"({of[at].kind}, {of[at].sources}, {of[at].sequences})  "
-            f"worst beside depth 0 {beside:.3f}",
+            f"{'+'.join(names):14} mean {statistics.geometric_mean(ratios) - 1:+.2%}, "
+            f"worst {ratios[at] - 1:+.1%} ({worlds[at]}), {worst:.3f} of depth 0's time",
             flush=True,
         )
 

@@ -81,7 +81,7 @@ def choose_depths(
     worth[np.arange(depth) >= limits[:, None]] = 0.0
     net = worth / (1.0 + _relative(cost) * modelled)[:, None] if modelled.any() else worth
     order = np.argsort(-net, axis=None, kind="stable")
-    order = order[: int(np.count_nonzero(worth > tuning.LEAST_WORTH))]
+    order = order[: int(np.count_nonzero(worth > 0.0))]
     worth = worth.ravel()[order]
     owners, places = np.divmod(order, max(depth, 1))
     of_model = modelled[owners]
@@ -280,9 +280,8 @@ class Controller:
         if not self._drafting:
             rest = DepthSchedule((0,) * len(decision.depths), stand, weighed=True)
             return self._tried_now_and_then(rest, tuning.TRY_EVERY_STEPS)
-        steps = stand if self._judged() else tuning.UNJUDGED_HOLD_STEPS
-        schedule = DepthSchedule(decision.depths, steps, decision.least_worth, True, gain)
-        return self._tried_now_and_then(schedule, max(tuning.TRY_EVERY_STEPS, 2 * steps))
+        schedule = DepthSchedule(decision.depths, stand, decision.least_worth, True, gain)
+        return self._tried_now_and_then(schedule, max(tuning.TRY_EVERY_STEPS, 2 * stand))
 
     def _tried_now_and_then(self, schedule: DepthSchedule, every: int) -> DepthSchedule:
         """Of those at depth 0, one in so many is tried in a step in so many."""
@@ -303,9 +302,6 @@ class Controller:
     def _hold_steps(self, step_sec: float) -> int:
         steps = self.replan_sec / (tuning.REPLAN_SHARE * step_sec)
         return int(min(max(steps, tuning.HOLD_STEPS), tuning.LONGEST_HOLD_STEPS))
-
-    def _judged(self) -> bool:
-        return sum(a.tested for a in self.knowledge.acceptance.values()) >= tuning.JUDGED_TESTS
 
     def _optimistic(
         self, candidates: Sequence[Candidate], others: int, chosen: int

@@ -53,17 +53,14 @@ BEYOND_OPTIMISM = 0.5  # of the line's rise beyond all sizes seen, that may not 
 # --- depth --------------------------------------------------------------------------------------
 MAX_DEPTH = 16  # draft tokens per sequence and step: hardly any deeper one is worth its price
 MAX_PASSES = 8  # of a draft model in one step
-LEAST_WORTH = 1e-3  # tokens: a draft token accepted less often is never verified
 SURE_RATE = 0.999  # acceptance from which every depth is worth it
 HYSTERESIS = 1.015  # times depth 0's tokens per second that drafting must promise to be taken up
 CLEARLY_BETTER = 0.05  # acceptance above the chosen ones' by which a free draft takes their place
 
 # --- replanning ---------------------------------------------------------------------------------
 REPLAN_SHARE = 0.002  # of the time may go into replanning
-HOLD_STEPS = 16  # that a choice holds at least, once drafts have been judged …
+HOLD_STEPS = 16  # that a choice holds at least …
 LONGEST_HOLD_STEPS = 384  # … and at most, however dear replanning is
-JUDGED_TESTS = 40  # tests, before a choice holds for long; until then it holds for …
-UNJUDGED_HOLD_STEPS = 2
 SAMPLE_SHARE = 8  # at depth 0 most replans look at one sequence in so many …
 FULL_EVERY_REPLANS = 4  # … and one in so many at all of them
 FIRST_DEPTHS = (0, 0, 3, 1, 3)  # of a new engine's first steps: they show what a token costs

@@ -141,15 +141,6 @@ def test_replanning_takes_no_more_than_its_share_of_the_time(
     assert course.steps == pytest.approx(wanted, rel=0.05)
 
 
-def test_a_choice_does_not_stand_for_long_before_drafts_were_judged() -> None:
-    controller = taught(linear, 4)
-    controller.knowledge.acceptance_of("drafts").tested = 10.0
-    controller.replanned(1.0)
-    course = controller.replan([Candidate(MOST, 0.9)] * 4)
-    assert any(course.depths)
-    assert course.steps < HOLD_STEPS
-
-
 # --- rest and trials ----------------------------------------------------------------------------
 
 
