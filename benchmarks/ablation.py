@@ -163,7 +163,7 @@ def run(world: World, drafts: bool = True) -> float:
             clock.now += REPLAN_SEC + REPLAN_SEQUENCE_SEC * len(view) * len(sources)
             return choose(view, count)
 
-        made._options_of_all = choosing  # type: ignore[method-assign, assignment]  # counted
+        made._options_of_all = choosing  # type: ignore[method-assign, assignment]  # its time
 
         lengths = [draw.randint(60, 360) for _ in range(wanted // 210)]
         waiting = [sequence_of(number, length) for number, length in enumerate(lengths)]
