@@ -270,7 +270,7 @@ def test_an_upload_that_arrives_damaged_is_deleted(s3: Objects, bucket: str) -> 
     s3.put_bytes(f"{bucket}/a", b"hello")
     store: Any = s3._store(bucket)
     meant, answer = Artefact(f"{bucket}/a", "0" * 64, 5), store._head(f"{bucket}/a")
-    with pytest.raises(ObjectError, match="is now that by another upload"):
+    with pytest.raises(ObjectError, match="replaced by another upload"):
         store._confirm(meant, {})
     assert s3.exists(f"{bucket}/a")
     with pytest.raises(ObjectError, match="did not arrive whole"):
