@@ -96,7 +96,7 @@ def test_a_level_to_which_nobody_can_be_held_is_never_verified(level: str, tmp_p
         (V3, Seen(avx512=False, amx=False), True, "no thread used AVX-512 registers"),
         (V3, Seen(avx512=True, amx=False, denied=True), False, "AVX-512 registers were used"),
         (V3, Seen(avx512=False, amx=True), False, "may use AMX"),
-        (V3, Seen(), False, "does not tell"),
+        (V3, Seen(), False, "does not report"),
         ("avx512", Seen(avx512=True, amx=False), False, "only AMX is surely excluded"),
         ("avx512", Seen(avx512=True, amx=False, denied=True), True, "denied more"),
         ("avx512-bf16", Seen(avx512=True, amx=True, denied=True), False, "may use AMX"),

@@ -267,7 +267,7 @@ def test_who_is_frozen_in_an_upload_lets_its_successor_s_object_be(
 ) -> None:
     successor, theirs = S3Objects(s3_server), LARGE[::-1]
     freeze(proxy, at, lambda: successor.put_bytes(f"{bucket}/a", theirs))
-    with pytest.raises(ObjectError, match=r"by a later one to the same name|of another upload"):
+    with pytest.raises(ObjectError, match=r"by a later one to the same name|by another upload"):
         store.put_bytes(f"{bucket}/a", LARGE)
     assert successor.get_bytes(f"{bucket}/a") == theirs
     assert uploads(s3_client, bucket) == []
@@ -283,7 +283,7 @@ def test_who_is_frozen_after_a_small_upload_does_so_too(
         proxy.fail(Fault.CUT_UPLOAD, "PUT")
     successor = S3Objects(s3_server)
     freeze(proxy, at, lambda: successor.put_bytes(f"{bucket}/a", b"theirs"))
-    with pytest.raises(ObjectError, match=r"did not arrive whole|of another upload"):
+    with pytest.raises(ObjectError, match=r"did not arrive whole|by another upload"):
         getattr(store, how)(f"{bucket}/a", b"mine")
     assert successor.get_bytes(f"{bucket}/a") == b"theirs"
 
@@ -298,7 +298,7 @@ def test_who_is_frozen_after_its_upload_leaves_the_next_one_s_parts(
         s3_client.create_multipart_upload(Bucket=name, Key="a")
 
     freeze(proxy, "whatever it reads", meanwhile)
-    with pytest.raises(ObjectError, match="of another upload"):
+    with pytest.raises(ObjectError, match="by another upload"):
         store.put_bytes(f"{bucket}/a", LARGE)
     assert [upload["Key"] for upload in uploads(s3_client, bucket)] == ["a"]
 
