@@ -25,6 +25,8 @@ from specbatch.jobs.bench.measuring import measure
 from support.devices import TRITON_DEVICE
 from support.tree import ROOT
 
+pytestmark = pytest.mark.pipeline  # runs kernels in Triton's interpreter
+
 
 class Clock:
     """Runs what it is given once, and says that it took two seconds."""

@@ -26,6 +26,8 @@ from specbatch.schemas.spec import EngineSpec
 from support.engines import complete, decided, make_engine
 from support.models import TinyPair
 
+pytestmark = pytest.mark.pipeline  # loads models
+
 
 def test_the_demo_pair_s_peak_is_within_a_tenth_of_what_is_announced(tmp_path: Path) -> None:
     row = measure_apart("demo", "bfloat16", 16, tmp_path)

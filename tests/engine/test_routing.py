@@ -30,6 +30,8 @@ from support.engines import loaded
 from support.grids import pairwise
 from support.models import TinyPair
 
+pytestmark = pytest.mark.pipeline  # simulates thousands of steps
+
 A, B = "draft-model", "draft-model@b"
 CHEAP, DEAR = 0.005, 0.03  # seconds of a pass; the verifier's takes 0.1
 

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.pipeline  # compiles for a GPU
+
 COMPILE = """
 import importlib, json, re, sys
 from triton.backends.compiler import GPUTarget

@@ -33,9 +33,12 @@ class Module:
     def tree(self) -> ast.Module:
         return ast.parse(self.path.read_text(), filename=str(self.path))
 
-    @property
-    def imports(self) -> Iterator[Import]:
+    @cached_property
+    def imports(self) -> list[Import]:
         """Every import, also inside functions and under TYPE_CHECKING."""
+        return list(self._imports())
+
+    def _imports(self) -> Iterator[Import]:
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
                 for alias in node.names:
@@ -59,8 +62,13 @@ def modules(*rooms: str) -> tuple[Module, ...]:
     for room in rooms or (*ROOMS, *NOT_SHIPPED):
         for path in sorted((ROOT / room).rglob("*.py")):
             parts = path.relative_to(ROOT).with_suffix("").parts
-            found.append(Module(".".join(p for p in parts if p != "__init__"), path))
+            found.append(_module(".".join(p for p in parts if p != "__init__"), path))
     return tuple(found)
+
+
+@cache  # many tests read the same files, and each is parsed once
+def _module(name: str, path: Path) -> Module:
+    return Module(name, path)
 
 
 def is_inside(name: str, package: str) -> bool:
