@@ -32,7 +32,7 @@ def job(**values: Any) -> dict[str, Any]:
         ({"grace_sec": -1}, "field `grace_sec`: input should be greater than 0"),
         ({"timezone": "UTC"}, "unknown field `timezone`; allowed here: catch_up, catch_up_limit,"),
         ({"schedule": "a b"}, "field `schedule`: string should match"),
-        ({"variables": {"date": "x"}}, "field `variables`: 'date' is the name of a built-in variable"),
+        ({"variables": {"date": "x"}}, "field `variables`: 'date' is the name of a built-in"),
         ({"variables": {"a-b": "x"}}, "field `variables`: 'a-b' is not a name"),
         ({"variables": {"a": [1]}}, "field `variables.a`: input should be a valid string"),
         ({"variables": {"a": "{{ b }}", "b": ""}}, "field `variables.a`: unknown variable {{ b }}"),
