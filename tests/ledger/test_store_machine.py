@@ -97,6 +97,8 @@ class StoreLives(RuleBasedStateMachine):
         self.store.create_job(new_job(self.job))
 
     def teardown(self) -> None:
+        """Claims tell whether both have the same fencing tokens, attempts and rows."""
+        self.come_to_the_end(None)
         self.store.close()
 
     def both(self, call: Callable[[Any], Any]) -> Any:
@@ -261,6 +263,7 @@ class StoreLives(RuleBasedStateMachine):
 
     @rule(patience_sec=st.sampled_from([0.0, 0.5, LEASE_SEC]))
     def skip_proposals(self, patience_sec: float) -> None:
+        self.clock.advance(1.0)
         self.both(lambda store: store.skip_proposals(patience_sec))
 
     @precondition(lambda self: self.holds(Stage.VERIFY))
