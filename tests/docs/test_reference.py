@@ -98,7 +98,7 @@ def test_every_table_and_column_is_there() -> None:
 
 def test_remarks_are_the_comments_beside_the_columns() -> None:
     remarks = column_remarks(Job)
-    assert remarks["generation"] == "the fencing token: rises with each claim"  # of the class that it is made of
+    assert remarks["generation"] == "the fencing token: rises with each claim"
     assert remarks["cursor"] == "SourcePosition to read on from"
     assert "tenant" not in remarks
 
