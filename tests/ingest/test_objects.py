@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from specbatch.pipeline.storage import s3
+from specbatch.pipeline.storage import s3 as s3_module
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.pipeline.storage.s3 import S3Objects
 from specbatch.schemas.errors import ObjectError
@@ -37,7 +37,7 @@ def test_bytes_come_back_and_are_named_by_their_hash(place: tuple[Objects, str])
 def test_a_file_is_put_whole(
     place: tuple[Objects, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(s3, "PART_BYTES", 5 << 20)  # S3's smallest: several parts
+    monkeypatch.setattr(s3_module, "PART_BYTES", 5 << 20)  # S3's smallest: several parts
     objects, root = place
     data = bytes(range(256)) * (12 << 12)
     (tmp_path / "f").write_bytes(data)
@@ -247,7 +247,7 @@ def test_an_unreachable_store_gives_up_in_time_without_secrets() -> None:
 def test_a_multipart_upload_that_fails_is_aborted(
     s3: Objects, s3_client: Any, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(s3, "PART_BYTES", 1 << 10)  # S3 refuses to complete such parts
+    monkeypatch.setattr(s3_module, "PART_BYTES", 1 << 10)  # S3 refuses to complete such parts
     (tmp_path / "f").write_bytes(b"x" * 4000)
     with pytest.raises(ObjectError, match="EntityTooSmall"):
         s3.put_file(f"{bucket}/f", tmp_path / "f")

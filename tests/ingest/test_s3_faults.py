@@ -15,7 +15,7 @@ from botocore import exceptions
 from ledger.builders import completion
 
 from specbatch.pipeline.outputs.outputs import OutputWriter, read_output
-from specbatch.pipeline.storage import s3
+from specbatch.pipeline.storage import s3 as s3_module
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.pipeline.storage.s3 import Patience, S3Objects, is_transient
 from specbatch.schemas.errors import ObjectError
@@ -33,7 +33,7 @@ def proxy(s3_server: str, s3_credentials: None) -> Iterator[FaultyS3]:  # noqa: 
 
 @pytest.fixture
 def store(proxy: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> S3Objects:
-    monkeypatch.setattr(s3, "PART_BYTES", PART)
+    monkeypatch.setattr(s3_module, "PART_BYTES", PART)
     return S3Objects(proxy.url, retry_sec=20.0, answer_sec=5.0)
 
 
@@ -190,7 +190,7 @@ def test_the_retries_of_a_whole_upload_are_capped_together() -> None:
 def test_a_failed_upload_leaves_no_parts(
     proxy: FaultyS3, s3_client: Any, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(s3, "PART_BYTES", PART)
+    monkeypatch.setattr(s3_module, "PART_BYTES", PART)
     store = S3Objects(proxy.url, retry_sec=1.0, answer_sec=5.0)
     proxy.fail(Fault.DENIED, "PUT", part="partNumber=2")
     with pytest.raises(ObjectError, match="denied access"):
