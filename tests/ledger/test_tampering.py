@@ -522,6 +522,7 @@ def test_the_log_outlives_its_job(store: SqlStore, thief: Thief) -> None:
 # --- what a database refuses by itself ------------------------------------------------------
 
 
+@pytest.mark.pipeline
 def test_entries_can_neither_be_changed_nor_deleted(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
