@@ -75,3 +75,4 @@ def test_targets_of_make_run_every_tier_and_ci_all_but_the_long_one() -> None:
     ci = re.findall(r"^make (\S+)$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
     assert {tier for target in ci for tier in run[target].split(",")} == set(TIERS) - {"long"}
     assert all(f"\n    make {target} " in (ROOT / "CONTRIBUTING.md").read_text() for target in run)
+    assert all(f"\n    make {target} " in (ROOT / "README.md").read_text() for target in ci)

@@ -131,7 +131,7 @@ def test_a_missed_time_and_an_overdue_one_are_reported_by_the_exit_code(
     assert "is`specbatchscheduler`running?" in words_of(cli("schedules", "--missed").out)
     called = cli("submit-job", "--schedule", file)
     assert (called.code, called.out) == (0, "")
-    assert called.err.startswith(f"error: schedule nightly, {LAST.isoformat()}: missed (nothing ")
+    assert called.err.startswith(f"error: schedule nightly, {LAST.isoformat()}: missed (no ")
     called = cli("schedules", "--missed", "--json")
     (one,) = json.loads(called.out)
     assert (called.code, one["state"], one["lost"]) == (3, "missed", 1)

@@ -30,7 +30,7 @@ def test_submitting_with_json_prints_one_object(shared: Any, job: Any) -> None:
 def test_waiting_gives_up_with_6_and_the_job_stays(shared: Any, job: Any) -> None:
     done = shared("submit-job", *job, "--wait", "--timeout", 0)
     assert done.code == 6
-    assert "it goes on" in done.complaint
+    assert "it keeps running" in done.complaint
     assert shared("jobs", "--json").json[0]["state"] == "queued"
 
 
