@@ -49,8 +49,8 @@ format: $(VENV)/.dev ## sort imports, apply safe fixes, format
 	@$(BIN)/ruff format .
 
 bench-engine: $(VENV)/.engine ## tokens/s beside other engines, on an idle machine; JSON in benchmarks/results; takes ARGS
-	@$(BIN)/python -m specbatch.jobs.bench.engine --model demo $(ARGS)
-	@$(BIN)/python -m specbatch.jobs.bench.engine --model llama-230m $(ARGS)
+	@$(BIN)/python -m specbatch.benchmarks.engine --model demo $(ARGS)
+	@$(BIN)/python -m specbatch.benchmarks.engine --model llama-230m $(ARGS)
 
 bench-kernels: $(VENV)/.engine ## every C kernel beside what the processor can do, at every level it has; takes ARGS
 	@$(BIN)/python -m specbatch.benchmarks.native_kernels $(ARGS)

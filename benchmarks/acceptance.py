@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from specbatch.jobs.bench.engine import RESULTS, machine
+from specbatch.benchmarks.engine import RESULTS
+from specbatch.jobs.bench.machine import machine
 from specbatch.kernels.verify.contract import SamplingRows
 from specbatch.pipeline.engines.contract import Completion, Request
 from specbatch.pipeline.engines.exact.engine import Engine

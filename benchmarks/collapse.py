@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from specbatch.benchmarks.depth import Bed
-from specbatch.jobs.bench.engine import RESULTS, machine
+from specbatch.benchmarks.engine import RESULTS
+from specbatch.jobs.bench.machine import machine
 from specbatch.jobs.bench.models import demo_model
 from specbatch.jobs.bench.replay import ReplayProposer
 from specbatch.pipeline.engines.contract import Request, Route

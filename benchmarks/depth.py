@@ -23,8 +23,9 @@ from typing import Any
 import torch
 
 from specbatch.benchmarks.beside import beside_others
+from specbatch.benchmarks.engine import RESULTS
 from specbatch.benchmarks.pass_prices import Spent, TimedRunner, common_prices, priced_sec
-from specbatch.jobs.bench.engine import RESULTS, machine
+from specbatch.jobs.bench.machine import machine
 from specbatch.jobs.bench.models import BenchModel, demo_model, random_model
 from specbatch.jobs.bench.replay import ReplayProposer
 from specbatch.pipeline.engines.contract import EngineStats, Request, Route

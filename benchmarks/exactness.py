@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from specbatch.jobs.bench.engine import RESULTS, machine
+from specbatch.benchmarks.engine import RESULTS
+from specbatch.jobs.bench.machine import machine
 from specbatch.jobs.bench.models import BenchModel, demo_model, small_model
 from specbatch.jobs.bench.replay import ReplayProposer
 from specbatch.pipeline.engines.contract import EngineStats, Request

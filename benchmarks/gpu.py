@@ -23,10 +23,11 @@ from typing import Any
 
 import torch
 
+from specbatch.benchmarks.engine import RESULTS
+from specbatch.benchmarks.measuring import Row, measure
 from specbatch.jobs.bench.contenders import DEPTH_0, OURS, Completed, Contender, Ours, Prompts
-from specbatch.jobs.bench.engine import RESULTS, machine
 from specbatch.jobs.bench.huggingface import transformers_contenders
-from specbatch.jobs.bench.measuring import Row, measure
+from specbatch.jobs.bench.machine import machine
 from specbatch.jobs.bench.models import RANDOM_MODELS, random_model
 from specbatch.jobs.bench.peer_client import PeerError
 

@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from specbatch.jobs.bench.engine import machine
+from specbatch.jobs.bench.machine import machine
 from specbatch.jobs.bench.models import demo_model, random_model
 from specbatch.pipeline.engines.contract import Request
 from specbatch.pipeline.engines.exact.engine import Engine

@@ -25,8 +25,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specbatch.jobs.bench.engine import RESULTS, machine
+from specbatch.benchmarks.engine import RESULTS
 from specbatch.jobs.bench.isa import limits
+from specbatch.jobs.bench.machine import machine
 from specbatch.kernels import native
 from specbatch.kernels.decoder.contract import (
     BLOCK_SIZE,

@@ -33,11 +33,12 @@ from typing import Any
 
 import torch
 
+from specbatch.benchmarks.engine import RESULTS
 from specbatch.benchmarks.inside import Parts, StageTimes, StepTimes, threads_cpu_sec
 from specbatch.benchmarks.overhead_job import rows_of, spec_of, write_input
 from specbatch.benchmarks.private_servers import Servers, servers
 from specbatch.benchmarks.processes import cpu_sec
-from specbatch.jobs.bench.engine import RESULTS, machine
+from specbatch.jobs.bench.machine import machine
 from specbatch.jobs.bench.models import BenchModel, demo_model
 from specbatch.jobs.cli.beside import KINDS as KINDS_BESIDE
 from specbatch.jobs.cli.beside import beside

@@ -25,7 +25,8 @@ from typing import Any
 import torch
 
 from specbatch.benchmarks.depth import KV_CACHE_BYTES, demo_prompts
-from specbatch.jobs.bench.engine import RESULTS, machine
+from specbatch.benchmarks.engine import RESULTS
+from specbatch.jobs.bench.machine import machine
 from specbatch.jobs.bench.models import demo_model
 from specbatch.pipeline.engines.contract import Request, Route
 from specbatch.pipeline.engines.exact.engine import Engine

@@ -22,10 +22,10 @@ from typing import Any
 import torch
 
 from specbatch.jobs.bench.contenders import OURS, Completed, Ours, Prompts, looked_at
-from specbatch.jobs.bench.engine import machine
 from specbatch.jobs.bench.huggingface import ENGINE, Transformers
 from specbatch.jobs.bench.idling import Idling
 from specbatch.jobs.bench.isa import forced_level
+from specbatch.jobs.bench.machine import machine
 from specbatch.jobs.bench.models import BenchModel
 from specbatch.jobs.bench.peer_client import PeerError
 from specbatch.jobs.bench.peer_ways import HOW as PEERS_HOW

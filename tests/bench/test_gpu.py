@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from specbatch.benchmarks import gpu
+from specbatch.benchmarks.measuring import measure
 from specbatch.benchmarks.roofline import (
     Roofs,
     all_work,
@@ -21,7 +22,6 @@ from specbatch.benchmarks.roofline import (
     verify_work,
 )
 from specbatch.jobs.bench.contenders import OURS, Completed, Contender, Prompts
-from specbatch.jobs.bench.measuring import measure
 from support.devices import TRITON_DEVICE
 from support.tree import ROOT
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specbatch.benchmarks.peer_roster import KNOWN, Roster
 from specbatch.jobs.bench.models import BenchModel
 from specbatch.jobs.bench.peer_client import Peer, PeerError, PeerSpec
-from specbatch.jobs.bench.peer_roster import KNOWN, Roster
 
 pytestmark = pytest.mark.pipeline  # starts processes
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from specbatch.benchmarks.measuring import Row, measure
+from specbatch.benchmarks.report import Results, print_table
 from specbatch.jobs.bench.contenders import NEW_TOKENS, OURS, Completed, Contender, Prompts
-from specbatch.jobs.bench.measuring import Row, measure
 from specbatch.jobs.bench.peer_client import PeerError
-from specbatch.jobs.bench.report import Results, print_table
 
 HEADER = {"machine": {"cpu": "c", "date": "2026-01-01"}, "runs": 3, "peers": {"x": {"x": "1"}}}
 

@@ -9,27 +9,25 @@ SPECBATCH_BENCH_VLLM_PYTHON and SPECBATCH_BENCH_LLAMA_PYTHON name an interpreter
 from __future__ import annotations
 
 import argparse
-import datetime
 import os
-import platform
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from specbatch.benchmarks.measuring import measure
+from specbatch.benchmarks.peer_roster import Roster
+from specbatch.benchmarks.report import Results, print_table
 from specbatch.jobs.bench.contenders import Ours, looked_at
 from specbatch.jobs.bench.huggingface import transformers_contenders
 from specbatch.jobs.bench.idling import Idling
 from specbatch.jobs.bench.isa import forced_level, restart_held
-from specbatch.jobs.bench.measuring import measure
+from specbatch.jobs.bench.machine import machine
 from specbatch.jobs.bench.models import demo_model, random_model
-from specbatch.jobs.bench.peer_roster import Roster
-from specbatch.jobs.bench.report import Results, print_table
 
 RUNS = 3
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> None:
@@ -83,28 +81,6 @@ def run(work: Path, arguments: argparse.Namespace) -> Results:
             ]
             results.add(measure(present, model.name, model.prompts(n), runs, idling))
     return results
-
-
-def machine() -> dict[str, Any]:
-    """The machine of the measurements, without its name."""
-    import transformers
-
-    cpu = next(
-        (
-            line.partition(":")[2].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.processor(),
-    )
-    return {
-        "cpu": cpu,
-        "threads": torch.get_num_threads(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-    }
 
 
 if __name__ == "__main__":
