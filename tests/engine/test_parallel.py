@@ -136,7 +136,7 @@ def test_a_job_that_cannot_be_shared_does_not_end_the_other_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[object] = []
-    monkeypatch.setattr(parallel, "_say", said.append)
+    monkeypatch.setattr(parallel, "_broadcast", said.append)
     folder = str(tiny_model("llama", tmp_path))
     with pytest.raises(ModelError):
         parallel.Leader(2).load("name", folder, "cpu", "float32", "bitwise", "as-is")
@@ -177,7 +177,7 @@ class Raising:
 def said(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """What the other ranks hear, there being none; and `"left"` when they are parted from."""
     heard: list[object] = []
-    monkeypatch.setattr(parallel, "_say", heard.append)
+    monkeypatch.setattr(parallel, "_broadcast", heard.append)
     monkeypatch.setattr(parallel, "_moved", lambda batch, _device: batch)
     monkeypatch.setattr(parallel, "leave_ranks", lambda: heard.append("left"))
     return heard
@@ -242,7 +242,7 @@ def test_ranks_that_are_gone_do_not_keep_a_worker_from_ending(
     def say(_message: object) -> None:
         raise RuntimeError("Connection closed by peer")
 
-    monkeypatch.setattr(parallel, "_say", say)
+    monkeypatch.setattr(parallel, "_broadcast", say)
     leader = Leader(2)
     with pytest.raises(DeviceLostError, match="Connection closed"):
         leader.decoder("model", Raising(ValueError()), 4)  # type: ignore[arg-type]  # it is not asked

@@ -217,7 +217,7 @@ def test_a_stop_string_inside_an_accepted_block_cuts_it(tiny_pair: TinyPair, dep
         (SamplingParams(bad_token_ids=(-1,)), "sampling names a token outside"),
         (SamplingParams(bad_words=((1, VOCAB),)), "sampling names a token outside"),
         (SamplingParams(bad_token_ids=tuple(range(VOCAB))), "sampling forbids every token"),
-        (SamplingParams(stop=("x",)), "stop strings need something that makes text"),
+        (SamplingParams(stop=("x",)), "stop strings need a detokenizer"),
     ],
 )
 def test_what_cannot_be_sampled_is_answered(
