@@ -75,7 +75,7 @@ class Lessons:
 @dataclass(slots=True)
 class _Routed:
     recorded: str | None = None  # the draft model
-    replans: int = 0  # behind one another that say otherwise
+    replans: int = 0  # in a row that say otherwise
 
 
 @dataclass(slots=True)
@@ -84,7 +84,7 @@ class _Job:
     judged: dict[str, tuple[tuple[float, float], int]] = field(default_factory=dict)
     # by proposer: the figures of the last replan that counted, and its step
     drafting: bool | None = None  # as recorded last
-    replans: int = 0  # behind one another that say otherwise
+    replans: int = 0  # in a row that say otherwise
     routes: dict[str | None, _Routed] = field(default_factory=dict)  # by tag
     decisions: list[Decision] = field(default_factory=list)
 

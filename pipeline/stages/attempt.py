@@ -1,7 +1,8 @@
 """One attempt at a unit of work: claimed, kept alive, and given back whatever goes wrong.
 
-Everything that a stage raises is written to the store, and the unit is given back; another claim
-does it again with the same outputs. Only a lost device is raised on: this process must end.
+What a stage raises ends its attempt: the unit is given back with the reason, except after a lost
+lease or a cancel, and another claim does it again with the same outputs. Lost devices and bugs are
+raised on as well; only a lost device ends the process.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def attempt(
         log.warning("job %s group %s: %s", lease.job_id, lease.group_index, reason)
         store.release(lease, reason, forgiven=True)
     except UsageError as error:
-        # The job itself is wrong; no retry will help.
+        # A job's own stage: no retry will help. A group: another worker may be able to.
         reason = _reason(context, lease, error)
         if lease.group_index is None:
             store.fail_job(lease, reason)

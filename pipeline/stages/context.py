@@ -28,7 +28,7 @@ from specbatch.pipeline.runtime.leases import LeaseKeeper
 from specbatch.pipeline.runtime.outage import Outage
 from specbatch.pipeline.runtime.sweeper import Requeuer
 from specbatch.pipeline.runtime.tokenizers import Tokenizers
-from specbatch.pipeline.stages.drafting import READS_OF_DRAFTS, Drafting
+from specbatch.pipeline.stages.drafting import ATTEMPTS_WITH_DRAFTS, Drafting
 from specbatch.pipeline.stages.readings import PausedReadings
 from specbatch.pipeline.stages.refill import Refills
 from specbatch.pipeline.stages.text_stop import Decode
@@ -91,7 +91,7 @@ class StageContext:
     tenant_depths: Mapping[str, int] = field(default_factory=dict)
     refills: Refills | None = None
     max_open_groups: int = MOST_OPEN_GROUPS  # of a job, before its input is read on
-    max_attempts: int = READS_OF_DRAFTS
+    max_attempts: int = ATTEMPTS_WITH_DRAFTS
     timing: Timing = field(default_factory=Untimed)
     privacy: Privacy = NOBODY_PRIVATE
     tracing: Tracing = UNTRACED

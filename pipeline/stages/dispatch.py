@@ -1,7 +1,8 @@
 """Work messages to stages: ingest → propose → verify → record → publish.
 
-A stage claims its unit first. If another worker has it, or it is past that stage, the stage does
-nothing: a message may come twice, late or never.
+INGEST, RECORD and PUBLISH claim the unit that the message names. PROPOSE and VERIFY claim the next
+group in fair-share order, and the named one only if there is none. If nothing can be claimed, the
+stage does nothing: a message may come twice, late or never.
 """
 
 from __future__ import annotations

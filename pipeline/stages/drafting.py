@@ -53,7 +53,7 @@ from specbatch.schemas.speculation import (
 log = logging.getLogger(__name__)
 
 MOST_AHEAD = 512  # tokens of a pre-generated continuation
-READS_OF_DRAFTS = 3  # attempts of a group; the last one goes without drafts
+ATTEMPTS_WITH_DRAFTS = 3  # of a group; at the last one missing drafts are no error
 _PRICED_TOKENS = 1000  # of a job, before its price per token is believed
 _JOBS_KEPT = 4  # histories in memory at a time
 # Of a pilot group's rows, one in so many gets drafts: with one group in 16 a pilot, one row in 64.
@@ -82,11 +82,11 @@ class Drafting:
         store: Store,
         objects: Objects,
         drafts_beside: bool = False,
-        max_attempts: int = READS_OF_DRAFTS,
+        max_attempts: int = ATTEMPTS_WITH_DRAFTS,
     ) -> None:
         """`drafts_beside`: this process's own verifier has a draft model beside it.
         `max_attempts`: of a group."""
-        self._reads_of_drafts = min(READS_OF_DRAFTS, max_attempts)
+        self._attempts_with_drafts = min(ATTEMPTS_WITH_DRAFTS, max_attempts)
         self._drafts_beside = drafts_beside
         self._store = store
         self._objects = objects
@@ -169,7 +169,7 @@ class Drafting:
         try:
             blocks = read_drafts(read_own(self._objects, job, work.drafts))
         except ObjectError as error:
-            if work.lease.attempt < self._reads_of_drafts:
+            if work.lease.attempt < self._attempts_with_drafts:
                 raise  # it may be the storage, and over by the next attempt
             message = "job %s group %s goes on without its drafts: %s"
             log.warning(message, job.job_id, work.lease.group_index, _words(error))

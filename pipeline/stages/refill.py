@@ -38,7 +38,7 @@ from specbatch.schemas.timekeeping import HINTS, Attempt
 log = logging.getLogger(__name__)
 
 MOST_OPEN = 64  # asked and unanswered: what a dead proposer's queue can fill up with
-PATIENCE = 2 * MOST_OPEN  # unanswered ones behind one another, after which nothing is asked ...
+PATIENCE = 2 * MOST_OPEN  # unanswered in a row, after which nothing is asked ...
 PAUSE_SEC = 120.0  # ... for so long
 _JOBS_KEPT, _FILES_KEPT = 4, 4  # of each, in a propose worker's memory
 
