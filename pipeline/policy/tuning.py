@@ -1,4 +1,4 @@
-"""The constants of choosing drafts and depths, with units and reasons. A proposer's own are in its file.
+"""The constants of choosing drafts and depths, with units and reasons.
 
 A test is one draft token that was verified: accepted, or the first one refused. What each mechanism
 is worth, and which others were removed because they were worth less, is in `benchmarks/NOTES.md`.

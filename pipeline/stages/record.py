@@ -16,7 +16,7 @@ from specbatch.schemas.records import DueWork, Stage, StageTiming
 
 
 def record(context: StageContext, job_id: str, index: int) -> None:
-    """Record this group. If it was the last one that the job waited for, enqueue the job's next stage."""
+    """Record this group; if the job waited for no other, enqueue the job's next stage."""
     store, objects = context.store, context.objects
     work = store.claim_group(job_id, index, Stage.RECORD, context.owner, context.lease_sec)
     if work is None:

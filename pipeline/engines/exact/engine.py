@@ -169,7 +169,7 @@ class Engine:
         return self._scheduler.idle and not self._rejected
 
     def step(self) -> list[Completion]:
-        """Run one pass over what is scheduled, and commit what it decides; returns what finished."""
+        """Run one pass over what is scheduled and commit its tokens; returns what finished."""
         work = self._schedule_and_propose()
         if not work.plan:
             return self._take_rejected()
