@@ -145,8 +145,8 @@ class Store(Protocol):
         """Send FAILED and CANCELLED groups (and a failed ingest) back to work; return how many.
 
         Raises `UsageError` unless the job is final, or `numeric_class` or `models` is given.
-        Clears the cancel flag and the error, and sets the state to RUNNING. A group restarts at RECORD when it has results, at VERIFY when it has
-        drafts, else at its first stage. Ingest resumes from its cursor. A FAILED or CANCELLED job
+        Clears the cancel flag and the error, and sets the state to RUNNING. A group
+        restarts at RECORD when it has results, at VERIFY when it has drafts, else at its first stage. Ingest resumes from its cursor. A FAILED or CANCELLED job
         whose groups are all done returns to PUBLISH, which counts as one. A job with nothing to
         send back does not change. A deadline that has passed and a budget that stopped the job are
         lifted.
