@@ -145,11 +145,11 @@ class Store(Protocol):
         """Send FAILED and CANCELLED groups (and a failed ingest) back to work; return how many.
 
         Raises `UsageError` unless the job is final, or `numeric_class` or `models` is given.
-        Clears the cancel flag and the error, and sets the state to RUNNING. A group
-        restarts at RECORD when it has results, at VERIFY when it has drafts, else at its first stage. Ingest resumes from its cursor. A FAILED or CANCELLED job
-        whose groups are all done returns to PUBLISH, which counts as one. A job with nothing to
-        send back does not change. A deadline that has passed and a budget that stopped the job are
-        lifted.
+        Clears the cancel flag and the error, and sets the state to RUNNING. A group restarts at
+        RECORD when it has results, at VERIFY when it has drafts, else at its first stage. Ingest
+        resumes from its cursor. A FAILED or CANCELLED job whose groups are all done returns
+        to PUBLISH, which counts as one. A job with nothing to send back does not change. A deadline
+        that has passed and a budget that stopped the job are lifted.
 
         `quarantined` sends back FAILED groups of a single row and nothing else. It raises
         `UsageError` when the input was not read to its end.
