@@ -52,13 +52,13 @@ _PROMPT_TOKENS = _col("prompt_tokens", _INT32, "tokens of the prompt")
 _COMPLETION_TOKENS = _col("completion_tokens", _INT32, "tokens of the completion")
 _FINISH_REASON = _col("finish_reason", _STRING, "`stop`, `length`, `error` or `cancelled`")
 _PROPOSED = _col("proposed", _INT32, "draft tokens that the verifier checked")
-_ACCEPTED = _col("accepted", _INT32, "draft tokens it agreed with")
-_PASSES = _col("verifier_passes", _INT32, "its passes that decided tokens of this completion")
-_VERIFIER = _col("verifier", _STRING, "the model that decided")
+_ACCEPTED = _col("accepted", _INT32, "draft tokens that the verifier accepted")
+_PASSES = _col("verifier_passes", _INT32, "the verifier's passes for this completion")
+_VERIFIER = _col("verifier", _STRING, "the model that decided the tokens")
 _PROPOSER = _maybe("proposer", _STRING, "the job's draft model, if any")
 _TICKS = (
-    _col("prefill_ticks", _INT64, "device time spent on reading the prompt, in units of 100 ns"),
-    _col("verify_ticks", _INT64, "… on deciding tokens that were kept"),
+    _col("prefill_ticks", _INT64, "device time for reading the prompt, in units of 100 ns"),
+    _col("verify_ticks", _INT64, "… for deciding kept tokens"),
     _col("draft_ticks", _INT64, "… in draft models"),
     _col("rejected_ticks", _INT64, "… for rejected draft tokens"),
     _col("padding_ticks", _INT64, "… for rows that fill a tile or a recorded pass"),
@@ -103,7 +103,7 @@ COMPLETIONS = pa.schema(
         _maybe("steps", _LONGS, "of each pass: number of the verifier's step, in its process"),
         _maybe("pass_ticks", _LONGS, "of each pass: this completion's share of that step"),
         _maybe("sources", _NAMES, "names of the proposers that drafted for it"),
-        _maybe("makers", _IDS, "of each pass with a draft: its proposer, a place in `sources`"),
+        _maybe("makers", _IDS, "of each pass with a draft: its proposer, an index in `sources`"),
         _maybe("drafted", _IDS, "of each pass with a draft: its tokens"),
         _maybe("rejected", _IDS, "of each corrected token: the draft's token"),
         _VERIFIER,
@@ -128,7 +128,7 @@ TOKENS = pa.schema(
         _col("position", _INT32, "place in the completion, from 0"),
         _col("token_id", _INT32, "the token"),
         _col("origin", _STRING, "`plain`, `accepted`, `corrected` or `bonus`"),
-        _maybe("proposer", _STRING, "the proposer in its pass; null if there was none"),
+        _maybe("proposer", _STRING, "the proposer of its pass; null without a draft"),
         _maybe("verifier_step", _INT64, "number of the verifier's step, in its process"),
         _maybe("logprob", pa.float32(), "its log-probability by the verifier"),
         _maybe(
@@ -140,7 +140,7 @@ TOKENS = pa.schema(
         _col(
             "ticks",
             _INT64,
-            "its share of its pass in units of 100 ns; the first token has the time in no pass too",
+            "its share of its pass in units of 100 ns; the first token's also time outside passes",
         ),
         _col("price_microusd", _INT64, "price of the device, millionths of a dollar an hour"),
     ]
@@ -162,8 +162,8 @@ CORRECTIONS = pa.schema(
             _LOGPROBS,
             "of each token: 1, and at a rejection the number of draft tokens that it cost",
         ),
-        _col("rejected_positions", _IDS, "where a draft was wrong: places in `token_ids`"),
-        _col("rejected_tokens", _IDS, "of each: what the draft had there"),
+        _col("rejected_positions", _IDS, "places in `token_ids` where a draft was wrong"),
+        _col("rejected_tokens", _IDS, "of each: the draft's token"),
         _col("rejected_proposers", _NAMES, "of each: its proposer"),
         _col("draft_positions", _IDS, "of each: its place in the draft, from 0"),
         _col("lost_tokens", _IDS, "of each: discarded draft tokens, itself and those after it"),

@@ -22,25 +22,27 @@ from specbatch.schemas.errors import StoreError
 from specbatch.schemas.records import JobState
 from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
 
-JOBS = 12  # that are looked at: each costs two statements
+JOBS = 12  # shown: each costs two statements
 
 
 def top(
     interval: Annotated[
-        float, typer.Option("--interval", help="seconds between two looks", min=0.2)
+        float, typer.Option("--interval", help="seconds between two updates", min=0.2)
     ] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="one look as plain text, then end")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="print the present state as plain text, then exit")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Watch workers, queues and jobs until Ctrl-C; one look where stdout is no terminal."""
+    """Watch workers, queues and jobs until Ctrl-C. Prints once if stdout is no terminal."""
     settings = load_settings()
     store = make_store(settings)
     try:
         watch = Watch(LEASES_OF_SILENCE * settings.lease_sec, settings.lease_sec)
         if json:
-            say_json(as_json(look(store, watch)))
+            say_json(as_json(snapshot(store, watch)))
         elif once or not out.is_terminal:
-            board = look(store, watch)
+            board = snapshot(store, watch)
             plain = PlainConsole(file=sys.stdout, width=max(WIDE, out.width), color_system=None)
             plain.print(tables(board))
         else:
@@ -49,8 +51,8 @@ def top(
         store.close()
 
 
-def look(store: Store, watch: Watch) -> Board:
-    """One look at the store."""
+def snapshot(store: Store, watch: Watch) -> Board:
+    """The present state of the store."""
     running = store.list_jobs(JOBS, JobState.RUNNING)
     queued = store.list_jobs(JOBS - len(running), JobState.QUEUED) if len(running) < JOBS else []
     shown = [(job, store.progress(job.job_id)) for job in (*running, *queued)]
@@ -69,11 +71,11 @@ def _watch(store: Store, watch: Watch, interval: float) -> None:
     wait = Event()
     try:
         with Live(
-            tables(look(store, watch), out.width), console=out, screen=True, auto_refresh=False
+            tables(snapshot(store, watch), out.width), console=out, screen=True, auto_refresh=False
         ) as live:
             while not wait.wait(interval):
                 try:
-                    live.update(tables(look(store, watch), out.width), refresh=True)
+                    live.update(tables(snapshot(store, watch), out.width), refresh=True)
                 except StoreError as error:
                     live.update(Text(f"{error}; trying again", style="red"), refresh=True)
     except KeyboardInterrupt:
