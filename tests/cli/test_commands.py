@@ -19,7 +19,7 @@ from specbatch.schemas.speculation import ALL_PROPOSERS, Decision, DecisionActio
 
 def test_jobs_lists_whole_ids_newest_first(cli: Any, job: Any) -> None:
     for name in ("one", "two"):
-        cli("submit-job", *job, "--local", "--timeout", 0, "--output", name, "--name", name)
+        cli("submit-job", *job, "--local", "--output", name, "--name", name)
     found = cli("jobs", "--json").json
     assert [Path(row["output"]).name for row in found] == ["two", "one"]
     table = cli("jobs")
