@@ -19,12 +19,13 @@ from specbatch.schemas.speculation import ALL_PROPOSERS, Decision, DecisionActio
 
 def test_jobs_lists_whole_ids_newest_first(cli: Any, job: Any) -> None:
     for name in ("one", "two"):
-        cli("submit-job", *job, "--local", "--output", name, "--name", name)
+        made = cli("submit-job", *job, "--local", "--output", name, "--name", name)
+        assert made.code == 0, made.err
     found = cli("jobs", "--json").json
     assert [Path(row["output"]).name for row in found] == ["two", "one"]
     table = cli("jobs")
     assert all(row["job"] in table.out for row in found)
-    assert cli("jobs", "--state", "done").out == "no jobs\n"
+    assert cli("jobs", "--state", "failed").out == "no jobs\n"
     assert len(cli("jobs", "--limit", 1, "--json").json) == 1
 
 
