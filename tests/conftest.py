@@ -117,7 +117,7 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     if count := config.stash.get(_left_out, 0):
-        terminalreporter.write_line(f"{count} tests of other tiers not run; `--tier all` runs all")
+        terminalreporter.write_line(f"{count} tests of other tiers not run; `--tier=all` runs all")
 
 
 @pytest.fixture(autouse=True)

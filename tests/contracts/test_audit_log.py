@@ -1,4 +1,4 @@
-"""The audit log, the same on both databases: what is told of a job, and what audits keep."""
+"""The audit log, the same on both databases: the entries of a job, and the findings of audits."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,17 +16,8 @@ from sqlalchemy import event, text
 from specbatch.pipeline.ledger.sql.migrate import open_store
 from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.schemas.records import Stage
-from support.databases import migrated
 
 JOBS, GROUPS = 5, 2000
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return migrated(tmp_path / "store.db")
-    found: str = request.getfixturevalue("postgres_url")
-    return found
 
 
 @pytest.fixture

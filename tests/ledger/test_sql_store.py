@@ -37,14 +37,6 @@ from support.databases import migrated
 from support.servers import PrivatePostgres
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return migrated(tmp_path / "store.db")
-    found: str = request.getfixturevalue("postgres_url")
-    return found
-
-
 @pytest.fixture
 def store(url: str) -> Iterator[SqlStore]:
     """A store that goes by its own clock."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,18 +19,9 @@ from specbatch.pipeline.outputs.export_columns import token_batch
 from specbatch.schemas.export_arrow import TOKENS
 from specbatch.schemas.provenance import NO_PROVENANCE, NO_TICKS
 from specbatch.schemas.records import CompletionRecord, FinishReason
-from support.databases import migrated
 from support.traced import traced
 
 ROWS = 60
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return migrated(tmp_path / "store.db")
-    found: str = request.getfixturevalue("postgres_url")
-    return found
 
 
 @pytest.fixture

@@ -157,7 +157,7 @@ def test_while_nothing_pays_a_few_are_tried_by_one_token_now_and_then_and_all_in
             continue
         trials += 1
         assert course.opening_steps == 1
-        assert course.steps >= HOLD_STEPS, "no replan is spent on what came of it"
+        assert course.steps >= HOLD_STEPS, "no replan is spent on its result"
         assert set(course.opening) == {0, 1}
         chosen = {i for i, depth in enumerate(course.opening) if depth}
         assert len(chosen) == count // TRIED_SHARE

@@ -23,7 +23,7 @@ from specbatch.schemas.speculation import (
 
 
 class Ticking:
-    """Seconds since the epoch, one more at each glance."""
+    """Seconds since the epoch, one more at each reading."""
 
     def __init__(self) -> None:
         self.now = 1000.0
