@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 
 import pytest
 from hypothesis import given
@@ -117,17 +116,12 @@ def test_every_character_of_a_find_is_gone_and_all_others_stay(
     assert len(replaced(text, found_ones)) == len(kept) + 3 * marks
 
 
-def test_long_texts_take_time_in_proportion_to_their_length() -> None:
-    """No text of any shape takes 20 times as long for 4 times its length."""
+def test_a_text_of_any_shape_is_done_in_time_in_proportion_to_its_length() -> None:
+    """A search that tries all pairs of places in such a text takes hours, not a second."""
     redactor = Redactor({"OWN": r"\w{1,20}-\d+x"})
     for piece in ("the quick fox ", "a", "1", "1.2.", "a:", "@", "a@", "4 1", "-", "'", "\u00e9"):
-        took = []
-        for length in (20_000, 80_000):
-            text = (piece * length)[:length]
-            begun = time.thread_time()  # what others do meanwhile does not count
-            redactor.spans(text)
-            took.append(time.thread_time() - begun)
-        assert took[1] < 20 * took[0] + 0.5, piece
+        length = 1_000_000
+        redactor.spans((piece * length)[:length])
 
 
 def test_presidio_finds_more_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
