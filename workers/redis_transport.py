@@ -8,6 +8,10 @@ Two things would otherwise stop all workers again and again, because the cause s
   ours alone, so no other program misses the key; its content is kept for an investigation, and one
   such key per name cannot fill the broker. Waiting for a person instead would stop all jobs over
   one stray write.
+
+A third would stop one worker for ever: a message whose acknowledgement is lost with the connection
+keeps its place among those that may be in hand. When all places are kept, kombu sends no BRPOP, so
+nothing notices that the connection is gone.
 """
 
 # mypy: disallow-untyped-calls=False
@@ -25,6 +29,8 @@ from kombu.transport.redis import Channel, QoS, Transport
 from kombu.transport.virtual import Empty
 from redis.exceptions import ResponseError
 
+from specbatch.schemas.errors import first_line
+from specbatch.workers.consuming import MOST_CHARACTERS
 from specbatch.workers.envelopes import UnreadableError, check_envelope, quoted, unacked_entry
 
 log = logging.getLogger(__name__)
@@ -56,10 +62,26 @@ class CheckedQoS(QoS):
         self.channel.mended(lambda: super(CheckedQoS, self).append(message, delivery_tag))
 
     def ack(self, delivery_tag: str) -> None:
-        self.channel.mended(lambda: super(CheckedQoS, self).ack(delivery_tag))
+        self._finish(delivery_tag, super().ack)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        self.channel.mended(lambda: super(CheckedQoS, self).reject(delivery_tag, requeue))
+        self._finish(delivery_tag, lambda tag: super(CheckedQoS, self).reject(tag, requeue))
+
+    def _finish(self, delivery_tag: str, work: Callable[[str], None]) -> None:
+        """Tell Redis. If it cannot be told, another message may be taken all the same.
+
+        Redis then delivers this one again after its visibility timeout. The store knows by then
+        that there is nothing to do.
+        """
+        try:
+            self.channel.mended(lambda: work(delivery_tag))
+        except (redis.RedisError, OSError) as error:
+            self._quick_ack(delivery_tag)
+            log.warning(
+                "message %s could not be acknowledged (%s): Redis will deliver it again",
+                quoted(delivery_tag),
+                first_line(error, MOST_CHARACTERS),
+            )
 
     def restore_visible(self, *args: Any, **kwargs: Any) -> None:
         self.channel.mended(lambda: super(CheckedQoS, self).restore_visible(*args, **kwargs))
