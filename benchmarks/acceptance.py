@@ -1,8 +1,8 @@
 """`make bench-acceptance`: how many drafts the demo pair's three verifications keep, sampled.
 
-One token ahead, on the same contexts: the ratio test keeps the overlap of the two laws, coupling
-the share of noises under which both models choose the same token. Then whole jobs at a fixed depth,
-where every mode writes texts of its own.
+One token ahead, on the same contexts: the ratio test keeps the overlap of both distributions,
+coupling the share of noises under which both models choose the same token. Then whole jobs at a
+fixed depth, where every mode writes texts of its own.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class OneAhead:
     """Shares of draft tokens kept, over the same contexts."""
 
     contexts: int
-    ratio_test: float  # the overlap of both laws: no test can keep more
+    ratio_test: float  # the overlap of both distributions: no test can keep more
     coupled: float  # with the same noise on both models
 
 
@@ -104,7 +104,7 @@ def one_ahead(
     texts: list[tuple[int, ...]],
     noises: int = NOISES,
 ) -> OneAhead:
-    """Every position of every text is a context: the laws of both models, teacher-forced."""
+    """Every position of every text is a context of both models, teacher-forced."""
     overlap = agreed = 0.0
     contexts = 0
     sampler = choose_sampler(torch.device("cpu"))
