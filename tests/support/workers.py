@@ -137,4 +137,5 @@ def wait_until(what: str, condition: Any, workers: Sequence[WorkerProcess] = ())
         for one in workers:
             assert one.process.poll() is None, f"a worker died: {one.text()[-2000:]}"
         time.sleep(POLL_SEC)
-    raise AssertionError(f"not within {WAIT_SEC:.0f} s: {what}")
+    logs = "".join(f"\n{one.log.name}:\n{one.text()[-3000:]}" for one in workers)
+    raise AssertionError(f"not within {WAIT_SEC:.0f} s: {what}{logs}")
