@@ -11,8 +11,6 @@ from sqlalchemy.dialects.postgresql import ARRAY
 
 revision = "0001"
 down_revision = None
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

@@ -11,8 +11,6 @@ from sqlalchemy.dialects.postgresql import ARRAY
 
 revision = "0002"
 down_revision = "0001"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

@@ -10,8 +10,6 @@ from alembic import op
 
 revision = "0005"
 down_revision = "0004"
-branch_labels = None
-depends_on = None
 
 _OPEN = sa.text("stage IN ('propose', 'verify', 'record')")
 _LIVE = sa.text("stage IN ('ingest', 'run')")

@@ -13,8 +13,6 @@ from specbatch.schemas.sql_roles import ROLES, granting, how_to_create, revoking
 
 revision = "0006"
 down_revision = "0005"
-branch_labels = None
-depends_on = None
 
 log = logging.getLogger("specbatch.migrations")
 

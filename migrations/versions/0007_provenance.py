@@ -16,8 +16,6 @@ from specbatch.schemas.sql_roles import granting
 
 revision = "0007"
 down_revision = "0006"
-branch_labels = None
-depends_on = None
 
 _OLD = "completions_before"
 _TICKS = (

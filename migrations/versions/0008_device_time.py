@@ -13,8 +13,6 @@ from specbatch.schemas.sql_roles import granting
 
 revision = "0008"
 down_revision = "0007"
-branch_labels = None
-depends_on = None
 
 _OPEN = sa.text("ended_at IS NULL")
 _KINDS = ("prefill", "verify", "draft", "rejected", "padding", "overhead")

@@ -12,8 +12,6 @@ from specbatch.schemas.sql_roles import granting
 
 revision = "0009"
 down_revision = "0008"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

@@ -10,8 +10,6 @@ from specbatch.schemas.sql_roles import granting, showing_texts
 
 revision = "0010"
 down_revision = "0009"
-branch_labels = None
-depends_on = None
 
 _COLUMNS = (("sealed_spec", sa.Text), ("purged_at", sa.Double), ("purged_to", sa.BigInteger))
 

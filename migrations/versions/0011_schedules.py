@@ -10,8 +10,6 @@ from specbatch.schemas.sql_roles import granting
 
 revision = "0011"
 down_revision = "0010"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

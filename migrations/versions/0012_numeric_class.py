@@ -10,8 +10,6 @@ from specbatch.schemas.sql_roles import granting
 
 revision = "0012"
 down_revision = "0011"
-branch_labels = None
-depends_on = None
 
 _TABLES = ("jobs", "completions")
 

@@ -10,8 +10,6 @@ from specbatch.schemas.sql_roles import granting
 
 revision = "0013"
 down_revision = "0012"
-branch_labels = None
-depends_on = None
 
 _COLUMNS = (
     ("jobs", "model_fingerprint", sa.Text()),

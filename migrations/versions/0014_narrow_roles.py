@@ -11,8 +11,6 @@ from specbatch.schemas.sql_triggers import creating, dropping
 
 revision = "0014"
 down_revision = "0013"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

@@ -11,8 +11,6 @@ from specbatch.schemas.sql_triggers import creating, dropping_of_ended
 
 revision = "0016"
 down_revision = "0015"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
