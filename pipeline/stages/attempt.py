@@ -103,14 +103,16 @@ def attempt(
     except RequestCancelledError:
         if held.cancelled.is_set():
             store.cancel_group(lease)
-            context.enqueue_publish(lease.job_id)
         else:
             store.release(lease, "the worker was stopped", forgiven=True)
+        context.enqueue_publish(lease.job_id)
     except ModelChangedError as error:
         # A worker that has the right files may do it, also this one once it has them.
         reason = _reason(context, lease, error)
         log.warning("job %s group %s: %s", lease.job_id, lease.group_index, reason)
         store.release(lease, reason, forgiven=True)
+        if lease.stage is not Stage.PUBLISH:  # the publication itself would fail again at once
+            context.enqueue_publish(lease.job_id)
     except UsageError as error:
         # A job's own stage: no retry will help. A group: another worker may be able to.
         reason = _reason(context, lease, error)
