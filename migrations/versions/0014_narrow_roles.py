@@ -4,8 +4,7 @@ Revision 0014. PostgreSQL alone. Running workers go on: what they do is what the
 an earlier version's `specbatch migrate` after the downgrade gives the wide rights back.
 """
 
-from alembic import op
-
+from specbatch.migrations.shared import on_postgres
 from specbatch.schemas.sql_roles import granting
 from specbatch.schemas.sql_triggers import creating, dropping
 
@@ -14,12 +13,8 @@ down_revision = "0013"
 
 
 def upgrade() -> None:
-    if op.get_context().dialect.name == "postgresql":
-        for statement in (*creating(), *granting()):
-            op.execute(statement)
+    on_postgres([*creating(), *granting()])
 
 
 def downgrade() -> None:
-    if op.get_context().dialect.name == "postgresql":
-        for statement in dropping():
-            op.execute(statement)
+    on_postgres(dropping())

@@ -6,6 +6,7 @@ Revision 0015. Rows come with the next start of each worker.
 import sqlalchemy as sa
 from alembic import op
 
+from specbatch.migrations.shared import on_postgres
 from specbatch.schemas.sql_roles import granting
 
 revision = "0015"
@@ -25,9 +26,7 @@ def upgrade() -> None:
         sa.Column("trouble", sa.Text(), nullable=True),
         sa.PrimaryKeyConstraint("process_id", name="pk_worker_processes"),
     )
-    if op.get_context().dialect.name == "postgresql":
-        for statement in granting():
-            op.execute(statement)
+    on_postgres(granting())
 
 
 def downgrade() -> None:

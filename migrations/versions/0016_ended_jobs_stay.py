@@ -4,8 +4,7 @@ Revision 0016. PostgreSQL alone. Running workers resume: what they do is what th
 of 0014 are made anew, and stay so after the downgrade, which takes the new ones away.
 """
 
-from alembic import op
-
+from specbatch.migrations.shared import on_postgres
 from specbatch.schemas.sql_roles import granting
 from specbatch.schemas.sql_triggers import creating, dropping_of_ended
 
@@ -14,12 +13,8 @@ down_revision = "0015"
 
 
 def upgrade() -> None:
-    if op.get_context().dialect.name == "postgresql":
-        for statement in (*creating(), *granting()):
-            op.execute(statement)
+    on_postgres([*creating(), *granting()])
 
 
 def downgrade() -> None:
-    if op.get_context().dialect.name == "postgresql":
-        for statement in dropping_of_ended():
-            op.execute(statement)
+    on_postgres(dropping_of_ended())

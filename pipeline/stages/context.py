@@ -22,13 +22,13 @@ from specbatch.pipeline.policy.costs.pricing import cost_units
 from specbatch.pipeline.privacy.tenants import NOBODY_PRIVATE, Privacy
 from specbatch.pipeline.runtime.anchors import Anchoring
 from specbatch.pipeline.runtime.client import Enqueue
-from specbatch.pipeline.runtime.device_time import Timing, Untimed
+from specbatch.pipeline.runtime.device_time import Timing
 from specbatch.pipeline.runtime.last_used import LastUsed
 from specbatch.pipeline.runtime.leases import LeaseKeeper
 from specbatch.pipeline.runtime.outage import Outage
 from specbatch.pipeline.runtime.sweeper import Requeuer
 from specbatch.pipeline.runtime.tokenizers import Tokenizers
-from specbatch.pipeline.stages.drafting import ATTEMPTS_WITH_DRAFTS, Drafting
+from specbatch.pipeline.stages.drafting import Drafting
 from specbatch.pipeline.stages.readings import PausedReadings
 from specbatch.pipeline.stages.refill import Refills
 from specbatch.pipeline.stages.text_stop import Decode
@@ -41,6 +41,7 @@ from specbatch.schemas.records import Artefact, DueWork, JobRow, Lease, Stage, S
 from specbatch.schemas.spec import JobSpec, spec_of
 from specbatch.schemas.timekeeping import usd_of
 
+ATTEMPTS_WITH_DRAFTS = 3  # of a group; at the last one missing drafts are no error
 MOST_OPEN_GROUPS = 512
 MOST_KNOWN = 64
 
@@ -92,7 +93,7 @@ class StageContext:
     refills: Refills | None = None
     max_open_groups: int = MOST_OPEN_GROUPS  # of a job, before its input is read on
     max_attempts: int = ATTEMPTS_WITH_DRAFTS
-    timing: Timing = field(default_factory=Untimed)
+    timing: Timing = field(default_factory=Timing)
     privacy: Privacy = NOBODY_PRIVATE
     tracing: Tracing = UNTRACED
     reader_bytes: int = READER_BYTES

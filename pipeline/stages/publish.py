@@ -228,29 +228,23 @@ def _records(
     job: JobRow, row: PromptRow, reason: FinishReason, error: str
 ) -> Iterator[CompletionRecord]:
     for sample in range(row.n):
-        yield _empty(job, row, sample, reason, error)
-
-
-def _empty(
-    job: JobRow, row: PromptRow, sample: int, reason: FinishReason, error: str
-) -> CompletionRecord:
-    return CompletionRecord(
-        row_index=row.row_index,
-        sample_index=sample,
-        row_id=row.row_id,
-        tag=row.tag,
-        seed=sample_seed(row.seed, sample),
-        prompt_tokens=len(row.prompt_ids),
-        token_ids=(),
-        text="",
-        finish_reason=reason,
-        origins=(),
-        logprobs=(),
-        proposed=0,
-        accepted=0,
-        verifier_passes=0,
-        cost_usd=0.0,
-        verifier=job.verifier,
-        proposer=job.proposer,
-        error=error,
-    )
+        yield CompletionRecord(
+            row_index=row.row_index,
+            sample_index=sample,
+            row_id=row.row_id,
+            tag=row.tag,
+            seed=sample_seed(row.seed, sample),
+            prompt_tokens=len(row.prompt_ids),
+            token_ids=(),
+            text="",
+            finish_reason=reason,
+            origins=(),
+            logprobs=(),
+            proposed=0,
+            accepted=0,
+            verifier_passes=0,
+            cost_usd=0.0,
+            verifier=job.verifier,
+            proposer=job.proposer,
+            error=error,
+        )

@@ -11,8 +11,8 @@ from specbatch.pipeline.engines.contract import Completion, Request, Route
 from specbatch.pipeline.engines.exact.proposers.history import History
 from specbatch.pipeline.policy.costs.controls import weight
 from specbatch.pipeline.policy.costs.pricing import cost_units
+from specbatch.pipeline.policy.depth import depth_cap
 from specbatch.pipeline.privacy.retention import EVERYTHING, Everything
-from specbatch.pipeline.stages.drafting import cap_of
 from specbatch.pipeline.stages.text_stop import Decode, TextStop, text_before_stop
 from specbatch.pipeline.storage.artefacts import DraftBlock
 from specbatch.schemas.provenance import TICKS_PER_SEC
@@ -74,6 +74,19 @@ def requests_of(
 def goes_without_models(spec: JobSpec, row: PromptRow) -> bool:
     """Whether the job keeps draft models away from the row, so that none writes ahead for it."""
     return (row.tag, NO_DRAFT_MODEL) in spec.speculation.routes
+
+
+def cap_of(spec: JobSpec, row: PromptRow, tenant: int | None) -> int | None:
+    """How deep drafts may reach for a row; None: as deep as pays."""
+    speculation = spec.speculation
+    return depth_cap(
+        tenant=tenant,
+        job=speculation.max_depth,
+        tags=dict(speculation.tag_depths),
+        tag=row.tag,
+        by_prompt_tokens=speculation.prompt_depths,
+        prompt_tokens=len(row.prompt_ids),
+    )
 
 
 def _depth_of(spec: JobSpec, cap: int | None) -> int | None:

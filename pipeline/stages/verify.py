@@ -12,6 +12,7 @@ If the job is stopped meanwhile, its finished rows are kept and the group ends.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -26,8 +27,8 @@ from specbatch.pipeline.runtime.leases import Held
 from specbatch.pipeline.runtime.work_stealing import wait_for_rows
 from specbatch.pipeline.stages import spans
 from specbatch.pipeline.stages.attempt import attempt_on_device, begin, claim_next
-from specbatch.pipeline.stages.context import StageContext
-from specbatch.pipeline.stages.drafting import check_drafts_here, uses_history
+from specbatch.pipeline.stages.context import ATTEMPTS_WITH_DRAFTS, StageContext
+from specbatch.pipeline.stages.drafting import uses_history
 from specbatch.pipeline.stages.private_results import put_kept
 from specbatch.pipeline.stages.refill import refilled
 from specbatch.pipeline.stages.requests import (
@@ -38,12 +39,21 @@ from specbatch.pipeline.stages.requests import (
     row_and_sample,
     with_text,
 )
-from specbatch.pipeline.storage.artefacts import write_results
+from specbatch.pipeline.storage.artefacts import DraftBlock, read_drafts, write_results
+from specbatch.pipeline.storage.objects import Objects
 from specbatch.pipeline.storage.prompts import rows_of
-from specbatch.schemas.errors import ModelChangedError, RequestCancelledError, UsageError
+from specbatch.pipeline.storage.workspace import read_own
+from specbatch.schemas.errors import (
+    ModelChangedError,
+    ObjectError,
+    RequestCancelledError,
+    UsageError,
+)
 from specbatch.schemas.numeric_class import UNKNOWN, Pinned
-from specbatch.schemas.records import GroupWork, JobRow, PromptRow, Stage
+from specbatch.schemas.records import GroupWork, JobRow, PromptRow, Stage, Verification
 from specbatch.schemas.spec import JobSpec
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +80,9 @@ def verify(context: StageContext, job_id: str, index: int) -> None:
     with attempt_on_device(context, work.lease, host) as (held, tickets):
         job, spec = _job_of(context, host, work)
         begin(context, held, job, work)
-        check_drafts_here(host.proposer is not None, spec)
+        _check_drafts_here(host.proposer is not None, spec)
         rows = _rows_left(context, job, work)
-        drafts = context.drafting.blocks(job, work)
+        drafts = blocks_ahead(context.objects, job, work, context.max_attempts)
         group = _Group(held, work, job, spec, rows, drafts, tickets)
         try:
             lessons = _run_engine(context, host, group)
@@ -103,6 +113,39 @@ def _rows_left(context: StageContext, job: JobRow, work: GroupWork) -> Sequence[
         return rows
     kept = context.store.kept_rows(work.lease.job_id, work.lease.group_index)
     return [row for row in rows if row.row_index not in kept]
+
+
+def _check_drafts_here(has_draft_model: bool, spec: JobSpec) -> None:
+    """A ratio test without drafts would sample as the spec says, and never as it is meant.
+
+    Raises `UsageError`.
+    """
+    verification = spec.speculation.verification
+    if verification is not Verification.COUPLED and not has_draft_model:
+        raise UsageError(
+            f"verification {verification} needs the draft model beside the verifier: start "
+            f"`specbatch worker verify --verifier {spec.verifier} --proposer {spec.proposer}`"
+        )
+
+
+def blocks_ahead(
+    objects: Objects, job: JobRow, work: GroupWork, max_attempts: int
+) -> dict[tuple[int, int], DraftBlock]:
+    """The blocks that were written ahead for the group, by row and sample.
+
+    Raises `ObjectError` in a group's first attempts; later ones go without lost blocks.
+    """
+    if work.drafts is None:
+        return {}
+    try:
+        blocks = read_drafts(read_own(objects, job, work.drafts))
+    except ObjectError as error:
+        if work.lease.attempt < min(ATTEMPTS_WITH_DRAFTS, max_attempts):
+            raise  # it may be the storage, and over by the next attempt
+        message = "job %s group %s goes on without its drafts: %s"
+        log.warning(message, job.job_id, work.lease.group_index, error)
+        return {}
+    return {(block.row_index, block.sample_index): block for block in blocks}
 
 
 def _run_engine(context: StageContext, host: Engines, group: _Group) -> list[Lessons]:

@@ -14,7 +14,7 @@ from ledger.builders import JOB, LEASE_SEC, NO_TIME, RESULTS, Clock
 
 from specbatch.pipeline.engines.contract import Engines, Submitted
 from specbatch.pipeline.ledger.sql.store import SqlStore
-from specbatch.pipeline.runtime.device_time import Rest, Timekeeper, Untimed
+from specbatch.pipeline.runtime.device_time import Rest, Timekeeper, Timing
 from specbatch.schemas.errors import FencedError, StoreError
 from specbatch.schemas.provenance import NO_TICKS, Ticks
 from specbatch.schemas.records import Lease, Stage
@@ -230,7 +230,7 @@ def test_a_store_that_is_away_is_told_later(bed: Bed, caplog: pytest.LogCaptureF
 
 
 def test_who_has_no_device_keeps_no_time(bed: Bed) -> None:
-    timing, lease = Untimed(), claim(bed.store, 0).lease
+    timing, lease = Timing(), claim(bed.store, 0).lease
     with timing.working(Attempt.of(lease)) as tickets:
         assert tickets == []
         timing.commit(
