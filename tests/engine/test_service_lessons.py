@@ -12,7 +12,12 @@ from engine.decoding import baseline_of, bench, prompts
 
 from specbatch.pipeline.engines.contract import Completion, EngineStats, Request, Route
 from specbatch.pipeline.engines.exact.engine import Engine
-from specbatch.pipeline.engines.exact.service import KEEP_AT_END, KEEP_EVERY, EngineService, Ticket
+from specbatch.pipeline.engines.exact.service import (
+    KEEP_AT_END,
+    KEEP_EVERY,
+    EngineService,
+    EngineTicket,
+)
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge
@@ -112,7 +117,7 @@ def test_priors_go_in_before_the_requests_and_lessons_come_with_the_last_complet
 
 
 def test_lessons_are_there_when_waiting_ends_and_not_before() -> None:
-    ticket = Ticket("a", requests("a", 2))
+    ticket = EngineTicket("a", requests("a", 2))
     assert not ticket.lacks_one
     ticket.put(_completion(ticket.requests[0], FinishReason.STOP))
     assert ticket.lacks_one
