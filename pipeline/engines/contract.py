@@ -2,7 +2,7 @@
 
 A worker process has one `Engines`. It hands out a `Service` per way in which a job may ask for the
 verifier (dtype, exactness, weights); `Service.submit` takes `Request`s of one job and returns
-`Submitted`, which ends with one `Completion` per request:
+`Ticket`, which ends with one `Completion` per request:
 
     engines.service(spec).submit(job_id, requests, priors).wait()
 
@@ -118,7 +118,7 @@ class Service(Protocol):
 
     def submit(
         self, job_id: str, requests: Sequence[Request], priors: Sequence[AcceptanceCount] = ()
-    ) -> Submitted:
+    ) -> Ticket:
         """Add requests to the running batch. `priors`: acceptance in earlier runs of the job.
 
         Raises `RequestCancelledError` once the service is closed, and `DeviceLostError`.
@@ -126,7 +126,7 @@ class Service(Protocol):
         ...
 
 
-class Submitted(Protocol):
+class Ticket(Protocol):
     """Requests that one caller handed over together."""
 
     def wait(self, timeout_sec: float | None = None) -> list[Completion]:

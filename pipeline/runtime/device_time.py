@@ -18,7 +18,7 @@ from dataclasses import astuple, dataclass, field
 from typing import NamedTuple, TypeVar
 
 from specbatch.pipeline.engines.clock import now
-from specbatch.pipeline.engines.contract import Engines, Submitted
+from specbatch.pipeline.engines.contract import Engines, Ticket
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.errors import SessionEndedError, StoreError
 from specbatch.schemas.numeric_class import Serves
@@ -42,7 +42,7 @@ T = TypeVar("T")
 class Timing:
     """What the stages need of a timekeeper. This one is for workers without a device."""
 
-    def working(self, attempt: Attempt) -> AbstractContextManager[list[Submitted]]:  # noqa: ARG002 - nobody counts
+    def working(self, attempt: Attempt) -> AbstractContextManager[list[Ticket]]:  # noqa: ARG002 - nobody counts
         """Charge the attempt with the device time of the tickets that are put in the list."""
         return nullcontext([])
 
@@ -81,7 +81,7 @@ class Account:
     """An attempt in this process."""
 
     attempt: Attempt
-    tickets: list[Submitted] = field(default_factory=list)
+    tickets: list[Ticket] = field(default_factory=list)
     left: bool = False  # the stage has ended; an engine may still be at work
 
     def read(self) -> tuple[bool, Ticks]:
@@ -140,7 +140,7 @@ class Timekeeper(Timing):
 
     # --- attempts --------------------------------------------------------------------------------
     @contextmanager
-    def working(self, attempt: Attempt) -> Iterator[list[Submitted]]:
+    def working(self, attempt: Attempt) -> Iterator[list[Ticket]]:
         account = Account(attempt)
         with self._lock:
             self._accounts.append(account)

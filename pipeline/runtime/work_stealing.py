@@ -22,7 +22,7 @@ from specbatch.schemas.records import Stage
 from specbatch.schemas.refusals import is_news
 
 if TYPE_CHECKING:  # the light install has no numpy
-    from specbatch.pipeline.engines.contract import Request, Service, Submitted
+    from specbatch.pipeline.engines.contract import Request, Service, Ticket
     from specbatch.pipeline.policy.breaker import Lessons
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class WorkStealer:
 
 def wait_for_rows(
     service: Service,
-    tickets: list[Submitted],
+    tickets: list[Ticket],
     held: Held,
     rows: Sequence[Sequence[Request]],
     cut: Callable[[int], None],

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from specbatch.pipeline.engines.contract import Engines, Submitted
+from specbatch.pipeline.engines.contract import Engines, Ticket
 from specbatch.pipeline.observe.tracing.context import Work, work_on
 from specbatch.pipeline.runtime.leases import Held
 from specbatch.pipeline.stages import spans
@@ -65,7 +65,7 @@ def claim_next(
 @contextmanager
 def attempt_on_device(
     context: StageContext, lease: Lease, host: Engines
-) -> Iterator[tuple[Held, list[Submitted]]]:
+) -> Iterator[tuple[Held, list[Ticket]]]:
     """An attempt with an engine. It is charged with the device time of the tickets in the list."""
     with (
         context.timing.working(Attempt.of(lease)) as tickets,

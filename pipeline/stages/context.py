@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from specbatch.pipeline.engines.contract import Engines, ModelFolder, Submitted
+from specbatch.pipeline.engines.contract import Engines, ModelFolder, Ticket
 from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.pipeline.inputs.contract import READER_BYTES
 from specbatch.pipeline.inputs.rows import RowChecker
@@ -126,7 +126,7 @@ class StageContext:
         """Write a file of this attempt to the job's workspace."""
         return put_own(self.objects, job, name_of_attempt(kind, lease), data)
 
-    def device_time(self, tickets: Sequence[Submitted]) -> StageTiming:
+    def device_time(self, tickets: Sequence[Ticket]) -> StageTiming:
         """The device time that tickets have taken so far, and its price."""
         ticks = sum(ticket.ticks.total for ticket in tickets)
         usd = usd_of(cost_units(ticks, self.price_microusd))

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 
-from specbatch.pipeline.engines.contract import Completion, Engines, Request, Submitted
+from specbatch.pipeline.engines.contract import Completion, Engines, Request, Ticket
 from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.policy.costs.controls import NOTHING_MEASURED
 from specbatch.pipeline.privacy.retention import kept_records
@@ -66,7 +66,7 @@ class _Group:
     spec: JobSpec
     rows: Sequence[PromptRow]
     drafts: Drafts
-    tickets: list[Submitted]  # its requests in the engine
+    tickets: list[Ticket]  # its requests in the engine
 
 
 def verify(context: StageContext, job_id: str, index: int) -> None:
@@ -245,7 +245,7 @@ def _keep_finished(context: StageContext, group: _Group) -> None:
     context.enqueue_publish(lease.job_id)
 
 
-def _finished_rows(tickets: Iterable[Submitted], rows: Sequence[PromptRow]) -> list[Completion]:
+def _finished_rows(tickets: Iterable[Ticket], rows: Sequence[PromptRow]) -> list[Completion]:
     """The completions of rows all of whose samples have finished.
 
     So a row is whole in this job's output, or whole in its remainder.

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from ledger.builders import JOB, LEASE_SEC, NO_TIME, RESULTS, Clock
 
-from specbatch.pipeline.engines.contract import Engines, Submitted
+from specbatch.pipeline.engines.contract import Engines, Ticket
 from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.pipeline.runtime.device_time import Rest, Timekeeper, Timing
 from specbatch.schemas.errors import FencedError, StoreError
@@ -95,8 +95,8 @@ def bed() -> Bed:
     return Bed()
 
 
-def submitted(ticket: FakeTicket) -> Submitted:
-    return cast(Submitted, ticket)
+def submitted(ticket: FakeTicket) -> Ticket:
+    return cast(Ticket, ticket)
 
 
 # --- the rest of the clock ------------------------------------------------------------------
