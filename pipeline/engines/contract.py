@@ -43,7 +43,7 @@ from specbatch.schemas.spec import EngineSpec, SpeculationSpec
 from specbatch.schemas.speculation import AcceptanceCount
 
 # Ids of requests in the caller's order. Those of one unit are given back together or not at all.
-Units = Sequence[Sequence[str]]
+RowIds = Sequence[Sequence[str]]
 
 
 class Engines(Protocol):
@@ -165,7 +165,7 @@ class Ticket(Protocol):
         """What the job taught about drafts, once all requests are done."""
         ...
 
-    def ask_back(self, units: Units) -> None:
+    def ask_back(self, units: RowIds) -> None:
         """Ask for half of the unstarted `units`, taken from their end."""
         ...
 

@@ -12,7 +12,7 @@ from engine.decoding import assert_same, baseline_of, bench, prompts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specbatch.pipeline.engines.contract import Completion, Request, Units
+from specbatch.pipeline.engines.contract import Completion, Request, RowIds
 from specbatch.pipeline.engines.exact.engine import Engine
 from specbatch.pipeline.engines.exact.service import EngineService, EngineTicket, last_unstarted
 from specbatch.schemas.errors import EngineError, RequestCancelledError
@@ -78,7 +78,7 @@ def flat(units: list[list[Request]]) -> list[Request]:
     return [request for unit in units for request in unit]
 
 
-def ids(units: list[list[Request]]) -> Units:
+def ids(units: list[list[Request]]) -> RowIds:
     return [[request.request_id for request in unit] for unit in units]
 
 

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from specbatch.pipeline.engines.clock import now
-from specbatch.pipeline.engines.contract import Completion, EngineStats, Request, Units, Wanted
+from specbatch.pipeline.engines.contract import Completion, EngineStats, Request, RowIds, Wanted
 from specbatch.pipeline.engines.exact import step_guard
 from specbatch.pipeline.engines.exact.state.recovery import engine_error
 from specbatch.pipeline.engines.exact.state.sequence import Sequence as RunningSequence
@@ -125,7 +125,7 @@ class EngineService:
         self._inbox: deque[EngineTicket] = deque()
         self._arrived: list[EngineTicket] = []  # taken out of it last, maybe waiting for an engine
         self._cancelled: set[str] = set()
-        self._asked_back: dict[EngineTicket, Units] = {}
+        self._asked_back: dict[EngineTicket, RowIds] = {}
         self._tickets: dict[str, EngineTicket] = {}  # by request id
         self._changed = threading.Condition()
         self._closing = False
@@ -161,7 +161,7 @@ class EngineService:
         """
         self._hints.append((request_id, position, token_ids))
 
-    def _ask_back(self, ticket: EngineTicket, units: Units) -> None:
+    def _ask_back(self, ticket: EngineTicket, units: RowIds) -> None:
         with self._changed:
             self._asked_back[ticket] = units
             self._changed.notify()
@@ -282,7 +282,7 @@ class EngineService:
         self,
         arrived: list[EngineTicket],
         cancelled: set[str],
-        asked_back: dict[EngineTicket, Units],
+        asked_back: dict[EngineTicket, RowIds],
     ) -> None:
         if self._engine is None:
             if not arrived:
@@ -352,7 +352,7 @@ class EngineService:
         while self._hints:
             engine.hint(*self._hints.popleft())
 
-    def _give_back(self, ticket: EngineTicket, units: Units, engine: SteppingEngine) -> None:
+    def _give_back(self, ticket: EngineTicket, units: RowIds, engine: SteppingEngine) -> None:
         """Take the last unstarted units out of the engine and the ticket, at once."""
         mine = {request.request_id for request in ticket.requests}
         units = [unit for unit in units if mine.issuperset(unit)]  # it may have been asked before
@@ -401,7 +401,7 @@ class EngineTicket:
         job_id: str,
         requests: Sequence[Request],
         priors: Sequence[AcceptanceCount] = (),
-        ask_back: Callable[[EngineTicket, Units], None] = lambda *_: None,
+        ask_back: Callable[[EngineTicket, RowIds], None] = lambda *_: None,
     ) -> None:
         """`ask_back` has `give_back` called in the engine's thread, between two steps."""
         self.job_id = job_id
@@ -433,7 +433,7 @@ class EngineTicket:
             raise self._error
         return [self.completions[r.request_id] for r in self.requests]
 
-    def ask_back(self, units: Units) -> None:
+    def ask_back(self, units: RowIds) -> None:
         """Ask for half of what the engine has not started, before its next step.
 
         `units`: ids of the requests in order; those of one unit stay together. Units are given back
@@ -508,7 +508,7 @@ class EngineTicket:
             self._news.notify_all()
 
 
-def last_unstarted(units: Units, unstarted: Collection[str]) -> Units:
+def last_unstarted(units: RowIds, unstarted: Collection[str]) -> RowIds:
     """Half of the unstarted units at the end; never all units.
 
     `unstarted`: ids of requests that no pass has included. A unit is started if any is missing.
