@@ -189,7 +189,7 @@ class ModelFolder:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class Cohort:
     """What requests have in common by which drafts are judged."""
 
     job: str = ""
@@ -209,7 +209,7 @@ class Request:
     # Returns a function that is called with each decided token and tells if the text ends there.
     watch_text: Callable[[], Callable[[int], bool]] | None = None
     verification: Verification = Verification.COUPLED
-    route: Route = Route()
+    route: Cohort = Cohort()
     max_depth: int | None = None  # a cap on what `depth` None may choose
     sources: frozenset[str] | None = None  # names of proposers that may be asked; None: all
     draft_model: str | None = None  # name of the only one that may be asked; None: any of them

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
-from specbatch.pipeline.engines.contract import Completion, Request, Route
+from specbatch.pipeline.engines.contract import Cohort, Completion, Request
 from specbatch.pipeline.engines.exact.proposers.history import History
 from specbatch.pipeline.policy.costs.controls import weight
 from specbatch.pipeline.policy.costs.pricing import cost_units
@@ -59,7 +59,7 @@ def requests_of(
                 depth=depth,
                 verification=spec.speculation.verification,
                 watch_text=watch,
-                route=Route(job_id, kept.tag(row.tag)),
+                route=Cohort(job_id, kept.tag(row.tag)),
                 max_depth=cap,
                 sources=None if sources == "hybrid" else frozenset(sources),
                 draft_model=None if row.tag is None else pins.get(row.tag),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from engine.decoding import baseline_of, bench, prompts
 
-from specbatch.pipeline.engines.contract import Completion, EngineStats, Request, Route
+from specbatch.pipeline.engines.contract import Cohort, Completion, EngineStats, Request
 from specbatch.pipeline.engines.exact.engine import Engine
 from specbatch.pipeline.engines.exact.service import (
     KEEP_AT_END,
@@ -98,7 +98,7 @@ def served(
 
 
 def requests(job: str, count: int) -> list[Request]:
-    return [Request(f"{job}/{i}", (1,), PARAMS, seed=i, route=Route(job)) for i in range(count)]
+    return [Request(f"{job}/{i}", (1,), PARAMS, seed=i, route=Cohort(job)) for i in range(count)]
 
 
 def test_priors_go_in_before_the_requests_and_lessons_come_with_the_last_completion() -> None:
@@ -196,7 +196,7 @@ def drafted(tiny: TinyPair, count: int, spoiled: int) -> list[Request]:
     """Requests of job "night" at depth 2, with their outputs as drafts; some of them wrong."""
     made = []
     for i, prompt in enumerate(prompts(count)):
-        request = Request(f"{i}", prompt, PARAMS, i, depth=2, route=Route("night", f"{i % 2}"))
+        request = Request(f"{i}", prompt, PARAMS, i, depth=2, route=Cohort("night", f"{i % 2}"))
         output = baseline_of(tiny.verifier)(request).token_ids
         if i < spoiled:
             output = tuple((token + 1) % 256 for token in output)
