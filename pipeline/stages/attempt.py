@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from specbatch.pipeline.engines.contract import Engines, Ticket
-from specbatch.pipeline.observe.tracing.context import Work, work_on
+from specbatch.pipeline.observe.tracing.context import CurrentWork, work_on
 from specbatch.pipeline.runtime.leases import Held
 from specbatch.pipeline.stages import spans
 from specbatch.pipeline.stages.context import StageContext
@@ -86,7 +86,7 @@ def attempt(
 ) -> Iterator[Held]:
     """Keep the lease alive inside the block; on failure give the unit back with the reason."""
     store = context.store
-    work_on(Work.of(lease))
+    work_on(CurrentWork.of(lease))
     try:
         with (
             context.tracing.attempt(lease) as span,

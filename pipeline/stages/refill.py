@@ -16,7 +16,7 @@ from typing import Protocol
 
 from specbatch.pipeline.engines.contract import Engines, Request, Wanted
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.observe.tracing.context import Work, work_on
+from specbatch.pipeline.observe.tracing.context import CurrentWork, work_on
 from specbatch.pipeline.policy.tuning import PILOT_TOKENS
 from specbatch.pipeline.runtime.device_time import Timing
 from specbatch.pipeline.runtime.last_used import LastUsed
@@ -171,7 +171,7 @@ class Refiller:
         Which prompt it is, and how it is sampled, is the store's word and not the message's. Raises
         `DeviceLostError`.
         """
-        work_on(Work(message.job_id, "refill", message.group_index))
+        work_on(CurrentWork(message.job_id, "refill", message.group_index))
         try:
             return self._refill(message)
         except DeviceLostError:
