@@ -9,7 +9,7 @@ verifier (dtype, exactness, weights); `Service.submit` takes `Request`s of one j
 What an engine can do is asked before a job is taken:
 
     Engines.serves    numeric classes by dtype, exactness and weights, and model fingerprints
-    Engines.pins      draft models that a job's tags may be routed to
+    Engines.tag_models draft models that a job's tags may be routed to
     Engines.service   raises `MissingExtraError` for what this installation cannot run
     Completion.error  refuses one request: too long, or sampling parameters that cannot be met
 
@@ -64,7 +64,7 @@ class Engines(Protocol):
         """The numeric classes in which its verifier can run here. Loads nothing."""
         ...
 
-    def pins(self, wanted: SpeculationSpec) -> Mapping[str, str]:
+    def tag_models(self, wanted: SpeculationSpec) -> Mapping[str, str]:
         """Names of draft models by tag. Raises `UsageError` for a model that is not here."""
         ...
 

@@ -22,7 +22,7 @@ from specbatch.schemas.spec import NO_DRAFT_MODEL, JobSpec
 from specbatch.schemas.timekeeping import usd_of
 
 Drafts = Mapping[tuple[int, int], DraftBlock]  # by (row_index, sample_index)
-NO_PINS: Mapping[str, str] = MappingProxyType({})
+NO_TAG_MODELS: Mapping[str, str] = MappingProxyType({})
 
 
 def requests_of(
@@ -33,12 +33,12 @@ def requests_of(
     drafts: Drafts | None = None,
     history: History | None = None,
     tenant_cap: int | None = None,
-    pins: Mapping[str, str] = NO_PINS,
+    tag_models: Mapping[str, str] = NO_TAG_MODELS,
     kept: Everything = EVERYTHING,
 ) -> list[Request]:
     """One request per sample of a row; `decode` is called only where there are stop strings.
 
-    `pins`: tags whose rows may use one draft model only, and its name. The engine knows a row by
+    `tag_models`: tags whose rows may use one draft model only, and its name. The engine knows a row by
     the tag that is `kept`, its history by the id that is `kept`.
     """
     params = spec.sampling.params(dict(row.overrides))
@@ -62,7 +62,7 @@ def requests_of(
                 route=Cohort(job_id, kept.tag(row.tag)),
                 max_depth=cap,
                 sources=None if sources == "hybrid" else frozenset(sources),
-                draft_model=None if row.tag is None else pins.get(row.tag),
+                draft_model=None if row.tag is None else tag_models.get(row.tag),
                 shadow=spec.speculation.depth == "shadow" and cap != 0,
                 past_ids=history.past(kept.row_id(row.row_id), sample) if history else (),
                 history=history.index if history else None,

@@ -179,10 +179,10 @@ def _requests(context: StageContext, host: Engines, group: _Group) -> list[list[
     decode = context.decode(job)
     history = context.drafting.history(job) if uses_history(spec) else None
     cap = context.tenant_depths.get(job.tenant)
-    pins = host.pins(spec.speculation)
+    tag_models = host.tag_models(spec.speculation)
     keeper = context.privacy.keeper(job)
     return [
-        requests_of(job.job_id, spec, row, decode, group.drafts, history, cap, pins, keeper)
+        requests_of(job.job_id, spec, row, decode, group.drafts, history, cap, tag_models, keeper)
         for row in group.rows
     ]
 

@@ -284,5 +284,5 @@ def test_the_host_makes_a_proposer_of_every_draft_model(tiny_pair: TinyPair) -> 
     assert alone.memory is not None
     assert pair.memory.kv_cache == pytest.approx(alone.memory.kv_cache * 3 / 2, rel=0.05)
     assert set(engine.knowledge.draft_times) == {A, "draft-model@verifier"}
-    pins = pair.pins(SpeculationSpec(routes=(("de", "verifier"), ("en", "draft"))))
+    pins = pair.tag_models(SpeculationSpec(routes=(("de", "verifier"), ("en", "draft"))))
     assert pins == {"de": "draft-model@verifier", "en": A}
