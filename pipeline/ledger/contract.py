@@ -239,14 +239,14 @@ class Store(Protocol):
         After the last open group the job moves to PUBLISH, unless its input is still being read.
         """
 
-    def cut_group(self, lease: Lease, keep: int) -> int:
+    def split_group(self, lease: Lease, keep: int) -> int:
         """Split a group held at VERIFY: its holder keeps the first `keep` rows.
 
         The other rows become a new group, ready at VERIFY with all attempts; returns its index. The
         lease stays valid. Raises `ValueError` unless both parts have rows.
         """
 
-    def want_cut(
+    def ask_for_split(
         self, model: str, owner: str, serves: Serves | None = None
     ) -> tuple[str, int] | None:
         """`owner` has nothing to verify with `model`: ask another worker to split its group.

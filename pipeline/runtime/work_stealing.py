@@ -69,7 +69,7 @@ class WorkStealer:
         serves = None if self._serves is None else self._serves()
         if self._serves is not None and serves is None:
             return False
-        asked = self._store.want_cut(self._model, self._owner, serves)
+        asked = self._store.ask_for_split(self._model, self._owner, serves)
         if asked is not None:
             log.info("nothing to verify: asked for half of group %d of job %s", asked[1], asked[0])
         return asked is not None

@@ -159,7 +159,7 @@ def _run_engine(context: StageContext, host: Engines, group: _Group) -> list[Les
     priors = context.drafting.priors(job) if spec.speculation.enabled else ()
 
     def cut(keep: int) -> None:
-        index = context.store.cut_group(held.lease, keep)
+        index = context.store.split_group(held.lease, keep)
         spans.cut(held.span, index, keep)
         context.enqueue_group(job, Stage.VERIFY, index)
 

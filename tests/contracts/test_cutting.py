@@ -334,16 +334,16 @@ def test_all_of_a_cut_group_can_be_cancelled_and_retried(store: Store) -> None:
 def test_a_holder_gives_its_last_rows_back_and_keeps_its_lease(store: Store) -> None:
     ingest(store, groups=1, rows=8)
     lease = claim(store, 0).lease
-    assert store.cut_group(lease, 5) == CUT
+    assert store.split_group(lease, 5) == CUT
     assert slices(store, 0, CUT) == [(0, 5), (5, 3)]
     given = claim(store, CUT, owner="w2")
     assert (given.rows, given.lease.attempt, given.suspect) == (3, 1, False)
     assert store.heartbeat([lease], LEASE_SEC) == (set(), set(), set())
-    assert store.cut_group(lease, 2) == CUT + 1
+    assert store.split_group(lease, 2) == CUT + 1
     assert slices(store, 0, CUT, CUT + 1) == [(0, 2), (5, 3), (2, 3)]
     for wrong in (0, 2, 3):
         with pytest.raises(ValueError, match="cannot be split"):
-            store.cut_group(lease, wrong)
+            store.split_group(lease, wrong)
     store.advance(lease, Stage.RECORD, RESULTS, NO_TIME)
     work = claim(store, 0, Stage.RECORD)
     assert (work.rows, work.row_stop) == (2, 2)
@@ -359,7 +359,7 @@ def test_only_a_current_lease_at_verify_can_give_rows_back(store: Store, clock: 
     recording = verified(store, 1)
     for lease in (old, recording, replace(recording, job_id="nosuchjob")):
         with pytest.raises(FencedError):
-            store.cut_group(lease, 2)
+            store.split_group(lease, 2)
     assert store.get_job(JOB).groups_total == 2
 
 
@@ -371,22 +371,22 @@ def test_the_idle_ask_for_the_largest_group_and_of_these_for_the_one_claimed_las
     for index in (2, 0, 1):
         leases.append(claim(store, index, owner="busy").lease)
         clock.advance(1)
-    assert store.want_cut("big", "idle") is None, "group 3 is due"
+    assert store.ask_for_split("big", "idle") is None, "group 3 is due"
     mine = claim(store, 3, owner="idle").lease
-    store.cut_group(leases[2], 3)  # group 1: 3 rows are left
+    store.split_group(leases[2], 3)  # group 1: 3 rows are left
     taken = claim(store, CUT, owner="idle").lease
-    assert store.want_cut("another", "idle") is None
-    assert store.want_cut("big", "idle") == (JOB, 0)
-    assert store.want_cut("big", "idle") == (JOB, 2)
-    assert store.want_cut("big", "idle") == (JOB, 1)
-    assert store.want_cut("big", "idle") is None, "all are asked"
+    assert store.ask_for_split("another", "idle") is None
+    assert store.ask_for_split("big", "idle") == (JOB, 0)
+    assert store.ask_for_split("big", "idle") == (JOB, 2)
+    assert store.ask_for_split("big", "idle") == (JOB, 1)
+    assert store.ask_for_split("big", "idle") is None, "all are asked"
     everything = [*leases, mine, taken]
     assert store.heartbeat(everything, LEASE_SEC) == (set(), set(), set(leases))
-    store.cut_group(leases[1], 2)
+    store.split_group(leases[1], 2)
     assert store.heartbeat(everything, LEASE_SEC).cut_wanted == {leases[0], leases[2]}
-    assert store.want_cut("big", "idle") is None, "what was given back is due"
+    assert store.ask_for_split("big", "idle") is None, "what was given back is due"
     claim(store, CUT + 1, owner="idle")
-    assert store.want_cut("big", "idle") == (JOB, 0), "it may be asked again"
+    assert store.ask_for_split("big", "idle") == (JOB, 0), "it may be asked again"
 
 
 def test_a_new_claim_knows_nothing_of_what_the_last_holder_was_asked(
@@ -394,11 +394,11 @@ def test_a_new_claim_knows_nothing_of_what_the_last_holder_was_asked(
 ) -> None:
     ingest(store, groups=1)
     claim(store, 0, owner="busy")
-    assert store.want_cut("big", "idle") == (JOB, 0)
+    assert store.ask_for_split("big", "idle") == (JOB, 0)
     clock.advance(LEASE_SEC)
     lease = claim(store, 0, owner="w2").lease
     assert store.heartbeat([lease], LEASE_SEC).cut_wanted == set()
-    assert store.want_cut("big", "idle") == (JOB, 0)
+    assert store.ask_for_split("big", "idle") == (JOB, 0)
 
 
 @pytest.mark.parametrize("why", ["read", "drafted", "cancelled", "one row", "recorded"])
@@ -418,13 +418,13 @@ def test_nobody_is_asked_where_there_is_nothing_to_share(store: Store, why: str)
     if why == "recorded":
         store.advance(lease, Stage.RECORD, RESULTS, NO_TIME)
         claim(store, 0, Stage.RECORD, owner="busy")
-    assert store.want_cut("big", "idle") is None
+    assert store.ask_for_split("big", "idle") is None
 
 
 def test_of_cuts_at_once_each_gets_an_index_of_its_own(store: Store) -> None:
     ingest(store, groups=4, rows=8)
     leases = [claim(store, index, owner=f"w{index}").lease for index in range(4)]
-    cuts = [partial(store.cut_group, lease, 4) for lease in leases]
+    cuts = [partial(store.split_group, lease, 4) for lease in leases]
     assert sorted(successes(together(*cuts))) == [CUT + n for n in range(4)]
     assert store.progress(JOB).groups_total == 8
 
@@ -433,7 +433,7 @@ def test_a_lease_cut_and_committed_at_once_is_one_of_both_orders(store: Store) -
     ingest(store, groups=1, rows=8)
     lease = claim(store, 0).lease
     given, left = together(
-        lambda: store.cut_group(lease, 4),
+        lambda: store.split_group(lease, 4),
         lambda: store.advance(lease, Stage.RECORD, RESULTS, NO_TIME),
     )
     assert left is None

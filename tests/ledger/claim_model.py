@@ -378,7 +378,7 @@ class ClaimModel:
         )
 
     # --- cuts -------------------------------------------------------------------------------
-    def cut_group(self, lease: Lease, keep: int) -> int:
+    def split_group(self, lease: Lease, keep: int) -> int:
         job, group = self._held_group(lease, Stage.VERIFY)
         if not 0 < keep < group.rows:
             raise ValueError(keep)
@@ -400,7 +400,7 @@ class ClaimModel:
         group.rows, group.was_cut, group.cut_wanted = keep, True, False
         return index
 
-    def want_cut(self, model: str, owner: str) -> tuple[str, int] | None:
+    def ask_for_split(self, model: str, owner: str) -> tuple[str, int] | None:
         """The longest group that somebody else verifies, of several the one claimed last."""
         if model != "big" or any(self._free(Stage.VERIFY)):
             return None

@@ -168,8 +168,8 @@ class SqlStore:
     # --- leases -----------------------------------------------------------------------------
     heartbeat = _writes(leases.heartbeat)
     cancel_group = _writes(sql_groups.cancel)
-    cut_group = _writes(splitting.give_back)
-    want_cut = _writes(splitting.want)
+    split_group = _writes(splitting.give_back)
+    ask_for_split = _writes(splitting.want)
     due = _reads_now(sweeping.due)
     holders = _reads_now(leases.holders)
     expire_leases = _writes(leases.expire)
