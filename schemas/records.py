@@ -237,7 +237,7 @@ class Released(NamedTuple):
     """The result of releasing a unit."""
 
     was_held: bool  # else the lease was lost, and nothing changed
-    cut_off: int | None = None  # index of the second half, if the group was split
+    split_off: int | None = None  # index of the second half, if the group was split
 
 
 class Beat(NamedTuple):

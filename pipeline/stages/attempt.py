@@ -124,14 +124,14 @@ def attempt(
     except DeviceLostError as error:
         reason = _reason(context, lease, error)
         released = store.release(lease, reason, forgiven=error.blameless)
-        context.enqueue_again(lease, released.cut_off)
+        context.enqueue_again(lease, released.split_off)
         raise
     except SpecbatchError as error:
         _fail(context, lease, error)
     except Exception as error:
         reason = _reason(context, lease, error)
         released = store.release(lease, reason)
-        context.enqueue_again(lease, released.cut_off)
+        context.enqueue_again(lease, released.split_off)
         if f"{type(error).__name__}: {error}" == reason:
             raise
         # The log must show neither its words nor those of its causes.
@@ -153,7 +153,7 @@ def _fail(context: StageContext, lease: Lease, error: SpecbatchError) -> None:
     # A damaged file, the storage, or what an engine is made of: no row is at fault.
     damaged = isinstance(error, ObjectError | NoEngineError)
     released = context.store.release(lease, reason, whole=damaged)
-    context.enqueue_again(lease, released.cut_off)
+    context.enqueue_again(lease, released.split_off)
 
 
 # --- places that refuse writes ----------------------------------------------------------------

@@ -144,13 +144,13 @@ class StageContext:
         if job.stage is Stage.PUBLISH:
             self.enqueue(DueWork(job_id, Stage.PUBLISH, None, priority=job.priority))
 
-    def enqueue_again(self, lease: Lease, cut_off: int | None = None) -> None:
+    def enqueue_again(self, lease: Lease, split_off: int | None = None) -> None:
         """A group that was given back, and the half that was cut off from it.
 
         If the group has failed for good, the job may be ready to be published.
         """
         job = self.store.get_job(lease.job_id)
-        for index in (lease.group_index, cut_off):
+        for index in (lease.group_index, split_off):
             if index is not None:
                 self.enqueue_group(job, lease.stage, index)
         self.enqueue_publish(lease.job_id)

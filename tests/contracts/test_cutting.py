@@ -48,10 +48,12 @@ CUT = FIRST_SPLIT_INDEX
 
 def fail(store: Store, index: int, attempts: int = 3, stage: Stage = Stage.VERIFY) -> int | None:
     """Use up attempts as a poisoned row would; what the last release gave back."""
-    cut_off = None
+    split_off = None
     for _ in range(attempts):
-        cut_off = store.release(claim(store, index, stage).lease, "the engine fell over").cut_off
-    return cut_off
+        split_off = store.release(
+            claim(store, index, stage).lease, "the engine fell over"
+        ).split_off
+    return split_off
 
 
 def slices(store: Store, *indexes: int) -> list[tuple[int, int]]:

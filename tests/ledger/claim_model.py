@@ -301,9 +301,9 @@ class ClaimModel:
             return Released(False)
         job, unit, now = self.jobs[lease.job_id], self.unit(lease), self.now()
         unit.attempts -= forgiven
-        cut_off = None
+        split_off = None
         if isinstance(unit, Group):
-            cut_off = self._put_down(job, unit, True, whole)
+            split_off = self._put_down(job, unit, True, whole)
         elif job.cancelled and job.stage is Stage.INGEST:
             job.move(Stage.RUN, now)
         elif job.attempts >= self.max_attempts:
@@ -311,7 +311,7 @@ class ClaimModel:
         else:
             job.move(job.stage, now, job.attempts, True)
         job.settle(now)
-        return Released(True, cut_off)
+        return Released(True, split_off)
 
     def close_over(self) -> int:
         over = [
