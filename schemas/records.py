@@ -245,7 +245,7 @@ class Beat(NamedTuple):
 
     lost: set[Lease]  # no longer held
     cancelled: set[str]  # ids of jobs with the cancel flag
-    cut_wanted: set[Lease]  # an idle worker asks for half of the group
+    split_wanted: set[Lease]  # an idle worker asks for half of the group
 
 
 @dataclass(frozen=True, slots=True)

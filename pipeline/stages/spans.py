@@ -123,9 +123,9 @@ def recorded(span: Span, job: JobRow, records: Sequence[CompletionRecord], begun
 
 
 @_harmless
-def cut(span: Span, index: int, kept: int) -> None:
+def split(span: Span, index: int, kept: int) -> None:
     """All but the first rows went to a group of their own."""
-    span.event(names.CUT, {names.CUT_INDEX: index, names.ROWS: kept})
+    span.event(names.SPLIT, {names.SPLIT_INDEX: index, names.ROWS: kept})
 
 
 def _of(record: CompletionRecord) -> dict[str, Value]:

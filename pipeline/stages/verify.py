@@ -158,9 +158,9 @@ def _run_engine(context: StageContext, host: Engines, group: _Group) -> list[Les
     requests = list(chain.from_iterable(by_row))
     priors = context.drafting.priors(job) if spec.speculation.enabled else ()
 
-    def cut(keep: int) -> None:
+    def split(keep: int) -> None:
         index = context.store.split_group(held.lease, keep)
-        spans.cut(held.span, index, keep)
+        spans.split(held.span, index, keep)
         context.enqueue_group(job, Stage.VERIFY, index)
 
     with refilled(context.refills, job, spec, held.lease.group_index or 0, requests):
@@ -169,8 +169,8 @@ def _run_engine(context: StageContext, host: Engines, group: _Group) -> list[Les
         held.spent_usd = lambda: context.device_time(tickets).device_usd
         if held.cancelled.is_set():  # before the engine knew of the requests
             host.cancel(job.job_id)
-        may_cut = not group.work.rows_kept  # else its rows are not counted as the store does
-        return wait_for_rows(service, tickets, held, by_row, cut, may_cut)
+        may_split = not group.work.rows_kept  # else its rows are not counted as the store does
+        return wait_for_rows(service, tickets, held, by_row, split, may_split)
 
 
 def _requests(context: StageContext, host: Engines, group: _Group) -> list[list[Request]]:

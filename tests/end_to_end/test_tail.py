@@ -222,7 +222,7 @@ def test_only_who_verifies_nothing_asks() -> None:
         assert keeper.holds(Stage.VERIFY)
         assert not helper.ask()
     assert helper.ask()
-    assert store.heartbeat([lease], LEASE_SEC).cut_wanted == {lease}
+    assert store.heartbeat([lease], LEASE_SEC).split_wanted == {lease}
     helper.close()
     keeper.close()
 
@@ -238,7 +238,9 @@ def test_a_holder_hears_it_once_each_time_it_is_asked() -> None:
         keeper.beat()
         store.ask_for_split("big", "idle")
         keeper.beat()
-        held.when_cut(lambda: heard.append("late"))  # it was asked before anything could be done
+        held.when_asked_to_split(
+            lambda: heard.append("late")
+        )  # it was asked before anything could be done
         assert heard == ["late"]
         keeper.beat()
         store.advance(

@@ -342,19 +342,19 @@ _LEASES_PER_STATEMENT = 500
 
 
 def heartbeat(conn: Connection, now: Now, leases: Sequence[Lease], lease_sec: float) -> Beat:
-    lost, cut_wanted = set(leases), set[Lease]()
+    lost, split_wanted = set(leases), set[Lease]()
     # All jobs before all groups, as in `jobs`: a commit holds its job and wants a group.
     for part in _parts([x for x in leases if x.group_index is None]):
         lost -= _extend_jobs(conn, now, part, lease_sec)
     for part in _parts([x for x in leases if x.group_index is not None]):
         held, asked_for = _extend_groups(conn, now, part, lease_sec)
         lost -= held
-        cut_wanted |= asked_for
+        split_wanted |= asked_for
     job_ids = {lease.job_id for lease in leases}
     cancelled = conn.scalars(
         select(Job.job_id).where(Job.job_id.in_(job_ids), Job.cancel_requested)
     )
-    return Beat(lost, set(cancelled), cut_wanted)
+    return Beat(lost, set(cancelled), split_wanted)
 
 
 def _parts(leases: Sequence[Lease]) -> Iterator[Sequence[Lease]]:
