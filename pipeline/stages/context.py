@@ -134,7 +134,7 @@ class StageContext:
 
     # --- work messages ----------------------------------------------------------------------
     # A lost message costs time only: the sweeper enqueues the unit again.
-    def enqueue_group(self, job: JobRow, stage: Stage, index: int | None) -> None:
+    def enqueue_unit(self, job: JobRow, stage: Stage, index: int | None) -> None:
         model = {Stage.PROPOSE: job.proposer, Stage.VERIFY: job.verifier}.get(stage)
         self.enqueue(DueWork(job.job_id, stage, index, model, job.priority))
 
@@ -152,5 +152,5 @@ class StageContext:
         job = self.store.get_job(lease.job_id)
         for index in (lease.group_index, split_off):
             if index is not None:
-                self.enqueue_group(job, lease.stage, index)
+                self.enqueue_unit(job, lease.stage, index)
         self.enqueue_publish(lease.job_id)

@@ -49,7 +49,7 @@ def propose(context: StageContext, job_id: str, index: int) -> None:
         context.drafting.drafted(job, tokens, timing.device_usd)
         advance = partial(context.store.advance, work.lease, Stage.VERIFY, artefact, timing)
         context.timing.commit(work.lease, advance)
-        context.enqueue_group(job, Stage.VERIFY, work.lease.group_index)
+        context.enqueue_unit(job, Stage.VERIFY, work.lease.group_index)
 
 
 def _submit(

@@ -161,7 +161,7 @@ def _run_engine(context: StageContext, host: Engines, group: _Group) -> list[Les
     def split(keep: int) -> None:
         index = context.store.split_group(held.lease, keep)
         spans.split(held.span, index, keep)
-        context.enqueue_group(job, Stage.VERIFY, index)
+        context.enqueue_unit(job, Stage.VERIFY, index)
 
     with refilled(context.refills, job, spec, held.lease.group_index or 0, requests):
         service = host.service(spec.engine)
@@ -219,7 +219,7 @@ def _commit(context: StageContext, group: _Group, lessons: Sequence[Lessons]) ->
     timing = context.device_time(tickets)
     advance = partial(context.store.advance, held.lease, Stage.RECORD, artefact, timing)
     context.timing.commit(held.lease, advance)
-    context.enqueue_group(job, Stage.RECORD, held.lease.group_index)
+    context.enqueue_unit(job, Stage.RECORD, held.lease.group_index)
 
 
 def _enqueue_suspects(context: StageContext, job_id: str) -> None:
