@@ -171,7 +171,7 @@ class Artefact:
 class Prompts:
     """The place of a group's prompts: `rows` rows of a file, from row `row_start` on.
 
-    Groups that were cut in two share one file.
+    Groups that were split in two share one file.
     """
 
     artefact: Artefact
@@ -379,7 +379,7 @@ class JobRow:
     cancel_requested: bool
     error: str | None
     rows_total: int  # rows read from the input, known once ingest is done
-    groups_total: int  # those that were planned, and those that were cut off from them
+    groups_total: int  # those that were planned, and those that were split off from them
     prompt_tokens: int
     created_at: float  # seconds since the epoch
     started_at: float | None

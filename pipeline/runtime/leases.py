@@ -49,7 +49,7 @@ class Held:
     on_split_wanted: Callable[[], None] = lambda: None
 
     def when_asked_to_split(self, on_split_wanted: Callable[[], None]) -> None:
-        """Call `on_split_wanted` when an idle worker asks for half of the group, or now if one has asked.
+        """Call this when an idle worker asks for half of the group, or now if one has asked.
 
         It runs in the keeper's thread and must not block.
         """

@@ -145,7 +145,7 @@ class StageContext:
             self.enqueue(DueWork(job_id, Stage.PUBLISH, None, priority=job.priority))
 
     def enqueue_again(self, lease: Lease, split_off: int | None = None) -> None:
-        """A group that was given back, and the half that was cut off from it.
+        """A group that was given back, and the half that was split off from it.
 
         If the group has failed for good, the job may be ready to be published.
         """

@@ -174,13 +174,13 @@ def unfinished_rows(
     store: Store, objects: Objects, job: JobRow
 ) -> Iterator[tuple[PromptRow, str, str]]:
     """(row, failed or cancelled, last error) of every row in a group that has no completions."""
-    read = reader(objects, job, files=2)  # of a planned group, and of one that was cut off
+    read = reader(objects, job, files=2)  # of a planned group, and of one that was split off
     kept = store.kept_rows(job.job_id)
     planned: list[tuple[Prompts, str, str]] = []
     split_off: list[tuple[Prompts, str, str]] = []
     for index, word, prompts, error in store.failed_groups(job.job_id):
         (planned if index < FIRST_SPLIT_INDEX else split_off).append((prompts, word, error))
-    # Groups were planned in the order of their rows, and are cut in any order.
+    # Groups were planned in the order of their rows, and are split in any order.
     by_file = sorted(split_off, key=lambda group: (group[0].artefact.uri, group[0].row_start))
     firsts = {group[0]: read(group[0])[0].row_index for group in by_file}
     split_off.sort(key=lambda group: firsts[group[0]])

@@ -38,8 +38,8 @@ def requests_of(
 ) -> list[Request]:
     """One request per sample of a row; `decode` is called only where there are stop strings.
 
-    `tag_models`: tags whose rows may use one draft model only, and its name. The engine knows a row by
-    the tag that is `kept`, its history by the id that is `kept`.
+    `tag_models`: tags whose rows may use one draft model only, and its name. The engine knows a row
+    by the tag that is `kept`, its history by the id that is `kept`.
     """
     params = spec.sampling.params(dict(row.overrides))
     cap = cap_of(spec, row, tenant_cap)

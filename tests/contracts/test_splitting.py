@@ -1,4 +1,4 @@
-"""Groups that are cut in two: one test body for both databases."""
+"""Groups that are split in two: one test body for both databases."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_group_whose_attempts_are_used_up_is_cut_in_halves(store: Store) -> No
 def test_splitting_goes_on_to_the_row_and_the_row_fails(store: Store) -> None:
     ingest(store, groups=1, rows=4)
     fail(store, 0)
-    fail(store, 0, attempts=1)  # rows 0 and 1: cut into single rows, with all attempts
+    fail(store, 0, attempts=1)  # rows 0 and 1: split into single rows, with all attempts
     assert slices(store, 0, SPLIT, SPLIT + 1) == [(0, 1), (2, 2), (1, 1)]
     record(store, SPLIT, range(2, 4))
     record(store, SPLIT + 1, range(1, 2))
@@ -426,8 +426,8 @@ def test_nobody_is_asked_where_there_is_nothing_to_share(store: Store, why: str)
 def test_of_cuts_at_once_each_gets_an_index_of_its_own(store: Store) -> None:
     ingest(store, groups=4, rows=8)
     leases = [claim(store, index, owner=f"w{index}").lease for index in range(4)]
-    cuts = [partial(store.split_group, lease, 4) for lease in leases]
-    assert sorted(successes(together(*cuts))) == [SPLIT + n for n in range(4)]
+    splits = [partial(store.split_group, lease, 4) for lease in leases]
+    assert sorted(successes(together(*splits))) == [SPLIT + n for n in range(4)]
     assert store.progress(JOB).groups_total == 8
 
 
