@@ -345,11 +345,11 @@ def heartbeat(conn: Connection, now: Now, leases: Sequence[Lease], lease_sec: fl
     lost, split_wanted = set(leases), set[Lease]()
     # All jobs before all groups, as in `jobs`: a commit holds its job and wants a group.
     for part in _parts([x for x in leases if x.group_index is None]):
-        lost -= _extend_jobs(conn, now, part, lease_sec)
+        lost -= _extend(conn, now, Job, part, lease_sec).keys()
     for part in _parts([x for x in leases if x.group_index is not None]):
-        held, asked_for = _extend_groups(conn, now, part, lease_sec)
-        lost -= held
-        split_wanted |= asked_for
+        held = _extend(conn, now, Group, part, lease_sec)
+        lost -= held.keys()
+        split_wanted |= {lease for lease, row in held.items() if row.cut_wanted}
     job_ids = {lease.job_id for lease in leases}
     cancelled = conn.scalars(
         select(Job.job_id).where(Job.job_id.in_(job_ids), Job.cancel_requested)
@@ -364,50 +364,28 @@ def _parts(leases: Sequence[Lease]) -> Iterator[Sequence[Lease]]:
         yield ordered[start : start + _LEASES_PER_STATEMENT]
 
 
-def _extend_groups(
-    conn: Connection, now: Now, leases: Sequence[Lease], lease_sec: float
-) -> tuple[set[Lease], set[Lease]]:
-    """(current leases, and of these the ones whose group an idle worker asks to split)."""
-    key = (
-        Group.job_id,
-        Group.group_index,
-        Group.generation,
-        Group.lease_owner,
-        Group.stage,
-    )
-    wanted = {(x.job_id, x.group_index, x.generation, x.owner, x.stage.value): x for x in leases}
-    held = _extend(conn, Group, key, wanted, now, lease_sec, Group.cut_wanted)
-    return set(held), {lease for lease, row in held.items() if row.cut_wanted}
-
-
-def _extend_jobs(
-    conn: Connection, now: Now, leases: Sequence[Lease], lease_sec: float
-) -> set[Lease]:
-    key = (Job.job_id, Job.generation, Job.lease_owner, Job.stage)
-    wanted = {(x.job_id, x.generation, x.owner, x.stage.value): x for x in leases}
-    return set(_extend(conn, Job, key, wanted, now, lease_sec))
-
-
 def _extend(
     conn: Connection,
-    table: type[Job] | type[Group],
-    key: tuple[Any, ...],
-    wanted: dict[Any, Lease],
     now: Now,
+    table: type[Job] | type[Group],
+    leases: Sequence[Lease],
     lease_sec: float,
-    *also: Any,
 ) -> dict[Lease, Any]:
-    """Extend the current leases among `wanted`; return them with their rows.
-
-    A row has the key's columns, then those of `also`.
-    """
-    if not wanted:
-        return {}
+    """Extend those leases of jobs or of groups that are current; return them with their rows."""
+    # `attempt` is not in the key: add_groups resets it under a current lease.
+    groups = table is Group
+    key = (
+        *(table.job_id, *[Group.group_index] * groups),
+        *(table.generation, table.lease_owner, table.stage),
+    )
+    wanted = {
+        (x.job_id, *[x.group_index] * groups, x.generation, x.owner, x.stage.value): x
+        for x in leases
+    }
     rows = conn.execute(
         update(table)
         .where(tuple_(*key).in_(list(wanted)))
         .values(lease_until=now + lease_sec)
-        .returning(*key, *also)
+        .returning(*key, *[Group.cut_wanted] * groups)
     )
-    # `attempt` is not in the key: add_groups resets it under a current lease.
     return {wanted[tuple(row)[: len(key)]]: row for row in rows}
