@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import product
 from unittest.mock import patch
 
-from specbatch.pipeline.engines.contract import Request, Route
+from specbatch.pipeline.engines.contract import Cohort, Request
 from specbatch.pipeline.engines.exact.speculation import router, speculator
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.policy import acceptance, depth, step_cost, tuning
@@ -142,7 +142,7 @@ def sources_of(world: World, clock: Clock) -> list[Source]:
 
 def sequence_of(number: int, length: int) -> Sequence:
     tag = ("easy", "hard")[number % 2]
-    request = Request(f"{number}", (1, 2, 3), PARAMS, seed=number, route=Route("job", tag))
+    request = Request(f"{number}", (1, 2, 3), PARAMS, seed=number, route=Cohort("job", tag))
     return Sequence(request, frozenset(), max_length=3 + length)
 
 

@@ -21,7 +21,7 @@ from specbatch.benchmarks.engine import RESULTS
 from specbatch.jobs.bench.machine import machine
 from specbatch.jobs.bench.models import demo_model
 from specbatch.jobs.bench.replay import ReplayProposer
-from specbatch.pipeline.engines.contract import Request, Route
+from specbatch.pipeline.engines.contract import Cohort, Request
 from specbatch.pipeline.engines.exact.engine import Engine
 from specbatch.schemas.records import SamplingParams
 
@@ -47,7 +47,9 @@ def run(bed: Bed, prompts: list[list[int]], at_once: int, auto: bool) -> tuple[f
     params = SamplingParams(max_tokens=bed.new_tokens, ignore_eos=True)
     for i, prompt in enumerate(prompts):
         engine.add(
-            Request(str(i), tuple(prompt), params, i, depth=None if auto else 0, route=Route("job"))
+            Request(
+                str(i), tuple(prompt), params, i, depth=None if auto else 0, route=Cohort("job")
+            )
         )
     finished = 0
     middle = 0.0

@@ -28,7 +28,7 @@ from specbatch.benchmarks.pass_prices import Spent, TimedRunner, common_prices, 
 from specbatch.jobs.bench.machine import machine
 from specbatch.jobs.bench.models import BenchModel, demo_model, random_model
 from specbatch.jobs.bench.replay import ReplayProposer
-from specbatch.pipeline.engines.contract import EngineStats, Request, Route
+from specbatch.pipeline.engines.contract import Cohort, EngineStats, Request
 from specbatch.pipeline.engines.exact.engine import Engine
 from specbatch.pipeline.engines.exact.model.loader import load_model
 from specbatch.pipeline.engines.exact.model.runner import ModelRunner
@@ -184,7 +184,7 @@ class Bed:
         proposers = () if depth == 0 else (self.proposer(source),)
         engine = Engine(self.runner, proposers, at_once, max_batch_tokens=4096, knowledge=knowledge)
         params = SamplingParams(max_tokens=self.new_tokens, ignore_eos=True)
-        route = Route(f"drafts of {source}")
+        route = Cohort(f"drafts of {source}")
         requests = []
         for i, prompt in enumerate(prompts):
             past = tuple(self.known.get(str(i), ())) if source == HISTORY else ()

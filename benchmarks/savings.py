@@ -28,7 +28,7 @@ from specbatch.benchmarks.depth import KV_CACHE_BYTES, demo_prompts
 from specbatch.benchmarks.engine import RESULTS
 from specbatch.jobs.bench.machine import machine
 from specbatch.jobs.bench.models import demo_model
-from specbatch.pipeline.engines.contract import Request, Route
+from specbatch.pipeline.engines.contract import Cohort, Request
 from specbatch.pipeline.engines.exact.engine import Engine
 from specbatch.pipeline.engines.exact.model.loader import load_model
 from specbatch.pipeline.engines.exact.model.runner import ModelRunner
@@ -153,7 +153,7 @@ class Bench:
         engine.prime(kind, self.priors if kind == "auto" else ())
         for i, (prompt, length) in enumerate(zip(self.prompts, self.lengths, strict=True)):
             params = SamplingParams(max_tokens=length, ignore_eos=True)
-            request = Request(str(i), tuple(prompt), params, i, depth=depth, route=Route(kind))
+            request = Request(str(i), tuple(prompt), params, i, depth=depth, route=Cohort(kind))
             engine.add(request)
         while not engine.idle:
             engine.step()

@@ -38,7 +38,7 @@ Spec = JobSpec | Mapping[str, Any] | str | Path
 
 
 @dataclass(frozen=True, slots=True)
-class Submitted:
+class Ticket:
     """A job that was asked for. Not `created`: this key had made it before."""
 
     job_id: str
@@ -115,7 +115,7 @@ class JobClient:
         self._store = store
         self._client = client
 
-    def submit(self, spec: Spec, key: str | None = None, base: Path | None = None) -> Submitted:
+    def submit(self, spec: Spec, key: str | None = None, base: Path | None = None) -> Ticket:
         """Submit a job, or find the one that this key made before: it is never done twice.
 
         `spec` is a mapping or a spec file's path. Relative paths in a mapping are resolved against
@@ -123,7 +123,7 @@ class JobClient:
         `IdempotencyError` where the key made a job of another spec.
         """
         job, created = self._client.submit(as_spec(spec, base), key)
-        return Submitted(job.job_id, job.state, created)
+        return Ticket(job.job_id, job.state, created)
 
     def find(self, tenant: str, key: str) -> str | None:
         """The id of the tenant's job that was submitted with this key; None: there is none."""

@@ -215,7 +215,7 @@ def make_worker(
     from specbatch.pipeline.engines.models.model_folder import check_pair, models_here
     from specbatch.pipeline.inputs.tokenizer import TextTokenizer
     from specbatch.pipeline.runtime.anchors import Anchoring, Anchors
-    from specbatch.pipeline.runtime.device_time import Timekeeper, Untimed
+    from specbatch.pipeline.runtime.device_time import Timekeeper, Timing
     from specbatch.pipeline.runtime.profile_store import ProfileStore
     from specbatch.pipeline.runtime.tokenizers import Tokenizers
     from specbatch.pipeline.runtime.watchdog import Watchdog
@@ -306,7 +306,7 @@ def make_worker(
         price_microusd=device_here.price_microusd,
         jobs=KnownJobs(store),
         tokenizers=Tokenizers(fake_models.tokenizer if fake_models else TextTokenizer.load, models),
-        drafting=Drafting(store, objects, drafts_beside, settings.max_attempts),
+        drafting=Drafting(store, objects, drafts_beside),
         requeuer=Requeuer(store, enqueue, silence_sec),
         proposing=proposing,
         verifying=verifying,
@@ -315,7 +315,7 @@ def make_worker(
         refills=refills,
         max_open_groups=settings.max_open_groups,
         max_attempts=settings.max_attempts,
-        timing=timekeeper or Untimed(),
+        timing=timekeeper or Timing(),
         privacy=privacy,
         tracing=tracing,
         reader_bytes=settings.ingest_memory_mib << 20,

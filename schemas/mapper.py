@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import asdict, fields, replace
+from typing import Any, TypeVar
 
 import orjson
 
@@ -38,6 +38,14 @@ from specbatch.schemas.speculation import (
     PastOutput,
 )
 
+T = TypeVar("T")
+
+# Columns of a new job that are its fields as they are.
+_OF_NEW_JOB = (
+    *("job_id", "name", "tenant", "spec_digest", "verifier", "proposer", "output_uri"),
+    *("workspace_uri", "priority", "budget_usd", "sealed_spec", "numeric_class"),
+    "model_fingerprint",
+)
 # Columns of a completion that no output has.
 PASSES = ("steps", "pass_ticks", "sources", "makers", "drafted", "rejected")
 DETAILS = ("origins", "proposed_at_depth", "accepted_at_depth", *PASSES)
@@ -75,27 +83,15 @@ def without_details(record: CompletionRecord) -> CompletionRecord:
 def job_values(job: NewJob, now: Any) -> dict[str, Any]:
     """Values of a new job: queued, its input still to be read."""
     return {
-        "job_id": job.job_id,
-        "name": job.name,
-        "tenant": job.tenant,
+        **{name: getattr(job, name) for name in _OF_NEW_JOB},
         "spec": dict(job.spec),
-        "spec_digest": job.spec_digest,
-        "verifier": job.verifier,
-        "proposer": job.proposer,
-        "output_uri": job.output_uri,
-        "workspace_uri": job.workspace_uri,
         "idempotency_key": job.idempotency_key or None,
-        "priority": job.priority,
         "deadline_at": None if job.deadline_sec is None else now + job.deadline_sec,
-        "budget_usd": job.budget_usd,
         "state": JobState.QUEUED.value,
         "stage": Stage.INGEST.value,
         "created_at": now,
         "ready_at": now,
         "privacy": job.privacy.value,
-        "sealed_spec": job.sealed_spec,
-        "numeric_class": job.numeric_class,
-        "model_fingerprint": job.model_fingerprint,
     }
 
 
@@ -120,26 +116,11 @@ def group_values(job_id: str, group: NewGroup, stage: Stage, now: Any) -> dict[s
 
 
 def rejected_values(job_id: str, row: RejectedRow) -> dict[str, Any]:
-    return {
-        "job_id": job_id,
-        "row_index": row.row_index,
-        "row_id": row.row_id,
-        "code": row.code,
-        "reason": row.reason,
-    }
+    return {"job_id": job_id, **asdict(row)}
 
 
 def decision_values(job_id: str, decision: Decision) -> dict[str, Any]:
-    return {
-        "job_id": job_id,
-        "at": decision.at,
-        "action": decision.action.value,
-        "proposer": decision.proposer,
-        "reason": decision.reason,
-        "acceptance": decision.acceptance,
-        "break_even": decision.break_even,
-        "sequences": decision.sequences,
-    }
+    return {"job_id": job_id, **asdict(decision), "action": decision.action.value}
 
 
 def position_values(position: SourcePosition) -> dict[str, Any]:
@@ -153,41 +134,23 @@ def artefact_values(artefact: Artefact) -> dict[str, Any]:
 # --- from the store -------------------------------------------------------------------------
 
 
+def named(record: type[T], row: Any, **other: Any) -> T:
+    """The record with the row's columns of the same names, but for the `other` values."""
+    names = (field.name for field in fields(record) if field.name not in other)  # type: ignore[arg-type]  # T is a dataclass
+    return record(**{name: getattr(row, name) for name in names}, **other)
+
+
 def job_row(row: Any) -> JobRow:
-    return JobRow(
-        job_id=row.job_id,
-        name=row.name,
-        tenant=row.tenant,
+    return named(
+        JobRow,
+        row,
         spec=whole_spec(row.spec, row.sealed_spec),
-        spec_digest=row.spec_digest,
         state=JobState(row.state),
         stage=Stage(row.stage),
-        verifier=row.verifier,
-        proposer=row.proposer,
-        output_uri=row.output_uri,
-        workspace_uri=row.workspace_uri,
-        idempotency_key=row.idempotency_key,
-        cancel_requested=row.cancel_requested,
-        error=row.error,
-        rows_total=row.rows_total,
         groups_total=row.groups_total + row.groups_cut,
-        prompt_tokens=row.prompt_tokens,
-        created_at=row.created_at,
-        started_at=row.started_at,
-        finished_at=row.finished_at,
-        report=row.report,
-        priority=row.priority,
-        deadline_at=row.deadline_at,
-        budget_usd=row.budget_usd,
-        stop_reason=row.stop_reason,
         paused=row.ingest_resumes_at is not None,
         privacy=PrivacyMode(row.privacy),
-        purged_at=row.purged_at,
-        numeric_class=row.numeric_class,
-        model_fingerprint=row.model_fingerprint,
         model_parts=row.model_parts or {},
-        proposer_fingerprint=row.proposer_fingerprint,
-        last_error=row.last_error,
     )
 
 
@@ -245,19 +208,11 @@ def due_group(row: Any) -> DueWork:
 
 
 def rejected_row(row: Any) -> RejectedRow:
-    return RejectedRow(row.row_index, row.row_id, row.code, row.reason)
+    return named(RejectedRow, row)
 
 
 def decision(row: Any) -> Decision:
-    return Decision(
-        at=row.at,
-        action=DecisionAction(row.action),
-        proposer=row.proposer,
-        reason=row.reason,
-        acceptance=row.acceptance,
-        break_even=row.break_even,
-        sequences=row.sequences,
-    )
+    return named(Decision, row, action=DecisionAction(row.action))
 
 
 def acceptance_count(row: Any) -> AcceptanceCount:

@@ -171,7 +171,7 @@ class Artefact:
 class Prompts:
     """The place of a group's prompts: `rows` rows of a file, from row `row_start` on.
 
-    Groups that were cut in two share one file.
+    Groups that were split in two share one file.
     """
 
     artefact: Artefact
@@ -237,7 +237,7 @@ class Released(NamedTuple):
     """The result of releasing a unit."""
 
     was_held: bool  # else the lease was lost, and nothing changed
-    cut_off: int | None = None  # index of the second half, if the group was split
+    split_off: int | None = None  # index of the second half, if the group was split
 
 
 class Beat(NamedTuple):
@@ -245,7 +245,7 @@ class Beat(NamedTuple):
 
     lost: set[Lease]  # no longer held
     cancelled: set[str]  # ids of jobs with the cancel flag
-    cut_wanted: set[Lease]  # an idle worker asks for half of the group
+    split_wanted: set[Lease]  # an idle worker asks for half of the group
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,7 +379,7 @@ class JobRow:
     cancel_requested: bool
     error: str | None
     rows_total: int  # rows read from the input, known once ingest is done
-    groups_total: int  # those that were planned, and those that were cut off from them
+    groups_total: int  # those that were planned, and those that were split off from them
     prompt_tokens: int
     created_at: float  # seconds since the epoch
     started_at: float | None

@@ -306,7 +306,7 @@ class StandInHost:
     def service(self, spec: EngineSpec) -> EngineService:  # noqa: ARG002 - there is only one
         return self._service
 
-    def pins(self, wanted: SpeculationSpec) -> dict[str, str]:
+    def tag_models(self, wanted: SpeculationSpec) -> dict[str, str]:
         refs = [] if self.proposer is None else [self.proposer.ref]
         return pins_of(wanted.routes, refs) if wanted.enabled else {}
 

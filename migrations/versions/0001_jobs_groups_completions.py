@@ -7,12 +7,11 @@ from typing import Any
 
 import sqlalchemy as sa
 from alembic import op
-from sqlalchemy.dialects.postgresql import ARRAY
+
+from specbatch.migrations.shared import first_completions, of_job, where
 
 revision = "0001"
 down_revision = None
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
@@ -70,38 +69,13 @@ def upgrade() -> None:
         sa.Column("cost_usd", sa.Double, nullable=False),
         *_lease(),
         sa.PrimaryKeyConstraint("job_id", "group_index", name="pk_groups"),
-        _of_job("groups"),
+        of_job("groups"),
     )
     op.create_table(
         "completions",
-        sa.Column("job_id", sa.Text, nullable=False),
-        sa.Column("row_index", sa.BigInteger, nullable=False, autoincrement=False),
-        sa.Column("sample_index", sa.Integer, nullable=False, autoincrement=False),
-        sa.Column("group_index", sa.Integer, nullable=False),
-        sa.Column("row_id", sa.Text, nullable=False),
-        sa.Column("tag", sa.Text),
-        sa.Column("seed", sa.BigInteger, nullable=False),
-        sa.Column("prompt_tokens", sa.Integer, nullable=False),
-        sa.Column("token_ids", _array(sa.Integer), nullable=False),
-        sa.Column("text", sa.Text, nullable=False),
-        sa.Column("finish_reason", sa.Text, nullable=False),
-        sa.Column("origins", _array(sa.SmallInteger), nullable=False),
-        sa.Column("logprobs", _array(sa.REAL), nullable=False),
-        sa.Column("proposed", sa.Integer, nullable=False),
-        sa.Column("accepted", sa.Integer, nullable=False),
-        sa.Column("verifier_passes", sa.Integer, nullable=False),
-        sa.Column("cost_usd", sa.Double, nullable=False),
-        sa.Column("verifier", sa.Text, nullable=False),
-        sa.Column("proposer", sa.Text),
-        sa.Column("error", sa.Text),
-        sa.Column("proposed_at_depth", _array(sa.Integer), nullable=False),
-        sa.Column("accepted_at_depth", _array(sa.Integer), nullable=False),
-        sa.Column("compute_sec", sa.Double, nullable=False),
-        sa.Column("draft_sec", sa.Double, nullable=False),
-        sa.Column("decode_sec", sa.Double, nullable=False),
-        sa.Column("baseline_sec", sa.Double, nullable=False),
+        *first_completions(),
         sa.PrimaryKeyConstraint("job_id", "row_index", "sample_index", name="pk_completions"),
-        _of_job("completions"),
+        of_job("completions"),
     )
     op.create_table(
         "rejected_rows",
@@ -111,14 +85,14 @@ def upgrade() -> None:
         sa.Column("code", sa.Text, nullable=False),
         sa.Column("reason", sa.Text, nullable=False),
         sa.PrimaryKeyConstraint("job_id", "row_index", name="pk_rejected_rows"),
-        _of_job("rejected_rows"),
+        of_job("rejected_rows"),
     )
     claimable_job = sa.text("stage IN ('ingest', 'publish')")
     open_group = sa.text("stage IN ('propose', 'verify', 'record')")
     op.create_index("ix_jobs_created_at", "jobs", ["created_at"])
-    op.create_index("ix_jobs_due", "jobs", ["ready_at"], **_where(claimable_job))
-    op.create_index("ix_groups_due", "groups", ["ready_at"], **_where(open_group))
-    op.create_index("ix_groups_open", "groups", ["job_id"], **_where(open_group))
+    op.create_index("ix_jobs_due", "jobs", ["ready_at"], **where(claimable_job))
+    op.create_index("ix_groups_due", "groups", ["ready_at"], **where(open_group))
+    op.create_index("ix_groups_open", "groups", ["job_id"], **where(open_group))
 
 
 def downgrade() -> None:
@@ -136,16 +110,3 @@ def _lease() -> list[sa.Column[Any]]:
         sa.Column("ready_at", sa.Double, nullable=False),
         sa.Column("last_error", sa.Text),
     ]
-
-
-def _array(item: type[sa.types.TypeEngine[Any]]) -> sa.types.TypeEngine[Any]:
-    return sa.JSON().with_variant(ARRAY(item), "postgresql")
-
-
-def _of_job(table: str) -> sa.ForeignKeyConstraint:
-    name = f"fk_{table}_job_id_jobs"
-    return sa.ForeignKeyConstraint(["job_id"], ["jobs.job_id"], name=name, ondelete="CASCADE")
-
-
-def _where(condition: sa.TextClause) -> dict[str, Any]:
-    return {"sqlite_where": condition, "postgresql_where": condition}

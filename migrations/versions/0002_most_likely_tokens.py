@@ -3,29 +3,19 @@
 Revision 0002. Completions from before have NULL: nobody asked.
 """
 
-from typing import Any
-
-import sqlalchemy as sa
 from alembic import op
-from sqlalchemy.dialects.postgresql import ARRAY
+
+from specbatch.migrations.shared import drop_columns, top_logprobs
 
 revision = "0002"
 down_revision = "0001"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
     with op.batch_alter_table("completions") as table:
-        table.add_column(sa.Column("top_token_ids", _array(sa.Integer)))
-        table.add_column(sa.Column("top_logprobs", _array(sa.REAL)))
+        for column in top_logprobs():
+            table.add_column(column)
 
 
 def downgrade() -> None:
-    with op.batch_alter_table("completions") as table:
-        table.drop_column("top_logprobs")
-        table.drop_column("top_token_ids")
-
-
-def _array(item: type[sa.types.TypeEngine[Any]]) -> sa.types.TypeEngine[Any]:
-    return sa.JSON().with_variant(ARRAY(item), "postgresql")
+    drop_columns("completions", ("top_logprobs", "top_token_ids"))

@@ -6,10 +6,10 @@ Revision 0003. Tables of their own: taking them back loses what was learned, and
 import sqlalchemy as sa
 from alembic import op
 
+from specbatch.migrations.shared import of_job
+
 revision = "0003"
 down_revision = "0002"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
@@ -25,9 +25,7 @@ def upgrade() -> None:
         sa.Column("break_even", sa.Double),
         sa.Column("sequences", sa.Integer, nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_decisions"),
-        sa.ForeignKeyConstraint(
-            ["job_id"], ["jobs.job_id"], name="fk_decisions_job_id_jobs", ondelete="CASCADE"
-        ),
+        of_job("decisions"),
     )
     op.create_index("ix_decisions_job_id", "decisions", ["job_id", "at"])
     op.create_table(

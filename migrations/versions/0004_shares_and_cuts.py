@@ -7,20 +7,19 @@ budget, nothing cut.
 import sqlalchemy as sa
 from alembic import op
 
+from specbatch.migrations.shared import NewColumn, add_columns, drop_columns
+
 revision = "0004"
 down_revision = "0003"
-branch_labels = None
-depends_on = None
 
-# (name, type, what rows that are there get; None: nothing)
-_OF_JOBS = (
+_OF_JOBS: tuple[NewColumn, ...] = (
     ("priority", sa.SmallInteger, "1"),
     ("deadline_at", sa.Double, None),
     ("budget_usd", sa.Double, None),
     ("stop_reason", sa.Text, None),
     ("groups_cut", sa.Integer, "0"),
 )
-_OF_GROUPS = (
+_OF_GROUPS: tuple[NewColumn, ...] = (
     ("row_start", sa.Integer, "0"),
     ("row_stop", sa.Integer, None),
     ("cut_wanted", sa.Boolean, sa.false()),
@@ -28,15 +27,8 @@ _OF_GROUPS = (
 
 
 def upgrade() -> None:
-    for table, columns in (("jobs", _OF_JOBS), ("groups", _OF_GROUPS)):
-        with op.batch_alter_table(table) as batch:
-            for name, kind, value in columns:
-                column = sa.Column(name, kind, nullable=value is None, server_default=value)
-                batch.add_column(column)
-        with op.batch_alter_table(table) as batch:
-            for name, kind, value in columns:
-                if value is not None:
-                    batch.alter_column(name, existing_type=kind(), server_default=None)
+    add_columns("jobs", _OF_JOBS)
+    add_columns("groups", _OF_GROUPS)
     op.create_table(
         "tenants",
         sa.Column("tenant", sa.Text, nullable=False),
@@ -49,6 +41,4 @@ def upgrade() -> None:
 def downgrade() -> None:
     op.drop_table("tenants")
     for table, columns in (("groups", _OF_GROUPS), ("jobs", _OF_JOBS)):
-        with op.batch_alter_table(table) as batch:
-            for name, _, _ in columns:
-                batch.drop_column(name)
+        drop_columns(table, [name for name, _, _ in columns])

@@ -3,15 +3,13 @@
 Revision 0005. The index that finds a job's longest group also tells whether it has open ones.
 """
 
-from typing import Any
-
 import sqlalchemy as sa
 from alembic import op
 
+from specbatch.migrations.shared import add_columns, drop_columns, where
+
 revision = "0005"
 down_revision = "0004"
-branch_labels = None
-depends_on = None
 
 _OPEN = sa.text("stage IN ('propose', 'verify', 'record')")
 _LIVE = sa.text("stage IN ('ingest', 'run')")
@@ -27,29 +25,20 @@ _COLUMNS = (
 
 def upgrade() -> None:
     for table, name, kind, value in _COLUMNS:
-        with op.batch_alter_table(table) as batch:
-            batch.add_column(sa.Column(name, kind, nullable=value is None, server_default=value))
-        if value is not None:
-            with op.batch_alter_table(table) as batch:
-                batch.alter_column(name, existing_type=kind(), server_default=None)
+        add_columns(table, [(name, kind, value)])
     op.drop_index("ix_groups_open", "groups")
     op.create_index(
         "ix_groups_next",
         "groups",
         ["job_id", "stage", sa.text("prompt_tokens DESC"), "group_index"],
-        **_where(_OPEN),
+        **where(_OPEN),
     )
-    op.create_index("ix_jobs_live", "jobs", ["priority"], **_where(_LIVE))
+    op.create_index("ix_jobs_live", "jobs", ["priority"], **where(_LIVE))
 
 
 def downgrade() -> None:
     op.drop_index("ix_jobs_live", "jobs")
     op.drop_index("ix_groups_next", "groups")
-    op.create_index("ix_groups_open", "groups", ["job_id"], **_where(_OPEN))
+    op.create_index("ix_groups_open", "groups", ["job_id"], **where(_OPEN))
     for table, name, _, _ in reversed(_COLUMNS):
-        with op.batch_alter_table(table) as batch:
-            batch.drop_column(name)
-
-
-def _where(condition: sa.TextClause) -> dict[str, Any]:
-    return {"sqlite_where": condition, "postgresql_where": condition}
+        drop_columns(table, [name])

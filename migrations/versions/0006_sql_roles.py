@@ -9,12 +9,11 @@ import logging
 import sqlalchemy as sa
 from alembic import op
 
+from specbatch.migrations.shared import on_postgres
 from specbatch.schemas.sql_roles import ROLES, granting, how_to_create, revoking
 
 revision = "0006"
 down_revision = "0005"
-branch_labels = None
-depends_on = None
 
 log = logging.getLogger("specbatch.migrations")
 
@@ -36,6 +35,4 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    if op.get_context().dialect.name == "postgresql":
-        for statement in revoking():
-            op.execute(statement)
+    on_postgres(revoking())

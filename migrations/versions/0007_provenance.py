@@ -9,15 +9,14 @@ from typing import Any
 
 import sqlalchemy as sa
 from alembic import op
-from sqlalchemy.dialects.postgresql import ARRAY
 
+from specbatch.migrations import shared
+from specbatch.migrations.shared import array, first_completions, of_job, top_logprobs
 from specbatch.schemas import token_record
 from specbatch.schemas.sql_roles import granting
 
 revision = "0007"
 down_revision = "0006"
-branch_labels = None
-depends_on = None
 
 _OLD = "completions_before"
 _TICKS = (
@@ -88,9 +87,7 @@ def upgrade() -> None:
     }
     _move(filled, _OLD, "completions")
     op.drop_table(_OLD)
-    if on_postgres:
-        for statement in granting():
-            op.execute(statement)
+    shared.on_postgres(granting())
 
 
 def downgrade() -> None:
@@ -103,7 +100,7 @@ def downgrade() -> None:
         for statement in token_record.dropping(dialect):
             op.execute(statement)
     _put_aside()
-    op.create_table("completions", *_columns_before(), *_constraints())
+    op.create_table("completions", *first_completions(), *top_logprobs(), *_constraints())
     none = "'{}'" if on_postgres else "'[]'"
     ticks = " + ".join(f"c.{name}" for name in _TICKS if name != "ahead_ticks")
     filled = {
@@ -121,9 +118,7 @@ def downgrade() -> None:
     op.drop_table(_OLD)
     for statement in token_record.dropping(dialect):
         op.execute(statement)
-    if on_postgres:
-        for statement in granting():
-            op.execute(statement)
+    shared.on_postgres(granting())
 
 
 _MONTH_POSTGRES = "to_char(to_timestamp(j.created_at) AT TIME ZONE 'UTC', 'YYYYMM')::integer"
@@ -151,7 +146,7 @@ def _literal(statement: str) -> sa.TextClause:
 
 
 def _columns() -> list[sa.Column[Any]]:
-    smallints = _array(sa.SmallInteger)
+    smallints = array(sa.SmallInteger)
     return [
         sa.Column("row_index", sa.BigInteger, nullable=False, autoincrement=False),
         sa.Column("seed", sa.BigInteger, nullable=False),
@@ -177,51 +172,17 @@ def _columns() -> list[sa.Column[Any]]:
         sa.Column("error", sa.Text),
         sa.Column("text", sa.Text, nullable=False),
         sa.Column("token_ids", smallints, nullable=False),
-        sa.Column("logprobs", _array(sa.REAL), nullable=False),
+        sa.Column("logprobs", array(sa.REAL), nullable=False),
         sa.Column("origins", smallints, nullable=False),
-        sa.Column("steps", _array(sa.Integer)),
+        sa.Column("steps", array(sa.Integer)),
         sa.Column("pass_ticks", smallints),
         sa.Column("makers", smallints),
         sa.Column("drafted", smallints),
         sa.Column("rejected", smallints),
         sa.Column("sources", sa.JSON),
-        sa.Column("proposed_at_depth", _array(sa.Integer)),
-        sa.Column("accepted_at_depth", _array(sa.Integer)),
-        sa.Column("top_token_ids", _array(sa.Integer)),
-        sa.Column("top_logprobs", _array(sa.REAL)),
-    ]
-
-
-def _columns_before() -> list[sa.Column[Any]]:
-    return [
-        sa.Column("job_id", sa.Text, nullable=False),
-        sa.Column("row_index", sa.BigInteger, nullable=False, autoincrement=False),
-        sa.Column("sample_index", sa.Integer, nullable=False, autoincrement=False),
-        sa.Column("group_index", sa.Integer, nullable=False),
-        sa.Column("row_id", sa.Text, nullable=False),
-        sa.Column("tag", sa.Text),
-        sa.Column("seed", sa.BigInteger, nullable=False),
-        sa.Column("prompt_tokens", sa.Integer, nullable=False),
-        sa.Column("token_ids", _array(sa.Integer), nullable=False),
-        sa.Column("text", sa.Text, nullable=False),
-        sa.Column("finish_reason", sa.Text, nullable=False),
-        sa.Column("origins", _array(sa.SmallInteger), nullable=False),
-        sa.Column("logprobs", _array(sa.REAL), nullable=False),
-        sa.Column("proposed", sa.Integer, nullable=False),
-        sa.Column("accepted", sa.Integer, nullable=False),
-        sa.Column("verifier_passes", sa.Integer, nullable=False),
-        sa.Column("cost_usd", sa.Double, nullable=False),
-        sa.Column("verifier", sa.Text, nullable=False),
-        sa.Column("proposer", sa.Text),
-        sa.Column("error", sa.Text),
-        sa.Column("proposed_at_depth", _array(sa.Integer), nullable=False),
-        sa.Column("accepted_at_depth", _array(sa.Integer), nullable=False),
-        sa.Column("compute_sec", sa.Double, nullable=False),
-        sa.Column("draft_sec", sa.Double, nullable=False),
-        sa.Column("decode_sec", sa.Double, nullable=False),
-        sa.Column("baseline_sec", sa.Double, nullable=False),
-        sa.Column("top_token_ids", _array(sa.Integer)),
-        sa.Column("top_logprobs", _array(sa.REAL)),
+        sa.Column("proposed_at_depth", array(sa.Integer)),
+        sa.Column("accepted_at_depth", array(sa.Integer)),
+        *top_logprobs(),
     ]
 
 
@@ -229,11 +190,5 @@ def _constraints(*more: str) -> tuple[sa.Constraint, ...]:
     key = ("job_id", "row_index", "sample_index", *more)
     return (
         sa.PrimaryKeyConstraint(*key, name="pk_completions"),
-        sa.ForeignKeyConstraint(
-            ["job_id"], ["jobs.job_id"], name="fk_completions_job_id_jobs", ondelete="CASCADE"
-        ),
+        of_job("completions"),
     )
-
-
-def _array(item: type[sa.types.TypeEngine[Any]]) -> sa.types.TypeEngine[Any]:
-    return sa.JSON().with_variant(ARRAY(item), "postgresql")

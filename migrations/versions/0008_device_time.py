@@ -9,12 +9,11 @@ from contextlib import contextmanager
 import sqlalchemy as sa
 from alembic import op
 
+from specbatch.migrations.shared import add_columns, drop_columns, on_postgres, where
 from specbatch.schemas.sql_roles import granting
 
 revision = "0008"
 down_revision = "0007"
-branch_labels = None
-depends_on = None
 
 _OPEN = sa.text("ended_at IS NULL")
 _KINDS = ("prefill", "verify", "draft", "rejected", "padding", "overhead")
@@ -38,13 +37,7 @@ def upgrade() -> None:
         sa.Column("leased_ticks", sa.BigInteger),
         sa.PrimaryKeyConstraint("session_id", name="pk_worker_sessions"),
     )
-    op.create_index(
-        "ix_worker_sessions_open",
-        "worker_sessions",
-        ["beat_at"],
-        sqlite_where=_OPEN,
-        postgresql_where=_OPEN,
-    )
+    op.create_index("ix_worker_sessions_open", "worker_sessions", ["beat_at"], **where(_OPEN))
     op.create_table(
         "time_slices",
         sa.Column("job_id", sa.Text, nullable=False),
@@ -65,21 +58,13 @@ def upgrade() -> None:
     )
     op.create_index("ix_time_slices_session_id", "time_slices", ["session_id"])
     with _index_put_aside():
-        for name in _OF_GROUPS:
-            with op.batch_alter_table("groups") as batch:
-                batch.add_column(sa.Column(name, sa.Double, nullable=False, server_default="0"))
-            with op.batch_alter_table("groups") as batch:
-                batch.alter_column(name, existing_type=sa.Double(), server_default=None)
-    if op.get_context().dialect.name == "postgresql":
-        for statement in granting():
-            op.execute(statement)
+        add_columns("groups", [(name, sa.Double, "0") for name in _OF_GROUPS])
+    on_postgres(granting())
 
 
 def downgrade() -> None:
     with _index_put_aside():
-        for name in reversed(_OF_GROUPS):
-            with op.batch_alter_table("groups") as batch:
-                batch.drop_column(name)
+        drop_columns("groups", reversed(_OF_GROUPS))
     op.drop_table("time_slices")
     op.drop_table("worker_sessions")
 

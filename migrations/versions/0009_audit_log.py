@@ -7,31 +7,22 @@ a job begins one, which tells of what comes after.
 import sqlalchemy as sa
 from alembic import op
 
+from specbatch.migrations.shared import add_columns, drop_columns, on_postgres
 from specbatch.schemas.audit_tables import DROP_FUNCTION, TRIGGERS
 from specbatch.schemas.sql_roles import granting
 
 revision = "0009"
 down_revision = "0008"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
-    with op.batch_alter_table("jobs") as batch:
-        batch.add_column(
-            sa.Column("log_number", sa.BigInteger(), nullable=False, server_default="0")
-        )
-        batch.add_column(sa.Column("log_head", sa.LargeBinary(), nullable=True))
-    with op.batch_alter_table("jobs") as batch:
-        batch.alter_column("log_number", existing_type=sa.BigInteger(), server_default=None)
+    of_jobs = [("log_number", sa.BigInteger, "0"), ("log_head", sa.LargeBinary, None)]
+    add_columns("jobs", of_jobs)
     op.add_column("completions", sa.Column("digest", sa.LargeBinary(), nullable=True))
     _make_tables()
-    dialect = op.get_context().dialect.name
-    for statement in TRIGGERS[dialect]:
+    for statement in TRIGGERS[op.get_context().dialect.name]:
         op.execute(statement)
-    if dialect == "postgresql":
-        for statement in granting():  # of what is new; the rest stays as it is
-            op.execute(statement)
+    on_postgres(granting())  # of what is new; the rest stays as it is
 
 
 def downgrade() -> None:
@@ -39,13 +30,9 @@ def downgrade() -> None:
     op.drop_index("ix_audits_job_id", "audits")
     op.drop_table("audits")
     op.drop_table("audit_log")
-    if op.get_context().dialect.name == "postgresql":
-        op.execute(DROP_FUNCTION)
-    with op.batch_alter_table("completions") as batch:
-        batch.drop_column("digest")
-    with op.batch_alter_table("jobs") as batch:
-        batch.drop_column("log_head")
-        batch.drop_column("log_number")
+    on_postgres([DROP_FUNCTION])
+    drop_columns("completions", ["digest"])
+    drop_columns("jobs", ["log_head", "log_number"])
 
 
 def _make_tables() -> None:

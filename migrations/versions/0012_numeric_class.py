@@ -6,12 +6,11 @@ Revision 0012. Jobs that are there get the class `unknown`: any worker may go on
 import sqlalchemy as sa
 from alembic import op
 
+from specbatch.migrations.shared import drop_columns, on_postgres
 from specbatch.schemas.sql_roles import granting
 
 revision = "0012"
 down_revision = "0011"
-branch_labels = None
-depends_on = None
 
 _TABLES = ("jobs", "completions")
 
@@ -21,14 +20,10 @@ def upgrade() -> None:
         op.add_column(table, sa.Column("numeric_class", sa.Text(), nullable=True))
     op.add_column("worker_sessions", sa.Column("serves", sa.JSON(), nullable=True))
     op.execute("UPDATE jobs SET numeric_class = 'unknown'")
-    if op.get_context().dialect.name == "postgresql":
-        for statement in granting():
-            op.execute(statement)
+    on_postgres(granting())
 
 
 def downgrade() -> None:
-    with op.batch_alter_table("worker_sessions") as batch:
-        batch.drop_column("serves")
+    drop_columns("worker_sessions", ["serves"])
     for table in reversed(_TABLES):
-        with op.batch_alter_table(table) as batch:
-            batch.drop_column("numeric_class")
+        drop_columns(table, ["numeric_class"])

@@ -6,12 +6,11 @@ Revision 0013. Jobs that are there get the fingerprint `unknown`: any worker may
 import sqlalchemy as sa
 from alembic import op
 
+from specbatch.migrations.shared import drop_columns, on_postgres
 from specbatch.schemas.sql_roles import granting
 
 revision = "0013"
 down_revision = "0012"
-branch_labels = None
-depends_on = None
 
 _COLUMNS = (
     ("jobs", "model_fingerprint", sa.Text()),
@@ -25,12 +24,9 @@ def upgrade() -> None:
     for table, name, kind in _COLUMNS:
         op.add_column(table, sa.Column(name, kind, nullable=True))
     op.execute("UPDATE jobs SET model_fingerprint = 'unknown'")
-    if op.get_context().dialect.name == "postgresql":
-        for statement in granting():
-            op.execute(statement)
+    on_postgres(granting())
 
 
 def downgrade() -> None:
     for table, name, _ in reversed(_COLUMNS):
-        with op.batch_alter_table(table) as batch:
-            batch.drop_column(name)
+        drop_columns(table, [name])

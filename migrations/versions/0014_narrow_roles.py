@@ -4,24 +4,17 @@ Revision 0014. PostgreSQL alone. Running workers go on: what they do is what the
 an earlier version's `specbatch migrate` after the downgrade gives the wide rights back.
 """
 
-from alembic import op
-
+from specbatch.migrations.shared import on_postgres
 from specbatch.schemas.sql_roles import granting
 from specbatch.schemas.sql_triggers import creating, dropping
 
 revision = "0014"
 down_revision = "0013"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
-    if op.get_context().dialect.name == "postgresql":
-        for statement in (*creating(), *granting()):
-            op.execute(statement)
+    on_postgres([*creating(), *granting()])
 
 
 def downgrade() -> None:
-    if op.get_context().dialect.name == "postgresql":
-        for statement in dropping():
-            op.execute(statement)
+    on_postgres(dropping())

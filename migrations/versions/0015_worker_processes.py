@@ -6,12 +6,11 @@ Revision 0015. Rows come with the next start of each worker.
 import sqlalchemy as sa
 from alembic import op
 
+from specbatch.migrations.shared import on_postgres
 from specbatch.schemas.sql_roles import granting
 
 revision = "0015"
 down_revision = "0014"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
@@ -27,9 +26,7 @@ def upgrade() -> None:
         sa.Column("trouble", sa.Text(), nullable=True),
         sa.PrimaryKeyConstraint("process_id", name="pk_worker_processes"),
     )
-    if op.get_context().dialect.name == "postgresql":
-        for statement in granting():
-            op.execute(statement)
+    on_postgres(granting())
 
 
 def downgrade() -> None:

@@ -4,24 +4,17 @@ Revision 0016. PostgreSQL alone. Running workers resume: what they do is what th
 of 0014 are made anew, and stay so after the downgrade, which takes the new ones away.
 """
 
-from alembic import op
-
+from specbatch.migrations.shared import on_postgres
 from specbatch.schemas.sql_roles import granting
 from specbatch.schemas.sql_triggers import creating, dropping_of_ended
 
 revision = "0016"
 down_revision = "0015"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
-    if op.get_context().dialect.name == "postgresql":
-        for statement in (*creating(), *granting()):
-            op.execute(statement)
+    on_postgres([*creating(), *granting()])
 
 
 def downgrade() -> None:
-    if op.get_context().dialect.name == "postgresql":
-        for statement in dropping_of_ended():
-            op.execute(statement)
+    on_postgres(dropping_of_ended())

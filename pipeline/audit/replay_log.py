@@ -32,7 +32,7 @@ _KEYLESS = f"was written with a key that is not among those of {SETTING}, or cha
 
 
 @dataclass(frozen=True, slots=True)
-class Pinned:
+class LoggedCompletion:
     """What the log says of a completion."""
 
     key: Key
@@ -183,7 +183,7 @@ class Checker:
             why = "of the log, which lacks some" if self.log.lacks else "of the log: added by hand"
             yield _completion(first[group], f"{others.strip()} {which} {why}".strip(), None)
 
-    def _wrong(self, one: KeptCompletion, pinned: Pinned) -> str | None:
+    def _wrong(self, one: KeptCompletion, pinned: LoggedCompletion) -> str | None:
         """What is wrong with a completion that the log knows."""
         if one.record is None:
             return _KEYLESS if one.lacks_key else "was changed: it cannot be read"
@@ -203,11 +203,11 @@ class Checker:
             return f"was moved to group {one.group_index} from group {pinned.group}"
         return None
 
-    def _pinned(self) -> Iterator[Pinned]:
+    def _pinned(self) -> Iterator[LoggedCompletion]:
         """What the log pins of completions, by (row, sample). The first entry of each counts."""
         for key, same in groupby(self._all_pinned(), key=itemgetter(0)):
             _, number, digest, group = next(same)
-            yield Pinned(key, digest, number, group)
+            yield LoggedCompletion(key, digest, number, group)
 
     def _all_pinned(self) -> Iterator[Placed]:
         """Entries are opened where their first completion is due, so few are held at a time."""
@@ -274,7 +274,7 @@ def _of(digest: Callable[[CompletionRecord], bytes], record: CompletionRecord) -
         return None
 
 
-def _fits(pinned: Pinned, content: bytes | None, facts: bytes | None) -> bool:
+def _fits(pinned: LoggedCompletion, content: bytes | None, facts: bytes | None) -> bool:
     """Whether these digests are those in the log."""
     return content is not None and facts is not None and chained(content + facts) == pinned.digest
 

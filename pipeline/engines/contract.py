@@ -2,14 +2,14 @@
 
 A worker process has one `Engines`. It hands out a `Service` per way in which a job may ask for the
 verifier (dtype, exactness, weights); `Service.submit` takes `Request`s of one job and returns
-`Submitted`, which ends with one `Completion` per request:
+`Ticket`, which ends with one `Completion` per request:
 
     engines.service(spec).submit(job_id, requests, priors).wait()
 
 What an engine can do is asked before a job is taken:
 
     Engines.serves    numeric classes by dtype, exactness and weights, and model fingerprints
-    Engines.pins      draft models that a job's tags may be routed to
+    Engines.tag_models draft models that a job's tags may be routed to
     Engines.service   raises `MissingExtraError` for what this installation cannot run
     Completion.error  refuses one request: too long, or sampling parameters that cannot be met
 
@@ -43,7 +43,7 @@ from specbatch.schemas.spec import EngineSpec, SpeculationSpec
 from specbatch.schemas.speculation import AcceptanceCount
 
 # Ids of requests in the caller's order. Those of one unit are given back together or not at all.
-Units = Sequence[Sequence[str]]
+RowIds = Sequence[Sequence[str]]
 
 
 class Engines(Protocol):
@@ -64,7 +64,7 @@ class Engines(Protocol):
         """The numeric classes in which its verifier can run here. Loads nothing."""
         ...
 
-    def pins(self, wanted: SpeculationSpec) -> Mapping[str, str]:
+    def tag_models(self, wanted: SpeculationSpec) -> Mapping[str, str]:
         """Names of draft models by tag. Raises `UsageError` for a model that is not here."""
         ...
 
@@ -118,7 +118,7 @@ class Service(Protocol):
 
     def submit(
         self, job_id: str, requests: Sequence[Request], priors: Sequence[AcceptanceCount] = ()
-    ) -> Submitted:
+    ) -> Ticket:
         """Add requests to the running batch. `priors`: acceptance in earlier runs of the job.
 
         Raises `RequestCancelledError` once the service is closed, and `DeviceLostError`.
@@ -126,7 +126,7 @@ class Service(Protocol):
         ...
 
 
-class Submitted(Protocol):
+class Ticket(Protocol):
     """Requests that one caller handed over together."""
 
     def wait(self, timeout_sec: float | None = None) -> list[Completion]:
@@ -165,7 +165,7 @@ class Submitted(Protocol):
         """What the job taught about drafts, once all requests are done."""
         ...
 
-    def ask_back(self, units: Units) -> None:
+    def ask_back(self, units: RowIds) -> None:
         """Ask for half of the unstarted `units`, taken from their end."""
         ...
 
@@ -189,7 +189,7 @@ class ModelFolder:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class Cohort:
     """What requests have in common by which drafts are judged."""
 
     job: str = ""
@@ -209,7 +209,7 @@ class Request:
     # Returns a function that is called with each decided token and tells if the text ends there.
     watch_text: Callable[[], Callable[[int], bool]] | None = None
     verification: Verification = Verification.COUPLED
-    route: Route = Route()
+    route: Cohort = Cohort()
     max_depth: int | None = None  # a cap on what `depth` None may choose
     sources: frozenset[str] | None = None  # names of proposers that may be asked; None: all
     draft_model: str | None = None  # name of the only one that may be asked; None: any of them

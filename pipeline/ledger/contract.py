@@ -93,22 +93,18 @@ class Store(Protocol):
         Raises `IdempotencyError`, which names the fields that differ, when the key is known with
         another spec digest. A known `job_id` is treated the same way.
         """
-        ...
 
     def get_job(self, job_id: str) -> JobRow:
         """Find a job by its id or a unique prefix of at least 6 characters.
 
         Raises `JobNotFoundError`.
         """
-        ...
 
     def job_of_key(self, key: str) -> JobRow | None:
         """The job that was created with this idempotency key, if any."""
-        ...
 
     def list_jobs(self, limit: int = 50, state: JobState | None = None) -> list[JobRow]:
         """Newest first."""
-        ...
 
     def progress(self, job_id: str) -> JobProgress: ...
 
@@ -118,14 +114,12 @@ class Store(Protocol):
         A final job is returned unchanged. When nothing is left to do the job moves to PUBLISH. The
         job keeps the first reason it was given.
         """
-        ...
 
     def stop_overdue(self) -> set[str]:
         """Cancel live jobs whose deadline has passed or whose budget is spent; return their ids.
 
         The budget pays for attempts that were kept and for those in flight so far.
         """
-        ...
 
     def cancelled_jobs(self, spent_usd: Mapping[Lease, float]) -> set[str]:
         """The leases' jobs that have the cancel flag, after `stop_overdue` on these jobs.
@@ -133,7 +127,6 @@ class Store(Protocol):
         Each lease comes with the cost of its attempt so far. The call extends no lease, and writes
         only where a job has a limit, so it may be made often.
         """
-        ...
 
     def retry_job(
         self,
@@ -160,14 +153,12 @@ class Store(Protocol):
         `UsageError` for a class that contradicts the job's spec, and for a model that would read
         the prompts as other tokens.
         """
-        ...
 
     def fail_job(self, lease: Lease, error: str) -> None:
         """End the job as FAILED: its input or model cannot be used. Needs a job lease.
 
         Its open groups become CANCELLED. Their holders learn it from the next heartbeat.
         """
-        ...
 
     # --- claims and leases ------------------------------------------------------------------
     def claim_job(self, job_id: str, stage: Stage, owner: str, lease_sec: float) -> JobWork | None:
@@ -178,7 +169,6 @@ class Store(Protocol):
         be claimed until few enough groups are open. A job whose attempts are used up becomes FAILED
         instead. Attempts count from the last `add_groups`.
         """
-        ...
 
     def claim_group(
         self,
@@ -204,7 +194,6 @@ class Store(Protocol):
         the one that most live workers of its model offer. A group of a job with another class than
         the owner's is refused. With None, classes are ignored.
         """
-        ...
 
     def claim_next(
         self,
@@ -222,15 +211,12 @@ class Store(Protocol):
         Groups whose attempts are used up are skipped: `close_over` and `claim_group` close those.
         `serves` as in `claim_group`; jobs of other classes are skipped.
         """
-        ...
 
     def close_over(self, limit: int = 1000) -> int:
         """Close free groups that nobody may claim any more, as `claim_group` would; count them."""
-        ...
 
     def heartbeat(self, leases: Sequence[Lease], lease_sec: float) -> Beat:
         """Extend leases. Returns lost leases, cancelled jobs and the leases to split."""
-        ...
 
     def release(
         self, lease: Lease, error: str, forgiven: bool = False, whole: bool = False
@@ -246,24 +232,21 @@ class Store(Protocol):
         ignored. A job lease (INGEST, PUBLISH) without attempts fails the job. With the cancel flag,
         a group becomes CANCELLED (except at RECORD) and the job leaves INGEST.
         """
-        ...
 
     def cancel_group(self, lease: Lease) -> None:
         """End a group as CANCELLED: its worker stopped because the job was cancelled.
 
         After the last open group the job moves to PUBLISH, unless its input is still being read.
         """
-        ...
 
-    def cut_group(self, lease: Lease, keep: int) -> int:
+    def split_group(self, lease: Lease, keep: int) -> int:
         """Split a group held at VERIFY: its holder keeps the first `keep` rows.
 
         The other rows become a new group, ready at VERIFY with all attempts; returns its index. The
         lease stays valid. Raises `ValueError` unless both parts have rows.
         """
-        ...
 
-    def want_cut(
+    def ask_for_split(
         self, model: str, owner: str, serves: Serves | None = None
     ) -> tuple[str, int] | None:
         """`owner` has nothing to verify with `model`: ask another worker to split its group.
@@ -274,7 +257,6 @@ class Store(Protocol):
         model. Jobs whose input is still read, that have groups at PROPOSE, or that are cancelled,
         are skipped. With `serves`, jobs of other classes do not count.
         """
-        ...
 
     def due(self, limit: int = 256, job_id: str | None = None) -> list[DueWork]:
         """Units that are ready, or whose lease has run out: the sweeper enqueues these.
@@ -282,18 +264,15 @@ class Store(Protocol):
         Jobs first, then groups; of each stage, model and priority the `limit` that are ready
         longest. With `job_id`, only units of that job.
         """
-        ...
 
     def holders(self, job_id: str) -> list[str]:
         """The owners of current leases on the job or its groups, sorted."""
-        ...
 
     def expire_leases(self, job_id: str, owner: str) -> int:
         """End a dead owner's leases on the job and its groups; return how many.
 
         They run out now: attempts count, and others may claim at once.
         """
-        ...
 
     def skip_proposals(self, patience_sec: float) -> list[tuple[str, int]]:
         """Move groups that waited too long for drafts to VERIFY; return (job id, index).
@@ -303,7 +282,6 @@ class Store(Protocol):
         within that time: groups behind a busy proposer wait. The call raises their fencing tokens,
         so that a late proposer is fenced, and resets their attempts.
         """
-        ...
 
     # --- ingest -----------------------------------------------------------------------------
     def add_groups(
@@ -322,7 +300,6 @@ class Store(Protocol):
         groups to end. Raises `FencedError` where they do not: the store was restored from a copy
         that lacks some.
         """
-        ...
 
     def finish_ingest(
         self,
@@ -335,7 +312,6 @@ class Store(Protocol):
 
         The job moves to RUN, or to PUBLISH when no group is open. `from_row` as in `add_groups`.
         """
-        ...
 
     def pin_models(self, lease: Lease, models: Models) -> None:
         """Pin the models that decide the job, for good, unless they are pinned.
@@ -343,7 +319,6 @@ class Store(Protocol):
         Needs the lease of INGEST. Raises `ModelChangedError` where others are pinned. Jobs older
         than fingerprints stay without.
         """
-        ...
 
     def pause_ingest(self, lease: Lease, most_open: int) -> int:
         """How many groups may be added before the next call, at least 1; or 0.
@@ -352,11 +327,9 @@ class Store(Protocol):
         due nor claimable until half of them are open (`rules.resumes_at`). It is never 0 with the
         cancel flag.
         """
-        ...
 
     def note_report(self, lease: Lease, values: Mapping[str, Any]) -> None:
         """Set values in the report of a leased job. Known keys are replaced."""
-        ...
 
     # --- groups -----------------------------------------------------------------------------
     def advance(
@@ -373,7 +346,6 @@ class Store(Protocol):
         `spent` is the attempt's device time, which counts as kept. Raises `SessionEndedError` and
         changes nothing when that session has ended.
         """
-        ...
 
     def commit_group(
         self,
@@ -388,7 +360,6 @@ class Store(Protocol):
         the last group of an input that was read the job moves to PUBLISH. Log-probabilities are
         stored in single precision. Returns the job's stage that became due (`rules.due_after`).
         """
-        ...
 
     def keep_part(
         self,
@@ -404,11 +375,9 @@ class Store(Protocol):
         that are no numbers replace the job's. The completions belong to rows whose samples are all
         finished; after `retry_job` only the other rows are left to do.
         """
-        ...
 
     def kept_rows(self, job_id: str, index: int | None = None) -> set[int]:
         """The finished rows of groups that `keep_part` stored rows of: of one group or of all."""
-        ...
 
     # --- publish ----------------------------------------------------------------------------
     def completions(
@@ -419,11 +388,9 @@ class Store(Protocol):
         Without `details`, fields that no output shows stay empty: origins, counts by depth, and
         log-probabilities that nobody asked for.
         """
-        ...
 
     def rejected(self, job_id: str) -> Iterator[RejectedRow]:
         """Quarantined rows, by row, without those of failed groups (`failed_groups`)."""
-        ...
 
     def failed_groups(self, job_id: str) -> list[tuple[int, str, Prompts, str]]:
         """(index, failed or cancelled, prompts, last error) of unfinished groups, by index.
@@ -431,11 +398,9 @@ class Store(Protocol):
         Groups that were split off come last, whatever their rows. A FAILED group of a single row
         is a quarantined row.
         """
-        ...
 
     def prompts_of(self, job_id: str, index: int) -> Prompts | None:
         """Where the prompts of a group are stored; None when there is no such group."""
-        ...
 
     def finish_job(
         self,
@@ -445,7 +410,6 @@ class Store(Protocol):
         manifest: PublishedManifest | None = None,
     ) -> None:
         """End a published job as DONE, PARTIAL, FAILED or CANCELLED. The log names its manifest."""
-        ...
 
     # --- what drafting taught ---------------------------------------------------------------
     def note_decisions(self, job_id: str, decisions: Sequence[Decision]) -> None:
@@ -453,22 +417,18 @@ class Store(Protocol):
 
         No lease is needed: decisions record what was done, whoever holds the work now.
         """
-        ...
 
     def decisions(self, job_id: str) -> list[Decision]:
         """By time, then in the order in which they were noted."""
-        ...
 
     def keep_knowledge(self, key: str, state: Mapping[str, Any]) -> None:
         """Store a machine's profile as JSON. The last writer wins.
 
         `key` says in words what the profile describes: device, models, dtype.
         """
-        ...
 
     def knowledge(self, key: str) -> Mapping[str, Any] | None:
         """The profile that was stored last; None when there is none."""
-        ...
 
     def learn_acceptance(
         self, tenant: str, job_name: str, counts: Sequence[AcceptanceCount]
@@ -478,11 +438,9 @@ class Store(Protocol):
         A sum of more than `rules.MOST_TESTED` tested tokens is scaled down to that, so that newer
         runs weigh more. Nothing is lost when several workers add at once. An empty tag is none.
         """
-        ...
 
     def acceptance(self, tenant: str, job_name: str) -> list[AcceptanceCount]:
         """The acceptance of jobs of this name, by (proposer, tag)."""
-        ...
 
     def past_outputs(
         self, tenant: str, job_name: str, vocabulary: str, max_tokens: int, except_job: str
@@ -494,68 +452,55 @@ class Store(Protocol):
         ids exceed `max_tokens`. `except_job` is the job that asks. Outputs whose tokens were not
         all kept are skipped.
         """
-        ...
 
     # --- device time ------------------------------------------------------------------------
     def begin_session(self, session: NewSession) -> None:
         """Start to account for a device's time. A known session does not change."""
-        ...
 
     def announce(self, session_id: str, serves: Serves) -> None:
         """Change what a session verifies with. An unknown session is ignored."""
-        ...
 
     def report_time(self, session: SessionTime, attempts: Mapping[Attempt, Ticks]) -> None:
         """Report a live session's cumulative counters.
 
         Raises `SessionEndedError` and changes nothing when it has ended.
         """
-        ...
 
     def end_session(self, session: SessionTime, attempts: Mapping[Attempt, Ticks]) -> None:
         """The last report. A session that has ended does not change."""
-        ...
 
     def end_silent_sessions(self, patience_sec: float) -> list[str]:
         """End sessions that were silent for so long; return their ids.
 
         Each session ends at its last report.
         """
-        ...
 
     def sessions(
         self, job_id: str | None = None, session_id: str | None = None
     ) -> list[SessionRow]:
         """All sessions, those that a job used, or one; oldest first."""
-        ...
 
     def time_slices(
         self, job_id: str | None = None, session_id: str | None = None
     ) -> Iterator[TimeSlice]:
         """The time that attempts used, by job, group, fencing token and session."""
-        ...
 
     def job_times(self, job_id: str | None = None) -> Sequence[JobTime]:
         """Sums of time slices of one job or of all, by job."""
-        ...
 
     def row_times(self, job_id: str | None = None) -> Sequence[RowTime]:
         """Sums of the completions' time of one job or of all, by job and tag."""
-        ...
 
     # --- worker processes -------------------------------------------------------------------
     # They report that they live and whether they can take messages. Only people read this.
     def report_process(self, process: WorkerProcess, trouble: str | None) -> None:
         """A process lives. `trouble` says why it can take no messages; None: it can."""
-        ...
 
     def forget_process(self, process_id: str) -> None:
         """A process has ended."""
-        ...
 
     def forget_silent_processes(self, patience_sec: float) -> int:
         """Forget processes that were silent for so long; return how many."""
-        ...
 
     # --- schedules --------------------------------------------------------------------------
     def note_schedule_run(self, run: ScheduleRun, replaces: Collection[RunState] = ()) -> bool:
@@ -564,7 +509,6 @@ class Store(Protocol):
         A time that has a row keeps it, unless that row's state is one of `replaces`. Of several
         callers at once exactly one succeeds. `noted_at` is the store's own time.
         """
-        ...
 
     def note_schedule_runs(
         self, runs: Sequence[ScheduleRun], then: Sequence[ScheduleRun] = ()
@@ -573,7 +517,6 @@ class Store(Protocol):
 
         If there are any, rows of `then` replace queued ones, and are returned as well.
         """
-        ...
 
     def schedule_runs(
         self,
@@ -589,7 +532,6 @@ class Store(Protocol):
         `logical_at` selects one time, `upto` leaves out later ones. `by_noted` orders by when they
         were noted.
         """
-        ...
 
     # --- figures ----------------------------------------------------------------------------
     def figures(self) -> StoreFigures:
@@ -598,18 +540,15 @@ class Store(Protocol):
         A schedule has a figure from its first check on, so that its first loss shows as a rise. A
         paused one has no last success, and no figure if it lost nothing lately.
         """
-        ...
 
     def backlog(self) -> Backlog:
         """What waits and who works now. Cheap enough for every few seconds.
 
         It reads jobs that are not over, their groups' totals, and open sessions.
         """
-        ...
 
     def group_figures(self, job_id: str) -> Iterator[GroupFigures]:
         """Figures of all groups of a job, by index, a page at a time."""
-        ...
 
     def row_figures(self, job_id: str, batch: int = 1000) -> Iterator[RowFigures]:
         """Figures of all completions of a job by (row, sample), a page at a time.
@@ -617,7 +556,6 @@ class Store(Protocol):
         They hold no text, nor anything that text could be rebuilt from. So whoever may see jobs may
         see them, and a purge leaves them.
         """
-        ...
 
     # --- audits -----------------------------------------------------------------------------
     def note_action(self, job_id: str, kind: EntryKind, payload: Mapping[str, Any]) -> Head:
@@ -625,57 +563,45 @@ class Store(Protocol):
 
         Raises `JobNotFoundError`.
         """
-        ...
 
     def log(self, job_id: str, after: int = 0, batch: int = 64) -> Iterator[LogEntry]:
         """The entries of a job's log after number `after`, in order, streamed."""
-        ...
 
     def log_head(self, job_id: str) -> Head:
         """The end of the log by the job's row; an empty log's when there is no such job."""
-        ...
 
     def logged_job(self, job_id: str) -> str:
         """The whole id of a job that has a row or a log, by id or a unique prefix.
 
         Raises `JobNotFoundError`. It does not read the row's other columns.
         """
-        ...
 
     def job_facts(self, job_id: str) -> Mapping[str, Any] | None:
         """The readable columns of a job's row by name, read without trust; None without a row."""
-        ...
 
     def kept(self, job_id: str, batch: int = 500) -> Iterator[KeptCompletion]:
         """All completions with their digests by (row, sample), read without trust."""
-        ...
 
     def kept_one(self, job_id: str, row: int, sample: int) -> KeptCompletion | None:
         """One of these completions; None when there is none."""
-        ...
 
     def groups(self, job_id: str) -> Iterator[tuple[int, Prompts]]:
         """All groups by index, with the place of their prompts."""
-        ...
 
     def accounts(self, job_id: str) -> AccountRows:
         """A job's figures, device time and decisions, read without trust.
 
         Raises `ValueError`, `TypeError`, `KeyError` or `StoreError` where they cannot be read.
         """
-        ...
 
     def keep_audit(self, audit: AuditRecord) -> None:
         """Store the findings of an audit."""
-        ...
 
     def audits(self, job_id: str) -> list[AuditRecord]:
         """All audits of a job with their findings, the oldest first."""
-        ...
 
     def correctness(self, since: float = 0.0) -> Correctness:
         """Completions of all jobs that audits since then replayed, and how many differed."""
-        ...
 
     # --- privacy ----------------------------------------------------------------------------
     def recorded_groups(self, job_id: str) -> list[tuple[int, Prompts, Artefact | None]]:
@@ -683,7 +609,6 @@ class Store(Protocol):
 
         Groups of which only some rows were kept (`keep_part`) have no results.
         """
-        ...
 
     def ended_jobs(
         self,
@@ -698,7 +623,6 @@ class Store(Protocol):
         `private_only` selects jobs whose texts are not kept. `after` is the last job of the page
         before.
         """
-        ...
 
     def purge(
         self, job_id: str, why: str, batch_rows: int = 1000, unfinished: bool = False
@@ -717,6 +641,5 @@ class Store(Protocol):
 
         Raises `UsageError` for a job that has not ended.
         """
-        ...
 
     def close(self) -> None: ...

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.observe.tracing.context import Work, work_on
+from specbatch.pipeline.observe.tracing.context import CurrentWork, work_on
 from specbatch.pipeline.observe.tracing.span_names import SUBMIT
 from specbatch.pipeline.observe.tracing.tracing import UNTRACED, Tracing
 from specbatch.pipeline.privacy.tenants import NOBODY_PRIVATE, Privacy
@@ -63,7 +63,7 @@ class Client:
         with closing(self._tracing()) as tracing:
             begun_ns = time.time_ns()
             job, created = self._create(spec, idempotency_key)
-            work_on(Work(job.job_id, SUBMIT))
+            work_on(CurrentWork(job.job_id, SUBMIT))
             tracing.submitted(job, created, begun_ns)
             if not job.state.is_final:
                 stage = job.stage if created else Stage.INGEST

@@ -15,10 +15,10 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import astuple, dataclass, field
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 from specbatch.pipeline.engines.clock import now
-from specbatch.pipeline.engines.contract import Engines, Submitted
+from specbatch.pipeline.engines.contract import Engines, Ticket
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.errors import SessionEndedError, StoreError
 from specbatch.schemas.numeric_class import Serves
@@ -39,28 +39,18 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Timing(Protocol):
-    """What the stages need of a timekeeper."""
+class Timing:
+    """What the stages need of a timekeeper. This one is for workers without a device."""
 
-    def working(self, attempt: Attempt) -> AbstractContextManager[list[Submitted]]:
+    def working(self, attempt: Attempt) -> AbstractContextManager[list[Ticket]]:  # noqa: ARG002 - nobody counts
         """Charge the attempt with the device time of the tickets that are put in the list."""
-        ...
+        return nullcontext([])
 
-    def commit(self, lease: Lease, write: Callable[[Spent | None], T]) -> T:
+    def commit(self, lease: Lease, write: Callable[[Spent | None], T]) -> T:  # noqa: ARG002 - the same
         """Call `write`, which stores an attempt's results, with the time that the attempt took.
 
         It is called again if the session had been ended meanwhile and nothing was written.
         """
-        ...
-
-
-class Untimed:
-    """For workers without a device."""
-
-    def working(self, attempt: Attempt) -> AbstractContextManager[list[Submitted]]:  # noqa: ARG002 - nobody counts
-        return nullcontext([])
-
-    def commit(self, lease: Lease, write: Callable[[Spent | None], T]) -> T:  # noqa: ARG002 - the same
         return write(None)
 
 
@@ -91,7 +81,7 @@ class Account:
     """An attempt in this process."""
 
     attempt: Attempt
-    tickets: list[Submitted] = field(default_factory=list)
+    tickets: list[Ticket] = field(default_factory=list)
     left: bool = False  # the stage has ended; an engine may still be at work
 
     def read(self) -> tuple[bool, Ticks]:
@@ -106,7 +96,7 @@ class Reading(NamedTuple):
     attempts: Mapping[Attempt, Ticks]  # whose counters grew since the last report
 
 
-class Timekeeper:
+class Timekeeper(Timing):
     """Keeps a worker process's session up to date in the store. Thread-safe."""
 
     def __init__(
@@ -150,7 +140,7 @@ class Timekeeper:
 
     # --- attempts --------------------------------------------------------------------------------
     @contextmanager
-    def working(self, attempt: Attempt) -> Iterator[list[Submitted]]:
+    def working(self, attempt: Attempt) -> Iterator[list[Ticket]]:
         account = Account(attempt)
         with self._lock:
             self._accounts.append(account)

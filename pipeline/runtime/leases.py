@@ -44,18 +44,18 @@ class Held:
     cancelled: threading.Event = field(default_factory=threading.Event)
     deadline_at: float | None = None  # of its job
     spent_usd: Callable[[], float] = _nothing  # what the attempt has cost so far
-    cut_wanted: bool = False  # an idle worker asks for half of the group
+    split_wanted: bool = False  # an idle worker asks for half of the group
     span: Span = NO_SPAN  # of the attempt
-    on_cut: Callable[[], None] = lambda: None
+    on_split_wanted: Callable[[], None] = lambda: None
 
-    def when_cut(self, on_cut: Callable[[], None]) -> None:
-        """Call `on_cut` when an idle worker asks for half of the group, or now if one has asked.
+    def when_asked_to_split(self, on_split_wanted: Callable[[], None]) -> None:
+        """Call this when an idle worker asks for half of the group, or now if one has asked.
 
         It runs in the keeper's thread and must not block.
         """
-        self.on_cut = on_cut
-        if self.cut_wanted:
-            on_cut()
+        self.on_split_wanted = on_split_wanted
+        if self.split_wanted:
+            on_split_wanted()
 
     def check(self) -> None:
         """Raises `FencedError` when the lease is known to be lost."""
@@ -153,9 +153,9 @@ class LeaseKeeper:
                 held[lease].span.event(LEASE_LOST)
         _cancel(held, beat.cancelled)
         for entry in held.values():
-            asked, entry.cut_wanted = entry.cut_wanted, entry.lease in beat.cut_wanted
-            if entry.cut_wanted and not asked:
-                entry.on_cut()
+            asked, entry.split_wanted = entry.split_wanted, entry.lease in beat.split_wanted
+            if entry.split_wanted and not asked:
+                entry.on_split_wanted()
 
     def look(self) -> None:
         """Ask now which jobs in work must stop, and stop the work on them."""

@@ -7,31 +7,25 @@ commit is none.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.observe.metrics.meter import Meter
 from specbatch.pipeline.runtime.client import Enqueue
-from specbatch.schemas.audit import PublishedManifest
-from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.records import (
-    Artefact,
     Beat,
     CompletionRecord,
     DueWork,
     GroupWork,
     JobRow,
-    JobState,
     JobWork,
     Lease,
     NewGroup,
     RejectedRow,
     Released,
-    SourcePosition,
     Stage,
-    StageTiming,
 )
-from specbatch.schemas.timekeeping import Spent
 
 if TYPE_CHECKING:  # the light install has no numpy
     from specbatch.pipeline.engines.contract import Engines
@@ -58,165 +52,122 @@ def counted(enqueue: Enqueue, on_enqueued: Callable[[Stage], None]) -> Enqueue:
 
 
 class MeteredStore:
-    """Passes everything on to the store; the methods below are counted."""
+    """Passes every call on to the store, through a function of `_COUNTED` where there is one."""
 
     def __init__(self, store: Store, meter: Meter) -> None:
         self._store = store
         self._meter = meter
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
+        method, counted_by = getattr(self._store, name), _COUNTED.get(name)
+        return method if counted_by is None else partial(counted_by, self._meter, method)
 
     def __repr__(self) -> str:
         return repr(self._store)
 
-    # --- jobs -------------------------------------------------------------------------------
-    def get_job(self, job_id: str) -> JobRow:
-        job = self._store.get_job(job_id)
-        self._meter.knows(job)
-        return job
 
-    def fail_job(self, lease: Lease, error: str) -> None:
-        with self._meter.asking(lease, ends=True):  # it is not retried
-            self._store.fail_job(lease, error)
+# Each gets the meter, the store's method, and what that is called with.
+def _known(meter: Meter, get: Callable[..., JobRow], job_id: str) -> JobRow:
+    job = get(job_id)
+    meter.knows(job)
+    return job
 
-    # --- leases -----------------------------------------------------------------------------
-    def claim_job(self, job_id: str, stage: Stage, owner: str, lease_sec: float) -> JobWork | None:
-        work = self._store.claim_job(job_id, stage, owner, lease_sec)
-        if work is not None:
-            self._meter.claimed(work.lease)
-        return work
 
-    def claim_group(
-        self,
-        job_id: str,
-        index: int,
-        stage: Stage,
-        owner: str,
-        lease_sec: float,
-        serves: Serves | None = None,
-    ) -> GroupWork | None:
-        work = self._store.claim_group(job_id, index, stage, owner, lease_sec, serves)
-        return self._claimed(work)
+def _claimed(meter: Meter, claim: Callable[..., Any], *args: Any) -> JobWork | GroupWork | None:
+    work: JobWork | GroupWork | None = claim(*args)
+    if work is not None:
+        meter.claimed(work.lease, work.waited_sec if isinstance(work, GroupWork) else None)
+    return work
 
-    def claim_next(
-        self,
-        stage: Stage,
-        model: str,
-        owner: str,
-        lease_sec: float,
-        serves: Serves | None = None,
-    ) -> GroupWork | None:
-        return self._claimed(self._store.claim_next(stage, model, owner, lease_sec, serves))
 
-    def _claimed(self, work: GroupWork | None) -> GroupWork | None:
-        if work is not None:
-            self._meter.claimed(work.lease, work.waited_sec)
-        return work
+def _beaten(meter: Meter, beat: Callable[..., Beat], *args: Any) -> Beat:
+    found = beat(*args)
+    meter.missed(found.lost)
+    return found
 
-    def heartbeat(self, leases: Sequence[Lease], lease_sec: float) -> Beat:
-        beat = self._store.heartbeat(leases, lease_sec)
-        self._meter.missed(beat.lost)
-        return beat
 
-    def release(
-        self, lease: Lease, error: str, forgiven: bool = False, whole: bool = False
-    ) -> Released:
-        with self._meter.asking(lease, ends=True):
-            released = self._store.release(lease, error, forgiven, whole)
-            self._meter.given_back(lease, is_failure=released.was_held and not forgiven)
-        return released
+def _released(
+    meter: Meter,
+    release: Callable[..., Released],
+    lease: Lease,
+    error: str,
+    forgiven: bool = False,
+    whole: bool = False,
+) -> Released:
+    with meter.asking(lease, ends=True):
+        released = release(lease, error, forgiven, whole)
+        meter.given_back(lease, is_failure=released.was_held and not forgiven)
+    return released
 
-    def cancel_group(self, lease: Lease) -> None:
-        with self._meter.asking(lease, ends=True):
-            self._store.cancel_group(lease)
 
-    # --- ingest -----------------------------------------------------------------------------
-    def add_groups(
-        self,
-        lease: Lease,
-        groups: Sequence[NewGroup],
-        rejected: Sequence[RejectedRow],
-        next_row: int,
-        cursor: SourcePosition,
-        from_row: int | None = None,
-    ) -> None:
-        with self._meter.asking(lease):
-            self._store.add_groups(lease, groups, rejected, next_row, cursor, from_row)
-        self._meter.quarantined(row.code for row in rejected)
+def _ended(meter: Meter, end: Callable[..., None], lease: Lease, *args: Any) -> None:
+    """The attempt is over, and is not retried."""
+    with meter.asking(lease, ends=True):
+        end(lease, *args)
 
-    def finish_ingest(
-        self,
-        lease: Lease,
-        rows_total: int,
-        models: Mapping[str, Any],
-        from_row: int | None = None,
-    ) -> None:
-        with self._meter.asking(lease):
-            self._store.finish_ingest(lease, rows_total, models, from_row)
-            self._meter.done(lease)
 
-    def pause_ingest(self, lease: Lease, most_open: int) -> int:
-        with self._meter.asking(lease):
-            room = self._store.pause_ingest(lease, most_open)
-            if not room:
-                self._meter.done(lease)
-        return room
+def _done(meter: Meter, step: Callable[..., Any], lease: Lease, *args: Any, **kwargs: Any) -> Any:
+    with meter.asking(lease):
+        found = step(lease, *args, **kwargs)
+        meter.done(lease)
+    return found
 
-    # --- groups -----------------------------------------------------------------------------
-    def advance(
-        self,
-        lease: Lease,
-        to: Stage,
-        artefact: Artefact | None,
-        timing: StageTiming,
-        spent: Spent | None = None,
-    ) -> None:
-        with self._meter.asking(lease):
-            self._store.advance(lease, to, artefact, timing, spent)
-            self._meter.done(lease)
 
-    def commit_group(
-        self,
-        lease: Lease,
-        completions: Sequence[CompletionRecord],
-        timing: StageTiming,
-        report: Mapping[str, float],
-    ) -> Stage | None:
-        with self._meter.asking(lease):
-            due = self._store.commit_group(lease, completions, timing, report)
-            self._meter.recorded(lease.job_id, completions)
-            self._meter.done(lease)
-        return due
+def _recorded(
+    meter: Meter,
+    keep: Callable[..., Any],
+    lease: Lease,
+    completions: Sequence[CompletionRecord],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    with meter.asking(lease):
+        found = keep(lease, completions, *args, **kwargs)
+        meter.recorded(lease.job_id, completions)
+        meter.done(lease)
+    return found
 
-    def keep_part(
-        self,
-        lease: Lease,
-        completions: Sequence[CompletionRecord],
-        timing: StageTiming,
-        report: Mapping[str, float],
-        spent: Spent | None = None,
-    ) -> None:
-        with self._meter.asking(lease):
-            self._store.keep_part(lease, completions, timing, report, spent)
-            self._meter.recorded(lease.job_id, completions)
-            self._meter.done(lease)
 
-    # --- publish ----------------------------------------------------------------------------
-    def finish_job(
-        self,
-        lease: Lease,
-        state: JobState,
-        error: str | None = None,
-        manifest: PublishedManifest | None = None,
-    ) -> None:
-        with self._meter.asking(lease):
-            self._store.finish_job(lease, state, error, manifest)
-            self._meter.done(lease)
+def _planned(
+    meter: Meter,
+    add: Callable[..., None],
+    lease: Lease,
+    groups: Sequence[NewGroup],
+    rejected: Sequence[RejectedRow],
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    with meter.asking(lease):
+        add(lease, groups, rejected, *args, **kwargs)
+    meter.quarantined(row.code for row in rejected)
 
-    # --- the sweeper ------------------------------------------------------------------------
-    def due(self, limit: int = 256, job_id: str | None = None) -> list[DueWork]:
-        due = self._store.due(limit, job_id)
-        if job_id is None:
-            self._meter.swept()
-        return due
+
+def _paused(meter: Meter, pause: Callable[..., int], lease: Lease, most_open: int) -> int:
+    with meter.asking(lease):
+        room = pause(lease, most_open)
+        if not room:
+            meter.done(lease)
+    return room
+
+
+def _swept(
+    meter: Meter, due: Callable[..., list[DueWork]], limit: int = 256, job_id: str | None = None
+) -> list[DueWork]:
+    found = due(limit, job_id)
+    if job_id is None:
+        meter.swept()
+    return found
+
+
+_COUNTED: Mapping[str, Callable[..., Any]] = {
+    "get_job": _known,
+    **dict.fromkeys(("claim_job", "claim_group", "claim_next"), _claimed),
+    "heartbeat": _beaten,
+    "release": _released,
+    **dict.fromkeys(("fail_job", "cancel_group"), _ended),
+    **dict.fromkeys(("finish_ingest", "advance", "finish_job"), _done),
+    **dict.fromkeys(("commit_group", "keep_part"), _recorded),
+    "add_groups": _planned,
+    "pause_ingest": _paused,
+    "due": _swept,
+}

@@ -102,10 +102,10 @@ class Sweeper:
         end.
         """
         failed: list[StoreError] = []
-        parts = {
+        parts: dict[str, Callable[[], object]] = {
             "skip proposals that nobody makes": self.skip_proposals,
             "stop jobs that are over a limit": self.stop_overdue,
-            "close what nobody may work on any more": self.close_over,
+            "close what nobody may work on any more": self._store.close_over,
             "end the sessions of workers that are gone": self.end_silent,
         }
         for what, part in parts.items():
@@ -188,10 +188,6 @@ class Sweeper:
         for job_id in sorted(self._store.stop_overdue()):
             about = {"job": job_id}
             log.warning("job %s is over its deadline or budget and stops", job_id, extra=about)
-
-    def close_over(self) -> None:
-        """Close what nobody may work on any more."""
-        self._store.close_over()
 
     def end_silent(self) -> None:
         """End the sessions of workers that are gone: nobody pays for them any longer."""

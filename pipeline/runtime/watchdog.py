@@ -7,20 +7,11 @@ job would not stop. A thread cannot be ended from outside, so the process must e
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from specbatch.pipeline.engines.clock import now
-from specbatch.schemas.errors import DeviceLostError, StepHungError
+from specbatch.pipeline.engines.contract import Engines
+from specbatch.schemas.errors import StepHungError
 from specbatch.schemas.provenance import TICKS_PER_SEC
-
-
-class Stepping(Protocol):
-    """An engine that may hang."""
-
-    @property
-    def stepping_since(self) -> int | None: ...
-
-    def give_up(self, error: DeviceLostError) -> None: ...
 
 
 class Watchdog:
@@ -28,7 +19,7 @@ class Watchdog:
 
     def __init__(
         self,
-        hosts: Sequence[Stepping],
+        hosts: Sequence[Engines],
         deadline_sec: float,
         clock: Callable[[], int] = now,  # ticks
     ) -> None:

@@ -22,7 +22,7 @@ from specbatch.schemas.records import Stage
 from specbatch.schemas.refusals import is_news
 
 if TYPE_CHECKING:  # the light install has no numpy
-    from specbatch.pipeline.engines.contract import Request, Service, Submitted
+    from specbatch.pipeline.engines.contract import Request, Service, Ticket
     from specbatch.pipeline.policy.breaker import Lessons
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class WorkStealer:
         serves = None if self._serves is None else self._serves()
         if self._serves is not None and serves is None:
             return False
-        asked = self._store.want_cut(self._model, self._owner, serves)
+        asked = self._store.ask_for_split(self._model, self._owner, serves)
         if asked is not None:
             log.info("nothing to verify: asked for half of group %d of job %s", asked[1], asked[0])
         return asked is not None
@@ -87,36 +87,36 @@ class WorkStealer:
 
 def wait_for_rows(
     service: Service,
-    tickets: list[Submitted],
+    tickets: list[Ticket],
     held: Held,
     rows: Sequence[Sequence[Request]],
-    cut: Callable[[int], None],
-    may_cut: bool = True,
+    split: Callable[[int], None],
+    may_split: bool = True,
 ) -> list[Lessons]:
     """Wait for a group's rows to be complete, or for its first ones if the others are taken over.
 
     `rows` has the requests of each row's samples. `tickets` has one ticket for all of them; more
     may be added. Returns what the engine learned about drafts.
 
-    `cut(keep)` makes the others a group of their own. Its errors are the caller's, except
+    `split(keep)` makes the others a group of their own. Its errors are the caller's, except
     `StoreError`: then all rows are done here. Raises what waiting for a ticket raises.
     """
     job_id, ticket = held.lease.job_id, tickets[0]
     units = [[request.request_id for request in samples] for samples in rows]
-    if may_cut:
-        held.when_cut(partial(ticket.ask_back, units))
+    if may_split:
+        held.when_asked_to_split(partial(ticket.ask_back, units))
     keep = len(rows)
     while given_back := ticket.next_given_back():
         ids = {request.request_id for request in given_back}
         left = sum(unit[0] not in ids for unit in units[:keep])
         try:
-            if may_cut:
-                cut(left)
-                keep, held.cut_wanted = left, False
+            if may_split:
+                split(left)
+                keep, held.split_wanted = left, False
                 continue
         except StoreError as error:
             log.warning("job %s: its last rows stay here: %s", job_id, error)
-            may_cut = False  # a group always keeps its first rows, without gaps
+            may_split = False  # a group always keeps its first rows, without gaps
         tickets.append(service.submit(job_id, given_back))
     for one in tickets:
         one.wait()

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from specbatch.pipeline.engines.contract import Engines, Submitted
-from specbatch.pipeline.observe.tracing.context import Work, work_on
+from specbatch.pipeline.engines.contract import Engines, Ticket
+from specbatch.pipeline.observe.tracing.context import CurrentWork, work_on
 from specbatch.pipeline.runtime.leases import Held
 from specbatch.pipeline.stages import spans
 from specbatch.pipeline.stages.context import StageContext
@@ -65,7 +65,7 @@ def claim_next(
 @contextmanager
 def attempt_on_device(
     context: StageContext, lease: Lease, host: Engines
-) -> Iterator[tuple[Held, list[Submitted]]]:
+) -> Iterator[tuple[Held, list[Ticket]]]:
     """An attempt with an engine. It is charged with the device time of the tickets in the list."""
     with (
         context.timing.working(Attempt.of(lease)) as tickets,
@@ -86,7 +86,7 @@ def attempt(
 ) -> Iterator[Held]:
     """Keep the lease alive inside the block; on failure give the unit back with the reason."""
     store = context.store
-    work_on(Work.of(lease))
+    work_on(CurrentWork.of(lease))
     try:
         with (
             context.tracing.attempt(lease) as span,
@@ -103,14 +103,16 @@ def attempt(
     except RequestCancelledError:
         if held.cancelled.is_set():
             store.cancel_group(lease)
-            context.enqueue_publish(lease.job_id)
         else:
             store.release(lease, "the worker was stopped", forgiven=True)
+        context.enqueue_publish(lease.job_id)
     except ModelChangedError as error:
         # A worker that has the right files may do it, also this one once it has them.
         reason = _reason(context, lease, error)
         log.warning("job %s group %s: %s", lease.job_id, lease.group_index, reason)
         store.release(lease, reason, forgiven=True)
+        if lease.stage is not Stage.PUBLISH:  # the publication itself would fail again at once
+            context.enqueue_publish(lease.job_id)
     except UsageError as error:
         # A job's own stage: no retry will help. A group: another worker may be able to.
         reason = _reason(context, lease, error)
@@ -122,14 +124,14 @@ def attempt(
     except DeviceLostError as error:
         reason = _reason(context, lease, error)
         released = store.release(lease, reason, forgiven=error.blameless)
-        context.enqueue_again(lease, released.cut_off)
+        context.enqueue_again(lease, released.split_off)
         raise
     except SpecbatchError as error:
         _fail(context, lease, error)
     except Exception as error:
         reason = _reason(context, lease, error)
         released = store.release(lease, reason)
-        context.enqueue_again(lease, released.cut_off)
+        context.enqueue_again(lease, released.split_off)
         if f"{type(error).__name__}: {error}" == reason:
             raise
         # The log must show neither its words nor those of its causes.
@@ -151,7 +153,7 @@ def _fail(context: StageContext, lease: Lease, error: SpecbatchError) -> None:
     # A damaged file, the storage, or what an engine is made of: no row is at fault.
     damaged = isinstance(error, ObjectError | NoEngineError)
     released = context.store.release(lease, reason, whole=damaged)
-    context.enqueue_again(lease, released.cut_off)
+    context.enqueue_again(lease, released.split_off)
 
 
 # --- places that refuse writes ----------------------------------------------------------------

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from specbatch.pipeline.engines.contract import Engines, ModelFolder, Submitted
+from specbatch.pipeline.engines.contract import Engines, ModelFolder, Ticket
 from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.pipeline.inputs.contract import READER_BYTES
 from specbatch.pipeline.inputs.rows import RowChecker
@@ -22,13 +22,13 @@ from specbatch.pipeline.policy.costs.pricing import cost_units
 from specbatch.pipeline.privacy.tenants import NOBODY_PRIVATE, Privacy
 from specbatch.pipeline.runtime.anchors import Anchoring
 from specbatch.pipeline.runtime.client import Enqueue
-from specbatch.pipeline.runtime.device_time import Timing, Untimed
+from specbatch.pipeline.runtime.device_time import Timing
 from specbatch.pipeline.runtime.last_used import LastUsed
 from specbatch.pipeline.runtime.leases import LeaseKeeper
 from specbatch.pipeline.runtime.outage import Outage
 from specbatch.pipeline.runtime.sweeper import Requeuer
 from specbatch.pipeline.runtime.tokenizers import Tokenizers
-from specbatch.pipeline.stages.drafting import ATTEMPTS_WITH_DRAFTS, Drafting
+from specbatch.pipeline.stages.drafting import Drafting
 from specbatch.pipeline.stages.readings import PausedReadings
 from specbatch.pipeline.stages.refill import Refills
 from specbatch.pipeline.stages.text_stop import Decode
@@ -41,6 +41,7 @@ from specbatch.schemas.records import Artefact, DueWork, JobRow, Lease, Stage, S
 from specbatch.schemas.spec import JobSpec, spec_of
 from specbatch.schemas.timekeeping import usd_of
 
+ATTEMPTS_WITH_DRAFTS = 3  # of a group; at the last one missing drafts are no error
 MOST_OPEN_GROUPS = 512
 MOST_KNOWN = 64
 
@@ -92,7 +93,7 @@ class StageContext:
     refills: Refills | None = None
     max_open_groups: int = MOST_OPEN_GROUPS  # of a job, before its input is read on
     max_attempts: int = ATTEMPTS_WITH_DRAFTS
-    timing: Timing = field(default_factory=Untimed)
+    timing: Timing = field(default_factory=Timing)
     privacy: Privacy = NOBODY_PRIVATE
     tracing: Tracing = UNTRACED
     reader_bytes: int = READER_BYTES
@@ -125,7 +126,7 @@ class StageContext:
         """Write a file of this attempt to the job's workspace."""
         return put_own(self.objects, job, name_of_attempt(kind, lease), data)
 
-    def device_time(self, tickets: Sequence[Submitted]) -> StageTiming:
+    def device_time(self, tickets: Sequence[Ticket]) -> StageTiming:
         """The device time that tickets have taken so far, and its price."""
         ticks = sum(ticket.ticks.total for ticket in tickets)
         usd = usd_of(cost_units(ticks, self.price_microusd))
@@ -133,7 +134,7 @@ class StageContext:
 
     # --- work messages ----------------------------------------------------------------------
     # A lost message costs time only: the sweeper enqueues the unit again.
-    def enqueue_group(self, job: JobRow, stage: Stage, index: int | None) -> None:
+    def enqueue_unit(self, job: JobRow, stage: Stage, index: int | None) -> None:
         model = {Stage.PROPOSE: job.proposer, Stage.VERIFY: job.verifier}.get(stage)
         self.enqueue(DueWork(job.job_id, stage, index, model, job.priority))
 
@@ -143,13 +144,13 @@ class StageContext:
         if job.stage is Stage.PUBLISH:
             self.enqueue(DueWork(job_id, Stage.PUBLISH, None, priority=job.priority))
 
-    def enqueue_again(self, lease: Lease, cut_off: int | None = None) -> None:
-        """A group that was given back, and the half that was cut off from it.
+    def enqueue_again(self, lease: Lease, split_off: int | None = None) -> None:
+        """A group that was given back, and the half that was split off from it.
 
         If the group has failed for good, the job may be ready to be published.
         """
         job = self.store.get_job(lease.job_id)
-        for index in (lease.group_index, cut_off):
+        for index in (lease.group_index, split_off):
             if index is not None:
-                self.enqueue_group(job, lease.stage, index)
+                self.enqueue_unit(job, lease.stage, index)
         self.enqueue_publish(lease.job_id)

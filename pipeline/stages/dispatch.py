@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 
-from specbatch.pipeline.observe.tracing.context import Work, work_on
+from specbatch.pipeline.observe.tracing.context import CurrentWork, work_on
 from specbatch.pipeline.stages.context import StageContext
 from specbatch.pipeline.stages.ingest import ingest
 from specbatch.pipeline.stages.propose import propose
@@ -38,7 +38,7 @@ def run_stage(context: StageContext, stage: Stage, job_id: str, group_index: int
 
 
 def _run(context: StageContext, stage: Stage, job_id: str, group_index: int | None) -> None:
-    work_on(Work(job_id, str(stage), group_index))  # the claim may bring another unit
+    work_on(CurrentWork(job_id, str(stage), group_index))  # the claim may bring another unit
     match stage:
         case Stage.INGEST:
             ingest(context, job_id)

@@ -1,4 +1,4 @@
-"""What the stages need to know about drafts: past outputs, blocks, priors, lengths, caps."""
+"""What the stages need to know about drafts: past outputs, priors, how far to write ahead."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specbatch.pipeline.engines.models.draft_names import DRAFT_MODEL
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.policy.acceptance import proposer_of
 from specbatch.pipeline.policy.breaker import Lessons
-from specbatch.pipeline.policy.depth import block_length, depth_cap
+from specbatch.pipeline.policy.depth import block_length
 from specbatch.pipeline.policy.tuning import (
     BLOCK_TESTS,
     PILOT_TOKENS,
@@ -21,21 +21,17 @@ from specbatch.pipeline.policy.tuning import (
     USUAL_DRAFT_PRICE,
 )
 from specbatch.pipeline.runtime.last_used import LastUsed
-from specbatch.pipeline.storage.artefacts import DraftBlock, read_drafts
 from specbatch.pipeline.storage.history_files import HISTORY, delete_reported, name_of
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.pipeline.storage.workspace import put_own, read_own
 from specbatch.schemas.errors import (
     FencedError,
-    ObjectError,
     SpecbatchError,
     StoreError,
-    UsageError,
 )
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.records import (
     Artefact,
-    GroupWork,
     JobRow,
     Lease,
     PromptRow,
@@ -53,7 +49,6 @@ from specbatch.schemas.speculation import (
 log = logging.getLogger(__name__)
 
 MOST_AHEAD = 512  # tokens of a pre-generated continuation
-ATTEMPTS_WITH_DRAFTS = 3  # of a group; at the last one missing drafts are no error
 _PRICED_TOKENS = 1000  # of a job, before its price per token is believed
 _JOBS_KEPT = 4  # histories in memory at a time
 # Of a pilot group's rows, one in so many gets drafts: with one group in 16 a pilot, one row in 64.
@@ -77,16 +72,8 @@ class Drafting:
     No output depends on it: failures are logged, and the job goes on.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        objects: Objects,
-        drafts_beside: bool = False,
-        max_attempts: int = ATTEMPTS_WITH_DRAFTS,
-    ) -> None:
-        """`drafts_beside`: this process's own verifier has a draft model beside it.
-        `max_attempts`: of a group."""
-        self._attempts_with_drafts = min(ATTEMPTS_WITH_DRAFTS, max_attempts)
+    def __init__(self, store: Store, objects: Objects, drafts_beside: bool = False) -> None:
+        """`drafts_beside`: this process's own verifier has a draft model beside it."""
         self._drafts_beside = drafts_beside
         self._store = store
         self._objects = objects
@@ -158,23 +145,6 @@ class Drafting:
             delete_reported(self._objects, job)
         except (SpecbatchError, TypeError) as error:
             log.warning("job %s keeps its history for now: %s", job.job_id, _words(error))
-
-    def blocks(self, job: JobRow, work: GroupWork) -> dict[tuple[int, int], DraftBlock]:
-        """The blocks that were written ahead for the group, by row and sample.
-
-        Raises `ObjectError` in a group's first attempts; later ones go without lost blocks.
-        """
-        if work.drafts is None:
-            return {}
-        try:
-            blocks = read_drafts(read_own(self._objects, job, work.drafts))
-        except ObjectError as error:
-            if work.lease.attempt < self._attempts_with_drafts:
-                raise  # it may be the storage, and over by the next attempt
-            message = "job %s group %s goes on without its drafts: %s"
-            log.warning(message, job.job_id, work.lease.group_index, _words(error))
-            return {}
-        return {(block.row_index, block.sample_index): block for block in blocks}
 
     def priors(self, job: JobRow) -> Sequence[AcceptanceCount]:
         """How drafts fared in earlier jobs of the name; read once per job."""
@@ -270,12 +240,6 @@ def _words(error: Exception) -> str:
     return str(error) if isinstance(error, SpecbatchError) else type(error).__name__
 
 
-def first_length(spec: JobSpec) -> int:
-    """Tokens to write ahead while nothing is known, or as many as the job wants."""
-    wanted = spec.speculation.pregenerate_tokens
-    return PILOT_TOKENS if wanted == "auto" else wanted
-
-
 def _price(progress: JobProgress, draft_usd_per_token: float | None) -> float | None:
     """Of a drafted token in tokens of the verifier; None while that is not measured."""
     if draft_usd_per_token is None:
@@ -300,29 +264,3 @@ def uses_history(spec: JobSpec) -> bool:
         and speculation.allows("history")
         and speculation.verification is Verification.COUPLED
     )
-
-
-def cap_of(spec: JobSpec, row: PromptRow, tenant: int | None) -> int | None:
-    """How deep drafts may reach for a row; None: as deep as pays."""
-    speculation = spec.speculation
-    return depth_cap(
-        tenant=tenant,
-        job=speculation.max_depth,
-        tags=dict(speculation.tag_depths),
-        tag=row.tag,
-        by_prompt_tokens=speculation.prompt_depths,
-        prompt_tokens=len(row.prompt_ids),
-    )
-
-
-def check_drafts_here(has_draft_model: bool, spec: JobSpec) -> None:
-    """A ratio test without drafts would sample as the spec says, and never as it is meant.
-
-    Raises `UsageError`.
-    """
-    verification = spec.speculation.verification
-    if verification is not Verification.COUPLED and not has_draft_model:
-        raise UsageError(
-            f"verification {verification} needs the draft model beside the verifier: start "
-            f"`specbatch worker verify --verifier {spec.verifier} --proposer {spec.proposer}`"
-        )

@@ -125,4 +125,4 @@ def _store_groups(
     last = batch[-1]
     context.store.add_groups(lease, groups, rejected, last.next_row, last.cursor, from_row)
     for group in groups:
-        context.enqueue_group(job, group.first_stage, group.index)
+        context.enqueue_unit(job, group.first_stage, group.index)

@@ -71,7 +71,7 @@ def recorded(
             kept[int(match[1])].append(Artefact(**value))
     for index, prompts, results in store.recorded_groups(job.job_id):
         rows = read(prompts)
-        mine = {row.row_index for row in rows}  # groups that were cut off share the file
+        mine = {row.row_index for row in rows}  # groups that were split off share the file
         found: dict[tuple[int, int], CompletionRecord] = {}
         for artefact in (*kept[index], *((results,) if results else ())):
             for record in read_results(read_own(objects, job, artefact)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from specbatch.pipeline.engines.contract import Completion, Engines, Submitted
+from specbatch.pipeline.engines.contract import Completion, Engines, Ticket
 from specbatch.pipeline.stages import spans
 from specbatch.pipeline.stages.attempt import attempt_on_device, begin, claim_next
 from specbatch.pipeline.stages.context import StageContext
@@ -49,7 +49,7 @@ def propose(context: StageContext, job_id: str, index: int) -> None:
         context.drafting.drafted(job, tokens, timing.device_usd)
         advance = partial(context.store.advance, work.lease, Stage.VERIFY, artefact, timing)
         context.timing.commit(work.lease, advance)
-        context.enqueue_group(job, Stage.VERIFY, work.lease.group_index)
+        context.enqueue_unit(job, Stage.VERIFY, work.lease.group_index)
 
 
 def _submit(
@@ -59,7 +59,7 @@ def _submit(
     spec: JobSpec,
     rows: Sequence[PromptRow],
     length: int,
-) -> Submitted:
+) -> Ticket:
     decode = context.decode(job)
     cap = context.tenant_depths.get(job.tenant)
     keeper = context.privacy.keeper(job)

@@ -174,16 +174,16 @@ def unfinished_rows(
     store: Store, objects: Objects, job: JobRow
 ) -> Iterator[tuple[PromptRow, str, str]]:
     """(row, failed or cancelled, last error) of every row in a group that has no completions."""
-    read = reader(objects, job, files=2)  # of a planned group, and of one that was cut off
+    read = reader(objects, job, files=2)  # of a planned group, and of one that was split off
     kept = store.kept_rows(job.job_id)
     planned: list[tuple[Prompts, str, str]] = []
-    cut_off: list[tuple[Prompts, str, str]] = []
+    split_off: list[tuple[Prompts, str, str]] = []
     for index, word, prompts, error in store.failed_groups(job.job_id):
-        (planned if index < FIRST_SPLIT_INDEX else cut_off).append((prompts, word, error))
-    # Groups were planned in the order of their rows, and are cut in any order.
-    by_file = sorted(cut_off, key=lambda group: (group[0].artefact.uri, group[0].row_start))
+        (planned if index < FIRST_SPLIT_INDEX else split_off).append((prompts, word, error))
+    # Groups were planned in the order of their rows, and are split in any order.
+    by_file = sorted(split_off, key=lambda group: (group[0].artefact.uri, group[0].row_start))
     firsts = {group[0]: read(group[0])[0].row_index for group in by_file}
-    cut_off.sort(key=lambda group: firsts[group[0]])
+    split_off.sort(key=lambda group: firsts[group[0]])
 
     def rows(groups: Iterable[tuple[Prompts, str, str]]) -> Iterator[tuple[PromptRow, str, str]]:
         for prompts, word, error in groups:
@@ -191,7 +191,7 @@ def unfinished_rows(
                 if row.row_index not in kept:
                     yield row, word, error
 
-    return heapq.merge(rows(planned), rows(cut_off), key=lambda found: found[0].row_index)
+    return heapq.merge(rows(planned), rows(split_off), key=lambda found: found[0].row_index)
 
 
 def final_state(job: JobRow, progress: JobProgress) -> tuple[JobState, str | None]:
@@ -228,29 +228,23 @@ def _records(
     job: JobRow, row: PromptRow, reason: FinishReason, error: str
 ) -> Iterator[CompletionRecord]:
     for sample in range(row.n):
-        yield _empty(job, row, sample, reason, error)
-
-
-def _empty(
-    job: JobRow, row: PromptRow, sample: int, reason: FinishReason, error: str
-) -> CompletionRecord:
-    return CompletionRecord(
-        row_index=row.row_index,
-        sample_index=sample,
-        row_id=row.row_id,
-        tag=row.tag,
-        seed=sample_seed(row.seed, sample),
-        prompt_tokens=len(row.prompt_ids),
-        token_ids=(),
-        text="",
-        finish_reason=reason,
-        origins=(),
-        logprobs=(),
-        proposed=0,
-        accepted=0,
-        verifier_passes=0,
-        cost_usd=0.0,
-        verifier=job.verifier,
-        proposer=job.proposer,
-        error=error,
-    )
+        yield CompletionRecord(
+            row_index=row.row_index,
+            sample_index=sample,
+            row_id=row.row_id,
+            tag=row.tag,
+            seed=sample_seed(row.seed, sample),
+            prompt_tokens=len(row.prompt_ids),
+            token_ids=(),
+            text="",
+            finish_reason=reason,
+            origins=(),
+            logprobs=(),
+            proposed=0,
+            accepted=0,
+            verifier_passes=0,
+            cost_usd=0.0,
+            verifier=job.verifier,
+            proposer=job.proposer,
+            error=error,
+        )

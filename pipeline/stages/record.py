@@ -27,7 +27,7 @@ def record(context: StageContext, job_id: str, index: int) -> None:
         job, spec = context.jobs.of_group(job_id)
         spans.begun(held.span, Stage.RECORD, job, work)
         rows = rows_of(objects, job, work.where)
-        mine = {row.row_index for row in rows}  # groups that were cut off share the file
+        mine = {row.row_index for row in rows}  # groups that were split off share the file
         results = read_own(objects, job, work.results)
         records = [record for record in read_results(results) if record.row_index in mine]
         tokenizer = context.tokenizers.of_job(job)

@@ -16,10 +16,10 @@ from typing import Protocol
 
 from specbatch.pipeline.engines.contract import Engines, Request, Wanted
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.observe.tracing.context import Work, work_on
-from specbatch.pipeline.runtime.device_time import Timing, Untimed
+from specbatch.pipeline.observe.tracing.context import CurrentWork, work_on
+from specbatch.pipeline.policy.tuning import PILOT_TOKENS
+from specbatch.pipeline.runtime.device_time import Timing
 from specbatch.pipeline.runtime.last_used import LastUsed
-from specbatch.pipeline.stages.drafting import first_length
 from specbatch.pipeline.stages.requests import further, request_id_of, requests_of, row_and_sample
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.pipeline.storage.prompts import ReadRows, reader
@@ -162,7 +162,7 @@ class Refiller:
         self, store: Store, objects: Objects, host: Engines, timing: Timing | None = None
     ) -> None:
         self._store, self._objects, self._host = store, objects, host
-        self._timing = timing or Untimed()
+        self._timing = timing or Timing()
         self._readers: LastUsed[str, ReadRows] = LastUsed(_JOBS_KEPT)
 
     def refill(self, message: RefillMessage) -> HintMessage | None:
@@ -171,7 +171,7 @@ class Refiller:
         Which prompt it is, and how it is sampled, is the store's word and not the message's. Raises
         `DeviceLostError`.
         """
-        work_on(Work(message.job_id, "refill", message.group_index))
+        work_on(CurrentWork(message.job_id, "refill", message.group_index))
         try:
             return self._refill(message)
         except DeviceLostError:
@@ -196,7 +196,9 @@ class Refiller:
         if row is None or message.sample_index >= row.n:
             return None
         asked = requests_of(job.job_id, spec, row, _no_text)[message.sample_index]
-        length = min(first_length(spec) + message.late, MAX_HINT_TOKENS)
+        wanted = spec.speculation.pregenerate_tokens
+        first = PILOT_TOKENS if wanted == "auto" else wanted  # of the block
+        length = min(first + message.late, MAX_HINT_TOKENS)
         request = further(asked, message.output_ids, length)
         service = self._host.service(spec.engine.of_proposer())
         with self._timing.working(Attempt(job.job_id, 0, HINTS, Stage.PROPOSE)) as tickets:

@@ -7,12 +7,12 @@ from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
-from specbatch.pipeline.engines.contract import Completion, Request, Route
+from specbatch.pipeline.engines.contract import Cohort, Completion, Request
 from specbatch.pipeline.engines.exact.proposers.history import History
 from specbatch.pipeline.policy.costs.controls import weight
 from specbatch.pipeline.policy.costs.pricing import cost_units
+from specbatch.pipeline.policy.depth import depth_cap
 from specbatch.pipeline.privacy.retention import EVERYTHING, Everything
-from specbatch.pipeline.stages.drafting import cap_of
 from specbatch.pipeline.stages.text_stop import Decode, TextStop, text_before_stop
 from specbatch.pipeline.storage.artefacts import DraftBlock
 from specbatch.schemas.provenance import TICKS_PER_SEC
@@ -22,7 +22,7 @@ from specbatch.schemas.spec import NO_DRAFT_MODEL, JobSpec
 from specbatch.schemas.timekeeping import usd_of
 
 Drafts = Mapping[tuple[int, int], DraftBlock]  # by (row_index, sample_index)
-NO_PINS: Mapping[str, str] = MappingProxyType({})
+NO_TAG_MODELS: Mapping[str, str] = MappingProxyType({})
 
 
 def requests_of(
@@ -33,13 +33,13 @@ def requests_of(
     drafts: Drafts | None = None,
     history: History | None = None,
     tenant_cap: int | None = None,
-    pins: Mapping[str, str] = NO_PINS,
+    tag_models: Mapping[str, str] = NO_TAG_MODELS,
     kept: Everything = EVERYTHING,
 ) -> list[Request]:
     """One request per sample of a row; `decode` is called only where there are stop strings.
 
-    `pins`: tags whose rows may use one draft model only, and its name. The engine knows a row by
-    the tag that is `kept`, its history by the id that is `kept`.
+    `tag_models`: tags whose rows may use one draft model only, and its name. The engine knows a row
+    by the tag that is `kept`, its history by the id that is `kept`.
     """
     params = spec.sampling.params(dict(row.overrides))
     cap = cap_of(spec, row, tenant_cap)
@@ -59,10 +59,10 @@ def requests_of(
                 depth=depth,
                 verification=spec.speculation.verification,
                 watch_text=watch,
-                route=Route(job_id, kept.tag(row.tag)),
+                route=Cohort(job_id, kept.tag(row.tag)),
                 max_depth=cap,
                 sources=None if sources == "hybrid" else frozenset(sources),
-                draft_model=None if row.tag is None else pins.get(row.tag),
+                draft_model=None if row.tag is None else tag_models.get(row.tag),
                 shadow=spec.speculation.depth == "shadow" and cap != 0,
                 past_ids=history.past(kept.row_id(row.row_id), sample) if history else (),
                 history=history.index if history else None,
@@ -74,6 +74,19 @@ def requests_of(
 def goes_without_models(spec: JobSpec, row: PromptRow) -> bool:
     """Whether the job keeps draft models away from the row, so that none writes ahead for it."""
     return (row.tag, NO_DRAFT_MODEL) in spec.speculation.routes
+
+
+def cap_of(spec: JobSpec, row: PromptRow, tenant: int | None) -> int | None:
+    """How deep drafts may reach for a row; None: as deep as pays."""
+    speculation = spec.speculation
+    return depth_cap(
+        tenant=tenant,
+        job=speculation.max_depth,
+        tags=dict(speculation.tag_depths),
+        tag=row.tag,
+        by_prompt_tokens=speculation.prompt_depths,
+        prompt_tokens=len(row.prompt_ids),
+    )
 
 
 def _depth_of(spec: JobSpec, cap: int | None) -> int | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from typing import Concatenate, ParamSpec
 
-from specbatch.pipeline.engines.contract import Completion, Submitted
+from specbatch.pipeline.engines.contract import Completion, Ticket
 from specbatch.pipeline.inputs.planner import PlannedGroup
 from specbatch.pipeline.observe.tracing import span_names as names
 from specbatch.pipeline.observe.tracing.tracing import Attributes, Span, Value
@@ -69,7 +69,7 @@ def read(span: Span, job: JobRow, batch: Sequence[PlannedGroup], begun_ns: int) 
 
 @_harmless
 def drafted(
-    span: Span, job: JobRow, tickets: Sequence[Submitted], completions: Sequence[Completion]
+    span: Span, job: JobRow, tickets: Sequence[Ticket], completions: Sequence[Completion]
 ) -> None:
     """What a draft model wrote ahead."""
     model: Attributes = {**_OPERATION, names.GEN_AI_MODEL: job.proposer or ""}
@@ -85,7 +85,7 @@ def drafted(
 
 @_harmless
 def verified(
-    span: Span, job: JobRow, tickets: Sequence[Submitted], records: Sequence[CompletionRecord]
+    span: Span, job: JobRow, tickets: Sequence[Ticket], records: Sequence[CompletionRecord]
 ) -> None:
     """What the verifier made of a group."""
     model: Attributes = {**_OPERATION, names.GEN_AI_MODEL: job.verifier}
@@ -123,9 +123,9 @@ def recorded(span: Span, job: JobRow, records: Sequence[CompletionRecord], begun
 
 
 @_harmless
-def cut(span: Span, index: int, kept: int) -> None:
+def split(span: Span, index: int, kept: int) -> None:
     """All but the first rows went to a group of their own."""
-    span.event(names.CUT, {names.CUT_INDEX: index, names.ROWS: kept})
+    span.event(names.SPLIT, {names.SPLIT_INDEX: index, names.ROWS: kept})
 
 
 def _of(record: CompletionRecord) -> dict[str, Value]:
@@ -145,7 +145,7 @@ def _compute(completions: Sequence[Completion]) -> float:
     return sum(done.compute_sec for done in completions)
 
 
-def _times(tickets: Sequence[Submitted]) -> Callable[[str], tuple[int, int]]:
+def _times(tickets: Sequence[Ticket]) -> Callable[[str], tuple[int, int]]:
     """When a request was handed to the engine and when it ended, in nanoseconds."""
     ended: Mapping[str, int] = {k: v for ticket in tickets for k, v in ticket.ended_ns.items()}
     begun_ns = min((ticket.begun_ns for ticket in tickets), default=time.time_ns())

@@ -12,13 +12,14 @@ If the job is stopped meanwhile, its finished rows are kept and the group ends.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 
-from specbatch.pipeline.engines.contract import Completion, Engines, Request, Submitted
+from specbatch.pipeline.engines.contract import Completion, Engines, Request, Ticket
 from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.policy.costs.controls import NOTHING_MEASURED
 from specbatch.pipeline.privacy.retention import kept_records
@@ -26,8 +27,8 @@ from specbatch.pipeline.runtime.leases import Held
 from specbatch.pipeline.runtime.work_stealing import wait_for_rows
 from specbatch.pipeline.stages import spans
 from specbatch.pipeline.stages.attempt import attempt_on_device, begin, claim_next
-from specbatch.pipeline.stages.context import StageContext
-from specbatch.pipeline.stages.drafting import check_drafts_here, uses_history
+from specbatch.pipeline.stages.context import ATTEMPTS_WITH_DRAFTS, StageContext
+from specbatch.pipeline.stages.drafting import uses_history
 from specbatch.pipeline.stages.private_results import put_kept
 from specbatch.pipeline.stages.refill import refilled
 from specbatch.pipeline.stages.requests import (
@@ -38,12 +39,21 @@ from specbatch.pipeline.stages.requests import (
     row_and_sample,
     with_text,
 )
-from specbatch.pipeline.storage.artefacts import write_results
+from specbatch.pipeline.storage.artefacts import DraftBlock, read_drafts, write_results
+from specbatch.pipeline.storage.objects import Objects
 from specbatch.pipeline.storage.prompts import rows_of
-from specbatch.schemas.errors import ModelChangedError, RequestCancelledError, UsageError
+from specbatch.pipeline.storage.workspace import read_own
+from specbatch.schemas.errors import (
+    ModelChangedError,
+    ObjectError,
+    RequestCancelledError,
+    UsageError,
+)
 from specbatch.schemas.numeric_class import UNKNOWN, Pinned
-from specbatch.schemas.records import GroupWork, JobRow, PromptRow, Stage
+from specbatch.schemas.records import GroupWork, JobRow, PromptRow, Stage, Verification
 from specbatch.schemas.spec import JobSpec
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +66,7 @@ class _Group:
     spec: JobSpec
     rows: Sequence[PromptRow]
     drafts: Drafts
-    tickets: list[Submitted]  # its requests in the engine
+    tickets: list[Ticket]  # its requests in the engine
 
 
 def verify(context: StageContext, job_id: str, index: int) -> None:
@@ -70,9 +80,9 @@ def verify(context: StageContext, job_id: str, index: int) -> None:
     with attempt_on_device(context, work.lease, host) as (held, tickets):
         job, spec = _job_of(context, host, work)
         begin(context, held, job, work)
-        check_drafts_here(host.proposer is not None, spec)
+        _check_drafts_here(host.proposer is not None, spec)
         rows = _rows_left(context, job, work)
-        drafts = context.drafting.blocks(job, work)
+        drafts = blocks_ahead(context.objects, job, work, context.max_attempts)
         group = _Group(held, work, job, spec, rows, drafts, tickets)
         try:
             lessons = _run_engine(context, host, group)
@@ -105,6 +115,39 @@ def _rows_left(context: StageContext, job: JobRow, work: GroupWork) -> Sequence[
     return [row for row in rows if row.row_index not in kept]
 
 
+def _check_drafts_here(has_draft_model: bool, spec: JobSpec) -> None:
+    """A ratio test without drafts would sample as the spec says, and never as it is meant.
+
+    Raises `UsageError`.
+    """
+    verification = spec.speculation.verification
+    if verification is not Verification.COUPLED and not has_draft_model:
+        raise UsageError(
+            f"verification {verification} needs the draft model beside the verifier: start "
+            f"`specbatch worker verify --verifier {spec.verifier} --proposer {spec.proposer}`"
+        )
+
+
+def blocks_ahead(
+    objects: Objects, job: JobRow, work: GroupWork, max_attempts: int
+) -> dict[tuple[int, int], DraftBlock]:
+    """The blocks that were written ahead for the group, by row and sample.
+
+    Raises `ObjectError` in a group's first attempts; later ones go without lost blocks.
+    """
+    if work.drafts is None:
+        return {}
+    try:
+        blocks = read_drafts(read_own(objects, job, work.drafts))
+    except ObjectError as error:
+        if work.lease.attempt < min(ATTEMPTS_WITH_DRAFTS, max_attempts):
+            raise  # it may be the storage, and over by the next attempt
+        message = "job %s group %s goes on without its drafts: %s"
+        log.warning(message, job.job_id, work.lease.group_index, error)
+        return {}
+    return {(block.row_index, block.sample_index): block for block in blocks}
+
+
 def _run_engine(context: StageContext, host: Engines, group: _Group) -> list[Lessons]:
     """Complete the group's rows in its tickets; returns what the engine learned about drafts.
 
@@ -115,10 +158,10 @@ def _run_engine(context: StageContext, host: Engines, group: _Group) -> list[Les
     requests = list(chain.from_iterable(by_row))
     priors = context.drafting.priors(job) if spec.speculation.enabled else ()
 
-    def cut(keep: int) -> None:
-        index = context.store.cut_group(held.lease, keep)
-        spans.cut(held.span, index, keep)
-        context.enqueue_group(job, Stage.VERIFY, index)
+    def split(keep: int) -> None:
+        index = context.store.split_group(held.lease, keep)
+        spans.split(held.span, index, keep)
+        context.enqueue_unit(job, Stage.VERIFY, index)
 
     with refilled(context.refills, job, spec, held.lease.group_index or 0, requests):
         service = host.service(spec.engine)
@@ -126,8 +169,8 @@ def _run_engine(context: StageContext, host: Engines, group: _Group) -> list[Les
         held.spent_usd = lambda: context.device_time(tickets).device_usd
         if held.cancelled.is_set():  # before the engine knew of the requests
             host.cancel(job.job_id)
-        may_cut = not group.work.rows_kept  # else its rows are not counted as the store does
-        return wait_for_rows(service, tickets, held, by_row, cut, may_cut)
+        may_split = not group.work.rows_kept  # else its rows are not counted as the store does
+        return wait_for_rows(service, tickets, held, by_row, split, may_split)
 
 
 def _requests(context: StageContext, host: Engines, group: _Group) -> list[list[Request]]:
@@ -136,10 +179,10 @@ def _requests(context: StageContext, host: Engines, group: _Group) -> list[list[
     decode = context.decode(job)
     history = context.drafting.history(job) if uses_history(spec) else None
     cap = context.tenant_depths.get(job.tenant)
-    pins = host.pins(spec.speculation)
+    tag_models = host.tag_models(spec.speculation)
     keeper = context.privacy.keeper(job)
     return [
-        requests_of(job.job_id, spec, row, decode, group.drafts, history, cap, pins, keeper)
+        requests_of(job.job_id, spec, row, decode, group.drafts, history, cap, tag_models, keeper)
         for row in group.rows
     ]
 
@@ -176,7 +219,7 @@ def _commit(context: StageContext, group: _Group, lessons: Sequence[Lessons]) ->
     timing = context.device_time(tickets)
     advance = partial(context.store.advance, held.lease, Stage.RECORD, artefact, timing)
     context.timing.commit(held.lease, advance)
-    context.enqueue_group(job, Stage.RECORD, held.lease.group_index)
+    context.enqueue_unit(job, Stage.RECORD, held.lease.group_index)
 
 
 def _enqueue_suspects(context: StageContext, job_id: str) -> None:
@@ -202,7 +245,7 @@ def _keep_finished(context: StageContext, group: _Group) -> None:
     context.enqueue_publish(lease.job_id)
 
 
-def _finished_rows(tickets: Iterable[Submitted], rows: Sequence[PromptRow]) -> list[Completion]:
+def _finished_rows(tickets: Iterable[Ticket], rows: Sequence[PromptRow]) -> list[Completion]:
     """The completions of rows all of whose samples have finished.
 
     So a row is whole in this job's output, or whole in its remainder.

@@ -103,11 +103,11 @@ def test_claims_leave_a_job_to_workers_with_its_model(store: Store) -> None:
     for stranger in (worker(NEW), worker(None)):
         assert claim_next(store, stranger) is None
         assert claim_group(store, 0, stranger) is None
-        assert store.want_cut("big", "idle", stranger) is None
+        assert store.ask_for_split("big", "idle", stranger) is None
     assert store.get_job(JOB).numeric_class is None, "who may not verify it pins no class"
     work = found(claim_next(store, worker(OLD)))
     assert (work.model_fingerprint, work.numeric_class, work.lease.attempt) == (OLD.digest, F32, 1)
-    assert store.want_cut("big", "idle", worker(NEW)) is None
+    assert store.ask_for_split("big", "idle", worker(NEW)) is None
     assert found(claim_group(store, 1, worker(OLD))).model_fingerprint == OLD.digest
 
 

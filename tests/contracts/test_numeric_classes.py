@@ -180,15 +180,15 @@ def test_many_that_claim_at_once_agree_on_one_class(store: Store) -> None:
 def test_who_cannot_verify_a_job_asks_for_no_part_of_its_groups(store: Store) -> None:
     ingest(store, groups=1)
     assert claim_next(store, "w", serving(F32))
-    assert store.want_cut("big", "idle", serving(TORCH)) is None
-    assert store.want_cut("big", "idle", serving(F32)) == (JOB, 0)
+    assert store.ask_for_split("big", "idle", serving(TORCH)) is None
+    assert store.ask_for_split("big", "idle", serving(F32)) == (JOB, 0)
 
 
 def test_what_is_due_for_another_class_keeps_nobody_from_asking(store: Store) -> None:
     ingest(store, groups=1)
     assert claim_next(store, "w", serving(F32))
     ingest(store, job_id="job00001", numeric_class=TORCH)
-    assert store.want_cut("big", "idle", serving(F32)) == (JOB, 0)
+    assert store.ask_for_split("big", "idle", serving(F32)) == (JOB, 0)
 
 
 # --- moving ---------------------------------------------------------------------------------

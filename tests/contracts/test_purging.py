@@ -159,7 +159,7 @@ def verified_after_a_cut(store: Store) -> int:
     """Group 0 is cut in two, and both parts are done; the index of the second."""
     work = store.claim_group(JOB, 0, Stage.VERIFY, "w", 60.0)
     assert work is not None
-    cut = store.cut_group(work.lease, 1)
+    cut = store.split_group(work.lease, 1)
     store.advance(work.lease, Stage.RECORD, work.prompts, NO_TIME)
     record = store.claim_group(JOB, 0, Stage.RECORD, "w", 60.0)
     assert record is not None

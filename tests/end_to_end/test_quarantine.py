@@ -11,7 +11,7 @@ import pytest
 from ledger.builders import LEASE_SEC
 
 from specbatch.jobs.chaos.stand_in import StandInHost
-from specbatch.pipeline.engines.contract import Request, Submitted
+from specbatch.pipeline.engines.contract import Request, Ticket
 from specbatch.pipeline.stages.dispatch import run_stage
 from specbatch.schemas.errors import EngineError, ObjectError
 from specbatch.schemas.records import FIRST_SPLIT_INDEX, JobState, Stage
@@ -41,7 +41,7 @@ class Poisoned:
         self._service = self._host.service(spec)
         return self
 
-    def submit(self, job_id: str, requests: Sequence[Request], priors: Any = ()) -> Submitted:
+    def submit(self, job_id: str, requests: Sequence[Request], priors: Any = ()) -> Ticket:
         if self._prompts & {request.prompt_ids for request in requests}:
             raise self._error
         return self._service.submit(job_id, requests, priors)

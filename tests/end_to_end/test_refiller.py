@@ -145,9 +145,9 @@ def test_a_job_that_wants_no_blocks_is_not_written_for(
 
 def test_a_row_that_was_given_away_is_found_by_its_new_group(bed: Bed) -> None:
     lease = claim(bed.store, 0).lease
-    cut_off = bed.store.cut_group(lease, 2)
+    split_off = bed.store.split_group(lease, 2)
     assert bed.ask(group_index=0) is None
-    hint = bed.ask(group_index=cut_off)
+    hint = bed.ask(group_index=split_off)
     assert hint is not None
     assert hint.token_ids == bed.draft(2, 1)[:BLOCK]
 

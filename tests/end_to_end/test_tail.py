@@ -170,8 +170,8 @@ def test_rows_stay_where_they_are_if_the_store_cannot_be_told(
         told.set()
         raise StoreError("the database did not answer in time")
 
-    monkeypatch.setattr(site.store, "cut_group", refuse)
-    assert site.store.want_cut(site.model, "idle") is not None
+    monkeypatch.setattr(site.store, "split_group", refuse)
+    assert site.store.ask_for_split(site.model, "idle") is not None
     busy.keeper.beat()
     busy.go_on()
     assert told.wait(WAIT_SEC)
@@ -186,7 +186,7 @@ def test_who_lost_the_group_meanwhile_gives_nothing_back(
     site: Site, busy: Busy, undisturbed: Outcome
 ) -> None:
     job_id = job_of(site)
-    assert site.store.want_cut(site.model, "idle") is not None
+    assert site.store.ask_for_split(site.model, "idle") is not None
     busy.keeper.beat()
     site.clock.advance(LEASE_SEC)
     idle = site.worker("idle", site.host())
@@ -203,7 +203,7 @@ def test_all_that_is_begun_stays(site: Site, busy: Busy) -> None:
     job_id = job_of(site)
     while busy.engine.unstarted():
         busy.go_on()
-    assert site.store.want_cut(site.model, "idle") is not None
+    assert site.store.ask_for_split(site.model, "idle") is not None
     busy.keeper.beat()
     busy.end()
     assert site.store.progress(job_id).groups_total == 1
@@ -222,7 +222,7 @@ def test_only_who_verifies_nothing_asks() -> None:
         assert keeper.holds(Stage.VERIFY)
         assert not helper.ask()
     assert helper.ask()
-    assert store.heartbeat([lease], LEASE_SEC).cut_wanted == {lease}
+    assert store.heartbeat([lease], LEASE_SEC).split_wanted == {lease}
     helper.close()
     keeper.close()
 
@@ -236,14 +236,18 @@ def test_a_holder_hears_it_once_each_time_it_is_asked() -> None:
     heard: list[str] = []
     with keeper.hold(lease) as held:
         keeper.beat()
-        store.want_cut("big", "idle")
+        store.ask_for_split("big", "idle")
         keeper.beat()
-        held.when_cut(lambda: heard.append("late"))  # it was asked before anything could be done
+        held.when_asked_to_split(
+            lambda: heard.append("late")
+        )  # it was asked before anything could be done
         assert heard == ["late"]
         keeper.beat()
-        store.advance(claim_after(store, store.cut_group(lease, 2)), Stage.RECORD, RESULTS, NO_TIME)
+        store.advance(
+            claim_after(store, store.split_group(lease, 2)), Stage.RECORD, RESULTS, NO_TIME
+        )
         keeper.beat()
-        store.want_cut("big", "idle")
+        store.ask_for_split("big", "idle")
         keeper.beat()
         keeper.beat()
     assert heard == ["late", "late"]
@@ -271,7 +275,7 @@ def test_helpers_ask_in_a_thread_of_their_own_and_outlive_the_store(
         asked.set()
         return JOB, 0
 
-    monkeypatch.setattr(store, "want_cut", answer)
+    monkeypatch.setattr(store, "ask_for_split", answer)
     helper = WorkStealer(store, keeper, "big", "idle", 0.001)
     helper.start()
     assert asked.wait(WAIT_SEC)

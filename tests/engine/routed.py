@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from engine.replaying import PLAIN
 
-from specbatch.pipeline.engines.contract import Route
+from specbatch.pipeline.engines.contract import Cohort
 from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.speculation.speculator import Speculator
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
@@ -124,7 +124,7 @@ class Simulation:
     def _new(self, tag: str) -> Sequence:
         prompt = tuple(self._generator.randrange(200) for _ in range(PROMPT_TOKENS))
         request = replace(
-            PLAIN, prompt_ids=prompt, route=Route("job", tag), draft_model=self._draft_model
+            PLAIN, prompt_ids=prompt, route=Cohort("job", tag), draft_model=self._draft_model
         )
         return Sequence(request, frozenset(), max_length=PROMPT_TOKENS + self._length)
 

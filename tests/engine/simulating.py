@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 from policy.machines import Machine, linear
 
-from specbatch.pipeline.engines.contract import Request, Route
+from specbatch.pipeline.engines.contract import Cohort, Request
 from specbatch.pipeline.engines.exact.speculation.speculator import Speculator
 from specbatch.pipeline.engines.exact.state.draft_plan import Draft, DraftPlan
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
@@ -184,8 +184,8 @@ class Simulation:
         return agreed
 
 
-def route(job: str = "", tag: str | None = None) -> Route:
-    return Route(job, tag)
+def route(job: str = "", tag: str | None = None) -> Cohort:
+    return Cohort(job, tag)
 
 
 def simulation(

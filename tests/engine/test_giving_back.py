@@ -12,9 +12,9 @@ from engine.decoding import assert_same, baseline_of, bench, prompts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specbatch.pipeline.engines.contract import Completion, Request, Units
+from specbatch.pipeline.engines.contract import Completion, Request, RowIds
 from specbatch.pipeline.engines.exact.engine import Engine
-from specbatch.pipeline.engines.exact.service import EngineService, Ticket, last_unstarted
+from specbatch.pipeline.engines.exact.service import EngineService, EngineTicket, last_unstarted
 from specbatch.schemas.errors import EngineError, RequestCancelledError
 from specbatch.schemas.records import SamplingParams
 from support.models import TinyPair
@@ -78,7 +78,7 @@ def flat(units: list[list[Request]]) -> list[Request]:
     return [request for unit in units for request in unit]
 
 
-def ids(units: list[list[Request]]) -> Units:
+def ids(units: list[list[Request]]) -> RowIds:
     return [[request.request_id for request in unit] for unit in units]
 
 
@@ -179,12 +179,12 @@ def test_a_failed_ticket_says_so_to_who_waits_for_returns(bed: Bed) -> None:
 
 def test_a_ticket_whose_rest_is_done_ends_when_the_others_come_back() -> None:
     asked = flat(rows("a", 3))
-    ticket = Ticket("a", asked)
+    ticket = EngineTicket("a", asked)
     ticket.fail(EngineError("broken"))
     ticket.give_back({"a/2/0"})
     assert ticket.next_given_back() == asked[2:]
     assert ticket.next_given_back() == []
-    assert Ticket("a", []).next_given_back() == []
+    assert EngineTicket("a", []).next_given_back() == []
 
 
 UNITS = st.lists(st.integers(1, 3), min_size=1, max_size=12)

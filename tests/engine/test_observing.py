@@ -10,7 +10,7 @@ import pytest
 import torch
 from engine.decoding import AMPLE_BLOCKS, Bench, bench, prompts, runner_of
 
-from specbatch.pipeline.engines.contract import Completion, Request, Route
+from specbatch.pipeline.engines.contract import Cohort, Completion, Request
 from specbatch.pipeline.engines.exact.model.batch import Chunk
 from specbatch.pipeline.engines.exact.speculation.drift import divergence
 from specbatch.pipeline.engines.exact.state.kv_blocks import KvState
@@ -52,7 +52,7 @@ class Recorder:
 
 def requests(count: int, **values: object) -> list[Request]:
     made = [
-        Request(f"j/{i}/0", prompt, SAMPLED, seed=7 * i + 1, depth=3, route=Route("job"))
+        Request(f"j/{i}/0", prompt, SAMPLED, seed=7 * i + 1, depth=3, route=Cohort("job"))
         for i, prompt in enumerate(prompts(count, shortest=3, longest=40))
     ]
     return [replace(request, **values) for request in made]  # type: ignore[arg-type]  # fields of it

@@ -11,7 +11,7 @@ from engine.decoding import prompts as make_prompts
 from engine.replaying import PLAIN
 from engine.routed import FakeModel, Simulation
 
-from specbatch.pipeline.engines.contract import Request, Route
+from specbatch.pipeline.engines.contract import Cohort, Request
 from specbatch.pipeline.engines.exact.engine import Engine
 from specbatch.pipeline.engines.exact.host import EngineHost
 from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelProposer
@@ -166,16 +166,16 @@ class Looks:
         self.known = Tracks({}).track(A, "job", None)
         self._router = Router(self._models, Controller(knowledge), lambda *_: self.known)
 
-    def picked(self, rates: Seq[float], routes: Seq[Route]) -> list[list[Option]]:
+    def picked(self, rates: Seq[float], routes: Seq[Cohort]) -> list[list[Option]]:
         sequences = [Sequence(replace(PLAIN, route=r), frozenset(), 400) for r in routes]
         return [
             [Option(s, m, 8, rate, rate) for m, rate in zip(self._models, rates, strict=True)]
             for s in sequences
         ]
 
-    def replan(self, step: int, *rates: float, routes: Seq[Route] = ()) -> tuple[str, list[str]]:
+    def replan(self, step: int, *rates: float, routes: Seq[Cohort] = ()) -> tuple[str, list[str]]:
         """Whom the first row goes to, where the models have these rates, and who is tried."""
-        options = self.picked(rates, routes or [Route("job")] * 8)
+        options = self.picked(rates, routes or [Cohort("job")] * 8)
         self._router.begin(8)
         picked = self._router.pick(options, step)
         tried = self._router.trial(options, picked, False, step)
@@ -201,7 +201,7 @@ def test_when_models_were_asked_is_not_remembered_for_ever(monkeypatch: pytest.M
     monkeypatch.setattr(tuning, "MOST_ASKED", 1000)
     replans, tried = Looks(), 0
     for i in range(10_000 // 8):
-        routes = [Route(f"{i} {k}") for k in range(8)]
+        routes = [Cohort(f"{i} {k}") for k in range(8)]
         tried += bool(replans.replan(1000 * i, 0.5, 0.6, routes=routes)[1])
     assert tried > 1000
     assert replans.remembered == 1000
@@ -244,7 +244,7 @@ def requests_of(
             params,
             seed=1000 + i,
             depth=depth,
-            route=Route("job", "even" if i % 2 == 0 else "odd"),
+            route=Cohort("job", "even" if i % 2 == 0 else "odd"),
             draft_model=pins[i % len(pins)],
         )
         for i, prompt in enumerate(prompts)
@@ -284,5 +284,5 @@ def test_the_host_makes_a_proposer_of_every_draft_model(tiny_pair: TinyPair) -> 
     assert alone.memory is not None
     assert pair.memory.kv_cache == pytest.approx(alone.memory.kv_cache * 3 / 2, rel=0.05)
     assert set(engine.knowledge.draft_times) == {A, "draft-model@verifier"}
-    pins = pair.pins(SpeculationSpec(routes=(("de", "verifier"), ("en", "draft"))))
+    pins = pair.tag_models(SpeculationSpec(routes=(("de", "verifier"), ("en", "draft"))))
     assert pins == {"de": "draft-model@verifier", "en": A}

@@ -13,7 +13,7 @@ from engine.decoding import assert_same, baseline_of, bench, prompts
 
 from specbatch.pipeline.engines.contract import Completion, Request
 from specbatch.pipeline.engines.exact.engine import Engine
-from specbatch.pipeline.engines.exact.service import EngineService, Ticket
+from specbatch.pipeline.engines.exact.service import EngineService, EngineTicket
 from specbatch.schemas.errors import (
     DeviceLostError,
     EngineError,
@@ -76,7 +76,7 @@ def requests(job: str, count: int = 5, params: SamplingParams = PARAMS) -> list[
     ]
 
 
-def assert_answered(ticket: Ticket, asked: list[Request], verifier: Path) -> None:
+def assert_answered(ticket: EngineTicket, asked: list[Request], verifier: Path) -> None:
     got = ticket.wait(PATIENCE_SEC)
     assert [c.request_id for c in got] == [r.request_id for r in asked]
     for request, completion in zip(asked, got, strict=True):

@@ -10,9 +10,14 @@ from typing import Any
 import pytest
 from engine.decoding import baseline_of, bench, prompts
 
-from specbatch.pipeline.engines.contract import Completion, EngineStats, Request, Route
+from specbatch.pipeline.engines.contract import Cohort, Completion, EngineStats, Request
 from specbatch.pipeline.engines.exact.engine import Engine
-from specbatch.pipeline.engines.exact.service import KEEP_AT_END, KEEP_EVERY, EngineService, Ticket
+from specbatch.pipeline.engines.exact.service import (
+    KEEP_AT_END,
+    KEEP_EVERY,
+    EngineService,
+    EngineTicket,
+)
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge
@@ -93,7 +98,7 @@ def served(
 
 
 def requests(job: str, count: int) -> list[Request]:
-    return [Request(f"{job}/{i}", (1,), PARAMS, seed=i, route=Route(job)) for i in range(count)]
+    return [Request(f"{job}/{i}", (1,), PARAMS, seed=i, route=Cohort(job)) for i in range(count)]
 
 
 def test_priors_go_in_before_the_requests_and_lessons_come_with_the_last_completion() -> None:
@@ -112,7 +117,7 @@ def test_priors_go_in_before_the_requests_and_lessons_come_with_the_last_complet
 
 
 def test_lessons_are_there_when_waiting_ends_and_not_before() -> None:
-    ticket = Ticket("a", requests("a", 2))
+    ticket = EngineTicket("a", requests("a", 2))
     assert not ticket.lacks_one
     ticket.put(_completion(ticket.requests[0], FinishReason.STOP))
     assert ticket.lacks_one
@@ -191,7 +196,7 @@ def drafted(tiny: TinyPair, count: int, spoiled: int) -> list[Request]:
     """Requests of job "night" at depth 2, with their outputs as drafts; some of them wrong."""
     made = []
     for i, prompt in enumerate(prompts(count)):
-        request = Request(f"{i}", prompt, PARAMS, i, depth=2, route=Route("night", f"{i % 2}"))
+        request = Request(f"{i}", prompt, PARAMS, i, depth=2, route=Cohort("night", f"{i % 2}"))
         output = baseline_of(tiny.verifier)(request).token_ids
         if i < spoiled:
             output = tuple((token + 1) % 256 for token in output)

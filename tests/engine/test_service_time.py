@@ -11,7 +11,7 @@ from specbatch.jobs.chaos.stand_in import StandInEngine
 from specbatch.jobs.chaos.stand_in_model import CONTEXT_TOKENS, VOCAB_SIZE
 from specbatch.pipeline.engines.clock import now
 from specbatch.pipeline.engines.contract import Completion, Request
-from specbatch.pipeline.engines.exact.service import EngineService, Ticket
+from specbatch.pipeline.engines.exact.service import EngineService, EngineTicket
 from specbatch.schemas.errors import EngineError, RequestCancelledError
 from specbatch.schemas.provenance import NO_TICKS, Ticks
 from specbatch.schemas.records import SamplingParams
@@ -55,7 +55,7 @@ class Bed:
     def counted(self) -> Ticks:
         return sum((engine.stats.ticks for engine in self.engines), NO_TICKS)
 
-    def begin(self, job: str, params: SamplingParams = SHORT, count: int = 6) -> Ticket:
+    def begin(self, job: str, params: SamplingParams = SHORT, count: int = 6) -> EngineTicket:
         """More requests than the engine has at a time."""
         return self.service.submit(
             job, [Request(f"{job}/{i}/0", (i, 2, 3), params, seed=i) for i in range(count)]

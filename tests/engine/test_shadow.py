@@ -12,7 +12,7 @@ from engine.replaying import decide, sequence_of, sequence_with
 from engine.simulating import Source
 
 from specbatch.kernels.decoder.contract import DecoderBatch
-from specbatch.pipeline.engines.contract import Request, Route
+from specbatch.pipeline.engines.contract import Cohort, Request
 from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelProposer
 from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.speculation.shadow import DEPTH, SHARE, Shadow, is_watched
@@ -38,7 +38,7 @@ class WatchedShadow(Shadow):
 
 
 def requests(count: int = 12, params: SamplingParams = PARAMS, **values: object) -> list[Request]:
-    given = {"depth": 0, "shadow": True, "route": Route(JOB), **values}
+    given = {"depth": 0, "shadow": True, "route": Cohort(JOB), **values}
     return [
         Request(f"{i}", prompt, params, seed=i, **given)  # type: ignore[arg-type]  # by name
         for i, prompt in enumerate(prompts(count))

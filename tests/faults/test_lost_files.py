@@ -9,7 +9,7 @@ import pytest
 from faults.in_process import PLAIN, shop
 from ledger.builders import JOB, new_group, new_job
 
-from specbatch.pipeline.stages.drafting import Drafting
+from specbatch.pipeline.stages.verify import blocks_ahead
 from specbatch.pipeline.storage.objects import Objects, local_path
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.records import Artefact, GroupWork, Lease, Stage
@@ -46,13 +46,12 @@ def test_the_last_attempt_or_the_third_goes_without(
     lost = Artefact(f"file://{tmp_path}/jobs/{JOB}/drafts.arrow", "d" * 64, 10)
     store = sqlite_store()
     store.create_job(new_job(workspace_uri=f"file://{tmp_path}/jobs/{JOB}"))
-    drafting = Drafting(store, Objects(), max_attempts=max_attempts)
     job, group = store.get_job(JOB), new_group(0)
     for attempt in range(1, max_attempts + 1):
         lease = Lease(JOB, 0, Stage.VERIFY, attempt, "w", attempt)
         work = GroupWork(lease, group.rows, group.prompts, lost, None)
         if attempt <= failing:
             with pytest.raises(ObjectError, match="no such file"):
-                drafting.blocks(job, work)
+                blocks_ahead(Objects(), job, work, max_attempts)
         else:
-            assert drafting.blocks(job, work) == {}
+            assert blocks_ahead(Objects(), job, work, max_attempts) == {}

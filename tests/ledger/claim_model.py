@@ -63,7 +63,7 @@ class Group(Unit):
     has_drafts: bool = False
     has_results: bool = False
     was_cut: bool = False
-    cut_wanted: bool = False
+    split_wanted: bool = False
     waited: float = 0.0
     kept: set[int] = field(default_factory=set)  # rows that a stopped attempt finished
     rows_kept: int = 0
@@ -250,7 +250,7 @@ class ClaimModel:
         if group.stage is not stage or not self._may_claim(group, owner):
             return None
         group.waited = now - max(group.ready_at, group.lease_until)
-        group.cut_wanted = False
+        group.split_wanted = False
         group.claim(owner, now + lease_sec)
         lease = Lease(job_id, index, stage, group.token, owner, group.attempts)
         suspect = group.is_suspect(group.attempts - 1, self.max_attempts)
@@ -293,7 +293,7 @@ class ClaimModel:
         held = [lease for lease in leases if self.is_current(lease)]
         for lease in held:
             self.unit(lease).lease_until = self.now() + lease_sec
-        wanted = {x for x in held if isinstance(g := self.unit(x), Group) and g.cut_wanted}
+        wanted = {x for x in held if isinstance(g := self.unit(x), Group) and g.split_wanted}
         return Beat(set(leases) - set(held), self.cancelled(leases), wanted)
 
     def release(self, lease: Lease, _error: str, forgiven: bool, whole: bool) -> Released:
@@ -301,9 +301,9 @@ class ClaimModel:
             return Released(False)
         job, unit, now = self.jobs[lease.job_id], self.unit(lease), self.now()
         unit.attempts -= forgiven
-        cut_off = None
+        split_off = None
         if isinstance(unit, Group):
-            cut_off = self._put_down(job, unit, True, whole)
+            split_off = self._put_down(job, unit, True, whole)
         elif job.cancelled and job.stage is Stage.INGEST:
             job.move(Stage.RUN, now)
         elif job.attempts >= self.max_attempts:
@@ -311,7 +311,7 @@ class ClaimModel:
         else:
             job.move(job.stage, now, job.attempts, True)
         job.settle(now)
-        return Released(True, cut_off)
+        return Released(True, split_off)
 
     def close_over(self) -> int:
         over = [
@@ -378,7 +378,7 @@ class ClaimModel:
         )
 
     # --- cuts -------------------------------------------------------------------------------
-    def cut_group(self, lease: Lease, keep: int) -> int:
+    def split_group(self, lease: Lease, keep: int) -> int:
         job, group = self._held_group(lease, Stage.VERIFY)
         if not 0 < keep < group.rows:
             raise ValueError(keep)
@@ -397,10 +397,10 @@ class ClaimModel:
             has_results=group.has_results,
             was_cut=True,
         )
-        group.rows, group.was_cut, group.cut_wanted = keep, True, False
+        group.rows, group.was_cut, group.split_wanted = keep, True, False
         return index
 
-    def want_cut(self, model: str, owner: str) -> tuple[str, int] | None:
+    def ask_for_split(self, model: str, owner: str) -> tuple[str, int] | None:
         """The longest group that somebody else verifies, of several the one claimed last."""
         if model != "big" or any(self._free(Stage.VERIFY)):
             return None
@@ -411,12 +411,12 @@ class ClaimModel:
             if all(group.stage is not Stage.PROPOSE for group in job.groups.values())
             for index, group in job.groups.items()
             if group.stage is Stage.VERIFY and group.owner != owner
-            if group.rows > 1 and not group.cut_wanted
+            if group.rows > 1 and not group.split_wanted
         ]
         if not candidates:
             return None
         *_, job_id, index = min(candidates)
-        self.jobs[job_id].groups[index].cut_wanted = True
+        self.jobs[job_id].groups[index].split_wanted = True
         return job_id, index
 
     # --- results ----------------------------------------------------------------------------

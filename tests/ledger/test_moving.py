@@ -22,15 +22,13 @@ from specbatch.schemas.records import Stage
 def test_a_move_waits_for_a_claim_and_fences_it(postgres_url: str, by_turn: bool) -> None:
     store, other = open_store(postgres_url), make_engine(postgres_url)
     ingest(store, groups=1, numeric_class=F32)
-    serves, verify = serving(F32), Stage.VERIFY
+    claimer = leases.Claimer(Stage.VERIFY, "w", LEASE_SEC, 3, serving(F32))
     with ThreadPoolExecutor(1) as pool:
         with other.begin() as conn:
             if by_turn:
-                who = ("big", "w", LEASE_SEC, 3, {})
-                work = claim_next.claim_next(conn, SERVER_TIME, verify, *who, serves)
+                work = claim_next.claim_next(conn, SERVER_TIME, claimer, "big", {})
             else:
-                where = (JOB, 0, verify, "w", LEASE_SEC, 3)
-                work = leases.claim_group(conn, SERVER_TIME, *where, serves)
+                work = leases.claim_group(conn, SERVER_TIME, claimer, JOB, 0)
             moved = pool.submit(store.retry_job, JOB, numeric_class=TORCH)
             until_somebody_waits(other)
         assert moved.result(60) == 1

@@ -268,13 +268,13 @@ class StoreLives(RuleBasedStateMachine):
 
     @precondition(lambda self: self.holds(Stage.VERIFY))
     @rule(number=LEASES, keep=st.integers(0, 3))
-    def cut_group(self, number: int, keep: int) -> None:
+    def split_group(self, number: int, keep: int) -> None:
         lease = self.lease(number)
-        self.by_lease(lease, lambda store: store.cut_group(lease, keep))
+        self.by_lease(lease, lambda store: store.split_group(lease, keep))
 
     @rule(owner=st.sampled_from(["w1", "w2", "idle"]), model=st.sampled_from(["big", "big", "?"]))
-    def want_cut(self, owner: str, model: str) -> None:
-        asked = self.both(lambda store: store.want_cut(model, owner))
+    def ask_for_split(self, owner: str, model: str) -> None:
+        asked = self.both(lambda store: store.ask_for_split(model, owner))
         assert model == "big" or asked is None
 
     @precondition(lambda self: self.leases and self.lease(0).group_index is None)

@@ -14,7 +14,12 @@ from typing import Any
 
 import pytest
 
-from specbatch.pipeline.observe.tracing.context import Work, attempt_span_id, trace_id_of, work_on
+from specbatch.pipeline.observe.tracing.context import (
+    CurrentWork,
+    attempt_span_id,
+    trace_id_of,
+    work_on,
+)
 from specbatch.pipeline.observe.tracing.logs import JsonFormatter
 from specbatch.schemas import masking
 from specbatch.schemas.records import Lease, Stage
@@ -61,7 +66,7 @@ def in_thread(*steps: Any) -> None:
 
 
 def test_a_line_has_the_ids_of_its_attempt(lines: Lines) -> None:
-    in_thread(lambda: work_on(Work.of(LEASE)), lambda: log.warning("%d rows", 3))
+    in_thread(lambda: work_on(CurrentWork.of(LEASE)), lambda: log.warning("%d rows", 3))
     line = lines.last
     assert line.pop("time").endswith("+00:00")
     assert line == {
@@ -80,7 +85,7 @@ def test_a_line_has_the_ids_of_its_attempt(lines: Lines) -> None:
 
 
 def test_before_its_claim_a_unit_has_no_span(lines: Lines) -> None:
-    in_thread(lambda: work_on(Work(JOB, "verify", 3)), lambda: log.warning("busy"))
+    in_thread(lambda: work_on(CurrentWork(JOB, "verify", 3)), lambda: log.warning("busy"))
     assert "span_id" not in lines.last
     assert lines.last["trace_id"] == f"{trace_id_of(JOB):032x}"
 
@@ -89,7 +94,7 @@ def test_threads_have_ids_of_their_own(lines: Lines) -> None:
     both = threading.Barrier(2, timeout=30)
 
     def work(job: str) -> None:
-        work_on(Work(job, "verify"))
+        work_on(CurrentWork(job, "verify"))
         both.wait()
         log.warning("of %s", job)
 
@@ -113,7 +118,7 @@ def test_a_line_about_a_request_has_its_id_and_its_jobs(lines: Lines) -> None:
     assert lines.last["job"] == JOB
     assert lines.last["trace_id"] == f"{trace_id_of(JOB):032x}"
     assert "stage" not in lines.last
-    in_thread(lambda: work_on(Work.of(LEASE)), lambda: log.warning("refused", extra=said))
+    in_thread(lambda: work_on(CurrentWork.of(LEASE)), lambda: log.warning("refused", extra=said))
     assert (lines.last["request"], lines.last["generation"]) == (request, 7)
 
 

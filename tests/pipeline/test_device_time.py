@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from ledger.builders import JOB, LEASE_SEC, NO_TIME, RESULTS, Clock
 
-from specbatch.pipeline.engines.contract import Engines, Submitted
+from specbatch.pipeline.engines.contract import Engines, Ticket
 from specbatch.pipeline.ledger.sql.store import SqlStore
-from specbatch.pipeline.runtime.device_time import Rest, Timekeeper, Untimed
+from specbatch.pipeline.runtime.device_time import Rest, Timekeeper, Timing
 from specbatch.schemas.errors import FencedError, StoreError
 from specbatch.schemas.provenance import NO_TICKS, Ticks
 from specbatch.schemas.records import Lease, Stage
@@ -26,7 +26,7 @@ MOST_TICKS = 1000  # that time passes at once
 
 
 @dataclass
-class Ticket:
+class FakeTicket:
     """What an engine has counted of some requests."""
 
     ticks: Ticks = NO_TICKS
@@ -49,7 +49,7 @@ class Machine:
     def begin_step(self) -> None:
         self.stepping_since = self.at
 
-    def end_step(self, *tickets: Ticket) -> None:
+    def end_step(self, *tickets: FakeTicket) -> None:
         """All of its time is shared among the tickets, the last gets what is left over."""
         assert self.stepping_since is not None
         took = self.at - self.stepping_since
@@ -59,7 +59,7 @@ class Machine:
         tickets[0].ticks += Ticks(rejected=rest // 2, verify=rest - rest // 2)
         self.stepping_since = None
 
-    def step(self, took: int, *tickets: Ticket) -> None:
+    def step(self, took: int, *tickets: FakeTicket) -> None:
         self.begin_step()
         self.pass_by(took)
         self.end_step(*tickets)
@@ -95,8 +95,8 @@ def bed() -> Bed:
     return Bed()
 
 
-def submitted(ticket: Ticket) -> Submitted:
-    return cast(Submitted, ticket)
+def submitted(ticket: FakeTicket) -> Ticket:
+    return cast(Ticket, ticket)
 
 
 # --- the rest of the clock ------------------------------------------------------------------
@@ -105,7 +105,7 @@ def submitted(ticket: Ticket) -> Submitted:
 def test_time_without_work_is_idle_and_time_beside_steps_is_overhead(bed: Bed) -> None:
     machine, lease = bed.machine, claim(bed.store, 0).lease
     machine.pass_by(100)
-    ticket = Ticket()
+    ticket = FakeTicket()
     with bed.keeper.working(Attempt.of(lease)) as tickets:
         tickets.append(submitted(ticket))
         machine.pass_by(10)
@@ -118,7 +118,7 @@ def test_time_without_work_is_idle_and_time_beside_steps_is_overhead(bed: Bed) -
 
 
 def test_a_step_that_runs_is_not_taken_for_overhead(bed: Bed) -> None:
-    machine, ticket = bed.machine, Ticket()
+    machine, ticket = bed.machine, FakeTicket()
     with bed.keeper.working(Attempt(JOB, 0, 1, Stage.VERIFY)) as tickets:
         tickets.append(submitted(ticket))
         machine.begin_step()
@@ -152,7 +152,7 @@ def test_an_attempt_is_told_of_once_it_has_got_on_and_no_more_after_that(bed: Be
         tell(session, attempts)
 
     cast(Any, bed.store).report_time = listening
-    lease, ticket = claim(bed.store, 0).lease, Ticket()
+    lease, ticket = claim(bed.store, 0).lease, FakeTicket()
     with bed.keeper.working(Attempt.of(lease)) as tickets:
         bed.keeper.beat()
         tickets.append(submitted(ticket))
@@ -171,7 +171,7 @@ def test_an_attempt_is_told_of_once_it_has_got_on_and_no_more_after_that(bed: Be
 
 
 def test_requests_that_outlive_their_attempt_are_counted_to_their_end(bed: Bed) -> None:
-    ticket, attempt = Ticket(), Attempt(JOB, 0, 1, Stage.VERIFY)
+    ticket, attempt = FakeTicket(), Attempt(JOB, 0, 1, Stage.VERIFY)
     with bed.keeper.working(attempt) as tickets:
         tickets.append(submitted(ticket))
     bed.machine.step(9, ticket)
@@ -186,7 +186,7 @@ def test_requests_that_outlive_their_attempt_are_counted_to_their_end(bed: Bed) 
 def test_all_hints_for_a_job_are_one_account(bed: Bed) -> None:
     hints = Attempt(JOB, 0, HINTS, Stage.PROPOSE)
     for ticks in (5, 6, 7):
-        ticket = Ticket()
+        ticket = FakeTicket()
         with bed.keeper.working(hints) as tickets:
             tickets.append(submitted(ticket))
             bed.machine.step(ticks, ticket)
@@ -196,7 +196,7 @@ def test_all_hints_for_a_job_are_one_account(bed: Bed) -> None:
 
 
 def test_a_write_whose_answer_was_lost_counts_once(bed: Bed) -> None:
-    lease, ticket = claim(bed.store, 0).lease, Ticket()
+    lease, ticket = claim(bed.store, 0).lease, FakeTicket()
     with bed.keeper.working(Attempt.of(lease)) as tickets:
         tickets.append(submitted(ticket))
         bed.machine.step(8, ticket)
@@ -230,7 +230,7 @@ def test_a_store_that_is_away_is_told_later(bed: Bed, caplog: pytest.LogCaptureF
 
 
 def test_who_has_no_device_keeps_no_time(bed: Bed) -> None:
-    timing, lease = Untimed(), claim(bed.store, 0).lease
+    timing, lease = Timing(), claim(bed.store, 0).lease
     with timing.working(Attempt.of(lease)) as tickets:
         assert tickets == []
         timing.commit(
@@ -243,7 +243,7 @@ def test_who_has_no_device_keeps_no_time(bed: Bed) -> None:
 
 
 def test_who_was_frozen_goes_on_where_its_session_ended(bed: Bed) -> None:
-    lease, ticket = claim(bed.store, 0).lease, Ticket()
+    lease, ticket = claim(bed.store, 0).lease, FakeTicket()
     with bed.keeper.working(Attempt.of(lease)) as tickets:
         tickets.append(submitted(ticket))
         bed.machine.step(30, ticket)
@@ -262,7 +262,7 @@ def test_who_was_frozen_goes_on_where_its_session_ended(bed: Bed) -> None:
 
 
 def test_a_word_after_the_last_one_has_a_session_of_its_own(bed: Bed) -> None:
-    lease, ticket = claim(bed.store, 0).lease, Ticket()
+    lease, ticket = claim(bed.store, 0).lease, FakeTicket()
     with bed.keeper.working(Attempt.of(lease)) as tickets:
         tickets.append(submitted(ticket))
         bed.machine.step(30, ticket)
@@ -285,10 +285,10 @@ class Life(RuleBasedStateMachine):
         self.clock = Clock()
         self.bed = Bed(sqlite_store(self.clock, max_attempts=1000))
         self.begun = self.bed.machine.at
-        self.open: list[tuple[Lease, Ticket, Any]] = []  # attempts, and how to leave them
-        self.all: list[tuple[Attempt, Ticket]] = []
+        self.open: list[tuple[Lease, FakeTicket, Any]] = []  # attempts, and how to leave them
+        self.all: list[tuple[Attempt, FakeTicket]] = []
         self.kept: set[Attempt] = set()
-        self.busy: list[Ticket] = []
+        self.busy: list[FakeTicket] = []
 
     @rule(ticks=st.integers(1, MOST_TICKS))
     def time_passes(self, ticks: int) -> None:
@@ -300,7 +300,7 @@ class Life(RuleBasedStateMachine):
         work = self.bed.store.claim_group(JOB, index, Stage.VERIFY, "w1", LEASE_SEC)
         if work is None:
             return
-        ticket, working = Ticket(), self.bed.keeper.working(Attempt.of(work.lease))
+        ticket, working = FakeTicket(), self.bed.keeper.working(Attempt.of(work.lease))
         working.__enter__().append(submitted(ticket))
         self.open.append((work.lease, ticket, working))
         self.all.append((Attempt.of(work.lease), ticket))

@@ -23,7 +23,8 @@ from ledger.builders import (
 from specbatch.pipeline.engines.exact.proposers.history import History
 from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.pipeline.policy.breaker import Lessons
-from specbatch.pipeline.stages.drafting import Drafting, cap_of, uses_history
+from specbatch.pipeline.stages.drafting import Drafting, uses_history
+from specbatch.pipeline.stages.requests import cap_of
 from specbatch.pipeline.storage.history_files import HISTORY
 from specbatch.pipeline.storage.objects import Objects, local_path
 from specbatch.schemas.errors import StoreError

@@ -91,11 +91,11 @@ def test_unfinished_rows_stand_where_they_were_in_the_input(
     for index in (1, 0):  # the later group is cut first, both from behind
         held = store.claim_group(JOB, index, Stage.VERIFY, "w", LEASE_SEC)
         assert held is not None
-        cut_off = [store.cut_group(held.lease, keep) for keep in (6, 4, 2)]
-        done = store.claim_group(JOB, cut_off[1], Stage.VERIFY, "w", LEASE_SEC)
+        split_off = [store.split_group(held.lease, keep) for keep in (6, 4, 2)]
+        done = store.claim_group(JOB, split_off[1], Stage.VERIFY, "w", LEASE_SEC)
         assert done is not None
         store.advance(done.lease, Stage.RECORD, RESULTS, NO_TIME)
-        record = store.claim_group(JOB, cut_off[1], Stage.RECORD, "w", LEASE_SEC)
+        record = store.claim_group(JOB, split_off[1], Stage.RECORD, "w", LEASE_SEC)
         assert record is not None
         mine = [row.row_index for row in ROWS[index * 8 + 4 : index * 8 + 6]]
         records = [completion(row, sample) for row in mine for sample in range(2)]

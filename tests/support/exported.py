@@ -75,7 +75,7 @@ def exported_job(store: Store, workspace: Path, ended: bool = True, **job: Any) 
     store.add_groups(lease, groups, refused, ROWS, position(ROWS))
     store.finish_ingest(lease, ROWS, {})
     work = _found(store.claim_group(JOB, 1, Stage.VERIFY, "w", LEASE_SEC))
-    other = store.cut_group(work.lease, 2)
+    other = store.split_group(work.lease, 2)
     store.release(work.lease, "it was cut", forgiven=True)
     for group, of in ((0, range(6)), (1, range(6, 8)), (2, range(12, 18)), (other, range(8, 12))):
         _commit(made, draw, group, [row for row in of if row in made.prompts])

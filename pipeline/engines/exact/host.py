@@ -170,7 +170,7 @@ class EngineHost:
                 )
             return self._services[spec]
 
-    def pins(self, wanted: SpeculationSpec) -> dict[str, str]:
+    def tag_models(self, wanted: SpeculationSpec) -> dict[str, str]:
         """Names of draft models by tag. Raises `UsageError` for a model that is not here."""
         if not wanted.enabled:
             return {}

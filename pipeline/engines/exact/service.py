@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from specbatch.pipeline.engines.clock import now
-from specbatch.pipeline.engines.contract import Completion, EngineStats, Request, Units, Wanted
+from specbatch.pipeline.engines.contract import Completion, EngineStats, Request, RowIds, Wanted
 from specbatch.pipeline.engines.exact import step_guard
 from specbatch.pipeline.engines.exact.state.recovery import engine_error
 from specbatch.pipeline.engines.exact.state.sequence import Sequence as RunningSequence
@@ -122,11 +122,11 @@ class EngineService:
         self._gate = gate or nullcontext()
         self._keep = keep
         self._kept_at = 0  # observations
-        self._inbox: deque[Ticket] = deque()
-        self._arrived: list[Ticket] = []  # taken out of it last, maybe waiting for an engine
+        self._inbox: deque[EngineTicket] = deque()
+        self._arrived: list[EngineTicket] = []  # taken out of it last, maybe waiting for an engine
         self._cancelled: set[str] = set()
-        self._asked_back: dict[Ticket, Units] = {}
-        self._tickets: dict[str, Ticket] = {}  # by request id
+        self._asked_back: dict[EngineTicket, RowIds] = {}
+        self._tickets: dict[str, EngineTicket] = {}  # by request id
         self._changed = threading.Condition()
         self._closing = False
         self._lost: DeviceLostError | None = None
@@ -139,12 +139,12 @@ class EngineService:
 
     def submit(
         self, job_id: str, requests: Sequence[Request], priors: Sequence[AcceptanceCount] = ()
-    ) -> Ticket:
+    ) -> EngineTicket:
         """Hand requests over; they join the running batch at its next step.
 
         `priors`: what earlier runs of the job found about drafts.
         """
-        ticket = Ticket(job_id, requests, priors, self._ask_back)
+        ticket = EngineTicket(job_id, requests, priors, self._ask_back)
         with self._changed:
             self.check()
             if self._closing:
@@ -161,7 +161,7 @@ class EngineService:
         """
         self._hints.append((request_id, position, token_ids))
 
-    def _ask_back(self, ticket: Ticket, units: Units) -> None:
+    def _ask_back(self, ticket: EngineTicket, units: RowIds) -> None:
         with self._changed:
             self._asked_back[ticket] = units
             self._changed.notify()
@@ -270,7 +270,7 @@ class EngineService:
             self._kept_at = seen
             self._keep(self._engine.knowledge)
 
-    def _lose(self, error: DeviceLostError) -> list[Ticket]:
+    def _lose(self, error: DeviceLostError) -> list[EngineTicket]:
         """Refuse new tickets; returns those that came during the failed step."""
         with self._changed:
             self._lost = error
@@ -279,7 +279,10 @@ class EngineService:
         return late
 
     def _step(
-        self, arrived: list[Ticket], cancelled: set[str], asked_back: dict[Ticket, Units]
+        self,
+        arrived: list[EngineTicket],
+        cancelled: set[str],
+        asked_back: dict[EngineTicket, RowIds],
     ) -> None:
         if self._engine is None:
             if not arrived:
@@ -349,7 +352,7 @@ class EngineService:
         while self._hints:
             engine.hint(*self._hints.popleft())
 
-    def _give_back(self, ticket: Ticket, units: Units, engine: SteppingEngine) -> None:
+    def _give_back(self, ticket: EngineTicket, units: RowIds, engine: SteppingEngine) -> None:
         """Take the last unstarted units out of the engine and the ticket, at once."""
         mine = {request.request_id for request in ticket.requests}
         units = [unit for unit in units if mine.issuperset(unit)]  # it may have been asked before
@@ -364,7 +367,7 @@ class EngineService:
             ticket.lessons = engine.lessons(ticket.job_id)
         ticket.give_back(given)
 
-    def _supersede(self, ticket: Ticket, engine: SteppingEngine) -> None:
+    def _supersede(self, ticket: EngineTicket, engine: SteppingEngine) -> None:
         """Drop older tickets for the same requests: their group came back under a newer lease."""
         older = {self._tickets.get(request.request_id) for request in ticket.requests} - {None}
         if not older:
@@ -384,13 +387,13 @@ class EngineService:
                 ticket.lessons = self._engine.lessons(ticket.job_id)
             ticket.put(completion)
 
-    def _fail_all(self, arrived: list[Ticket], error: SpecbatchError) -> None:
+    def _fail_all(self, arrived: list[EngineTicket], error: SpecbatchError) -> None:
         for ticket in {*self._tickets.values(), *arrived}:
             ticket.fail(error)
         self._tickets.clear()
 
 
-class Ticket:
+class EngineTicket:
     """A caller's requests, all of one job. `wait` returns when the last is finished."""
 
     def __init__(
@@ -398,7 +401,7 @@ class Ticket:
         job_id: str,
         requests: Sequence[Request],
         priors: Sequence[AcceptanceCount] = (),
-        ask_back: Callable[[Ticket, Units], None] = lambda *_: None,
+        ask_back: Callable[[EngineTicket, RowIds], None] = lambda *_: None,
     ) -> None:
         """`ask_back` has `give_back` called in the engine's thread, between two steps."""
         self.job_id = job_id
@@ -430,7 +433,7 @@ class Ticket:
             raise self._error
         return [self.completions[r.request_id] for r in self.requests]
 
-    def ask_back(self, units: Units) -> None:
+    def ask_back(self, units: RowIds) -> None:
         """Ask for half of what the engine has not started, before its next step.
 
         `units`: ids of the requests in order; those of one unit stay together. Units are given back
@@ -505,7 +508,7 @@ class Ticket:
             self._news.notify_all()
 
 
-def last_unstarted(units: Units, unstarted: Collection[str]) -> Units:
+def last_unstarted(units: RowIds, unstarted: Collection[str]) -> RowIds:
     """Half of the unstarted units at the end; never all units.
 
     `unstarted`: ids of requests that no pass has included. A unit is started if any is missing.

@@ -11,10 +11,9 @@ read, its rows are read one by one, and the audit says which of them cannot.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from sqlalchemy import (
     BindParameter,
@@ -35,7 +34,7 @@ from specbatch.pipeline.audit import entries
 from specbatch.pipeline.audit.accounts import OF_GROUP, OF_JOB, AccountRows
 from specbatch.pipeline.ledger import rules
 from specbatch.pipeline.ledger.sql import time
-from specbatch.pipeline.ledger.sql.reading import fetch
+from specbatch.pipeline.ledger.sql.reading import BY_ROW, PROMPTS
 from specbatch.pipeline.ledger.sql.transactions import ACTOR, Now, Transactions, is_transient
 from specbatch.schemas import completion_rows, mapper, time_mapper
 from specbatch.schemas.audit import (
@@ -56,8 +55,6 @@ from specbatch.schemas.records import CompletionRecord, Prompts
 from specbatch.schemas.tables import Completion, Decision, Group, Job
 from specbatch.schemas.text_columns import SHOWN_WITHOUT_KEY
 from specbatch.schemas.time_tables import TimeSlice, WorkerSession
-
-T = TypeVar("T")
 
 _SPOILT = (ValueError, TypeError, KeyError, OverflowError)  # what reading a spoilt row raises
 
@@ -124,21 +121,12 @@ def _insert(conn: Connection, added: list[LogEntry]) -> None:
 # --- the log --------------------------------------------------------------------------------
 
 
-def log(database: Transactions, job_id: str, after: int, batch: int) -> Iterator[LogEntry]:
+def log(database: Transactions, job_id: str, after: int = 0, batch: int = 64) -> Iterator[LogEntry]:
     """The entries after number `after`."""
-    query = (
-        select(*AuditLog.__table__.c)
-        .where(AuditLog.job_id == job_id)
-        .order_by(AuditLog.number)
-        .limit(batch)
-    )
-    while True:
-        rows = database.read(partial(fetch, query.where(AuditLog.number > after)))
+    query = select(*AuditLog.__table__.c).where(AuditLog.job_id == job_id, AuditLog.number > after)
+    for rows in database.pages(query, (AuditLog.number,), batch):
         for row in rows:
             yield LogEntry(**row._mapping)
-        if len(rows) < batch:
-            return
-        after = rows[-1].number
 
 
 def head(conn: Connection, job_id: str) -> Head:
@@ -169,7 +157,7 @@ def logged_job(conn: Connection, job_id: str) -> str:
 def job_facts(database: Transactions, job_id: str) -> Mapping[str, Any] | None:
     """The columns of the job's row that can be read."""
     of_job = Job.job_id == job_id
-    whole = _if_readable(database, partial(fetch, select(*Job.__table__.c).where(of_job)))
+    whole = _if_readable(database, select(*Job.__table__.c).where(of_job))
     if whole is not None:
         if not whole:
             return None
@@ -177,9 +165,7 @@ def job_facts(database: Transactions, job_id: str) -> Mapping[str, Any] | None:
         return dict(whole[0]._mapping)
     facts: dict[str, Any] = {}
     for column in Job.__table__.c:
-        query = select(column).where(of_job)
-        found = _if_readable(database, partial(fetch, query))
-        if found:
+        if found := _if_readable(database, select(column).where(of_job)):
             facts[column.name] = found[0][0]
     _check_key(database, of_job, facts)
     return facts
@@ -195,40 +181,25 @@ def _check_key(
     for column in (Job.stop_reason, Job.error):
         if facts.get(column.name) == SHOWN_WITHOUT_KEY:
             query = select(type_coerce(column, Text)).where(of_job)
-            if is_encrypted_text(database.read(partial(fetch, query))[0][0]):
+            if is_encrypted_text(database.rows(query)[0][0]):
                 raise no_key(f"jobs.{column.name}")
 
 
-def kept(database: Transactions, job_id: str, batch: int) -> Iterator[KeptCompletion]:
+def kept(database: Transactions, job_id: str, batch: int = 500) -> Iterator[KeptCompletion]:
     """All completions by (row, sample)."""
-    key = tuple_(Completion.row_index, Completion.sample_index)
-    columns: list[Any] = [Completion.row_index, Completion.sample_index, Completion.group_index]
-    query = (
-        select(*columns, Completion.digest, Completion.month)
-        .where(Completion.job_id == job_id)
-        .order_by(Completion.row_index, Completion.sample_index)
-        .limit(batch)
-    )
+    key = tuple_(*BY_ROW)
+    places = select(*BY_ROW, Completion.group_index, Completion.digest, Completion.month)
     whole = _whole().where(Completion.job_id == job_id)
-    after = (-1, -1)
-    while True:
-        rows = database.read(partial(fetch, query.where(key > after)))
-        if not rows:
-            return
-        last = (rows[-1].row_index, rows[-1].sample_index)
-        page = _if_readable(database, partial(fetch, whole.where(key > after, key <= last)))
+    for rows in database.pages(places.where(Completion.job_id == job_id), BY_ROW, batch):
+        at_each = [(row.row_index, row.sample_index) for row in rows]
+        page = _if_readable(database, whole.where(key >= at_each[0], key <= at_each[-1]))
         keyless: set[tuple[int, int]] = set()
         if page is None:
-            places = [(row.row_index, row.sample_index) for row in rows]
-            page, keyless = _one_by_one(database, {at: whole.where(key == at) for at in places})
+            page, keyless = _one_by_one(database, {at: whole.where(key == at) for at in at_each})
         records = {(r.row_index, r.sample_index): _record(r) for r in page}
-        for row in rows:
-            at = (row.row_index, row.sample_index)
+        for at, row in zip(at_each, rows, strict=True):
             record, lacks_key = records.get(at), at in keyless
             yield KeptCompletion(*at, row.group_index, row.digest, record, row.month, lacks_key)
-        if len(rows) < batch:
-            return
-        after = last
 
 
 def _one_by_one(
@@ -242,7 +213,7 @@ def _one_by_one(
     keyless = set[tuple[int, int]]()
     for at, query in queries.items():
         try:
-            found += _if_readable(database, partial(fetch, query), UnknownKeyError) or ()
+            found += _if_readable(database, query, UnknownKeyError) or ()
         except UnknownKeyError:
             keyless.add(at)
             if len(keyless) == len(queries):
@@ -265,11 +236,11 @@ def _record(row: Row[Any]) -> CompletionRecord | None:
 
 
 def _if_readable(
-    database: Transactions, work: Callable[[Connection], T], unless: type[StoreError] | None = None
-) -> T | None:
-    """What `work` reads; None where values cannot be read."""
+    database: Transactions, query: Select[Any], unless: type[StoreError] | None = None
+) -> Sequence[Row[Any]] | None:
+    """The query's rows; None where values cannot be read."""
     try:
-        return database.read(work)
+        return database.rows(query)
     except StoreError as error:
         if is_transient(error.__cause__ or error) or (unless and isinstance(error, unless)):
             raise
@@ -283,7 +254,7 @@ def kept_one(database: Transactions, job_id: str, row: int, sample: int) -> Kept
     query = _whole().where(
         Completion.job_id == job_id, Completion.row_index == row, Completion.sample_index == sample
     )
-    found = _if_readable(database, partial(fetch, query))
+    found = _if_readable(database, query)
     if not found:
         return None
     one = found[0]
@@ -292,20 +263,10 @@ def kept_one(database: Transactions, job_id: str, row: int, sample: int) -> Kept
 
 def groups(database: Transactions, job_id: str, batch: int = 1000) -> Iterator[tuple[int, Prompts]]:
     """All groups by index."""
-    query = (
-        select(Group.group_index, Group.prompts, Group.row_start, Group.rows)
-        .where(Group.job_id == job_id)
-        .order_by(Group.group_index)
-        .limit(batch)
-    )
-    after = -1
-    while True:
-        rows = database.read(partial(fetch, query.where(Group.group_index > after)))
+    query = select(Group.group_index, *PROMPTS).where(Group.job_id == job_id)
+    for rows in database.pages(query, (Group.group_index,), batch):
         for row in rows:
             yield row.group_index, mapper.prompts(row)
-        if len(rows) < batch:
-            return
-        after = rows[-1].group_index
 
 
 # --- audits ---------------------------------------------------------------------------------
@@ -356,7 +317,7 @@ def audits(conn: Connection, job_id: str) -> list[AuditRecord]:
     ]
 
 
-def correctness(conn: Connection, since: float) -> Correctness:
+def correctness(conn: Connection, since: float = 0.0) -> Correctness:
     total = select(
         func.coalesce(func.sum(Audit.sampled), 0), func.coalesce(func.sum(Audit.differing), 0)
     )

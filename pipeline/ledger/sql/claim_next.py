@@ -12,7 +12,6 @@ from typing import Any
 
 from sqlalchemy import (
     BindParameter,
-    ColumnElement,
     Connection,
     Double,
     Executable,
@@ -22,13 +21,13 @@ from sqlalchemy import (
     func,
     select,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 
-from specbatch.pipeline.ledger import fair_share, rules, split_rules
+from specbatch.pipeline.ledger import fair_share, rules
 from specbatch.pipeline.ledger.fair_share import Waiting
-from specbatch.pipeline.ledger.sql import leases, pinning, splitting
-from specbatch.pipeline.ledger.sql.transactions import Now
-from specbatch.schemas.numeric_class import Pinned, Serves
+from specbatch.pipeline.ledger.sql import leases, pinning
+from specbatch.pipeline.ledger.sql.leases import Claimer
+from specbatch.pipeline.ledger.sql.transactions import Now, upsert
+from specbatch.schemas.numeric_class import Pinned
 from specbatch.schemas.records import GroupWork, Stage
 from specbatch.schemas.tables import Group, Job, Tenant, group_is_open, job_is_live
 
@@ -42,31 +41,28 @@ _SAMPLES = Job.spec[("sampling", "n")].as_integer()
 def claim_next(
     conn: Connection,
     now: Now,
-    stage: Stage,
+    claimer: Claimer,
     model: str,
-    owner: str,
-    lease_sec: float,
-    max_attempts: int,
     weights: Mapping[str, float],
-    serves: Serves | None = None,
 ) -> GroupWork | None:
     """Claim the longest group of the next job; None when nothing can be claimed.
 
     Raises `UnpinnedError` and `MovedError`.
     """
-    if stage not in rules.CANCELLABLE:
+    serves = claimer.serves
+    if claimer.stage not in rules.CANCELLABLE:
         return None
     for _ in range(_ROUNDS):
-        waiting = _waiting(conn, now, stage, model, owner, max_attempts, serves)
+        waiting = _waiting(conn, now, claimer, model)
         due = fair_share.by_turn(waiting)
         if not due:
             return None
         for job in due[:_JOBS_TRIED]:
             if serves is not None and job.numeric_class is None:
                 raise pinning.UnpinnedError(job.job_id)
-            work = _claim_longest(
-                conn, now, job.job_id, stage, owner, lease_sec, max_attempts, serves
-            )
+            # One statement, so exactly one claimer wins the group.
+            claim, of_job = _longest_claim(now, claimer), {"of_job": job.job_id}
+            work = leases.taken(conn, claim, claimer.max_attempts, of_job)
             if work is not None:
                 weight = weights.get(job.tenant, fair_share.DEFAULT_WEIGHT)
                 pinned = _charge(conn, job, work, fair_share.floor_of(job, waiting), weight)
@@ -77,17 +73,9 @@ def claim_next(
     return None
 
 
-def _waiting(
-    conn: Connection,
-    now: Now,
-    stage: Stage,
-    model: str,
-    owner: str,
-    max_attempts: int,
-    serves: Serves | None,
-) -> list[Waiting]:
+def _waiting(conn: Connection, now: Now, claimer: Claimer, model: str) -> list[Waiting]:
     """Live jobs of the model and a served class with open groups at the stage."""
-    rows = conn.execute(_waiting_query(now, stage, model, owner, max_attempts, serves))
+    rows = conn.execute(_waiting_query(now, claimer, model))
     return [
         Waiting(
             row.job_id,
@@ -106,15 +94,13 @@ def _waiting(
 
 
 @lru_cache(maxsize=16)
-def _waiting_query(
-    now: Now, stage: Stage, model: str, owner: str, max_attempts: int, serves: Serves | None
-) -> Select[Any]:
-    named = Job.verifier if stage is Stage.VERIFY else Job.proposer
-    there = (Group.job_id == Job.job_id, group_is_open(), Group.stage == stage.value)
+def _waiting_query(now: Now, claimer: Claimer, model: str) -> Select[Any]:
+    named = Job.verifier if claimer.stage is Stage.VERIFY else Job.proposer
+    there = (Group.job_id == Job.job_id, group_is_open(), Group.stage == claimer.stage.value)
     # The first of them by the index, for each job: of EXISTS, PostgreSQL would make a join with all
     # groups, and in any order it would go through the table until it meets one.
     an_open_one = select(Group.group_index).where(*there).order_by(*_LONGEST).limit(1)
-    a_due_one = an_open_one.where(*_claimable(now, stage, owner, max_attempts))
+    a_due_one = an_open_one.where(*leases.may_claim(now, claimer))
     return (
         select(
             Job.job_id,
@@ -130,42 +116,17 @@ def _waiting_query(
             _SAMPLES.label("samples"),
         )
         .outerjoin(Tenant, Tenant.tenant == Job.tenant)
-        .where(job_is_live(), named == model, ~Job.cancel_requested, *pinning.served(serves))
+        .where(job_is_live(), named == model, ~Job.cancel_requested)
+        .where(*pinning.served(claimer.serves))
     )
-
-
-def _claim_longest(
-    conn: Connection,
-    now: Now,
-    job_id: str,
-    stage: Stage,
-    owner: str,
-    lease_sec: float,
-    max_attempts: int,
-    serves: Serves | None,
-) -> GroupWork | None:
-    """Claim the job's longest free group. One statement, so exactly one claimer wins it."""
-    claim = _longest_claim(now, stage, owner, lease_sec, max_attempts, serves)
-    return leases.taken(conn, claim, max_attempts, {"of_job": job_id})
 
 
 @lru_cache(maxsize=16)
-def _longest_claim(
-    now: Now,
-    stage: Stage,
-    owner: str,
-    lease_sec: float,
-    max_attempts: int,
-    serves: Serves | None,
-) -> Executable:
-    """Cached, as the query of who waits: see `leases`."""
+def _longest_claim(now: Now, claimer: Claimer) -> Executable:
+    """The claim of the job's longest free group. Cached, as the query of who waits."""
     job: BindParameter[str] = bindparam("of_job")
-    free = (
-        Group.job_id == job,
-        group_is_open(),  # spelled out for the index
-        Group.stage == stage.value,
-        *_claimable(now, stage, owner, max_attempts),
-    )
+    # That a group is open is spelled out for the index.
+    free = (Group.job_id == job, group_is_open(), *leases.may_claim(now, claimer))
     longest = (
         select(Group.group_index)
         .where(*free)
@@ -175,16 +136,8 @@ def _longest_claim(
         .correlate(None)
         .scalar_subquery()
     )
-    which = (*free, Group.group_index == longest, *pinning.job_is_served(job, serves))
-    return leases.taking(now, owner, lease_sec, *which)
-
-
-def _claimable(now: Now, stage: Stage, owner: str, max_attempts: int) -> list[ColumnElement[bool]]:
-    """The conditions of groups at the stage that this owner may claim now."""
-    free = [Group.lease_until <= now, Group.attempts < max_attempts]
-    if stage in split_rules.SPLIT_AT:
-        free.append(splitting.one_suspect_at_a_time(now, stage, owner, max_attempts))
-    return free
+    which = (*free, Group.group_index == longest, *pinning.job_is_served(job, claimer.serves))
+    return leases.taking(now, claimer, *which)
 
 
 def _charge(conn: Connection, job: Waiting, work: GroupWork, floor: float, weight: float) -> Pinned:
@@ -208,7 +161,6 @@ def _charge(conn: Connection, job: Waiting, work: GroupWork, floor: float, weigh
 def _charging(dialect: str) -> Executable:
     floor = bindparam("floor", type_=Double)
     start = case((Tenant.served > floor, Tenant.served), else_=floor)
-    upsert: Any = postgresql.insert if dialect == "postgresql" else sqlite.insert
     values = {
         "tenant": bindparam("of_tenant"),
         "weight": bindparam("new_weight"),
@@ -221,7 +173,7 @@ def _charging(dialect: str) -> Executable:
         "served": start + bindparam("cost", type_=Double),
     }
     made: Executable = (
-        upsert(Tenant)
+        upsert(dialect, Tenant)
         .values(**values)
         .on_conflict_do_update(index_elements=[Tenant.tenant], set_=known)
         .returning(*pinning.pinned_columns())

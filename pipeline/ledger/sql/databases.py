@@ -89,19 +89,16 @@ def _sqlite(url: URL, foreign_keys: bool) -> Engine:
         url, json_serializer=_dump_json, json_deserializer=orjson.loads, hide_parameters=True
     )
 
+    file = Path(url.database)
+
     @event.listens_for(engine, "connect")
-    def _prepare(connection: sqlite3.Connection, _record: object) -> None:
+    def _prepare(connection: sqlite3.Connection, record: Any) -> None:
+        record.info[_FILE] = _identity(file)
         connection.isolation_level = None  # we say BEGIN ourselves, below
         connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA secure_delete = ON")  # what a purge empties is overwritten
         connection.execute(f"PRAGMA foreign_keys = {'ON' if foreign_keys else 'OFF'}")
-
-    file = Path(url.database)
-
-    @event.listens_for(engine, "connect")
-    def _note_file(_connection: object, record: Any) -> None:
-        record.info[_FILE] = _identity(file)
 
     @event.listens_for(engine, "checkout")
     def _check_file(_connection: object, record: Any, _proxy: object) -> None:

@@ -6,7 +6,6 @@ A job's counts never scan its completions. Figures of the whole store use indexe
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 from sqlalchemy import (
@@ -21,23 +20,19 @@ from sqlalchemy import (
     or_,
     select,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 
 from specbatch.pipeline.ledger.contract import AUDITED_SEC, MISSED_SEC, SUCCESS_SEC
 from specbatch.pipeline.ledger.sql import audit_log, jobs
 from specbatch.pipeline.ledger.sql.pinning import PINNED_COLUMNS
-from specbatch.pipeline.ledger.sql.reading import by_row, fetch
-from specbatch.pipeline.ledger.sql.transactions import Now, Transactions
-from specbatch.schemas import completion_rows, presence, time_mapper
+from specbatch.pipeline.ledger.sql.reading import BY_ROW
+from specbatch.pipeline.ledger.sql.transactions import Now, Transactions, upsert
+from specbatch.schemas import completion_rows, mapper, presence, time_mapper
 from specbatch.schemas.backlog import WORK, Backlog, PinnedJob, StageBacklog
 from specbatch.schemas.figures import ScheduleRuns, StoreFigures
 from specbatch.schemas.job_figures import GroupFigures, RowFigures
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.presence import ProcessNow
-from specbatch.schemas.records import (
-    JobState,
-    Stage,
-)
+from specbatch.schemas.records import JobState, Stage
 from specbatch.schemas.schedule_tables import ScheduleRun
 from specbatch.schemas.schedules import LOST, PAUSED, RunState
 from specbatch.schemas.tables import Completion, Group, Job, group_is_open, job_is_due, job_is_live
@@ -55,24 +50,17 @@ def _total(value: Any) -> Any:
     return func.coalesce(func.sum(value), 0)
 
 
+_COUNTS = (
+    *("groups_done", "completions", "completion_tokens"),
+    *("proposed", "accepted", "verifier_passes"),
+)
+_AMOUNTS = ("queue_sec", "compute_sec", "cost_usd")
 _TOTALS = {
     "rows_finished": _total(case((_FINISHED, Group.rows), (_CANCELLED, Group.rows_kept), else_=0)),
     "rows_failed": _total(case((_FAILED, Group.rows), else_=Group.rows_failed)),
     "groups_done": _total(case((_FINISHED, 1), else_=0)),
-    **{
-        name: _total(getattr(Group, name))
-        for name in (
-            "completions",
-            "completion_tokens",
-            "proposed",
-            "accepted",
-            "verifier_passes",
-        )
-    },
-    **{
-        name: cast(_total(getattr(Group, name)), Double)
-        for name in ("queue_sec", "compute_sec", "cost_usd")
-    },
+    **{name: _total(getattr(Group, name)) for name in _COUNTS[1:]},
+    **{name: cast(_total(getattr(Group, name)), Double) for name in _AMOUNTS},
 }
 
 
@@ -88,17 +76,10 @@ def progress(conn: Connection, job_id: str) -> JobProgress:
         rows_done=int(totals.rows_finished) + job.rows_rejected,
         rows_failed=int(totals.rows_failed) + job.rows_rejected,
         groups_total=job.groups_total + job.groups_cut,
-        groups_done=int(totals.groups_done),
-        completions=int(totals.completions),
         prompt_tokens=job.prompt_tokens,
-        completion_tokens=int(totals.completion_tokens),
-        proposed=int(totals.proposed),
-        accepted=int(totals.accepted),
-        verifier_passes=int(totals.verifier_passes),
-        queue_sec=totals.queue_sec,
-        compute_sec=totals.compute_sec,
-        cost_usd=totals.cost_usd,
         ingest_done=job.ingest_done,
+        **{name: int(getattr(totals, name)) for name in _COUNTS},
+        **{name: getattr(totals, name) for name in _AMOUNTS},
     )
 
 
@@ -119,42 +100,21 @@ _ROW = (
 
 
 def of_groups(database: Transactions, job_id: str) -> Iterator[GroupFigures]:
-    query = (
-        select(*(getattr(Group, name) for name in _GROUP))
-        .where(Group.job_id == job_id)
-        .order_by(Group.group_index)
-        .limit(_PAGE)
-    )
-    after = -1
-    while True:
-        rows = database.read(partial(fetch, query.where(Group.group_index > after)))
+    query = select(*(getattr(Group, name) for name in _GROUP)).where(Group.job_id == job_id)
+    for rows in database.pages(query, (Group.group_index,), _PAGE):
         yield from map(_group, rows)
-        if len(rows) < _PAGE:
-            return
-        after = rows[-1].group_index
 
 
-def of_rows(database: Transactions, job_id: str, batch: int) -> Iterator[RowFigures]:
+def of_rows(database: Transactions, job_id: str, batch: int = 1000) -> Iterator[RowFigures]:
     query = select(*(getattr(Completion, name) for name in _ROW)).where(Completion.job_id == job_id)
-    yield from map(completion_rows.row_figures, by_row(database, query, batch))
+    for rows in database.pages(query, BY_ROW, batch):
+        yield from map(completion_rows.row_figures, rows)
 
 
 def _group(row: Any) -> GroupFigures:
     stage = Stage(row.stage)
-    return GroupFigures(
-        index=row.group_index,
-        stage=stage,
-        rows=row.rows,
-        done_at=row.ready_at if stage is Stage.DONE else None,
-        queue_sec=row.queue_sec,
-        compute_sec=row.compute_sec,
-        completions=row.completions,
-        completion_tokens=row.completion_tokens,
-        proposed=row.proposed,
-        accepted=row.accepted,
-        verifier_passes=row.verifier_passes,
-        cost_usd=row.cost_usd,
-    )
+    done_at = row.ready_at if stage is Stage.DONE else None
+    return mapper.named(GroupFigures, row, index=row.group_index, stage=stage, done_at=done_at)
 
 
 # --- the whole store ------------------------------------------------------------------------
@@ -325,10 +285,9 @@ def _process(row: Any, at: float) -> ProcessNow:
 def report_process(
     conn: Connection, now: Now, process: presence.WorkerProcess, trouble: str | None
 ) -> None:
-    insert = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
     report = {"heard_at": now, "trouble": trouble}
     conn.execute(
-        insert(WorkerProcess)
+        upsert(conn.dialect.name, WorkerProcess)
         .values(
             process_id=process.process_id,
             owner=process.owner,

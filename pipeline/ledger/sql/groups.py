@@ -30,10 +30,11 @@ def advance(
     to: Stage,
     artefact: Artefact | None,
     timing: StageTiming,
-    spent: Spent | None,
+    spent: Spent | None = None,
 ) -> None:
     """One statement: the fence, the artefact, the timing and the next stage; then the device
     time."""
+    rules.check_step(lease.stage, to, artefact is not None)
     column = "drafts" if to is Stage.VERIFY else "results"
     values = {column: artefact and mapper.artefact_values(artefact)}
     _leave(conn, now, lease, to, {**values, **_timed(timing)})
@@ -68,7 +69,7 @@ def keep_part(
     completions: Sequence[CompletionRecord],
     timing: StageTiming,
     report: Mapping[str, float],
-    spent: Spent | None,
+    spent: Spent | None = None,
 ) -> None:
     """Store the finished rows of a group that its worker stopped; it becomes CANCELLED."""
     _keep(conn, now, lease, completions, timing, report, Stage.CANCELLED)

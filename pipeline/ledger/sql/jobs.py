@@ -26,16 +26,16 @@ from sqlalchemy import (
     text,
     update,
 )
-from sqlalchemy.dialects import postgresql, sqlite
 
 from specbatch.pipeline.audit import accounts, entries
 from specbatch.pipeline.ledger import rules
 from specbatch.pipeline.ledger.sql import audit_log
-from specbatch.pipeline.ledger.sql.transactions import SERVER_TIME, Now
+from specbatch.pipeline.ledger.sql.transactions import SERVER_TIME, Now, upsert
 from specbatch.schemas import mapper
 from specbatch.schemas.audit import EntryKind, Head, PublishedManifest
 from specbatch.schemas.errors import JobNotFoundError
 from specbatch.schemas.fingerprint import Models
+from specbatch.schemas.masking import masked
 from specbatch.schemas.months import month_of
 from specbatch.schemas.numeric_class import NO_CHANGE, Change
 from specbatch.schemas.records import (
@@ -60,11 +60,10 @@ _CLOSED = (Stage.FAILED.value, Stage.CANCELLED.value)
 
 def create(conn: Connection, now: Now, job: NewJob) -> tuple[JobRow, bool]:
     """The new job and True, or the one that is known by its key or id and False."""
-    upsert: Any = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
     at = audit_log.clock(conn, now)
     values = mapper.job_values(job, at)
     entry = audit_log.begin(conn, at, values)
-    statement = upsert(Job).values(**values, **audit_log.new_head(entry))
+    statement = upsert(conn.dialect.name, Job).values(**values, **audit_log.new_head(entry))
     made = conn.execute(statement.on_conflict_do_nothing().returning(*Job.__table__.c)).first()
     if made is not None:
         audit_log.write_first(conn, entry)
@@ -110,7 +109,7 @@ def row(conn: Connection, job_id: str) -> JobRow:
     return mapper.job_row(find(conn, job_id))
 
 
-def newest(conn: Connection, limit: int, state: JobState | None) -> list[JobRow]:
+def newest(conn: Connection, limit: int = 50, state: JobState | None = None) -> list[JobRow]:
     query = select(*Job.__table__.c).order_by(Job.created_at.desc(), Job.job_id.desc()).limit(limit)
     if state is not None:
         query = query.where(Job.state == state.value)
@@ -238,7 +237,7 @@ def request_cancel(
     conn: Connection,
     now: Now,
     job_id: str,
-    reason: str | None,
+    reason: str | None = None,
     kind: EntryKind = EntryKind.CANCELLED,
 ) -> JobRow:
     """Keep the first reason."""
@@ -323,7 +322,7 @@ def _stage_after_retry() -> ColumnElement[str]:
 
 
 def fail(conn: Connection, now: Now, lease: Lease, error: str) -> None:
-    end_unpublished(conn, now, lock_held(conn, lease), error, lease.owner)
+    end_unpublished(conn, now, lock_held(conn, lease), masked(error), lease.owner)
 
 
 def add_groups(
@@ -422,10 +421,11 @@ def finish(
     now: Now,
     lease: Lease,
     state: JobState,
-    error: str | None,
-    manifest: PublishedManifest | None,
+    error: str | None = None,
+    manifest: PublishedManifest | None = None,
 ) -> None:
-    job = lock_held(conn, lease)
+    rules.check_final(state)
+    job, error = lock_held(conn, lease), error and masked(error)
     if lease.stage is not Stage.PUBLISH:
         raise rules.fenced(lease)
     pinned = accounts.pinned(audit_log.accounts(conn, lease.job_id))

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, Double, bindparam, case, insert, literal, select, tuple_
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, Double, bindparam, case, insert, literal, select
 
 from specbatch.pipeline.ledger import rules
-from specbatch.pipeline.ledger.sql.reading import fetch
-from specbatch.pipeline.ledger.sql.transactions import Now, Transactions
+from specbatch.pipeline.ledger.sql.reading import BY_ROW
+from specbatch.pipeline.ledger.sql.transactions import Now, Transactions, upsert
 from specbatch.schemas import mapper
 from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.speculation import VOCABULARY, AcceptanceCount, Decision, PastOutput
@@ -25,7 +23,8 @@ _OUTPUTS_PER_PAGE = 200  # completions are long; few are read beyond the caller'
 
 
 def note_decisions(conn: Connection, _now: Now, job_id: str, decisions: Sequence[Decision]) -> None:
-    conn.execute(insert(DecisionTable), [mapper.decision_values(job_id, d) for d in decisions])
+    if decisions:
+        conn.execute(insert(DecisionTable), [mapper.decision_values(job_id, d) for d in decisions])
 
 
 def decisions(conn: Connection, job_id: str) -> list[Decision]:
@@ -44,7 +43,7 @@ def decisions(conn: Connection, job_id: str) -> list[Decision]:
 def keep_knowledge(conn: Connection, now: Now, key: str, state: Mapping[str, Any]) -> None:
     values = {"state": dict(state), "updated_at": now}
     conn.execute(
-        _upsert(conn)(MachineKnowledge)
+        upsert(conn.dialect.name, MachineKnowledge)
         .values(key=key, **values)
         .on_conflict_do_update(index_elements=["key"], set_=values)
     )
@@ -89,7 +88,7 @@ def _learning(conn: Connection) -> Any:
     agreed_sum = AcceptancePrior.agreed + bindparam("more_agreed", type_=Double)
     tested_sum = AcceptancePrior.tested + bindparam("more_tested", type_=Double)
     return (
-        _upsert(conn)(AcceptancePrior)
+        upsert(conn.dialect.name, AcceptancePrior)
         .values(
             tenant=bindparam("of_tenant"),
             job_name=bindparam("of_job_name"),
@@ -145,8 +144,8 @@ def past_outputs(
         )
     )
     tokens = 0
-    for job_id in database.read(lambda conn: conn.scalars(jobs).all()):
-        for output in _finished_outputs(database, job_id):
+    for job in database.rows(jobs):
+        for output in _finished_outputs(database, job.job_id):
             if not rules.is_whole(output.token_ids):
                 continue
             tokens += len(output.token_ids)
@@ -156,25 +155,10 @@ def past_outputs(
 
 
 def _finished_outputs(database: Transactions, job_id: str) -> Iterator[PastOutput]:
-    key: list[Any] = [Completion.row_index, Completion.sample_index]
-    query = (
-        select(*key, Completion.job_id, Completion.row_id, Completion.token_ids)
-        .where(
-            Completion.job_id == job_id,
-            Completion.finish_reason.in_([reason.value for reason in rules.FINISHED]),
-            Completion.error.is_(None),
-        )
-        .order_by(*key)
-        .limit(_OUTPUTS_PER_PAGE)
+    query = select(*BY_ROW, Completion.job_id, Completion.row_id, Completion.token_ids).where(
+        Completion.job_id == job_id,
+        Completion.finish_reason.in_([reason.value for reason in rules.FINISHED]),
+        Completion.error.is_(None),
     )
-    after = (-1, -1)
-    while True:
-        rows = database.read(partial(fetch, query.where(tuple_(*key) > after)))
+    for rows in database.pages(query, BY_ROW, _OUTPUTS_PER_PAGE):
         yield from map(mapper.past_output, rows)
-        if len(rows) < _OUTPUTS_PER_PAGE:
-            return
-        after = (rows[-1].row_index, rows[-1].sample_index)
-
-
-def _upsert(conn: Connection) -> Any:
-    return postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -28,6 +28,7 @@ from specbatch.pipeline.ledger.sql.splitting import is_held
 from specbatch.pipeline.ledger.sql.transactions import Now
 from specbatch.schemas import mapper
 from specbatch.schemas.audit import EntryKind
+from specbatch.schemas.masking import masked
 from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.records import Beat, GroupWork, JobState, JobWork, Lease, Released, Stage
 from specbatch.schemas.tables import JOB_WORK, Group, Job, group_is_open
@@ -35,19 +36,32 @@ from specbatch.schemas.tables import JOB_WORK, Group, Job, group_is_open
 # --- claims ---------------------------------------------------------------------------------
 
 
-def claim_job(
-    conn: Connection,
-    now: Now,
-    job_id: str,
-    stage: Stage,
-    owner: str,
-    lease_sec: float,
-    max_attempts: int,
-) -> JobWork | None:
+@dataclass(frozen=True, slots=True)
+class Claimer:
+    """Who claims what. Statements are cached by it."""
+
+    stage: Stage
+    owner: str
+    lease_sec: float
+    max_attempts: int
+    serves: Serves | None = None  # what it verifies with; None: groups are not told apart by that
+
+    def values(self, table: type[Job] | type[Group], now: Now) -> dict[str, Any]:
+        """What a claim writes to the unit's row."""
+        return {
+            "generation": table.generation + 1,
+            "attempts": table.attempts + 1,
+            "lease_owner": self.owner,
+            "lease_until": now + self.lease_sec,
+        }
+
+
+def claim_job(conn: Connection, now: Now, claimer: Claimer, job_id: str) -> JobWork | None:
+    stage = claimer.stage
     if stage.value not in JOB_WORK:
         return None
     values: dict[str, Any] = {}
-    allowed = [Job.attempts < max_attempts]
+    allowed = [Job.attempts < claimer.max_attempts]
     if stage is Stage.INGEST:
         allowed += [~Job.cancel_requested, Job.ingest_resumes_at.is_(None)]
         started_at = func.coalesce(Job.started_at, now)
@@ -55,83 +69,76 @@ def claim_job(
     row = conn.execute(
         update(Job)
         .where(Job.job_id == job_id, *is_free(Job, stage, now), *allowed)
-        .values(**_claimed(Job, owner, now, lease_sec), **values)
+        .values(**claimer.values(Job, now), **values)
         .returning(*Job.__table__.c)
     ).first()
     if row is None:
-        _close_job(conn, now, job_id, stage, max_attempts)
+        _close_job(conn, now, job_id, stage, claimer.max_attempts)
         return None
     return mapper.job_work(row)
 
 
 def claim_group(
-    conn: Connection,
-    now: Now,
-    job_id: str,
-    index: int,
-    stage: Stage,
-    owner: str,
-    lease_sec: float,
-    max_attempts: int,
-    serves: Serves | None = None,
+    conn: Connection, now: Now, claimer: Claimer, job_id: str, index: int
 ) -> GroupWork | None:
-    """`serves` is what the worker verifies with; None: groups are not told apart by that.
-
-    Raises `UnpinnedError` and `MovedError`.
-    """
+    """Raises `UnpinnedError` and `MovedError`."""
+    stage, max_attempts = claimer.stage, claimer.max_attempts
     if stage not in rules.OPEN:
         return None
-    claim = _claim(now, stage, owner, lease_sec, max_attempts, serves)
-    work = taken(conn, claim, max_attempts, {"of_job": job_id, "of_index": index})
+    parameters = {"of_job": job_id, "of_index": index}
+    work = taken(conn, _claim(now, claimer), max_attempts, parameters)
     if work is None and close_group(conn, now, job_id, index, stage, max_attempts):
         # The first half has an attempt left. Its second half is due: the sweeper enqueues it.
-        return claim_group(conn, now, job_id, index, stage, owner, lease_sec, max_attempts, serves)
-    return work if work is None or serves is None else _of_class(conn, work, serves)
+        return claim_group(conn, now, claimer, job_id, index)
+    if work is None or claimer.serves is None:
+        return work
+    pinned = pinning.pinned(conn, job_id)
+    pinning.check(claimer.serves, job_id, pinned)
+    return replace(work, **pinned._asdict())
 
 
 @lru_cache(maxsize=16)
-def _claim(
-    now: Now,
-    stage: Stage,
-    owner: str,
-    lease_sec: float,
-    max_attempts: int,
-    serves: Serves | None,
-) -> Executable:
+def _claim(now: Now, claimer: Claimer) -> Executable:
     """The claim of group `of_index` of job `of_job`. Cached: building it takes longer than
     sending it (where the time is the server's, it is always the same expression)."""
     job: BindParameter[str] = bindparam("of_job")
     index: BindParameter[int] = bindparam("of_index")
-    allowed = [Group.attempts < max_attempts, *pinning.job_is_served(job, serves)]
+    stage = claimer.stage
+    allowed = [*may_claim(now, claimer), *pinning.job_is_served(job, claimer.serves)]
     if stage in rules.CANCELLABLE:
         cancelled = select(Job.cancel_requested).where(Job.job_id == job).scalar_subquery()
         allowed.append(~cancelled)
+    this = (Group.job_id == job, Group.group_index == index)
+    return taking(now, claimer, *this, *allowed)
+
+
+def may_claim(now: Now, claimer: Claimer) -> list[ColumnElement[bool]]:
+    """The conditions of groups at the stage that the claimer may have now."""
+    stage, most = claimer.stage, claimer.max_attempts
+    free = [*is_free(Group, stage, now), Group.attempts < most]
     if stage in split_rules.SPLIT_AT:
-        allowed.append(splitting.one_suspect_at_a_time(now, stage, owner, max_attempts))
-    free = (Group.job_id == job, Group.group_index == index, *is_free(Group, stage, now))
-    return taking(now, owner, lease_sec, *free, *allowed)
+        free.append(splitting.one_suspect_at_a_time(now, stage, claimer.owner, most))
+    return free
 
 
-def taking(now: Now, owner: str, lease_sec: float, *which: ColumnElement[bool]) -> Executable:
+def taking(now: Now, claimer: Claimer, *which: ColumnElement[bool]) -> Executable:
     """The statement that claims the one group that meets all conditions, for `taken`."""
     return (
         update(Group)
         .where(*which)
         .values(
-            waited_sec=now - _later(Group.ready_at, Group.lease_until),
+            waited_sec=now
+            - case((Group.lease_until > Group.ready_at, Group.lease_until), else_=Group.ready_at),
             cut_wanted=False,
             in_flight_usd=0.0,
-            **_claimed(Group, owner, now, lease_sec),
+            **claimer.values(Group, now),
         )
         .returning(*Group.__table__.c)
     )
 
 
 def taken(
-    conn: Connection,
-    claim: Executable,
-    max_attempts: int,
-    parameters: Mapping[str, Any],
+    conn: Connection, claim: Executable, max_attempts: int, parameters: Mapping[str, Any]
 ) -> GroupWork | None:
     """Claim a group; None when there is none to claim."""
     row = conn.execute(claim, parameters).first()
@@ -143,30 +150,8 @@ def taken(
     return replace(mapper.group_work(row), suspect=suspect)
 
 
-def _of_class(conn: Connection, work: GroupWork, serves: Serves) -> GroupWork:
-    """The claimed group with what its job has pinned. Raises `UnpinnedError` and `MovedError`."""
-    pinned = pinning.pinned(conn, work.lease.job_id)
-    pinning.check(serves, work.lease.job_id, pinned)
-    return replace(work, **pinned._asdict())
-
-
 def is_free(table: type[Job] | type[Group], stage: Stage, now: Now) -> list[ColumnElement[bool]]:
     return [table.stage == stage.value, table.lease_until <= now]
-
-
-def _claimed(
-    table: type[Job] | type[Group], owner: str, now: Now, lease_sec: float
-) -> dict[str, Any]:
-    return {
-        "generation": table.generation + 1,
-        "attempts": table.attempts + 1,
-        "lease_owner": owner,
-        "lease_until": now + lease_sec,
-    }
-
-
-def _later(one: Any, other: Any) -> ColumnElement[float]:
-    return case((other > one, other), else_=one)
 
 
 def _is_group(job_id: str, index: int) -> ColumnElement[bool]:
@@ -291,7 +276,7 @@ def release(
     max_attempts: int,
 ) -> Released:
     """Ready again, closed, or split by the rules; nothing when the lease is lost."""
-    job = jobs.lock(conn, lease.job_id)
+    job, error = jobs.lock(conn, lease.job_id), masked(error)
     if job is None:
         return Released(False)
     if lease.group_index is not None:
@@ -357,19 +342,19 @@ _LEASES_PER_STATEMENT = 500
 
 
 def heartbeat(conn: Connection, now: Now, leases: Sequence[Lease], lease_sec: float) -> Beat:
-    lost, cut_wanted = set(leases), set[Lease]()
+    lost, split_wanted = set(leases), set[Lease]()
     # All jobs before all groups, as in `jobs`: a commit holds its job and wants a group.
     for part in _parts([x for x in leases if x.group_index is None]):
-        lost -= _extend_jobs(conn, now, part, lease_sec)
+        lost -= _extend(conn, now, Job, part, lease_sec).keys()
     for part in _parts([x for x in leases if x.group_index is not None]):
-        held, asked_for = _extend_groups(conn, now, part, lease_sec)
-        lost -= held
-        cut_wanted |= asked_for
+        held = _extend(conn, now, Group, part, lease_sec)
+        lost -= held.keys()
+        split_wanted |= {lease for lease, row in held.items() if row.cut_wanted}
     job_ids = {lease.job_id for lease in leases}
     cancelled = conn.scalars(
         select(Job.job_id).where(Job.job_id.in_(job_ids), Job.cancel_requested)
     )
-    return Beat(lost, set(cancelled), cut_wanted)
+    return Beat(lost, set(cancelled), split_wanted)
 
 
 def _parts(leases: Sequence[Lease]) -> Iterator[Sequence[Lease]]:
@@ -379,50 +364,28 @@ def _parts(leases: Sequence[Lease]) -> Iterator[Sequence[Lease]]:
         yield ordered[start : start + _LEASES_PER_STATEMENT]
 
 
-def _extend_groups(
-    conn: Connection, now: Now, leases: Sequence[Lease], lease_sec: float
-) -> tuple[set[Lease], set[Lease]]:
-    """(current leases, and of these the ones whose group an idle worker asks to split)."""
-    key = (
-        Group.job_id,
-        Group.group_index,
-        Group.generation,
-        Group.lease_owner,
-        Group.stage,
-    )
-    wanted = {(x.job_id, x.group_index, x.generation, x.owner, x.stage.value): x for x in leases}
-    held = _extend(conn, Group, key, wanted, now, lease_sec, Group.cut_wanted)
-    return set(held), {lease for lease, row in held.items() if row.cut_wanted}
-
-
-def _extend_jobs(
-    conn: Connection, now: Now, leases: Sequence[Lease], lease_sec: float
-) -> set[Lease]:
-    key = (Job.job_id, Job.generation, Job.lease_owner, Job.stage)
-    wanted = {(x.job_id, x.generation, x.owner, x.stage.value): x for x in leases}
-    return set(_extend(conn, Job, key, wanted, now, lease_sec))
-
-
 def _extend(
     conn: Connection,
-    table: type[Job] | type[Group],
-    key: tuple[Any, ...],
-    wanted: dict[Any, Lease],
     now: Now,
+    table: type[Job] | type[Group],
+    leases: Sequence[Lease],
     lease_sec: float,
-    *also: Any,
 ) -> dict[Lease, Any]:
-    """Extend the current leases among `wanted`; return them with their rows.
-
-    A row has the key's columns, then those of `also`.
-    """
-    if not wanted:
-        return {}
+    """Extend those leases of jobs or of groups that are current; return them with their rows."""
+    # `attempt` is not in the key: add_groups resets it under a current lease.
+    groups = table is Group
+    key = (
+        *(table.job_id, *[Group.group_index] * groups),
+        *(table.generation, table.lease_owner, table.stage),
+    )
+    wanted = {
+        (x.job_id, *[x.group_index] * groups, x.generation, x.owner, x.stage.value): x
+        for x in leases
+    }
     rows = conn.execute(
         update(table)
         .where(tuple_(*key).in_(list(wanted)))
         .values(lease_until=now + lease_sec)
-        .returning(*key, *also)
+        .returning(*key, *[Group.cut_wanted] * groups)
     )
-    # `attempt` is not in the key: add_groups resets it under a current lease.
     return {wanted[tuple(row)[: len(key)]]: row for row in rows}

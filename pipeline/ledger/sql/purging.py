@@ -22,6 +22,7 @@ from sqlalchemy import (
 )
 
 from specbatch.pipeline.ledger import rules
+from specbatch.pipeline.ledger.contract import MOST_JOBS
 from specbatch.pipeline.ledger.sql import audit_log, jobs
 from specbatch.pipeline.ledger.sql.transactions import Now, Transactions
 from specbatch.schemas import mapper
@@ -38,10 +39,10 @@ def ended_jobs(
     conn: Connection,
     now: Now,
     age_sec: float,
-    tenant: str | None,
-    limit: int,
-    private_only: bool,
-    after: JobRow | None,
+    tenant: str | None = None,
+    limit: int = MOST_JOBS,
+    private_only: bool = False,
+    after: JobRow | None = None,
 ) -> list[JobRow]:
     query = _ended(now - age_sec).limit(limit)
     if tenant is not None:
@@ -55,7 +56,7 @@ def ended_jobs(
 
 
 def purge(
-    db: Transactions, job_id: str, why: str, batch_rows: int, unfinished: bool
+    db: Transactions, job_id: str, why: str, batch_rows: int = 1000, unfinished: bool = False
 ) -> Iterator[int]:
     found, at, rows = db.write(lambda conn: _begin(conn, db.now(), job_id, why))
     if at is not None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, case, null, or_, select, tuple_, type_coerce
+from sqlalchemy import Connection, case, null, or_, select, type_coerce
 
 from specbatch.pipeline.ledger import rules
 from specbatch.pipeline.ledger.sql.transactions import Transactions
@@ -23,10 +22,11 @@ from specbatch.schemas.tables import Completion, Group, Job, Rejected
 
 _UNFINISHED = (Stage.FAILED.value, Stage.CANCELLED.value)
 PROMPTS = (Group.prompts, Group.row_start, Group.rows)
+BY_ROW: tuple[Any, ...] = (Completion.row_index, Completion.sample_index)
 
 
 def completions(
-    database: Transactions, job_id: str, batch: int, details: bool
+    database: Transactions, job_id: str, batch: int = 1000, details: bool = True
 ) -> Iterator[CompletionRecord]:
     """All completions by (row, sample)."""
     query = (
@@ -38,20 +38,8 @@ def completions(
         .join(Job, Job.job_id == Completion.job_id)
         .where(Completion.job_id == job_id)
     )
-    yield from map(completion_rows.completion_record, by_row(database, query, batch))
-
-
-def by_row(database: Transactions, query: Select[Any], batch: int) -> Iterator[Any]:
-    """Rows of completions by (row, sample), so many at a time, each in a transaction of its own."""
-    key = tuple_(Completion.row_index, Completion.sample_index)
-    query = query.order_by(Completion.row_index, Completion.sample_index).limit(batch)
-    after = (-1, -1)
-    while True:
-        rows = database.read(partial(fetch, query.where(key > after)))
-        yield from rows
-        if len(rows) < batch:
-            return
-        after = (rows[-1].row_index, rows[-1].sample_index)
+    for rows in database.pages(query, BY_ROW, batch):
+        yield from map(completion_rows.completion_record, rows)
 
 
 def _published() -> list[Any]:
@@ -66,19 +54,9 @@ def _published() -> list[Any]:
 
 def rejected(database: Transactions, job_id: str, batch: int = 1000) -> Iterator[RejectedRow]:
     """Quarantined rows, by row."""
-    query = (
-        select(*Rejected.__table__.c)
-        .where(Rejected.job_id == job_id)
-        .order_by(Rejected.row_index)
-        .limit(batch)
-    )
-    after = -1
-    while True:
-        rows = database.read(partial(fetch, query.where(Rejected.row_index > after)))
+    query = select(*Rejected.__table__.c).where(Rejected.job_id == job_id)
+    for rows in database.pages(query, (Rejected.row_index,), batch):
         yield from map(mapper.rejected_row, rows)
-        if len(rows) < batch:
-            return
-        after = rows[-1].row_index
 
 
 def failed_groups(conn: Connection, job_id: str) -> list[tuple[int, str, Prompts, str]]:
@@ -104,7 +82,7 @@ def recorded_groups(conn: Connection, job_id: str) -> list[tuple[int, Prompts, A
     return sorted(found, key=lambda group: rules.row_order(group[1]))
 
 
-def kept_rows(conn: Connection, job_id: str, index: int | None) -> set[int]:
+def kept_rows(conn: Connection, job_id: str, index: int | None = None) -> set[int]:
     """Rows that were finished when their groups were stopped; of one group, or of all."""
     kept = [Group.job_id == job_id, Group.rows_kept > 0]
     if index is not None:
@@ -133,8 +111,3 @@ def prompts_of(conn: Connection, job_id: str, index: int) -> Prompts | None:
         select(*PROMPTS).where(Group.job_id == job_id, Group.group_index == index)
     ).first()
     return None if found is None else mapper.prompts(found)
-
-
-def fetch(query: Select[Any], conn: Connection) -> Sequence[Row[Any]]:
-    """All rows of one page."""
-    return conn.execute(query).all()

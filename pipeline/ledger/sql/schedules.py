@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 from sqlalchemy import Connection, select
-from sqlalchemy.dialects import postgresql, sqlite
 
-from specbatch.pipeline.ledger.sql.transactions import Now
+from specbatch.pipeline.ledger.sql.transactions import Now, upsert
+from specbatch.schemas.mapper import named
 from specbatch.schemas.masking import masked
 from specbatch.schemas.schedule_tables import ScheduleRun as Table
-from specbatch.schemas.schedules import RunState, ScheduleRun, in_order
+from specbatch.schemas.schedules import RUNS, RunState, ScheduleRun, in_order
 
 
-def note(conn: Connection, now: Now, run: ScheduleRun, replaces: Collection[RunState]) -> bool:
+def note(conn: Connection, now: Now, run: ScheduleRun, replaces: Collection[RunState] = ()) -> bool:
     """One statement, so that of several callers at once exactly one succeeds."""
-    upsert: Any = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
     values = {
         "state": run.state.value,
         "job_id": run.job_id,
         "reason": run.reason and masked(run.reason),
         "noted_at": now,
     }
-    statement = upsert(Table).values(schedule=run.schedule, logical_at=run.logical_at, **values)
+    statement = upsert(conn.dialect.name, Table).values(
+        schedule=run.schedule, logical_at=run.logical_at, **values
+    )
     statement = statement.on_conflict_do_update(
         index_elements=["schedule", "logical_at"],
         set_=values,
@@ -33,7 +33,7 @@ def note(conn: Connection, now: Now, run: ScheduleRun, replaces: Collection[RunS
 
 
 def note_all(
-    conn: Connection, now: Now, runs: Sequence[ScheduleRun], then: Sequence[ScheduleRun]
+    conn: Connection, now: Now, runs: Sequence[ScheduleRun], then: Sequence[ScheduleRun] = ()
 ) -> list[ScheduleRun]:
     """One order everywhere, so that two callers never deadlock."""
     noted = [run for run in sorted(runs, key=in_order) if note(conn, now, run, ())]
@@ -45,12 +45,12 @@ def note_all(
 
 def newest(
     conn: Connection,
-    name: str | None,
-    limit: int,
-    states: Collection[RunState],
-    logical_at: float | None,
-    by_noted: bool,
-    upto: float | None,
+    name: str | None = None,
+    limit: int = 100,
+    states: Collection[RunState] = RUNS,
+    logical_at: float | None = None,
+    by_noted: bool = False,
+    upto: float | None = None,
 ) -> list[ScheduleRun]:
     query = select(*Table.__table__.c).where(Table.state.in_([state.value for state in states]))
     if name is not None:
@@ -62,15 +62,4 @@ def newest(
     if by_noted:
         query = query.order_by(Table.noted_at.desc())
     query = query.order_by(Table.logical_at.desc(), Table.schedule).limit(limit)
-    return [_record(row) for row in conn.execute(query)]
-
-
-def _record(row: Any) -> ScheduleRun:
-    return ScheduleRun(
-        schedule=row.schedule,
-        logical_at=row.logical_at,
-        state=RunState(row.state),
-        job_id=row.job_id,
-        reason=row.reason,
-        noted_at=row.noted_at,
-    )
+    return [named(ScheduleRun, row, state=RunState(row.state)) for row in conn.execute(query)]

@@ -28,7 +28,7 @@ from specbatch.schemas.records import DueWork, Stage
 from specbatch.schemas.tables import Group, Job, group_is_open, job_is_due
 
 
-def due(conn: Connection, now: Now, limit: int, job_id: str | None) -> list[DueWork]:
+def due(conn: Connection, now: Now, limit: int = 256, job_id: str | None = None) -> list[DueWork]:
     """Jobs first, then groups, the longest ready first, `limit` of each kind."""
     age = (Job.ready_at, Job.job_id)
     jobs = _oldest_of_each_kind(

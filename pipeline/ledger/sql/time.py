@@ -7,7 +7,7 @@ groups, then a session's row, then its slices.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import (
@@ -26,14 +26,12 @@ from sqlalchemy import (
     literal_column,
     or_,
     select,
-    tuple_,
     update,
 )
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import postgresql
 
 from specbatch.pipeline.ledger import rules
-from specbatch.pipeline.ledger.sql.reading import fetch
-from specbatch.pipeline.ledger.sql.transactions import Now, Transactions
+from specbatch.pipeline.ledger.sql.transactions import Now, Transactions, upsert
 from specbatch.schemas import time_mapper
 from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.provenance import Ticks
@@ -67,7 +65,7 @@ IN_FLIGHT: ColumnElement[bool] = func.coalesce(
 
 def begin(conn: Connection, now: Now, session: NewSession) -> None:
     conn.execute(
-        _insert(conn)(WorkerSession)
+        upsert(conn.dialect.name, WorkerSession)
         .values(**time_mapper.session_values(session, now))
         .on_conflict_do_nothing()
     )
@@ -198,7 +196,7 @@ def _add(conn: Connection, session_id: str, attempts: Mapping[Attempt, Ticks], k
 
 @lru_cache(maxsize=2)
 def _adding(dialect: str) -> Executable:
-    return _growing((postgresql if dialect == "postgresql" else sqlite).insert(TimeSlice))
+    return _growing(upsert(dialect, TimeSlice))
 
 
 def _growing(statement: Any) -> postgresql.Insert:
@@ -218,14 +216,12 @@ def _growing(statement: Any) -> postgresql.Insert:
     return grown
 
 
-def _insert(conn: Connection) -> Any:
-    return postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
-
-
 # --- reading --------------------------------------------------------------------------------
 
 
-def sessions(conn: Connection, job_id: str | None, session_id: str | None) -> list[SessionRow]:
+def sessions(
+    conn: Connection, job_id: str | None = None, session_id: str | None = None
+) -> list[SessionRow]:
     query = _sessions()
     if session_id is not None:
         query = query.where(WorkerSession.session_id == session_id)
@@ -246,23 +242,18 @@ def _sessions() -> Any:
     return select(*WorkerSession.__table__.c, spent.label("spent_ticks"))
 
 
-def slices(database: Transactions, job_id: str | None, session_id: str | None) -> Iterator[Slice]:
+def slices(
+    database: Transactions, job_id: str | None = None, session_id: str | None = None
+) -> Iterator[Slice]:
     """A page at a time."""
     device = [getattr(WorkerSession, name) for name in time_mapper.DEVICE]
     query = with_groups(select(*TimeSlice.__table__.c, *device, IN_FLIGHT.label("in_flight")))
-    query = query.order_by(*_KEY).limit(_PAGE)
     if job_id is not None:
         query = query.where(TimeSlice.job_id == job_id)
     if session_id is not None:
         query = query.where(TimeSlice.session_id == session_id)
-    after: tuple[Any, ...] = ("", -1, -1, "")
-    while True:
-        rows = database.read(partial(fetch, query.where(tuple_(*_KEY) > after)))
+    for rows in database.pages(query, _KEY, _PAGE):
         yield from map(time_mapper.time_slice, rows)
-        if len(rows) < _PAGE:
-            return
-        last = rows[-1]
-        after = (last.job_id, last.group_index, last.generation, last.session_id)
 
 
 def with_groups(query: Select[Any]) -> Select[Any]:
@@ -278,7 +269,7 @@ def with_groups(query: Select[Any]) -> Select[Any]:
 # --- sums -----------------------------------------------------------------------------------
 
 
-def job_times(conn: Connection, job_id: str | None) -> list[JobTime]:
+def job_times(conn: Connection, job_id: str | None = None) -> list[JobTime]:
     of: dict[str, Any] = {
         "job_id": TimeSlice.job_id,
         "price_microusd": WorkerSession.price_microusd,
@@ -295,7 +286,7 @@ def job_times(conn: Connection, job_id: str | None) -> list[JobTime]:
     return sorted(found, key=lambda t: (t.job_id, t.price_microusd, t.kept, t.in_flight, t.hints))
 
 
-def row_times(conn: Connection, job_id: str | None) -> list[RowTime]:
+def row_times(conn: Connection, job_id: str | None = None) -> list[RowTime]:
     of = (
         Completion.job_id,
         Completion.tag,

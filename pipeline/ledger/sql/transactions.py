@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Double, cast, func, literal
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Double,
+    Row,
+    Select,
+    cast,
+    func,
+    literal,
+    tuple_,
+)
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
@@ -136,6 +147,21 @@ class Transactions:
         """Run work that writes: all of it is committed, or nothing."""
         return self._run(self._writer, work)
 
+    def rows(self, query: Select[Any]) -> Sequence[Row[Any]]:
+        """All rows of a query."""
+        return self.read(lambda conn: conn.execute(query).all())
+
+    def pages(
+        self, query: Select[Any], key: Sequence[Any], size: int
+    ) -> Iterator[Sequence[Row[Any]]]:
+        """Rows by their key, `size` at a time: no long transaction, little memory."""
+        page = query = query.order_by(*key).limit(size)
+        while rows := self.rows(page):
+            yield rows
+            if len(rows) < size:
+                return
+            page = query.where(tuple_(*key) > tuple(getattr(rows[-1], one.key) for one in key))
+
     def close(self) -> None:
         self._reader.dispose()
 
@@ -180,6 +206,11 @@ def heard(connection: Connection, asking: Asking) -> None:
     if asking.is_awaited and connection.dialect.name == "postgresql":
         connection.exec_driver_sql("SELECT 1")  # BEGIN goes with it: it was not sent yet
     asking.answered()
+
+
+def upsert(dialect: str, table: type[Any]) -> Any:
+    """An insert that can say what becomes of a row that is there."""
+    return (postgresql if dialect == "postgresql" else sqlite).insert(table)
 
 
 def is_transient(error: BaseException) -> bool:

@@ -17,7 +17,7 @@ _ALL = 1 << 64
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class CurrentWork:
     """A unit of work, as far as it is known: before its claim it has no fencing token."""
 
     job_id: str
@@ -28,7 +28,7 @@ class Work:
     worker: str | None = None
 
     @classmethod
-    def of(cls, lease: Lease) -> Work:
+    def of(cls, lease: Lease) -> CurrentWork:
         unit = (lease.job_id, str(lease.stage), lease.group_index)
         return cls(*unit, lease.generation, lease.attempt, lease.owner)
 
@@ -39,16 +39,16 @@ class Work:
         return attempt_span_id(self.job_id, self.group, self.generation)
 
 
-_work: ContextVar[Work | None] = ContextVar("specbatch_work", default=None)
+_work: ContextVar[CurrentWork | None] = ContextVar("specbatch_work", default=None)
 
 
-def work_on(work: Work) -> None:
+def work_on(work: CurrentWork) -> None:
     """Say what this thread works on from here on. It stays set after the work's end, because the
     caller logs what a task raised."""
     _work.set(work)
 
 
-def current_work() -> Work | None:
+def current_work() -> CurrentWork | None:
     """What this thread works on, or last worked on."""
     return _work.get()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from datetime import UTC, datetime
 
-from specbatch.pipeline.observe.tracing.context import Work, current_work, trace_id_of
+from specbatch.pipeline.observe.tracing.context import CurrentWork, current_work, trace_id_of
 from specbatch.schemas.masking import masked_log
 from specbatch.schemas.visible import visible_json
 
@@ -46,7 +46,7 @@ def _ids(record: logging.LogRecord) -> dict[str, object]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _of(work: Work) -> dict[str, object]:
+def _of(work: CurrentWork) -> dict[str, object]:
     span_id = work.span_id
     return {
         "job": work.job_id,

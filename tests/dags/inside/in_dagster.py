@@ -24,7 +24,7 @@ from dagster import (
 )
 from dagster._core.errors import DagsterExecutionInterruptedError
 
-from specbatch.jobs.client import JobClient, Submitted
+from specbatch.jobs.client import JobClient, Ticket
 
 EXAMPLES = Path(__file__).parents[3] / "jobs" / "examples"
 FORK = get_context("fork")
@@ -231,7 +231,7 @@ def test_a_job_is_cancelled_when_a_user_ends_the_run_while_it_is_submitted(
     spec = site.spec(site.prompts(1))
     submit = JobClient.submit
 
-    def interrupted(self: JobClient, *args: Any) -> Submitted:
+    def interrupted(self: JobClient, *args: Any) -> Ticket:
         made = submit(self, *args)
         instance.report_run_canceling(run_of(instance, "partial_fail"))
         signal.raise_signal(signal.SIGINT)  # Dagster's handler raises

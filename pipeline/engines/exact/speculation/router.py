@@ -11,7 +11,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from functools import partial
 
-from specbatch.pipeline.engines.contract import Route
+from specbatch.pipeline.engines.contract import Cohort
 from specbatch.pipeline.engines.exact.proposers.proposer import Proposer, tokens_behind
 from specbatch.pipeline.engines.exact.speculation.options import Option, candidates, model_of
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
@@ -48,8 +48,8 @@ class Router:
         self._speedups: dict[tuple[str, float, int], float] = {}
         self._last: dict[Sequence, str] = {}  # the model that drafted last, trials apart
         self._held: dict[Sequence, set[str]] = {}  # models that hold KV of it
-        self._routed: dict[Route, str] = {}  # the model that most rows of a tag go to
-        self._asked_at: OrderedDict[tuple[Route, str], int] = OrderedDict()  # by step
+        self._routed: dict[Cohort, str] = {}  # the model that most rows of a tag go to
+        self._asked_at: OrderedDict[tuple[Cohort, str], int] = OrderedDict()  # by step
         self._allowance = tuning.FIRST_MODEL_ALLOWANCE
         self._weighed_at = 0  # step
 
@@ -129,7 +129,7 @@ class Router:
         self._weighed_at = step
         if not self.several:
             return []
-        best: tuple[float, Route, str] | None = None
+        best: tuple[float, Cohort, str] | None = None
         seen = set()
         for of_sequence, option in zip(options, picked, strict=True):
             route = option.sequence.request.route
@@ -152,7 +152,7 @@ class Router:
 
     def record_routes(self, decision_log: DecisionLog, options: Seq[Seq[Option]]) -> None:
         """Record which model the rows of each tag go to, once enough tests say so."""
-        recorded: set[Route] = set()
+        recorded: set[Cohort] = set()
         for of_sequence in options if self.several else ():
             models = [option for option in of_sequence if option.model is not None]
             sequence = of_sequence[0].sequence
@@ -250,7 +250,7 @@ class Router:
         idle = self._idle(option.sequence.request.route, option.proposer.name, step)
         return optimistic_rate(self._track_of(option.proposer, option.sequence), idle)
 
-    def _afforded(self, members: list[Option], route: Route, name: str, step: int) -> list[Option]:
+    def _afforded(self, members: list[Option], route: Cohort, name: str, step: int) -> list[Option]:
         price = self._prices[name]
         members.sort(key=self._behind)
         tried = members[: tuning.MODEL_TRIAL_SEQUENCES]
@@ -271,20 +271,20 @@ class Router:
     def _behind(self, option: Option) -> int:
         return tokens_behind(option.proposer, option.sequence)
 
-    def _idle(self, route: Route, name: str, step: int) -> int:
+    def _idle(self, route: Cohort, name: str, step: int) -> int:
         """Steps since the model was asked for the route, or since somebody first thought of it."""
         if (route, name) not in self._asked_at:
             self._note_asked(route, name, step)
         return step - self._asked_at[route, name]
 
-    def _note_asked(self, route: Route, name: str, step: int) -> None:
+    def _note_asked(self, route: Cohort, name: str, step: int) -> None:
         self._asked_at[route, name] = step
         self._asked_at.move_to_end((route, name))
         while len(self._asked_at) > tuning.MOST_ASKED:
             self._asked_at.popitem(last=False)
 
     def _note_routes(self, picked: Seq[Option], step: int) -> None:
-        counts: dict[Route, Counter[str]] = {}
+        counts: dict[Cohort, Counter[str]] = {}
         for option in picked:
             if option.model is not None:
                 counts.setdefault(option.sequence.request.route, Counter())[option.model] += 1
@@ -294,7 +294,7 @@ class Router:
                 self._note_asked(route, name, step)
 
 
-def _members(options: Seq[Seq[Option]], route: Route, name: str) -> list[Option]:
+def _members(options: Seq[Seq[Option]], route: Cohort, name: str) -> list[Option]:
     return [
         option
         for of_sequence in options

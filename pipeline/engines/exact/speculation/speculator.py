@@ -14,7 +14,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from functools import partial
 
-from specbatch.pipeline.engines.contract import Route
+from specbatch.pipeline.engines.contract import Cohort
 from specbatch.pipeline.engines.exact.proposers.proposer import Proposer, has_draft_probs
 from specbatch.pipeline.engines.exact.speculation.options import (
     Choice,
@@ -50,9 +50,9 @@ class _Selection:
     opening_until: int = 0  # step; other choices are tried until then
     opening: dict[Sequence, Choice] = field(default_factory=dict)
     choices: dict[Sequence, Choice] = field(default_factory=dict)
-    newcomers: dict[Route, Choice] = field(default_factory=dict)  # for those who were not there
+    newcomers: dict[Cohort, Choice] = field(default_factory=dict)  # for those who were not there
     newcomer: Choice | None = None  # of a route that was not there either
-    left: dict[Route, list[Choice]] = field(default_factory=dict)  # of those that ended meanwhile
+    left: dict[Cohort, list[Choice]] = field(default_factory=dict)  # of those that ended meanwhile
     watched: tuple[Proposer, ...] = ()  # free sources that may turn up with something better …
     beats: float = 1.0  # … than this acceptance
     least_worth: float = 1.0  # of a draft token that is verified
@@ -370,7 +370,7 @@ class Speculator:
             return
         selection.least_worth = chosen.least_worth
         selection.choices = choices(picked, chosen.depths)
-        by_route: dict[Route, list[tuple[Option, int]]] = {}
+        by_route: dict[Cohort, list[tuple[Option, int]]] = {}
         for option, depth in zip(picked, chosen.depths, strict=True):
             by_route.setdefault(option.sequence.request.route, []).append((option, depth))
         selection.newcomers = {route: usual(of) for route, of in by_route.items()}

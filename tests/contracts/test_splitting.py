@@ -1,4 +1,4 @@
-"""Groups that are cut in two: one test body for both databases."""
+"""Groups that are split in two: one test body for both databases."""
 
 from __future__ import annotations
 
@@ -43,15 +43,17 @@ from specbatch.schemas.records import (
     Stage,
 )
 
-CUT = FIRST_SPLIT_INDEX
+SPLIT = FIRST_SPLIT_INDEX
 
 
 def fail(store: Store, index: int, attempts: int = 3, stage: Stage = Stage.VERIFY) -> int | None:
     """Use up attempts as a poisoned row would; what the last release gave back."""
-    cut_off = None
+    split_off = None
     for _ in range(attempts):
-        cut_off = store.release(claim(store, index, stage).lease, "the engine fell over").cut_off
-    return cut_off
+        split_off = store.release(
+            claim(store, index, stage).lease, "the engine fell over"
+        ).split_off
+    return split_off
 
 
 def slices(store: Store, *indexes: int) -> list[tuple[int, int]]:
@@ -73,27 +75,27 @@ def record(store: Store, index: int, rows: range) -> None:
 def test_a_group_whose_attempts_are_used_up_is_cut_in_halves(store: Store) -> None:
     ingest(store, groups=1, rows=5)
     assert fail(store, 0, attempts=2) is None
-    assert fail(store, 0, attempts=1) == CUT
+    assert fail(store, 0, attempts=1) == SPLIT
     assert store.failed_groups(JOB) == []
-    assert slices(store, 0, CUT) == [(0, 3), (3, 2)]
-    assert {message.group_index for message in store.due()} == {0, CUT}
+    assert slices(store, 0, SPLIT) == [(0, 3), (3, 2)]
+    assert {message.group_index for message in store.due()} == {0, SPLIT}
     first = claim(store, 0)
     assert (first.rows, first.row_start, first.row_stop, first.suspect) == (3, 0, 3, True)
     assert (first.lease.generation, first.lease.attempt) == (5, 3)
-    second = claim(store, CUT, owner="w2")
+    second = claim(store, SPLIT, owner="w2")
     assert (second.rows, second.row_start, second.row_stop, second.suspect) == (2, 3, 5, True)
     assert (second.lease.generation, second.lease.attempt) == (1, 3)
     assert second.prompts == first.prompts == new_group(0).prompts
     assert second.where == Prompts(new_group(0).prompts, 3, 2)
 
 
-def test_cutting_goes_on_to_the_row_and_the_row_fails(store: Store) -> None:
+def test_splitting_goes_on_to_the_row_and_the_row_fails(store: Store) -> None:
     ingest(store, groups=1, rows=4)
     fail(store, 0)
-    fail(store, 0, attempts=1)  # rows 0 and 1: cut into single rows, with all attempts
-    assert slices(store, 0, CUT, CUT + 1) == [(0, 1), (2, 2), (1, 1)]
-    record(store, CUT, range(2, 4))
-    record(store, CUT + 1, range(1, 2))
+    fail(store, 0, attempts=1)  # rows 0 and 1: split into single rows, with all attempts
+    assert slices(store, 0, SPLIT, SPLIT + 1) == [(0, 1), (2, 2), (1, 1)]
+    record(store, SPLIT, range(2, 4))
+    record(store, SPLIT + 1, range(1, 2))
     assert fail(store, 0, attempts=2) is None
     assert stage_of(store) is Stage.RUN
     assert fail(store, 0, attempts=1) is None
@@ -120,23 +122,23 @@ def test_a_group_whose_workers_vanish_is_cut_at_the_next_claim(store: Store, clo
     assert store.heartbeat([old], LEASE_SEC).lost == {old}
     with pytest.raises(FencedError):
         store.advance(old, Stage.RECORD, RESULTS, NO_TIME)
-    assert store.due() == [DueWork(JOB, Stage.VERIFY, CUT, "big")]
+    assert store.due() == [DueWork(JOB, Stage.VERIFY, SPLIT, "big")]
     store.release(half.lease, "it is one of these")
-    assert slices(store, 0, CUT, CUT + 1) == [(0, 1), (2, 2), (1, 1)]
+    assert slices(store, 0, SPLIT, SPLIT + 1) == [(0, 1), (2, 2), (1, 1)]
 
 
 def test_halves_keep_the_drafts_and_go_back_to_verify(store: Store) -> None:
     ingest(store, groups=1, first_stage=Stage.PROPOSE)
     store.advance(claim(store, 0, Stage.PROPOSE).lease, Stage.VERIFY, DRAFTS, NO_TIME)
     fail(store, 0)
-    assert claim(store, 0).drafts == claim(store, CUT, owner="w2").drafts == DRAFTS
+    assert claim(store, 0).drafts == claim(store, SPLIT, owner="w2").drafts == DRAFTS
 
 
 def test_what_cannot_be_recorded_is_cut_with_its_results(store: Store) -> None:
     ingest(store, groups=1, rows=2)
     store.advance(claim(store, 0).lease, Stage.RECORD, RESULTS, NO_TIME)
-    assert fail(store, 0, stage=Stage.RECORD) == CUT
-    other = claim(store, CUT, Stage.RECORD)
+    assert fail(store, 0, stage=Stage.RECORD) == SPLIT
+    other = claim(store, SPLIT, Stage.RECORD)
     assert (other.results, other.rows, other.row_start) == (RESULTS, 1, 1)
     store.commit_group(other.lease, [completion(1)], NO_TIME, {})
     fail(store, 0, stage=Stage.RECORD)
@@ -190,7 +192,7 @@ def test_ingest_goes_on_numbering_while_groups_are_cut(store: Store) -> None:
     fail(store, 0)
     store.add_groups(lease, [new_group(1)], [], 8, position(8))
     fail(store, 1)
-    assert slices(store, 0, 1, CUT, CUT + 1) == [(0, 2), (0, 2), (2, 2), (2, 2)]
+    assert slices(store, 0, 1, SPLIT, SPLIT + 1) == [(0, 2), (0, 2), (2, 2), (2, 2)]
     with pytest.raises(StoreError, match="must have index 2"):
         store.add_groups(lease, [new_group(4)], [], 12, position(12))
     store.release(lease, "interrupted")
@@ -208,15 +210,15 @@ def test_an_owner_holds_one_suspect_at_a_time(store: Store, clock: Clock) -> Non
     ingest(store, groups=2)
     fail(store, 0)
     suspect = claim(store, 0).lease
-    assert store.claim_group(JOB, CUT, Stage.VERIFY, "w1", LEASE_SEC) is None
+    assert store.claim_group(JOB, SPLIT, Stage.VERIFY, "w1", LEASE_SEC) is None
     assert claim(store, 1).suspect is False, "this one is new"
-    other = claim(store, CUT, owner="w2")
+    other = claim(store, SPLIT, owner="w2")
     store.release(other.lease, "stopped", forgiven=True)
     store.advance(suspect, Stage.RECORD, RESULTS, NO_TIME)
-    again = claim(store, CUT)
+    again = claim(store, SPLIT)
     assert (again.suspect, again.lease.attempt) == (True, 3)
     clock.advance(LEASE_SEC)  # its holder is gone: w1 may have another one
-    assert claim(store, CUT).rows == 1, "the last attempt was used up, and this is half of it"
+    assert claim(store, SPLIT).rows == 1, "the last attempt was used up, and this is half of it"
 
 
 def test_a_row_of_what_failed_is_tried_alone_each_time(store: Store) -> None:
@@ -224,9 +226,9 @@ def test_a_row_of_what_failed_is_tried_alone_each_time(store: Store) -> None:
     fail(store, 0)
     first = claim(store, 0)
     assert (first.rows, first.lease.attempt, first.suspect) == (1, 1, True)
-    assert store.claim_group(JOB, CUT, Stage.VERIFY, "w1", LEASE_SEC) is None
+    assert store.claim_group(JOB, SPLIT, Stage.VERIFY, "w1", LEASE_SEC) is None
     store.release(first.lease, "again")
-    assert claim(store, CUT).suspect
+    assert claim(store, SPLIT).suspect
 
 
 def test_of_rows_that_a_worker_dies_of_only_the_poisoned_one_fails(
@@ -272,7 +274,7 @@ def test_only_quarantined_rows_are_retried_where_only_they_are_asked_for(store: 
     ingest(store, groups=3, rows=2)
     fail(store, 0)
     record(store, 0, range(1))
-    fail(store, CUT)  # a row that fails by itself
+    fail(store, SPLIT)  # a row that fails by itself
     exhaust(store, 1)  # a group that failed whole
     commit_two = claim(store, 2).lease
     store.request_cancel(JOB)
@@ -281,11 +283,11 @@ def test_only_quarantined_rows_are_retried_where_only_they_are_asked_for(store: 
     assert store.retry_job(JOB, quarantined=True) == 1
     job = store.get_job(JOB)
     assert (job.state, job.stage, job.cancel_requested) == (JobState.RUNNING, Stage.RUN, False)
-    assert store.due() == [DueWork(JOB, Stage.VERIFY, CUT, "big")]
-    work = claim(store, CUT)
+    assert store.due() == [DueWork(JOB, Stage.VERIFY, SPLIT, "big")]
+    work = claim(store, SPLIT)
     assert (work.lease.attempt, work.suspect, work.rows) == (1, False, 1)
     store.advance(work.lease, Stage.RECORD, RESULTS, NO_TIME)
-    store.commit_group(claim(store, CUT, Stage.RECORD).lease, [completion(1)], NO_TIME, {})
+    store.commit_group(claim(store, SPLIT, Stage.RECORD).lease, [completion(1)], NO_TIME, {})
     assert stage_of(store) is Stage.PUBLISH
     finish(store, JobState.PARTIAL)
     assert store.retry_job(JOB, quarantined=True) == 0
@@ -321,11 +323,11 @@ def test_all_of_a_cut_group_can_be_cancelled_and_retried(store: Store) -> None:
     store.request_cancel(JOB)
     assert [(i, w, p.rows) for i, w, p, _ in store.failed_groups(JOB)] == [
         (0, "cancelled", 2),
-        (CUT, "cancelled", 2),
+        (SPLIT, "cancelled", 2),
     ]
     finish(store, JobState.CANCELLED)
     assert store.retry_job(JOB) == 2
-    assert [claim(store, i).lease.attempt for i in (0, CUT)] == [1, 1]
+    assert [claim(store, i).lease.attempt for i in (0, SPLIT)] == [1, 1]
 
 
 # --- what the idle take over ----------------------------------------------------------------
@@ -334,16 +336,16 @@ def test_all_of_a_cut_group_can_be_cancelled_and_retried(store: Store) -> None:
 def test_a_holder_gives_its_last_rows_back_and_keeps_its_lease(store: Store) -> None:
     ingest(store, groups=1, rows=8)
     lease = claim(store, 0).lease
-    assert store.cut_group(lease, 5) == CUT
-    assert slices(store, 0, CUT) == [(0, 5), (5, 3)]
-    given = claim(store, CUT, owner="w2")
+    assert store.split_group(lease, 5) == SPLIT
+    assert slices(store, 0, SPLIT) == [(0, 5), (5, 3)]
+    given = claim(store, SPLIT, owner="w2")
     assert (given.rows, given.lease.attempt, given.suspect) == (3, 1, False)
     assert store.heartbeat([lease], LEASE_SEC) == (set(), set(), set())
-    assert store.cut_group(lease, 2) == CUT + 1
-    assert slices(store, 0, CUT, CUT + 1) == [(0, 2), (5, 3), (2, 3)]
+    assert store.split_group(lease, 2) == SPLIT + 1
+    assert slices(store, 0, SPLIT, SPLIT + 1) == [(0, 2), (5, 3), (2, 3)]
     for wrong in (0, 2, 3):
         with pytest.raises(ValueError, match="cannot be split"):
-            store.cut_group(lease, wrong)
+            store.split_group(lease, wrong)
     store.advance(lease, Stage.RECORD, RESULTS, NO_TIME)
     work = claim(store, 0, Stage.RECORD)
     assert (work.rows, work.row_stop) == (2, 2)
@@ -359,7 +361,7 @@ def test_only_a_current_lease_at_verify_can_give_rows_back(store: Store, clock: 
     recording = verified(store, 1)
     for lease in (old, recording, replace(recording, job_id="nosuchjob")):
         with pytest.raises(FencedError):
-            store.cut_group(lease, 2)
+            store.split_group(lease, 2)
     assert store.get_job(JOB).groups_total == 2
 
 
@@ -371,22 +373,22 @@ def test_the_idle_ask_for_the_largest_group_and_of_these_for_the_one_claimed_las
     for index in (2, 0, 1):
         leases.append(claim(store, index, owner="busy").lease)
         clock.advance(1)
-    assert store.want_cut("big", "idle") is None, "group 3 is due"
+    assert store.ask_for_split("big", "idle") is None, "group 3 is due"
     mine = claim(store, 3, owner="idle").lease
-    store.cut_group(leases[2], 3)  # group 1: 3 rows are left
-    taken = claim(store, CUT, owner="idle").lease
-    assert store.want_cut("another", "idle") is None
-    assert store.want_cut("big", "idle") == (JOB, 0)
-    assert store.want_cut("big", "idle") == (JOB, 2)
-    assert store.want_cut("big", "idle") == (JOB, 1)
-    assert store.want_cut("big", "idle") is None, "all are asked"
+    store.split_group(leases[2], 3)  # group 1: 3 rows are left
+    taken = claim(store, SPLIT, owner="idle").lease
+    assert store.ask_for_split("another", "idle") is None
+    assert store.ask_for_split("big", "idle") == (JOB, 0)
+    assert store.ask_for_split("big", "idle") == (JOB, 2)
+    assert store.ask_for_split("big", "idle") == (JOB, 1)
+    assert store.ask_for_split("big", "idle") is None, "all are asked"
     everything = [*leases, mine, taken]
     assert store.heartbeat(everything, LEASE_SEC) == (set(), set(), set(leases))
-    store.cut_group(leases[1], 2)
-    assert store.heartbeat(everything, LEASE_SEC).cut_wanted == {leases[0], leases[2]}
-    assert store.want_cut("big", "idle") is None, "what was given back is due"
-    claim(store, CUT + 1, owner="idle")
-    assert store.want_cut("big", "idle") == (JOB, 0), "it may be asked again"
+    store.split_group(leases[1], 2)
+    assert store.heartbeat(everything, LEASE_SEC).split_wanted == {leases[0], leases[2]}
+    assert store.ask_for_split("big", "idle") is None, "what was given back is due"
+    claim(store, SPLIT + 1, owner="idle")
+    assert store.ask_for_split("big", "idle") == (JOB, 0), "it may be asked again"
 
 
 def test_a_new_claim_knows_nothing_of_what_the_last_holder_was_asked(
@@ -394,11 +396,11 @@ def test_a_new_claim_knows_nothing_of_what_the_last_holder_was_asked(
 ) -> None:
     ingest(store, groups=1)
     claim(store, 0, owner="busy")
-    assert store.want_cut("big", "idle") == (JOB, 0)
+    assert store.ask_for_split("big", "idle") == (JOB, 0)
     clock.advance(LEASE_SEC)
     lease = claim(store, 0, owner="w2").lease
-    assert store.heartbeat([lease], LEASE_SEC).cut_wanted == set()
-    assert store.want_cut("big", "idle") == (JOB, 0)
+    assert store.heartbeat([lease], LEASE_SEC).split_wanted == set()
+    assert store.ask_for_split("big", "idle") == (JOB, 0)
 
 
 @pytest.mark.parametrize("why", ["read", "drafted", "cancelled", "one row", "recorded"])
@@ -418,14 +420,14 @@ def test_nobody_is_asked_where_there_is_nothing_to_share(store: Store, why: str)
     if why == "recorded":
         store.advance(lease, Stage.RECORD, RESULTS, NO_TIME)
         claim(store, 0, Stage.RECORD, owner="busy")
-    assert store.want_cut("big", "idle") is None
+    assert store.ask_for_split("big", "idle") is None
 
 
 def test_of_cuts_at_once_each_gets_an_index_of_its_own(store: Store) -> None:
     ingest(store, groups=4, rows=8)
     leases = [claim(store, index, owner=f"w{index}").lease for index in range(4)]
-    cuts = [partial(store.cut_group, lease, 4) for lease in leases]
-    assert sorted(successes(together(*cuts))) == [CUT + n for n in range(4)]
+    splits = [partial(store.split_group, lease, 4) for lease in leases]
+    assert sorted(successes(together(*splits))) == [SPLIT + n for n in range(4)]
     assert store.progress(JOB).groups_total == 8
 
 
@@ -433,12 +435,12 @@ def test_a_lease_cut_and_committed_at_once_is_one_of_both_orders(store: Store) -
     ingest(store, groups=1, rows=8)
     lease = claim(store, 0).lease
     given, left = together(
-        lambda: store.cut_group(lease, 4),
+        lambda: store.split_group(lease, 4),
         lambda: store.advance(lease, Stage.RECORD, RESULTS, NO_TIME),
     )
     assert left is None
     if isinstance(given, FencedError):
         assert slices(store, 0) == [(0, 8)]
     else:
-        assert slices(store, 0, CUT) == [(0, 4), (4, 4)]
+        assert slices(store, 0, SPLIT) == [(0, 4), (4, 4)]
     commit(store, claim(store, 0, Stage.RECORD).lease)
