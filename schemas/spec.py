@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -171,15 +172,12 @@ class SpeculationSpec(Part):
 
 PILOT_EVERY_GROUPS, PILOT_EVERY_TOKENS = 16, 65_536  # whichever is more
 
-MAX_STOPS, MAX_STOP_CHARS = 16, 256
-MAX_TOKENS_NAMED = 1024  # in logit_bias, in bad_token_ids
-MAX_TOP_LOGPROBS = 20
-MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS = 256, 16
+_MOST_TOKENS_NAMED = 1024  # in logit_bias, in bad_token_ids
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
-StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
-BadWord = Annotated[tuple[TokenId, ...], Field(min_length=1, max_length=MAX_BAD_WORD_TOKENS)]
+StopString = Annotated[str, Field(min_length=1, max_length=256)]
+BadWord = Annotated[tuple[TokenId, ...], Field(min_length=1, max_length=16)]
 
 Weights = Literal["as-is", "int8", "fp8"]
 
@@ -226,7 +224,7 @@ class SamplingSpec(Part):
     )
     temperature: float = Field(default=0.0, ge=0.0, le=10.0, description="0 is greedy")
     top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="nucleus; 1 is off")
-    top_k: int = Field(default=0, ge=0, description="the k likeliest tokens; 0 is off")
+    top_k: int = Field(default=0, ge=0, lt=2**31, description="the k likeliest tokens; 0 is off")
     min_p: float = Field(
         default=0.0, ge=0.0, lt=1.0, description="share of the likeliest token's; 0 is off"
     )
@@ -237,14 +235,14 @@ class SamplingSpec(Part):
         description="rows without a seed of their own get one from it and their id",
     )
     n: int = Field(default=1, ge=1, le=128, description="completions per prompt")
-    stop_token_ids: tuple[int, ...] = Field(
+    stop_token_ids: tuple[TokenId, ...] = Field(
         default=(), description="token ids that end a completion beside the model's own"
     )
     ignore_eos: bool = Field(
         default=False, description="the model's own end tokens do not end a completion"
     )
     stop: tuple[StopString, ...] = Field(
-        default=(), max_length=MAX_STOPS, description="strings that end the text, excluded from it"
+        default=(), max_length=16, description="strings that end the text, excluded from it"
     )
     repetition_penalty: float = Field(
         default=1.0, ge=0.1, le=10.0, description="of tokens in prompt and output; 1 is off"
@@ -256,20 +254,20 @@ class SamplingSpec(Part):
         default=0.0, ge=-2.0, le=2.0, description="the same, times their count; 0 is off"
     )
     logit_bias: tuple[tuple[TokenId, Bias], ...] = Field(
-        default=(), max_length=MAX_TOKENS_NAMED, description="token id: bias added to its logit"
+        default=(), max_length=_MOST_TOKENS_NAMED, description="token id: bias added to its logit"
     )
     bad_token_ids: tuple[TokenId, ...] = Field(
-        default=(), max_length=MAX_TOKENS_NAMED, description="never chosen"
+        default=(), max_length=_MOST_TOKENS_NAMED, description="never chosen"
     )
     bad_words: tuple[BadWord, ...] = Field(
-        default=(), max_length=MAX_BAD_WORDS, description="sequences of token ids to exclude"
+        default=(), max_length=256, description="sequences of token ids to exclude"
     )
 
     logprobs: bool = Field(default=False, description="hand out each token's log-probability")
     top_logprobs: int = Field(
         default=0,
         ge=0,
-        le=MAX_TOP_LOGPROBS,
+        le=20,
         description="also of this many most likely tokens; above 0 implies logprobs",
     )
 
@@ -488,30 +486,30 @@ def load_spec(values: dict[str, Any]) -> JobSpec:
     try:
         return JobSpec.model_validate(values)
     except ValidationError as error:
-        raise SpecError("job spec: " + "; ".join(_explain(e) for e in error.errors())) from None
+        raise SpecError("job spec: " + "; ".join(map(explain, error.errors()))) from None
 
 
-def _explain(error: Any) -> str:
-    where = (
-        ".".join(
-            str(part)
-            for part in error["loc"]
-            if not str(part).startswith(("literal", "constrained", "tuple["))
-        )
-        or "spec"
-    )
+# Parts of a location that name no field.
+_OF_UNION = re.compile(r"literal|constrained|tuple\[|(str|int|float|bool)$")
+
+
+def explain(error: Any, model: type[BaseModel] = JobSpec) -> str:
+    """One of pydantic's errors about a model, as part of a sentence."""
+    parts = (str(part) for part in error["loc"])
+    where = ".".join(part for part in parts if not _OF_UNION.match(part))
     if error["type"] == "extra_forbidden":
-        return f"unknown field `{where}`; allowed here: {', '.join(_fields_at(error['loc'][:-1]))}"
+        allowed = ", ".join(_fields_at(model, error["loc"][:-1]))
+        return f"unknown field `{where}`; allowed here: {allowed}"
     if error["type"] == "missing":
         return f"field `{where}` is required"
     given = error.get("input")
-    shown = f" (got {given!r})" if isinstance(given, str | int | float | bool) else ""
+    shown = f" (got {given!r:.100})" if isinstance(given, str | int | float | bool) else ""
     message = error["msg"].removeprefix("Value error, ")
-    return f"field `{where}`: {message[0].lower()}{message[1:]}{shown}"
+    message = f"{message[0].lower()}{message[1:]}{shown}"
+    return f"field `{where}`: {message}" if where else message
 
 
-def _fields_at(location: tuple[Any, ...]) -> list[str]:
-    model: type[BaseModel] = JobSpec
+def _fields_at(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
     for part in location:
         annotation = model.model_fields[part].annotation if part in model.model_fields else None
         if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):

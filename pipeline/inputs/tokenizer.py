@@ -15,7 +15,8 @@ from typing import Any, cast
 
 import orjson
 
-from specbatch.pipeline.inputs.templates import ChatError, ChatTemplate
+from specbatch.pipeline.inputs.contract import RowError
+from specbatch.pipeline.inputs.templates import ChatTemplate
 from specbatch.schemas.errors import ModelError
 
 _CHARS_PER_CALL = 1 << 20  # an encoding takes about 100 bytes per token while it is made
@@ -74,11 +75,11 @@ class TextTokenizer:
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """A chat as the model's template writes it, ready for the assistant's answer.
 
-        Raises `ChatError` (`no_chat_template`, or what `ChatTemplate.render` says), and
+        Raises `RowError` (`no_chat_template`, or what `ChatTemplate.render` says), and
         `ModelError` for a template that no chat can be rendered with.
         """
         if not self.has_chat_template:
-            raise ChatError(
+            raise RowError(
                 "no_chat_template",
                 f"the tokenizer of {self.name} has no chat template; use text prompts, or a model "
                 "with a template",
@@ -91,10 +92,10 @@ class TextTokenizer:
         try:
             return ChatTemplate(self._tokenizer.get_chat_template(), names, self.name)
         except ValueError as error:  # several templates, and none is the default
-            raise ChatError("no_chat_template", str(error).partition("\n")[0]) from None
+            raise RowError("no_chat_template", str(error).partition("\n")[0]) from None
 
     def chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Token ids of a chat. Raises `ChatError`."""
+        """Token ids of a chat. Raises `RowError`."""
         return self.encode_batch([self.render(messages)], special=False)[0]
 
     def decode(self, ids: Sequence[int]) -> str:

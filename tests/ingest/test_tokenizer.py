@@ -12,7 +12,7 @@ from ingest.making import CHAT_TEMPLATE, save_tokenizer
 from transformers import AutoTokenizer
 
 from specbatch.pipeline.inputs import tokenizer as tokenizer_module
-from specbatch.pipeline.inputs.templates import ChatError
+from specbatch.pipeline.inputs.contract import RowError
 from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.schemas.errors import ModelError
 
@@ -62,7 +62,7 @@ def test_the_digest_tells_vocabularies_apart(tokenizer: TextTokenizer, tmp_path:
 def test_a_chat_without_template_says_so(tmp_path: Path) -> None:
     bare = TextTokenizer.load(str(save_tokenizer(tmp_path, None)))
     assert not bare.has_chat_template
-    with pytest.raises(ChatError, match="has no chat template") as caught:
+    with pytest.raises(RowError, match="has no chat template") as caught:
         bare.chat([{"role": "user", "content": "x"}])
     assert caught.value.code == "no_chat_template"
 
