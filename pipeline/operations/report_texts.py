@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.observe.report.facts import Outlier, ShownOutput, ShownToken
+from specbatch.pipeline.observe.report.facts import ShownRow, ShownToken
 from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.schemas.errors import ObjectError, SpecbatchError
 from specbatch.schemas.job_figures import RowFigures
 from specbatch.schemas.privacy import NOT_KEPT, PrivacyMode
-from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import CompletionRecord, JobRow, Origin, PromptRow
 from specbatch.schemas.settings import Settings
 
@@ -142,17 +141,8 @@ class Texts:
         words = asked.strictness <= job.privacy.strictness
         return cls(store, settings, job, hidden, words, pieces)
 
-    def outlier(self, row: RowFigures) -> Outlier:
-        shown = Outlier(
-            row=row.row_index,
-            sample=row.sample_index,
-            tag=row.tag if self.words else None,
-            tokens=row.tokens,
-            proposed=row.proposed,
-            accepted=row.accepted,
-            passes=row.verifier_passes,
-            sec=row.ticks / TICKS_PER_SEC,
-        )
+    def outlier(self, row: RowFigures) -> ShownRow:
+        shown = ShownRow(row, row.tag if self.words else None)
         record = self._record(row) if self.hidden is None else None
         if record is None:
             return shown
@@ -163,29 +153,19 @@ class Texts:
             output=_excerpt(record.text),
         )
 
-    def output(self, row: RowFigures) -> ShownOutput | None:
+    def output(self, row: RowFigures) -> ShownRow | None:
         """The output of a row; None if it cannot be read."""
-        if self.budget <= 0:
-            return None
-        record = self._record(row)
+        record = self._record(row) if self.budget > 0 else None
         if record is None:
             return None
-        most = min(MOST_TOKENS, self.budget)
-        tokens = self._tokens(record, most)
+        tokens = self._tokens(record, min(MOST_TOKENS, self.budget))
         self.budget -= len(tokens)
-        return ShownOutput(
-            row=row.row_index,
-            sample=row.sample_index,
+        return ShownRow(
+            row,
+            row.tag if self.words else None,
             row_id=record.row_id if self.hidden is None else None,
-            tag=row.tag if self.words else None,
-            finish_reason=record.finish_reason.value,
-            tokens=tokens,
-            all_tokens=row.tokens,
-            proposed=row.proposed,
-            accepted=row.accepted,
-            passes=row.verifier_passes,
-            sec=row.ticks / TICKS_PER_SEC,
             prompt=self._prompt(row) if self.hidden is None else None,
+            tokens=tokens,
         )
 
     def _record(self, row: RowFigures) -> CompletionRecord | None:
