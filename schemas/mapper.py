@@ -70,32 +70,36 @@ def without_details(record: CompletionRecord) -> CompletionRecord:
 
 
 # --- to the store ---------------------------------------------------------------------------
+# Columns that are fields of a record, unchanged.
+_OF_ANY_JOB = (
+    *("job_id", "name", "tenant", "spec_digest", "verifier", "proposer", "output_uri"),
+    *("workspace_uri", "priority", "budget_usd", "numeric_class", "model_fingerprint"),
+)
+_OF_A_STORED_JOB = (
+    *("idempotency_key", "cancel_requested", "error", "rows_total", "prompt_tokens", "created_at"),
+    *("started_at", "finished_at", "report", "deadline_at", "stop_reason", "purged_at"),
+    *("proposer_fingerprint", "last_error"),
+)
+_OF_A_DECISION = ("at", "proposer", "reason", "acceptance", "break_even", "sequences")
+
+
+def _same(of: Any, names: Iterable[str]) -> dict[str, Any]:
+    return {name: getattr(of, name) for name in names}
 
 
 def job_values(job: NewJob, now: Any) -> dict[str, Any]:
     """Values of a new job: queued, its input still to be read."""
     return {
-        "job_id": job.job_id,
-        "name": job.name,
-        "tenant": job.tenant,
+        **_same(job, _OF_ANY_JOB),
         "spec": dict(job.spec),
-        "spec_digest": job.spec_digest,
-        "verifier": job.verifier,
-        "proposer": job.proposer,
-        "output_uri": job.output_uri,
-        "workspace_uri": job.workspace_uri,
         "idempotency_key": job.idempotency_key or None,
-        "priority": job.priority,
         "deadline_at": None if job.deadline_sec is None else now + job.deadline_sec,
-        "budget_usd": job.budget_usd,
         "state": JobState.QUEUED.value,
         "stage": Stage.INGEST.value,
         "created_at": now,
         "ready_at": now,
         "privacy": job.privacy.value,
         "sealed_spec": job.sealed_spec,
-        "numeric_class": job.numeric_class,
-        "model_fingerprint": job.model_fingerprint,
     }
 
 
@@ -111,83 +115,34 @@ def group_values(job_id: str, group: NewGroup, stage: Stage, now: Any) -> dict[s
         "group_index": group.index,
         "stage": stage.value,
         "first_stage": group.first_stage.value,
-        "source": position_values(group.source),
+        "source": asdict(group.source),
         "rows": group.rows,
         "prompt_tokens": group.prompt_tokens,
-        "prompts": artefact_values(group.prompts),
+        "prompts": asdict(group.prompts),
         "ready_at": now,
     }
 
 
 def rejected_values(job_id: str, row: RejectedRow) -> dict[str, Any]:
-    return {
-        "job_id": job_id,
-        "row_index": row.row_index,
-        "row_id": row.row_id,
-        "code": row.code,
-        "reason": row.reason,
-    }
+    return {"job_id": job_id, **asdict(row)}
 
 
 def decision_values(job_id: str, decision: Decision) -> dict[str, Any]:
-    return {
-        "job_id": job_id,
-        "at": decision.at,
-        "action": decision.action.value,
-        "proposer": decision.proposer,
-        "reason": decision.reason,
-        "acceptance": decision.acceptance,
-        "break_even": decision.break_even,
-        "sequences": decision.sequences,
-    }
-
-
-def position_values(position: SourcePosition) -> dict[str, Any]:
-    return asdict(position)
-
-
-def artefact_values(artefact: Artefact) -> dict[str, Any]:
-    return asdict(artefact)
+    return {"job_id": job_id, "action": decision.action.value, **_same(decision, _OF_A_DECISION)}
 
 
 # --- from the store -------------------------------------------------------------------------
-
-
 def job_row(row: Any) -> JobRow:
     return JobRow(
-        job_id=row.job_id,
-        name=row.name,
-        tenant=row.tenant,
+        **_same(row, _OF_ANY_JOB),
+        **_same(row, _OF_A_STORED_JOB),
         spec=whole_spec(row.spec, row.sealed_spec),
-        spec_digest=row.spec_digest,
         state=JobState(row.state),
         stage=Stage(row.stage),
-        verifier=row.verifier,
-        proposer=row.proposer,
-        output_uri=row.output_uri,
-        workspace_uri=row.workspace_uri,
-        idempotency_key=row.idempotency_key,
-        cancel_requested=row.cancel_requested,
-        error=row.error,
-        rows_total=row.rows_total,
         groups_total=row.groups_total + row.groups_cut,
-        prompt_tokens=row.prompt_tokens,
-        created_at=row.created_at,
-        started_at=row.started_at,
-        finished_at=row.finished_at,
-        report=row.report,
-        priority=row.priority,
-        deadline_at=row.deadline_at,
-        budget_usd=row.budget_usd,
-        stop_reason=row.stop_reason,
         paused=row.ingest_resumes_at is not None,
         privacy=PrivacyMode(row.privacy),
-        purged_at=row.purged_at,
-        numeric_class=row.numeric_class,
-        model_fingerprint=row.model_fingerprint,
         model_parts=row.model_parts or {},
-        proposer_fingerprint=row.proposer_fingerprint,
-        last_error=row.last_error,
     )
 
 
@@ -203,17 +158,13 @@ def job_work(row: Any) -> JobWork:
 
 def group_work(row: Any) -> GroupWork:
     """A claimed group."""
+    own = ("rows", "row_start", "row_stop", "rows_kept", "prompt_tokens", "waited_sec")
     return GroupWork(
+        **_same(row, own),
         lease=_lease(row, row.group_index),
-        rows=row.rows,
         prompts=Artefact(**row.prompts),
         drafts=artefact(row.drafts),
         results=artefact(row.results),
-        row_start=row.row_start,
-        row_stop=row.row_stop,
-        rows_kept=row.rows_kept,
-        prompt_tokens=row.prompt_tokens,
-        waited_sec=row.waited_sec,
     )
 
 
@@ -249,15 +200,7 @@ def rejected_row(row: Any) -> RejectedRow:
 
 
 def decision(row: Any) -> Decision:
-    return Decision(
-        at=row.at,
-        action=DecisionAction(row.action),
-        proposer=row.proposer,
-        reason=row.reason,
-        acceptance=row.acceptance,
-        break_even=row.break_even,
-        sequences=row.sequences,
-    )
+    return Decision(action=DecisionAction(row.action), **_same(row, _OF_A_DECISION))
 
 
 def acceptance_count(row: Any) -> AcceptanceCount:

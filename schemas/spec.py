@@ -11,6 +11,7 @@ import orjson
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
@@ -42,6 +43,11 @@ class Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
 
+def _as_pairs(value: object) -> object:
+    return tuple(value.items()) if isinstance(value, dict) else value
+
+
+_PAIRS = BeforeValidator(_as_pairs)
 Depth = Literal["auto", "off", "shadow"] | Annotated[int, Field(ge=0, le=32)]
 Cap = Annotated[int, Field(ge=0, le=32)]
 Source = Literal["block", "history", "ngram", "draft-model"]
@@ -61,15 +67,15 @@ class SpeculationSpec(Part):
         description="sources of drafts; hybrid: all there are, the most promising at each step",
     )
     max_depth: Cap | None = Field(default=None, description="draft tokens per step at most")
-    tag_depths: tuple[tuple[str, Cap], ...] = Field(
+    tag_depths: Annotated[tuple[tuple[str, Cap], ...], _PAIRS] = Field(
         default=(), max_length=256, description="row tag: its cap; 0 drafts nothing for its rows"
     )
-    routes: tuple[tuple[str, Annotated[str, Field(min_length=1)]], ...] = Field(
+    routes: Annotated[tuple[tuple[str, Annotated[str, Field(min_length=1)]], ...], _PAIRS] = Field(
         default=(),
         max_length=256,
         description="row tag: the only draft model its rows ask, by its folder's name; or none",
     )
-    prompt_depths: tuple[tuple[Annotated[int, Field(ge=0)], Cap], ...] = Field(
+    prompt_depths: Annotated[tuple[tuple[Annotated[int, Field(ge=0)], Cap], ...], _PAIRS] = Field(
         default=((8192, 4), (32768, 2)),
         max_length=16,
         description="prompt tokens: the cap from there on",
@@ -119,11 +125,6 @@ class SpeculationSpec(Part):
                 )
         return tuple(dict.fromkeys(value))
 
-    @field_validator("tag_depths", "prompt_depths", "routes", mode="before")
-    @classmethod
-    def _pairs(cls, value: object) -> object:
-        return tuple(value.items()) if isinstance(value, dict) else value
-
     @field_validator("routes")
     @classmethod
     def _each_tag_once(cls, value: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
@@ -132,23 +133,15 @@ class SpeculationSpec(Part):
         return value
 
     @model_validator(mode="after")
-    def _routes_need_draft_models(self) -> SpeculationSpec:
+    def _fields_fit_together(self) -> SpeculationSpec:
         models = [name for _, name in self.routes if name != NO_DRAFT_MODEL]
         if models and not self.allows("draft-model"):
             raise ValueError(
                 f"routes send rows to `{models[0]}`, and sources leave draft models out: "
                 "add draft-model to sources"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _some_source(self) -> SpeculationSpec:
         if self.enabled and not self.sources:
             raise ValueError("no sources of drafts are left: name some, or set depth to off")
-        return self
-
-    @model_validator(mode="after")
-    def _ratio_tests_need_probabilities(self) -> SpeculationSpec:
         if self.verification is not Verification.COUPLED:
             if self.depth == "shadow":
                 raise ValueError(
@@ -253,7 +246,7 @@ class SamplingSpec(Part):
     frequency_penalty: float = Field(
         default=0.0, ge=-2.0, le=2.0, description="the same, times their count; 0 is off"
     )
-    logit_bias: tuple[tuple[TokenId, Bias], ...] = Field(
+    logit_bias: Annotated[tuple[tuple[TokenId, Bias], ...], _PAIRS] = Field(
         default=(), max_length=_MOST_TOKENS_NAMED, description="token id: bias added to its logit"
     )
     bad_token_ids: tuple[TokenId, ...] = Field(
@@ -283,11 +276,6 @@ class SamplingSpec(Part):
     def _one_stop(cls, value: object) -> object:
         return (value,) if isinstance(value, str) else value
 
-    @field_validator("logit_bias", mode="before")
-    @classmethod
-    def _pairs(cls, value: object) -> object:
-        return tuple(value.items()) if isinstance(value, dict) else value
-
     @field_validator("logit_bias")
     @classmethod
     def _each_once(cls, value: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:
@@ -296,13 +284,9 @@ class SamplingSpec(Part):
         return tuple(sorted(value))
 
     @model_validator(mode="after")
-    def _min_fits_max(self) -> SamplingSpec:
+    def _fields_fit_together(self) -> SamplingSpec:
         if self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}")
-        return self
-
-    @model_validator(mode="after")
-    def _top_needs_logprobs(self) -> SamplingSpec:
         if self.top_logprobs and not self.logprobs:
             raise ValueError(f"top_logprobs {self.top_logprobs} needs logprobs to be true")
         return self

@@ -59,8 +59,8 @@ def token_table(records: Sequence[CompletionRecord]) -> TokenTable:
     Raises `StoreError` for a record that contradicts itself.
     """
     for record in records:
-        if record.token_ids:
-            _check_origins(record)
+        if record.token_ids and len(record.origins) != len(record.token_ids):
+            raise _contradiction(record, "there are not as many origins as tokens")
     counts = _ints(len(r.token_ids) for r in records)
     completion = np.repeat(np.arange(len(records)), counts)
     starts = np.cumsum(counts) - counts
@@ -132,11 +132,6 @@ def _spread(where: Bools, values: Ints, elsewhere: int = NONE) -> Ints:
     spread = np.full(len(where), elsewhere, dtype=np.int64)
     spread[where] = values
     return spread
-
-
-def _check_origins(record: CompletionRecord) -> None:
-    if len(record.origins) != len(record.token_ids):
-        raise _contradiction(record, "there are not as many origins as tokens")
 
 
 def _check_provenance(

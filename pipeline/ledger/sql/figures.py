@@ -38,10 +38,18 @@ from specbatch.schemas.records import (
     JobState,
     Stage,
 )
-from specbatch.schemas.schedule_tables import ScheduleRun
 from specbatch.schemas.schedules import LOST, PAUSED, RunState
-from specbatch.schemas.tables import Completion, Group, Job, group_is_open, job_is_due, job_is_live
-from specbatch.schemas.time_tables import WorkerProcess, WorkerSession
+from specbatch.schemas.tables import (
+    Completion,
+    Group,
+    Job,
+    ScheduleRun,
+    WorkerProcess,
+    WorkerSession,
+    group_is_open,
+    job_is_due,
+    job_is_live,
+)
 
 # --- a job's counts -------------------------------------------------------------------------
 

@@ -10,8 +10,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from specbatch.pipeline.ledger.sql.transactions import Now
 from specbatch.schemas.masking import masked
-from specbatch.schemas.schedule_tables import ScheduleRun as Table
 from specbatch.schemas.schedules import RunState, ScheduleRun, in_order
+from specbatch.schemas.tables import ScheduleRun as Table
 
 
 def note(conn: Connection, now: Now, run: ScheduleRun, replaces: Collection[RunState]) -> bool:
