@@ -87,8 +87,9 @@ def test_drafts_are_their_maker_s_and_add_up(
 ) -> None:
     made = record(**values)
     assert by_proposer(made) == expected
-    total = sum(by_proposer(made).values(), ())
-    assert total == (made.proposed, made.accepted)
+    drafted = by_proposer(made).values()
+    assert sum(proposed for proposed, _ in drafted) == made.proposed
+    assert sum(accepted for _, accepted in drafted) == made.accepted
 
 
 # --- a store that is listened to ----------------------------------------------------------------
