@@ -123,7 +123,7 @@ def _look(doing: Asking, patience: Patience, server: str, budget_sec: float) -> 
         until = min(until, max(end, since + LEAST_SEC))
     if now >= until:
         raise NoAnswerError(
-            f"{server} did not answer until {_clock(now)}: see that it runs and is reachable"
+            f"{server} did not answer until {_clock(now)}: check that it runs and can be reached"
         )
     if now - since >= NOTICE_SEC and server not in patience.told:
         patience.notice(f"{server} does not answer, trying again until {_clock(until)}")

@@ -146,7 +146,7 @@ class SpeculationSpec(Part):
             if self.depth == "shadow":
                 raise ValueError(
                     f"verification {self.verification} and depth shadow exclude each other: "
-                    "what a ratio test would accept is only known by doing it"
+                    "only running a ratio test shows what it accepts"
                 )
             if not self.allows("draft-model"):
                 raise ValueError(

@@ -313,7 +313,7 @@ class ParquetSource:
                     return
                 at_once = max(1, at_once // _FEWER)
         if offset != max(skip, place.rows):
-            raise InputError(f"{place} is cut short; write the file again")
+            raise InputError(f"{place} has fewer rows than the footer says; write the file again")
 
     def _raws(
         self, reader: ParquetReader, place: _Group, skip: int, kind: PromptKind
@@ -436,7 +436,7 @@ class ParquetSource:
             raise as_input_error(error) from error
         except KilledError as error:
             raise InputError(
-                f"{info.uri} could not be read twice, which need not be the file's fault: {error}; "
+                f"{info.uri} failed to read twice, perhaps not because of the file: {error}; "
                 "free memory on this machine, then submit the job again"
             ) from error
         except (DamagedError, LimitError, OSError) as error:

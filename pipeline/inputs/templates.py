@@ -62,10 +62,10 @@ class ChatTemplate:
                 if self._over >= MOST_IN_A_ROW:
                     raise ModelError(
                         f"the chat template of model `{self._model}` does not end: {error}, with "
-                        f"each of {self._over} chats; mend the template, or use text prompts"
+                        f"each of {self._over} chats; fix the template, or use text prompts"
                     ) from None
                 raise RowError(
-                    "bad_messages", f"the chat template did not end with this chat: {error}"
+                    "bad_messages", f"the chat template did not finish with this chat: {error}"
                 ) from None
             return self._text(answer)
 
@@ -82,14 +82,14 @@ class ChatTemplate:
         if "broken" in answer:
             raise ModelError(
                 f"the chat template of model `{self._model}` cannot be compiled "
-                f"({answer['broken']}): mend it, or use text prompts"
+                f"({answer['broken']}): fix it, or use text prompts"
             )
         if "memory" in answer:
             self._over += 1
             if self._over >= MOST_IN_A_ROW:
                 raise ModelError(
                     f"the chat template of model `{self._model}` needs more than "
-                    f"{CHAT_BYTES >> 20} MiB with each of {self._over} chats: mend it, or use text "
+                    f"{CHAT_BYTES >> 20} MiB with each of {self._over} chats: fix it, or use text "
                     "prompts"
                 )
             raise RowError("too_long", f"the chat template needs more than {CHAT_BYTES >> 20} MiB")
@@ -97,11 +97,11 @@ class ChatTemplate:
         if "long" in answer:
             raise RowError(
                 "too_long",
-                f"the chat template made {answer['long']} characters of it; at most {MAX_CHARS} "
-                "can be read",
+                f"the chat template wrote {answer['long']} characters; at most {MAX_CHARS} "
+                "are read",
             )
         if "refused" in answer:
-            raise RowError("bad_messages", f"the chat template refused it: {answer['refused']}")
+            raise RowError("bad_messages", f"the template refused the chat: {answer['refused']}")
         return str(answer["text"])
 
 

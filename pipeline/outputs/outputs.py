@@ -141,7 +141,7 @@ class OutputWriter:
     def _taken(self, owner: str | None) -> OutputError:
         return OutputError(
             f"output {self._uri} holds job {owner}: choose another location, or see with "
-            f"`specbatch show {owner}` how that job is resumed"
+            f"`specbatch show {owner}` how to resume that job"
         )
 
     def write(

@@ -154,10 +154,10 @@ def _check_provenance(
         ):
             if len(values) != expected:
                 raise _contradiction(
-                    record, f"its origins tell of {expected} {name}, and {len(values)} are kept"
+                    record, f"its origins imply {expected} {name}, and {len(values)} are kept"
                 )
         if kept.makers and not 0 <= min(kept.makers) <= max(kept.makers) < len(kept.sources):
-            raise _contradiction(record, "a draft names a source that it does not have")
+            raise _contradiction(record, "a draft names a source that is not listed")
 
 
 def _contradiction(record: CompletionRecord, what: str) -> StoreError:

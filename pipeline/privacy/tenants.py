@@ -95,9 +95,9 @@ class Privacy:
         here = self.mode_of(job.tenant)
         if here.strictness > job.privacy.strictness:
             raise UsageError(
-                f"job {job.job_id} was submitted to be kept {job.privacy}, and the settings here "
-                f"say {here} for tenant {job.tenant!r}: submit it with the same SPECBATCH_PRIVACY "
-                "and SPECBATCH_TENANT_PRIVACY"
+                f"job {job.job_id} was submitted with privacy {job.privacy}, and the settings here "
+                f"ask for {here} for tenant {job.tenant!r}: submit it with the same "
+                "SPECBATCH_PRIVACY and SPECBATCH_TENANT_PRIVACY"
             )
 
     def words(self, job: JobRow, message: str) -> str:

@@ -256,7 +256,7 @@ def test_an_error_of_the_store_is_no_error_of_the_scrape(
         said = scrape(port)
         assert said.total("specbatch_store_up") == 0
         assert no_figures(said)
-        assert "no figures of the store: the database is out of reach" in caplog.text
+        assert "the store's figures cannot be read: the database is out of reach" in caplog.text
     finally:
         endpoint.close()
 

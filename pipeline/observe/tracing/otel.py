@@ -145,7 +145,7 @@ class OtelTracing(Tracing):
         last.start()
         last.join(MOST_CLOSE_SEC)
         if last.is_alive():
-            log.warning("the last traces are not sent: that takes more than %g s", MOST_CLOSE_SEC)
+            log.warning("the last traces were not sent within %g s", MOST_CLOSE_SEC)
 
     # --- spans ----------------------------------------------------------------------------------
     def submitted(self, job: JobRow, created: bool, begun_ns: int) -> None:
