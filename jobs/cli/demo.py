@@ -321,7 +321,7 @@ def show_examples(spec: JobSpec, tokenizer: TextTokenizer, records: list[Complet
         if NOT_KEPT in record.token_ids:  # by the settings of whoever runs the demo
             shown = Text(record.text)
         else:
-            pieces = token_pieces(record.token_ids, tokenizer.decode_batch)
+            pieces = token_pieces(record.token_ids, tokenizer.decode)
             shown = token_text(pieces, record.origins, color)
         body = Text.assemble(prompt, shown)
         out.print(Panel(body, title=Text(record.row_id), title_align="left"))

@@ -60,10 +60,6 @@ class FileFacts:
     schema: pa.Schema
     groups: tuple[GroupFacts, ...]
 
-    @property
-    def rows(self) -> int:
-        return sum(group.rows for group in self.groups)
-
 
 @dataclass(frozen=True, slots=True)
 class Rows:
@@ -236,14 +232,6 @@ class ParquetSource:
         for info in self.files:
             with self._open(info) as (_, facts):
                 self._check_columns(info, facts.schema)
-
-    def count_rows(self) -> int:
-        """The number of rows by the files' footers; reads no data."""
-        total = 0
-        for info in self.files:
-            with self._open(info) as (_, facts):
-                total += facts.rows
-        return total
 
     def read(self, start: SourcePosition | None = None) -> Iterator[RawBatch]:
         for info in files_from(self.files, start):
