@@ -43,7 +43,7 @@ _current: ContextVar[Patience | None] = ContextVar("patience", default=None)
 class Asking:
     """The work of a thread: whether its server has answered, and its result."""
 
-    is_awaited: bool = False  # whether anybody waits for the answer, which is else not worth asking
+    is_awaited: bool = False  # else nobody waits for the answer, so asking is not worth it
     done: threading.Event = field(default_factory=threading.Event)
     silent_since: float | None = field(default_factory=time.monotonic)  # None: it has answered
     result: Any = None
