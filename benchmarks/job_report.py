@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from specbatch.pipeline.bootstrap import make_store
-from specbatch.pipeline.operations.report import make_report
+from specbatch.pipeline.observe.report.page import page
+from specbatch.pipeline.operations.report import gather
 from specbatch.schemas.settings import Settings
 from support.big_job import make_big_job
 from support.browser import Browser
@@ -36,7 +37,7 @@ def make(folder: Path, job: str, told: Any) -> None:
     store = make_store(settings)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     begin, cpu = time.perf_counter(), time.process_time()
-    html = make_report(store, settings, job, samples=6, made_at=time.time())
+    html = page(gather(store, settings, job, samples=6, made_at=time.time()))
     seconds, cpu_sec = time.perf_counter() - begin, time.process_time() - cpu
     (folder / "report.html").write_text(html)
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -8,8 +8,6 @@ from alembic import context
 from sqlalchemy import Connection, create_engine, make_url
 
 from specbatch.schemas import audit_tables as _audit_tables  # noqa: F401 - its tables join the metadata
-from specbatch.schemas import schedule_tables as _schedule_tables  # noqa: F401 - the same
-from specbatch.schemas import time_tables as _time_tables  # noqa: F401 - the same
 from specbatch.schemas.tables import Base, is_described
 
 

@@ -18,7 +18,6 @@ from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.sql.databases import make_place
 from specbatch.pipeline.ledger.sql.migrate import grant_roles, open_store
 from specbatch.pipeline.observe.metrics.meter import Meter
-from specbatch.pipeline.observe.tracing.selection import open_tracing
 from specbatch.pipeline.observe.tracing.tracing import UNTRACED, TraceOptions, Tracing
 from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.pipeline.runtime.client import Client, Enqueue
@@ -104,6 +103,20 @@ def trace_options(settings: Settings) -> TraceOptions:
     kind = settings.broker_url.partition("://")[0].partition("+")[0]
     broker = {"amqp": "rabbitmq", "amqps": "rabbitmq", "rediss": "redis"}.get(kind, kind)
     return TraceOptions(settings.traces, settings.trace_groups, settings.trace_requests, broker)
+
+
+def open_tracing(options: TraceOptions) -> Tracing:
+    """The traces that the options ask for; to be closed. Raises `MissingExtraError`."""
+    if not options.to:
+        return UNTRACED
+    try:
+        from specbatch.pipeline.observe.tracing.otel import OtelTracing
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            f"SPECBATCH_TRACES asks for traces, and {error.name} is not installed here: "
+            "`pip install 'specbatch[observe]'`"
+        ) from None
+    return OtelTracing.shared(options)
 
 
 @dataclass(slots=True)

@@ -15,17 +15,9 @@ SCHEMA_VERSION = 2
 _VERSION = {"specbatch_schema_version": str(SCHEMA_VERSION)}
 
 
-def _list_of(item: pa.DataType) -> pa.DataType:
+def list_of(item: pa.DataType) -> pa.DataType:
+    """A list without nulls."""
     return pa.list_(pa.field("item", item, nullable=False))
-
-
-_RECHECK = pa.struct(
-    [
-        pa.field("tokens", pa.int32(), nullable=False),
-        pa.field("differing", pa.int32(), nullable=False),
-        pa.field("largest_margin", pa.float64(), nullable=False),
-    ]
-)
 
 
 def _schema(*fields: pa.Field) -> pa.Schema:
@@ -36,11 +28,18 @@ def _required(name: str, kind: pa.DataType) -> pa.Field:
     return pa.field(name, kind, nullable=False)
 
 
-_TOKENS = _list_of(pa.int32())
+_TOKENS = list_of(pa.int32())
 _TOP_PAIRS = pa.struct(
-    [_required("token_ids", _TOKENS), _required("logprobs", _list_of(pa.float64()))]
+    [_required("token_ids", _TOKENS), _required("logprobs", list_of(pa.float64()))]
 )
-_TOP_TOKEN = pa.struct([_required("token_id", pa.int32()), _required("logprob", pa.float32())])
+_RECHECK = pa.struct(
+    [
+        _required("tokens", pa.int32()),
+        _required("differing", pa.int32()),
+        _required("largest_margin", pa.float64()),
+    ]
+)
+TOP_TOKEN = pa.struct([_required("token_id", pa.int32()), _required("logprob", pa.float32())])
 
 PROMPTS = _schema(
     _required("row_index", pa.int64()),
@@ -70,8 +69,8 @@ RESULTS = _schema(
     _required("token_ids", _TOKENS),
     _required("text", pa.string()),
     _required("finish_reason", pa.string()),
-    _required("origins", _list_of(pa.int8())),
-    _required("logprobs", _list_of(pa.float64())),
+    _required("origins", list_of(pa.int8())),
+    _required("logprobs", list_of(pa.float64())),
     _required("proposed", pa.int32()),
     _required("accepted", pa.int32()),
     _required("verifier_passes", pa.int32()),
@@ -85,15 +84,15 @@ RESULTS = _schema(
     _required("draft_sec", pa.float64()),
     _required("decode_sec", pa.float64()),
     _required("baseline_sec", pa.float64()),
-    pa.field("top_logprobs", _list_of(_TOP_PAIRS)),  # null: not asked for
+    pa.field("top_logprobs", list_of(_TOP_PAIRS)),  # null: not asked for
     _required("recheck", _RECHECK),
     _required("shadow_proposed", pa.int32()),
     _required("shadow_accepted", pa.int32()),
-    _required("steps", _list_of(pa.int64())),
-    _required("pass_ticks", _list_of(pa.int64())),
-    _required("sources", _list_of(pa.string())),
-    _required("makers", _list_of(pa.int16())),
-    _required("drafted", _list_of(pa.int32())),
+    _required("steps", list_of(pa.int64())),
+    _required("pass_ticks", list_of(pa.int64())),
+    _required("sources", list_of(pa.string())),
+    _required("makers", list_of(pa.int16())),
+    _required("drafted", list_of(pa.int32())),
     _required("rejected", _TOKENS),
     *(_required(f"{kind}_ticks", pa.int64()) for kind in TICK_KINDS),
     _required("price_microusd", pa.int64()),
@@ -121,7 +120,7 @@ OUTPUT = _schema(
     pa.field("verifier", pa.string()),
     pa.field("proposer", pa.string()),
     pa.field("error", pa.string()),
-    pa.field("logprobs", _list_of(pa.float32())),
-    pa.field("top_logprobs", _list_of(_list_of(_TOP_TOKEN))),
+    pa.field("logprobs", list_of(pa.float32())),
+    pa.field("top_logprobs", list_of(list_of(TOP_TOKEN))),
     pa.field("numeric_class", pa.string()),
 )

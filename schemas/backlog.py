@@ -46,12 +46,8 @@ class WorkerNow:
     serves: Serves | None = None  # what it verifies with; None: it verifies nothing
 
     @property
-    def busy_share(self) -> float | None:
-        """The share of its time that engine steps took; None before its first heartbeat."""
-        return self.busy_ticks / self.seen if self.seen else None
-
-    @property
     def busy_ticks(self) -> int:
+        """How much of `seen` engine steps took."""
         return max(0, self.seen - self.idle - self.overhead)
 
     @property
@@ -82,10 +78,6 @@ class Alive:
         if any(one.owner not in known for one in self.workers):
             return False
         return not any(one.does(stage, model) and one.trouble is None for one in self.processes)
-
-    def words(self) -> str:
-        """The kinds of live workers, in words."""
-        return alive_words(self.processes)
 
     def troubled(self, stage: Stage, model: str | None = None) -> str:
         """Workers of this stage that cannot take messages, as the end of a sentence."""
@@ -150,7 +142,7 @@ class PinnedJob:
         if not alive.lacks(stage, self.proposer):
             return None
         does = _DOES[stage].format(model=self.proposer)
-        return f"waits for a worker that {does}; alive: {alive.words()}"
+        return f"waits for a worker that {does}; alive: {alive_words(alive.processes)}"
 
     def waits_to_verify(self, workers: Iterable[WorkerNow]) -> str | None:
         """Says what the job lacks to be verified, and what these workers have.

@@ -27,40 +27,31 @@ _TICKS = {kind: f"{kind}_ticks" for kind in TICK_KINDS}
 PROVENANCE = (*PASSES, *_TICKS.values())
 
 
+# Columns that are fields of a record, unchanged.
+_COUNTS = (
+    *("row_index", "sample_index", "tag", "prompt_tokens", "proposed", "accepted"),
+    *("verifier_passes", "cost_usd"),
+)
+_FIELDS = (
+    *_COUNTS,
+    *("row_id", "seed", "token_ids", "text", "error", "decode_sec", "baseline_sec"),
+    *("price_microusd", "ahead_ticks", "ahead_price_microusd"),
+    *("numeric_class", "model_fingerprint"),
+)
+
+
 def completion_values(lease: Lease, record: CompletionRecord) -> dict[str, Any]:
     """Column values of one completion of the leased group, in single precision."""
     flat = provenance_values(record)
     return {
         "job_id": lease.job_id,
-        "row_index": record.row_index,
-        "sample_index": record.sample_index,
         "group_index": lease.group_index,
-        "row_id": record.row_id,
-        "tag": record.tag,
-        "seed": record.seed,
-        "prompt_tokens": record.prompt_tokens,
-        "token_ids": record.token_ids,
-        "text": record.text,
+        **{name: getattr(record, name) for name in (*_FIELDS, "origins", "verifier", "proposer")},
         "finish_reason": record.finish_reason.value,
-        "origins": record.origins,
         "logprobs": as_float32(record.logprobs),
-        "proposed": record.proposed,
-        "accepted": record.accepted,
-        "verifier_passes": record.verifier_passes,
-        "cost_usd": record.cost_usd,
-        "verifier": record.verifier,
-        "proposer": record.proposer,
-        "error": record.error,
-        "decode_sec": record.decode_sec,
-        "baseline_sec": record.baseline_sec,
         **_flat(record.top_logprobs),
         **{name: None if value == () else value for name, value in flat.items()},
         **_if_not_told(record),
-        "price_microusd": record.price_microusd,
-        "ahead_ticks": record.ahead_ticks,
-        "ahead_price_microusd": record.ahead_price_microusd,
-        "numeric_class": record.numeric_class,
-        "model_fingerprint": record.model_fingerprint,
     }
 
 
@@ -101,61 +92,34 @@ def completion_record(row: Any) -> CompletionRecord:
             told[i] if own is None else own for i, own in enumerate((proposed, accepted))
         )
     return CompletionRecord(
-        row_index=row.row_index,
-        sample_index=row.sample_index,
-        row_id=row.row_id,
-        tag=row.tag,
-        seed=row.seed,
-        prompt_tokens=row.prompt_tokens,
-        token_ids=row.token_ids,
-        text=row.text,
+        **{name: getattr(row, name) for name in _FIELDS},
         finish_reason=FinishReason(row.finish_reason),
         origins=row.origins or (),
         logprobs=as_float32(row.logprobs or ()),
-        proposed=row.proposed,
-        accepted=row.accepted,
-        verifier_passes=row.verifier_passes,
-        cost_usd=row.cost_usd,
         verifier=row.job_verifier if row.verifier is None else row.verifier,
         proposer=row.job_proposer if row.proposer is None else row.proposer or None,
-        error=row.error,
         proposed_at_depth=proposed,
         accepted_at_depth=accepted,
         compute_sec=_sec(row.compute_sec, ticks.total),
         draft_sec=_sec(row.draft_sec, row.ahead_ticks),
-        decode_sec=row.decode_sec,
-        baseline_sec=row.baseline_sec,
         top_logprobs=_per_token(row),
         provenance=provenance,
         ticks=ticks,
-        price_microusd=row.price_microusd,
-        ahead_ticks=row.ahead_ticks,
-        ahead_price_microusd=row.ahead_price_microusd,
-        numeric_class=row.numeric_class,
-        model_fingerprint=row.model_fingerprint,
     )
 
 
 def row_figures(row: Any) -> RowFigures:
     """A completion's counters, from the columns without text."""
     drafted = tuple(row.drafted or ())
-    makers = (0,) * len(drafted) if row.makers is None else tuple(row.makers)
     return RowFigures(
-        row_index=row.row_index,
-        sample_index=row.sample_index,
+        **{name: getattr(row, name) for name in _COUNTS},
         group_index=row.group_index,
-        tag=row.tag,
         finish_reason=FinishReason(row.finish_reason),
-        prompt_tokens=row.prompt_tokens,
-        proposed=row.proposed,
-        accepted=row.accepted,
-        verifier_passes=row.verifier_passes,
-        cost_usd=row.cost_usd,
         ticks=sum(getattr(row, column) for column in _TICKS.values()),
         origins=tuple(row.origins or ()),
         steps=tuple(row.steps or ()),
         sources=tuple(row.sources or ()),
-        makers=makers,
+        makers=(0,) * len(drafted) if row.makers is None else tuple(row.makers),
         drafted=drafted,
     )
 

@@ -86,15 +86,15 @@ class Cipher:
         key = self._keys.get(encrypted[len(_MAGIC) :][:_ID_BYTES])
         if key is None or not is_encrypted(encrypted):
             raise UnknownKeyError(
-                f"{about} was encrypted with a key that is not among those of {SETTING}: add it "
-                "behind the others"
+                f"{about} was encrypted with a key that is missing from {SETTING}: add it "
+                "after the others"
             )
         nonce = encrypted[_HEADER_BYTES - _NONCE_BYTES : _HEADER_BYTES]
         try:
             return _aes(key, about).decrypt(nonce, encrypted[_HEADER_BYTES:], about.encode())
         except InvalidTag:
             raise StoreError(
-                f"{about} was changed, or moved here from elsewhere: its encryption does not fit"
+                f"{about} was changed or copied from elsewhere, so it cannot be decrypted"
             ) from None
 
     def encrypt_text(self, text: str, about: str) -> str:
@@ -107,7 +107,7 @@ class Cipher:
         try:
             packed = base64.b64decode(encrypted.removeprefix(_TEXT_MAGIC), validate=True)
         except binascii.Error:
-            raise StoreError(f"{about} was changed: it is not what was encrypted") from None
+            raise StoreError(f"{about} was changed after it was encrypted") from None
         return self.decrypt(_MAGIC + packed, about).decode("utf-8", "surrogatepass")
 
     def hashed(self, text: str, about: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from specbatch.schemas.arrow import TOP_TOKEN, list_of
 from specbatch.schemas.exports import ExportKind
 
 SCHEMA_VERSION = 1
@@ -18,20 +19,10 @@ _INT32, _INT64, _STRING, _DOUBLE = pa.int32(), pa.int64(), pa.string(), pa.float
 UNITS = pa.decimal128(38, 0)
 
 
-def _list_of(item: pa.DataType, nullable: bool = False) -> pa.DataType:
-    return pa.list_(pa.field("item", item, nullable=nullable))
-
-
-_IDS = _list_of(_INT32)
-_LONGS = _list_of(_INT64)
-_NAMES = _list_of(_STRING)
-_LOGPROBS = _list_of(pa.float32())
-_TOP_TOKEN = pa.struct(
-    [
-        pa.field("token_id", _INT32, nullable=False),
-        pa.field("logprob", pa.float32(), nullable=False),
-    ]
-)
+_IDS = list_of(_INT32)
+_LONGS = list_of(_INT64)
+_NAMES = list_of(_STRING)
+_LOGPROBS = list_of(pa.float32())
 
 
 def _col(name: str, kind: pa.DataType, text: str, nullable: bool = False) -> pa.Field:
@@ -86,13 +77,13 @@ COMPLETIONS = pa.schema(
         _maybe("error", _STRING, "why it failed, else null"),
         _col(
             "origins",
-            _list_of(pa.int8()),
+            list_of(pa.int8()),
             "of each token: 0 plain, 1 accepted draft, 2 corrected, 3 bonus",
         ),
         _maybe("logprobs", _LOGPROBS, "of each token, by the verifier; NaN: probability 0"),
         _maybe(
             "top_logprobs",
-            _list_of(_list_of(_TOP_TOKEN)),
+            list_of(list_of(TOP_TOKEN)),
             "the most likely tokens at each place, if asked for",
         ),
         _PROPOSED,

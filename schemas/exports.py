@@ -58,7 +58,7 @@ class ExportOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class ExportedFile:
+class WrittenFile:
     """One file; `name` is relative to the folder or prefix."""
 
     name: str
@@ -74,7 +74,7 @@ class Exported:
     job_id: str
     kind: ExportKind
     to: str
-    files: tuple[ExportedFile, ...]
+    files: tuple[WrittenFile, ...]
     left_out: Mapping[str, int] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
 

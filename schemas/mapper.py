@@ -107,10 +107,10 @@ def group_values(job_id: str, group: NewGroup, stage: Stage, now: Any) -> dict[s
         "group_index": group.index,
         "stage": stage.value,
         "first_stage": group.first_stage.value,
-        "source": position_values(group.source),
+        "source": asdict(group.source),
         "rows": group.rows,
         "prompt_tokens": group.prompt_tokens,
-        "prompts": artefact_values(group.prompts),
+        "prompts": asdict(group.prompts),
         "ready_at": now,
     }
 
@@ -121,14 +121,6 @@ def rejected_values(job_id: str, row: RejectedRow) -> dict[str, Any]:
 
 def decision_values(job_id: str, decision: Decision) -> dict[str, Any]:
     return {"job_id": job_id, **asdict(decision), "action": decision.action.value}
-
-
-def position_values(position: SourcePosition) -> dict[str, Any]:
-    return asdict(position)
-
-
-def artefact_values(artefact: Artefact) -> dict[str, Any]:
-    return asdict(artefact)
 
 
 # --- from the store -------------------------------------------------------------------------

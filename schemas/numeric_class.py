@@ -32,7 +32,7 @@ def dtype_of(name: str) -> str:
 def contradiction(dtype: str, name: str, weights: str = "as-is") -> str | None:
     """Says why a class does not fit a job's `dtype` and `weights`; None if it fits."""
     if re.fullmatch(PATTERN, name) is None:
-        return f"{name!r} is no numeric class: they look like exact/f32/1 or torch/bf16/5d0c1a2b"
+        return f"{name!r} is not a numeric class: write one like exact/f32/1 or torch/bf16/5d0c1a2b"
     if dtype not in ("auto", dtype_of(name)):
         return f"numeric class {name} computes in {dtype_of(name)}, and dtype is {dtype}"
     if name.startswith("exact/") and weights != "as-is":

@@ -39,37 +39,23 @@ class Patience:
 _current: ContextVar[Patience | None] = ContextVar("patience", default=None)
 
 
-class Asking:
-    """Lets work report that it asks its server, and that the server answered."""
-
-    is_awaited = False  # whether anybody waits for the answer: only then is it worth a question
-
-    def asks(self) -> None:
-        """An answer is missing from here on. Asking again changes nothing."""
-
-    def answered(self) -> None:
-        """The server is up and works."""
-
-
-NOBODY = Asking()
-
-
 @dataclass(slots=True)
-class _Work(Asking):
-    """The work of a thread, and its result."""
+class Asking:
+    """The work of a thread: whether its server has answered, and its result."""
 
+    is_awaited: bool = False  # else nobody waits for the answer, so asking is not worth it
     done: threading.Event = field(default_factory=threading.Event)
     silent_since: float | None = field(default_factory=time.monotonic)  # None: it has answered
     result: Any = None
     error: BaseException | None = None
 
-    is_awaited = True
-
     def asks(self) -> None:
+        """An answer is missing from here on. Asking again changes nothing."""
         if self.silent_since is None:
             self.silent_since = time.monotonic()
 
     def answered(self) -> None:
+        """The server is up and works."""
         self.silent_since = None
 
     def run(self, work: Callable[[Asking], Any]) -> None:
@@ -78,6 +64,9 @@ class _Work(Asking):
         except BaseException as error:  # it is raised where it is waited for
             self.error = error
         self.done.set()
+
+
+NOBODY = Asking()  # for work that nobody waits for
 
 
 @contextmanager
@@ -107,7 +96,7 @@ def patiently(server: str, budget_sec: float, work: Callable[[Asking], T]) -> T:
     patience = _current.get()
     if patience is None:
         return work(NOBODY)
-    doing = _Work()
+    doing = Asking(is_awaited=True)
     threading.Thread(target=doing.run, args=(work,), name="waiting", daemon=True).start()
     while not doing.done.wait(_LOOK_SEC):
         _look(doing, patience, server, budget_sec)
@@ -118,7 +107,7 @@ def patiently(server: str, budget_sec: float, work: Callable[[Asking], T]) -> T:
     return done
 
 
-def _look(doing: _Work, patience: Patience, server: str, budget_sec: float) -> None:
+def _look(doing: Asking, patience: Patience, server: str, budget_sec: float) -> None:
     """Report once that the server does not answer; raise `NoAnswerError` at the limit."""
     now, since, end = time.monotonic(), doing.silent_since, patience.deadline
     if since is None:
@@ -134,7 +123,7 @@ def _look(doing: _Work, patience: Patience, server: str, budget_sec: float) -> N
         until = min(until, max(end, since + LEAST_SEC))
     if now >= until:
         raise NoAnswerError(
-            f"{server} did not answer until {_clock(now)}: see that it runs and is reachable"
+            f"{server} did not answer until {_clock(now)}: check that it runs and can be reached"
         )
     if now - since >= NOTICE_SEC and server not in patience.told:
         patience.notice(f"{server} does not answer, trying again until {_clock(until)}")

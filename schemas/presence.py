@@ -6,15 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from specbatch.schemas.records import Stage
-
-# What a worker of each kind does, by the name that `specbatch worker` has for it.
-KIND_OF_STAGE = {
-    Stage.INGEST: "ingest",
-    Stage.PROPOSE: "propose",
-    Stage.VERIFY: "verify",
-    Stage.RECORD: "record",
-    Stage.PUBLISH: "record",
-}
+from specbatch.schemas.routing import KIND_OF_STAGE
 
 
 @dataclass(frozen=True, slots=True)

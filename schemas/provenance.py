@@ -5,11 +5,13 @@ All values are whole numbers, so that shares add up exactly.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 
-_PLAIN, _ACCEPTED = 0, 1  # of `records.Origin`, which imports this file
+_PLAIN, _ACCEPTED = b"\x00", b"\x01"  # of `records.Origin`, which imports this file
+_ENDS = re.compile(b"[^" + _ACCEPTED + b"]")
 TICKS_PER_SEC = 10_000_000  # 100 ns each: a share of up to 214 s fits four bytes
 
 
@@ -72,6 +74,20 @@ NO_TICKS = Ticks()
 NO_PROVENANCE = Provenance()
 
 
+def passes_of(origins: Sequence[int]) -> tuple[list[int], int]:
+    """How many draft tokens each pass with a draft accepted, and the number of passes without.
+
+    A pass ends with the first token that is not accepted, or with the text, inside of a draft.
+    """
+    text = bytes(origins)
+    runs = list(map(len, _ENDS.split(text)))
+    ends = text.translate(None, _ACCEPTED)
+    kept = [run for run, end in zip(runs, ends, strict=False) if end]
+    if runs[-1]:
+        kept.append(runs[-1])
+    return kept, ends.count(_PLAIN)
+
+
 def by_depth(
     origins: Sequence[int], drafted: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -85,14 +101,8 @@ def by_depth(
     proposed, accepted = [0] * (deepest + 1), [0] * (deepest + 1)  # by passes that went so far
     for tokens in drafted:
         proposed[tokens] += 1
-    begin = 0
-    for end, origin in enumerate(origins):
-        if origin != _ACCEPTED:
-            if origin != _PLAIN:
-                accepted[min(end - begin, deepest)] += 1
-            begin = end + 1
-    if begin < len(origins):
-        accepted[min(len(origins) - begin, deepest)] += 1
+    for tokens in passes_of(origins)[0]:
+        accepted[min(tokens, deepest)] += 1
     for depth in range(deepest - 1, 0, -1):  # deeper drafts passed this depth too
         proposed[depth] += proposed[depth + 1]
         accepted[depth] += accepted[depth + 1]

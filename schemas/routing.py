@@ -16,7 +16,8 @@ import hashlib
 
 from specbatch.schemas.records import NORMAL, PRIORITIES, Stage
 
-QUEUE_KINDS = {
+# The kind of a unit's queue and of its workers, as `specbatch worker` names them.
+KIND_OF_STAGE = {
     Stage.INGEST: "ingest",
     Stage.PROPOSE: "propose",
     Stage.VERIFY: "verify",
@@ -27,7 +28,7 @@ QUEUE_KINDS = {
 
 def queue_for(stage: Stage, model: str | None, priority: int = NORMAL) -> str:
     """`verify.<key of the model>` for engines, which serve one model; the kind alone otherwise."""
-    name = QUEUE_KINDS[stage]
+    name = KIND_OF_STAGE[stage]
     if stage in (Stage.PROPOSE, Stage.VERIFY):
         name = f"{name}.{hashlib.sha256((model or '').encode()).hexdigest()[:12]}"
     return name if priority == NORMAL else f"{name}.{PRIORITIES[priority]}"

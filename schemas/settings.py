@@ -249,7 +249,7 @@ class Settings(BaseSettings):
     @classmethod
     def _is_a_name(cls, value: str) -> str:
         if "/" in value:
-            raise ValueError("a slash parts the names in the price book, so none can have one")
+            raise ValueError("a slash separates names in the price book, so none can have one")
         return value
 
     @field_validator("actor", mode="after")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,6 +11,7 @@ import orjson
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
@@ -41,6 +43,11 @@ class Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
 
+def _as_pairs(value: object) -> object:
+    return tuple(value.items()) if isinstance(value, dict) else value
+
+
+_PAIRS = BeforeValidator(_as_pairs)
 Depth = Literal["auto", "off", "shadow"] | Annotated[int, Field(ge=0, le=32)]
 Cap = Annotated[int, Field(ge=0, le=32)]
 Source = Literal["block", "history", "ngram", "draft-model"]
@@ -60,15 +67,15 @@ class SpeculationSpec(Part):
         description="sources of drafts; hybrid: all there are, the most promising at each step",
     )
     max_depth: Cap | None = Field(default=None, description="draft tokens per step at most")
-    tag_depths: tuple[tuple[str, Cap], ...] = Field(
+    tag_depths: Annotated[tuple[tuple[str, Cap], ...], _PAIRS] = Field(
         default=(), max_length=256, description="row tag: its cap; 0 drafts nothing for its rows"
     )
-    routes: tuple[tuple[str, Annotated[str, Field(min_length=1)]], ...] = Field(
+    routes: Annotated[tuple[tuple[str, Annotated[str, Field(min_length=1)]], ...], _PAIRS] = Field(
         default=(),
         max_length=256,
         description="row tag: the only draft model its rows ask, by its folder's name; or none",
     )
-    prompt_depths: tuple[tuple[Annotated[int, Field(ge=0)], Cap], ...] = Field(
+    prompt_depths: Annotated[tuple[tuple[Annotated[int, Field(ge=0)], Cap], ...], _PAIRS] = Field(
         default=((8192, 4), (32768, 2)),
         max_length=16,
         description="prompt tokens: the cap from there on",
@@ -118,11 +125,6 @@ class SpeculationSpec(Part):
                 )
         return tuple(dict.fromkeys(value))
 
-    @field_validator("tag_depths", "prompt_depths", "routes", mode="before")
-    @classmethod
-    def _pairs(cls, value: object) -> object:
-        return tuple(value.items()) if isinstance(value, dict) else value
-
     @field_validator("routes")
     @classmethod
     def _each_tag_once(cls, value: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
@@ -131,28 +133,20 @@ class SpeculationSpec(Part):
         return value
 
     @model_validator(mode="after")
-    def _routes_need_draft_models(self) -> SpeculationSpec:
+    def _fields_fit_together(self) -> SpeculationSpec:
         models = [name for _, name in self.routes if name != NO_DRAFT_MODEL]
         if models and not self.allows("draft-model"):
             raise ValueError(
                 f"routes send rows to `{models[0]}`, and sources leave draft models out: "
                 "add draft-model to sources"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _some_source(self) -> SpeculationSpec:
         if self.enabled and not self.sources:
             raise ValueError("no sources of drafts are left: name some, or set depth to off")
-        return self
-
-    @model_validator(mode="after")
-    def _ratio_tests_need_probabilities(self) -> SpeculationSpec:
         if self.verification is not Verification.COUPLED:
             if self.depth == "shadow":
                 raise ValueError(
                     f"verification {self.verification} and depth shadow exclude each other: "
-                    "what a ratio test would accept is only known by doing it"
+                    "only running a ratio test shows what it accepts"
                 )
             if not self.allows("draft-model"):
                 raise ValueError(
@@ -171,15 +165,12 @@ class SpeculationSpec(Part):
 
 PILOT_EVERY_GROUPS, PILOT_EVERY_TOKENS = 16, 65_536  # whichever is more
 
-MAX_STOPS, MAX_STOP_CHARS = 16, 256
-MAX_TOKENS_NAMED = 1024  # in logit_bias, in bad_token_ids
-MAX_TOP_LOGPROBS = 20
-MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS = 256, 16
+_MOST_TOKENS_NAMED = 1024  # in logit_bias, in bad_token_ids
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
-StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
-BadWord = Annotated[tuple[TokenId, ...], Field(min_length=1, max_length=MAX_BAD_WORD_TOKENS)]
+StopString = Annotated[str, Field(min_length=1, max_length=256)]
+BadWord = Annotated[tuple[TokenId, ...], Field(min_length=1, max_length=16)]
 
 Weights = Literal["as-is", "int8", "fp8"]
 
@@ -226,7 +217,7 @@ class SamplingSpec(Part):
     )
     temperature: float = Field(default=0.0, ge=0.0, le=10.0, description="0 is greedy")
     top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="nucleus; 1 is off")
-    top_k: int = Field(default=0, ge=0, description="the k likeliest tokens; 0 is off")
+    top_k: int = Field(default=0, ge=0, lt=2**31, description="the k likeliest tokens; 0 is off")
     min_p: float = Field(
         default=0.0, ge=0.0, lt=1.0, description="share of the likeliest token's; 0 is off"
     )
@@ -237,14 +228,14 @@ class SamplingSpec(Part):
         description="rows without a seed of their own get one from it and their id",
     )
     n: int = Field(default=1, ge=1, le=128, description="completions per prompt")
-    stop_token_ids: tuple[int, ...] = Field(
+    stop_token_ids: tuple[TokenId, ...] = Field(
         default=(), description="token ids that end a completion beside the model's own"
     )
     ignore_eos: bool = Field(
         default=False, description="the model's own end tokens do not end a completion"
     )
     stop: tuple[StopString, ...] = Field(
-        default=(), max_length=MAX_STOPS, description="strings that end the text, excluded from it"
+        default=(), max_length=16, description="strings that end the text, excluded from it"
     )
     repetition_penalty: float = Field(
         default=1.0, ge=0.1, le=10.0, description="of tokens in prompt and output; 1 is off"
@@ -255,21 +246,21 @@ class SamplingSpec(Part):
     frequency_penalty: float = Field(
         default=0.0, ge=-2.0, le=2.0, description="the same, times their count; 0 is off"
     )
-    logit_bias: tuple[tuple[TokenId, Bias], ...] = Field(
-        default=(), max_length=MAX_TOKENS_NAMED, description="token id: bias added to its logit"
+    logit_bias: Annotated[tuple[tuple[TokenId, Bias], ...], _PAIRS] = Field(
+        default=(), max_length=_MOST_TOKENS_NAMED, description="token id: bias added to its logit"
     )
     bad_token_ids: tuple[TokenId, ...] = Field(
-        default=(), max_length=MAX_TOKENS_NAMED, description="never chosen"
+        default=(), max_length=_MOST_TOKENS_NAMED, description="never chosen"
     )
     bad_words: tuple[BadWord, ...] = Field(
-        default=(), max_length=MAX_BAD_WORDS, description="sequences of token ids to exclude"
+        default=(), max_length=256, description="sequences of token ids to exclude"
     )
 
     logprobs: bool = Field(default=False, description="hand out each token's log-probability")
     top_logprobs: int = Field(
         default=0,
         ge=0,
-        le=MAX_TOP_LOGPROBS,
+        le=20,
         description="also of this many most likely tokens; above 0 implies logprobs",
     )
 
@@ -285,11 +276,6 @@ class SamplingSpec(Part):
     def _one_stop(cls, value: object) -> object:
         return (value,) if isinstance(value, str) else value
 
-    @field_validator("logit_bias", mode="before")
-    @classmethod
-    def _pairs(cls, value: object) -> object:
-        return tuple(value.items()) if isinstance(value, dict) else value
-
     @field_validator("logit_bias")
     @classmethod
     def _each_once(cls, value: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], ...]:
@@ -298,13 +284,9 @@ class SamplingSpec(Part):
         return tuple(sorted(value))
 
     @model_validator(mode="after")
-    def _min_fits_max(self) -> SamplingSpec:
+    def _fields_fit_together(self) -> SamplingSpec:
         if self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}")
-        return self
-
-    @model_validator(mode="after")
-    def _top_needs_logprobs(self) -> SamplingSpec:
         if self.top_logprobs and not self.logprobs:
             raise ValueError(f"top_logprobs {self.top_logprobs} needs logprobs to be true")
         return self
@@ -488,30 +470,30 @@ def load_spec(values: dict[str, Any]) -> JobSpec:
     try:
         return JobSpec.model_validate(values)
     except ValidationError as error:
-        raise SpecError("job spec: " + "; ".join(_explain(e) for e in error.errors())) from None
+        raise SpecError("job spec: " + "; ".join(map(explain, error.errors()))) from None
 
 
-def _explain(error: Any) -> str:
-    where = (
-        ".".join(
-            str(part)
-            for part in error["loc"]
-            if not str(part).startswith(("literal", "constrained", "tuple["))
-        )
-        or "spec"
-    )
+# Parts of a location that name no field.
+_OF_UNION = re.compile(r"literal|constrained|tuple\[|(str|int|float|bool)$")
+
+
+def explain(error: Any, model: type[BaseModel] = JobSpec) -> str:
+    """One of pydantic's errors about a model, as part of a sentence."""
+    parts = (str(part) for part in error["loc"])
+    where = ".".join(part for part in parts if not _OF_UNION.match(part))
     if error["type"] == "extra_forbidden":
-        return f"unknown field `{where}`; allowed here: {', '.join(_fields_at(error['loc'][:-1]))}"
+        allowed = ", ".join(_fields_at(model, error["loc"][:-1]))
+        return f"unknown field `{where}`; allowed here: {allowed}"
     if error["type"] == "missing":
         return f"field `{where}` is required"
     given = error.get("input")
-    shown = f" (got {given!r})" if isinstance(given, str | int | float | bool) else ""
+    shown = f" (got {given!r:.100})" if isinstance(given, str | int | float | bool) else ""
     message = error["msg"].removeprefix("Value error, ")
-    return f"field `{where}`: {message[0].lower()}{message[1:]}{shown}"
+    message = f"{message[0].lower()}{message[1:]}{shown}"
+    return f"field `{where}`: {message}" if where else message
 
 
-def _fields_at(location: tuple[Any, ...]) -> list[str]:
-    model: type[BaseModel] = JobSpec
+def _fields_at(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
     for part in location:
         annotation = model.model_fields[part].annotation if part in model.model_fields else None
         if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from typing import Any
 
 from specbatch.schemas.backlog import WorkerNow
@@ -23,14 +23,10 @@ DEVICE = ("device_kind", "region", "tenure", "price_microusd")
 
 
 def session_values(session: NewSession, now: Any) -> dict[str, Any]:
-    device = session.device
     return {
         "session_id": session.session_id,
         "owner": session.owner,
-        "device_kind": device.kind,
-        "region": device.region,
-        "tenure": device.tenure,
-        "price_microusd": device.price_microusd,
+        **dict(zip(DEVICE, astuple(session.device), strict=True)),
         "started_at": now - session.age_ticks / TICKS_PER_SEC,
         "beat_at": now,
         "serves": session.serves and session.serves.as_json(),
@@ -40,9 +36,7 @@ def session_values(session: NewSession, now: Any) -> dict[str, Any]:
 def slice_values(session_id: str, attempt: Attempt, ticks: Ticks, kept: bool) -> dict[str, Any]:
     return {
         "session_id": session_id,
-        "job_id": attempt.job_id,
-        "group_index": attempt.group_index,
-        "generation": attempt.generation,
+        **attempt._asdict(),
         "stage": attempt.stage.value,
         "kept": kept,
         **{f"{kind}_ticks": value for kind, value in asdict(ticks).items()},
@@ -52,35 +46,35 @@ def slice_values(session_id: str, attempt: Attempt, ticks: Ticks, kept: bool) ->
 def session_row(row: Any) -> SessionRow:
     """A session with `spent_ticks`, the sum of its slices."""
     return SessionRow(
-        session_id=row.session_id,
-        owner=row.owner,
-        device=_device(row),
+        **_session(row),
         started_at=row.started_at,
         ended_at=row.ended_at,
-        seen=row.seen_ticks,
         leased=row.leased_ticks,
-        idle=row.idle_ticks,
-        overhead=row.overhead_ticks,
         lost=row.lost_ticks,
         spent=int(row.spent_ticks),
-        serves=Serves.from_json(row.serves),
     )
 
 
 def worker_now(row: Any, now: float) -> WorkerNow:
     """An open session, with `leases`, the groups that its process holds."""
     return WorkerNow(
-        session_id=row.session_id,
-        owner=row.owner,
-        device=_device(row),
+        **_session(row),
         age_sec=now - row.started_at,
         silent_sec=now - row.beat_at,
-        seen=row.seen_ticks,
-        idle=row.idle_ticks,
-        overhead=row.overhead_ticks,
         leases=row.leases,
-        serves=Serves.from_json(row.serves),
     )
+
+
+def _session(row: Any) -> dict[str, Any]:
+    return {
+        "session_id": row.session_id,
+        "owner": row.owner,
+        "device": _device(row),
+        "seen": row.seen_ticks,
+        "idle": row.idle_ticks,
+        "overhead": row.overhead_ticks,
+        "serves": Serves.from_json(row.serves),
+    }
 
 
 def time_slice(row: Any) -> TimeSlice:
@@ -106,23 +100,18 @@ def job_time(row: Any) -> JobTime:
 
 
 def row_time(row: Any) -> RowTime:
+    """Databases may return sums as decimal numbers."""
+    same = ("job_id", "tag", "price_microusd", "ahead_price_microusd", "completions")
+    sums = ("ahead_ticks", "documents", "prompt_tokens", "completion_tokens", "accepted")
+    summed: dict[str, Any] = {name: int(getattr(row, name)) for name in sums}
     return RowTime(
-        job_id=row.job_id,
-        tag=row.tag,
-        price_microusd=row.price_microusd,
-        ahead_price_microusd=row.ahead_price_microusd,
         ticks=_ticks(row),
-        ahead_ticks=int(row.ahead_ticks),
-        documents=int(row.documents),
-        completions=row.completions,
-        prompt_tokens=int(row.prompt_tokens),
-        completion_tokens=int(row.completion_tokens),
-        accepted=int(row.accepted),
+        **{name: getattr(row, name) for name in same},
+        **summed,
     )
 
 
 def _ticks(row: Any) -> Ticks:
-    """Databases may return sums as decimal numbers."""
     return Ticks(**{kind: int(getattr(row, f"{kind}_ticks")) for kind in Ticks.__slots__})
 
 

@@ -13,7 +13,7 @@ No number begins with the digit 0, so of numbers a -1 where one begins is itself
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sqlalchemy import JSON, Dialect, Integer, SmallInteger
@@ -26,8 +26,6 @@ _ACCEPTED = 1  # an `Origin`: no other token leaves its pass open
 _BITS = 15
 _DIGIT = 1 << _BITS
 _MOST_REPEATS = _DIGIT  # what a smallint takes
-
-Pack = Callable[[Sequence[int]], Iterable[int]]
 
 
 class TokenArray(TypeDecorator[Sequence[float]]):

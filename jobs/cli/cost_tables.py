@@ -9,7 +9,8 @@ from rich.table import Table
 
 from specbatch.pipeline.policy.costs.balance import Amount, Sheet
 from specbatch.pipeline.policy.costs.job_costs import By, Line
-from specbatch.pipeline.policy.costs.savings import NOT_MEASURED, NOTHING_DRAFTED, Savings
+from specbatch.pipeline.policy.costs.savings import NOT_MEASURED, NOTHING_DRAFTED
+from specbatch.schemas.job_figures import Savings
 from specbatch.schemas.provenance import TimeKind
 
 _MEANING = {

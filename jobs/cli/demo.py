@@ -31,9 +31,9 @@ from specbatch.pipeline.observe.terminal.summary import JobSummary
 from specbatch.pipeline.operations.spec_input import build_spec
 from specbatch.pipeline.policy.costs.balance import Amount, Sheet, leased, sessions_sheet
 from specbatch.pipeline.policy.costs.job_costs import JobCost
-from specbatch.pipeline.policy.costs.savings import Savings
 from specbatch.pipeline.storage.history_files import HISTORY
 from specbatch.schemas.errors import IdempotencyError, MissingExtraError, OutputError, UsageError
+from specbatch.schemas.job_figures import Savings
 from specbatch.schemas.privacy import NOT_KEPT
 from specbatch.schemas.provenance import TimeKind
 from specbatch.schemas.records import CompletionRecord, JobRow, JobState
@@ -250,13 +250,13 @@ def runs_table(runs: Sequence[Run]) -> Table:
 def _figures(run: Run) -> list[str]:
     s, saved, sheet = run.summary, run.cost.saved, run.cost.sheet
     return [
-        f"{s.prompts:,}",
+        f"{s.progress.rows_total:,}",
         _sources(run.cost.job),
         f"{AT_ONCE}",
-        f"{s.tokens:,}",
+        f"{s.progress.completion_tokens:,}",
         _shown(s.wall_sec, "{:.1f} s"),
         _shown(s.tokens_per_sec, "{:,.0f}"),
-        _shown(s.acceptance_rate, "{:.1%}"),
+        _shown(s.progress.acceptance_rate, "{:.1%}"),
         _shown(s.tokens_per_pass, "{:.2f}"),
         *_gain(saved)[:2],
         _usd(sheet.of(TimeKind.DRAFT, TimeKind.REJECTED).usd),
@@ -321,7 +321,7 @@ def show_examples(spec: JobSpec, tokenizer: TextTokenizer, records: list[Complet
         if NOT_KEPT in record.token_ids:  # by the settings of whoever runs the demo
             shown = Text(record.text)
         else:
-            pieces = token_pieces(record.token_ids, tokenizer.decode_batch)
+            pieces = token_pieces(record.token_ids, tokenizer.decode)
             shown = token_text(pieces, record.origins, color)
         body = Text.assemble(prompt, shown)
         out.print(Panel(body, title=Text(record.row_id), title_align="left"))

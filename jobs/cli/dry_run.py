@@ -141,7 +141,7 @@ def _print(plan: Plan, spec: JobSpec) -> None:
     table = Table(title="plan: nothing was started", show_header=False, title_justify="left")
     table.add_column(style="dim")
     table.add_column(overflow="fold")
-    speed = f"{plan.tokens_per_sec:,.0f} tokens/s, {plan.speed_from}"
+    speed = f"{plan.tokens_per_sec:,.0f} tokens per second, {plan.speed_from}"
     for name, value in (
         ("rows in the input", f"{plan.rows:,}"),
         ("prompts", f"{plan.prompts:,}"),

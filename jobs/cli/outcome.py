@@ -7,7 +7,7 @@ from typing import NoReturn
 import typer
 
 from specbatch.jobs.cli.console import complain, out, remark, say, say_json
-from specbatch.pipeline.observe.terminal.summary import JobSummary, summarize, summary_table
+from specbatch.pipeline.observe.terminal.summary import JobSummary, summary_table
 from specbatch.pipeline.policy.costs.savings import drafted, savings
 from specbatch.pipeline.runtime.client import Client
 from specbatch.schemas.job_progress import JobProgress
@@ -54,7 +54,7 @@ def summary_of(job: JobRow, progress: JobProgress) -> JobSummary:
     """A job's figures, and what drafting brought."""
     saved = savings(job.report)
     speedup = None if saved is None else saved.speedup
-    return summarize(job, progress, speedup, drafted(job.report, progress.proposed))
+    return JobSummary(job, progress, speedup, drafted(job.report, progress.proposed))
 
 
 def leave(job: JobRow, otherwise: int = 0) -> NoReturn:

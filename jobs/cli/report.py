@@ -16,7 +16,8 @@ from specbatch.jobs.cli.connect import load_settings
 from specbatch.jobs.cli.console import err, say, say_json
 from specbatch.jobs.cli.options import JobId, Json
 from specbatch.pipeline.bootstrap import make_store
-from specbatch.pipeline.operations.report import make_report
+from specbatch.pipeline.observe.report.page import page
+from specbatch.pipeline.operations.report import gather
 from specbatch.schemas.errors import OutputError
 
 
@@ -46,7 +47,7 @@ def report(
         if not path.name or path.is_dir():
             raise OutputError(f"--output {path} is a folder: name a file in it")
         with _progress() as told:
-            made = make_report(store, settings, row.job_id, samples, time.time(), texts, told)
+            made = page(gather(store, settings, row.job_id, samples, time.time(), texts, told))
     finally:
         store.close()
     size = _write(path, made)

@@ -30,7 +30,7 @@ from specbatch.jobs.schedules.cron import CronTimes
 from specbatch.pipeline.operations.spec_input import read_spec_file, resolved_spec
 from specbatch.schemas.errors import SpecError, UsageError
 from specbatch.schemas.schedules import PAUSED
-from specbatch.schemas.spec import JobSpec
+from specbatch.schemas.spec import JobSpec, explain
 
 Value = str | int | float | bool
 
@@ -182,7 +182,9 @@ def load_schedule(file: Path) -> Schedule:
     try:
         fields = ScheduleFields.model_validate(values)
     except ValidationError as error:
-        raise SpecError(f"schedule file {file}: {_explain(error.errors()[0])}") from None
+        raise SpecError(
+            f"schedule file {file}: {explain(error.errors()[0], ScheduleFields)}"
+        ) from None
     zone = _checked(file, "time_zone", lambda: zone_of(fields.time_zone))
     times = _checked(file, "cron", lambda: CronTimes(fields.cron, zone))
     name = fields.schedule or file.stem
@@ -243,26 +245,10 @@ def _checked(file: Path, field: str, make: Callable[[], Any]) -> Any:
     try:
         return make()
     except ValidationError as error:
-        problem = _explain(error.errors()[0])
+        problem = explain(error.errors()[0], ScheduleFields)
         raise SpecError(f"schedule file {file}: {problem}; give it another name") from None
     except UsageError as error:
         raise SpecError(f"schedule file {file}: field `{field}`: {error}") from None
-
-
-def _explain(error: Mapping[str, Any]) -> str:
-    where = ".".join(str(part) for part in error["loc"] if part not in _KINDS) or "schedule"
-    if error["type"] == "extra_forbidden":
-        allowed = ", ".join(sorted(ScheduleFields.model_fields))
-        return f"unknown field `{where}`; allowed here: {allowed}"
-    if error["type"] == "missing":
-        return f"field `{where}` is required"
-    message = error["msg"].removeprefix("Value error, ")
-    given = error.get("input")
-    shown = f" (got {given!r})" if isinstance(given, str | int | float | bool) else ""
-    return f"field `{where}`: {message[0].lower()}{message[1:]}{shown}"
-
-
-_KINDS = ("str", "int", "float", "bool")  # parts of a location that name no field
 
 
 log = logging.getLogger(__name__)

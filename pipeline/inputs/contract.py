@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from specbatch.pipeline.storage.object_store import ObjectInfo
-from specbatch.schemas.errors import InputError, ObjectError
+from specbatch.schemas.errors import InputError, ObjectError, SpecbatchError
 from specbatch.schemas.records import SourcePosition
 
 PromptKind = Literal["auto", "text", "token_ids", "messages"]
@@ -22,6 +22,14 @@ BYTES_PER_BATCH = 8 << 20  # of input, roughly
 READER_BYTES = 768 << 20
 MAX_ROW_BYTES = 16 << 20  # of a line, or of a cell: more than fits any context
 NO_ID = "\0"  # stands for the id of a row that could not be read: no good row may have it
+
+
+class RowError(SpecbatchError):
+    """A row is rejected; `code` is its reject code (`rows.py`)."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
 
 
 @dataclass(slots=True)

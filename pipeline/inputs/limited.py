@@ -115,7 +115,7 @@ class LimitedProcess:
         if code == -signal.SIGPROF:
             return LimitError("it took too much processor time")
         if code == -signal.SIGKILL:
-            return KilledError("its process was killed, maybe for its memory")
+            return KilledError("its process was killed, perhaps because it used too much memory")
         return LimitError("it needed too much memory, or crashed")
 
     def close(self) -> None:

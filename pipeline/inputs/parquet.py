@@ -60,10 +60,6 @@ class FileFacts:
     schema: pa.Schema
     groups: tuple[GroupFacts, ...]
 
-    @property
-    def rows(self) -> int:
-        return sum(group.rows for group in self.groups)
-
 
 @dataclass(frozen=True, slots=True)
 class Rows:
@@ -237,14 +233,6 @@ class ParquetSource:
             with self._open(info) as (_, facts):
                 self._check_columns(info, facts.schema)
 
-    def count_rows(self) -> int:
-        """The number of rows by the files' footers; reads no data."""
-        total = 0
-        for info in self.files:
-            with self._open(info) as (_, facts):
-                total += facts.rows
-        return total
-
     def read(self, start: SourcePosition | None = None) -> Iterator[RawBatch]:
         for info in files_from(self.files, start):
             begin = start if start is not None and info.uri == start.uri else None
@@ -313,7 +301,7 @@ class ParquetSource:
                     return
                 at_once = max(1, at_once // _FEWER)
         if offset != max(skip, place.rows):
-            raise InputError(f"{place} is cut short; write the file again")
+            raise InputError(f"{place} has fewer rows than the footer says; write the file again")
 
     def _raws(
         self, reader: ParquetReader, place: _Group, skip: int, kind: PromptKind
@@ -436,7 +424,7 @@ class ParquetSource:
             raise as_input_error(error) from error
         except KilledError as error:
             raise InputError(
-                f"{info.uri} could not be read twice, which need not be the file's fault: {error}; "
+                f"{info.uri} failed to read twice, perhaps not because of the file: {error}; "
                 "free memory on this machine, then submit the job again"
             ) from error
         except (DamagedError, LimitError, OSError) as error:

@@ -34,15 +34,14 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from specbatch.pipeline.inputs.contract import NO_ID, RawBatch, RawRow
+from specbatch.pipeline.inputs.contract import NO_ID, RawBatch, RawRow, RowError
 from specbatch.pipeline.inputs.overrides import (
-    ParameterError,
+    Overrides,
     check_vocabulary,
     read_body,
     read_column,
     read_seed,
 )
-from specbatch.pipeline.inputs.templates import ChatError
 from specbatch.pipeline.inputs.tokenizer import TextTokenizer, portions
 from specbatch.schemas.records import PromptRow, RejectedRow
 from specbatch.schemas.seeds import derive_seed
@@ -55,13 +54,6 @@ _MAX_ID_CHARS = 512
 _CHARS_PER_TOKEN = 16
 _SURELY = 2  # times the allowed number of tokens
 _EXACT_BELOW = 2.0**53  # larger ids that were read as floats are not distinct
-
-
-class _RowError(Exception):
-    def __init__(self, code: str, reason: str):
-        super().__init__(reason)
-        self.code = code
-        self.reason = reason
 
 
 @dataclass(slots=True)
@@ -122,7 +114,7 @@ class RowChecker:
         draft.row_id = _row_id(raw.id, row_index)
         try:
             if raw.problem:
-                raise _RowError(*raw.problem)
+                raise RowError(*raw.problem)
             draft.row_id = _checked_id(draft, raw.id)
             draft.tag = _tag(raw.tag)
             draft.seed = read_seed(raw.seed)
@@ -131,7 +123,7 @@ class RowChecker:
             if raw.sampling is not None:
                 self._take(draft, read_column(raw.sampling, self._spec.sampling, self._vocab_size))
             self._read_prompt(draft, raw.prompt, batch.kind)
-        except (_RowError, ParameterError, ChatError) as error:
+        except RowError as error:
             draft.problem = (error.code, str(error))
             draft.text = draft.ids = None
         except RecursionError:
@@ -140,16 +132,15 @@ class RowChecker:
         return draft
 
     @staticmethod
-    def _take(draft: _Draft, read: tuple[dict[str, Any], int, int | None]) -> None:
-        overrides, n, seed = read
-        draft.overrides, draft.n = overrides, n
+    def _take(draft: _Draft, read: Overrides) -> None:
+        draft.overrides, draft.n, seed = read
         draft.seed = seed if seed is not None else draft.seed
 
     def _read_prompt(self, draft: _Draft, prompt: Any, kind: str) -> None:
         if prompt is None:
-            raise _RowError("null_prompt", "the prompt is null")
+            raise RowError("null_prompt", "the prompt is null")
         if isinstance(prompt, bytes):
-            raise _RowError("invalid_utf8", "the prompt is not valid UTF-8")
+            raise RowError("invalid_utf8", "the prompt is not valid UTF-8")
         if kind == "auto":
             kind = _kind_of(prompt)
         if kind == "messages":
@@ -157,21 +148,21 @@ class RowChecker:
         elif kind == "token_ids":
             draft.ids = self._checked_ids(prompt)
         elif not isinstance(prompt, str):
-            raise _RowError("wrong_type", f"the prompt is a {type(prompt).__name__}, not text")
+            raise RowError("wrong_type", f"the prompt is a {type(prompt).__name__}, not text")
         else:
             draft.text = prompt
         if draft.text == "" or (draft.ids is not None and len(draft.ids) == 0):
-            raise _RowError("empty_prompt", "the prompt is empty")
+            raise RowError("empty_prompt", "the prompt is empty")
 
     def _checked_ids(self, prompt: Any) -> Sequence[int]:
         if not isinstance(prompt, list):
-            raise _RowError("wrong_type", f"the prompt is a {type(prompt).__name__}, not token ids")
+            raise RowError("wrong_type", f"the prompt is a {type(prompt).__name__}, not token ids")
         for token in prompt:
             if isinstance(token, bool) or not isinstance(token, int):
-                raise _RowError("bad_token_id", f"token id {token!r:.50} is not an integer")
+                raise RowError("bad_token_id", f"token id {token!r:.50} is not an integer")
         if prompt and not (min(prompt) >= 0 and max(prompt) < self._vocab_size):
             wrong = next(t for t in prompt if not 0 <= t < self._vocab_size)
-            raise _RowError("bad_token_id", self._outside(wrong))
+            raise RowError("bad_token_id", self._outside(wrong))
         return prompt
 
     def _outside(self, token: int) -> str:
@@ -256,13 +247,13 @@ def _row_id(value: Any, row_index: int) -> str:
 def _checked_id(draft: _Draft, raw_id: Any) -> str:
     row_id = draft.row_id or ""
     if isinstance(raw_id, bytes):
-        raise _RowError("invalid_utf8", "the id is not valid UTF-8")
+        raise RowError("invalid_utf8", "the id is not valid UTF-8")
     if isinstance(raw_id, float) and abs(raw_id) >= _EXACT_BELOW:
-        raise _RowError("bad_id", f"the id {raw_id!r} is not exact: an id this large must be text")
+        raise RowError("bad_id", f"the id {raw_id!r} is not exact: an id this large must be text")
     if len(row_id) > _MAX_ID_CHARS or "\0" in row_id:
         # Databases refuse such text, and the quarantined row must be storable too.
         draft.row_id = row_id[:_MAX_ID_CHARS].replace("\0", "\N{REPLACEMENT CHARACTER}")
-        raise _RowError("bad_id", f"an id has at most {_MAX_ID_CHARS} characters and no NUL")
+        raise RowError("bad_id", f"an id has at most {_MAX_ID_CHARS} characters and no NUL")
     return row_id
 
 
@@ -295,17 +286,17 @@ def _messages(prompt: Any) -> list[dict[str, Any]]:
         try:
             prompt = orjson.loads(prompt)
         except orjson.JSONDecodeError:
-            raise _RowError("bad_messages", "the messages are not JSON") from None
+            raise RowError("bad_messages", "the messages are not JSON") from None
     if not isinstance(prompt, list) or not prompt:
-        raise _RowError("bad_messages", "messages must be a list that is not empty")
+        raise RowError("bad_messages", "messages must be a list that is not empty")
     return [_message(item, number) for number, item in enumerate(prompt)]
 
 
 def _message(item: Any, number: int) -> dict[str, Any]:
     if not isinstance(item, dict) or "role" not in item:
-        raise _RowError("bad_messages", f"message {number} is not an object with role and content")
+        raise RowError("bad_messages", f"message {number} is not an object with role and content")
     if item["role"] not in ROLES:
-        raise _RowError(
+        raise RowError(
             "unknown_role",
             f"message {number} has the role {item['role']!r:.50}; roles are {', '.join(ROLES)}",
         )
@@ -323,7 +314,7 @@ def _content(content: Any, number: int) -> str:
         ]
         if all(isinstance(text, str) for text in texts):
             return "".join(text for text in texts if text)
-    raise _RowError("bad_messages", f"the content of message {number} is not text")
+    raise RowError("bad_messages", f"the content of message {number} is not text")
 
 
 Hashes = NDArray[np.uint64]

@@ -134,9 +134,7 @@ def _format(spec: InputSpec, files: list[ObjectInfo], objects: Objects) -> Forma
     except ObjectError as error:
         raise as_input_error(error) from error
     if line is None and not files[0].uri.endswith(".jsonl"):
-        raise InputError(
-            f"{files[0].uri} is neither Parquet nor JSONL; set input.format if it is one of them"
-        )
+        raise InputError(f"{files[0].uri} is neither Parquet nor JSONL; set input.format if it is")
     return "openai" if line and "custom_id" in line and "body" in line else "jsonl"
 
 

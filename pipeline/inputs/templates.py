@@ -14,26 +14,19 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from specbatch.pipeline.inputs.contract import RowError
 from specbatch.pipeline.inputs.limited import (
     LimitedProcess,
     LimitError,
     limit_memory,
     limit_time,
 )
-from specbatch.schemas.errors import ModelError, SpecbatchError
+from specbatch.schemas.errors import ModelError
 
 CHAT_SEC = 5.0  # of the processor, for one chat
 CHAT_BYTES = 512 << 20  # of memory
 MAX_CHARS = 16 << 20  # of a rendered chat
 MOST_IN_A_ROW = 3  # chats beyond a limit, before the template is at fault
-
-
-class ChatError(SpecbatchError):
-    """A chat cannot be rendered; `code` is the row's reject code."""
-
-    def __init__(self, code: str, reason: str):
-        super().__init__(reason)
-        self.code = code
 
 
 class ChatTemplate:
@@ -56,7 +49,7 @@ class ChatTemplate:
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """A chat, ready for the assistant's answer.
 
-        Raises `ChatError` (`bad_messages` or `too_long`) for a chat that the template refuses or
+        Raises `RowError` (`bad_messages` or `too_long`) for a chat that the template refuses or
         that exceeds a limit, and `ModelError` for a template that is broken or that exceeds a limit
         with several chats in a row.
         """
@@ -69,10 +62,10 @@ class ChatTemplate:
                 if self._over >= MOST_IN_A_ROW:
                     raise ModelError(
                         f"the chat template of model `{self._model}` does not end: {error}, with "
-                        f"each of {self._over} chats; mend the template, or use text prompts"
+                        f"each of {self._over} chats; fix the template, or use text prompts"
                     ) from None
-                raise ChatError(
-                    "bad_messages", f"the chat template did not end with this chat: {error}"
+                raise RowError(
+                    "bad_messages", f"the chat template did not finish with this chat: {error}"
                 ) from None
             return self._text(answer)
 
@@ -89,26 +82,26 @@ class ChatTemplate:
         if "broken" in answer:
             raise ModelError(
                 f"the chat template of model `{self._model}` cannot be compiled "
-                f"({answer['broken']}): mend it, or use text prompts"
+                f"({answer['broken']}): fix it, or use text prompts"
             )
         if "memory" in answer:
             self._over += 1
             if self._over >= MOST_IN_A_ROW:
                 raise ModelError(
                     f"the chat template of model `{self._model}` needs more than "
-                    f"{CHAT_BYTES >> 20} MiB with each of {self._over} chats: mend it, or use text "
+                    f"{CHAT_BYTES >> 20} MiB with each of {self._over} chats: fix it, or use text "
                     "prompts"
                 )
-            raise ChatError("too_long", f"the chat template needs more than {CHAT_BYTES >> 20} MiB")
+            raise RowError("too_long", f"the chat template needs more than {CHAT_BYTES >> 20} MiB")
         self._over = 0
         if "long" in answer:
-            raise ChatError(
+            raise RowError(
                 "too_long",
-                f"the chat template made {answer['long']} characters of it; at most {MAX_CHARS} "
-                "can be read",
+                f"the chat template wrote {answer['long']} characters; at most {MAX_CHARS} "
+                "are read",
             )
         if "refused" in answer:
-            raise ChatError("bad_messages", f"the chat template refused it: {answer['refused']}")
+            raise RowError("bad_messages", f"the template refused the chat: {answer['refused']}")
         return str(answer["text"])
 
 

@@ -6,7 +6,6 @@ those that its template writes. Remote code never runs.
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -15,7 +14,8 @@ from typing import Any, cast
 
 import orjson
 
-from specbatch.pipeline.inputs.templates import ChatError, ChatTemplate
+from specbatch.pipeline.inputs.contract import RowError
+from specbatch.pipeline.inputs.templates import ChatTemplate
 from specbatch.schemas.errors import ModelError
 
 _CHARS_PER_CALL = 1 << 20  # an encoding takes about 100 bytes per token while it is made
@@ -56,10 +56,6 @@ class TextTokenizer:
             ) from error
         return cls(tokenizer, ref, _generation_eos_ids(folder))
 
-    @property
-    def has_chat_template(self) -> bool:
-        return bool(getattr(self._tokenizer, "chat_template", None))
-
     def encode_batch(self, texts: Sequence[str], special: bool = True) -> list[list[int]]:
         """Token ids of each text; memory is bounded by the text, not by the batch."""
         result: list[list[int]] = []
@@ -74,11 +70,11 @@ class TextTokenizer:
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """A chat as the model's template writes it, ready for the assistant's answer.
 
-        Raises `ChatError` (`no_chat_template`, or what `ChatTemplate.render` says), and
+        Raises `RowError` (`no_chat_template`, or what `ChatTemplate.render` says), and
         `ModelError` for a template that no chat can be rendered with.
         """
-        if not self.has_chat_template:
-            raise ChatError(
+        if not getattr(self._tokenizer, "chat_template", None):
+            raise RowError(
                 "no_chat_template",
                 f"the tokenizer of {self.name} has no chat template; use text prompts, or a model "
                 "with a template",
@@ -91,11 +87,7 @@ class TextTokenizer:
         try:
             return ChatTemplate(self._tokenizer.get_chat_template(), names, self.name)
         except ValueError as error:  # several templates, and none is the default
-            raise ChatError("no_chat_template", str(error).partition("\n")[0]) from None
-
-    def chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Token ids of a chat. Raises `ChatError`."""
-        return self.encode_batch([self.render(messages)], special=False)[0]
+            raise RowError("no_chat_template", str(error).partition("\n")[0]) from None
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, without special tokens."""
@@ -106,15 +98,6 @@ class TextTokenizer:
             rows = [list(ids) for ids in batch]
             return cast("list[str]", self._backend.decode_batch(rows, skip_special_tokens=True))
         return [self._tokenizer.decode(list(ids), skip_special_tokens=True) for ids in batch]
-
-    @cached_property
-    def _digest(self) -> str:
-        vocab = sorted(self._tokenizer.get_vocab().items())
-        return hashlib.sha256(orjson.dumps(vocab)).hexdigest()
-
-    def vocab_digest(self) -> str:
-        """SHA-256 of all (token, id) pairs: equal for models whose drafts mean the same."""
-        return self._digest
 
 
 def portions(texts: Sequence[str]) -> list[list[str]]:

@@ -1,8 +1,12 @@
-"""Numbers as people read them: with their unit, and no more digits than are significant."""
+"""Numbers as people read them: with their unit, and no more digits than are significant.
+
+And the version of specbatch.
+"""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 
 MINUS = "\N{MINUS SIGN}"
 NOTHING = "\N{EN DASH}"
@@ -96,3 +100,11 @@ def plural(number: int, one: str, many: str | None = None) -> str:
 def _signed(value: float, shown: str) -> str:
     nothing = not any(digit in shown for digit in "123456789")
     return shown if value >= 0 or nothing else MINUS + _GLUE + shown
+
+
+def version_here() -> str:
+    """The installed version of specbatch."""
+    try:
+        return version("specbatch")
+    except PackageNotFoundError:  # a checkout on the path
+        return "unknown"

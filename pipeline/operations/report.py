@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, replace
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import replace
 from typing import Any
 
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.observe.report.counts import Fill, Tally, Timeline, spread
-from specbatch.pipeline.observe.report.facts import CostPart, Facts, Quarantined, Saved, ShownOutput
-from specbatch.pipeline.observe.report.page import page
-from specbatch.pipeline.observe.units import plural
+from specbatch.pipeline.observe.report.facts import CostPart, Facts, Quarantined, ShownRow
+from specbatch.pipeline.observe.units import plural, version_here
 from specbatch.pipeline.operations.report_texts import Texts
 from specbatch.pipeline.policy.costs.job_costs import JobCost, line_of
-from specbatch.pipeline.policy.costs.savings import Savings, drafted
+from specbatch.pipeline.policy.costs.savings import drafted
 from specbatch.schemas.job_figures import RowFigures
 from specbatch.schemas.masking import masked
 from specbatch.schemas.provenance import TimeKind
@@ -45,19 +43,6 @@ MEANING = {
     TimeKind.IDLE: "without work",
 }
 PENDING = "in flight, or not recorded yet"
-
-
-def make_report(
-    store: Store,
-    settings: Settings,
-    job_id: str,
-    samples: int,
-    made_at: float,
-    with_texts: bool = True,
-    on_progress: OnProgress = lambda *_: None,
-) -> str:
-    """A job's report as HTML. Raises `JobNotFoundError` and `StoreError`."""
-    return page(gather(store, settings, job_id, samples, made_at, with_texts, on_progress))
 
 
 def gather(
@@ -104,13 +89,13 @@ def gather(
         job=job,
         progress=progress,
         made_at=made_at,
-        version=_version(),
+        version=version_here(),
         texts=texts.hidden,
         words=texts.words,
         tokens_as_ids=texts.pieces is None,
         usd=cost.sheet.total.usd,
         parts=_parts(cost),
-        saved=_saved(line.saved),
+        saved=line.saved,
         usd_per_1k=line.usd_per_1k_tokens,
         usd_per_document=line.usd_per_document,
         drafted=drafted(job.report, progress.proposed),
@@ -151,7 +136,7 @@ def _session_of(store: Store, job: JobRow) -> dict[int, int]:
     }
 
 
-def _outputs(texts: Texts, rows: Sequence[RowFigures]) -> tuple[ShownOutput, ...]:
+def _outputs(texts: Texts, rows: Sequence[RowFigures]) -> tuple[ShownRow, ...]:
     """In the order of the input."""
     ordered = sorted(rows, key=lambda row: (row.row_index, row.sample_index))
     return tuple(shown for row in ordered if (shown := texts.output(row)) is not None)
@@ -166,10 +151,6 @@ def _parts(cost: JobCost) -> tuple[CostPart, ...]:
         for kind, meaning, amount in parts
         if amount.ticks
     )
-
-
-def _saved(saved: Savings | None) -> Saved | None:
-    return None if saved is None else Saved(*astuple(saved))
 
 
 def _quarantined(store: Store, job: JobRow, with_texts: bool) -> tuple[Quarantined, ...]:
@@ -239,10 +220,3 @@ def _devices(sessions: Sequence[SessionRow]) -> tuple[str, ...]:
         f"${device.price_microusd / 1e6:g} per hour"
         for device, number in sorted(counts.items(), key=lambda item: -item[1])
     )
-
-
-def _version() -> str:
-    try:
-        return version("specbatch")
-    except PackageNotFoundError:  # run from a folder without an installation
-        return "unknown"

@@ -13,15 +13,14 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.observe.report.facts import Outlier, ShownOutput, ShownToken
+from specbatch.pipeline.observe.report.facts import ShownRow, ShownToken
+from specbatch.pipeline.observe.terminal.token_view import token_pieces
 from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.schemas.errors import ObjectError, SpecbatchError
 from specbatch.schemas.job_figures import RowFigures
 from specbatch.schemas.privacy import NOT_KEPT, PrivacyMode
-from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import CompletionRecord, JobRow, Origin, PromptRow
 from specbatch.schemas.settings import Settings
 
@@ -30,8 +29,6 @@ log = logging.getLogger(__name__)
 MOST_TOKENS = 2000  # of one output
 MOST_TOKENS_OF_ALL = 24_000
 EXCERPT = 160  # characters
-_UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # how a character looks before its last byte
-_MOST_PENDING = 16  # tokens that may wait for one character
 
 Pieces = Callable[[Sequence[int]], list[str]]  # the text that each token adds
 
@@ -64,7 +61,16 @@ def make_pieces(ref: str) -> Pieces | None:
     except Exception as error:  # the package raises nothing more special
         log.info("%s cannot be read: %s", path, error)
         return None
-    return _Decoding(tokenizer).pieces
+    added = tokenizer.get_added_tokens_decoder().items()
+    special = {number: one.content for number, one in added if one.special}
+
+    def pieces(token_ids: Sequence[int]) -> list[str]:
+        found = token_pieces(token_ids, lambda ids: tokenizer.decode(list(ids)))
+        return [
+            piece or special.get(token, "") for token, piece in zip(token_ids, found, strict=True)
+        ]
+
+    return pieces
 
 
 def _tokenizer_file(ref: str) -> Path | None:
@@ -81,44 +87,6 @@ def _tokenizer_file(ref: str) -> Path | None:
     except ValueError:  # not a valid model name there
         return None
     return Path(found) if isinstance(found, str) else None
-
-
-class _Decoding:
-    """Decodes long outputs piece by piece, each with a few tokens before it as context.
-
-    Whole prefixes would take quadratic time. A token that ends within a character adds nothing; the
-    token that completes the character adds it.
-    """
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self._special = {
-            number: added.content
-            for number, added in tokenizer.get_added_tokens_decoder().items()
-            if added.special
-        }
-
-    def pieces(self, token_ids: Sequence[int]) -> list[str]:
-        found: list[str] = []
-        begin = read = 0  # where the context begins, and where what is not shown yet does
-        for stop in range(1, len(token_ids) + 1):
-            known = self._decode(token_ids[begin:read])
-            fresh = self._decode(token_ids[begin:stop])[len(known) :]
-            waits = stop - read < _MOST_PENDING and stop < len(token_ids)
-            if fresh.endswith(_UNFINISHED) and waits:
-                continue  # the next token may complete the character
-            found += [""] * (stop - read - 1) + [fresh]
-            if fresh:
-                begin = read
-            read = stop
-        return [
-            piece or self._special.get(token, "")
-            for token, piece in zip(token_ids, found, strict=True)
-        ]
-
-    def _decode(self, token_ids: Sequence[int]) -> str:
-        decoded: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
-        return decoded
 
 
 @dataclass(slots=True)
@@ -142,17 +110,8 @@ class Texts:
         words = asked.strictness <= job.privacy.strictness
         return cls(store, settings, job, hidden, words, pieces)
 
-    def outlier(self, row: RowFigures) -> Outlier:
-        shown = Outlier(
-            row=row.row_index,
-            sample=row.sample_index,
-            tag=row.tag if self.words else None,
-            tokens=row.tokens,
-            proposed=row.proposed,
-            accepted=row.accepted,
-            passes=row.verifier_passes,
-            sec=row.ticks / TICKS_PER_SEC,
-        )
+    def outlier(self, row: RowFigures) -> ShownRow:
+        shown = ShownRow(row, row.tag if self.words else None)
         record = self._record(row) if self.hidden is None else None
         if record is None:
             return shown
@@ -163,29 +122,19 @@ class Texts:
             output=_excerpt(record.text),
         )
 
-    def output(self, row: RowFigures) -> ShownOutput | None:
+    def output(self, row: RowFigures) -> ShownRow | None:
         """The output of a row; None if it cannot be read."""
-        if self.budget <= 0:
-            return None
-        record = self._record(row)
+        record = self._record(row) if self.budget > 0 else None
         if record is None:
             return None
-        most = min(MOST_TOKENS, self.budget)
-        tokens = self._tokens(record, most)
+        tokens = self._tokens(record, min(MOST_TOKENS, self.budget))
         self.budget -= len(tokens)
-        return ShownOutput(
-            row=row.row_index,
-            sample=row.sample_index,
+        return ShownRow(
+            row,
+            row.tag if self.words else None,
             row_id=record.row_id if self.hidden is None else None,
-            tag=row.tag if self.words else None,
-            finish_reason=record.finish_reason.value,
-            tokens=tokens,
-            all_tokens=row.tokens,
-            proposed=row.proposed,
-            accepted=row.accepted,
-            passes=row.verifier_passes,
-            sec=row.ticks / TICKS_PER_SEC,
             prompt=self._prompt(row) if self.hidden is None else None,
+            tokens=tokens,
         )
 
     def _record(self, row: RowFigures) -> CompletionRecord | None:

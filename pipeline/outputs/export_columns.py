@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import compress
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from specbatch.pipeline.outputs.outputs import top_columns
 from specbatch.pipeline.outputs.token_table import NONE, Bools, token_table
 from specbatch.schemas import export_arrow
-from specbatch.schemas.provenance import TICK_KINDS
+from specbatch.schemas.provenance import TICK_KINDS, Provenance
 from specbatch.schemas.records import CompletionRecord, FinishReason, Origin
 from specbatch.schemas.timekeeping import TimeSlice, usd_of
 
@@ -23,10 +23,6 @@ MASKED = -1  # the id of a token that privacy has removed
 Records = Sequence[CompletionRecord]
 
 
-def _of_provenance(name: str, record: CompletionRecord) -> Any:
-    return getattr(record.provenance, name) if _traced(record) else None
-
-
 def completion_batch(job_id: str, records: Records) -> pa.RecordBatch:
     """One row per completion, with everything that is kept."""
     special: dict[str, Callable[[CompletionRecord], Any]] = {
@@ -34,12 +30,8 @@ def completion_batch(job_id: str, records: Records) -> pa.RecordBatch:
         "token_ids": lambda r: _kept(r, r.token_ids),
         "origins": lambda r: list(map(int, r.origins)),
         "logprobs": lambda r: _kept(r, r.logprobs),
-        "top_logprobs": _tops,
-        "rejected": lambda r: _kept(r, r.provenance.rejected) if _traced(r) else None,
-        **{
-            name: partial(_of_provenance, name)
-            for name in ("steps", "pass_ticks", "sources", "makers", "drafted")
-        },
+        "top_logprobs": top_columns,
+        "rejected": lambda r: _kept(r, r.provenance.rejected) if r.provenance.steps else None,
     }
     return _batch(export_arrow.COMPLETIONS, job_id, records, special)
 
@@ -54,7 +46,9 @@ def token_batch(job_id: str, records: Records) -> pa.RecordBatch:
     # A completion without kept log-probabilities has none here.
     told = np.array([len(r.logprobs) == len(r.token_ids) for r in records], dtype=np.bool_)
     logprobs = np.full(len(table.position), np.nan)
-    logprobs[told[table.completion]] = _logprobs(list(compress(records, told)))
+    logprobs[told[table.completion]] = np.fromiter(
+        (p for r in compress(records, told) for p in r.logprobs), dtype=np.float64
+    )
     columns = {
         "job_id": pa.repeat(job_id, len(table.position)),
         "row_index": rows[table.completion],
@@ -131,12 +125,15 @@ def _batch(
     records: Records,
     special: dict[str, Callable[[CompletionRecord], Any]],
 ) -> pa.RecordBatch:
-    """Columns by their name in `special`, in the record's ticks or in the record itself."""
+    """Columns by name, from `special`, the record's provenance, its ticks or the record itself."""
     columns: dict[str, Any] = {"job_id": pa.repeat(job_id, len(records))}
     for name in schema.names[1:]:
         kind = name.removesuffix("_ticks")
         if name in special:
             columns[name] = [special[name](r) for r in records]
+        elif name in Provenance.__slots__:  # null for completions from before it was kept
+            found = [r.provenance for r in records]
+            columns[name] = [getattr(p, name) if p.steps else None for p in found]
         elif name != kind and kind in TICK_KINDS:
             columns[name] = [getattr(r.ticks, kind) for r in records]
         elif name == "completion_tokens":
@@ -166,10 +163,6 @@ def _nullable(values: Any, missing: Bools, kind: pa.DataType) -> pa.Array:
     return pa.array(values, mask=missing, from_pandas=False).cast(kind)
 
 
-def _logprobs(records: Records) -> Any:
-    return np.fromiter((p for r in records for p in r.logprobs), dtype=np.float64)
-
-
 def _kept(record: CompletionRecord, values: Sequence[Any]) -> Sequence[Any] | None:
     """Null if a completion's tokens are no longer kept."""
     return None if record.origins and not record.token_ids else values
@@ -180,16 +173,3 @@ def _text(record: CompletionRecord) -> str | None:
     if record.finish_reason is FinishReason.ERROR or (record.origins and not record.token_ids):
         return None
     return record.text or (None if MASKED in record.token_ids else "")
-
-
-def _traced(record: CompletionRecord) -> bool:
-    return bool(record.provenance.steps)
-
-
-def _tops(record: CompletionRecord) -> list[list[dict[str, float]]] | None:
-    if record.top_logprobs is None:
-        return None
-    return [
-        [{"token_id": t, "logprob": p} for t, p in zip(ids, values, strict=True)]
-        for ids, values in record.top_logprobs
-    ]

@@ -10,11 +10,12 @@ differs between runs.
 from __future__ import annotations
 
 import hashlib
+import io
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 import orjson
 import pyarrow as pa
@@ -24,7 +25,7 @@ from specbatch.pipeline.outputs.outputs import check_writable
 from specbatch.pipeline.storage.objects import Objects, explained, join, tidy
 from specbatch.schemas.errors import ObjectError, OutputError
 from specbatch.schemas.export_arrow import SCHEMA_VERSION
-from specbatch.schemas.exports import ExportedFile, ExportKind
+from specbatch.schemas.exports import ExportKind, WrittenFile
 
 SUFFIX = ".parquet"
 ROW_GROUP_BYTES = 16 << 20  # in memory, before compression
@@ -78,7 +79,7 @@ class ExportWriter:
 
     def write(
         self, schema: pa.Schema, batches: Iterable[pa.RecordBatch], about: Mapping[str, str]
-    ) -> tuple[ExportedFile, ...]:
+    ) -> tuple[WrittenFile, ...]:
         """Write all batches, at least one file. `about` goes into each file and the manifest.
 
         Raises `OutputError` and `ObjectError`.
@@ -98,7 +99,7 @@ class ExportWriter:
         if self._manifest in self._existing(self._objects):
             self._objects.delete(join(self._folder, self._manifest))
 
-    def _finish(self, files: tuple[ExportedFile, ...], about: Mapping[str, str]) -> None:
+    def _finish(self, files: tuple[WrittenFile, ...], about: Mapping[str, str]) -> None:
         """Remove surplus parts of an earlier export, then write the manifest."""
         for name in self._existing(self._objects) - {file.name for file in files}:
             self._objects.delete(join(self._folder, name))
@@ -133,7 +134,7 @@ class ExportWriter:
             names = [i.uri.removeprefix(join(self._folder, "")) for i in objects.list(prefix)]
         return {name for name in names if re.fullmatch(pattern, name)}
 
-    def _parts(self, schema: pa.Schema, batches: Batches, folder: Path) -> Iterator[ExportedFile]:
+    def _parts(self, schema: pa.Schema, batches: Batches, folder: Path) -> Iterator[WrittenFile]:
         """Yield each part as soon as it is complete, at least one."""
         number, first = 0, next(batches, None)
         while first is not None or number == 0:
@@ -148,7 +149,7 @@ class ExportWriter:
             yield self._publish(path, name, part)
             number += 1
 
-    def _publish(self, path: Path, name: str, part: _Part) -> ExportedFile:
+    def _publish(self, path: Path, name: str, part: _Part) -> WrittenFile:
         """Upload a part under its own name and check what arrived."""
         uri = join(self._folder, name)
         if not self._overwrite and self._objects.exists(uri):
@@ -163,7 +164,7 @@ class ExportWriter:
                 "deleted, try again"
             )
         path.unlink()
-        return ExportedFile(name, part.rows, artefact.size_bytes, artefact.sha256)
+        return WrittenFile(name, part.rows, artefact.size_bytes, artefact.sha256)
 
 
 def _split(to: str) -> tuple[str, str | None]:
@@ -184,7 +185,7 @@ class _Part:
         self._row_group_bytes = row_group_bytes
         self._waiting: list[pa.RecordBatch] = []
         self._schema = schema
-        self._sink = _Sink(path.open("wb"))
+        self._sink = _Sink(path)
         self._writer = pq.ParquetWriter(self._sink, schema, compression="zstd")
 
     def __enter__(self) -> _Part:
@@ -203,7 +204,7 @@ class _Part:
 
     @property
     def size_bytes(self) -> int:
-        return self._sink.tell()
+        return self._sink.size_bytes
 
     @property
     def sha256(self) -> str:
@@ -223,34 +224,15 @@ class _Part:
             self._writer.write_table(table, row_group_size=table.num_rows)
 
 
-class _Sink:
+class _Sink(io.BufferedWriter):
     """A file that counts and hashes the bytes written to it."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._size = 0
+    def __init__(self, path: Path) -> None:
+        super().__init__(io.FileIO(path, "wb"))
+        self.size_bytes = 0
         self.digest = hashlib.sha256()
 
-    def write(self, data: bytes) -> int:
+    def write(self, data: Any) -> int:
         self.digest.update(data)
-        self._size += len(data)
-        return self._file.write(data)
-
-    def tell(self) -> int:
-        return self._size
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    @property
-    def closed(self) -> bool:
-        return self._file.closed
-
-    def close(self) -> None:
-        self._file.close()
-
-    def __enter__(self) -> _Sink:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        self.size_bytes += len(data)
+        return super().write(data)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -25,32 +26,25 @@ from specbatch.pipeline.outputs.names import OPENAI
 from specbatch.schemas.records import CompletionRecord, FinishReason, RejectedRow
 
 Decode = Callable[[Sequence[int]], str]
+TokenTexts = Callable[[int], dict[str, Any]]
 
 _UNLIKELY = -9999.0
 _PARTIAL = "\N{REPLACEMENT CHARACTER}"
 
 
-class TokenTexts:
+def token_texts(decode: Decode | None) -> TokenTexts:
     """The text of each token id, decoded once. Without a decoder all texts are empty."""
 
-    def __init__(self, decode: Decode | None) -> None:
-        self._decode = decode
-        self._known: dict[int, dict[str, Any]] = {}
+    @cache
+    def text_of(token: int) -> dict[str, Any]:
+        text = decode([token]) if decode else ""
+        if decode and _PARTIAL not in text:  # else it depends on the bytes before it
+            twice = decode([token, token])
+            text = twice[len(text) :] if twice.startswith(text) else text
+        whole = bool(text) and _PARTIAL not in text
+        return {"token": text, "bytes": list(text.encode()) if whole else None}
 
-    def of(self, token: int) -> dict[str, Any]:
-        if token not in self._known:
-            text = self._text(self._decode, token) if self._decode else ""
-            whole = bool(text) and _PARTIAL not in text
-            self._known[token] = {"token": text, "bytes": list(text.encode()) if whole else None}
-        return self._known[token]
-
-    @staticmethod
-    def _text(decode: Decode, token: int) -> str:
-        once = decode([token])
-        if _PARTIAL in once:  # its text depends on the bytes before it
-            return once
-        twice = decode([token, token])
-        return twice[len(once) :] if twice.startswith(once) else once
+    return text_of
 
 
 def openai_logprobs(record: CompletionRecord, texts: TokenTexts) -> dict[str, Any] | None:
@@ -70,7 +64,7 @@ def openai_logprobs(record: CompletionRecord, texts: TokenTexts) -> dict[str, An
 
 
 def _entry(token: int, value: float, texts: TokenTexts) -> dict[str, Any]:
-    return {**texts.of(token), "logprob": value if math.isfinite(value) else _UNLIKELY}
+    return {**texts(token), "logprob": value if math.isfinite(value) else _UNLIKELY}
 
 
 _UNFINISHED = (FinishReason.ERROR, FinishReason.CANCELLED)
@@ -86,7 +80,7 @@ class OpenAIFiles:
         self._created = created
         self._paths = (folder / OPENAI[0], folder / OPENAI[1])
         self._counts = [0, 0]
-        self._tokens = TokenTexts(decode)
+        self._tokens = token_texts(decode)
 
     def watching(
         self, rows: Iterable[CompletionRecord | RejectedRow]

@@ -32,9 +32,11 @@ from __future__ import annotations
 
 import heapq
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain, islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -56,21 +58,12 @@ from specbatch.pipeline.storage.objects import Objects, explained, join, tidy
 from specbatch.schemas import arrow
 from specbatch.schemas.crash_points import CrashPoint, reach
 from specbatch.schemas.errors import ObjectError, OutputError
+from specbatch.schemas.exports import WrittenFile
 from specbatch.schemas.records import Artefact, CompletionRecord, FinishReason, RejectedRow
 
 _ROWS_PER_ROW_GROUP = 4096
 
 OutputRow = CompletionRecord | RejectedRow
-
-
-@dataclass(frozen=True, slots=True)
-class OutputFile:
-    """One published file; `name` is relative to the output location."""
-
-    name: str
-    rows: int
-    size_bytes: int
-    sha256: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +74,9 @@ class Manifest:
     rows: int
     completions: int
     rejected: int
-    parts: tuple[OutputFile, ...]
-    openai_files: tuple[OutputFile, ...] = ()
-    remainder: tuple[OutputFile, ...] = ()  # a stopped job's remaining rows, and their spec
+    parts: tuple[WrittenFile, ...]
+    openai_files: tuple[WrittenFile, ...] = ()
+    remainder: tuple[WrittenFile, ...] = ()  # a stopped job's remaining rows, and their spec
     info: Mapping[str, Any] = field(default_factory=dict)
     schema_version: int = arrow.SCHEMA_VERSION
 
@@ -94,7 +87,7 @@ class Manifest:
     def from_json(cls, data: bytes) -> Manifest:
         values = orjson.loads(data)
         for name in ("parts", "openai_files", "remainder"):
-            values[name] = tuple(OutputFile(**item) for item in values.get(name, ()))
+            values[name] = tuple(WrittenFile(**item) for item in values.get(name, ()))
         return cls(**values)
 
 
@@ -148,7 +141,7 @@ class OutputWriter:
     def _taken(self, owner: str | None) -> OutputError:
         return OutputError(
             f"output {self._uri} holds job {owner}: choose another location, or see with "
-            f"`specbatch show {owner}` how that job is resumed"
+            f"`specbatch show {owner}` how to resume that job"
         )
 
     def write(
@@ -176,10 +169,11 @@ class OutputWriter:
         self.claim()
         self._unfinish()
         inputs: list[Iterable[OutputRow]] = [completions, rejected]
-        rows = heapq.merge(*inputs, key=_row_index)
+        rows = heapq.merge(*inputs, key=attrgetter("row_index"))
         with self._objects.temp_folder() as folder, explained("write", str(folder)):
             extra = OpenAIFiles(folder, self._job_id, created, decode) if openai else None
-            counted = _Counted(extra.watching(rows) if extra else rows)
+            counts: Counter[type] = Counter()
+            counted = _counted(extra.watching(rows) if extra else rows, counts)
             parts = tuple(self._write_parts(counted, folder))
             files = tuple(
                 self._publish(path, path.name, count)
@@ -189,8 +183,8 @@ class OutputWriter:
         self._still_mine()
         self._delete_leftovers({file.name for file in (*parts, *remainder)})
         manifest = Manifest(
-            self._job_id, counted.completions + counted.rejected, counted.completions,
-            counted.rejected, parts, files, remainder, dict(info or {}),
+            self._job_id, counts.total(), counts[CompletionRecord], counts[RejectedRow],
+            parts, files, remainder, dict(info or {}),
         )  # fmt: skip
         reach(CrashPoint.MANIFEST)
         self._still_mine()
@@ -209,7 +203,7 @@ class OutputWriter:
         if earlier is not None and self._objects.head(uri) == earlier:
             self._objects.delete(uri)
 
-    def _write_parts(self, rows: Iterator[OutputRow], folder: Path) -> Iterator[OutputFile]:
+    def _write_parts(self, rows: Iterator[OutputRow], folder: Path) -> Iterator[WrittenFile]:
         """Write at least one part, so that an empty output can be read too."""
         number, first = 0, next(rows, None)
         while first is not None or number == 0:
@@ -219,12 +213,12 @@ class OutputWriter:
             yield self._publish(path, path.name, count)
             number, first = number + 1, next(rows, None)
 
-    def _publish(self, path: Path, name: str, rows: int) -> OutputFile:
+    def _publish(self, path: Path, name: str, rows: int) -> WrittenFile:
         reach(CrashPoint.UPLOAD)
         self._still_mine()
         artefact = self._objects.put_file(join(self._uri, name), path)
         path.unlink()
-        return OutputFile(name, rows, artefact.size_bytes, artefact.sha256)
+        return WrittenFile(name, rows, artefact.size_bytes, artefact.sha256)
 
     def _delete_leftovers(self, keep: set[str]) -> None:
         """Delete surplus parts and other files of an earlier attempt of this job."""
@@ -291,25 +285,11 @@ def read_manifest(uri: str, objects: Objects | None = None) -> Manifest:
     return Manifest.from_json(objects.get_bytes(path))
 
 
-class _Counted(Iterator[OutputRow]):
-    """An iterator that passes rows through and counts both kinds."""
-
-    def __init__(self, rows: Iterable[OutputRow]):
-        self._rows = iter(rows)
-        self.completions = 0
-        self.rejected = 0
-
-    def __next__(self) -> OutputRow:
-        row = next(self._rows)
-        if isinstance(row, RejectedRow):
-            self.rejected += 1
-        else:
-            self.completions += 1
-        return row
-
-
-def _row_index(row: OutputRow) -> int:
-    return row.row_index
+def _counted(rows: Iterable[OutputRow], counts: Counter[type]) -> Iterator[OutputRow]:
+    """Pass rows through and count both kinds."""
+    for row in rows:
+        counts[type(row)] += 1
+        yield row
 
 
 def _write_part(path: Path, rows: Iterator[OutputRow]) -> int:
@@ -346,12 +326,13 @@ def _columns(row: OutputRow) -> dict[str, Any]:
         "proposer": row.proposer,
         "error": row.error,
         "logprobs": None if row.top_logprobs is None else row.logprobs,
-        "top_logprobs": _top_columns(row),
+        "top_logprobs": top_columns(row),
         "numeric_class": row.numeric_class,
     }
 
 
-def _top_columns(row: CompletionRecord) -> list[list[dict[str, float]]] | None:
+def top_columns(row: CompletionRecord) -> list[list[dict[str, float]]] | None:
+    """The most likely tokens at each place as a column has them; null if not asked for."""
     if row.top_logprobs is None:
         return None
     return [

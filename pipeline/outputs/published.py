@@ -61,7 +61,7 @@ def output_findings(
         yield from _with_manifest(objects, facts, folder, data, counts)
     except (ObjectError, ValueError) as error:  # a name may be none that a system takes
         yield _output(
-            f"the output in {folder} cannot be read, so nothing confirms it: {error}; make it "
+            f"the output in {folder} cannot be read and is not confirmed: {error}; make it "
             "readable and audit again"
         )
 

@@ -59,8 +59,8 @@ def token_table(records: Sequence[CompletionRecord]) -> TokenTable:
     Raises `StoreError` for a record that contradicts itself.
     """
     for record in records:
-        if record.token_ids:
-            _check_origins(record)
+        if record.token_ids and len(record.origins) != len(record.token_ids):
+            raise _contradiction(record, "there are not as many origins as tokens")
     counts = _ints(len(r.token_ids) for r in records)
     completion = np.repeat(np.arange(len(records)), counts)
     starts = np.cumsum(counts) - counts
@@ -134,11 +134,6 @@ def _spread(where: Bools, values: Ints, elsewhere: int = NONE) -> Ints:
     return spread
 
 
-def _check_origins(record: CompletionRecord) -> None:
-    if len(record.origins) != len(record.token_ids):
-        raise _contradiction(record, "there are not as many origins as tokens")
-
-
 def _check_provenance(
     records: Sequence[CompletionRecord],
     traced: Bools,
@@ -159,10 +154,10 @@ def _check_provenance(
         ):
             if len(values) != expected:
                 raise _contradiction(
-                    record, f"its origins tell of {expected} {name}, and {len(values)} are kept"
+                    record, f"its origins imply {expected} {name}, and {len(values)} are kept"
                 )
         if kept.makers and not 0 <= min(kept.makers) <= max(kept.makers) < len(kept.sources):
-            raise _contradiction(record, "a draft names a source that it does not have")
+            raise _contradiction(record, "a draft names a source that is not listed")
 
 
 def _contradiction(record: CompletionRecord, what: str) -> StoreError:

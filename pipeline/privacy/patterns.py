@@ -215,9 +215,9 @@ def _compiled(name: str, pattern: str) -> re.Pattern[str]:
         made = re.compile(pattern)
         parsed = parser.parse(pattern)
     except (re.error, RecursionError, OverflowError) as error:
-        raise UsageError(f"{where} is no regular expression: {error}") from None
+        raise UsageError(f"{where} is not a regular expression: {error}") from None
     if made.match("") is not None:
-        raise UsageError(f"{where} matches nothing at all, so it would mark every place")
+        raise UsageError(f"{where} matches the empty text, so it would mark every place")
     unbounded, ways = _repeats(parsed, where)
     if unbounded > 1 or ways > _MOST_WAYS:
         raise UsageError(
@@ -248,7 +248,7 @@ def _repeats(parsed: Any, where: str, inside: bool = False) -> tuple[int, int]:
         elif op in (ops.ASSERT, ops.ASSERT_NOT):
             parts, inside_it = [argument[1]], inside
         elif op in (ops.GROUPREF, ops.GROUPREF_EXISTS):
-            raise UsageError(f"{where} refers back to a group, which can take very long")
+            raise UsageError(f"{where} refers back to a group, which may take very long")
         elif op is ops.ATOMIC_GROUP:
             parts, inside_it = [argument], inside
         else:

@@ -15,13 +15,12 @@ Messages lose their quotes. Counts, origins, times, log-probabilities and costs 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from specbatch.pipeline.privacy.redactor import Redactor, Span, merged, replaced
 from specbatch.schemas.errors import SpecbatchError
-from specbatch.schemas.privacy import NOT_KEPT, PrivacyMode
-from specbatch.schemas.provenance import Provenance
+from specbatch.schemas.privacy import NOT_KEPT
 from specbatch.schemas.records import CompletionRecord, RejectedRow
 
 NO_WORDS = "its words are not kept"
@@ -98,6 +97,7 @@ class Redacted(Everything):
     def _less(
         self, record: CompletionRecord, text: str, token_ids: tuple[int, ...]
     ) -> CompletionRecord:
+        provenance = record.provenance
         return replace(
             record,
             row_id=self.row_id(record.row_id),
@@ -106,7 +106,7 @@ class Redacted(Everything):
             token_ids=token_ids,
             error=record.error and self.words(record.error),
             top_logprobs=None,
-            provenance=_without_drafts(record.provenance),
+            provenance=replace(provenance, rejected=(NOT_KEPT,) * len(provenance.rejected)),
         )
 
 
@@ -131,28 +131,7 @@ class HashOnly(Redacted):
         return f"{type(error).__name__} ({NO_WORDS})"
 
 
-def _without_drafts(provenance: Provenance) -> Provenance:
-    return replace(provenance, rejected=(NOT_KEPT,) * len(provenance.rejected))
-
-
 EVERYTHING = Everything()
-
-
-@dataclass(frozen=True, slots=True)
-class Keepers:
-    """One keeper for each mode."""
-
-    redacted: Redacted
-    hash_only: HashOnly
-
-    @classmethod
-    def of(cls, redactor: Redactor, hashed: Callable[[str, str], str]) -> Keepers:
-        return cls(Redacted(redactor, hashed), HashOnly(redactor, hashed))
-
-    def keeper(self, mode: PrivacyMode) -> Everything:
-        if mode is PrivacyMode.FULL:
-            return EVERYTHING
-        return self.redacted if mode is PrivacyMode.REDACTED else self.hash_only
 
 
 class Decoder(Protocol):

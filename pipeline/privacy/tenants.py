@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from specbatch.pipeline.privacy.redactor import Redactor, presidio_finder
-from specbatch.pipeline.privacy.retention import EVERYTHING, Everything, Keepers
+from specbatch.pipeline.privacy.retention import EVERYTHING, Everything, HashOnly, Redacted
 from specbatch.schemas.encryption import SETTING, Cipher
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.privacy import SEALED, PrivacyMode
@@ -36,7 +36,11 @@ class Privacy:
         self._default = default
         self.redactor = redactor or Redactor()
         self.cipher = cipher
-        self._keepers = Keepers.of(self.redactor, self._hashed)
+        self._keepers = {
+            PrivacyMode.FULL: EVERYTHING,
+            PrivacyMode.REDACTED: Redacted(self.redactor, self._hashed),
+            PrivacyMode.HASH_ONLY: HashOnly(self.redactor, self._hashed),
+        }
 
     @classmethod
     def of_settings(cls, settings: Settings) -> Privacy:
@@ -91,14 +95,14 @@ class Privacy:
         here = self.mode_of(job.tenant)
         if here.strictness > job.privacy.strictness:
             raise UsageError(
-                f"job {job.job_id} was submitted to be kept {job.privacy}, and the settings here "
-                f"say {here} for tenant {job.tenant!r}: submit it with the same SPECBATCH_PRIVACY "
-                "and SPECBATCH_TENANT_PRIVACY"
+                f"job {job.job_id} was submitted with privacy {job.privacy}, and the settings here "
+                f"ask for {here} for tenant {job.tenant!r}: submit it with the same "
+                "SPECBATCH_PRIVACY and SPECBATCH_TENANT_PRIVACY"
             )
 
     def words(self, job: JobRow, message: str) -> str:
         """The part of a message about the job that may be stored. Needs no key."""
-        return self._keepers.keeper(job.privacy).words(message)
+        return self._keepers[job.privacy].words(message)
 
     def row_id(self, job: JobRow, row_id: str) -> str:
         """The row id as the store has it, for an id that was read from a file."""
@@ -109,17 +113,15 @@ class Privacy:
         mode = PrivacyMode.HASH_ONLY if job is None else job.privacy
         if job is None and not self.is_anybody_private:
             mode = PrivacyMode.FULL
-        return self._keepers.keeper(mode).error(error)
+        return self._keepers[mode].error(error)
 
     def _keeper(self, tenant: str, mode: PrivacyMode) -> Everything:
-        if mode.is_full:
-            return EVERYTHING
-        if self.cipher is None:
+        if self.cipher is None and not mode.is_full:
             raise UsageError(
                 f"texts of tenant {tenant!r} are kept {mode}, which needs {SETTING}: set the same "
                 "one for submitters and for every worker"
             )
-        return self._keepers.keeper(mode)
+        return self._keepers[mode]
 
     def _hashed(self, text: str, about: str) -> str:
         assert self.cipher is not None, "only modes that need a key hash"

@@ -174,7 +174,7 @@ def _read(schema: pa.Schema, data: bytes, later: Sequence[str] = ()) -> Iterable
             table = table.append_column(kind, pa.nulls(len(table), kind.type))
     if not table.schema.equals(schema, check_metadata=True):
         raise ObjectError(
-            "an artefact has another layout than this version of specbatch writes; "
+            "an artefact has a layout of another version of specbatch; "
             "finish the job with the version that started it"
         )
     rows: list[dict[str, Any]] = table.to_pylist()

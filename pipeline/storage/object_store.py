@@ -79,4 +79,4 @@ def verified(uri: str, data: bytes, expect: Artefact | None) -> bytes:
 
 def changed(uri: str) -> ObjectError:
     """The error for a file that is no longer the version asked for."""
-    return ObjectError(f"{uri} changed while it was being read; it must stay as it is")
+    return ObjectError(f"{uri} changed while it was being read; it must not change")

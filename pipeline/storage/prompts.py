@@ -54,7 +54,7 @@ def _slice(rows: Sequence[PromptRow], prompts: Prompts) -> Sequence[PromptRow]:
     mine = rows[prompts.row_start : prompts.row_start + prompts.rows]
     if len(mine) != prompts.rows:
         raise ObjectError(
-            f"{prompts.artefact.uri} has {len(rows)} rows, fewer than the store knows of; "
+            f"{prompts.artefact.uri} has {len(rows)} rows, fewer than the store says; "
             "the workspace was damaged"
         )
     return mine

@@ -145,7 +145,7 @@ class S3Objects:
         if len(data) != min(size, info.size - start):
             raise ObjectError(
                 f"cannot read {info.uri}: the S3 store sent {len(data)} bytes where {size} were "
-                "asked for; something between here and there cuts answers short"
+                "asked for; a proxy on the way may cut answers short"
             )
         return data
 
@@ -490,13 +490,13 @@ def reason(error: BaseException, endpoint_url: str | None) -> str:
         return f"the S3 store at {where} denied access ({name})"
     if name == "SSLError":
         return (
-            f"the certificate of the S3 store at {where} is not trusted; AWS_CA_BUNDLE names a "
-            "file with those that are"
+            f"the certificate of the S3 store at {where} is not trusted; set AWS_CA_BUNDLE to a "
+            "file with its authority"
         )
     if name in _NO_ANSWER:
         return f"the S3 store at {where} cannot be reached ({name})"
     if name in ("NoSuchBucket", "NoSuchKey", "404"):
         return "no such bucket" if name == "NoSuchBucket" else "no such object"
     if name == "NoSuchUpload":
-        return "the upload was ended by a later one to the same name, or by a rule of the bucket"
+        return "a later upload to the same name, or a rule of the bucket, ended this upload"
     return f"the S3 store at {where} answered {name}"

@@ -100,5 +100,5 @@ def check_own(job: JobRow, artefact: Artefact) -> None:
     if not own:
         raise ObjectError(
             f"job {job.job_id} names the file {artefact.uri}, which is not in its workspace "
-            f"{job.workspace_uri}: its row in the store is wrong, submit the job again"
+            f"{job.workspace_uri}: its row in the store is wrong; submit the job again"
         )

@@ -142,8 +142,7 @@ def assert_no_circle(graph: dict[str, set[str]]) -> None:
 # third-party package: the only folders that may import it
 KEPT_TO = {
     "sqlalchemy": (
-        *("pipeline.ledger.sql", "schemas.tables", "schemas.audit_tables", "schemas.time_tables"),
-        "schemas.schedule_tables",
+        *("pipeline.ledger.sql", "schemas.tables", "schemas.audit_tables"),
         *("schemas.text_columns", "schemas.token_arrays", "schemas.mapper", "migrations"),
         "benchmarks",
     ),

@@ -98,7 +98,7 @@ def test_openai_bodies_are_answered_as_openai_does(
     assert errors == {
         "many": {
             "code": "bad_parameter",
-            "message": "top_logprobs 21 is not an integer from 0 to 20",
+            "message": "field `top_logprobs`: input should be less than or equal to 20 (got 21)",
         },
         "none but two": {
             "code": "bad_parameter",

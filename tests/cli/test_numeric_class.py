@@ -82,5 +82,5 @@ def test_what_is_no_class_is_refused_in_one_sentence(cli: Any, store: Store) -> 
     begin(store)
     called = cli("retry", JOB, "--numeric-class", "fast")
     assert called.code == 2
-    assert "is no numeric class" in called.err
+    assert "is not a numeric class" in called.err
     assert store.get_job(JOB).numeric_class == F32

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from specbatch.pipeline.observe.terminal.progress import EngineCounts, Meter, progress_view
-from specbatch.pipeline.observe.terminal.summary import summarize, summary_rows
+from specbatch.pipeline.observe.terminal.summary import JobSummary, summary_rows
 from specbatch.pipeline.observe.terminal.token_view import legend, token_pieces, token_text
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.records import (
@@ -33,8 +34,8 @@ PROGRESS = JobProgress(
 
 
 def test_the_figures_are_what_they_are_called() -> None:
-    summary = summarize(JOB, PROGRESS, 1.5, True)
-    assert summary.acceptance_rate == 0.75
+    summary = JobSummary(JOB, PROGRESS, 1.5, True)
+    assert dict(summary_rows(summary))["acceptance rate"] == "75.0%"
     assert summary.tokens_per_pass == pytest.approx(1.6)
     assert summary.tokens_per_sec == pytest.approx(100)
     assert summary.cost_per_1k_usd == pytest.approx(0.05)
@@ -44,36 +45,36 @@ def test_the_figures_are_what_they_are_called() -> None:
 def test_a_sample_of_fast_tokens_is_shown_with_what_differed() -> None:
     report = {"rechecked_tokens": 4096, "differing_tokens": 3, "largest_margin": 0.0125}
     line = "sampled tokens that differ when computed alone"
-    shown = dict(summary_rows(summarize(replace(JOB, report=report), PROGRESS, 1.5, True)))
+    shown = dict(summary_rows(JobSummary(replace(JOB, report=report), PROGRESS, 1.5, True)))
     assert shown[line] == "3 of 4,096 (margin at most 0.013)"
     same = {"rechecked_tokens": 64, "differing_tokens": 0, "largest_margin": 0.0}
-    shown = dict(summary_rows(summarize(replace(JOB, report=same), PROGRESS, 1.5, True)))
+    shown = dict(summary_rows(JobSummary(replace(JOB, report=same), PROGRESS, 1.5, True)))
     assert shown[line] == "0 of 64"
-    assert line not in dict(summary_rows(summarize(JOB, PROGRESS, 1.5, True)))
+    assert line not in dict(summary_rows(JobSummary(JOB, PROGRESS, 1.5, True)))
 
 
 def test_drafts_in_shadow_are_shown_with_what_would_have_been_accepted() -> None:
     report = {"shadow_proposed": 4096, "shadow_accepted": 2499}
-    shown = dict(summary_rows(summarize(replace(JOB, report=report), PROGRESS, 1.5, True)))
+    shown = dict(summary_rows(JobSummary(replace(JOB, report=report), PROGRESS, 1.5, True)))
     assert shown["drafts in shadow"] == "61.0% of 4,096 would have been accepted"
-    assert "drafts in shadow" not in dict(summary_rows(summarize(JOB, PROGRESS, 1.5, True)))
+    assert "drafts in shadow" not in dict(summary_rows(JobSummary(JOB, PROGRESS, 1.5, True)))
 
 
 def test_what_was_not_measured_is_said_so() -> None:
     job = replace(JOB, report={}, finished_at=None)
     nothing = replace(PROGRESS, proposed=0, accepted=0, verifier_passes=0, completion_tokens=0)
-    rows = dict(summary_rows(summarize(job, nothing, None, False)))
+    rows = dict(summary_rows(JobSummary(job, nothing, None, False)))
     assert rows["measured speed-up over depth 0"] == "nothing was drafted"
     assert rows["acceptance rate"] == "nothing was drafted"
-    ahead = dict(summary_rows(summarize(job, nothing, None, True)))
+    ahead = dict(summary_rows(JobSummary(job, nothing, None, True)))
     assert ahead["measured speed-up over depth 0"] == "not measured"
     assert ahead["acceptance rate"] == "no draft was verified"
     assert rows["verified tokens per verifier pass"] == "-"
     assert rows["cost per 1k tokens"] == "-"
 
 
-def _decode(batch: object) -> list[str]:
-    return [bytes(ids).decode("utf-8", "replace") for ids in batch]  # type: ignore[attr-defined]  # lists of bytes
+def _decode(ids: Sequence[int]) -> str:
+    return bytes(ids).decode("utf-8", "replace")
 
 
 @pytest.mark.parametrize("text", ["", "plain", "naïve ☃ 🎉", "🎉"])

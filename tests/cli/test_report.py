@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from specbatch.pipeline.bootstrap import make_store
-from specbatch.pipeline.operations.report import make_report
+from specbatch.pipeline.observe.report.page import page
+from specbatch.pipeline.operations.report import gather
 from specbatch.schemas.settings import Settings
 from support import demo
 from support.big_job import make_big_job
@@ -147,7 +148,7 @@ def big_report(tmp_path: Path, rows: int) -> tuple[Path, Page]:
     settings = Settings(database_url=f"sqlite:///{tmp_path / 'big.db'}", workspace=str(tmp_path))
     store = make_store(settings)
     try:
-        html = make_report(store, settings, job, samples=6, made_at=1.0)
+        html = page(gather(store, settings, job, samples=6, made_at=1.0))
     finally:
         store.close()
     path = tmp_path / "big.html"

@@ -93,9 +93,9 @@ def test_workers_are_those_that_have_not_ended(store: Store, clock: Clock) -> No
         "s-1", "a:1", DEVICE, 10 + LEASE_SEC - 1, LEASE_SEC - 1,
         8 * TICKS_PER_SEC, TICKS_PER_SEC, TICKS_PER_SEC, leases=2,
     )  # fmt: skip
-    assert first.busy_share == 0.75
+    assert first.busy_ticks / first.seen == 0.75
     assert first.usd == pytest.approx(8 / 3600 * 2)
-    assert (second.owner, second.busy_share, second.leases) == ("b:1", None, 0)
+    assert (second.owner, second.seen, second.leases) == ("b:1", 0, 0)
     clock.advance(1)  # the first lease runs out
     assert store.backlog().workers[0].leases == 1
 

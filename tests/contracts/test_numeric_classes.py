@@ -233,7 +233,7 @@ def test_a_job_that_is_being_stopped_is_not_moved(store: Store) -> None:
 @pytest.mark.parametrize("name", ["", "exact", "exact/f64/1", "unknown", "EXACT/f32/1", "x/f32/"])
 def test_what_is_no_class_is_refused(store: Store, name: str) -> None:
     ingest(store)
-    with pytest.raises(UsageError, match="is no numeric class"):
+    with pytest.raises(UsageError, match="is not a numeric class"):
         store.retry_job(JOB, numeric_class=name)
 
 

@@ -18,7 +18,7 @@ from specbatch.pipeline.outputs.exports import ExportWriter
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.errors import ObjectError, OutputError
 from specbatch.schemas.export_arrow import TOKENS
-from specbatch.schemas.exports import ExportedFile, ExportKind
+from specbatch.schemas.exports import ExportKind, WrittenFile
 from specbatch.schemas.records import Artefact
 from support.faulty_s3 import Fault, FaultyS3
 from support.traced import traced
@@ -39,7 +39,7 @@ def batches(number: int = 4, seed: int = 1) -> Iterator[pa.RecordBatch]:
         yield token_batch("job", [traced(draw, index * 10 + i)[0] for i in range(10)])
 
 
-def write(place: tuple[Objects, str], name: str, **options: Any) -> tuple[ExportedFile, ...]:
+def write(place: tuple[Objects, str], name: str, **options: Any) -> tuple[WrittenFile, ...]:
     objects, root = place
     seed, number = options.pop("seed", 1), options.pop("number", 4)
     writer = ExportWriter(objects, f"{root}/{name}", ExportKind.TOKENS, **options)
@@ -68,7 +68,7 @@ def test_a_name_in_parquet_is_one_file(place: tuple[Objects, str]) -> None:
     objects, root = place
     data = objects.get_bytes(f"{root}/a/t.parquet")
     digest = hashlib.sha256(data).hexdigest()
-    assert file == ExportedFile("t.parquet", table.num_rows, len(data), digest)
+    assert file == WrittenFile("t.parquet", table.num_rows, len(data), digest)
     assert table.schema.metadata[b"specbatch_job"] == b"job"
     assert table.schema.field("ticks").metadata == TOKENS.field("ticks").metadata
 

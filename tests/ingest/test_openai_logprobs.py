@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from specbatch.pipeline.outputs.openai import Decode, TokenTexts
+from specbatch.pipeline.outputs.openai import Decode, token_texts
 
 
 def decode_of(vocab: Sequence[str], decoder: decoders.Decoder, special: Sequence[str]) -> Decode:
@@ -49,14 +49,14 @@ SENTENCE_PIECE = {
 def test_a_token_keeps_the_space_before_it(decoder: decoders.Decoder) -> None:
     vocab = list(SENTENCE_PIECE)
     decode = decode_of(vocab, decoder, ["</s>"])
-    texts = TokenTexts(decode)
-    found = [texts.of(token) for token in range(len(vocab))]
+    texts = token_texts(decode)
+    found = [texts(token) for token in range(len(vocab))]
     assert {name: one["token"] for name, one in zip(vocab, found, strict=True)} == SENTENCE_PIECE
     without = [name for name, one in zip(vocab, found, strict=True) if one["bytes"] is None]
     assert without == ["</s>", "<0xC3>"]
     assert bytes(found[1]["bytes"]) == b" the"
     ids = [2, 1, 3, 1, 2]
-    assert "".join(texts.of(token)["token"] for token in ids) == decode(ids)
+    assert "".join(texts(token)["token"] for token in ids) == decode(ids)
 
 
 def test_tokens_of_bytes_read_what_they_read_alone() -> None:
@@ -65,10 +65,10 @@ def test_tokens_of_bytes_read_what_they_read_alone() -> None:
     parts = ["Ġa", "Ã©", "©aÃ", "©Ã", "Ãa", "âĤ", "Ĥâ", "</s>"]  # bytes as their printable symbols
     vocab = [*alphabet, *parts]
     decode = decode_of(vocab, decoders.ByteLevel(), ["</s>"])
-    texts = TokenTexts(decode)
+    texts = token_texts(decode)
     for token in range(len(vocab)):
-        assert texts.of(token)["token"] == decode([token])
-    space_a, e_acute, *broken, end = (texts.of(len(alphabet) + i) for i in range(len(parts)))
+        assert texts(token)["token"] == decode([token])
+    space_a, e_acute, *broken, end = (texts(len(alphabet) + i) for i in range(len(parts)))
     assert space_a == {"token": " a", "bytes": [32, 97]}
     assert e_acute == {"token": "é", "bytes": [0xC3, 0xA9]}
     assert [one["bytes"] for one in broken] == [None] * 5

@@ -17,7 +17,6 @@ from specbatch.pipeline.observe.metrics.meter import (
     NO_TAG,
     PRIVATE,
     UNKNOWN,
-    Drafted,
     Meter,
     by_proposer,
     saved_usd,
@@ -65,31 +64,32 @@ def record(row: int = 0, **values: Any) -> CompletionRecord:
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ({}, {"ngram": Drafted(3, 3), "draft-model": Drafted(2, 1)}),
+        ({}, {"ngram": (3, 3), "draft-model": (2, 1)}),
         # A stop inside of the last draft cut its third token and what would have come behind it.
         (
             {"origins": (A, A), "proposed": 3, "accepted": 3,
              "provenance": Provenance(sources=("ngram",), makers=(0,), drafted=(3,))},
-            {"ngram": Drafted(3, 3)},
+            {"ngram": (3, 3)},
         ),
         # The first draft was refused at once, the second one cut by a stop.
         (
             {"origins": (C, A), "proposed": 6, "accepted": 2,
              "provenance": Provenance(sources=("a", "b"), makers=(0, 1), drafted=(2, 4))},
-            {"a": Drafted(2, 0), "b": Drafted(4, 2)},
+            {"a": (2, 0), "b": (4, 2)},
         ),
         ({"proposed": 0, "accepted": 0, "origins": (P, P)}, {}),
-        ({"provenance": NO_PROVENANCE}, {UNKNOWN: Drafted(5, 4)}),
+        ({"provenance": NO_PROVENANCE}, {UNKNOWN: (5, 4)}),
     ],
     ids=["two sources", "a stop inside", "refused, then a stop", "no draft", "not told"],
 )  # fmt: skip
 def test_drafts_are_their_maker_s_and_add_up(
-    values: dict[str, Any], expected: dict[str, Drafted]
+    values: dict[str, Any], expected: dict[str, tuple[int, int]]
 ) -> None:
     made = record(**values)
     assert by_proposer(made) == expected
-    total = sum(by_proposer(made).values(), Drafted())
-    assert total == Drafted(made.proposed, made.accepted)
+    drafted = by_proposer(made).values()
+    assert sum(proposed for proposed, _ in drafted) == made.proposed
+    assert sum(accepted for _, accepted in drafted) == made.accepted
 
 
 # --- a store that is listened to ----------------------------------------------------------------

@@ -12,9 +12,8 @@ import pytest
 
 from specbatch.pipeline.bootstrap import make_exposure
 from specbatch.pipeline.observe.metrics import metric_names as names
-from specbatch.pipeline.observe.metrics.endpoint import MetricsEndpoint
+from specbatch.pipeline.observe.metrics.endpoint import Exposure
 from specbatch.pipeline.observe.metrics.metric_names import METRICS
-from specbatch.pipeline.observe.metrics.registry import Metrics
 from specbatch.pipeline.observe.metrics.store_metrics import (
     FRESH_SEC,
     KEPT_SEC,
@@ -110,11 +109,12 @@ def health(port: int) -> int:
         return error.code
 
 
-def served(*sources: StoreMetrics) -> tuple[MetricsEndpoint, int]:
+def served(*sources: StoreMetrics) -> tuple[Exposure, int]:
     port = free_port()
-    endpoint = MetricsEndpoint(port, HERE, Metrics())
+    settings = Settings(workspace="unused", metrics_port=port, metrics_address=HERE)
+    endpoint = Exposure(settings, lambda: None)
     for source in sources:
-        endpoint.add(source)
+        endpoint._registry.register(source)
     return endpoint, port
 
 
@@ -256,7 +256,7 @@ def test_an_error_of_the_store_is_no_error_of_the_scrape(
         said = scrape(port)
         assert said.total("specbatch_store_up") == 0
         assert no_figures(said)
-        assert "no figures of the store: the database is out of reach" in caplog.text
+        assert "the store's figures cannot be read: the database is out of reach" in caplog.text
     finally:
         endpoint.close()
 

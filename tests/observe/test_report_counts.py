@@ -15,11 +15,11 @@ from specbatch.pipeline.observe.report.counts import (
     Largest,
     Tally,
     Timeline,
-    passes_of,
     spread,
 )
 from specbatch.pipeline.observe.report.facts import Bar
 from specbatch.schemas.job_figures import GroupFigures, RowFigures
+from specbatch.schemas.provenance import passes_of
 from specbatch.schemas.records import FinishReason, Stage
 
 P, A, C, B = 0, 1, 2, 3  # plain, accepted, corrected, bonus

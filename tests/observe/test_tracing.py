@@ -17,8 +17,7 @@ import pytest
 from ledger.builders import LEASE_SEC
 
 from specbatch.jobs.chaos.stand_in import StandInHost
-from specbatch.pipeline.bootstrap import make_client
-from specbatch.pipeline.observe.tracing import selection
+from specbatch.pipeline.bootstrap import make_client, open_tracing
 from specbatch.pipeline.observe.tracing.context import (
     attempt_span_id,
     current_work,
@@ -27,7 +26,6 @@ from specbatch.pipeline.observe.tracing.context import (
     trace_id_of,
 )
 from specbatch.pipeline.observe.tracing.otel import MOST_CLOSE_SEC, OtelTracing
-from specbatch.pipeline.observe.tracing.selection import open_tracing
 from specbatch.pipeline.observe.tracing.span_names import ATTEMPTS, ATTRIBUTES, EVENTS
 from specbatch.pipeline.observe.tracing.tracing import NO_SPAN, UNTRACED, TraceOptions, Tracing
 from specbatch.pipeline.stages import spans
@@ -443,8 +441,8 @@ def test_users_of_one_process_share_what_sends(file: Path) -> None:
 def test_without_the_packages_one_sentence_says_what_to_install(
     site: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-
-    monkeypatch.setattr(selection, "find_spec", lambda _: None)
+    monkeypatch.delitem(sys.modules, OtelTracing.__module__)
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     client = make_client(settings_of(tmp_path, traces="otlp"), lambda _: None, site.store)
     with pytest.raises(MissingExtraError, match=r"opentelemetry.sdk.*'specbatch\[observe\]'"):
         client.submit(spec_of(site.store.get_job(site.submit(PROMPTS))))

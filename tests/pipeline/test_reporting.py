@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.sql.migrate import open_store
 from specbatch.pipeline.observe.report.page import page
-from specbatch.pipeline.operations.report import gather, make_report
+from specbatch.pipeline.operations.report import gather
 from specbatch.pipeline.operations.report_texts import make_pieces
 from specbatch.pipeline.policy.costs.controls import Arm, Controls, Measured, Part
 from specbatch.pipeline.stages.requests import group_report
@@ -51,7 +51,7 @@ def on_postgres(postgres_url: str) -> Iterator[Store]:
 def report(store: Store, job: str = JOB, **values: Any) -> Page:
     settings = Settings(workspace="work", **values.pop("settings", {}))
     values = {"samples": 4, "made_at": 1_000_100.0} | values
-    return check(make_report(store, settings, job, **values))
+    return check(page(gather(store, settings, job, **values)))
 
 
 def sections(page: Page) -> list[str]:

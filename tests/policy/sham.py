@@ -10,8 +10,9 @@ import random
 from collections.abc import Callable, Iterator
 
 from specbatch.pipeline.policy.costs.controls import Arm, Controls, Part
-from specbatch.pipeline.policy.costs.savings import Savings, savings
+from specbatch.pipeline.policy.costs.savings import savings
 from specbatch.pipeline.policy.step_cost import StepTime
+from specbatch.schemas.job_figures import Savings
 
 PRICE_MICROUSD = 3_600_000  # an hour; so that a tenth of a cent is a second
 Noise = Callable[[random.Random], Iterator[float]]  # by what steps are slower than they should be

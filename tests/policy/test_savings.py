@@ -10,7 +10,6 @@ from policy.sham import Noise, covered, lognormal, sham_job, slow, spells, wande
 
 from specbatch.pipeline.policy.costs.controls import NOTHING_MEASURED, Arm, Controls, Measured, Part
 from specbatch.pipeline.policy.costs.savings import (
-    Savings,
     at_depth_0,
     drafted,
     half_width,
@@ -18,6 +17,7 @@ from specbatch.pipeline.policy.costs.savings import (
     savings,
     t95,
 )
+from specbatch.schemas.job_figures import Savings
 
 NOISES = {
     "5 % slow": slow(0.05),

@@ -72,7 +72,7 @@ def test_an_installations_own_patterns_come_first() -> None:
         (r"\w{1,200}-\w{1,200}-\w{1,200}", "could take very long"),
         (r"(a)\1", "refers back"),
         ("a*", "nothing at all"),
-        ("(", "no regular expression"),
+        ("(", "not a regular expression"),
         ("a" * 201, "201 characters"),
         ("", "0 characters"),
     ],

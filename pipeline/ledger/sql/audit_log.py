@@ -52,9 +52,8 @@ from specbatch.schemas.audit_tables import Audit, AuditFinding, AuditLog
 from specbatch.schemas.encryption import is_encrypted_text, no_key
 from specbatch.schemas.errors import JobNotFoundError, StoreError, UnknownKeyError
 from specbatch.schemas.records import CompletionRecord, Prompts
-from specbatch.schemas.tables import Completion, Decision, Group, Job
+from specbatch.schemas.tables import Completion, Decision, Group, Job, TimeSlice, WorkerSession
 from specbatch.schemas.text_columns import SHOWN_WITHOUT_KEY
-from specbatch.schemas.time_tables import TimeSlice, WorkerSession
 
 _SPOILT = (ValueError, TypeError, KeyError, OverflowError)  # what reading a spoilt row raises
 

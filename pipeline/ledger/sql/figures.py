@@ -32,11 +32,22 @@ from specbatch.schemas.figures import ScheduleRuns, StoreFigures
 from specbatch.schemas.job_figures import GroupFigures, RowFigures
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.presence import ProcessNow
-from specbatch.schemas.records import JobState, Stage
-from specbatch.schemas.schedule_tables import ScheduleRun
+from specbatch.schemas.records import (
+    JobState,
+    Stage,
+)
 from specbatch.schemas.schedules import LOST, PAUSED, RunState
-from specbatch.schemas.tables import Completion, Group, Job, group_is_open, job_is_due, job_is_live
-from specbatch.schemas.time_tables import WorkerProcess, WorkerSession
+from specbatch.schemas.tables import (
+    Completion,
+    Group,
+    Job,
+    ScheduleRun,
+    WorkerProcess,
+    WorkerSession,
+    group_is_open,
+    job_is_due,
+    job_is_live,
+)
 
 # --- a job's counts -------------------------------------------------------------------------
 

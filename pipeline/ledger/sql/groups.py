@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import Connection, update
@@ -15,7 +16,7 @@ from specbatch.pipeline.ledger.sql import audit_log, copying, jobs, time
 from specbatch.pipeline.ledger.sql.jobs import FREE
 from specbatch.pipeline.ledger.sql.splitting import is_held
 from specbatch.pipeline.ledger.sql.transactions import Now
-from specbatch.schemas import completion_rows, mapper
+from specbatch.schemas import completion_rows
 from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.months import month_of
 from specbatch.schemas.records import Artefact, CompletionRecord, Lease, Stage, StageTiming
@@ -36,7 +37,7 @@ def advance(
     time."""
     rules.check_step(lease.stage, to, artefact is not None)
     column = "drafts" if to is Stage.VERIFY else "results"
-    values = {column: artefact and mapper.artefact_values(artefact)}
+    values = {column: artefact and asdict(artefact)}
     _leave(conn, now, lease, to, {**values, **_timed(timing)})
     if spent is not None:
         time.keep(conn, now, lease, spent)

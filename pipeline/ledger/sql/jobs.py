@@ -7,6 +7,7 @@ holds the job's row, so two of them cannot both believe that the other is still 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
 
@@ -366,7 +367,7 @@ def add_groups(
             rows_rejected=Job.rows_rejected + len(rejected),
             prompt_tokens=Job.prompt_tokens + sum(group.prompt_tokens for group in groups),
             next_row=next_row,
-            cursor=mapper.position_values(cursor),
+            cursor=asdict(cursor),
             attempts=0,
             **head,
         )

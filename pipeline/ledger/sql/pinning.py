@@ -21,8 +21,7 @@ from specbatch.schemas import mapper
 from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.numeric_class import UNKNOWN, Change, Pinned, Serves, key_of_spec, preferred
 from specbatch.schemas.records import Stage
-from specbatch.schemas.tables import Group, Job
-from specbatch.schemas.time_tables import WorkerSession
+from specbatch.schemas.tables import Group, Job, WorkerSession
 from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
 
 PINNED_COLUMNS = (Job.numeric_class, Job.model_fingerprint, Job.proposer_fingerprint)

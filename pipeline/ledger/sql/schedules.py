@@ -9,8 +9,8 @@ from sqlalchemy import Connection, select
 from specbatch.pipeline.ledger.sql.transactions import Now, upsert
 from specbatch.schemas.mapper import named
 from specbatch.schemas.masking import masked
-from specbatch.schemas.schedule_tables import ScheduleRun as Table
 from specbatch.schemas.schedules import RUNS, RunState, ScheduleRun, in_order
+from specbatch.schemas.tables import ScheduleRun as Table
 
 
 def note(conn: Connection, now: Now, run: ScheduleRun, replaces: Collection[RunState] = ()) -> bool:

@@ -36,8 +36,7 @@ from specbatch.schemas import time_mapper
 from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.provenance import Ticks
 from specbatch.schemas.records import Lease
-from specbatch.schemas.tables import Completion, Group
-from specbatch.schemas.time_tables import TimeSlice, WorkerSession
+from specbatch.schemas.tables import Completion, Group, TimeSlice, WorkerSession
 from specbatch.schemas.timekeeping import (
     HINTS,
     Attempt,

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
 
@@ -18,12 +17,10 @@ from specbatch.pipeline.observe.metrics import metric_names as names
 from specbatch.pipeline.observe.metrics.meter import Meter
 from specbatch.pipeline.observe.metrics.registry import Metrics
 from specbatch.pipeline.observe.metrics.store_metrics import StoreMetrics
+from specbatch.pipeline.observe.units import version_here
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.figures import StoreFigures
 from specbatch.schemas.settings import Settings
-
-if TYPE_CHECKING:
-    from prometheus_client.registry import Collector
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +28,7 @@ HEALTH_PATH = "/healthz"
 
 
 class Exposure:
-    """What a worker's process counts, and where that is served."""
+    """What a worker's process counts, served from its construction until `close`."""
 
     def __init__(self, settings: Settings, trouble: Callable[[], str | None]) -> None:
         """`trouble` says why the process can take no messages; None: it can. It is called at every
@@ -45,37 +42,14 @@ class Exposure:
                 "a port of its own, which its log names"
             )
         metrics = Metrics(settings.metrics_label_values)
-        metrics.set(names.BUILD, 1, _version())
+        metrics.set(names.BUILD, 1, version_here())
         metrics.set(names.PLANNED_ROLLOUT, float(settings.planned_rollout))
         metrics.ask(names.BROKER_TROUBLE, lambda: {(): float(trouble() is not None)})
         self.meter = Meter(metrics)
-        self._endpoint = MetricsEndpoint(
-            settings.metrics_port, settings.metrics_address, metrics, trouble
-        )
-
-    def watch(self, figures: Callable[[], StoreFigures]) -> None:
-        """Serve the store's figures too."""
-        self._endpoint.add(StoreMetrics(figures))
-
-    def close(self) -> None:
-        """Serve no longer; to be called before the store is closed."""
-        self._endpoint.close()
-
-
-class MetricsEndpoint:
-    """Serves from its construction until `close`."""
-
-    def __init__(
-        self,
-        port: int,
-        address: str,
-        metrics: Metrics,
-        trouble: Callable[[], str | None] = lambda: None,
-    ) -> None:
-        """Raises `UsageError` when the port cannot be had."""
         self._trouble = trouble
         self._registry = CollectorRegistry()
         self._registry.register(metrics)
+        port, address = settings.metrics_port, settings.metrics_address
         try:
             self._server, self._thread = start_http_server(port, address, self._registry)
         except (OSError, OverflowError) as error:
@@ -87,11 +61,12 @@ class MetricsEndpoint:
         self._server.set_app(self._with_health(make_wsgi_app(self._registry)))
         log.info("metrics are served on %s:%d", address, port)
 
-    def add(self, collector: Collector) -> None:
-        """Serve further families."""
-        self._registry.register(collector)
+    def watch(self, figures: Callable[[], StoreFigures]) -> None:
+        """Serve the store's figures too."""
+        self._registry.register(StoreMetrics(figures))
 
     def close(self) -> None:
+        """Serve no longer; to be called before the store is closed."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -109,10 +84,3 @@ class MetricsEndpoint:
             return [f"{said}\n".encode()]
 
         return answer
-
-
-def _version() -> str:
-    try:
-        return version("specbatch")
-    except PackageNotFoundError:  # a checkout on the path
-        return "unknown"

@@ -12,7 +12,6 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
 from functools import wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
@@ -21,7 +20,7 @@ from specbatch.pipeline.observe.metrics.metric_names import Labels
 from specbatch.schemas.errors import FencedError
 from specbatch.schemas.figures import StepFigures
 from specbatch.schemas.privacy import PrivacyMode
-from specbatch.schemas.provenance import TICKS_PER_SEC, Ticks
+from specbatch.schemas.provenance import TICK_KINDS, TICKS_PER_SEC, passes_of
 from specbatch.schemas.records import CompletionRecord, JobRow, Lease, Origin, Stage
 from specbatch.schemas.timekeeping import usd_of
 
@@ -34,8 +33,6 @@ MOST_STEPS = 256  # that are buffered
 
 if TYPE_CHECKING:  # the light install has no prometheus_client
     from specbatch.pipeline.observe.metrics.registry import Metrics
-
-_KINDS = tuple(field.name for field in fields(Ticks))
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -101,19 +98,21 @@ class Meter:
     def recorded(self, job_id: str, records: Sequence[CompletionRecord]) -> None:
         """Completions that were committed, together."""
         job = self.job_label(job_id)
-        drafted: dict[tuple[str, str], Drafted] = {}
+        proposed: Counter[tuple[str, str]] = Counter()  # by proposer and tag
+        accepted: Counter[tuple[str, str]] = Counter()
         emitted: Counter[int] = Counter()
         for record in records:
             emitted.update(record.origins)
-            for proposer, of in by_proposer(record).items():
+            for proposer, drafted in by_proposer(record).items():
                 key = (proposer, self._tag_label(job_id, record.tag))
-                drafted[key] = drafted.get(key, Drafted()) + of
+                proposed[key] += drafted[0]
+                accepted[key] += drafted[1]
         cost = sum(record.cost_usd for record in records)
         metrics = self.metrics
         with metrics.together():
-            for (proposer, tag), of in drafted.items():
-                metrics.count(names.PROPOSED, job, proposer, tag, by=of.proposed)
-                metrics.count(names.ACCEPTED, job, proposer, tag, by=of.accepted)
+            for key, by in proposed.items():
+                metrics.count(names.PROPOSED, job, *key, by=by)
+                metrics.count(names.ACCEPTED, job, *key, by=accepted[key])
             for origin in Origin:
                 by = emitted[origin]
                 metrics.count(names.EMITTED, job, origin.name.lower(), by=by)
@@ -201,9 +200,9 @@ class Meter:
         self.metrics.count(names.ENQUEUED, stage.value)
 
     # --- engines ----------------------------------------------------------------------------
-    def observer(self, verifies: bool) -> VerifyingEngine | DraftingEngine:
+    def observer(self, verifies: bool) -> EngineMeter:
         """Counts the work of one kind of engines."""
-        return VerifyingEngine(self) if verifies else DraftingEngine(self)
+        return EngineMeter(self, verifies)
 
     def ask_blocks(self, read: Callable[[], Iterable[Sequence[int]]]) -> None:
         """At every reading, ask for the KV blocks of all engines, by state."""
@@ -233,15 +232,17 @@ class Meter:
         return found
 
 
-class VerifyingEngine:
-    """Counts what a verify worker's engine does; the engine's thread calls every method.
+class EngineMeter:
+    """Counts what a worker's engines do; the engine's thread calls every method.
 
     Steps are buffered, and counted when there are many or somebody reads: a step of a small model
-    takes little longer than counting it.
+    takes little longer than counting it. Of an engine that only drafts, all time is drafting, and
+    nobody waits for its tokens.
     """
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: Meter, verifies: bool) -> None:
         self._meter = meter
+        self._verifies = verifies
         self._metrics = meter.metrics
         self._steps: deque[StepFigures] = deque()
         self._metrics.before_reading(self._count)
@@ -258,63 +259,48 @@ class VerifyingEngine:
                 steps.append(self._steps.popleft())
         if not steps:
             return
+        ticks = [sum(of_kind) for of_kind in zip(*(step.ticks for step in steps), strict=True)]
+        with self._metrics.together():
+            if self._verifies:
+                self._count_verified(steps)
+                for kind, of_kind in zip(TICK_KINDS, ticks, strict=True):
+                    self._metrics.count(names.DEVICE_SECONDS, kind, by=of_kind / TICKS_PER_SEC)
+            else:
+                self._metrics.count(names.DEVICE_SECONDS, "draft", by=sum(ticks) / TICKS_PER_SEC)
+
+    def _count_verified(self, steps: Sequence[StepFigures]) -> None:
+        metrics = self._metrics
         tokens = Counter(tokens for step in steps for tokens, _ in step.passes)
         fill = Counter(n / step.most_sequences for step in steps for _, n in step.passes)
         depths: Counter[tuple[str, int]] = Counter()
         for step in steps:
             depths.update(step.depths)
-        metrics = self._metrics
-        with metrics.together():
-            metrics.count(names.VERIFIER_CALLS, by=sum(tokens.values()))
-            for value, times in tokens.items():
-                metrics.observe(names.TOKENS_PER_CALL, value, times=times)
-            for share, times in fill.items():
-                metrics.observe(names.BATCH_FILL, share, times=times)
-            for (proposer, depth), times in depths.items():
-                metrics.observe(names.DEPTH, depth, proposer or NO_PROPOSER, times=times)
-            for index, kind in enumerate(_KINDS):
-                ticks = sum(step.ticks[index] for step in steps)
-                metrics.count(names.DEVICE_SECONDS, kind, by=ticks / TICKS_PER_SEC)
-            metrics.count(names.PREEMPTIONS, by=sum(step.preemptions for step in steps))
-            raised = sum(step.raised_passes for step in steps)
-            metrics.count(names.FAILED_CALLS, "pass", by=raised)
-            failed = sum(step.proposer_failures for step in steps)
-            metrics.count(names.FAILED_CALLS, "proposer", by=failed)
+        metrics.count(names.VERIFIER_CALLS, by=tokens.total())
+        for value, times in tokens.items():
+            metrics.observe(names.TOKENS_PER_CALL, value, times=times)
+        for share, times in fill.items():
+            metrics.observe(names.BATCH_FILL, share, times=times)
+        for (proposer, depth), times in depths.items():
+            metrics.observe(names.DEPTH, depth, proposer or NO_PROPOSER, times=times)
+        metrics.count(names.PREEMPTIONS, by=sum(step.preemptions for step in steps))
+        raised = sum(step.raised_passes for step in steps)
+        metrics.count(names.FAILED_CALLS, "pass", by=raised)
+        failed = sum(step.proposer_failures for step in steps)
+        metrics.count(names.FAILED_CALLS, "proposer", by=failed)
 
     def first_token(self, job_id: str, sec: float) -> None:
-        self._metrics.observe(names.FIRST_TOKEN, sec, self._meter.job_label(job_id))
+        if self._verifies:
+            self._metrics.observe(names.FIRST_TOKEN, sec, self._meter.job_label(job_id))
 
     def finished(self, job_id: str, sec_per_token: float) -> None:
-        self._metrics.observe(names.PER_TOKEN, sec_per_token, self._meter.job_label(job_id))
+        if self._verifies:
+            self._metrics.observe(names.PER_TOKEN, sec_per_token, self._meter.job_label(job_id))
 
     def turned(self, job_id: str, proposer: str, is_off: bool) -> None:
         self._meter.turned(job_id, proposer, is_off)
 
     def drifted(self, proposer: str, nats: float) -> None:
         self._metrics.observe(names.DRIFT, nats, proposer)
-
-
-class DraftingEngine:
-    """Counts what a propose worker's engine does: it verifies nothing, all its time is drafting."""
-
-    def __init__(self, meter: Meter) -> None:
-        self._metrics = meter.metrics
-
-    def stepped(self, step: StepFigures) -> None:
-        sec = sum(step.ticks) / TICKS_PER_SEC
-        self._metrics.count(names.DEVICE_SECONDS, "draft", by=sec)
-
-    def first_token(self, job_id: str, sec: float) -> None:
-        """Nobody waits for a draft's first token."""
-
-    def finished(self, job_id: str, sec_per_token: float) -> None:
-        """Nobody waits for a draft."""
-
-    def turned(self, job_id: str, proposer: str, is_off: bool) -> None:
-        """Drafts have no proposer of their own."""
-
-    def drifted(self, proposer: str, nats: float) -> None:
-        """Drafts have no proposer of their own."""
 
 
 def saved_usd(records: Iterable[CompletionRecord]) -> float:
@@ -332,45 +318,20 @@ def saved_usd(records: Iterable[CompletionRecord]) -> float:
     return usd_of(baseline - taken) if baseline else 0.0
 
 
-# --- whose drafts -----------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Drafted:
-    """Draft tokens."""
-
-    proposed: int = 0
-    accepted: int = 0
-
-    def __add__(self, other: Drafted) -> Drafted:
-        return Drafted(self.proposed + other.proposed, self.accepted + other.accepted)
-
-
-def by_proposer(record: CompletionRecord) -> dict[str, Drafted]:
-    """Draft tokens by proposer. They add up to the record's own, to the last token."""
+def by_proposer(record: CompletionRecord) -> dict[str, tuple[int, int]]:
+    """Draft tokens by proposer, proposed and accepted. They add up to the record's own."""
     if not record.proposed:
         return {}
     origin = record.provenance
     if not origin.makers or sum(origin.drafted) != record.proposed:
-        return {UNKNOWN: Drafted(record.proposed, record.accepted)}
-    found: dict[str, Drafted] = {}
-    accepted = list(_accepted_by_pass(record.origins))
+        return {UNKNOWN: (record.proposed, record.accepted)}
+    found: dict[str, tuple[int, int]] = {}
+    accepted, _ = passes_of(record.origins)
     accepted += [0] * (len(origin.makers) - len(accepted))
     # Accepted tokens that a stop inside of the last draft cut off count as accepted.
     accepted[-1] += record.accepted - sum(accepted)
     for source, proposed, agreed in zip(origin.makers, origin.drafted, accepted, strict=True):
         name = origin.sources[source]
-        found[name] = found.get(name, Drafted()) + Drafted(proposed, agreed)
+        before = found.get(name, (0, 0))
+        found[name] = (before[0] + proposed, before[1] + agreed)
     return found
-
-
-def _accepted_by_pass(origins: tuple[int, ...]) -> Iterator[int]:
-    """For each pass with a draft, how many of its draft tokens stand in the output."""
-    agreed = 0
-    for origin in origins:
-        if origin == Origin.ACCEPTED:
-            agreed += 1
-            continue
-        if origin != Origin.PLAIN:
-            yield agreed
-        agreed = 0
-    if agreed:
-        yield agreed

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from specbatch.schemas.provenance import TICK_KINDS
-from specbatch.schemas.records import FinishReason, JobState, Origin, Stage
+from specbatch.schemas.records import FinishReason, JobState, Stage
 
 
 class Kind(StrEnum):
@@ -50,7 +50,6 @@ _SHORT = (0.0001, 0.00025, 0.0005, *_SECONDS[:11])
 _SHARES = tuple(round(share / 10, 1) for share in range(1, 11))
 _TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
-ORIGINS: Values = tuple(origin.name.lower() for origin in Origin)
 FINISHED: Values = tuple(reason.value for reason in FinishReason)
 GROUP_STAGES: Values = tuple(s.value for s in (Stage.PROPOSE, Stage.VERIFY, Stage.RECORD))
 STAGES: Values = (Stage.INGEST.value, *GROUP_STAGES, Stage.PUBLISH.value)

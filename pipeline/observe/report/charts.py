@@ -9,8 +9,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from specbatch.pipeline.observe.report.facts import Bar, Facts, Moment, Saved
+from specbatch.pipeline.observe.report.facts import Bar, Facts, Moment
 from specbatch.pipeline.observe.units import clock, count, figure, percent, seconds, usd
+from specbatch.schemas.job_figures import Savings
 from specbatch.schemas.speculation import ALL_PROPOSERS, DecisionAction
 
 FULL, HALF = 1040, 490  # units wide: about as many pixels on a usual screen
@@ -152,7 +153,7 @@ def money(facts: Facts) -> Chart:
     return strip(parts, "cost by kind of device time")
 
 
-def interval(saved: Saved) -> Chart:
+def interval(saved: Savings) -> Chart:
     """What was saved as a dot with its interval, beside nothing."""
     low = saved.usd if saved.low_usd is None else saved.low_usd
     high = saved.usd if saved.high_usd is None else saved.high_usd

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import heapq
 import math
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from hashlib import blake2b
 
 from specbatch.pipeline.observe.report.facts import Bar, Drafts, Moment, Spread
 from specbatch.schemas.job_figures import GroupFigures, RowFigures
-from specbatch.schemas.records import Origin
+from specbatch.schemas.provenance import passes_of
 
 MOMENTS = 48  # intervals that a job's time is divided into
 MOST_TAGS = 2000  # that are counted apart
@@ -24,8 +23,6 @@ TAGS_SHOWN = 20
 OUTLIERS = 8
 LEAST_PROPOSED = 16  # draft tokens: with fewer, a rate means nothing
 MOST_STEPS = 1 << 16  # steps of the verifier that are counted one by one
-_PLAIN, _ACCEPTED = bytes([Origin.PLAIN]), bytes([Origin.ACCEPTED])
-_ENDS = re.compile(b"[^" + re.escape(_ACCEPTED) + b"]")
 OTHER_TAGS = "(other tags)"
 NO_TAG = "(no tag)"
 UNKNOWN_SOURCE = "(not recorded)"
@@ -266,20 +263,6 @@ class Tally:
             for position in range(kept):
                 accepted[position] += times
         return tuple(Drafts(str(at + 1), reached[at], accepted[at]) for at in sorted(reached))
-
-
-def passes_of(origins: Sequence[int]) -> tuple[list[int], int]:
-    """How many draft tokens each pass with a draft accepted, and the number of passes without.
-
-    A pass ends with the first token that is not accepted, or with the text, inside of a draft.
-    """
-    text = bytes(origins)
-    runs = list(map(len, _ENDS.split(text)))
-    ends = text.translate(None, _ACCEPTED)
-    kept = [run for run, end in zip(runs, ends, strict=False) if end]
-    if runs[-1]:
-        kept.append(runs[-1])
-    return kept, ends.count(_PLAIN)
 
 
 def spread(values: list[float]) -> Spread | None:

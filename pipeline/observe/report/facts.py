@@ -9,40 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from specbatch.schemas.audit import AuditRecord
+from specbatch.schemas.job_figures import RowFigures, Savings
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.records import JobRow, Origin
 from specbatch.schemas.speculation import Decision, DecisionAction
 
 MOST_SOURCES = 4  # that have a line of their own
 MOST_DECISIONS = 40  # that are marked in a chart
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """Dollars that drafting saved against depth 0, negative for a loss, with a 95 % interval."""
-
-    usd: float
-    low_usd: float | None
-    high_usd: float | None
-    taken_usd: float
-    speedup: float
-    controls: int  # control steps
-
-    @property
-    def reach(self) -> float:
-        """The largest of its amounts, whose number of decimals the others take."""
-        return max(abs(value) for value in (self.usd, self.low_usd or 0.0, self.high_usd or 0.0))
-
-    @property
-    def has_interval(self) -> bool:
-        return self.low_usd is not None and self.high_usd is not None
-
-    @property
-    def is_certain(self) -> bool:
-        """Whether the interval excludes $0."""
-        return self.low_usd is not None and self.high_usd is not None and (
-            self.low_usd > 0 or self.high_usd < 0
-        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,27 +95,6 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Outlier:
-    """A completion that stands out. Texts are None where none may be shown."""
-
-    row: int
-    sample: int
-    tag: str | None
-    tokens: int
-    proposed: int
-    accepted: int
-    passes: int
-    sec: float
-    row_id: str | None = None
-    prompt: str | None = None
-    output: str | None = None
-
-    @property
-    def rate(self) -> float | None:
-        return self.accepted / self.proposed if self.proposed else None
-
-
-@dataclass(frozen=True, slots=True)
 class Quarantined:
     """Rows that were quarantined for one reason, with the first few of them."""
 
@@ -161,21 +113,15 @@ class ShownToken:
 
 
 @dataclass(frozen=True, slots=True)
-class ShownOutput:
-    """A sampled completion, token by token."""
+class ShownRow:
+    """A completion that stands out, or a sampled one. Texts are None where none may be shown."""
 
-    row: int
-    sample: int
-    row_id: str | None
+    figures: RowFigures
     tag: str | None
-    finish_reason: str
-    tokens: tuple[ShownToken, ...]
-    all_tokens: int  # of which `tokens` are shown
-    proposed: int
-    accepted: int
-    passes: int
-    sec: float
+    row_id: str | None = None
     prompt: str | None = None
+    output: str | None = None  # an excerpt, of those that stand out
+    tokens: tuple[ShownToken, ...] = ()  # of sampled ones: the first
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +137,7 @@ class Facts:
     tokens_as_ids: bool  # the tokenizer is not here
     usd: float  # the cost of all attempts
     parts: tuple[CostPart, ...]
-    saved: Saved | None
+    saved: Savings | None
     usd_per_1k: float | None
     usd_per_document: float | None
     drafted: bool  # whether anything was drafted, for any row
@@ -206,8 +152,8 @@ class Facts:
     fill_sampled: int  # one pass in so many was sampled
     queue: Spread | None  # of groups
     compute: Spread | None
-    slowest: tuple[Outlier, ...]
-    least_accepted: tuple[Outlier, ...]
+    slowest: tuple[ShownRow, ...]
+    least_accepted: tuple[ShownRow, ...]
     decisions: tuple[Decision, ...]
     decisions_by_action: Mapping[str, int]
     quarantined: tuple[Quarantined, ...]
@@ -216,7 +162,7 @@ class Facts:
     audits: tuple[AuditRecord, ...]
     versions: tuple[tuple[str, str], ...]
     devices: tuple[str, ...]
-    samples: tuple[ShownOutput, ...]
+    samples: tuple[ShownRow, ...]
 
     @property
     def wall_sec(self) -> float | None:

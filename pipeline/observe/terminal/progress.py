@@ -60,7 +60,7 @@ class Reading:
         """Speed, acceptance and remaining time, where they are known."""
         shown = []
         if self.tokens_per_sec is not None:
-            shown.append(f"{self.tokens_per_sec:,.0f} tokens/s")
+            shown.append(f"{self.tokens_per_sec:,.0f} tokens per second")
         if self.acceptance is not None:
             shown.append(f"acceptance {self.acceptance:.2f}")
         if self.eta_sec is not None:

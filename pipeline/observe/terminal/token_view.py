@@ -12,7 +12,7 @@ from rich.text import Text
 
 from specbatch.schemas.records import Origin
 
-Decode = Callable[[Sequence[Sequence[int]]], list[str]]  # token id lists to their texts
+Decode = Callable[[Sequence[int]], str]  # token ids to their text
 
 STYLES = {
     Origin.ACCEPTED: "green",
@@ -26,24 +26,29 @@ MEANING = {
     Origin.CORRECTED: "corrected by the verifier",
     Origin.PLAIN: "the verifier's own",
 }
-_INCOMPLETE = "\ufffd"
+_UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # how a character looks before its last byte
+_MOST_PENDING = 16  # tokens that may wait for one character
 
 
 def token_pieces(token_ids: Sequence[int], decode: Decode) -> list[str]:
     """The text each token adds; the pieces join into the text of the whole.
 
-    A token that ends within a character adds nothing; the one that completes it adds it.
+    A token that ends within a character adds nothing; the one that completes it adds it. Each piece
+    is decoded with a few tokens before it: whole prefixes would take quadratic time.
     """
-    if not token_ids:
-        return []
-    prefixes = decode([token_ids[: i + 1] for i in range(len(token_ids))])
-    whole, shown, pieces = prefixes[-1], "", []
-    for prefix in prefixes[:-1]:
-        stable = prefix.rstrip(_INCOMPLETE)
-        grows = stable.startswith(shown) and whole.startswith(stable)
-        pieces.append(stable[len(shown) :] if grows else "")
-        shown = stable if grows else shown
-    return [*pieces, whole[len(shown) :]]
+    pieces: list[str] = []
+    begin = read = 0  # where the context begins, and where what is not shown yet does
+    for stop in range(1, len(token_ids) + 1):
+        known = decode(token_ids[begin:read])
+        fresh = decode(token_ids[begin:stop])[len(known) :]
+        waits = stop - read < _MOST_PENDING and stop < len(token_ids)
+        if fresh.endswith(_UNFINISHED) and waits:
+            continue  # the next token may complete the character
+        pieces += [""] * (stop - read - 1) + [fresh]
+        if fresh:
+            begin = read
+        read = stop
+    return pieces
 
 
 def token_text(pieces: Sequence[str], origins: Sequence[int], color: bool) -> Text:

@@ -11,8 +11,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import ClassVar
 
 from opentelemetry import trace
@@ -33,7 +32,14 @@ from specbatch.pipeline.observe.tracing.context import (
     trace_id_of,
 )
 from specbatch.pipeline.observe.tracing.span_exporters import Forgiving, exporter_of
-from specbatch.pipeline.observe.tracing.tracing import Attributes, Span, TraceOptions, Value
+from specbatch.pipeline.observe.tracing.tracing import (
+    Attributes,
+    Span,
+    TraceOptions,
+    Tracing,
+    Value,
+)
+from specbatch.pipeline.observe.units import version_here
 from specbatch.schemas.errors import FencedError, RequestCancelledError, SpecbatchError
 from specbatch.schemas.records import JobRow, Lease, Stage
 from specbatch.schemas.routing import queue_for
@@ -88,7 +94,7 @@ class _Chosen(SpanProcessor):
         return self._to.force_flush(timeout_millis)
 
 
-class OtelTracing:
+class OtelTracing(Tracing):
     """A process's tracing. Users with the same options share one until the last is closed."""
 
     _shared: ClassVar[dict[TraceOptions, OtelTracing]] = {}
@@ -108,7 +114,7 @@ class OtelTracing:
         )
         queue = BatchSpanProcessor(Forgiving(exporter or exporter_of(options.to)))
         self._provider.add_span_processor(_Chosen(queue))
-        self._tracer = self._provider.get_tracer("specbatch", _version())
+        self._tracer = self._provider.get_tracer("specbatch", version_here())
 
     @classmethod
     def shared(cls, options: TraceOptions) -> OtelTracing:
@@ -139,7 +145,7 @@ class OtelTracing:
         last.start()
         last.join(MOST_CLOSE_SEC)
         if last.is_alive():
-            log.warning("the last traces are not sent: that takes more than %g s", MOST_CLOSE_SEC)
+            log.warning("the last traces were not sent within %g s", MOST_CLOSE_SEC)
 
     # --- spans ----------------------------------------------------------------------------------
     def submitted(self, job: JobRow, created: bool, begun_ns: int) -> None:
@@ -153,18 +159,15 @@ class OtelTracing:
         }
         caller = _caller()
         links = [Link(caller)] if caller is not None else []
-        kind = SpanKind.PRODUCER
+        ids: AbstractContextManager[None] = nullcontext()
+        under = _under(_root_of(job.job_id))  # of a job that was there before
         if created:
-            with self._ids.given(root_span_id_of(job.job_id), trace_id_of(job.job_id)):
-                span = self._tracer.start_span(
-                    names.SUBMIT, Context(), kind, told, links, start_time=begun_ns
-                )
-        else:  # somebody did before
-            under = _under(_root_of(job.job_id))
-            span = self._tracer.start_span(
-                names.SUBMIT, under, kind, told, links, start_time=begun_ns
-            )
-        span.end()
+            ids = self._ids.given(root_span_id_of(job.job_id), trace_id_of(job.job_id))
+            under = Context()
+        with ids:
+            self._tracer.start_span(
+                names.SUBMIT, under, SpanKind.PRODUCER, told, links, start_time=begun_ns
+            ).end()
 
     @contextmanager
     def attempt(self, lease: Lease) -> Iterator[Span]:
@@ -276,7 +279,7 @@ def _resource() -> Resource:
     host, process = socket.gethostname(), os.getpid()
     ours: dict[str, str | int] = {
         "service.name": "specbatch",
-        "service.version": _version(),
+        "service.version": version_here(),
         "service.instance.id": f"{host}:{process}",
         "host.name": host,
         "process.pid": process,
@@ -284,14 +287,7 @@ def _resource() -> Resource:
     return Resource.create(ours).merge(OTELResourceDetector().detect())
 
 
-def _version() -> str:
-    try:
-        return version("specbatch")
-    except PackageNotFoundError:  # run from a checkout
-        return "unknown"
-
-
-class OtelSpan:
+class OtelSpan(Span):
     """An attempt's span. Thread-safe."""
 
     is_on = True
@@ -335,38 +331,29 @@ class OtelSpan:
         self._tracing.child(names.REQUEST, self._span, told, begun_ns, ended_ns, failed)
 
     def end(self, error: BaseException | None = None) -> None:
-        """The first end is the one that counts."""
-        with self._lock:
-            if self._over:
-                return
-            self._over = True
-            self._span.set_attribute(names.OUTCOME, _outcome(error))
-            if error is not None and not isinstance(error, RequestCancelledError):
-                _mark_failed(self._span, error)
-            self._span.end()
+        """End the span as kept, or by an error."""
+        if error is None:
+            self._end("kept")
+        elif isinstance(error, RequestCancelledError):
+            self._end("stopped")
+        else:
+            # The error's kind and what that kind means: its own message may quote a text.
+            kind = type(error)
+            known = isinstance(error, SpecbatchError) and kind.__doc__
+            status = Status(StatusCode.ERROR, known.splitlines()[0] if known else None)
+            outcome = "fenced" if isinstance(error, FencedError) else "failed"
+            self._end(outcome, status, **{names.ERROR_TYPE: kind.__name__})
 
     def leave(self) -> None:
-        """Nobody will hear of its end: the process does not wait for it."""
+        """End the span of an attempt that the process does not wait for."""
+        self._end("left", Status(StatusCode.ERROR, "the worker ended before the attempt"))
+
+    def _end(self, outcome: str, status: Status | None = None, **attributes: Value) -> None:
+        """The first end is the one that counts."""
         with self._lock:
-            if self._over:
-                return
-            self._over = True
-            self._span.set_attribute(names.OUTCOME, "left")
-            self._span.set_status(Status(StatusCode.ERROR, "the worker ended before the attempt"))
-            self._span.end()
-
-
-def _outcome(error: BaseException | None) -> str:
-    if error is None:
-        return "kept"
-    if isinstance(error, FencedError):
-        return "fenced"
-    return "stopped" if isinstance(error, RequestCancelledError) else "failed"
-
-
-def _mark_failed(span: trace.Span, error: BaseException) -> None:
-    """Its kind and what that kind means: its own message may quote a text."""
-    kind = type(error)
-    means = (kind.__doc__ or "").splitlines()[:1] if isinstance(error, SpecbatchError) else []
-    span.set_attribute(names.ERROR_TYPE, kind.__name__)
-    span.set_status(Status(StatusCode.ERROR, means[0] if means else None))
+            if not self._over:
+                self._over = True
+                self._span.set_attributes({names.OUTCOME: outcome, **attributes})
+                if status is not None:
+                    self._span.set_status(status)
+                self._span.end()

@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 from enum import StrEnum
 
 from specbatch.pipeline.policy.costs.balance import NOTHING, Amount, Sheet, job_sheet, rows_sheet
-from specbatch.pipeline.policy.costs.savings import Savings, Span, drafted, pooled, savings
+from specbatch.pipeline.policy.costs.savings import Span, drafted, pooled, savings
+from specbatch.schemas.job_figures import Savings
 from specbatch.schemas.provenance import TimeKind
 from specbatch.schemas.records import JobRow
 from specbatch.schemas.timekeeping import JobTime, RowTime

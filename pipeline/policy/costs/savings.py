@@ -19,10 +19,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from specbatch.pipeline.policy.costs.controls import Measured
+from specbatch.schemas.job_figures import Savings
 
 # Student's t, two-sided 95 %, by degrees of freedom from 1.
 _T95 = (
@@ -36,18 +36,6 @@ NOTHING_DRAFTED = "nothing was drafted"
 NOT_MEASURED = "not measured, for no step that drafted has a control step beside it"
 
 Span = tuple[float, float]  # seconds since the epoch, from start to end
-
-
-@dataclass(frozen=True, slots=True)
-class Savings:
-    """Dollars saved by drafting; below zero they were lost. `low` to `high` is a 95 % interval."""
-
-    usd: float
-    low_usd: float | None  # None: a single control step tells nothing of others
-    high_usd: float | None
-    taken_usd: float  # by the measured steps, and by drafting ahead for them
-    speedup: float  # time at depth 0 by time taken, weighted by what devices cost
-    controls: int  # control steps
 
 
 def drafted(report: Mapping[str, Any], proposed: int = 0) -> bool:
