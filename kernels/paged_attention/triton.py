@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specbatch.kernels.paged_attention.contract import RaggedBatch
+from specbatch.kernels.paged_attention.contract import RaggedBatch, to_device
 
 TILE_TOKENS = 8
 CHUNK_TOKENS = 64
@@ -110,14 +110,7 @@ def prepare(batch: RaggedBatch, device: torch.device, least_tiles: int = 0) -> T
     tiles[: len(owner), 3] = (np.cumsum(sizes) - sizes)[owner]
     tables = np.zeros(max(int(sizes.sum()), 1), dtype=np.int32)
     tables[: int(sizes.sum())] = [block for table in batch.block_tables for block in table]
-    return Tiles(*(_on_device(array, device) for array in (tiles, tables)))
-
-
-def _on_device(array: np.ndarray, device: torch.device) -> Tensor:
-    tensor = torch.from_numpy(array)
-    if device.type != "cuda" or not tensor.numel():
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
+    return Tiles(*(to_device(array, device) for array in (tiles, tables)))
 
 
 @triton.jit
