@@ -35,7 +35,7 @@ from specbatch.pipeline.engines.exact.service import EngineService
 from specbatch.pipeline.engines.exact.state.accounting import Rows, TimeBook
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.engines.models.draft_names import pins_of
-from specbatch.pipeline.engines.models.fingerprint import Look, unchanged
+from specbatch.pipeline.engines.models.fingerprint import unchanged
 from specbatch.pipeline.engines.models.model_folder import LoadedModels
 from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge
@@ -298,7 +298,7 @@ class StandInHost:
         return weights + self._numeric_class.encode()
 
     def _read(self, folder: ModelFolder) -> bytes:
-        look, weights = unchanged(folder.ref, folder.path, partial(_weights, folder.path))
+        look, weights = unchanged(folder.ref, folder.path, partial(weights_of, folder.path))
         with self._naming:
             self._models.note(folder, look)
         return weights
@@ -337,7 +337,3 @@ class StandInHost:
     def close(self) -> None:
         self.stop()
         self._service.close()
-
-
-def _weights(folder: Path, _: Look) -> bytes:
-    return weights_of(folder)
