@@ -183,12 +183,6 @@ class DepthSchedule:
         steps_in_all = max(self.steps, steps)
         return replace(self, steps=steps_in_all, opening=depths, opening_steps=steps)
 
-    def at(self, step: int) -> tuple[int, ...]:
-        """The depths of a step of it, which count from 0."""
-        if self.opening is not None and step < self.opening_steps:
-            return self.opening
-        return self.depths
-
 
 @dataclass(slots=True)
 class Controller:

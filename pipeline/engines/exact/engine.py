@@ -21,9 +21,9 @@ from specbatch.pipeline.engines.contract import Completion, EngineStats, Request
 from specbatch.pipeline.engines.exact.admission import all_within, refusal
 from specbatch.pipeline.engines.exact.model.batch import Chunk, to_host
 from specbatch.pipeline.engines.exact.model.runner import ModelRunner
-from specbatch.pipeline.engines.exact.observing import Observer, Unwatched, Watch
+from specbatch.pipeline.engines.exact.observing import Observer, Watch
 from specbatch.pipeline.engines.exact.proposers.block import BlockProposer
-from specbatch.pipeline.engines.exact.proposers.guarded import guarded
+from specbatch.pipeline.engines.exact.proposers.guarded import GuardedProposer
 from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.recheck import Rechecker
 from specbatch.pipeline.engines.exact.sampling.sampler import choose_sampler
@@ -32,7 +32,6 @@ from specbatch.pipeline.engines.exact.sampling.verification import MostLikely, v
 from specbatch.pipeline.engines.exact.speculation.drift import EVERY_STEPS
 from specbatch.pipeline.engines.exact.speculation.speculator import Speculator
 from specbatch.pipeline.engines.exact.state.accounting import OVERHEAD, TimeBook
-from specbatch.pipeline.engines.exact.state.draft_plan import Draft
 from specbatch.pipeline.engines.exact.state.recovery import (
     Fault,
     TokenBudget,
@@ -42,7 +41,7 @@ from specbatch.pipeline.engines.exact.state.recovery import (
 )
 from specbatch.pipeline.engines.exact.state.scheduler import Planned, Scheduler
 from specbatch.pipeline.engines.exact.state.sequence import Sequence, stop_ids_of
-from specbatch.pipeline.engines.exact.state.step import Work
+from specbatch.pipeline.engines.exact.state.step import Draft, Work
 from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.policy.costs.controls import Arm, Controls, Part
 from specbatch.pipeline.policy.knowledge import Knowledge
@@ -72,7 +71,7 @@ class Engine:
         self._rechecker = rechecker
         self._sampler = choose_sampler(runner.device, runner.kernels)
         self._speculator = Speculator(
-            [guarded(proposer, self._count_failure, self._on_open) for proposer in proposers],
+            [GuardedProposer(p, self._count_failure, self._on_open) for p in proposers],
             knowledge or Knowledge(),
         )
         self._block = next((p for p in proposers if isinstance(p, BlockProposer)), None)
@@ -86,7 +85,7 @@ class Engine:
         self._book = TimeBook(self.stats.time)
         self._controls = Controls()
         self._jobs: Counter[str] = Counter()  # requests on their way
-        self._watch = Unwatched()
+        self._watch: Watch | None = None
         if observer is not None:
             blocks = runner.blocks
             self._watch = Watch(observer, self.stats, blocks, max_sequences, proposers, drift_every)
@@ -166,6 +165,7 @@ class Engine:
 
     @property
     def idle(self) -> bool:
+        """Whether a step would do nothing."""
         return self._scheduler.idle and not self._rejected
 
     def step(self) -> list[Completion]:
@@ -179,7 +179,8 @@ class Engine:
         self._share(work)
         self._account(work, [part for part, _ in parts])
         done = self._take_rejected() + self._take_finished(work)
-        self._watch.stepped([part for part, _ in parts])
+        if self._watch is not None:
+            self._watch.stepped([part for part, _ in parts])
         return done
 
     # --- the stages of a step ------------------------------------------------------------------
@@ -188,7 +189,7 @@ class Engine:
         self._scheduler.max_batch_tokens = self._budget.now
         plan = self._scheduler.schedule()
         deciding = [p.sequence for p in plan if p.decides]
-        asking = self._watch.ask(deciding)
+        asking = self._watch.ask(deciding) if self._watch is not None else 0
         draft_plan = self._speculator.propose(deciding, self._room_for_draft)
         drafting = asking + int(draft_plan.drafting_sec * TICKS_PER_SEC)
         return Work(plan, deciding, draft_plan, begun, drafting)
@@ -235,12 +236,12 @@ class Engine:
             part = work.part(plan)
             return part, self._pass(part)
 
-        found = isolate(work.plan, attempt, lambda e: fault_of(e) is not Fault.OTHER)
-        if not found.passed and not (len(work.plan) == 1 and self._runner.is_sound()):
+        passed, raising = isolate(work.plan, attempt, lambda e: fault_of(e) is not Fault.OTHER)
+        if not passed and not (len(work.plan) == 1 and self._runner.is_sound()):
             raise error  # nothing goes through any more: that is no sequence's fault
-        for planned, reason in found.raising:
+        for planned, reason in raising:
             self._fail(planned.sequence, self._raised(planned.sequence, reason))
-        return [result for _, result in found.passed]
+        return passed
 
     def _pass(self, work: Work) -> Verdict | None:
         """One forward pass and its verdict; None if all of it went into parts of prompts.
@@ -277,7 +278,8 @@ class Engine:
         return logits
 
     def _verify(self, work: Work, logits: Tensor) -> Verdict:
-        self._watch.compare(work, logits)
+        if self._watch is not None:
+            self._watch.compare(work, logits)
         columns = self._columns.of(work.deciding, logits.device)
         return verify(self._sampler, work.deciding, work.drafts, logits, columns)
 
@@ -307,7 +309,8 @@ class Engine:
         self.stats.accepted += sum(accepted)
         self.stats.generated_tokens += sum(work.emitted[s] for s in work.deciding)
         self.stats.verifier_passes += len(work.deciding)
-        self._watch.decided(work.deciding)
+        if self._watch is not None:
+            self._watch.decided(work.deciding)
 
     def _accept(
         self,
@@ -425,7 +428,8 @@ class Engine:
         self._scheduler.remove(sequence)
         self._jobs -= Counter((sequence.request.route.job,))
         self._speculator.forget(sequence)
-        self._watch.finished(sequence)
+        if self._watch is not None:
+            self._watch.finished(sequence)
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             self._recheck(sequence)
         self.stats.finished += 1

@@ -11,13 +11,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+import torch
+
 from specbatch.pipeline.engines.contract import EngineStats, ModelFolder, Wanted
 from specbatch.pipeline.engines.exact.engine import Engine
-from specbatch.pipeline.engines.exact.model.device import (
-    DeviceOptions,
-    capture_for,
-    gpu_cache_bytes,
-)
+from specbatch.pipeline.engines.exact.model.device import DeviceOptions, capture_for
 from specbatch.pipeline.engines.exact.model.loaded_model import LoadedModel
 from specbatch.pipeline.engines.exact.model.loader import load_model
 from specbatch.pipeline.engines.exact.model.memory import (
@@ -26,6 +24,7 @@ from specbatch.pipeline.engines.exact.model.memory import (
     budget_of,
     cache_bytes,
     free_for_another,
+    within,
 )
 from specbatch.pipeline.engines.exact.model.numeric_class import check_class, serves
 from specbatch.pipeline.engines.exact.model.quantised import check_weights
@@ -44,7 +43,7 @@ from specbatch.pipeline.engines.exact.recheck import Rechecker
 from specbatch.pipeline.engines.exact.service import EngineService
 from specbatch.pipeline.engines.exact.speculation.drift import EVERY_STEPS
 from specbatch.pipeline.engines.models.draft_names import DRAFT_MODEL, draft_names, pins_of
-from specbatch.pipeline.engines.models.fingerprint import Look, unchanged
+from specbatch.pipeline.engines.models.fingerprint import unchanged
 from specbatch.pipeline.engines.models.model_folder import LoadedModels, check_pair, inspect_folder
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.errors import (
@@ -319,9 +318,9 @@ class EngineHost:
             exactness=spec.exactness,
             weights=spec.verifier_weights,
         )
-        return self._as_loaded(self.verifier, lambda _: load())
+        return self._as_loaded(self.verifier, load)
 
-    def _as_loaded(self, folder: ModelFolder, load: Callable[[Look], LoadedModel]) -> LoadedModel:
+    def _as_loaded(self, folder: ModelFolder, load: Callable[[], LoadedModel]) -> LoadedModel:
         """Load a model, which is known from then on by the files that it was read from."""
         look, loaded = unchanged(folder.ref, folder.path, load)
         with self._naming:
@@ -353,7 +352,7 @@ class EngineHost:
     def _load(self, folder: ModelFolder, spec: EngineSpec, weights: Weights) -> LoadedModel:
         return self._as_loaded(
             folder,
-            lambda _: load_model(
+            lambda: load_model(
                 inspect_folder(folder.ref, folder.path),
                 spec.dtype,
                 spec.exactness,
@@ -390,5 +389,6 @@ class EngineHost:
         """
         models = 1 + len(self._models.draft_models)
         if self._device.is_gpu:
-            return gpu_cache_bytes(self._kv_cache_bytes, models, verifier.device)
+            free, _ = torch.cuda.mem_get_info(verifier.device)
+            return within(self._kv_cache_bytes, models, free)
         return cache_bytes(self._kv_cache_bytes, models)

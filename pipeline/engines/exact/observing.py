@@ -48,26 +48,7 @@ class Observer(Protocol):
         ...
 
 
-class Unwatched:
-    """Hooks that do nothing: no observer is set."""
-
-    def ask(self, deciding: Seq[Sequence]) -> int:  # noqa: ARG002 - nothing is asked
-        return 0
-
-    def compare(self, work: Work, logits: Tensor) -> None:
-        """Does nothing."""
-
-    def decided(self, deciding: Seq[Sequence]) -> None:
-        """Does nothing."""
-
-    def stepped(self, parts: Seq[Work]) -> None:
-        """Does nothing."""
-
-    def finished(self, sequence: Sequence) -> None:
-        """Does nothing."""
-
-
-class Watch(Unwatched):
+class Watch:
     """Hooks that report to an observer what changed since the step before."""
 
     def __init__(
@@ -98,6 +79,7 @@ class Watch(Unwatched):
         return now() - begun if self._drift.ask(deciding) else 0
 
     def compare(self, work: Work, logits: Tensor) -> None:
+        """The verifier's logits are there."""
         self._drift.compare(work.deciding, work.drafts, logits)
 
     def decided(self, deciding: Seq[Sequence]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from specbatch.pipeline.engines.contract import Wanted
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.schemas.speculation import PRE_GENERATED
 
@@ -49,11 +50,10 @@ class _Place:
         return low and self.drafted and not lost and not waits
 
 
-class BlockProposer:
+class BlockProposer(Proposer):
     """Proposes from each request's own pre-generated block."""
 
     name = PRE_GENERATED
-    pass_time = None
 
     def __init__(self) -> None:
         self._places: dict[Sequence, _Place] = {}
@@ -65,20 +65,13 @@ class BlockProposer:
             return 0
         return self._place(sequence).cursor.remaining()
 
-    def confidence_bucket(self, sequence: Sequence) -> int:  # noqa: ARG002 - the contract's
-        return 0
-
     def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:
         drafts = []
         for sequence, depth in zip(sequences, depths, strict=True):
             place = self._place(sequence)
             place.drafted = True
-            at = place.cursor.at
-            drafts.append([] if at is None else list(place.cursor.block[at : at + depth]))
+            drafts.append(place.cursor.draft(depth))
         return drafts
-
-    def on_verified(self, sequence: Sequence) -> None:
-        """Nothing to drop: the cursor follows the output itself."""
 
     def forget(self, sequence: Sequence) -> None:
         self._places.pop(sequence, None)
@@ -168,6 +161,9 @@ class BlockCursor:
 
     def remaining(self) -> int:
         return 0 if self.at is None else max(0, len(self.block) - self.at)
+
+    def draft(self, count: int) -> list[int]:
+        return [] if self.at is None else list(self.block[self.at : self.at + count])
 
     def _follow_one(self, token: int) -> None:
         at = self.at

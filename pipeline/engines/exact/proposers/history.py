@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from specbatch.pipeline.engines.contract import PastOutputs
 from specbatch.pipeline.engines.exact.proposers.block import BlockCursor
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.proposers.suffix_index import (
     LONGEST_CONTEXT,
     SuffixIndex,
@@ -46,11 +47,10 @@ class _Place:
     agreed: int  # tokens, since the past output was wrong
 
 
-class HistoryProposer:
+class HistoryProposer(Proposer):
     """Follows the request's past output; when that is lost or over, the index of its job."""
 
     name = "history"
-    pass_time = None
 
     def __init__(self, vocab_size: int | None = None) -> None:
         """Ignores outputs with tokens outside `vocab_size`: they come from another tokenizer."""
@@ -59,9 +59,8 @@ class HistoryProposer:
 
     def available(self, sequence: Sequence) -> int:
         place = self._place(sequence)
-        if place.walk is not None:
-            return place.walk.remaining()
-        return 0 if place.cursor is None else place.cursor.remaining()
+        source = place.cursor if place.walk is None else place.walk
+        return 0 if source is None else source.remaining()
 
     def confidence_bucket(self, sequence: Sequence) -> int:
         """6 and 5: the past output, without and with a recent disagreement. 4 to 1: the index, by
@@ -80,16 +79,9 @@ class HistoryProposer:
         drafts = []
         for sequence, depth in zip(sequences, depths, strict=True):
             place = self._place(sequence)
-            if place.walk is not None:
-                drafts.append(place.walk.draft(depth))
-            elif place.cursor is not None and (at := place.cursor.at) is not None:
-                drafts.append(list(place.cursor.block[at : at + depth]))
-            else:
-                drafts.append([])
+            source = place.cursor if place.walk is None else place.walk
+            drafts.append([] if source is None else source.draft(depth))
         return drafts
-
-    def on_verified(self, sequence: Sequence) -> None:
-        """Nothing to drop: places follow the tokens that were decided."""
 
     def forget(self, sequence: Sequence) -> None:
         self._places.pop(sequence, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 
 _HIGHEST_BUCKET = 5
@@ -13,7 +14,7 @@ LONGEST_REPEAT = 64  # draft tokens, where the list repeats itself and could go 
 _LOOKED_AT = 64  # places behind the newest pair that are compared
 
 
-class NgramProposer:
+class NgramProposer(Proposer):
     """Goes on like the most recent of the longest matches in prompt and output so far.
 
     A sequence's index is brought up to date when it is asked for, and costs nothing before that.
@@ -21,7 +22,6 @@ class NgramProposer:
     """
 
     name = "ngram"
-    pass_time = None
 
     def __init__(self) -> None:
         self._finders: dict[Sequence, MatchFinder] = {}
@@ -40,9 +40,6 @@ class NgramProposer:
             finder = self._finder(sequence)
             drafts.append(finder.draft(min(depth, finder.available)))
         return drafts
-
-    def on_verified(self, sequence: Sequence) -> None:
-        """Nothing to drop: the finder reads the tokens that were decided."""
 
     def forget(self, sequence: Sequence) -> None:
         self._finders.pop(sequence, None)

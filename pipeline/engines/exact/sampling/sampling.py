@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from specbatch.kernels.paged_attention.contract import to_device
 from specbatch.kernels.verify.contract import PLACEHOLDER, Adjustments, SamplingRows, TopRows
-from specbatch.pipeline.engines.exact.model.batch import to_device
 from specbatch.pipeline.engines.exact.state.penalties import Ids
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 
