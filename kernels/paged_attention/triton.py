@@ -144,9 +144,9 @@ def _attend(
     real = (row // group) < count
     at = first_at + row // group
     heads = (first_token + row // group) * (kv_heads * group) + kv_head * group + row % group
-    place = heads[:, None] * head_dim + d[None, :]
+    position = heads[:, None] * head_dim + d[None, :]
     held = real[:, None] & (d < head_dim)[None, :]
-    q = tl.load(query + place, mask=held, other=0.0).to(tl.float32)
+    q = tl.load(query + position, mask=held, other=0.0).to(tl.float32)
 
     # 2) Every chunk that one of them sees, in order.
     lowest, reach = 0, first_at + count
@@ -183,7 +183,7 @@ def _attend(
 
     # 3) Back to the row of tokens.
     mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
-    tl.store(out + place, mixed.to(out.dtype.element_ty), mask=held)
+    tl.store(out + position, mixed.to(out.dtype.element_ty), mask=held)
 
 
 @triton.jit

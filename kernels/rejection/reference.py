@@ -91,7 +91,7 @@ def verify_blocks(
     On a GPU it synchronises once with the host, for the longest block.
     """
     p, q = _distributions(target_logits, draft_probs, row_offsets, sampling)
-    sequence, within = _places(row_offsets, draft_tokens)
+    sequence, within = _positions(row_offsets, draft_tokens)
     p_x, q_x = _of_draft(p, draft_tokens), _of_draft(q, draft_tokens)
     ratio = torch.where(p_x > 0, p_x / q_x, 0.0)
     weight = _weights(ratio, row_offsets)[sequence, within]
@@ -147,8 +147,8 @@ def _distributions(
     return p, padded[torch.where(is_bonus, draft_probs.shape[0], rows - sequence)]
 
 
-def _places(row_offsets: Tensor, draft_tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Sequence of every row and its place j within it, int64 [num_rows] each."""
+def _positions(row_offsets: Tensor, draft_tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Sequence of every row and its position j within it, int64 [num_rows] each."""
     rows = torch.arange(draft_tokens.shape[0], device=draft_tokens.device)
     sequence = torch.searchsorted(row_offsets, rows, right=True) - 1
     return sequence, rows - row_offsets[sequence]
@@ -162,7 +162,7 @@ def _of_draft(probs: Tensor, draft_tokens: Tensor) -> Tensor:
 def _weights(ratio: Tensor, row_offsets: Tensor) -> Tensor:
     """w of every sequence, float64 [num_seqs, rows of the longest].
 
-    A loop over places and not a scan over rows: a row's bits must not depend on other sequences.
+    A loop over positions and not a scan over rows: a row's bits must not depend on other sequences.
     """
     first = row_offsets[:-1]
     longest = int((row_offsets[1:] - first).max()) if first.numel() else 0

@@ -49,7 +49,7 @@ class Breaker:
                 return None
             self.probing = False
             self.open_steps = tuning.FIRST_OPEN_STEPS
-            return DecisionAction.TAKEN_IN
+            return DecisionAction.ENABLED
         self.strikes += 1
         if self.strikes < tuning.STRIKES:
             return None
@@ -57,7 +57,7 @@ class Breaker:
         self.open_steps = min(2 * self.open_steps, tuning.LONGEST_OPEN_STEPS)
         self.probing = False
         self.strikes = 0
-        return DecisionAction.TAKEN_OUT
+        return DecisionAction.DISABLED
 
 
 # --- decisions ----------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ class DecisionLog:
         self.tracks.soften(proposer, job)
         self._note(
             job,
-            DecisionAction.TRIED_AGAIN,
+            DecisionAction.HALF_OPENED,
             proposer,
             f"{proposer} was disabled for a while and is tried again on a few sequences",
             acceptance=rate if tested else None,
@@ -170,7 +170,7 @@ class DecisionLog:
         action = of.breakers.setdefault(proposer, Breaker()).record(step, pays)
         if action is None:
             return
-        self.on_decision(job, proposer, action is DecisionAction.TAKEN_OUT)
+        self.on_decision(job, proposer, action is DecisionAction.DISABLED)
         needed = break_even()
         rate = rate if believed is None else believed
         self._note(
@@ -186,7 +186,7 @@ class DecisionLog:
     def record_disabled(self, proposer: str, reason: str) -> None:
         """The proposer failed too often and is not asked by anybody for a while."""
         for job in tuple(self._jobs):
-            self._note(job, DecisionAction.TAKEN_OUT, proposer, reason)
+            self._note(job, DecisionAction.DISABLED, proposer, reason)
 
     def record_drafting(
         self, job: str, drafting: bool, reason: Callable[[], str], sequences: int

@@ -174,7 +174,7 @@ def assert_the_books_balance(one: Bench) -> None:
 def assert_the_time_is_all_shared(one: Bench) -> None:
     """Those who finished, failed, were cancelled or still run had all the ticks there are."""
     times = [c.ticks for c in one.finished.values()]
-    times += [Ticks(*sequence.time) for sequence in one.engine.begun]
+    times += [Ticks(*sequence.time) for sequence in one.engine.unfinished]
     assert sum(times, start=NO_TICKS) == one.engine.stats.ticks
 
 

@@ -51,7 +51,7 @@ def first_taken_out(rate: float, pass_sec: float) -> Decision:
     for _ in range(MOST_STEPS // LOOKED_AT):
         simulation.steps(LOOKED_AT)
         for one in simulation.decisions():
-            if one.action is DecisionAction.TAKEN_OUT and one.proposer == DRAFT_MODEL:
+            if one.action is DecisionAction.DISABLED and one.proposer == DRAFT_MODEL:
                 return one
     raise AssertionError("the draft model was never taken out, so nothing was tried")
 

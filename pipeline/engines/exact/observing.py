@@ -19,7 +19,7 @@ from specbatch.schemas.records import FinishReason
 
 if TYPE_CHECKING:
     from specbatch.pipeline.engines.contract import EngineStats
-    from specbatch.pipeline.engines.exact.state.step import Work
+    from specbatch.pipeline.engines.exact.state.step import Step
 
 _ENDED = (FinishReason.STOP, FinishReason.LENGTH)
 
@@ -78,9 +78,9 @@ class Watch:
         begun = now()
         return now() - begun if self._drift.ask(deciding) else 0
 
-    def compare(self, work: Work, logits: Tensor) -> None:
+    def compare(self, step: Step, logits: Tensor) -> None:
         """The verifier's logits are there."""
-        self._drift.compare(work.deciding, work.drafts, logits)
+        self._drift.compare(step.deciding, step.drafts, logits)
 
     def decided(self, deciding: Seq[Sequence]) -> None:
         """A pass decided tokens of these sequences."""
@@ -91,7 +91,7 @@ class Watch:
                 waited = (at - sequence.arrived) / TICKS_PER_SEC
                 self._observer.first_token(sequence.request.route.job, waited)
 
-    def stepped(self, parts: Seq[Work]) -> None:
+    def stepped(self, parts: Seq[Step]) -> None:
         """A step is over; `parts` are the passes that did not raise."""
         passes, depths = [], Counter[tuple[str, int]]()
         for part in parts:

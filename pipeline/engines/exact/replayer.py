@@ -101,12 +101,12 @@ def wrong_end(
     """What is wrong with the end of an output, in words that follow "it"; None if nothing is."""
     watch = request.watch_text() if request.watch_text is not None else None
     most = limit - len(request.prompt_ids)
-    for place, token in enumerate(written):
+    for position, token in enumerate(written):
         text_ends = watch is not None and watch(token)
         if not (text_ends or token in stop_ids):
             continue
-        if place < len(written) - 1:
-            return f"continues after token {place}, which ends it"
+        if position < len(written) - 1:
+            return f"continues after token {position}, which ends it"
         return None if reason is FinishReason.STOP else f"ended by a stop, not by {reason}"
     if reason is FinishReason.STOP:
         return "claims to have stopped, but its last token is no stop"

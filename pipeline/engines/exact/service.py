@@ -56,7 +56,7 @@ class SteppingEngine(Protocol):
     def idle(self) -> bool: ...
 
     @property
-    def begun(self) -> list[RunningSequence]: ...
+    def unfinished(self) -> list[RunningSequence]: ...
 
     def prime(self, job: str, counts: Iterable[AcceptanceCount]) -> None: ...
 
@@ -285,7 +285,7 @@ class EngineService:
             for request in ticket.requests:
                 self._tickets[request.request_id] = ticket
                 self._engine.add(request)
-            ticket.watch(self._engine.begun)
+            ticket.watch(self._engine.unfinished)
         if cancelled:
             self._deliver(
                 self._engine.cancel(lambda r: self._tickets[r.request_id].job_id in cancelled)

@@ -195,7 +195,7 @@ def _detach(module: nn.Module) -> None:
 
     A mapped file shows later writes, and reading beyond a later truncation kills the process.
     """
-    own: dict[tuple[int, torch.Size], Tensor] = {}  # by place: tied weights stay tied
+    own: dict[tuple[int, torch.Size], Tensor] = {}  # by address: tied weights stay tied
     for tensor in (*module.parameters(), *module.buffers()):
         if not tensor.untyped_storage().resizable():  # memory that torch did not allocate
             key = (tensor.data_ptr(), tensor.shape)

@@ -1,4 +1,4 @@
-"""How far draft models are from the verifier, measured at a few places while they work.
+"""How far draft models are from the verifier, measured at a few positions while they work.
 
 In one step of many, one sequence is drawn by the step's number. A draft model that is about to read
 on there anyway gives log-probabilities of the next token; so does the verifier's pass, in the row

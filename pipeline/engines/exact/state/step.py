@@ -1,4 +1,4 @@
-"""The work of one step: its drafts, its sequences, and how its time is shared."""
+"""One step of the engine: its drafts, its sequences, and how its time is shared."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class DraftPlan:
 
 
 @dataclass(slots=True)
-class Work:
+class Step:
     """One step's sequences that decide tokens, with their drafts."""
 
     plan: list[Planned]
@@ -65,7 +65,7 @@ class Work:
         """Of the sequences in `deciding`."""
         return self.draft_plan.drafts
 
-    def part(self, plan: list[Planned]) -> Work:
+    def part(self, plan: list[Planned]) -> Step:
         """Some of it, without drafts, which are only hints; their proposers still hear the end."""
         draft_of = dict(zip(self.deciding, self.drafts, strict=True))
         deciding = [p.sequence for p in plan if p.decides]
@@ -73,7 +73,7 @@ class Work:
         draft_plan = replace(self.draft_plan, drafts=drafts)
         return replace(self, plan=plan, deciding=deciding, draft_plan=draft_plan, pass_ticks=0)
 
-    def passes(self, parts: Seq[Work]) -> list[Pass]:
+    def passes(self, parts: Seq[Step]) -> list[Pass]:
         """What shares the step's time: `parts`, and the rest, which failed or must wait."""
         if len(parts) == 1 and len(parts[0].plan) == len(self.plan):
             return [parts[0]._as_pass()]
