@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from specbatch.pipeline.engines.contract import Completion, ModelFolder, Request
 from specbatch.pipeline.engines.exact.host import EngineHost
 from specbatch.pipeline.engines.exact.model.device import DeviceOptions
-from specbatch.pipeline.engines.exact.model.quantised import check_weights
 from specbatch.pipeline.engines.exact.recheck import Difference, Rechecker
 from specbatch.pipeline.engines.exact.state.sequence import Sequence, stop_ids_of
 from specbatch.schemas.records import FinishReason, Verification
@@ -44,7 +43,6 @@ class Replayer:
     ) -> None:
         """Raises `ModelError`, and `MissingExtraError` where the job's weights need one."""
         host = EngineHost(verifier, None, 1, max_batch_tokens, kv_cache_bytes, device=device)
-        check_weights(spec.verifier_weights)
         self.numeric_class = host.serves().class_of(spec.key)
         self._engine = host.make_engine(spec)
         loaded = host.serves().fingerprint

@@ -58,14 +58,7 @@ class Columns:
         rows = self._one_row_each
         if one_each:
             return rows
-        of_row = sequence_of_row(counts, rows.top_k.device)
-        return replace(
-            rows,
-            temperature=rows.temperature[of_row],
-            top_k=rows.top_k[of_row],
-            top_p=rows.top_p[of_row],
-            min_p=rows.min_p[of_row],
-        )
+        return rows.at(sequence_of_row(counts, rows.top_k.device))
 
 
 def sequence_of_row(counts: Ids, device: torch.device) -> Tensor:
