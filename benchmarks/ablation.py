@@ -21,6 +21,7 @@ from itertools import product
 from unittest.mock import patch
 
 from specbatch.pipeline.engines.contract import Cohort, Request
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.speculation import router, speculator
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.policy import acceptance, depth, step_cost, tuning
@@ -90,7 +91,7 @@ class Clock:
         return self.now
 
 
-class Source:
+class Source(Proposer):
     """A proposer; `prices` are seconds of a call, a pass and a token, if a model drafts."""
 
     def __init__(
@@ -109,9 +110,6 @@ class Source:
     def behind(self, sequence: Sequence) -> int:
         return len(sequence.tokens) - self.read.get(sequence, 0) if self.prices else 0
 
-    def confidence_bucket(self, _: Sequence) -> int:
-        return 0
-
     def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:
         if self.prices and self.pass_time is not None:
             fed = sum(map(self.behind, sequences)) + sum(depths) - len(sequences)
@@ -124,9 +122,6 @@ class Source:
             [7] * min(depth, self.available(sequence))
             for sequence, depth in zip(sequences, depths, strict=True)
         ]
-
-    def on_verified(self, sequence: Sequence) -> None:
-        pass
 
     def forget(self, sequence: Sequence) -> None:
         self.read.pop(sequence, None)
@@ -240,7 +235,6 @@ MECHANISMS: dict[str, list[Patch]] = {
     "open-twice": constants(LONGEST_OPEN_STEPS=256),
     "same-tests": constants(SAME_TESTS_STEPS=0),
     "teams": [(router, "teams", lambda models: [tuple(models)])],
-    "regret": [(ROUTER, "_next_team", lambda _, promises, __: max(promises, key=promises.get))],
     "stays": constants(MODEL_STAYS=1.0),
     "model-trials": constants(MODEL_ALLOWANCE=0.0, FIRST_MODEL_ALLOWANCE=0.0),
     "fade": constants(ROUTE_FADE_STEPS=1e12),

@@ -100,7 +100,7 @@ def measure(model: str, dtype: str, kv_cache_mib: int, folder: Path) -> dict[str
     forget_peak()
     # So short that all sequences find room at once: only then is the largest pass reached.
     share = host.memory.cache_tokens // MAX_SEQUENCES
-    prompt_tokens = min(480, share - 64, host.verifier.context_tokens - 64)
+    prompt_tokens = min(480, share - 64, host.model.context_tokens - 64)
     pre_drafted = draft is None
     fed = fill(engine, host.memory.cache_tokens, prompt_tokens, verifier.vocab_size, pre_drafted)
     peak, announced = peak_bytes(), host.memory

@@ -49,7 +49,7 @@ from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.outputs.outputs import read_output
 from specbatch.pipeline.runtime.client import Client
-from specbatch.pipeline.runtime.profile_store import ProfileStore
+from specbatch.pipeline.runtime.knowledge_store import KnowledgeStore
 from specbatch.pipeline.stages.requests import requests_of
 from specbatch.schemas.records import JobState, PromptRow
 from specbatch.schemas.settings import Settings
@@ -194,14 +194,14 @@ def separate_processes(settings: Settings, model: BenchModel, around: Servers) -
     """A process of each kind but propose: the draft model is beside the verifier."""
     verifier, proposer = str(model.folder), str(model.draft)
     store = make_store(settings)
-    knowledge = ProfileStore(store)
+    knowledge = KnowledgeStore(store)
     host = EngineHost(
         inspect_model(verifier),
         inspect_model(proposer),
         settings.max_concurrent_sequences,
         settings.max_batch_tokens,
         settings.kv_cache_mib << 20,
-        memory_of=knowledge,
+        knowledge_store=knowledge,
     )
     pids = _server_pids(around)
     with ExitStack() as stack:

@@ -41,7 +41,6 @@ from specbatch.pipeline.policy.costs.controls import NOTHING_MEASURED, Measured
 from specbatch.pipeline.policy.costs.savings import at_depth_0, half_width
 from specbatch.pipeline.policy.depth import Controller
 from specbatch.pipeline.policy.knowledge import Knowledge
-from specbatch.pipeline.policy.step_cost import LinearCost
 from specbatch.schemas.records import SamplingParams
 from specbatch.schemas.speculation import AcceptanceCount
 
@@ -50,26 +49,16 @@ WORTH = 0.02  # acceptance above the one from which on drafts pay: what a placeb
 WITHIN = 0.05
 
 
-class Placebo:
+class Placebo(Proposer):
     """A proposer that always has drafts to offer, and makes none."""
 
     name = PLACEBO
-    pass_time: LinearCost | None = None
 
     def available(self, sequence: Sequence) -> int:
         return max(0, min(4, sequence.remaining - 1))
 
-    def confidence_bucket(self, sequence: Sequence) -> int:  # noqa: ARG002 - the contract's
-        return 0
-
     def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:  # noqa: ARG002 - the same
         return [[] for _ in sequences]
-
-    def on_verified(self, sequence: Sequence) -> None:
-        """There is nothing to settle."""
-
-    def forget(self, sequence: Sequence) -> None:
-        """Nor to forget."""
 
 
 @dataclass(frozen=True, slots=True)

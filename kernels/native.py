@@ -12,9 +12,9 @@ import logging
 import os
 import platform
 import struct
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 log = logging.getLogger(__name__)
@@ -56,26 +56,11 @@ class InstructionSetError(ValueError):
     """The instruction set that was asked for is unknown, or this processor does not have it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kernels:
-    """The exported functions of one level, and why it was chosen; all levels share the last three.
-
-    Tensors are passed as addresses.
-    """
+class Kernels(SimpleNamespace):
+    """The exported functions of one level (`_FUNCTIONS`, `_SHARED`). Tensors pass as addresses."""
 
     level: str
-    reason: str
-    decode: Any
-    draft: Any
-    sample: Any
-    gumbel: Any
-    pack: Any
-    panel: Any
-    product: Any
-    acts: Any
-    rotary: Any
-    match: Any
-    settle: Any
+    reason: str  # why it was chosen
 
 
 def library() -> Kernels:
@@ -119,7 +104,7 @@ def at_level(forced: str | None) -> Kernels:
     except AttributeError as error:
         raise NativeUnavailableError(f"{_OTHER_VERSION}: {error}") from error
     log.info("native kernels at level %s: %s", level, reason)
-    return Kernels(level, reason, **functions)
+    return Kernels(level=level, reason=reason, **functions)
 
 
 def _function(loaded: ctypes.CDLL, name: str, arguments: list[type]) -> Any:

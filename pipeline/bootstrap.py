@@ -44,7 +44,7 @@ if TYPE_CHECKING:  # the light install has no torch, no pyarrow and no prometheu
     from specbatch.pipeline.observe.metrics.endpoint import Exposure
     from specbatch.pipeline.runtime.anchors import Anchoring
     from specbatch.pipeline.runtime.device_time import Timekeeper
-    from specbatch.pipeline.runtime.profile_store import ProfileStore
+    from specbatch.pipeline.runtime.knowledge_store import KnowledgeStore
     from specbatch.pipeline.stages.context import StageContext
     from specbatch.pipeline.stages.refill import Line, Refiller, Refills
     from specbatch.schemas.timekeeping import Device
@@ -129,7 +129,7 @@ class Worker:
     sweeper: Sweeper
     engines: list[Engines] = field(default_factory=list)
     leader: Leader | None = None
-    profiles: ProfileStore | None = None
+    knowledge: KnowledgeStore | None = None
     refills: Refills | None = None
     refiller: Refiller | None = None
     stealer: WorkStealer | None = None
@@ -178,8 +178,8 @@ class Worker:
             host.stop()  # all, before one is waited for
         for host in self.engines:
             host.close()
-        if self.profiles is not None:
-            self.profiles.close()
+        if self.knowledge is not None:
+            self.knowledge.close()
         self.keeper.close()
         if self.timekeeper is not None:
             self.timekeeper.close()
@@ -229,7 +229,7 @@ def make_worker(
     from specbatch.pipeline.inputs.tokenizer import TextTokenizer
     from specbatch.pipeline.runtime.anchors import Anchoring, Anchors
     from specbatch.pipeline.runtime.device_time import Timekeeper, Timing
-    from specbatch.pipeline.runtime.profile_store import ProfileStore
+    from specbatch.pipeline.runtime.knowledge_store import KnowledgeStore
     from specbatch.pipeline.runtime.tokenizers import Tokenizers
     from specbatch.pipeline.runtime.watchdog import Watchdog
     from specbatch.pipeline.stages.context import KnownJobs, StageContext
@@ -255,7 +255,7 @@ def make_worker(
     privacy = Privacy.of_settings(settings)
     if privacy.is_anybody_private:
         hide_in_logs(privacy.redactor.redacted)
-    profiles = ProfileStore(store)
+    knowledge = KnowledgeStore(store)
     gate = threading.Lock()  # engines of one process take turns on the device
     alone = "verify" in kinds and proposer is None
     refills = Refills(line) if line is not None and alone else None
@@ -278,7 +278,7 @@ def make_worker(
             gate=gate,
             device=device,
             leader=leader,
-            memory_of=profiles,
+            knowledge_store=knowledge,
             on_wanted=refills.want if refills and model_index == 0 else None,
             extra_draft_models=beside if drafts else (),
             observer=None if meter is None else meter.observer(verifies=drafts),
@@ -308,7 +308,7 @@ def make_worker(
     anchors = Anchors.of_settings(settings, objects)
     anchoring = None if anchors is None else Anchoring(store, anchors)
     silence_sec = LEASES_OF_SILENCE * settings.lease_sec
-    drafts_beside = verifying is not None and verifying.proposer is not None
+    drafts_beside = verifying is not None and verifying.draft_model is not None
     context = StageContext(
         store=store,
         objects=objects,
@@ -365,7 +365,7 @@ def make_worker(
         ),
         engines=engines,
         leader=leader,
-        profiles=profiles,
+        knowledge=knowledge,
         refills=refills,
         refiller=Refiller(store, objects, proposing, timekeeper) if proposing else None,
         stealer=stealer,

@@ -15,9 +15,9 @@ class DecisionAction(StrEnum):
 
     ON = "on"  # drafting pays, and begins
     OFF = "off"  # drafting does not pay: depth 0 from here on, except for trials
-    TAKEN_OUT = "taken out"  # one proposer is disabled for a while
-    TRIED_AGAIN = "tried again"  # after that while
-    TAKEN_IN = "taken in"  # and enabled, because it pays again
+    DISABLED = "taken out"  # one proposer is disabled for a while
+    HALF_OPENED = "tried again"  # after that while
+    ENABLED = "taken in"  # and enabled, because it pays again
     ROUTED = "routed"  # rows of a tag have gone to one of several draft models
     SKIPPED = "skipped"  # a group continues without the drafts it waited for
 

@@ -6,14 +6,14 @@ import random
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 
 
-class ReplayProposer:
+class ReplayProposer(Proposer):
     """Proposes what is known to come; a token is right with probability `acceptance`."""
 
     name = "replay"
-    pass_time = None
 
     def __init__(
         self,
@@ -30,20 +30,11 @@ class ReplayProposer:
     def available(self, sequence: Sequence) -> int:
         return len(self._drafts[sequence.request.request_id]) - sequence.num_output
 
-    def confidence_bucket(self, sequence: Sequence) -> int:  # noqa: ARG002 - the contract's
-        return 0
-
     def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:
         return [
             self._drafts[s.request.request_id][s.num_output : s.num_output + depth]
             for s, depth in zip(sequences, depths, strict=True)
         ]
-
-    def on_verified(self, sequence: Sequence) -> None:
-        """It keeps no state."""
-
-    def forget(self, sequence: Sequence) -> None:
-        """It keeps no state."""
 
 
 def spoilt(output: Seq[int], acceptance: float, vocab_size: int, seed: str) -> list[int]:

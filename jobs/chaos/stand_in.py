@@ -35,7 +35,7 @@ from specbatch.pipeline.engines.exact.service import EngineService
 from specbatch.pipeline.engines.exact.state.accounting import Rows, TimeBook
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.engines.models.draft_names import pins_of
-from specbatch.pipeline.engines.models.fingerprint import Look, unchanged
+from specbatch.pipeline.engines.models.fingerprint import unchanged
 from specbatch.pipeline.engines.models.model_folder import LoadedModels
 from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge
@@ -147,7 +147,7 @@ class StandInEngine:
         return [self._end(s, FinishReason.CANCELLED) for s in dropped]
 
     @property
-    def begun(self) -> list[Sequence]:
+    def unfinished(self) -> list[Sequence]:
         return [*self._running, *self._waiting]
 
     def unstarted(self) -> list[str]:
@@ -252,7 +252,7 @@ class StandInHost:
         1 with the model in the folder `taught_by`."""
         self._models = LoadedModels(verifier, () if proposer is None else (proposer,))
         self._numeric_class = numeric_class
-        self.proposer = proposer
+        self.draft_model = proposer
         self._taught_by = taught_by
         self._pause = threading.Event()
         self._naming = threading.Lock()
@@ -270,20 +270,20 @@ class StandInHost:
         )
 
     @property
-    def verifier(self) -> ModelFolder:
+    def model(self) -> ModelFolder:
         """The model as loaded, or as it was at the last inspection."""
-        return self._models.verifier
+        return self._models.model
 
     def serves(self) -> Serves:
         """One class, whatever a job asks for, and fingerprints like those of `EngineHost`."""
-        told = Serves.of(self.verifier.ref, dict.fromkeys(all_keys(), self._numeric_class))
+        told = Serves.of(self.model.ref, dict.fromkeys(all_keys(), self._numeric_class))
         with self._naming:
             try:
                 self._models.look_again()
             except ModelError as error:
                 log.warning("taking no jobs that pin a fingerprint: %s", error)
                 return told
-            found, drafts = self._models.of(self.verifier), self._models.drafts
+            found, drafts = self._models.of(self.model), self._models.drafts
         return replace(told, fingerprint=found, drafts=drafts)
 
     def load(self) -> bytes:
@@ -292,13 +292,13 @@ class StandInHost:
             self._models.check_changed()
         for folder in self._models.draft_models:
             self._read(folder)
-        weights = self._read(self.verifier)
+        weights = self._read(self.model)
         if self._taught_by is not None:
             weights = weights_of(Path(self._taught_by))
         return weights + self._numeric_class.encode()
 
     def _read(self, folder: ModelFolder) -> bytes:
-        look, weights = unchanged(folder.ref, folder.path, partial(_weights, folder.path))
+        look, weights = unchanged(folder.ref, folder.path, partial(weights_of, folder.path))
         with self._naming:
             self._models.note(folder, look)
         return weights
@@ -307,7 +307,7 @@ class StandInHost:
         return self._service
 
     def tag_models(self, wanted: SpeculationSpec) -> dict[str, str]:
-        refs = [] if self.proposer is None else [self.proposer.ref]
+        refs = [] if self.draft_model is None else [self.draft_model.ref]
         return pins_of(wanted.routes, refs) if wanted.enabled else {}
 
     def check(self) -> None:
@@ -337,7 +337,3 @@ class StandInHost:
     def close(self) -> None:
         self.stop()
         self._service.close()
-
-
-def _weights(folder: Path, _: Look) -> bytes:
-    return weights_of(folder)

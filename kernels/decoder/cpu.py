@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import operator
-from ctypes import POINTER, Structure, byref, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, byref, c_float, c_int32, c_void_p
 
 import numpy as np
 import torch
@@ -73,24 +72,14 @@ class _Batch(Structure):
     )
 
 
-assert ctypes.sizeof(c_int64) == 8, "slots and ids are 64-bit"
-
-
 def why_not(shape: DecoderShape, dtype: torch.dtype) -> str | None:
     """Why this decoder cannot run here, or None."""
     if dtype not in _DTYPES:
         return f"{dtype} has no C kernels"
-    odd = [
-        f"{name} {size} is not a multiple of {unit}"
-        for name, size, unit in (
-            ("hidden size", shape.hidden, 32),
-            ("intermediate size", shape.inter, 32),
-            ("head dimension", shape.head_dim, 32),
-        )
-        if size % unit
-    ]
-    if odd:
-        return odd[0]
+    sizes = {"hidden size": shape.hidden, "intermediate size": shape.inter}
+    for name, size in {**sizes, "head dimension": shape.head_dim}.items():
+        if size % 32:
+            return f"{name} {size} is not a multiple of 32"
     if shape.head_dim > _MAX_HEAD_DIM:
         return f"head dimension {shape.head_dim} is above {_MAX_HEAD_DIM}"
     try:
@@ -179,20 +168,13 @@ class Decoder:
         )
         return arguments, (items, tables)
 
-    @property
-    def weight_bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self._kept)
-
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of keys and values when every block is in use."""
-        return sum(tensor.nbytes for tensor in self._caches)
-
-    def workspace_bytes(self, tokens: int, rows: int, context: int) -> int:
-        """The most bytes a pass of `tokens` tokens and `rows` rows of logits takes besides."""
+    def memory(self, tokens: int, rows: int, context: int) -> tuple[int, int, int]:
+        """Bytes of the weights, of keys and values when every block is in use, and the most that a
+        pass of `tokens` tokens and `rows` rows of logits takes besides."""
         sizes = self._sizes(max(tokens, rows), context).values()
         work = sum(size * 5 // 4 * dtype.itemsize for size, dtype in sizes)
-        return work + rows * self._shape.vocab * torch.float32.itemsize
+        work += rows * self._shape.vocab * torch.float32.itemsize
+        return sum(t.nbytes for t in self._kept), sum(t.nbytes for t in self._caches), work
 
     def _sizes(self, tokens: int, longest: int) -> dict[str, tuple[int, torch.dtype]]:
         """Elements of each workspace, for a pass of `tokens` tokens or rows."""

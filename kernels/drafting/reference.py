@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -34,7 +33,7 @@ def draft(
         active = sum(depth > step for depth in depths)
         logits = forward(batch)[:active]
         at = counters[:active] + torch.tensor([0, step])
-        drafts[step, :active] = sample(logits, at, first_rows(sampling, active))
+        drafts[step, :active] = sample(logits, at, sampling.at(slice(active)))
         going_on = sum(depth > step + 1 for depth in depths)
         positions = torch.tensor(contexts[:going_on]) + step
         tables = batch.ragged.block_tables[:going_on]
@@ -54,17 +53,6 @@ def draft(
             torch.arange(going_on),
         )
     return drafts
-
-
-def first_rows(sampling: SamplingRows, count: int) -> SamplingRows:
-    """The parameters of the first `count` rows."""
-    return replace(
-        sampling,
-        temperature=sampling.temperature[:count],
-        top_k=sampling.top_k[:count],
-        top_p=sampling.top_p[:count],
-        min_p=sampling.min_p[:count],
-    )
 
 
 def repeatable(sampling: SamplingRows) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -44,3 +45,11 @@ def zeroed_cache(shape: tuple[int, ...], dtype: torch.dtype, device: torch.devic
         return torch.zeros(shape, dtype=dtype, device=device)
     raw = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
     return torch.from_numpy(raw).view(dtype).view(shape)
+
+
+def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
+    """The array on the device. On a GPU the copy is queued and the host goes on."""
+    tensor = torch.from_numpy(array)
+    if device.type != "cuda" or not tensor.numel():
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)

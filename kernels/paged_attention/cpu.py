@@ -60,7 +60,10 @@ def paged_attention(
     num_heads, head_dim = query.shape[1:]
     block_size, kv_heads = key_cache.shape[1:3]
     group = num_heads // kv_heads
-    tiles = _prepared(batch, query.shape[0], block_size, window)
+    key = ("cpu", block_size, window)
+    if key not in batch.prepared:
+        batch.prepared[key] = _prepare(batch, query.shape[0], block_size, window)
+    tiles = cast(_Tiles, batch.prepared[key])
     padded = torch.cat((query, query.new_zeros(1, num_heads, head_dim)))
     q = padded[tiles.rows].float().mul_(scaling)
     q = q.view(-1, tiles.tokens, kv_heads, group, head_dim).permute(0, 2, 3, 1, 4).contiguous()
@@ -112,13 +115,6 @@ def _by_head(blocks: Tensor, chunk: _Chunk) -> Tensor:
     """[tiles, kv_heads, CHUNK_TOKENS, head_dim] float32."""
     kv_heads, head_dim = blocks.shape[2:]
     return blocks.float().view(chunk.tiles, CHUNK_TOKENS, kv_heads, head_dim).transpose(1, 2)
-
-
-def _prepared(batch: RaggedBatch, num_tokens: int, block_size: int, window: int | None) -> _Tiles:
-    key = ("cpu", block_size, window)
-    if key not in batch.prepared:
-        batch.prepared[key] = _prepare(batch, num_tokens, block_size, window)
-    return cast(_Tiles, batch.prepared[key])
 
 
 def _prepare(batch: RaggedBatch, num_tokens: int, block_size: int, window: int | None) -> _Tiles:

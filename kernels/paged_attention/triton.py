@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specbatch.kernels.paged_attention.contract import RaggedBatch
+from specbatch.kernels.paged_attention.contract import RaggedBatch, to_device
 
 TILE_TOKENS = 8
 CHUNK_TOKENS = 64
@@ -110,14 +110,7 @@ def prepare(batch: RaggedBatch, device: torch.device, least_tiles: int = 0) -> T
     tiles[: len(owner), 3] = (np.cumsum(sizes) - sizes)[owner]
     tables = np.zeros(max(int(sizes.sum()), 1), dtype=np.int32)
     tables[: int(sizes.sum())] = [block for table in batch.block_tables for block in table]
-    return Tiles(*(_on_device(array, device) for array in (tiles, tables)))
-
-
-def _on_device(array: np.ndarray, device: torch.device) -> Tensor:
-    tensor = torch.from_numpy(array)
-    if device.type != "cuda" or not tensor.numel():
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
+    return Tiles(*(to_device(array, device) for array in (tiles, tables)))
 
 
 @triton.jit
@@ -151,9 +144,9 @@ def _attend(
     real = (row // group) < count
     at = first_at + row // group
     heads = (first_token + row // group) * (kv_heads * group) + kv_head * group + row % group
-    place = heads[:, None] * head_dim + d[None, :]
+    position = heads[:, None] * head_dim + d[None, :]
     held = real[:, None] & (d < head_dim)[None, :]
-    q = tl.load(query + place, mask=held, other=0.0).to(tl.float32)
+    q = tl.load(query + position, mask=held, other=0.0).to(tl.float32)
 
     # 2) Every chunk that one of them sees, in order.
     lowest, reach = 0, first_at + count
@@ -190,7 +183,7 @@ def _attend(
 
     # 3) Back to the row of tokens.
     mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
-    tl.store(out + place, mixed.to(out.dtype.element_ty), mask=held)
+    tl.store(out + position, mixed.to(out.dtype.element_ty), mask=held)
 
 
 @triton.jit

@@ -10,23 +10,30 @@ emitted follows P, whatever Q is. Unlike `verify`, which tokens these are depend
 on where the block began: the distribution of an output is kept, not the output.
 
 A row at temperature 0 has all of P_j on the argmax: its draft token is accepted where it is that.
+
+A draft is drawn with stream 0. The tests compare that draft with its own distribution, so they must
+not use the noise that made it: they would accept what the noise favours, and the output would
+follow neither model. Hence three streams of their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from specbatch.kernels.counters.reference import gumbel, philox4x32
-from specbatch.kernels.rejection.contract import ACCEPT_STREAM, BLOCK_STREAM, RESIDUAL_STREAM
 from specbatch.kernels.verify.contract import SamplingRows, TopRows, Verdict
 from specbatch.kernels.verify.reference import match_prefix, process, top_tokens
 
+ACCEPT_STREAM = 1  # ratio test: word 0 of the row's counter decides about the row's draft token
+RESIDUAL_STREAM = 2  # Gumbel noise of the row's own token: residual, or target at the bonus row
+BLOCK_STREAM = 3  # block verification: word j of the first row's counter decides about row j
 _MASK = 0xFFFFFFFF
 _REJECTED = -2  # equals no token and not PLACEHOLDER
+
+Noise = Callable[[Tensor, int, int], Tensor]  # `gumbel`, or what has its bits
 
 
 def verify_tokens(
@@ -36,6 +43,7 @@ def verify_tokens(
     row_offsets: Tensor,  # [num_seqs + 1] int64, rows of sequence i
     counters: Tensor,  # [num_rows, 2] int64: (request key, position)
     sampling: SamplingRows,
+    noise: Noise = gumbel,
 ) -> Verdict:
     """The ratio test, token by token (Leviathan et al., arXiv 2211.17192; Chen et al., 2302.01318).
 
@@ -46,8 +54,15 @@ def verify_tokens(
     nothing. A row depends on no other row, so a proposer may draw with the noise of a token's
     position again after a rejection. Never synchronises with the host.
     """
-    found = accept_tokens(target_logits, draft_probs, draft_tokens, row_offsets, counters, sampling)
-    return emit(found, target_logits, draft_tokens, counters, sampling.top, gumbel)
+    p, q = _distributions(target_logits, draft_probs, row_offsets, sampling)
+    p_x, q_x = _of_draft(p, draft_tokens), _of_draft(q, draft_tokens)
+    u = _uniform(counters, torch.zeros_like(draft_tokens), ACCEPT_STREAM)
+    accept = (u * q_x < p_x) & (draft_tokens >= 0)
+    accepted = match_prefix(torch.where(accept, draft_tokens, _REJECTED), draft_tokens, row_offsets)
+    rows = row_offsets[:-1] + accepted
+    left = (p[rows] - q[rows]).clamp_min(0)
+    of_batch = (target_logits, draft_tokens, accepted, counters, sampling.top, noise)
+    return _emit(left, p[rows], rows, *of_batch)
 
 
 def verify_blocks(
@@ -57,6 +72,7 @@ def verify_blocks(
     row_offsets: Tensor,  # [num_seqs + 1] int64, rows of sequence i
     counters: Tensor,  # [num_rows, 2] int64: (request key, position)
     sampling: SamplingRows,
+    noise: Noise = gumbel,
 ) -> Verdict:
     """Block verification (Sun et al., arXiv 2403.10444): a late token may save an early one.
 
@@ -74,49 +90,8 @@ def verify_blocks(
     with the noise of a token's position alone, or the next block's draft would not follow its Q.
     On a GPU it synchronises once with the host, for the longest block.
     """
-    found = accept_blocks(target_logits, draft_probs, draft_tokens, row_offsets, counters, sampling)
-    return emit(found, target_logits, draft_tokens, counters, sampling.top, gumbel)
-
-
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """How far each draft was accepted, and what the token behind it is drawn from."""
-
-    accepted: Tensor  # [num_seqs] int64
-    rows: Tensor  # [num_seqs] int64, the row of that token
-    weights: Tensor  # [num_seqs, vocab_size] float32; need not sum to 1
-    p: Tensor  # [num_seqs, vocab_size] float32: drawn from where all weights are 0
-
-
-def accept_tokens(
-    target_logits: Tensor,
-    draft_probs: Tensor,
-    draft_tokens: Tensor,
-    row_offsets: Tensor,
-    counters: Tensor,
-    sampling: SamplingRows,
-) -> Accepted:
-    """`verify_tokens` without its draw."""
     p, q = _distributions(target_logits, draft_probs, row_offsets, sampling)
-    p_x, q_x = _of_draft(p, draft_tokens), _of_draft(q, draft_tokens)
-    u = _uniform(counters, torch.zeros_like(draft_tokens), ACCEPT_STREAM)
-    accept = (u * q_x < p_x) & (draft_tokens >= 0)
-    accepted = match_prefix(torch.where(accept, draft_tokens, _REJECTED), draft_tokens, row_offsets)
-    rows = row_offsets[:-1] + accepted
-    return Accepted(accepted, rows, (p[rows] - q[rows]).clamp_min(0), p[rows])
-
-
-def accept_blocks(
-    target_logits: Tensor,
-    draft_probs: Tensor,
-    draft_tokens: Tensor,
-    row_offsets: Tensor,
-    counters: Tensor,
-    sampling: SamplingRows,
-) -> Accepted:
-    """`verify_blocks` without its draw."""
-    p, q = _distributions(target_logits, draft_probs, row_offsets, sampling)
-    sequence, within = _places(row_offsets, draft_tokens)
+    sequence, within = _positions(row_offsets, draft_tokens)
     p_x, q_x = _of_draft(p, draft_tokens), _of_draft(q, draft_tokens)
     ratio = torch.where(p_x > 0, p_x / q_x, 0.0)
     weight = _weights(ratio, row_offsets)[sequence, within]
@@ -128,29 +103,31 @@ def accept_blocks(
     reached = torch.where(u <= h, within, 0)
     accepted = torch.zeros_like(row_offsets[:-1]).scatter_reduce_(0, sequence, reached, "amax")
     rows = row_offsets[:-1] + accepted
-    return Accepted(accepted, rows, residual[rows], p[rows])
+    of_batch = (target_logits, draft_tokens, accepted, counters, sampling.top, noise)
+    return _emit(residual[rows], p[rows], rows, *of_batch)
 
 
-def emit(
-    found: Accepted,
+def _emit(
+    weights: Tensor,  # [num_seqs, vocab_size] float32, the token behind the draft; sum to anything
+    p: Tensor,  # [num_seqs, vocab_size] float32: drawn from where all weights are 0
+    rows: Tensor,  # [num_seqs] int64, the row of that token
     target_logits: Tensor,  # [num_rows, vocab_size] float32, unprocessed
     draft_tokens: Tensor,  # [num_rows] int64
+    accepted: Tensor,  # [num_seqs] int64
     counters: Tensor,  # [num_rows, 2] int64
     top: TopRows | None,
-    noise: Callable[[Tensor, int, int], Tensor],  # `gumbel`
+    noise: Noise,
 ) -> Verdict:
     """Draw the token behind each accepted draft; only these rows need noise."""
-    probs = torch.where(found.weights.sum(dim=1, keepdim=True) > 0, found.weights, found.p)
-    own = probs.log() + noise(counters[found.rows], probs.shape[1], RESIDUAL_STREAM)
-    own = own.argmax(dim=1)
-    tokens = draft_tokens.clamp_min(0).index_copy(0, found.rows, own)
+    probs = torch.where(weights.sum(dim=1, keepdim=True) > 0, weights, p)
+    own = (probs.log() + noise(counters[rows], probs.shape[1], RESIDUAL_STREAM)).argmax(dim=1)
+    tokens = draft_tokens.clamp_min(0).index_copy(0, rows, own)
     norm = target_logits.logsumexp(dim=1)
     logprobs = target_logits.gather(1, tokens[:, None])[:, 0] - norm
     # No draft is accepted where nothing is left, so only a drawn token can stand there.
-    nothing_left = found.p.gather(1, own[:, None])[:, 0].isnan()
-    drawn = logprobs[found.rows].masked_fill(nothing_left, float("nan"))
-    logprobs = logprobs.index_copy(0, found.rows, drawn)
-    return Verdict(tokens, logprobs, found.accepted, top_tokens(target_logits, norm, top))
+    nothing_left = p.gather(1, own[:, None])[:, 0].isnan()
+    logprobs = logprobs.index_copy(0, rows, logprobs[rows].masked_fill(nothing_left, float("nan")))
+    return Verdict(tokens, logprobs, accepted, top_tokens(target_logits, norm, top))
 
 
 def _distributions(
@@ -170,8 +147,8 @@ def _distributions(
     return p, padded[torch.where(is_bonus, draft_probs.shape[0], rows - sequence)]
 
 
-def _places(row_offsets: Tensor, draft_tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Sequence of every row and its place j within it, int64 [num_rows] each."""
+def _positions(row_offsets: Tensor, draft_tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Sequence of every row and its position j within it, int64 [num_rows] each."""
     rows = torch.arange(draft_tokens.shape[0], device=draft_tokens.device)
     sequence = torch.searchsorted(row_offsets, rows, right=True) - 1
     return sequence, rows - row_offsets[sequence]
@@ -185,7 +162,7 @@ def _of_draft(probs: Tensor, draft_tokens: Tensor) -> Tensor:
 def _weights(ratio: Tensor, row_offsets: Tensor) -> Tensor:
     """w of every sequence, float64 [num_seqs, rows of the longest].
 
-    A loop over places and not a scan over rows: a row's bits must not depend on other sequences.
+    A loop over positions and not a scan over rows: a row's bits must not depend on other sequences.
     """
     first = row_offsets[:-1]
     longest = int((row_offsets[1:] - first).max()) if first.numel() else 0

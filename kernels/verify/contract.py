@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -50,6 +50,16 @@ class SamplingRows:
     # whether token t may come. Rows without a grammar have all bits set.
     allowed: Tensor | None = None  # [num_rows, ceil(vocab_size / 32)] int32
     top: TopRows | None = None  # for `verify`; `sample` ignores it
+
+    def at(self, rows: Tensor | slice) -> SamplingRows:
+        """The parameters of these rows, of which none has anything forbidden or adjusted."""
+        return replace(
+            self,
+            temperature=self.temperature[rows],
+            top_k=self.top_k[rows],
+            top_p=self.top_p[rows],
+            min_p=self.min_p[rows],
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,7 +131,7 @@ def _room_for(top: TopRows | None, vocab_size: int) -> TopTokens | None:
 
 
 def _slots(of_rows: Tensor, rows: int) -> Tensor:
-    """The place of each row among `of_rows`, -1 where it is not there."""
+    """The position of each row among `of_rows`, -1 where it is not there."""
     slots = torch.full((rows,), -1, dtype=torch.int64)
     slots[of_rows] = torch.arange(of_rows.shape[0])
     return slots

@@ -51,12 +51,12 @@ class Engines(Protocol):
 
     # --- what it can do ------------------------------------------------------------------------
     @property
-    def verifier(self) -> ModelFolder:
+    def model(self) -> ModelFolder:
         """The model that decides every token; of a propose worker, its draft model."""
         ...
 
     @property
-    def proposer(self) -> ModelFolder | None:
+    def draft_model(self) -> ModelFolder | None:
         """The draft model beside it."""
         ...
 

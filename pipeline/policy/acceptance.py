@@ -160,24 +160,24 @@ class Tracks:
         key = (label, job, tag)
         found = self._tracks.get(key)
         if found is None:
-            levels = [
-                self.known.setdefault(label, new_level(4.0)),
-                self._jobs.setdefault((label, job), new_level()),
-            ]
-            if tag is not None:
-                levels.append(self._tags.setdefault((label, job, tag), new_level()))
-            found = self._tracks[key] = Track(tuple(levels), self._tallied)
+            general = self.known.setdefault(label, new_level(4.0))
+            levels = (general, *self._levels(label, job, tag))
+            found = self._tracks[key] = Track(levels, self._tallied)
         return found
+
+    def _levels(self, label: str, job: str, tag: str | None) -> list[Acceptance]:
+        """Of the job, and of the tag if there is one."""
+        levels = [self._jobs.setdefault((label, job), new_level())]
+        if tag is not None:
+            levels.append(self._tags.setdefault((label, job, tag), new_level()))
+        return levels
 
     def prime(self, job: str, label: str, tag: str | None, agreed: float, tested: float) -> None:
         """What earlier jobs of the same name found, before anything is known of this one."""
         if tested <= 0:
             return
         share = min(1.0, tuning.PRIOR_TESTS / tested)
-        levels = [self._jobs.setdefault((label, job), new_level())]
-        if tag is not None:
-            levels.append(self._tags.setdefault((label, job, tag), new_level()))
-        for level in levels:
+        for level in self._levels(label, job, tag):
             level.agreed += share * agreed
             level.tested += share * tested
             level.seen += tested

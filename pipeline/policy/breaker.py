@@ -49,7 +49,7 @@ class Breaker:
                 return None
             self.probing = False
             self.open_steps = tuning.FIRST_OPEN_STEPS
-            return DecisionAction.TAKEN_IN
+            return DecisionAction.ENABLED
         self.strikes += 1
         if self.strikes < tuning.STRIKES:
             return None
@@ -57,7 +57,7 @@ class Breaker:
         self.open_steps = min(2 * self.open_steps, tuning.LONGEST_OPEN_STEPS)
         self.probing = False
         self.strikes = 0
-        return DecisionAction.TAKEN_OUT
+        return DecisionAction.DISABLED
 
 
 # --- decisions ----------------------------------------------------------------------------------
@@ -73,9 +73,19 @@ class Lessons:
 
 
 @dataclass(slots=True)
-class _Routed:
-    recorded: str | None = None  # the draft model
+class _Settled:
+    """A choice of replans, as it was recorded last."""
+
+    recorded: str | bool | None = None
     replans: int = 0  # in a row that say otherwise
+
+    def turns(self, choice: str | bool, replans: int = tuning.SETTLED_REPLANS) -> bool:
+        """A replan's choice; whether it is another one, as the last `replans` were."""
+        self.replans = 0 if choice == self.recorded else self.replans + 1
+        if not self.replans or self.replans < replans:
+            return False
+        self.recorded, self.replans = choice, 0
+        return True
 
 
 @dataclass(slots=True)
@@ -83,9 +93,8 @@ class _Job:
     breakers: dict[str, Breaker] = field(default_factory=dict)  # by proposer
     judged: dict[str, tuple[tuple[float, float], int]] = field(default_factory=dict)
     # by proposer: the figures of the last replan that counted, and its step
-    drafting: bool | None = None  # as recorded last
-    replans: int = 0  # in a row that say otherwise
-    routes: dict[str | None, _Routed] = field(default_factory=dict)  # by tag
+    drafting: _Settled = field(default_factory=_Settled)
+    routes: dict[str | None, _Settled] = field(default_factory=dict)  # by tag
     decisions: list[Decision] = field(default_factory=list)
 
 
@@ -126,7 +135,7 @@ class DecisionLog:
         self.tracks.soften(proposer, job)
         self._note(
             job,
-            DecisionAction.TRIED_AGAIN,
+            DecisionAction.HALF_OPENED,
             proposer,
             f"{proposer} was disabled for a while and is tried again on a few sequences",
             acceptance=rate if tested else None,
@@ -161,7 +170,7 @@ class DecisionLog:
         action = of.breakers.setdefault(proposer, Breaker()).record(step, pays)
         if action is None:
             return
-        self.on_decision(job, proposer, action is DecisionAction.TAKEN_OUT)
+        self.on_decision(job, proposer, action is DecisionAction.DISABLED)
         needed = break_even()
         rate = rate if believed is None else believed
         self._note(
@@ -177,20 +186,15 @@ class DecisionLog:
     def record_disabled(self, proposer: str, reason: str) -> None:
         """The proposer failed too often and is not asked by anybody for a while."""
         for job in tuple(self._jobs):
-            self._note(job, DecisionAction.TAKEN_OUT, proposer, reason)
+            self._note(job, DecisionAction.DISABLED, proposer, reason)
 
     def record_drafting(
         self, job: str, drafting: bool, reason: Callable[[], str], sequences: int
     ) -> None:
         """A replan's choice for the job's sequences, recorded once it is settled."""
-        of = self._job(job)
-        if of.drafting == drafting:
-            of.replans = 0
+        of = self._job(job).drafting
+        if not of.turns(drafting, 1 if of.recorded is None else tuning.SETTLED_REPLANS):
             return
-        of.replans += 1
-        if of.replans < tuning.SETTLED_REPLANS and of.drafting is not None:
-            return
-        of.drafting, of.replans = drafting, 0
         self.on_decision(job, ALL_PROPOSERS, not drafting)
         action = DecisionAction.ON if drafting else DecisionAction.OFF
         self._note(job, action, ALL_PROPOSERS, reason(), sequences=sequences)
@@ -199,13 +203,7 @@ class DecisionLog:
         self, job: str, tag: str | None, model: str, reason: Callable[[], str], sequences: int
     ) -> None:
         """A replan's draft model for the rows of a tag, recorded once it is settled."""
-        route = self._job(job).routes.setdefault(tag, _Routed())
-        if route.recorded == model:
-            route.replans = 0
-            return
-        route.replans += 1
-        if route.replans >= tuning.SETTLED_REPLANS:
-            route.recorded, route.replans = model, 0
+        if self._job(job).routes.setdefault(tag, _Settled()).turns(model):
             self._note(job, DecisionAction.ROUTED, model, reason(), sequences=sequences)
 
     # --- what is handed out ---------------------------------------------------------------------
@@ -230,7 +228,7 @@ class DecisionLog:
         for proposer, breaker in of.breakers.items():
             if breaker.open_until is not None:
                 self.on_decision(job, proposer, False)
-        if of.drafting is False:
+        if of.drafting.recorded is False:
             self.on_decision(job, ALL_PROPOSERS, False)
 
     def _job(self, job: str) -> _Job:

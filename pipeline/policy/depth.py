@@ -83,13 +83,13 @@ def choose_depths(
     order = np.argsort(-net, axis=None, kind="stable")
     order = order[: int(np.count_nonzero(worth > 0.0))]
     worth = worth.ravel()[order]
-    owners, places = np.divmod(order, max(depth, 1))
+    owners, positions = np.divmod(order, max(depth, 1))
     of_model = modelled[owners]
     # 2) The best number of them, for every number of passes of the draft model.
     passes = min(int(limits[modelled].max(initial=0)), tuning.MAX_PASSES)
     best = (count + others + 0.0, float(cost.verify_sec[0]), owners[:0], 1.0)
     for k in range(passes + 1):
-        kept = slice(None) if not passes else np.flatnonzero(~of_model | (places < k))
+        kept = slice(None) if not passes else np.flatnonzero(~of_model | (positions < k))
         gains = worth[kept][: cost.most]
         tokens = np.cumsum(gains) + (count + others)
         seconds = cost.verify_sec[1 : len(tokens) + 1]
@@ -182,12 +182,6 @@ class DepthSchedule:
         """The same schedule behind so many steps of other depths."""
         steps_in_all = max(self.steps, steps)
         return replace(self, steps=steps_in_all, opening=depths, opening_steps=steps)
-
-    def at(self, step: int) -> tuple[int, ...]:
-        """The depths of a step of it, which count from 0."""
-        if self.opening is not None and step < self.opening_steps:
-            return self.opening
-        return self.depths
 
 
 @dataclass(slots=True)

@@ -28,9 +28,7 @@ class Knowledge:
         return self.draft_times.setdefault(proposer, _draft_cost())
 
     def acceptance_of(self, proposer: str) -> Acceptance:
-        if proposer not in self.acceptance:
-            self.acceptance[proposer] = new_level(4.0)
-        return self.acceptance[proposer]
+        return self.acceptance.setdefault(proposer, new_level(4.0))
 
     def spread_of(self, proposer: str) -> Spread:
         return self.spreads.setdefault(proposer, Spread())

@@ -64,19 +64,7 @@ class LinearCost:
         kept = self.forgetting ** len(seconds)
         self._gram = kept * self._gram + scaled.T @ scaled
         self._moment = kept * self._moment + scaled.T @ np.sqrt(fade)
-        active = np.diag(self._gram) > 0
-        found = np.zeros(len(self.weights))
-        while active.any():
-            gram = self._gram[np.ix_(active, active)]
-            pull = tuning.RIDGE * np.diag(np.diag(gram))
-            right = self._moment[active] + pull @ self._guess[active]
-            part = np.linalg.solve(gram + pull, right)
-            if (part >= 0).all():
-                found[active] = part
-                break
-            worst = np.flatnonzero(active)[part.argmin()]
-            active[worst] = False  # nothing gets cheaper by being more
-        self.weights = found.tolist()
+        self.weights = _not_negative(self._gram, self._moment, self._guess).tolist()
 
     def state(self) -> dict[str, Any]:
         """What `restore` needs, as JSON knows it."""
@@ -105,6 +93,24 @@ class LinearCost:
         self._gram, self._moment = found["gram"], found["moment"]
         self._guess, self.weights = found["guess"], found["weights"].tolist()
         self.observations = int(state["observations"])
+
+
+def _not_negative(
+    gram: NDArray[np.float64], moment: NDArray[np.float64], guess: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Least squares, pulled a little towards `guess`; nothing gets cheaper by being more."""
+    active = np.diag(gram) > 0
+    found = np.zeros(len(moment))
+    while active.any():
+        of_active = gram[np.ix_(active, active)]
+        pull = tuning.RIDGE * np.diag(np.diag(of_active))
+        right = moment[active] + pull @ guess[active]
+        part = np.linalg.solve(of_active + pull, right)
+        if (part >= 0).all():
+            found[active] = part
+            break
+        active[np.flatnonzero(active)[part.argmin()]] = False
+    return found
 
 
 # --- the verifier: seconds by tokens and sequences ----------------------------------------------
@@ -149,12 +155,6 @@ def _token_bucket(tokens: int) -> int:
     if tokens <= 128:
         return 64 + (tokens - 61) // 4
     return 80 + (tokens - 113) // 16
-
-
-def _token_buckets(tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-    """`_place` of each; passes have no largest size."""
-    middle, large = 64 + (tokens - 61) // 4, 80 + (tokens - 113) // 16
-    return np.where(tokens <= 64, tokens, np.where(tokens <= 128, middle, large))
 
 
 def _batch_bucket(sequences: int) -> int:
@@ -285,25 +285,11 @@ class StepTime:
         seconds = np.array([cell.seconds for cell in cells])
         sizes = np.array([(1.0, cell.tokens, cell.sequences) for cell in cells])
         # Relative errors count: a large pass must not drown the small ones.
-        scaled = (
-            sizes
-            * (np.sqrt([min(cell.seen, tuning.CELL_MEMORY) for cell in cells]) / seconds)[:, None]
-        )
         target = np.sqrt([min(cell.seen, tuning.CELL_MEMORY) for cell in cells])
-        gram, moment = scaled.T @ scaled, scaled.T @ target
-        pull = tuning.RIDGE * np.diag(gram)
-        active = np.ones(3, dtype=bool)
-        while True:
-            part = np.linalg.solve(
-                gram[np.ix_(active, active)] + np.diag(pull[active]),
-                moment[active] + pull[active] * np.array(tuning.PASS_GUESS_SEC)[active],
-            )
-            if (part >= 0).all() or active.sum() == 1:
-                break
-            active[np.flatnonzero(active)[part.argmin()]] = False  # more is never cheaper
-        weights = np.zeros(3)
-        weights[active] = np.maximum(part, 0.0)
-        return float(weights[0]), float(weights[1]), float(weights[2])
+        scaled = sizes * (target / seconds)[:, None]
+        guess = np.array(tuning.PASS_GUESS_SEC)
+        base, row, sequence = _not_negative(scaled.T @ scaled, scaled.T @ target, guess).tolist()
+        return base, row, sequence
 
     def state(self) -> dict[str, Any]:
         """What `restored` needs, as JSON knows it."""
@@ -373,7 +359,8 @@ def _between(
     lower = price[np.maximum(right - 1, 0)]
     found = middle
     if optimism:
-        untried = ~np.isin(_token_buckets(tokens), _token_buckets(np.round(at).astype(np.int64)))
+        tried = {_token_bucket(round(size)) for size in at.tolist()}
+        untried = np.array([_token_bucket(size) not in tried for size in tokens.tolist()])
         found = middle - optimism * np.maximum(middle - lower, 0.0) * untried
     beyond = tokens > at[-1]
     rise = np.maximum(line[beyond] / expected[-1] - 1.0, 0.0)

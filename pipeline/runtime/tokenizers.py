@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from specbatch.pipeline.engines.contract import ModelFolder
-from specbatch.pipeline.engines.models.fingerprint import Look, unchanged
+from specbatch.pipeline.engines.models.fingerprint import unchanged
 from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.pipeline.runtime.last_used import LastUsed
 from specbatch.schemas.errors import ModelChangedError, ModelError
@@ -78,10 +79,7 @@ class Tokenizers:
         wanted = folder.fingerprint.text
         if wanted is not None and (known := self._kept.find(wanted)) is not None:
             return known
-
-        def load(_: Look) -> TextTokenizer:
-            return self._load(str(folder.path))
-
+        load = partial(self._load, str(folder.path))
         look, tokenizer = unchanged(folder.ref, folder.path, load)
         if look.fingerprint.text != wanted:
             raise ModelChangedError(f"the tokenizer of model `{folder.ref}` has just changed")

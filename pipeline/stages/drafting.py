@@ -214,9 +214,7 @@ class Drafting:
             f"looked at), too little for blocks of {SHORTEST_BLOCK} tokens or more while a drafted "
             f"token costs {price:.2f} of a verified one"
         )
-        decision = Decision(
-            time.time(), DecisionAction.TAKEN_OUT, PRE_GENERATED, reason, acceptance
-        )
+        decision = Decision(time.time(), DecisionAction.DISABLED, PRE_GENERATED, reason, acceptance)
         self.learn(job, Lessons(decisions=(decision,)))
 
     def drafted(self, job: JobRow, tokens: int, usd: float) -> None:

@@ -27,7 +27,7 @@ from specbatch.schemas.spec import JobSpec
 def propose(context: StageContext, job_id: str, index: int) -> None:
     """Draft for the next group of this worker's draft model, and send it on to VERIFY."""
     host = context.engines("propose")
-    work = claim_next(context, Stage.PROPOSE, host.verifier.ref, job_id, index)
+    work = claim_next(context, Stage.PROPOSE, host.model.ref, job_id, index)
     if work is None:
         return
     with attempt_on_device(context, work.lease, host) as (held, tickets):

@@ -73,14 +73,14 @@ def verify(context: StageContext, job_id: str, index: int) -> None:
     """Verify the next group of this worker's model, and send it on to RECORD."""
     host = context.engines("verify")
     serves = host.serves()
-    work = claim_next(context, Stage.VERIFY, host.verifier.ref, job_id, index, serves)
+    work = claim_next(context, Stage.VERIFY, host.model.ref, job_id, index, serves)
     if work is None:
         context.requeuer.requeue(job_id, serves)
         return
     with attempt_on_device(context, work.lease, host) as (held, tickets):
         job, spec = _job_of(context, host, work)
         begin(context, held, job, work)
-        _check_drafts_here(host.proposer is not None, spec)
+        _check_drafts_here(host.draft_model is not None, spec)
         rows = _rows_left(context, job, work)
         drafts = blocks_ahead(context.objects, job, work, context.max_attempts)
         group = _Group(held, work, job, spec, rows, drafts, tickets)
@@ -196,7 +196,7 @@ def _with_fingerprint(host: Engines, group: _Group) -> _Group:
     serves, job = host.serves(), group.job
     if not serves.takes(Pinned.of(group.work)):
         raise ModelChangedError(
-            f"model `{host.verifier.ref}` was replaced while it was loaded for job {job.job_id}"
+            f"model `{host.model.ref}` was replaced while it was loaded for job {job.job_id}"
         )
     found = serves.fingerprint
     return replace(

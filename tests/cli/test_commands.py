@@ -52,7 +52,7 @@ def test_show_tells_the_last_decisions_about_drafts_and_json_all(cli: Any, job: 
     store = make_store(Settings())
     before = store.decisions(job_id)
     noted = [
-        Decision(2e9 + i, DecisionAction.TAKEN_OUT, "ngram", f"reason {i}", 0.25, 0.5, 8)
+        Decision(2e9 + i, DecisionAction.DISABLED, "ngram", f"reason {i}", 0.25, 0.5, 8)
         for i in range(24)
     ]
     noted.append(Decision(3e9, DecisionAction.OFF, ALL_PROPOSERS, "the [last] reason"))

@@ -14,7 +14,7 @@ from ledger.builders import JOB, LEASE_SEC, Clock, new_job
 from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge
-from specbatch.pipeline.runtime.profile_store import ProfileStore
+from specbatch.pipeline.runtime.knowledge_store import KnowledgeStore
 from specbatch.pipeline.stages.drafting import Drafting
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.errors import FencedError, StoreError
@@ -249,17 +249,17 @@ GARBAGE: list[Any] = [
 @pytest.mark.parametrize("state", GARBAGE)
 def test_garbage_is_no_knowledge(store: Shaky, state: Any) -> None:
     store.garbage = state
-    kept = ProfileStore(store)
+    kept = KnowledgeStore(store)
     assert kept.load("here") is None
     kept.keep("here", Knowledge())
     kept.close()
-    assert ProfileStore(store).load("here") == Knowledge()
+    assert KnowledgeStore(store).load("here") == Knowledge()
 
 
 def test_a_store_that_is_away_takes_no_engine_with_it(
     store: Shaky, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kept = ProfileStore(store)
+    kept = KnowledgeStore(store)
     store.away = True
     with caplog.at_level(logging.WARNING):
         assert kept.load("here") is None

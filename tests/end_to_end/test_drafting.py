@@ -24,7 +24,7 @@ from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.policy.breaker import DecisionLog
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.pipeline.runtime.client import Client
-from specbatch.pipeline.runtime.profile_store import ProfileStore
+from specbatch.pipeline.runtime.knowledge_store import KnowledgeStore
 from specbatch.pipeline.storage.artefacts import read_drafts
 from specbatch.schemas.records import CompletionRecord, JobRow, JobState
 from specbatch.schemas.settings import Settings
@@ -250,9 +250,9 @@ def test_what_a_worker_learned_of_its_machine_is_read_by_the_next_or_written_ane
     night: Night, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[dict[str, Any] | None] = []
-    load = ProfileStore.load
+    load = KnowledgeStore.load
 
-    def noted(stored: ProfileStore, about: str) -> Knowledge | None:
+    def noted(stored: KnowledgeStore, about: str) -> Knowledge | None:
         found = load(stored, about)
         read.append(found and found.state())
         return found
@@ -261,7 +261,7 @@ def test_what_a_worker_learned_of_its_machine_is_read_by_the_next_or_written_ane
         (row,) = night.table("machine_knowledge")
         return row["key"], json.loads(row["state"])
 
-    monkeypatch.setattr(ProfileStore, "load", noted)
+    monkeypatch.setattr(KnowledgeStore, "load", noted)
     with night.worker():
         first = night.run(depth="off", tokens=80)
         assert night.table("machine_knowledge") == [], "it is written at the end"
@@ -339,7 +339,7 @@ def test_drafts_that_never_fit_are_given_up_and_the_reason_is_kept(
         tried = night.run(sources=["draft-model"], tokens=192)
     assert tried.outputs == off.outputs
     assert tried.drafted > 0, "they were tried"
-    given_up = (DecisionAction.OFF, DecisionAction.TAKEN_OUT)
+    given_up = (DecisionAction.OFF, DecisionAction.DISABLED)
     told = [d for d in tried.decisions if d.action in given_up]
     assert told
     too_little = r"drafts are accepted at 0\.\d\d .*, too little with \d+ sequences"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from engine.decoding import Bench, WatchedBlockProposer, assert_counts_add_up
 
 from specbatch.pipeline.engines.contract import Completion, Request
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.state.kv_blocks import KvState
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.stages.text_stop import TextStop
@@ -149,11 +150,10 @@ class Replay(WatchedBlockProposer):
         return min(super().available(sequence), self._draw() if self._draw else DEEPEST)
 
 
-class Guess:
+class Guess(Proposer):
     """Drafts made-up tokens, in half of the drafts behind some right ones."""
 
     name = "guess"
-    pass_time = None
 
     def __init__(self, truths: dict[str, tuple[int, ...]], draw_depth: bool) -> None:
         self._truths = truths
@@ -163,9 +163,6 @@ class Guess:
     def available(self, sequence: Sequence) -> int:  # noqa: ARG002 - it never runs out
         return self._draw() if self._draw else DEEPEST
 
-    def confidence_bucket(self, sequence: Sequence) -> int:  # noqa: ARG002 - always alike
-        return 0
-
     def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:
         return [self._draft(s, depth) for s, depth in zip(sequences, depths, strict=True)]
 
@@ -174,12 +171,6 @@ class Guess:
         kept = self._random.choice([0, self._random.randint(0, depth)])
         right = self._truths[sequence.request.request_id][at : at + kept]
         return [*right, *(self._random.randrange(256) for _ in range(depth - len(right)))]
-
-    def on_verified(self, sequence: Sequence) -> None:
-        """Learns nothing."""
-
-    def forget(self, sequence: Sequence) -> None:
-        """Knew nothing."""
 
 
 class _Draw:

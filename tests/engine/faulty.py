@@ -47,18 +47,15 @@ def real_tokens(batch: DecoderBatch) -> int:
     return batch.ragged.query_starts[-1]
 
 
-class FaultyProposer:
+class FaultyProposer(Proposer):
     """A proposer whose `method` raises while `broken`, after it has done its work."""
 
     def __init__(self, proposer: Proposer, method: str, error: Exception) -> None:
         self.name = proposer.name
+        self.pass_time = proposer.pass_time
         self.broken = True
         self.calls = 0
         self._proposer, self._method, self._error = proposer, method, error
-
-    @property
-    def pass_time(self) -> Any:
-        return self._proposer.pass_time
 
     def available(self, sequence: Sequence) -> int:
         with self._raising("available"):

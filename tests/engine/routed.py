@@ -22,7 +22,7 @@ PROMPT_TOKENS = 40
 STEP_SEC, ROW_SEC = 0.1, 1e-3  # of the verifier
 
 
-class FakeModel:
+class FakeModel(Proposer):
     """Drafts are right as often as said, by tag; a pass takes as long as said."""
 
     def __init__(
@@ -31,14 +31,10 @@ class FakeModel:
         self.name = name
         self.rates = rates
         self.price = (1e-3, pass_sec, row_sec)
-        self._pass_time = Knowledge().draft_time_of(name)
+        self.pass_time: LinearCost = Knowledge().draft_time_of(name)
         self.read: dict[Sequence, int] = {}
         self.seconds = 0.0
         self.fed = 0
-
-    @property
-    def pass_time(self) -> LinearCost | None:
-        return self._pass_time
 
     def available(self, sequence: Sequence) -> int:  # noqa: ARG002 - the contract's
         return 8
@@ -46,15 +42,12 @@ class FakeModel:
     def behind(self, sequence: Sequence) -> int:
         return len(sequence.tokens) - self.read.get(sequence, 0)
 
-    def confidence_bucket(self, sequence: Sequence) -> int:  # noqa: ARG002 - the contract's
-        return 0
-
     def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:
         fed = sum(self.behind(s) for s in sequences)
         self.fed += fed
         sizes = (1.0, float(max(depths)), fed + sum(depths) - len(sequences))
         took = sum(size * price for size, price in zip(sizes, self.price, strict=True))
-        self._pass_time.observe(sizes, took)
+        self.pass_time.observe(sizes, took)
         self.seconds += took
         for sequence in sequences:
             self.read[sequence] = len(sequence.tokens)

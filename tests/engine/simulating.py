@@ -14,9 +14,10 @@ import pytest
 from policy.machines import Machine, linear
 
 from specbatch.pipeline.engines.contract import Cohort, Request
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.speculation.speculator import Speculator
-from specbatch.pipeline.engines.exact.state.draft_plan import Draft, DraftPlan
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.exact.state.step import Draft, DraftPlan
 from specbatch.pipeline.policy.step_cost import LinearCost
 from specbatch.schemas.records import SamplingParams
 
@@ -40,10 +41,8 @@ class Clock:
         return self.now
 
 
-class Source:
+class Source(Proposer):
     """A proposer of nothing in particular, whose drafts are accepted at `rate(sequence)`."""
-
-    pass_time: LinearCost | None = None
 
     def __init__(self, name: str, rate: float | Rate, limit: int = 16) -> None:
         self.name = name
@@ -55,9 +54,6 @@ class Source:
 
     def available(self, sequence: Sequence) -> int:
         return self.limit(sequence)
-
-    def confidence_bucket(self, sequence: Sequence) -> int:  # noqa: ARG002 - the contract's
-        return 0
 
     def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:
         assert all(depth >= 1 for depth in depths)

@@ -70,7 +70,7 @@ def test_a_collapse_costs_less_than_three_percent_and_says_why(
     assert second.loss < 0.03
     assert [d.action for d in second.decisions[:2]] == [
         DecisionAction.OFF,
-        DecisionAction.TAKEN_OUT,
+        DecisionAction.DISABLED,
     ]
     off, out = second.decisions[:2]
     assert off.proposer == ALL_PROPOSERS
@@ -86,8 +86,8 @@ def test_a_collapse_costs_less_than_three_percent_and_says_why(
     assert f"accepted at {out.acceptance:.2f}" in out.reason
     assert f"from {out.break_even:.2f} on they pay" in out.reason
     # It is tried again, each time after a longer rest, and never taken in.
-    assert second.told(DecisionAction.TRIED_AGAIN)
-    assert not second.told(DecisionAction.TAKEN_IN)
+    assert second.told(DecisionAction.HALF_OPENED)
+    assert not second.told(DecisionAction.ENABLED)
     assert not second.told(DecisionAction.ON)
     assert len(second.decisions) < 12, "decisions, not a log"
 
@@ -101,15 +101,15 @@ def test_bad_drafts_that_become_good_cost_little_and_are_taken_in(
     first = job.half(BAD)
     assert first.loss < 0.03
     assert first.told(DecisionAction.OFF)
-    of_bad = first.told(DecisionAction.TAKEN_OUT)
+    of_bad = first.told(DecisionAction.DISABLED)
     assert of_bad
     assert all((out.acceptance or 0.0) < 0.2 for out in of_bad)
     assert not first.told(DecisionAction.ON)
     second = job.half(GOOD)
-    again = [*first.told(DecisionAction.TRIED_AGAIN), *second.told(DecisionAction.TRIED_AGAIN)][-1]
-    (taken,), (on,) = second.told(DecisionAction.TAKEN_IN), second.told(DecisionAction.ON)
+    again = [*first.told(DecisionAction.HALF_OPENED), *second.told(DecisionAction.HALF_OPENED)][-1]
+    (taken,), (on,) = second.told(DecisionAction.ENABLED), second.told(DecisionAction.ON)
     assert not second.told(DecisionAction.OFF)
-    outs = second.told(DecisionAction.TAKEN_OUT)  # for what was found before they became good
+    outs = second.told(DecisionAction.DISABLED)  # for what was found before they became good
     # A trial may be under way when they become good: then what it found is of both kinds.
     assert len(outs) <= 1
     assert all(out.at < taken.at for out in outs)
@@ -135,7 +135,7 @@ def test_a_collapse_that_passes_is_survived_and_gained_from_again(kind: str, clo
     assert gain < -0.3
     assert job.half(BAD).loss < 0.03
     back = job.half(GOOD)
-    assert back.told(DecisionAction.TAKEN_IN)
+    assert back.told(DecisionAction.ENABLED)
     assert back.told(DecisionAction.ON)
     assert job.half(GOOD).loss < gain + 0.03, "as good as if nothing had been"
 
@@ -175,10 +175,10 @@ def test_a_job_that_collapses_leaves_the_one_beside_it_alone(clock: Clock) -> No
     assert decision_log.lessons("other").decisions == ()
     simulation.run(1500)
     told = [d.action for d in decision_log.lessons("nightly").decisions]
-    assert told[:2] == [DecisionAction.TAKEN_OUT, DecisionAction.TRIED_AGAIN]
+    assert told[:2] == [DecisionAction.DISABLED, DecisionAction.HALF_OPENED]
     rates["nightly"] = GOOD
     simulation.run(3000)
     told = [d.action for d in decision_log.lessons("nightly").decisions]
-    assert told[-1] in (DecisionAction.TAKEN_IN, DecisionAction.ON)
-    assert DecisionAction.TAKEN_IN in told
+    assert told[-1] in (DecisionAction.ENABLED, DecisionAction.ON)
+    assert DecisionAction.ENABLED in told
     assert decision_log.lessons("other").decisions == ()

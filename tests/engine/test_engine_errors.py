@@ -17,6 +17,7 @@ from specbatch.kernels.decoder.contract import DecoderBatch
 from specbatch.pipeline.engines.contract import Completion, Request
 from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelProposer
 from specbatch.pipeline.engines.exact.proposers.guarded import OPEN_SEC, PATIENCE, GuardedProposer
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.schemas.errors import DeviceLostError
 from specbatch.schemas.records import FinishReason, SamplingParams
 from support.grids import pairwise
@@ -274,27 +275,19 @@ def test_a_lost_device_is_no_failure_of_the_proposer_s(tiny_pair: TinyPair) -> N
 
 
 def test_a_disabled_proposer_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
-    class Broken:
+    class Broken(Proposer):
         name = "broken"
-        pass_time = None
         asked = 0
         works = False
 
         def available(self, _: Any) -> int:
             return 5
 
-        def confidence_bucket(self, _: Any) -> int:
-            return 0
-
         def propose(self, sequences: Any, _: Any) -> list[list[int]]:
             self.asked += 1
             if not self.works:
                 raise RuntimeError("no idea")
             return [[1] for _ in sequences]
-
-        def on_verified(self, _: Any) -> None: ...
-
-        def forget(self, _: Any) -> None: ...
 
     now = 0.0
     broken = Broken()

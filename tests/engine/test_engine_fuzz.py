@@ -28,17 +28,17 @@ from torch import Tensor
 from specbatch.pipeline.engines.contract import Completion, Request
 from specbatch.pipeline.engines.exact.model.batch import Chunk
 from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelProposer
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.schemas.provenance import NO_TICKS, Ticks
 from specbatch.schemas.records import FinishReason, Origin, SamplingParams
 from support.models import TinyPair
 
 
-class Gossip:
+class Gossip(Proposer):
     """A proposer that makes things up, and sometimes says less than it promised."""
 
     name = "gossip"
-    pass_time = None
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -52,12 +52,6 @@ class Gossip:
     def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:
         lengths = [self._random.randint(0, d) for _, d in zip(sequences, depths, strict=True)]
         return [[self._random.randrange(VOCAB) for _ in range(n)] for n in lengths]
-
-    def on_verified(self, sequence: Sequence) -> None:
-        """Learns nothing."""
-
-    def forget(self, sequence: Sequence) -> None:
-        """Knew nothing."""
 
 
 TEMPLATES = make_prompts(2, 70, 70, seed=70)
@@ -180,7 +174,7 @@ def assert_the_books_balance(one: Bench) -> None:
 def assert_the_time_is_all_shared(one: Bench) -> None:
     """Those who finished, failed, were cancelled or still run had all the ticks there are."""
     times = [c.ticks for c in one.finished.values()]
-    times += [Ticks(*sequence.time) for sequence in one.engine.begun]
+    times += [Ticks(*sequence.time) for sequence in one.engine.unfinished]
     assert sum(times, start=NO_TICKS) == one.engine.stats.ticks
 
 

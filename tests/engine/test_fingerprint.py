@@ -147,7 +147,7 @@ def test_a_file_that_was_just_written_is_read_at_each_look(
 def test_what_changes_while_it_is_loaded_is_loaded_again(folder: Path) -> None:
     changes = [lambda: flip(folder / "model.safetensors")]
 
-    def load(_: object) -> bytes:
+    def load() -> bytes:
         read = (folder / "model.safetensors").read_bytes()
         if changes:
             changes.pop()()
@@ -160,7 +160,7 @@ def test_what_changes_while_it_is_loaded_is_loaded_again(folder: Path) -> None:
 
 def test_what_never_stays_as_it_is_cannot_be_loaded(folder: Path) -> None:
     with pytest.raises(ModelError, match="keep changing while they are loaded"):
-        unchanged("m", folder, lambda _: flip(folder / "model.safetensors"))
+        unchanged("m", folder, lambda: flip(folder / "model.safetensors"))
 
 
 def test_loaded_tensors_are_not_the_file_s(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -21,7 +22,7 @@ from specbatch.pipeline.engines.exact.model.graphs import (
     ROW_BUCKETS,
     TOKEN_BUCKETS,
     GraphedDecoder,
-    capture_eagerly,
+    bucket,
     why_not,
 )
 from specbatch.pipeline.engines.exact.model.loaded_model import LoadedModel
@@ -38,6 +39,18 @@ from support.engines import complete, decided
 pytestmark = pytest.mark.pipeline  # runs models
 
 CPU = torch.device("cpu")
+
+
+def capture_eagerly(run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+    """Without CUDA graphs: run the pass again over the same memory."""
+    out = run()
+
+    def replay() -> None:
+        out.copy_(run())
+
+    return replay, out
+
+
 CAPTURE = capture_eagerly if INTERPRETED else graphs.CudaCapture
 
 
@@ -75,7 +88,7 @@ def chunks_of(sizes: list[tuple[int, int]], seed: int) -> list[Chunk]:
 def batch_of(chunks: list[Chunk], graphed: bool) -> DecoderBatch:
     if not graphed:
         return build_batch(chunks, BLOCK_SIZE, lambda count: count, CPU)
-    padded, rows = GraphedDecoder.padded_tokens, GraphedDecoder.padded_rows
+    padded, rows = (partial(bucket, buckets) for buckets in (TOKEN_BUCKETS, ROW_BUCKETS))
     return build_batch(chunks, BLOCK_SIZE, padded, CPU, rows)
 
 
@@ -85,12 +98,9 @@ def graphed(model: Sums, table_blocks: int = 20) -> GraphedDecoder:
 
 @pytest.mark.parametrize("buckets", [TOKEN_BUCKETS, ROW_BUCKETS], ids=["tokens", "rows"])
 def test_a_bucket_holds_its_rows_and_no_smaller_one_does(buckets: tuple[int, ...]) -> None:
-    padded = (
-        GraphedDecoder.padded_tokens if buckets == TOKEN_BUCKETS else GraphedDecoder.padded_rows
-    )
     for count in range(1, 700):
         fitting = [size for size in buckets if size >= count]
-        assert padded(count) == (min(fitting) if fitting else count)
+        assert bucket(buckets, count) == (min(fitting) if fitting else count)
 
 
 def test_logits_are_those_of_the_pass_itself_whatever_ran_before() -> None:
@@ -176,10 +186,10 @@ def test_the_workspace_counts_buffers_and_what_recordings_keep(
     decoder = GraphedDecoder(plain, capture_eagerly, torch.device(TRITON_DEVICE), table_blocks=20)
     most = TOKEN_BUCKETS[-1]
     buffers = 3 * most * 8 + ROW_BUCKETS[-1] * 8 + most * 4 * 4 + most * 20 * 4
-    added = decoder.workspace_bytes(16, rows, 99) - plain.workspace_bytes(16, rows, 99)
-    assert added == buffers + kept * VOCAB * 4
-    assert decoder.weight_bytes == plain.weight_bytes > 0
-    assert decoder.cache_bytes == plain.cache_bytes > 0
+    weights, cache_bytes, work = decoder.memory(16, rows, 99)
+    assert (weights, cache_bytes) == plain.memory(16, rows, 99)[:2]
+    assert work - plain.memory(16, rows, 99)[2] == buffers + kept * VOCAB * 4
+    assert min(weights, cache_bytes) > 0
 
 
 def test_an_engine_writes_the_same_from_recordings(model: LoadedModel) -> None:

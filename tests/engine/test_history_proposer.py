@@ -198,7 +198,7 @@ def test_a_forgotten_sequence_holds_nothing_and_may_come_back() -> None:
     proposer, sequence = HistoryProposer(), sequence_after(past, index_of(past), past[:30])
     before = proposer.propose([sequence], [4])
     proposer.forget(sequence)
-    assert not proposer._places
+    assert not proposer._progress
     assert proposer.propose([sequence], [4]) == before == [past[30:34]]
     proposer.forget(sequence_after())  # never seen: nothing to do
 
@@ -257,4 +257,4 @@ def test_outputs_are_those_without_drafts(
         assert_same(finished[request.request_id], truth(request))
     assert one.engine.stats.accepted > 100
     assert (one.blocks.preempted > 0) == (num_blocks == 8)
-    assert not proposer._places
+    assert not proposer._progress

@@ -10,6 +10,7 @@ import pytest
 from specbatch.pipeline.engines.contract import Request
 from specbatch.pipeline.engines.exact.host import EngineHost
 from specbatch.pipeline.engines.exact.model.memory import Promises, available_bytes, cache_bytes
+from specbatch.pipeline.engines.exact.state.kv_blocks import BlockManager, KvState
 from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.schemas.errors import NoEngineError
 from specbatch.schemas.records import SamplingParams
@@ -41,23 +42,16 @@ def test_a_cache_gets_what_is_wanted_or_what_there_is(
         assert f"{given} MiB instead of {wanted}" in caplog.text
 
 
-class Blocks:
-    """Of a cache; so many were never written to."""
-
-    def __init__(self, untouched: int) -> None:
-        self.untouched = untouched
-
-
 def test_a_second_engine_gets_what_the_first_was_not_promised(meminfo: Path) -> None:
-    promises, first = Promises(), Blocks(600)
+    promises, first = Promises(), BlockManager(601, 1)
     promises.make(first, 1 << 20)
     assert cache_bytes(800 << 20, 1, meminfo, promises) == 320 << 20
-    first.untouched = 0  # it is filled: what is available says so
+    first.grow(KvState(), 600)  # it is filled: what is available says so
     assert cache_bytes(800 << 20, 1, meminfo, promises) == 800 << 20
 
 
 def test_an_engine_that_is_no_more_holds_no_memory(meminfo: Path) -> None:
-    promises, first = Promises(), Blocks(600)
+    promises, first = Promises(), BlockManager(601, 1)
     promises.make(first, 1 << 20)
     del first
     gc.collect()
@@ -66,7 +60,7 @@ def test_an_engine_that_is_no_more_holds_no_memory(meminfo: Path) -> None:
 
 
 def test_where_other_engines_were_promised_all_of_it_the_sentence_says_so(meminfo: Path) -> None:
-    promises, first = Promises(), Blocks(990)
+    promises, first = Promises(), BlockManager(991, 1)
     promises.make(first, 1 << 20)
     with pytest.raises(NoEngineError, match="990 MiB of them are promised to KV caches") as told:
         cache_bytes(800 << 20, 1, meminfo, promises)

@@ -13,7 +13,7 @@ from specbatch.benchmarks.memory import TOLERANCE, measure_apart
 from specbatch.pipeline.engines.exact.host import EngineHost
 from specbatch.pipeline.engines.exact.model.loader import load_model
 from specbatch.pipeline.engines.exact.model.memory import (
-    ModelMemory,
+    MemoryBudget,
     budget_of,
     free_for_another,
     give_back_freed,
@@ -42,7 +42,7 @@ def test_the_demo_pair_s_peak_is_within_a_tenth_of_what_is_announced(tmp_path: P
 
 
 def test_a_budget_adds_up_its_models() -> None:
-    models = [ModelMemory(10, 200, 3000, 32), ModelMemory(1, 2, 3, 64)]
+    models = [MemoryBudget(10, 200, 3000, 32), MemoryBudget(1, 2, 3, 64)]
     budget = budget_of(models, on_processor=False)
     assert (budget.process, budget.weights, budget.kv_cache, budget.workspace) == (0, 11, 202, 3003)
     assert budget.total == 3216
@@ -51,7 +51,7 @@ def test_a_budget_adds_up_its_models() -> None:
 
 
 def test_a_budget_is_one_line_of_mib() -> None:
-    budget = budget_of([ModelMemory(1 << 20, 2 << 20, 3 << 20, 1)], on_processor=False)
+    budget = budget_of([MemoryBudget(1 << 20, 2 << 20, 3 << 20, 1)], on_processor=False)
     assert str(budget) == "6 MiB (process 0, weights 1, kv cache 2, workspace 3)"
 
 

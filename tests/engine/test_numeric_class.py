@@ -48,7 +48,7 @@ def torch_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_native_float32_is_one_class_however_it_is_asked_for(folder: ModelFolder) -> None:
-    names = {class_of(folder, f"float32/{e}/as-is", CPU).name for e in ("bitwise", "fast")}
+    names = {class_of(folder, f"float32/{e}/as-is", CPU)[0] for e in ("bitwise", "fast")}
     assert names == {"exact/f32/1"}
 
 
@@ -56,13 +56,13 @@ def test_native_float32_is_one_class_with_any_number_of_threads(
     folder: ModelFolder, threads: int
 ) -> None:
     assert torch.get_num_threads() == threads
-    assert class_of(folder, F32, CPU).name == "exact/f32/1"
+    assert class_of(folder, F32, CPU)[0] == "exact/f32/1"
 
 
 def test_native_bfloat16_is_named_by_how_the_processor_multiplies(folder: ModelFolder) -> None:
     how = native.arithmetic("bfloat16")
     assert how.startswith("bf16/")
-    assert class_of(folder, "bfloat16/bitwise/as-is", CPU).name == f"exact/{how}/1"
+    assert class_of(folder, "bfloat16/bitwise/as-is", CPU)[0] == f"exact/{how}/1"
 
 
 def test_auto_is_the_class_of_the_dtype_that_the_device_takes(folder: ModelFolder) -> None:
@@ -72,27 +72,27 @@ def test_auto_is_the_class_of_the_dtype_that_the_device_takes(folder: ModelFolde
 
 
 def test_float16_has_no_native_pass(folder: ModelFolder) -> None:
-    assert class_of(folder, "float16/bitwise/as-is", CPU).name.startswith("torch/f16/")
+    assert class_of(folder, "float16/bitwise/as-is", CPU)[0].startswith("torch/f16/")
 
 
 @pytest.mark.usefixtures("torch_path")
 def test_the_torch_path_has_a_class_of_its_own(folder: ModelFolder) -> None:
-    found = class_of(folder, F32, CPU)
-    assert found.name.startswith("torch/f32/")
-    assert len(found.name.rpartition("/")[2]) == 8
-    assert found.facts["torch"] == torch.__version__
-    assert found.facts["threads"] == str(torch.get_num_threads())
-    assert found == class_of(folder, F32, CPU)
+    name, facts = class_of(folder, F32, CPU)
+    assert name.startswith("torch/f32/")
+    assert len(name.rpartition("/")[2]) == 8
+    assert facts["torch"] == torch.__version__
+    assert facts["threads"] == str(torch.get_num_threads())
+    assert (name, facts) == class_of(folder, F32, CPU)
 
 
 @pytest.mark.usefixtures("torch_path")
 def test_whatever_changes_bits_of_the_torch_path_changes_its_class(
     folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = [class_of(folder, key, CPU).name for key in all_keys() if not key.startswith("auto")]
+    names = [class_of(folder, key, CPU)[0] for key in all_keys() if not key.startswith("auto")]
     assert len(set(names)) == len(names) == 18
-    found = [class_of(folder, F32, CPU).name]
-    found.append(class_of(folder, F32, CPU, tensor_parallel=2).name)
+    found = [class_of(folder, F32, CPU)[0]]
+    found.append(class_of(folder, F32, CPU, tensor_parallel=2)[0])
     for target, name in (
         (torch, "get_num_threads"),
         (torch.backends.cpu, "get_cpu_capability"),
@@ -100,16 +100,16 @@ def test_whatever_changes_bits_of_the_torch_path_changes_its_class(
     ):
         with monkeypatch.context() as patch:
             patch.setattr(target, name, lambda: "another")
-            found.append(class_of(folder, F32, CPU).name)
+            found.append(class_of(folder, F32, CPU)[0])
     with monkeypatch.context() as patch:
         patch.setattr(torch, "__version__", "9.9")
-        found.append(class_of(folder, F32, CPU).name)
+        found.append(class_of(folder, F32, CPU)[0])
     assert len(set(found)) == len(found)
 
 
 def test_quantised_or_shared_weights_take_the_torch_path(folder: ModelFolder) -> None:
-    assert class_of(folder, "float32/bitwise/int8", CPU).name.startswith("torch/f32/")
-    assert class_of(folder, F32, CPU, tensor_parallel=2).name.startswith("torch/f32/")
+    assert class_of(folder, "float32/bitwise/int8", CPU)[0].startswith("torch/f32/")
+    assert class_of(folder, F32, CPU, tensor_parallel=2)[0].startswith("torch/f32/")
 
 
 def test_a_worker_serves_every_way_of_asking(folder: ModelFolder) -> None:

@@ -107,7 +107,7 @@ def test_two_ranks_write_what_one_writes(tmp_path: Path, model_type: str) -> Non
     for got in (plain, drafted):
         assert [tuple(tokens) for tokens, _ in got] == [c.token_ids for c in alone]
     assert sum(accepted for _, accepted in drafted) > 0
-    whole = TorchDecoder(model, 2).weight_bytes
+    whole = TorchDecoder(model, 2).memory(1, 1, 1)[0]
     assert whole * 1.5 < weights < whole * 2, "the proposer's, and more than half of the verifier's"
     assert kv_cache <= 2 * (4 << 20)
 

@@ -66,7 +66,7 @@ def test_the_weights_of_linear_layers_take_half(tiny_pair: TinyPair, weights: We
     )
     linears = [m.weight for m in as_is.module.modules() if isinstance(m, torch.nn.Linear)]
     rows, values = sum(len(w) for w in linears), sum(w.numel() for w in linears)
-    saved = TorchDecoder(as_is, 2).weight_bytes - TorchDecoder(smaller, 2).weight_bytes
+    saved = TorchDecoder(as_is, 2).memory(1, 1, 1)[0] - TorchDecoder(smaller, 2).memory(1, 1, 1)[0]
     assert values - 8 * rows <= saved < values, "a byte per value, less a row's scale"
 
 

@@ -47,7 +47,7 @@ class ScriptedEngine:
         return not self._waiting
 
     @property
-    def begun(self) -> list[Sequence]:
+    def unfinished(self) -> list[Sequence]:
         return []  # it counts no time
 
     def prime(self, job: str, counts: Iterable[AcceptanceCount]) -> None:

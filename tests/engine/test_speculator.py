@@ -222,7 +222,7 @@ def test_the_last_token_is_never_drafted_for(clock: Clock) -> None:
 
 def test_ratio_tests_are_not_drafted_for_by_those_who_know_no_law(clock: Clock) -> None:
     lawless, probabilistic = Source("lawless", 0.9), Source("probabilistic", 0.6)
-    probabilistic.draft_probs = None  # type: ignore[attr-defined] # only whether it is there is looked at
+    probabilistic.has_draft_probs = True
     sampled = replace(ENDLESS.params, temperature=1.0)
     made = Simulation(linear, [lawless, probabilistic], clock)
     ratio = made.add(4, verification=Verification.REJECTION, params=sampled)

@@ -33,7 +33,7 @@ def finish(one: Bench) -> list[Completion]:
     """Step by step to the end; after each the books balance."""
     while not one.engine.idle:
         one.step()
-        spent = [Ticks(*s.time) for s in one.engine.begun]
+        spent = [Ticks(*s.time) for s in one.engine.unfinished]
         spent += [c.ticks for c in one.finished.values()]
         assert sum(spent, start=NO_TICKS) == one.engine.stats.ticks
     assert one.engine.stats.busy_sec == pytest.approx(one.engine.stats.ticks.total / TICKS_PER_SEC)

@@ -24,8 +24,7 @@ from specbatch.pipeline.engines.exact.model.batch import Chunk
 from specbatch.pipeline.engines.exact.model.runner import ModelRunner
 from specbatch.pipeline.engines.exact.proposers.block import BlockProposer
 from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelProposer
-from specbatch.pipeline.engines.exact.proposers.guarded import guarded
-from specbatch.pipeline.engines.exact.proposers.proposer import has_draft_probs
+from specbatch.pipeline.engines.exact.proposers.guarded import GuardedProposer
 from specbatch.pipeline.engines.exact.sampling.sampling import sampling_rows
 from specbatch.pipeline.engines.exact.state.kv_blocks import KvState
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
@@ -304,8 +303,8 @@ def test_a_guarded_proposer_has_draft_probs_where_the_proposer_has(foreign: Tiny
     request = Request("r", PROMPT, params, 1, verification=Verification.REJECTION)
     sequence = Sequence(request, frozenset(), 9)
     draft_model = DraftModelProposer(ModelRunner(loaded(foreign.draft, "float32"), 1 << 20))
-    kept = guarded(draft_model, lambda: None)
-    assert has_draft_probs(kept)
+    kept = GuardedProposer(draft_model, lambda: None)
+    assert kept.has_draft_probs
     assert len(kept.propose([sequence], [2])[0]) == 2
     assert torch.equal(kept.draft_probs(sequence), draft_model.draft_probs(sequence))
-    assert not has_draft_probs(guarded(BlockProposer(), lambda: None))
+    assert not GuardedProposer(BlockProposer(), lambda: None).has_draft_probs

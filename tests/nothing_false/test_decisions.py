@@ -12,6 +12,7 @@ from collections.abc import Sequence as Seq
 import pytest
 from engine.routed import FakeModel, Simulation
 
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.schemas.speculation import Decision, DecisionAction
 
@@ -24,11 +25,10 @@ TOO_LITTLE = re.compile(r"accepted at ([\d.]+) .*too little .*: from ([\d.]+) on
 BETTER = re.compile(r"which would pay alone .*, but ([\w@-]+)'s, accepted at [\d.]+, bring more")
 
 
-class History:
+class History(Proposer):
     """Drafts for repeated rows, at no cost, and they are nearly always right."""
 
     name = HISTORY
-    pass_time = None
     seconds = 0.0
 
     def __init__(self) -> None:
@@ -37,17 +37,8 @@ class History:
     def available(self, sequence: Sequence) -> int:
         return 8 if sequence.request.route.tag == REPEATED else 0
 
-    def confidence_bucket(self, sequence: Sequence) -> int:  # noqa: ARG002 - the contract's
-        return 0
-
     def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:
         return [[7] * depth for _, depth in zip(sequences, depths, strict=True)]
-
-    def on_verified(self, sequence: Sequence) -> None:
-        pass
-
-    def forget(self, sequence: Sequence) -> None:
-        pass
 
 
 def first_taken_out(rate: float, pass_sec: float) -> Decision:
@@ -60,7 +51,7 @@ def first_taken_out(rate: float, pass_sec: float) -> Decision:
     for _ in range(MOST_STEPS // LOOKED_AT):
         simulation.steps(LOOKED_AT)
         for one in simulation.decisions():
-            if one.action is DecisionAction.TAKEN_OUT and one.proposer == DRAFT_MODEL:
+            if one.action is DecisionAction.DISABLED and one.proposer == DRAFT_MODEL:
                 return one
     raise AssertionError("the draft model was never taken out, so nothing was tried")
 

@@ -10,7 +10,7 @@ from specbatch.schemas.speculation import DecisionAction
 def struck_out(breaker: Breaker, step: int) -> None:
     """As many bad replans as it takes, all at `step`."""
     verdicts = [breaker.record(step, pays=False) for _ in range(STRIKES)]
-    assert verdicts == [None] * (STRIKES - 1) + [DecisionAction.TAKEN_OUT]
+    assert verdicts == [None] * (STRIKES - 1) + [DecisionAction.DISABLED]
 
 
 def test_one_bad_look_is_not_enough_and_a_good_one_clears_the_slate() -> None:
@@ -56,7 +56,7 @@ def test_after_a_rest_a_good_look_is_told_once_and_rests_are_short_again() -> No
     struck_out(breaker, 0)
     assert breaker.half_opens(FIRST_OPEN_STEPS)
     assert breaker.record(300, pays=False) is None, "a strike while it is tried again"
-    assert breaker.record(316, pays=True) is DecisionAction.TAKEN_IN
+    assert breaker.record(316, pays=True) is DecisionAction.ENABLED
     assert breaker.record(332, pays=True) is None
     struck_out(breaker, 400)
     assert breaker.open_until == 400 + FIRST_OPEN_STEPS

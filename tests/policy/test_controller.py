@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from policy.machines import MOST, Machine, best, linear, saturating, stepped
 
-from specbatch.pipeline.policy.depth import Candidate, Controller
+from specbatch.pipeline.policy.depth import Candidate, Controller, DepthSchedule
 from specbatch.pipeline.policy.tuning import (
     HOLD_STEPS,
     HYSTERESIS,
@@ -17,6 +17,13 @@ from specbatch.pipeline.policy.tuning import (
     TRIED_SHARE,
     TRY_EVERY_STEPS,
 )
+
+
+def depths_at(course: DepthSchedule, step: int) -> tuple[int, ...]:
+    """Those of a step of it, which count from 0."""
+    if course.opening is not None and step < course.opening_steps:
+        return course.opening
+    return course.depths
 
 
 def tokens_per_sec(machine: Machine, rates: list[float], depths: list[int]) -> float:
@@ -59,7 +66,8 @@ def reached(
         if step >= until:
             course = controller.replan(candidates)
             begun, until = step, step + course.steps
-        depths = list(course.at(step - begun)) if step % course.control_every(0) else [0] * count
+        is_control = not step % course.control_every(0)
+        depths = [0] * count if is_control else list(depths_at(course, step - begun))
         size = count + sum(depths)
         took = machine(size, count)
         brought = took * tokens_per_sec(machine, rates, depths)
@@ -93,7 +101,7 @@ def test_trials_cost_no_more_than_what_was_put_aside() -> None:
     while step < 300:
         course = controller.replan(candidates)
         for k in range(course.steps):
-            depths = course.at(k)
+            depths = depths_at(course, k)
             took = 1e-3 * (count + sum(depths))
             controller.knowledge.step_time.observe(count + sum(depths), count, took)
             seconds, step = seconds + took, step + 1

@@ -76,7 +76,7 @@ def test_a_proposer_is_taken_out_of_its_job_with_its_figures() -> None:
     decision = decision_log.lessons("a").decisions[0]
     assert decision == Decision(
         at=1001.0,
-        action=DecisionAction.TAKEN_OUT,
+        action=DecisionAction.DISABLED,
         proposer="block",
         reason=verdict("block", rate, tested, 0.4, 8, pays=False),
         acceptance=rate,
@@ -148,7 +148,7 @@ def test_it_is_tried_again_after_its_rest_and_that_is_told_once() -> None:
     assert decision_log.allows("a", "block", end)
     assert decision_log.allows("a", "block", end + 1)
     told = decision_log.lessons("a").decisions
-    assert actions(told) == [DecisionAction.TAKEN_OUT, DecisionAction.TRIED_AGAIN]
+    assert actions(told) == [DecisionAction.DISABLED, DecisionAction.HALF_OPENED]
     assert (told[1].proposer, told[1].acceptance) == ("block", rate)
     assert "tried again" in told[1].reason
     assert decision_log.tracks.rate_of("block", "a")[1] <= 4.0, "it may be another now"
@@ -196,8 +196,8 @@ def test_it_is_taken_in_where_new_tests_show_that_it_pays() -> None:
     judge(decision_log, "a", "block", 400, pays=True)
     judge(decision_log, "a", "block", 416, pays=True)
     told = decision_log.lessons("a").decisions
-    assert actions(told)[-1] is DecisionAction.TAKEN_IN
-    assert actions(told).count(DecisionAction.TAKEN_IN) == 1
+    assert actions(told)[-1] is DecisionAction.ENABLED
+    assert actions(told).count(DecisionAction.ENABLED) == 1
     assert told[-1].reason == verdict("block", rate, tested, 0.4, 8, pays=True)
     assert told[-1].acceptance == rate
 
@@ -210,8 +210,8 @@ def test_it_is_not_taken_in_on_hopes_alone() -> None:
     assert decision_log.allows("a", "block", FIRST_OPEN_STEPS)
     judge(decision_log, "a", "block", FIRST_OPEN_STEPS, pays=True)
     assert actions(decision_log.lessons("a").decisions) == [
-        DecisionAction.TAKEN_OUT,
-        DecisionAction.TRIED_AGAIN,
+        DecisionAction.DISABLED,
+        DecisionAction.HALF_OPENED,
     ]
     learn(decision_log, "a", "block", 0, 40)
     take_out(decision_log, "a", "block", 400)
@@ -256,7 +256,7 @@ def test_a_failing_proposer_is_told_to_every_job() -> None:
     for job in ("a", "b"):
         (decision,) = decision_log.lessons(job).decisions
         assert (decision.action, decision.proposer, decision.reason) == (
-            DecisionAction.TAKEN_OUT,
+            DecisionAction.DISABLED,
             "block",
             "it broke",
         )

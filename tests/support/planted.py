@@ -227,8 +227,8 @@ class Site:
         for host in self.worker.engines:
             host.close()
         self.worker.keeper.close()
-        if self.worker.profiles is not None:
-            self.worker.profiles.close()
+        if self.worker.knowledge is not None:
+            self.worker.knowledge.close()
         self.store.close()
         self.worker.tracing.close()
 

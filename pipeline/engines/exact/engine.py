@@ -21,9 +21,9 @@ from specbatch.pipeline.engines.contract import Completion, EngineStats, Request
 from specbatch.pipeline.engines.exact.admission import all_within, refusal
 from specbatch.pipeline.engines.exact.model.batch import Chunk, to_host
 from specbatch.pipeline.engines.exact.model.runner import ModelRunner
-from specbatch.pipeline.engines.exact.observing import Observer, Unwatched, Watch
+from specbatch.pipeline.engines.exact.observing import Observer, Watch
 from specbatch.pipeline.engines.exact.proposers.block import BlockProposer
-from specbatch.pipeline.engines.exact.proposers.guarded import guarded
+from specbatch.pipeline.engines.exact.proposers.guarded import GuardedProposer
 from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.recheck import Rechecker
 from specbatch.pipeline.engines.exact.sampling.sampler import choose_sampler
@@ -32,7 +32,6 @@ from specbatch.pipeline.engines.exact.sampling.verification import MostLikely, v
 from specbatch.pipeline.engines.exact.speculation.drift import EVERY_STEPS
 from specbatch.pipeline.engines.exact.speculation.speculator import Speculator
 from specbatch.pipeline.engines.exact.state.accounting import OVERHEAD, TimeBook
-from specbatch.pipeline.engines.exact.state.draft_plan import Draft
 from specbatch.pipeline.engines.exact.state.recovery import (
     Fault,
     TokenBudget,
@@ -42,7 +41,7 @@ from specbatch.pipeline.engines.exact.state.recovery import (
 )
 from specbatch.pipeline.engines.exact.state.scheduler import Planned, Scheduler
 from specbatch.pipeline.engines.exact.state.sequence import Sequence, stop_ids_of
-from specbatch.pipeline.engines.exact.state.step import Work
+from specbatch.pipeline.engines.exact.state.step import Draft, Step
 from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.policy.costs.controls import Arm, Controls, Part
 from specbatch.pipeline.policy.knowledge import Knowledge
@@ -72,7 +71,7 @@ class Engine:
         self._rechecker = rechecker
         self._sampler = choose_sampler(runner.device, runner.kernels)
         self._speculator = Speculator(
-            [guarded(proposer, self._count_failure, self._on_open) for proposer in proposers],
+            [GuardedProposer(p, self._count_failure, self._on_open) for p in proposers],
             knowledge or Knowledge(),
         )
         self._block = next((p for p in proposers if isinstance(p, BlockProposer)), None)
@@ -86,7 +85,7 @@ class Engine:
         self._book = TimeBook(self.stats.time)
         self._controls = Controls()
         self._jobs: Counter[str] = Counter()  # requests on their way
-        self._watch = Unwatched()
+        self._watch: Watch | None = None
         if observer is not None:
             blocks = runner.blocks
             self._watch = Watch(observer, self.stats, blocks, max_sequences, proposers, drift_every)
@@ -113,10 +112,12 @@ class Engine:
 
     def cancel(self, matches: Callable[[Request], bool]) -> list[Completion]:
         """Drop all matching requests and return what they had so far, as cancelled."""
-        return [self._finish(s, FinishReason.CANCELLED) for s in self.begun if matches(s.request)]
+        return [
+            self._finish(s, FinishReason.CANCELLED) for s in self.unfinished if matches(s.request)
+        ]
 
     @property
-    def begun(self) -> list[Sequence]:
+    def unfinished(self) -> list[Sequence]:
         """All unfinished sequences. Any thread may read this."""
         return [*self._scheduler.running, *self._scheduler.waiting]
 
@@ -166,104 +167,106 @@ class Engine:
 
     @property
     def idle(self) -> bool:
+        """Whether a step would do nothing."""
         return self._scheduler.idle and not self._rejected
 
     def step(self) -> list[Completion]:
         """Run one pass over what is scheduled and commit its tokens; returns what finished."""
-        work = self._schedule_and_propose()
-        if not work.plan:
+        step = self._schedule_and_propose()
+        if not step.plan:
             return self._take_rejected()
-        parts = self._decide(work)  # all of it, unless its pass raised
+        parts = self._decide(step)  # all of it, unless its pass raised
         for part, verdict in parts:
             self._commit(part, verdict)
-        self._share(work)
-        self._account(work, [part for part, _ in parts])
-        done = self._take_rejected() + self._take_finished(work)
-        self._watch.stepped([part for part, _ in parts])
+        self._share(step)
+        self._account(step, [part for part, _ in parts])
+        done = self._take_rejected() + self._take_finished(step)
+        if self._watch is not None:
+            self._watch.stepped([part for part, _ in parts])
         return done
 
     # --- the stages of a step ------------------------------------------------------------------
-    def _schedule_and_propose(self) -> Work:
+    def _schedule_and_propose(self) -> Step:
         begun = now()
         self._scheduler.max_batch_tokens = self._budget.now
         plan = self._scheduler.schedule()
         deciding = [p.sequence for p in plan if p.decides]
-        asking = self._watch.ask(deciding)
+        asking = self._watch.ask(deciding) if self._watch is not None else 0
         draft_plan = self._speculator.propose(deciding, self._room_for_draft)
         drafting = asking + int(draft_plan.drafting_sec * TICKS_PER_SEC)
-        return Work(plan, deciding, draft_plan, begun, drafting)
+        return Step(plan, deciding, draft_plan, begun, drafting)
 
     def _room_for_draft(self, sequence: Sequence, wanted: int) -> int:
         return 0 if self._budget.strained else self._scheduler.room_for_draft(sequence, wanted)
 
-    def _decide(self, work: Work) -> list[tuple[Work, Verdict | None]]:
-        """Verdicts on all of the work, or on the parts of it whose passes do not raise."""
+    def _decide(self, step: Step) -> list[tuple[Step, Verdict | None]]:
+        """Verdicts on all of the step, or on the parts of it whose passes do not raise."""
         try:
-            verdict = self._pass(work)
+            verdict = self._pass(step)
         except Exception as error:
-            work.whole = False
+            step.whole = False
             self.stats.raised_passes += 1
             failed, fault = error, fault_of(error)
             if fault not in (Fault.MEMORY, Fault.OTHER):
                 raise
         else:
             self._budget.passed()
-            return [(work, verdict)]
+            return [(step, verdict)]
         if fault is Fault.OTHER:
-            return self._decide_apart(work, failed)
+            return self._decide_apart(step, failed)
         # Its frames hold what the pass had made, which is to be had again.
-        return self._decide_less(work, failed.with_traceback(None))
+        return self._decide_less(step, failed.with_traceback(None))
 
-    def _decide_less(self, work: Work, error: Exception) -> list[tuple[Work, Verdict | None]]:
+    def _decide_less(self, step: Step, error: Exception) -> list[tuple[Step, Verdict | None]]:
         """Memory ran out: try fewer tokens without drafts. Later steps do the rest."""
-        tokens = sum(p.take for p in work.plan) + sum(map(len, work.drafts))
+        tokens = sum(p.take for p in step.plan) + sum(map(len, step.drafts))
         if not self._budget.halve(tokens):
             raise error
         log.warning("no memory for a pass of %d tokens, trying %d", tokens, self._budget.now)
         self._runner.free_unused()
-        less = work.part(work.first_tokens(self._budget.now))
-        for sequence, draft in zip(work.deciding, work.drafts, strict=True):
+        less = step.part(step.first_tokens(self._budget.now))
+        for sequence, draft in zip(step.deciding, step.drafts, strict=True):
             if sequence not in less.deciding:
                 self._speculator.abandon(sequence, draft)
         return self._decide(less)
 
-    def _decide_apart(self, work: Work, error: Exception) -> list[tuple[Work, Verdict | None]]:
+    def _decide_apart(self, step: Step, error: Exception) -> list[tuple[Step, Verdict | None]]:
         """A sequence may be at fault: those that raise alone fail, the others continue."""
-        log.warning("a pass of %d sequences raised", len(work.plan), exc_info=error)
+        log.warning("a pass of %d sequences raised", len(step.plan), exc_info=error)
 
-        def attempt(plan: list[Planned]) -> tuple[Work, Verdict | None]:
-            part = work.part(plan)
+        def attempt(plan: list[Planned]) -> tuple[Step, Verdict | None]:
+            part = step.part(plan)
             return part, self._pass(part)
 
-        found = isolate(work.plan, attempt, lambda e: fault_of(e) is not Fault.OTHER)
-        if not found.passed and not (len(work.plan) == 1 and self._runner.is_sound()):
+        passed, raising = isolate(step.plan, attempt, lambda e: fault_of(e) is not Fault.OTHER)
+        if not passed and not (len(step.plan) == 1 and self._runner.is_sound()):
             raise error  # nothing goes through any more: that is no sequence's fault
-        for planned, reason in found.raising:
+        for planned, reason in raising:
             self._fail(planned.sequence, self._raised(planned.sequence, reason))
-        return [result for _, result in found.passed]
+        return passed
 
-    def _pass(self, work: Work) -> Verdict | None:
+    def _pass(self, step: Step) -> Verdict | None:
         """One forward pass and its verdict; None if all of it went into parts of prompts.
 
         If it raises, no sequence has changed: it can be repeated in part.
         """
-        lengths = [p.sequence.kv.length for p in work.plan]
+        lengths = [p.sequence.kv.length for p in step.plan]
         begun = now()
         try:
-            logits = self._forward(work)
-            verdict = self._verify(work, logits) if work.deciding else None
-            work.pass_ticks = now() - begun
+            logits = self._forward(step)
+            verdict = self._verify(step, logits) if step.deciding else None
+            step.pass_ticks = now() - begun
             return verdict
         except Exception:
-            for planned, length in zip(work.plan, lengths, strict=True):
+            for planned, length in zip(step.plan, lengths, strict=True):
                 self._runner.blocks.trim(planned.sequence.kv, length)
             raise
 
-    def _forward(self, work: Work) -> Tensor:
+    def _forward(self, step: Step) -> Tensor:
         """Logits of every row to be verified: the pending token's, then one per draft token."""
-        drafts = iter(work.drafts)
+        drafts = iter(step.drafts)
         chunks = []
-        for planned in work.plan:
+        for planned in step.plan:
             sequence, start = planned.sequence, planned.sequence.kv.length
             tokens = sequence.tokens[start : start + planned.take]
             if planned.decides:
@@ -276,22 +279,23 @@ class Engine:
         self.stats.forward_sec += time.perf_counter() - begun
         return logits
 
-    def _verify(self, work: Work, logits: Tensor) -> Verdict:
-        self._watch.compare(work, logits)
-        columns = self._columns.of(work.deciding, logits.device)
-        return verify(self._sampler, work.deciding, work.drafts, logits, columns)
+    def _verify(self, step: Step, logits: Tensor) -> Verdict:
+        if self._watch is not None:
+            self._watch.compare(step, logits)
+        columns = self._columns.of(step.deciding, logits.device)
+        return verify(self._sampler, step.deciding, step.drafts, logits, columns)
 
-    def _commit(self, work: Work, verdict: Verdict | None) -> None:
+    def _commit(self, step: Step, verdict: Verdict | None) -> None:
         """Append what was decided; forget the KV of rejected drafts."""
         if verdict is None:
             return
         begun = now()
         tokens, logprobs, accepted = to_host(verdict)
-        work.pass_ticks += now() - begun  # a GPU's pass has been queued, and is waited for here
+        step.pass_ticks += now() - begun  # a GPU's pass has been queued, and is waited for here
         most_likely = MostLikely(verdict.top) if verdict.top is not None else None
         has_nan = any(map(math.isnan, logprobs))
         row = 0
-        for sequence, draft, agreed in zip(work.deciding, work.drafts, accepted, strict=True):
+        for sequence, draft, agreed in zip(step.deciding, step.drafts, accepted, strict=True):
             before, end = len(sequence.tokens), row + agreed + 1
             if has_nan and any(map(math.isnan, logprobs[row:end])):
                 at = sequence.num_output
@@ -301,13 +305,14 @@ class Engine:
                 verdict_on = (tokens[row:end], logprobs[row:end], tops)
                 if self._accept(sequence, draft, *verdict_on):
                     self._speculator.on_verified(sequence, draft, agreed)
-            work.emitted[sequence] = len(sequence.tokens) - before
+            step.emitted[sequence] = len(sequence.tokens) - before
             row += len(draft) + 1
-        self.stats.proposed += row - len(work.deciding)
+        self.stats.proposed += row - len(step.deciding)
         self.stats.accepted += sum(accepted)
-        self.stats.generated_tokens += sum(work.emitted[s] for s in work.deciding)
-        self.stats.verifier_passes += len(work.deciding)
-        self._watch.decided(work.deciding)
+        self.stats.generated_tokens += sum(step.emitted[s] for s in step.deciding)
+        self.stats.verifier_passes += len(step.deciding)
+        if self._watch is not None:
+            self._watch.decided(step.deciding)
 
     def _accept(
         self,
@@ -337,71 +342,71 @@ class Engine:
     def _fail(sequence: Sequence, error: str) -> None:
         sequence.finish_reason, sequence.error = FinishReason.ERROR, error
 
-    def _share(self, work: Work) -> None:
+    def _share(self, step: Step) -> None:
         """Offer full blocks to sequences that begin alike; a NaN must not outlive its sequence."""
         blocks = self._runner.blocks
-        for sequence in (p.sequence for p in work.plan):
+        for sequence in (p.sequence for p in step.plan):
             if sequence.error is None:
                 blocks.seal(sequence.kv, sequence.tokens)
             else:
                 blocks.disown(sequence.kv)
 
-    def _account(self, work: Work, parts: Seq[Work]) -> None:
+    def _account(self, step: Step, parts: Seq[Step]) -> None:
         """Share the step's time among its sequences, and note what depth 0 would have taken."""
         self.stats.steps += 1
         self.stats.reused_tokens = self._scheduler.reused_tokens
         self.stats.preemptions = self._scheduler.preemptions
         ticks, shares = self._book.share_step(
-            work.begun,
-            work.drafting_ticks,
-            work.passes(parts),
+            step.begun,
+            step.drafting_ticks,
+            step.passes(parts),
             self.stats.steps,
             self._runner.padded,
         )
         self.stats.busy_sec += ticks / TICKS_PER_SEC
-        if not (work.whole and work.decoding):
+        if not (step.whole and step.decoding):
             return
         # A prompt's rows are cheaper, for they need no logits: only these steps are measurements.
-        count, rows = len(work.deciding), len(work.plan) + sum(map(len, work.drafts))
+        count, rows = len(step.deciding), len(step.plan) + sum(map(len, step.drafts))
         step_time = self._speculator.knowledge.step_time
         price = step_time.plain(count) or step_time.predict(count, count)  # of before this step
-        if work.draft_plan.arm is not Arm.SETTLING:
-            step_time.observe(rows, count, ticks / TICKS_PER_SEC - self._beside_depth_0(work))
-        if work.draft_plan.arm is not Arm.APART:
-            self._compare(work, ticks, shares, price)
+        if step.draft_plan.arm is not Arm.SETTLING:
+            step_time.observe(rows, count, ticks / TICKS_PER_SEC - self._beside_depth_0(step))
+        if step.draft_plan.arm is not Arm.APART:
+            self._compare(step, ticks, shares, price)
 
-    def _compare(self, work: Work, ticks: int, shares: Seq[int], price_sec: float) -> None:
+    def _compare(self, step: Step, ticks: int, shares: Seq[int], price_sec: float) -> None:
         """Note what a decoding step took, beside what its tokens would have taken at depth 0."""
-        arm, count = work.draft_plan.arm, len(work.deciding)
-        beside = self._beside_depth_0(work) * TICKS_PER_SEC / ticks if ticks else 0.0
+        arm, count = step.draft_plan.arm, len(step.deciding)
+        beside = self._beside_depth_0(step) * TICKS_PER_SEC / ticks if ticks else 0.0
         if arm in (Arm.DRAFTS, Arm.SETTLING):
             per_token = self._controls.level * price_sec / count
-            for sequence in work.deciding:
-                sequence.baseline_sec += work.emitted[sequence] * per_token
+            for sequence in step.deciding:
+                sequence.baseline_sec += step.emitted[sequence] * per_token
         else:
             per_tick = (1.0 - beside) / TICKS_PER_SEC
-            for sequence, share in zip(work.deciding, shares, strict=True):
+            for sequence, share in zip(step.deciding, shares, strict=True):
                 sequence.baseline_sec += share * per_tick
-        for sequence, share in zip(work.deciding, shares, strict=True):
+        for sequence, share in zip(step.deciding, shares, strict=True):
             sequence.decode_sec += share / TICKS_PER_SEC
-        parts = self._parts(work, ticks, shares)
-        self._controls.step(arm, work.draft_plan.odds, price_sec, beside, parts)
+        parts = self._parts(step, ticks, shares)
+        self._controls.step(arm, step.draft_plan.odds, price_sec, beside, parts)
 
-    def _beside_depth_0(self, work: Work) -> float:
+    def _beside_depth_0(self, step: Step) -> float:
         """Seconds that the step spent on drafts and on choosing them, before its pass."""
-        return work.drafting_ticks / TICKS_PER_SEC + work.draft_plan.replanning_sec
+        return step.drafting_ticks / TICKS_PER_SEC + step.draft_plan.replanning_sec
 
-    def _parts(self, work: Work, ticks: int, shares: Seq[int]) -> dict[str, Part]:
+    def _parts(self, step: Step, ticks: int, shares: Seq[int]) -> dict[str, Part]:
         """A step's time, tokens and sequences by job; mostly there is one."""
         if len(self._jobs) == 1:
             (job,) = self._jobs
-            tokens = sum(work.emitted.values())
-            return {job: Part(ticks / TICKS_PER_SEC, tokens, len(work.deciding))}
+            tokens = sum(step.emitted.values())
+            return {job: Part(ticks / TICKS_PER_SEC, tokens, len(step.deciding))}
         found: dict[str, list[int]] = {}
-        for sequence, share in zip(work.deciding, shares, strict=True):
+        for sequence, share in zip(step.deciding, shares, strict=True):
             of = found.setdefault(sequence.request.route.job, [0, 0, 0])
             of[0] += share
-            of[1] += work.emitted[sequence]
+            of[1] += step.emitted[sequence]
             of[2] += 1
         return {job: Part(t / TICKS_PER_SEC, tokens, n) for job, (t, tokens, n) in found.items()}
 
@@ -412,8 +417,8 @@ class Engine:
         self._speculator.decision_log.record_disabled(proposer, reason)
 
     # --- ends ----------------------------------------------------------------------------------
-    def _take_finished(self, work: Work) -> list[Completion]:
-        done = [p.sequence for p in work.plan if p.sequence.finish_reason is not None]
+    def _take_finished(self, step: Step) -> list[Completion]:
+        done = [p.sequence for p in step.plan if p.sequence.finish_reason is not None]
         return [self._finish(s, s.finish_reason or FinishReason.ERROR) for s in done]
 
     def _take_rejected(self) -> list[Completion]:
@@ -425,7 +430,8 @@ class Engine:
         self._scheduler.remove(sequence)
         self._jobs -= Counter((sequence.request.route.job,))
         self._speculator.forget(sequence)
-        self._watch.finished(sequence)
+        if self._watch is not None:
+            self._watch.finished(sequence)
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             self._recheck(sequence)
         self.stats.finished += 1

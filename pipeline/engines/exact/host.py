@@ -11,13 +11,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+import torch
+
 from specbatch.pipeline.engines.contract import EngineStats, ModelFolder, Wanted
 from specbatch.pipeline.engines.exact.engine import Engine
-from specbatch.pipeline.engines.exact.model.device import (
-    DeviceOptions,
-    capture_for,
-    gpu_cache_bytes,
-)
+from specbatch.pipeline.engines.exact.model.device import DeviceOptions, capture_for
 from specbatch.pipeline.engines.exact.model.loaded_model import LoadedModel
 from specbatch.pipeline.engines.exact.model.loader import load_model
 from specbatch.pipeline.engines.exact.model.memory import (
@@ -26,6 +24,7 @@ from specbatch.pipeline.engines.exact.model.memory import (
     budget_of,
     cache_bytes,
     free_for_another,
+    within,
 )
 from specbatch.pipeline.engines.exact.model.numeric_class import check_class, serves
 from specbatch.pipeline.engines.exact.model.quantised import check_weights
@@ -44,7 +43,7 @@ from specbatch.pipeline.engines.exact.recheck import Rechecker
 from specbatch.pipeline.engines.exact.service import EngineService
 from specbatch.pipeline.engines.exact.speculation.drift import EVERY_STEPS
 from specbatch.pipeline.engines.models.draft_names import DRAFT_MODEL, draft_names, pins_of
-from specbatch.pipeline.engines.models.fingerprint import Look, unchanged
+from specbatch.pipeline.engines.models.fingerprint import unchanged
 from specbatch.pipeline.engines.models.model_folder import LoadedModels, check_pair, inspect_folder
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.errors import (
@@ -83,7 +82,7 @@ class EngineHost:
         gate: AbstractContextManager[object] | None = None,
         device: DeviceOptions = DeviceOptions(),
         leader: Leader | None = None,
-        memory_of: KnowledgeKeeper | None = None,
+        knowledge_store: KnowledgeKeeper | None = None,
         on_wanted: Callable[[Wanted], None] | None = None,
         extra_draft_models: Sequence[ModelFolder] = (),
         observer: Observer | None = None,
@@ -97,7 +96,7 @@ class EngineHost:
         Raises `UsageError` if two draft models have the same name.
         """
         self._on_wanted = on_wanted
-        self.proposer = proposer
+        self.draft_model = proposer
         draft_models = (*([] if proposer is None else [proposer]), *extra_draft_models)
         self._models = LoadedModels(verifier, draft_models)
         self._pairs = {(verifier.fingerprint, f.fingerprint) for f in draft_models}
@@ -112,7 +111,7 @@ class EngineHost:
         self._observer = observer
         self._drift_every = drift_every
         self._only_job = only_job
-        self._memory_of = memory_of  # what earlier engines learned of their machines
+        self._store = knowledge_store  # what earlier engines learned of their machines
         self._services: dict[EngineSpec, EngineService] = {}
         self._stopped = False
         self._lock = threading.Lock()
@@ -121,9 +120,9 @@ class EngineHost:
         self._naming = threading.Lock()  # held while a caller finds them out
 
     @property
-    def verifier(self) -> ModelFolder:
+    def model(self) -> ModelFolder:
         """As it was loaded; if it is not loaded yet, as its files were when last read."""
-        return self._models.verifier
+        return self._models.model
 
     def serves(self) -> Serves:
         """The verifier's numeric classes here, and the fingerprints of what was loaded, or else of
@@ -138,14 +137,14 @@ class EngineHost:
                 self._missing = str(error)
                 return replace(self._named(), fingerprint=None)
             known, self._missing = self._named(), ""
-            found = (self._models.of(self.verifier), self._models.drafts)
+            found = (self._models.of(self.model), self._models.drafts)
             if (known.fingerprint, known.drafts) != found:
                 known = self._serves = replace(known, fingerprint=found[0], drafts=found[1])
             return known
 
     def _named(self) -> Serves:
         if self._serves is None:
-            found = serves(self.verifier, self._device, self._tensor_parallel)
+            found = serves(self.model, self._device, self._tensor_parallel)
             self._serves = replace(found, only_job=self._only_job)
         return self._serves
 
@@ -155,7 +154,7 @@ class EngineHost:
         Raises `MissingExtraError`, and `RequestCancelledError` once the worker is ending.
         """
         check_weights(spec.verifier_weights)
-        if self.proposer is not None:
+        if self.draft_model is not None:
             check_weights(spec.proposer_weights)
         with self._lock:
             if self._stopped:
@@ -229,7 +228,7 @@ class EngineHost:
         """A new engine for the calling thread. Logs its memory budget."""
         self._device.enter()
         free_for_another(on_gpu=self._device.is_gpu)  # one that failed lies in a cycle
-        knowledge = (self._memory_of and self._memory_of.load(self._about(spec))) or Knowledge()
+        knowledge = (self._store and self._store.load(self._about(spec))) or Knowledge()
         with self._naming:
             services = self._all()
             if services and not any(service.has_engine for service in services):
@@ -237,7 +236,7 @@ class EngineHost:
         self._models.check_changed()  # before minutes are spent on loading
         verifier = self._load_verifier(spec)
         check_class(self.serves(), spec.key, is_native=verifier.native is not None)
-        vocab_size = self.verifier.vocab_size
+        vocab_size = self.model.vocab_size
         proposers: list[Proposer] = [BlockProposer(), HistoryProposer(vocab_size), NgramProposer()]
         models = []
         loaded = self._load_drafts(verifier.folder, spec)
@@ -253,9 +252,9 @@ class EngineHost:
             log.warning(
                 "the KV cache of model %s has room for %d tokens, its context is %d: "
                 "longer prompts are refused, and longer outputs end there; %s",
-                self.verifier.ref,
+                self.model.ref,
                 verifying.context_tokens,
-                self.verifier.context_tokens,
+                self.model.context_tokens,
                 verifying.shortage,
             )
         engine = Engine(
@@ -309,25 +308,25 @@ class EngineHost:
 
     def _load_verifier(self, spec: EngineSpec) -> LoadedModel:
         if self._leader is None:
-            return self._load(self.verifier, spec, spec.verifier_weights)
+            return self._load(self.model, spec, spec.verifier_weights)
         load = partial(
             self._leader.load,
             self._name(spec),
-            self.verifier.ref,
+            self.model.ref,
             self._device.name,
             dtype=spec.dtype,
             exactness=spec.exactness,
             weights=spec.verifier_weights,
         )
-        return self._as_loaded(self.verifier, lambda _: load())
+        return self._as_loaded(self.model, load)
 
-    def _as_loaded(self, folder: ModelFolder, load: Callable[[Look], LoadedModel]) -> LoadedModel:
+    def _as_loaded(self, folder: ModelFolder, load: Callable[[], LoadedModel]) -> LoadedModel:
         """Load a model, which is known from then on by the files that it was read from."""
         look, loaded = unchanged(folder.ref, folder.path, load)
         with self._naming:
             self._models.note(folder, look)
-            if folder.ref == self.verifier.ref:
-                self._models.verifier = loaded.folder
+            if folder.ref == self.model.ref:
+                self._models.model = loaded.folder
         return loaded
 
     def _spread(self, spec: EngineSpec) -> Callable[[TorchDecoder, int], Decoder] | None:
@@ -336,11 +335,11 @@ class EngineHost:
         return partial(self._leader.decoder, self._name(spec))
 
     def _keeping(self, spec: EngineSpec) -> Callable[[Knowledge], None] | None:
-        return None if self._memory_of is None else partial(self._memory_of.keep, self._about(spec))
+        return None if self._store is None else partial(self._store.keep, self._about(spec))
 
     def _about(self, spec: EngineSpec) -> str:
         """What an engine's knowledge is about: the kind of device and the models on it."""
-        weights = f"{self._models.of(self.verifier).digest[:16]} {spec.verifier_weights}"
+        weights = f"{self._models.of(self.model).digest[:16]} {spec.verifier_weights}"
         for folder, name in zip(self._models.draft_models, self._draft_names, strict=True):
             weights += f" + {self._models.of(folder).digest[:16]} {spec.proposer_weights}"
             weights += name.removeprefix(DRAFT_MODEL)  # what is known of it is known by this
@@ -348,12 +347,12 @@ class EngineHost:
 
     def _name(self, spec: EngineSpec) -> str:
         """The name of the same verifier on other ranks."""
-        return f"{self.verifier.ref} {spec}"
+        return f"{self.model.ref} {spec}"
 
     def _load(self, folder: ModelFolder, spec: EngineSpec, weights: Weights) -> LoadedModel:
         return self._as_loaded(
             folder,
-            lambda _: load_model(
+            lambda: load_model(
                 inspect_folder(folder.ref, folder.path),
                 spec.dtype,
                 spec.exactness,
@@ -390,5 +389,6 @@ class EngineHost:
         """
         models = 1 + len(self._models.draft_models)
         if self._device.is_gpu:
-            return gpu_cache_bytes(self._kv_cache_bytes, models, verifier.device)
+            free, _ = torch.cuda.mem_get_info(verifier.device)
+            return within(self._kv_cache_bytes, models, free)
         return cache_bytes(self._kv_cache_bytes, models)

@@ -19,7 +19,7 @@ from specbatch.schemas.records import FinishReason
 
 if TYPE_CHECKING:
     from specbatch.pipeline.engines.contract import EngineStats
-    from specbatch.pipeline.engines.exact.state.step import Work
+    from specbatch.pipeline.engines.exact.state.step import Step
 
 _ENDED = (FinishReason.STOP, FinishReason.LENGTH)
 
@@ -48,26 +48,7 @@ class Observer(Protocol):
         ...
 
 
-class Unwatched:
-    """Hooks that do nothing: no observer is set."""
-
-    def ask(self, deciding: Seq[Sequence]) -> int:  # noqa: ARG002 - nothing is asked
-        return 0
-
-    def compare(self, work: Work, logits: Tensor) -> None:
-        """Does nothing."""
-
-    def decided(self, deciding: Seq[Sequence]) -> None:
-        """Does nothing."""
-
-    def stepped(self, parts: Seq[Work]) -> None:
-        """Does nothing."""
-
-    def finished(self, sequence: Sequence) -> None:
-        """Does nothing."""
-
-
-class Watch(Unwatched):
+class Watch:
     """Hooks that report to an observer what changed since the step before."""
 
     def __init__(
@@ -97,8 +78,9 @@ class Watch(Unwatched):
         begun = now()
         return now() - begun if self._drift.ask(deciding) else 0
 
-    def compare(self, work: Work, logits: Tensor) -> None:
-        self._drift.compare(work.deciding, work.drafts, logits)
+    def compare(self, step: Step, logits: Tensor) -> None:
+        """The verifier's logits are there."""
+        self._drift.compare(step.deciding, step.drafts, logits)
 
     def decided(self, deciding: Seq[Sequence]) -> None:
         """A pass decided tokens of these sequences."""
@@ -109,7 +91,7 @@ class Watch(Unwatched):
                 waited = (at - sequence.arrived) / TICKS_PER_SEC
                 self._observer.first_token(sequence.request.route.job, waited)
 
-    def stepped(self, parts: Seq[Work]) -> None:
+    def stepped(self, parts: Seq[Step]) -> None:
         """A step is over; `parts` are the passes that did not raise."""
         passes, depths = [], Counter[tuple[str, int]]()
         for part in parts:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from specbatch.pipeline.engines.contract import Completion, ModelFolder, Request
 from specbatch.pipeline.engines.exact.host import EngineHost
 from specbatch.pipeline.engines.exact.model.device import DeviceOptions
-from specbatch.pipeline.engines.exact.model.quantised import check_weights
 from specbatch.pipeline.engines.exact.recheck import Difference, Rechecker
 from specbatch.pipeline.engines.exact.state.sequence import Sequence, stop_ids_of
 from specbatch.schemas.records import FinishReason, Verification
@@ -44,7 +43,6 @@ class Replayer:
     ) -> None:
         """Raises `ModelError`, and `MissingExtraError` where the job's weights need one."""
         host = EngineHost(verifier, None, 1, max_batch_tokens, kv_cache_bytes, device=device)
-        check_weights(spec.verifier_weights)
         self.numeric_class = host.serves().class_of(spec.key)
         self._engine = host.make_engine(spec)
         loaded = host.serves().fingerprint
@@ -101,12 +99,12 @@ def wrong_end(
     """What is wrong with the end of an output, in words that follow "it"; None if nothing is."""
     watch = request.watch_text() if request.watch_text is not None else None
     most = limit - len(request.prompt_ids)
-    for place, token in enumerate(written):
+    for position, token in enumerate(written):
         text_ends = watch is not None and watch(token)
         if not (text_ends or token in stop_ids):
             continue
-        if place < len(written) - 1:
-            return f"continues after token {place}, which ends it"
+        if position < len(written) - 1:
+            return f"continues after token {position}, which ends it"
         return None if reason is FinishReason.STOP else f"ended by a stop, not by {reason}"
     if reason is FinishReason.STOP:
         return "claims to have stopped, but its last token is no stop"

@@ -43,58 +43,36 @@ MAX_HINTS = 256  # that wait for the next step; beyond that the oldest are dropp
 class SteppingEngine(Protocol):
     """What a service needs of an engine: continuous batching, a step at a time, in one thread.
 
-    `Engine` is one; a stand-in without a model is another.
+    `Engine` is one, and says what each method does; a stand-in without a model is another.
     """
 
     @property
     def stats(self) -> EngineStats: ...
 
     @property
-    def knowledge(self) -> Knowledge:
-        """What it learned about its machine."""
-        ...
+    def knowledge(self) -> Knowledge: ...
 
     @property
-    def idle(self) -> bool:
-        """Whether a step would do nothing."""
-        ...
-
-    def prime(self, job: str, counts: Iterable[AcceptanceCount]) -> None:
-        """Use what earlier runs of the job found about drafts."""
-        ...
-
-    def add(self, request: Request) -> None:
-        """Add it to the batch at the next step."""
-        ...
-
-    def cancel(self, matches: Callable[[Request], bool]) -> list[Completion]:
-        """Drop matching requests; returns what they had so far."""
-        ...
+    def idle(self) -> bool: ...
 
     @property
-    def begun(self) -> list[RunningSequence]:
-        """All unfinished sequences. Any thread may read this."""
-        ...
+    def unfinished(self) -> list[RunningSequence]: ...
 
-    def unstarted(self) -> list[str]:
-        """Ids of the requests that no pass has included yet."""
-        ...
+    def prime(self, job: str, counts: Iterable[AcceptanceCount]) -> None: ...
 
-    def hint(self, request_id: str, position: int, token_ids: tuple[int, ...]) -> None:
-        """Suggest what follows the first `position` output tokens of a request."""
-        ...
+    def add(self, request: Request) -> None: ...
 
-    def step(self) -> list[Completion]:
-        """One pass; returns what it finished."""
-        ...
+    def cancel(self, matches: Callable[[Request], bool]) -> list[Completion]: ...
 
-    def wanted(self) -> list[Wanted]:
-        """Requests for which a hint is wanted."""
-        ...
+    def unstarted(self) -> list[str]: ...
 
-    def lessons(self, job: str) -> Lessons:
-        """What the job taught about drafts since the last call."""
-        ...
+    def hint(self, request_id: str, position: int, token_ids: tuple[int, ...]) -> None: ...
+
+    def step(self) -> list[Completion]: ...
+
+    def wanted(self) -> list[Wanted]: ...
+
+    def lessons(self, job: str) -> Lessons: ...
 
 
 class EngineService:
@@ -185,9 +163,7 @@ class EngineService:
             self._closing = True
             self._changed.notify()
             if self._stepping_since is None:
-                # A list of them is made in one go, whatever the thread does meanwhile.
-                for ticket in [*self._inbox, *self._arrived, *list(self._tickets.values())]:
-                    ticket.fail(RequestCancelledError(CLOSED))
+                self._fail_open(RequestCancelledError(CLOSED))
 
     def give_up(self, error: DeviceLostError) -> None:
         """The current step will not end. All tickets fail, new ones are refused, and `close` does
@@ -196,8 +172,12 @@ class EngineService:
             self._lost = error
             self._is_given_up = True
             self._changed.notify()
-            for ticket in [*self._inbox, *self._arrived, *list(self._tickets.values())]:
-                ticket.fail(error)
+            self._fail_open(error)
+
+    def _fail_open(self, error: SpecbatchError) -> None:
+        # A list of them is made in one go, whatever the thread does meanwhile.
+        for ticket in [*self._inbox, *self._arrived, *list(self._tickets.values())]:
+            ticket.fail(error)
 
     def close(self) -> None:
         """Stop after the current step; open tickets fail with `RequestCancelledError`."""
@@ -243,22 +223,22 @@ class EngineService:
                 return
             try:
                 self._step(arrived, cancelled, asked_back)
-            except (ModelLostError, NoEngineError) as error:
-                log.error("no engine can be made: %s", error)
-                if isinstance(error, ModelLostError):
-                    arrived += self._lose(error)
-                self._fail_all(arrived, error)
-                if self._lost is not None:
-                    return
             except Exception as error:
-                log.exception("engine step failed; its requests are given back")
-                failure = engine_error(error, "engine step")
-                self._engine = None
-                if isinstance(failure, DeviceLostError):
-                    arrived += self._lose(failure)
-                self._fail_all(arrived, failure)
+                self._fail_step(error, arrived)
                 if self._lost is not None:
                     return
+
+    def _fail_step(self, error: Exception, arrived: list[EngineTicket]) -> None:
+        """No engine can be made, or a step failed and the engine with it."""
+        if isinstance(error, (ModelLostError, NoEngineError)):
+            log.error("no engine can be made: %s", error)
+            failure: EngineError = error
+        else:
+            log.exception("engine step failed; its requests are given back")
+            failure, self._engine = engine_error(error, "engine step"), None
+        if isinstance(failure, DeviceLostError):
+            arrived += self._lose(failure)
+        self._fail_all(arrived, failure)
 
     def _learn(self, at_end: bool = False) -> None:
         """Keep what was learned, if that is much more than the last time."""
@@ -308,7 +288,7 @@ class EngineService:
             for request in ticket.requests:
                 self._tickets[request.request_id] = ticket
                 self._engine.add(request)
-            ticket.watch(self._engine.begun)
+            ticket.watch(self._engine.unfinished)
         if cancelled:
             self._deliver(
                 self._engine.cancel(lambda r: self._tickets[r.request_id].job_id in cancelled)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 
 from specbatch.schemas.errors import UsageError
@@ -44,19 +44,15 @@ def pins_of(routes: Iterable[tuple[str, str]], refs: Sequence[str]) -> dict[str,
             n for n, folder in known.items() if wanted in (n, folder, f"{DRAFT_MODEL}@{folder}")
         ]
         if not names and wanted != NO_DRAFT_MODEL:
+            listed = ", ".join(f"`{folder}`" for folder in known.values())
+            there = f"the draft models {listed}" if known else "no draft model"
             raise UsageError(
                 f"speculation.routes sends tag `{tag}` to `{wanted}`, and this verify worker has "
-                f"{_listed(known)}: name one of them or `{NO_DRAFT_MODEL}`, or start the worker "
+                f"{there}: name one of them or `{NO_DRAFT_MODEL}`, or start the worker "
                 "with one more --proposer"
             )
         pins[tag] = NO_DRAFT_MODEL if wanted == NO_DRAFT_MODEL else names[0]
     return pins
-
-
-def _listed(known: Mapping[str, str]) -> str:
-    if not known:
-        return "no draft model"
-    return "the draft models " + ", ".join(f"`{folder}`" for folder in known.values())
 
 
 def _folder_name(ref: str) -> str:

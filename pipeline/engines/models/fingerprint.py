@@ -69,32 +69,27 @@ class Look:
     stats: tuple[tuple[str, Stat], ...]
 
 
-class _Digests:
-    """Digests of files, by path. Thread-safe; one thread at a time reads a file."""
-
-    def __init__(self) -> None:
-        self._known: dict[Path, tuple[Stat, str]] = {}
-        self._reading = threading.Lock()
-
-    def of(self, files: Sequence[Path]) -> list[str]:
-        """As they are now. Raises `OSError`."""
-        with self._reading, ThreadPoolExecutor(_HASHERS, "digest") as pool:
-            return list(pool.map(self._digest, files))
-
-    def _digest(self, path: Path) -> str:
-        begun_ns, stat = time.time_ns(), stat_of(path)
-        known = self._known.get(path)
-        if known is not None and known[0] == stat:
-            return known[1]
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()  # lets other threads run
-        if not _is_young(stat, begun_ns) and stat_of(path) == stat:
-            self._known[path] = (stat, digest)
-        return digest
-
-
-_digests = _Digests()
+_digests: dict[Path, tuple[Stat, str]] = {}  # of files that were not young then
+_reading = threading.Lock()  # one thread at a time reads files
 _looks: dict[Path, Look] = {}  # at folders none of whose files was young then
+
+
+def _digests_of(files: Sequence[Path]) -> list[str]:
+    """As they are now. Raises `OSError`."""
+    with _reading, ThreadPoolExecutor(_HASHERS, "digest") as pool:
+        return list(pool.map(_digest_of, files))
+
+
+def _digest_of(path: Path) -> str:
+    begun_ns, stat = time.time_ns(), stat_of(path)
+    known = _digests.get(path)
+    if known is not None and known[0] == stat:
+        return known[1]
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()  # lets other threads run
+    if not _is_young(stat, begun_ns) and stat_of(path) == stat:
+        _digests[path] = (stat, digest)
+    return digest
 
 
 def stat_of(path: Path) -> Stat:
@@ -129,14 +124,14 @@ def look_at(ref: str, path: Path) -> Look:
     raise ModelError(f"files of model `{ref}` are being written: wait until that is done")
 
 
-def unchanged(ref: str, path: Path, load: Callable[[Look], Loaded]) -> tuple[Look, Loaded]:
+def unchanged(ref: str, path: Path, load: Callable[[], Loaded]) -> tuple[Look, Loaded]:
     """Load a folder, and the look at it that was the same before and after: so `load` read that.
 
     Raises `ModelError` if the folder keeps changing.
     """
     before = look_at(ref, path)
     for _ in range(_TRIES):
-        loaded = load(before)
+        loaded = load()
         after = look_at(ref, path)
         if after == before:
             return after, loaded
@@ -179,7 +174,7 @@ def _is_young(stat: Stat, at_ns: int) -> bool:
 def _fingerprint(path: Path, files: Mapping[Path, str]) -> Fingerprint:
     whole = [file for file in files if file.name != _TOKENIZER_CONFIG]
     lines: dict[str, list[str]] = {part: [] for part in PARTS}
-    for file, digest in zip(whole, _digests.of(whole), strict=True):
+    for file, digest in zip(whole, _digests_of(whole), strict=True):
         lines[files[file]].append(f"{file.relative_to(path)} {digest}")
     if len(whole) < len(files):
         for part, told in _tokenizer_config(path / _TOKENIZER_CONFIG).items():

@@ -111,8 +111,8 @@ class LoadedModels:
     folder since. A model that is not loaded is known as its folder is now. One thread at a time.
     """
 
-    def __init__(self, verifier: ModelFolder, draft_models: Iterable[ModelFolder] = ()) -> None:
-        self.verifier = verifier
+    def __init__(self, model: ModelFolder, draft_models: Iterable[ModelFolder] = ()) -> None:
+        self.model = model
         self.draft_models = tuple(draft_models)
         self._loaded: dict[str, Fingerprint] = {}  # by name of a model: the files it was read from
 
@@ -130,11 +130,11 @@ class LoadedModels:
 
         Raises `ModelError`.
         """
-        found = self._as_it_is(self.verifier)
-        is_other = found is not self.verifier
+        found = self._as_it_is(self.model)
+        is_other = found is not self.model
         if is_other:
             log.info("model %s: its files changed before they were loaded", found.ref)
-            self.verifier = found
+            self.model = found
         self.draft_models = tuple(map(self._as_it_is, self.draft_models))
         return is_other
 
@@ -150,7 +150,7 @@ class LoadedModels:
 
     def check_changed(self) -> None:
         """Raise `ModelChangedError` if the verifier's files changed since they were loaded."""
-        self._check(self.verifier, look_at(self.verifier.ref, self.verifier.path))
+        self._check(self.model, look_at(self.model.ref, self.model.path))
 
     def _check(self, folder: ModelFolder, look: Look) -> None:
         known, found = self._loaded.get(folder.ref), look.fingerprint

@@ -187,5 +187,5 @@ class Controls:
 
 
 def _add(sums: list[float], first: int, *values: float) -> None:
-    for place, value in enumerate(values, first):
-        sums[place] += value
+    for position, value in enumerate(values, first):
+        sums[position] += value

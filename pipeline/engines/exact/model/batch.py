@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from specbatch.kernels.decoder.contract import DecoderBatch
-from specbatch.kernels.paged_attention.contract import RaggedBatch
+from specbatch.kernels.paged_attention.contract import RaggedBatch, to_device
 from specbatch.kernels.verify.contract import Verdict
 from specbatch.pipeline.engines.exact.state.kv_blocks import TRASH_BLOCK, KvState
 
@@ -70,14 +69,6 @@ def _tensor(values: list[int], width: int, padding: int, device: torch.device) -
     """int64 [width] on the device: the values, then padding."""
     values += [padding] * (width - len(values))
     return to_device(np.array(values, dtype=np.int64), device)
-
-
-def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
-    """The array on the device. On a GPU the copy is queued and the host goes on."""
-    tensor = torch.from_numpy(array)
-    if device.type != "cuda" or not tensor.numel():
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def to_host(verdict: Verdict) -> tuple[list[int], list[float], list[int]]:

@@ -14,7 +14,6 @@ from specbatch.kernels.native import (
     library,
     processor_name,
 )
-from specbatch.pipeline.engines.exact.model.memory import within
 from specbatch.schemas.errors import UsageError
 
 if TYPE_CHECKING:  # recording needs Triton, which only a GPU does
@@ -83,9 +82,3 @@ def capture_for(model: LoadedModel, options: DeviceOptions) -> Capture | None:
         log.info("no CUDA graphs for model %s: %s", model.folder.ref, reason)
         return None
     return CudaCapture()
-
-
-def gpu_cache_bytes(wanted: int, models: int, device: torch.device) -> int:
-    """As `memory.cache_bytes`, of the memory that the loaded models leave on the GPU."""
-    free, _ = torch.cuda.mem_get_info(device)
-    return within(wanted, models, free)

@@ -53,16 +53,6 @@ class CudaCapture:
         return graph.replay, out
 
 
-def capture_eagerly(run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-    """Without CUDA graphs: run the pass again over the same memory."""
-    out = run()
-
-    def replay() -> None:
-        out.copy_(run())
-
-    return replay, out
-
-
 def why_not(model: LoadedModel) -> str | None:
     """Why a model's passes cannot be recorded; None when they can."""
     config: Any = model.module.config
@@ -97,34 +87,16 @@ class GraphedDecoder:
         self._tables = zeros(most * table_blocks, dtype=torch.int32)
         self._recorded: dict[tuple[int, int], tuple[Callable[[], None], Tensor]] = {}
 
-    @staticmethod
-    def padded_tokens(count: int) -> int:
-        """The bucket of so many tokens; what is longer keeps its length."""
-        return _bucket(TOKEN_BUCKETS, count)
-
-    @staticmethod
-    def padded_rows(count: int) -> int:
-        """The bucket of so many logit rows, which may be more than there are tokens."""
-        return _bucket(ROW_BUCKETS, count)
-
-    @property
-    def weight_bytes(self) -> int:
-        return self._decoder.weight_bytes
-
-    @property
-    def cache_bytes(self) -> int:
-        return self._decoder.cache_bytes
-
-    def workspace_bytes(self, tokens: int, rows: int, context: int) -> int:
-        """As `TorchDecoder.workspace_bytes`, with what recordings of such passes keep.
+    def memory(self, tokens: int, rows: int, context: int) -> tuple[int, int, int]:
+        """As `TorchDecoder.memory`, with what recordings of such passes keep.
 
         They have the static buffers in common, and each its float32 logits for itself.
         """
         static = [self._ids, self._positions, self._slots]
         static += [self._logit_rows, self._tiles, self._tables]
         kept = sum(size for _, size in _reachable(tokens, rows)) * self._decoder.vocab_size * 4
-        pass_bytes = self._decoder.workspace_bytes(tokens, rows, context)
-        return pass_bytes + sum(buffer.nbytes for buffer in static) + kept
+        weights, cache_bytes, work = self._decoder.memory(tokens, rows, context)
+        return weights, cache_bytes, work + sum(buffer.nbytes for buffer in static) + kept
 
     def forward(self, batch: DecoderBatch) -> Tensor:
         """As `TorchDecoder.forward`, for a batch that is padded to its buckets."""
@@ -169,16 +141,17 @@ class GraphedDecoder:
 
 def _reachable(tokens: int, rows: int) -> list[tuple[int, int]]:
     """The buckets that passes of at most so many tokens and logit rows can fall into."""
-    most_tokens = _bucket(TOKEN_BUCKETS, tokens)
+    most_tokens = bucket(TOKEN_BUCKETS, tokens)
     return [
         (count, size)
         for count in TOKEN_BUCKETS
         if count <= most_tokens
         for size in ROW_BUCKETS
-        if size <= _bucket(ROW_BUCKETS, min(rows, count))  # no token has two rows
+        if size <= bucket(ROW_BUCKETS, min(rows, count))  # no token has two rows
     ]
 
 
-def _bucket(buckets: tuple[int, ...], count: int) -> int:
+def bucket(buckets: tuple[int, ...], count: int) -> int:
+    """The one of so many tokens or logit rows; what is more than all of them keeps its number."""
     at = bisect_left(buckets, count)
     return buckets[at] if at < len(buckets) else count

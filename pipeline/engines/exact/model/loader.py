@@ -6,6 +6,8 @@ import json
 import logging
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, Literal, cast
 
@@ -67,90 +69,89 @@ def load_model(
     `MissingExtraError` if a package is missing, and `EngineError` if a retry may work: memory, the
     storage or the device failed.
     """
-    asked = (dtype, exactness, device, native, kernels, weights, compiled, tensor_parallel)
-    try:
-        return _load(folder, *asked)
-    except SpecbatchError:
-        raise
-    except Exception as error:  # transformers and safetensors raise many kinds
-        if may_pass(error):
-            raise engine_error(error, f"loading model `{folder.ref}`") from error
-        raise BrokenModelError(
-            f"model `{folder.ref}` cannot be loaded ({with_type(error)}): copy or save it again"
-        ) from error
-
-
-def _load(
-    folder: ModelFolder,
-    dtype: str,
-    exactness: str,
-    device: str,
-    native: bool,
-    kernels: Literal["auto", "torch", "triton"],
-    weights: Weights,
-    compiled: bool,
-    tensor_parallel: int,
-) -> LoadedModel:
-    if tensor_parallel > 1:
-        check_shareable(folder, tensor_parallel, exactness, weights)
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    by = choose_kernels(kernels, torch.device(device))
-    check_weights(weights)
-    if weights != "as-is" and by == "triton" and exactness == "bitwise":
-        raise ModelError(
-            f"model `{folder.ref}` has no bitwise products of `{weights}` weights on a GPU: "
-            "use `exactness: fast`, or its weights as they are"
+    with _explained(folder.ref):
+        if tensor_parallel > 1:
+            check_shareable(folder, tensor_parallel, exactness, weights)
+        os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+        by = choose_kernels(kernels, torch.device(device))
+        check_weights(weights)
+        if weights != "as-is" and by == "triton" and exactness == "bitwise":
+            raise ModelError(
+                f"model `{folder.ref}` has no bitwise products of `{weights}` weights on a GPU: "
+                "use `exactness: fast`, or its weights as they are"
+            )
+        chosen = choose_dtype(dtype, torch.device(device))
+        module = _read(folder, chosen, tensor_parallel)
+        module = module.to(device).eval().requires_grad_(False)
+        _detach(module)  # what went to another device is its own already
+        quantise(module, weights)
+        plain = device == "cpu" and by == "torch" and weights == "as-is" and tensor_parallel == 1
+        lowered = _lowered(module, folder) if native and plain else None
+        tiles = None
+        if lowered is None and exactness == "bitwise":
+            tiles = _make_bitwise(module, folder.ref, by)
+        config = module.config.get_text_config()
+        heads = int(config.num_attention_heads)
+        kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+        log.info(
+            "model %s: %s on %s, exactness %s, weights %s",
+            *(folder.ref, chosen, device, exactness, weights),
         )
-    chosen = choose_dtype(dtype, torch.device(device))
+        eos_ids, num_layers = _eos_ids(module), int(config.num_hidden_layers)
+        if compiled and by == "triton" and exactness == "fast":
+            module = _compiled(module)
+        return LoadedModel(
+            folder=folder,
+            module=module,
+            dtype=chosen,
+            device=torch.device(device),
+            native=lowered,
+            tiles=tiles,
+            kernels=by,
+            exactness=exactness,
+            num_layers=num_layers,
+            num_kv_heads=kv_heads // tensor_parallel,
+            head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
+            eos_ids=eos_ids,
+        )
+
+
+def _read(folder: ModelFolder, dtype: torch.dtype, ranks: int) -> Any:
+    """The module with the folder's weights. Raises `BrokenModelError` unless it has all of them."""
     AttentionInterface.register(ATTENTION_NAME, _attention)
     transformers_logging.disable_progress_bar()  # in the middle of a log, or beside ours
     check_again(folder)
     with _loading:
         module, read = AutoModelForCausalLM.from_pretrained(
             str(folder.path),
-            dtype=chosen,
+            dtype=dtype,
             attn_implementation=ATTENTION_NAME,
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
-            **_shared_among(tensor_parallel),
+            **_shared_among(ranks),
         )
     if missing := sorted(read["missing_keys"]):  # they would be drawn at random
         raise BrokenModelError(
             f"the weights of model `{folder.ref}` lack {len(missing)} tensors, the first is "
             f"{missing[0]}: copy or save the model again"
         )
-    module = module.to(device).eval().requires_grad_(False)
-    _detach(module)  # what went to another device is its own already
-    quantise(module, weights)
-    plain = device == "cpu" and by == "torch" and weights == "as-is" and tensor_parallel == 1
-    lowered = _lowered(module, folder) if native and plain else None
-    tiles = None
-    if lowered is None and exactness == "bitwise":
-        tiles = _make_bitwise(module, folder.ref, by)
-    config = module.config.get_text_config()
-    heads = int(config.num_attention_heads)
-    log.info(
-        "model %s: %s on %s, exactness %s, weights %s",
-        *(folder.ref, chosen, device, exactness, weights),
-    )
-    eos_ids, num_layers = _eos_ids(module), int(config.num_hidden_layers)
-    if compiled and by == "triton" and exactness == "fast":
-        module = _compiled(module)
-    return LoadedModel(
-        folder=folder,
-        module=module,
-        dtype=chosen,
-        device=torch.device(device),
-        native=lowered,
-        tiles=tiles,
-        kernels=by,
-        exactness=exactness,
-        num_layers=num_layers,
-        num_kv_heads=int(getattr(config, "num_key_value_heads", None) or heads) // tensor_parallel,
-        head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
-        eos_ids=eos_ids,
-    )
+    return module
+
+
+@contextmanager
+def _explained(ref: str) -> Iterator[None]:
+    """Turns the many kinds of errors of transformers and safetensors into ours."""
+    try:
+        yield
+    except SpecbatchError:
+        raise
+    except Exception as error:
+        if may_pass(error):
+            raise engine_error(error, f"loading model `{ref}`") from error
+        raise BrokenModelError(
+            f"model `{ref}` cannot be loaded ({with_type(error)}): copy or save it again"
+        ) from error
 
 
 def check_shareable(folder: ModelFolder, ranks: int, exactness: str, weights: Weights) -> None:
@@ -194,7 +195,7 @@ def _detach(module: nn.Module) -> None:
 
     A mapped file shows later writes, and reading beyond a later truncation kills the process.
     """
-    own: dict[tuple[int, torch.Size], Tensor] = {}  # by place: tied weights stay tied
+    own: dict[tuple[int, torch.Size], Tensor] = {}  # by address: tied weights stay tied
     for tensor in (*module.parameters(), *module.buffers()):
         if not tensor.untyped_storage().resizable():  # memory that torch did not allocate
             key = (tensor.data_ptr(), tensor.shape)

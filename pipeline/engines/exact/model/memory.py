@@ -9,9 +9,9 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
-from weakref import ref
+from weakref import WeakKeyDictionary
 
+from specbatch.pipeline.engines.exact.state.kv_blocks import BlockManager
 from specbatch.schemas.errors import NoEngineError
 
 log = logging.getLogger(__name__)
@@ -23,24 +23,14 @@ _STATUS = Path("/proc/self/status")
 
 
 @dataclass(frozen=True, slots=True)
-class ModelMemory:
-    """Bytes of one model: the workspace is the most that one pass of it takes."""
-
-    weights: int
-    kv_cache: int
-    workspace: int
-    cache_tokens: int  # that the cache has room for
-
-
-@dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """Bytes an engine holds when its caches are full, computed before its first step."""
+    """Bytes a model or an engine holds when its caches are full, computed before its first step."""
 
-    process: int  # on a processor: interpreter, libraries, and what other engines hold
     weights: int
     kv_cache: int
     workspace: int  # activations and logits of the largest pass
     cache_tokens: int  # not bytes: what the roomiest cache has room for
+    process: int = 0  # on a processor: interpreter, libraries, and what other engines hold
 
     @property
     def total(self) -> int:
@@ -52,7 +42,7 @@ class MemoryBudget:
         return f"{self.total >> 20} MiB ({told})"
 
 
-def budget_of(models: Sequence[ModelMemory], on_processor: bool) -> MemoryBudget:
+def budget_of(models: Sequence[MemoryBudget], on_processor: bool) -> MemoryBudget:
     """The budget of an engine whose models are loaded but have not run yet.
 
     Frees what loading left behind first. Caches are not resident yet: the system allocates their
@@ -64,11 +54,11 @@ def budget_of(models: Sequence[ModelMemory], on_processor: bool) -> MemoryBudget
         give_back_freed()
         process = max(0, (resident_bytes() or 0) - weights)
     return MemoryBudget(
-        process=process,
         weights=weights,
         kv_cache=sum(m.kv_cache for m in models),
         workspace=sum(m.workspace for m in models),
         cache_tokens=max(m.cache_tokens for m in models),
+        process=process,
     )
 
 
@@ -99,13 +89,6 @@ def free_for_another(on_gpu: bool) -> None:
         torch.cuda.empty_cache()  # what the allocator keeps does not count as free
 
 
-class Reserving(Protocol):
-    """The blocks of a cache."""
-
-    @property
-    def untouched(self) -> int: ...
-
-
 class Promises:
     """What KV caches of this process on a processor may still grow by. Thread-safe.
 
@@ -114,21 +97,19 @@ class Promises:
     """
 
     def __init__(self) -> None:
-        self._made: list[tuple[ref[Reserving], int]] = []
+        self._made: WeakKeyDictionary[BlockManager, int] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
-    def make(self, blocks: Reserving, block_bytes: int) -> None:
+    def make(self, blocks: BlockManager, block_bytes: int) -> None:
         """The promise lasts as long as the blocks exist."""
         with self._lock:
-            self._made.append((ref(blocks), block_bytes))
+            self._made[blocks] = block_bytes
 
     @property
     def outstanding(self) -> int:
         """Bytes."""
         with self._lock:
-            self._made = [(of, size) for of, size in self._made if of() is not None]
-            held = [(of(), size) for of, size in self._made]
-        return sum(size * blocks.untouched for blocks, size in held if blocks is not None)
+            return sum(size * blocks.untouched for blocks, size in self._made.items())
 
 
 PROMISES = Promises()  # of this process: the memory is the process's too

@@ -11,7 +11,6 @@ import json
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
@@ -29,46 +28,29 @@ log = logging.getLogger(__name__)
 _SHORT = {name: short for short, name in DTYPES.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class NumericClass:
-    """A name, and what it stands for."""
-
-    name: str
-    facts: Mapping[str, str]
-
-
-def native_class(dtype: str) -> NumericClass:
-    """Of the native decoder: its bits follow from the arithmetic alone."""
-    arithmetic = native.arithmetic(dtype)
-    return NumericClass(
-        f"exact/{arithmetic}/{native.ARITHMETIC_VERSION}",
-        {"engine": "exact", "arithmetic": arithmetic, "version": native.ARITHMETIC_VERSION},
-    )
-
-
-def torch_class(dtype: str, facts: Mapping[str, str]) -> NumericClass:
-    """Of the torch path: a digest of everything its bits depend on."""
-    told = {"engine": "torch", "dtype": dtype, **facts}
-    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
-    return NumericClass(f"torch/{_SHORT[dtype]}/{digest[:8]}", told)
-
-
 def class_of(
     folder: ModelFolder, key: str, device: DeviceOptions, tensor_parallel: int = 1
-) -> NumericClass:
-    """The class in which a process with these settings runs a model, asked for by an engine key."""
+) -> tuple[str, Mapping[str, str]]:
+    """The class in which a process with these settings runs a model, asked for by an engine key.
+
+    Returns its name and what it stands for: of the native decoder the arithmetic alone, of the
+    torch path everything that its bits depend on, which the name has a digest of.
+    """
     dtype, exactness, weights = key.split("/")
     where = torch.device(device.name)
     chosen = choose_dtype(dtype, where)
     named = str(chosen).removeprefix("torch.")
     plain = device.name == "cpu" and weights == "as-is" and tensor_parallel == 1
     if plain and why_not_native(folder, chosen) is None:
-        return native_class(named)
-    facts = _of_device(device, exactness)
+        arithmetic, edition = native.arithmetic(named), native.ARITHMETIC_VERSION
+        facts = {"engine": "exact", "arithmetic": arithmetic, "version": edition}
+        return f"exact/{arithmetic}/{edition}", facts
+    facts = {"engine": "torch", "dtype": named, **_of_device(device, exactness)}
     facts |= {"exactness": exactness, "weights": weights, "tensor parallel": str(tensor_parallel)}
     if weights != "as-is":
         facts["torchao"] = _version("torchao")
-    return torch_class(named, facts)
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    return f"torch/{_SHORT[named]}/{digest[:8]}", facts
 
 
 def serves(folder: ModelFolder, device: DeviceOptions, tensor_parallel: int = 1) -> Serves:
@@ -76,9 +58,8 @@ def serves(folder: ModelFolder, device: DeviceOptions, tensor_parallel: int = 1)
     classes: dict[str, str] = {}
     facts: dict[str, Mapping[str, str]] = {}
     for key in all_keys():
-        found = class_of(folder, key, device, tensor_parallel)
-        classes[key] = found.name
-        facts[found.name] = found.facts
+        classes[key], of_class = class_of(folder, key, device, tensor_parallel)
+        facts[classes[key]] = of_class
     log.info("numeric classes of model %s: %s", folder.ref, ", ".join(sorted(facts)))
     return Serves.of(folder.ref, classes, facts)
 

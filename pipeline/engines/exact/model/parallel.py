@@ -170,17 +170,9 @@ class ParallelDecoder:
     def __init__(self, name: str, decoder: TorchDecoder, leader: Leader) -> None:
         self._name, self._decoder, self._leader = name, decoder, leader
 
-    @property
-    def weight_bytes(self) -> int:
-        """Of rank 0's share, like the other figures."""
-        return self._decoder.weight_bytes
-
-    @property
-    def cache_bytes(self) -> int:
-        return self._decoder.cache_bytes
-
-    def workspace_bytes(self, tokens: int, rows: int, context: int) -> int:
-        return self._decoder.workspace_bytes(tokens, rows, context)
+    def memory(self, tokens: int, rows: int, context: int) -> tuple[int, int, int]:
+        """As `TorchDecoder.memory`, of rank 0's share."""
+        return self._decoder.memory(tokens, rows, context)
 
     def forward(self, batch: DecoderBatch) -> Tensor:
         """As `TorchDecoder.forward`.

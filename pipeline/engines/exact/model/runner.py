@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -14,11 +15,11 @@ from specbatch.kernels.decoder.contract import BLOCK_SIZE, DecoderBatch
 from specbatch.kernels.drafting import cpu as drafting
 from specbatch.kernels.verify.contract import SamplingRows
 from specbatch.pipeline.engines.exact.model.batch import Chunk, build_batch
-from specbatch.pipeline.engines.exact.model.invariance import check_rows
 from specbatch.pipeline.engines.exact.model.loaded_model import LoadedModel
-from specbatch.pipeline.engines.exact.model.memory import ModelMemory
+from specbatch.pipeline.engines.exact.model.memory import MemoryBudget
 from specbatch.pipeline.engines.exact.model.torch_decoder import TorchDecoder
 from specbatch.pipeline.engines.exact.state.kv_blocks import TRASH_BLOCK, BlockManager, KvState
+from specbatch.schemas.errors import ModelError
 
 if TYPE_CHECKING:  # it needs Triton, which only a GPU does
     from specbatch.pipeline.engines.exact.model.graphs import Capture
@@ -27,18 +28,14 @@ log = logging.getLogger(__name__)
 
 SMALL_CACHE = "set SPECBATCH_KV_CACHE_MIB higher"
 SHORT_OF_MEMORY = "no more memory was available for it"
+PIECES = (1, 2, 4, 5)  # tokens of each pass
+COMPANIONS = {"cuda": 300, "cpu": 20}  # sequences of one token; an interpreter is slow
 
 
 class Decoder(Protocol):
     """Weights and KV cache of one model."""
 
-    @property
-    def weight_bytes(self) -> int: ...
-
-    @property
-    def cache_bytes(self) -> int: ...
-
-    def workspace_bytes(self, tokens: int, rows: int, context: int) -> int: ...
+    def memory(self, tokens: int, rows: int, context: int) -> tuple[int, int, int]: ...
 
     def forward(self, batch: DecoderBatch) -> Tensor: ...
 
@@ -82,12 +79,14 @@ class ModelRunner:
         # Whether a token's bits are the same in every batch; else `exactness: fast` was asked for.
         self.batch_invariant = model.native is not None or model.exactness == "bitwise"
         self.vocab_size = model.folder.vocab_size
-        self._context_tokens = min(model.folder.context_tokens, self.blocks.capacity_tokens)
+        # The longest sequence, prompt and output together, that can run.
+        self.context_tokens = min(model.folder.context_tokens, self.blocks.capacity_tokens)
         # Why the cache has no room for the model's whole context; None: it has.
         self.shortage: str | None = None
-        if self._context_tokens < model.folder.context_tokens:
+        if self.context_tokens < model.folder.context_tokens:
             self.shortage = SHORT_OF_MEMORY if is_capped else SMALL_CACHE
-        self._padded: Callable[[int], int] = _unpadded
+        # Rows of a pass of so many tokens, those that fill it up included.
+        self.padded: Callable[[int], int] = _unpadded
         self._padded_rows: Callable[[int], int] = _unpadded
         self._decoder: Decoder
         if model.native is not None:
@@ -100,26 +99,17 @@ class ModelRunner:
     def _on_torch(self, model: LoadedModel, num_blocks: int, capture: Capture | None) -> Decoder:
         decoder = TorchDecoder(model, num_blocks)
         if model.tiles is not None:
-            self._padded = self._padded_rows = model.tiles.padded
+            self.padded = self._padded_rows = model.tiles.padded
         if model.kernels == "triton" and model.exactness == "bitwise":
             check_rows(decoder, model, num_blocks)
         if capture is None:
             return decoder
-        from specbatch.pipeline.engines.exact.model.graphs import GraphedDecoder
+        from specbatch.pipeline.engines.exact.model import graphs
 
-        self._padded = GraphedDecoder.padded_tokens
-        self._padded_rows = GraphedDecoder.padded_rows
-        table_blocks = -(-self._context_tokens // BLOCK_SIZE) + 1
-        return GraphedDecoder(decoder, capture, model.device, table_blocks)
-
-    def padded(self, tokens: int) -> int:
-        """Rows of a pass of so many tokens, those that fill it up included."""
-        return self._padded(tokens)
-
-    @property
-    def context_tokens(self) -> int:
-        """The longest sequence, prompt and output together, that can run."""
-        return self._context_tokens
+        self.padded = partial(graphs.bucket, graphs.TOKEN_BUCKETS)
+        self._padded_rows = partial(graphs.bucket, graphs.ROW_BUCKETS)
+        table_blocks = -(-self.context_tokens // BLOCK_SIZE) + 1
+        return graphs.GraphedDecoder(decoder, capture, model.device, table_blocks)
 
     @torch.inference_mode()
     def forward(self, chunks: Sequence[Chunk]) -> Tensor:
@@ -128,7 +118,7 @@ class ModelRunner:
         Rows follow the order of the chunks. Each chunk's `kv.length` grows by its tokens; if the
         pass raises, no length has changed, and what it wrote lies beyond them.
         """
-        batch = build_batch(chunks, BLOCK_SIZE, self._padded, self.device, self._padded_rows)
+        batch = build_batch(chunks, BLOCK_SIZE, self.padded, self.device, self._padded_rows)
         logits = self._decoder.forward(batch)
         rows = 0
         for kv, tokens, logit_rows in chunks:
@@ -151,19 +141,16 @@ class ModelRunner:
         but the last.
         """
         assert isinstance(self._decoder, cpu.Decoder), "ask `drafts_natively` first"
-        batch = build_batch(chunks, BLOCK_SIZE, self._padded, self.device)
+        batch = build_batch(chunks, BLOCK_SIZE, self.padded, self.device)
         drafts = drafting.draft(self._decoder, batch, depths, counters, sampling)
         for chunk in chunks:
             chunk.kv.length += len(chunk.token_ids)
         return drafts
 
-    def memory(self, pass_tokens: int, pass_rows: int) -> ModelMemory:
+    def memory(self, pass_tokens: int, pass_rows: int) -> MemoryBudget:
         """What it holds when its cache is full, with passes no larger than this."""
-        decoder = self._decoder
-        workspace = decoder.workspace_bytes(pass_tokens, pass_rows, self._context_tokens)
-        return ModelMemory(
-            decoder.weight_bytes, decoder.cache_bytes, workspace, self.blocks.capacity_tokens
-        )
+        held = self._decoder.memory(pass_tokens, pass_rows, self.context_tokens)
+        return MemoryBudget(*held, self.blocks.capacity_tokens)
 
     def is_sound(self) -> bool:
         """Whether a pass of one token, whose KV nobody reads, still goes through."""
@@ -178,3 +165,37 @@ class ModelRunner:
         """Give memory that torch keeps for later back to the device."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+@torch.inference_mode()
+def check_rows(decoder: TorchDecoder, model: LoadedModel, num_blocks: int) -> None:
+    """Raise `ModelError` if some pass changes a token's logits, before `bitwise` is promised.
+
+    Our kernels add in one fixed order, but a model calls other kernels too, and only the device can
+    show what those do with another number of rows. So a few tokens go through the whole model in
+    one pass, in pieces, and beside other sequences; a small cache gets fewer. Leaves it dirty.
+    """
+    vocab_size = model.folder.vocab_size
+    ids = [(7 * i + 3) % vocab_size for i in range(min(sum(PIECES), model.folder.context_tokens))]
+
+    def run(pieces: Sequence[int], companions: int) -> Tensor:
+        kv, rows = KvState(blocks=[1]), []
+        for size in pieces:
+            fed = ids[kv.length : kv.length + size]
+            chunks = [Chunk(kv, fed, len(fed))]
+            chunks += [
+                Chunk(KvState(blocks=[2 + i]), [(5 * i) % vocab_size], 1) for i in range(companions)
+            ]
+            batch = build_batch(chunks, BLOCK_SIZE, lambda count: count, model.device)
+            rows.append(decoder.forward(batch)[: len(fed)].clone())
+            kv.length += len(fed)
+        return torch.cat(rows)
+
+    whole = run([len(ids)], 0)
+    company = min(COMPANIONS[model.device.type], num_blocks - 2)
+    for pieces, companions in ((PIECES, 0), ([len(ids)], company)):
+        if not torch.equal(run(pieces, companions), whole):
+            raise ModelError(
+                f"model `{model.folder.ref}` gives a token different bits in different passes on "
+                f"`{model.device}`: use `exactness: fast`"
+            )

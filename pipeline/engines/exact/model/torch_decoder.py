@@ -32,29 +32,24 @@ class TorchDecoder:
         """Columns of its logits."""
         return int(self._module.config.get_text_config().vocab_size)
 
-    @property
-    def weight_bytes(self) -> int:
-        tensors = (*self._module.parameters(), *self._module.buffers())
-        plain = [part for tensor in tensors for part in _plain(tensor)]
-        return sum({part.data_ptr(): part.nbytes for part in plain}.values())
-
-    @property
-    def cache_bytes(self) -> int:
-        """Of keys and values, when every block of them is in use."""
-        return sum(cache.nbytes for pair in self._caches for cache in pair)
-
-    def workspace_bytes(self, tokens: int, rows: int, context: int) -> int:
-        """About what a pass of `tokens` tokens and `rows` rows of logits takes: torch decides.
+    def memory(self, tokens: int, rows: int, context: int) -> tuple[int, int, int]:
+        """Bytes of the weights, of keys and values when every block is in use, and about what a
+        pass of `tokens` tokens and `rows` rows of logits takes besides: torch decides.
 
         Logits in the model's dtype and in float32; of a layer at most its widest few activations;
         one sequence's keys and values, gathered for attention.
         """
+        tensors = (*self._module.parameters(), *self._module.buffers())
+        plain = [part for tensor in tensors for part in _plain(tensor)]
+        weights = sum({part.data_ptr(): part.nbytes for part in plain}.values())
+        cache_bytes = sum(cache.nbytes for pair in self._caches for cache in pair)
         config = self._module.config.get_text_config()
         item, keys = self._caches[0][0].element_size(), self._caches[0][0]
         inter = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
         widest = 4 * config.hidden_size + 3 * inter
         gathered = 2 * context * keys.shape[2] * keys.shape[3] * item
-        return int(rows * self.vocab_size * (item + 4) + tokens * widest * item + gathered)
+        work = int(rows * self.vocab_size * (item + 4) + tokens * widest * item + gathered)
+        return weights, cache_bytes, work
 
     def forward(self, batch: DecoderBatch) -> Tensor:
         """Feed the batch; float32 logits [num_rows, vocab] of the wanted rows."""

@@ -11,11 +11,12 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from specbatch.pipeline.engines.contract import Wanted
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.schemas.speculation import PRE_GENERATED
 
 LOW_WATER = 8  # block tokens left, below which more are wanted
-LOST_FOR = 16  # tokens decided without a place in the block, after which another is wanted
+LOST_FOR = 16  # tokens decided without a position in the block, after which another is wanted
 ASK_AGAIN_AFTER = 64  # tokens decided without an answer, beyond twice what is usual
 WANTED_AT_ONCE = 8  # in one step
 MOST_LATE = 256  # tokens by which answers are expected to be late, at most
@@ -23,15 +24,15 @@ _NEWEST = 0.25  # weight of the newest answer in how late they are
 CONTEXT = 3  # newest output tokens that must be the block's, to resume elsewhere
 TAIL = 8  # newest output tokens that are looked at, at most
 _SURE = 3  # tokens in agreement after which other readings are dropped
-_NEAR = 4  # places around the expected one where one token fewer is enough
-_FAR = 32  # places beyond which `_FAR_CONTEXT` tokens must fit
+_NEAR = 4  # positions around the expected one where one token fewer is enough
+_FAR = 32  # positions beyond which `_FAR_CONTEXT` tokens must fit
 _FAR_CONTEXT = 6
 _SKIPS = 3  # tokens that the output may have left out at once, by the first reading
-_LOOKED_AT = 8  # places with the same context that are compared
+_LOOKED_AT = 8  # positions with the same context that are compared
 
 
 @dataclass(slots=True)
-class _Place:
+class _Progress:
     """A sequence in its block."""
 
     cursor: BlockCursor
@@ -49,39 +50,31 @@ class _Place:
         return low and self.drafted and not lost and not waits
 
 
-class BlockProposer:
+class BlockProposer(Proposer):
     """Proposes from each request's own pre-generated block."""
 
     name = PRE_GENERATED
-    pass_time = None
 
     def __init__(self) -> None:
-        self._places: dict[Sequence, _Place] = {}
+        self._progress: dict[Sequence, _Progress] = {}
         self._low: dict[Sequence, None] = {}  # in the order in which they ran low
         self._late = 0.0  # tokens that are decided between a question and its answer
 
     def available(self, sequence: Sequence) -> int:
-        if not sequence.request.draft_ids and sequence not in self._places:
+        if not sequence.request.draft_ids and sequence not in self._progress:
             return 0
-        return self._place(sequence).cursor.remaining()
-
-    def confidence_bucket(self, sequence: Sequence) -> int:  # noqa: ARG002 - the contract's
-        return 0
+        return self._progress_of(sequence).cursor.remaining()
 
     def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:
         drafts = []
         for sequence, depth in zip(sequences, depths, strict=True):
-            place = self._place(sequence)
-            place.drafted = True
-            at = place.cursor.at
-            drafts.append([] if at is None else list(place.cursor.block[at : at + depth]))
+            progress = self._progress_of(sequence)
+            progress.drafted = True
+            drafts.append(progress.cursor.draft(depth))
         return drafts
 
-    def on_verified(self, sequence: Sequence) -> None:
-        """Nothing to drop: the cursor follows the output itself."""
-
     def forget(self, sequence: Sequence) -> None:
-        self._places.pop(sequence, None)
+        self._progress.pop(sequence, None)
         self._low.pop(sequence, None)
 
     # --- more of a block -----------------------------------------------------------------------
@@ -92,7 +85,7 @@ class BlockProposer:
         while self._low and len(wanted) < WANTED_AT_ONCE:
             sequence = next(iter(self._low))
             del self._low[sequence]
-            self._places[sequence].asked_at = sequence.num_output
+            self._progress[sequence].asked_at = sequence.num_output
             if sequence.remaining > LOW_WATER:  # else it is over before an answer is there
                 output = tuple(sequence.output)
                 wanted.append(Wanted(sequence.request.request_id, output, round(self._late)))
@@ -103,32 +96,32 @@ class BlockProposer:
         that by now. False: this leads no further than the present block."""
         if sequence.finish_reason is not None or not 0 <= position <= sequence.num_output:
             return False
-        place = self._place(sequence)
+        progress = self._progress_of(sequence)
         output = sequence.output
         late = min(len(output) - position, MOST_LATE)
         self._late += _NEWEST * (late - self._late)
         cursor = BlockCursor(tuple(token_ids))
         cursor.follow(output[position:], output[-TAIL:])
-        if cursor.remaining() <= place.cursor.remaining():
+        if cursor.remaining() <= progress.cursor.remaining():
             return False
-        self._places[sequence] = _Place(cursor, len(output))
+        self._progress[sequence] = _Progress(cursor, len(output))
         self._low.pop(sequence, None)
         return True
 
-    def _place(self, sequence: Sequence) -> _Place:
-        """Its place, brought up to the output decided so far."""
-        place = self._places.get(sequence)
-        if place is None:
-            place = self._places[sequence] = _Place(BlockCursor(sequence.request.draft_ids))
+    def _progress_of(self, sequence: Sequence) -> _Progress:
+        """Its progress, brought up to the output decided so far."""
+        progress = self._progress.get(sequence)
+        if progress is None:
+            progress = self._progress[sequence] = _Progress(BlockCursor(sequence.request.draft_ids))
         decided = sequence.num_output
-        if place.seen < decided:
+        if progress.seen < decided:
             tokens, prompt = sequence.tokens, len(sequence.request.prompt_ids)
             tail = tokens[max(prompt, len(tokens) - TAIL) :]
-            place.cursor.follow(tokens[prompt + place.seen :], tail)
-            place.seen = decided
-            if place.wants(self._late):
+            progress.cursor.follow(tokens[prompt + progress.seen :], tail)
+            progress.seen = decided
+            if progress.wants(self._late):
                 self._low[sequence] = None
-        return place
+        return progress
 
 
 @dataclass(slots=True)
@@ -137,11 +130,11 @@ class BlockCursor:
 
     While the output follows the block this is one comparison. At the first disagreement there are
     several readings: the block has a token that the output replaced, one too many, or one too few.
-    The likeliest leads (its place is drafted from), the others follow the output along with it, and
-    the first that the output contradicts gives way to the next. When none is left the sequence is
-    lost: its newest tokens are then looked up in the block, ahead of the last place it was sure of
-    and near the one where it would be by now. What repeats itself has many such places, so a
-    distant one must fit more tokens than a near one.
+    The likeliest leads (its position is drafted from), the others follow the output along with it,
+    and the first that the output contradicts gives way to the next. When none is left the sequence
+    is lost: its newest tokens are then looked up in the block, ahead of the last position it was
+    sure of and near the one where it would be by now. What repeats itself has many such positions,
+    so a distant one must fit more tokens than a near one.
     """
 
     block: tuple[int, ...]
@@ -149,10 +142,10 @@ class BlockCursor:
     lost_for: int = 0  # tokens decided since it was lost
     _others: list[int] = field(default_factory=list)  # other readings of the same output
     _run: int = _SURE  # tokens in agreement since the last disagreement
-    _anchor: int = 0  # the last place it was sure of
+    _anchor: int = 0  # the last position it was sure of
     _since: int = 0  # tokens decided since then
     _one_too_few: bool = False  # what the last disagreement turned out to be: tried first
-    _places: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
+    _positions: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
 
     def follow(self, new: Seq[int], tail: Seq[int]) -> None:
         """Advance over `new`, the newest output tokens; `tail` ends with them, and may be cut
@@ -168,6 +161,9 @@ class BlockCursor:
 
     def remaining(self) -> int:
         return 0 if self.at is None else max(0, len(self.block) - self.at)
+
+    def draft(self, count: int) -> list[int]:
+        return [] if self.at is None else list(self.block[self.at : self.at + count])
 
     def _follow_one(self, token: int) -> None:
         at = self.at
@@ -205,52 +201,52 @@ class BlockCursor:
     # --- lost --------------------------------------------------------------------------------
     def _find(self, tail: Seq[int]) -> None:
         expected = self._anchor + self._since
-        place = self._near(expected, tail)
-        if place is None:
-            place = self._by_context(expected, tail)
-        if place is not None:
-            self.at, self._run, self.lost_for = place, 0, 0
+        position = self._near(expected, tail)
+        if position is None:
+            position = self._by_context(expected, tail)
+        if position is not None:
+            self.at, self._run, self.lost_for = position, 0, 0
 
     def _near(self, expected: int, tail: Seq[int]) -> int | None:
-        """The nearest place around `expected` behind which the newest tokens occur."""
+        """The nearest position around `expected` behind which the newest tokens occur."""
         if len(tail) < CONTEXT - 1:
             return None
         context = tuple(tail[1 - CONTEXT :])
         for distance in range(_NEAR + 1):
-            for place in (expected + distance, expected - distance):
-                begin = place - len(context)
-                if begin >= self._anchor and self.block[begin:place] == context:
-                    return place
+            for position in (expected + distance, expected - distance):
+                begin = position - len(context)
+                if begin >= self._anchor and self.block[begin:position] == context:
+                    return position
         return None
 
     def _by_context(self, expected: int, tail: Seq[int]) -> int | None:
         if len(tail) < CONTEXT:
             return None
-        if not self._places:
+        if not self._positions:
             for end in range(CONTEXT, len(self.block)):
-                self._places.setdefault(self.block[end - CONTEXT : end], []).append(end)
-        places = self._places.get(tuple(tail[-CONTEXT:]), ())
-        right = bisect_left(places, expected)
+                self._positions.setdefault(self.block[end - CONTEXT : end], []).append(end)
+        positions = self._positions.get(tuple(tail[-CONTEXT:]), ())
+        right = bisect_left(positions, expected)
         left = right - 1
         for _ in range(_LOOKED_AT):  # outwards, the nearest first
-            forward = places[right] - expected if right < len(places) else None
-            backward = expected - places[left] if left >= 0 else None
-            if backward is not None and places[left] - CONTEXT < self._anchor:
+            forward = positions[right] - expected if right < len(positions) else None
+            backward = expected - positions[left] if left >= 0 else None
+            if backward is not None and positions[left] - CONTEXT < self._anchor:
                 backward = None
             if forward is not None and (backward is None or forward <= backward):
-                place, distance, right = places[right], forward, right + 1
+                position, distance, right = positions[right], forward, right + 1
             elif backward is not None:
-                place, distance, left = places[left], backward, left - 1
+                position, distance, left = positions[left], backward, left - 1
             else:
                 return None
-            if distance <= _FAR or self._agreeing(place, tail) >= _FAR_CONTEXT:
-                return place
+            if distance <= _FAR or self._agreeing(position, tail) >= _FAR_CONTEXT:
+                return position
         return None
 
-    def _agreeing(self, place: int, tail: Seq[int]) -> int:
-        """How many of the newest tokens are those before `place`."""
-        most = min(len(tail), place)
+    def _agreeing(self, position: int, tail: Seq[int]) -> int:
+        """How many of the newest tokens are those before `position`."""
+        most = min(len(tail), position)
         agreed = 0
-        while agreed < most and self.block[place - 1 - agreed] == tail[-1 - agreed]:
+        while agreed < most and self.block[position - 1 - agreed] == tail[-1 - agreed]:
             agreed += 1
         return agreed

@@ -19,6 +19,7 @@ from specbatch.kernels.verify.contract import SamplingRows
 from specbatch.kernels.verify.reference import process
 from specbatch.pipeline.engines.exact.model.batch import Chunk
 from specbatch.pipeline.engines.exact.model.runner import ModelRunner
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.sampling.sampler import choose_sampler
 from specbatch.pipeline.engines.exact.sampling.sampling import sampling_rows
 from specbatch.pipeline.engines.exact.state.kv_blocks import KvState
@@ -33,8 +34,11 @@ MOST_READ = 16  # tokens that may be read for one measurement of drift
 MAX_PASS_TOKENS = 2048  # of all sequences together; what is above it is fed beforehand
 
 
-class DraftModelProposer:
+class DraftModelProposer(Proposer):
     """Owns the draft model's KV; `kv.length` trails the sequence by the tokens not yet fed."""
+
+    pass_time: LinearCost
+    has_draft_probs = True
 
     def __init__(
         self,
@@ -49,24 +53,20 @@ class DraftModelProposer:
         self._max_depth = max_depth
         self.pass_time = pass_time or Knowledge().draft_time_of(self.name)
         self._kv: dict[Sequence, KvState] = {}
-        self._draft_probs: dict[
-            Sequence, list[Tensor]
-        ] = {}  # of the last draft: [vocab_size] a token
+        # Of the last draft: [vocab_size] a token.
+        self._draft_probs: dict[Sequence, list[Tensor]] = {}
 
     def available(self, sequence: Sequence) -> int:
         room = self._runner.context_tokens - len(sequence.tokens)
         kv = self._kv.get(sequence, KvState())
         missing = self._runner.blocks.missing_blocks(kv, len(sequence.tokens) + self._max_depth)
-        return (
-            0 if missing > self._runner.blocks.free_blocks else max(0, min(self._max_depth, room))
-        )
+        if missing > self._runner.blocks.free_blocks:
+            return 0
+        return max(0, min(self._max_depth, room))
 
     def behind(self, sequence: Sequence) -> int:
         kv = self._kv.get(sequence)
         return max(0, len(sequence.tokens) - (0 if kv is None else kv.length))
-
-    def confidence_bucket(self, sequence: Sequence) -> int:  # noqa: ARG002 - the contract's
-        return 0
 
     def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:
         drafts: list[list[int]] = [[] for _ in sequences]

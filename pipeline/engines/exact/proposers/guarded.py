@@ -9,15 +9,9 @@ from collections.abc import Sequence as Seq
 
 from torch import Tensor
 
-from specbatch.pipeline.engines.exact.proposers.proposer import (
-    ProbabilisticProposer,
-    Proposer,
-    has_draft_probs,
-    tokens_behind,
-)
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.state.recovery import Fault, fault_of, with_type
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
-from specbatch.pipeline.policy.step_cost import LinearCost
 
 log = logging.getLogger(__name__)
 
@@ -25,22 +19,26 @@ PATIENCE = 3  # failures in a row until the circuit opens
 OPEN_SEC = 60.0
 
 
-class GuardedProposer:
+class GuardedProposer(Proposer):
     """Does what `proposer` does. If that raises, the drafts of the call are dropped.
 
     The proposer forgets the call's sequences, since what it knows of them may be incomplete. After
     `PATIENCE` failures in a row the circuit opens: it offers nothing for `OPEN_SEC` seconds, and
     then one more failure opens it again. A lost device is not its failure: that error is raised.
+    When `draft_probs` raises, the pass raises too and is repeated without drafts.
     """
 
     def __init__(
         self,
         proposer: Proposer,
         on_failure: Callable[[], None],
+        on_open: Callable[[str, str], None] = lambda *_: None,
         clock: Callable[[], float] = time.monotonic,
-        on_open: Callable[[str, str], None] | None = None,
     ) -> None:
+        """`on_open` hears its name and a sentence."""
         self.name = proposer.name
+        self.pass_time = proposer.pass_time
+        self.has_draft_probs = proposer.has_draft_probs
         self._on_open = on_open
         self._on_failure = on_failure
         self._proposer = proposer
@@ -48,29 +46,20 @@ class GuardedProposer:
         self._in_a_row = 0
         self._open_until = -float("inf")
 
-    @property
-    def pass_time(self) -> LinearCost | None:
-        return self._proposer.pass_time
-
     def available(self, sequence: Sequence) -> int:
         if self._in_a_row >= PATIENCE and self._clock() < self._open_until:
             return 0
-        try:
-            return self._proposer.available(sequence)
-        except Exception as error:
-            self._failed(error, [sequence])
-            return 0
+        return self._number(self._proposer.available, sequence)
 
     def behind(self, sequence: Sequence) -> int:
-        try:
-            return tokens_behind(self._proposer, sequence)
-        except Exception as error:
-            self._failed(error, [sequence])
-            return 0
+        return self._number(self._proposer.behind, sequence)
 
     def confidence_bucket(self, sequence: Sequence) -> int:
+        return self._number(self._proposer.confidence_bucket, sequence)
+
+    def _number(self, ask: Callable[[Sequence], int], sequence: Sequence) -> int:
         try:
-            return self._proposer.confidence_bucket(sequence)
+            return ask(sequence)
         except Exception as error:
             self._failed(error, [sequence])
             return 0
@@ -83,6 +72,9 @@ class GuardedProposer:
             return [[] for _ in sequences]
         self._in_a_row = 0
         return drafts
+
+    def draft_probs(self, sequence: Sequence) -> Tensor:
+        return self._proposer.draft_probs(sequence)
 
     def on_verified(self, sequence: Sequence) -> None:
         try:
@@ -111,40 +103,8 @@ class GuardedProposer:
                     f"for {OPEN_SEC:.0f} s"
                 )
                 log.warning("%s: %s", disabled, with_type(error))
-                if self._on_open is not None:
-                    # No message of the error: every job's decisions get this, and it may quote a
-                    # text.
-                    self._on_open(self.name, f"{disabled}: {type(error).__name__}")
+                # No message of the error: every job's decisions get this, and it may quote a text.
+                self._on_open(self.name, f"{disabled}: {type(error).__name__}")
             self._open_until = self._clock() + OPEN_SEC
         for sequence in sequences:
             self.forget(sequence)
-
-
-class GuardedProbabilisticProposer(GuardedProposer):
-    """The same for a proposer with draft probabilities.
-
-    When `draft_probs` raises, the pass raises too and is repeated without drafts.
-    """
-
-    def __init__(
-        self,
-        proposer: ProbabilisticProposer,
-        on_failure: Callable[[], None],
-        on_open: Callable[[str, str], None] | None = None,
-    ) -> None:
-        super().__init__(proposer, on_failure, on_open=on_open)
-        self._inner = proposer
-
-    def draft_probs(self, sequence: Sequence) -> Tensor:
-        return self._inner.draft_probs(sequence)
-
-
-def guarded(
-    proposer: Proposer,
-    on_failure: Callable[[], None],
-    on_open: Callable[[str, str], None] | None = None,
-) -> GuardedProposer:
-    """Wraps `proposer`, `draft_probs` included. `on_open` hears its name and a sentence."""
-    if has_draft_probs(proposer):
-        return GuardedProbabilisticProposer(proposer, on_failure, on_open)
-    return GuardedProposer(proposer, on_failure, on_open=on_open)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from specbatch.pipeline.engines.contract import PastOutputs
 from specbatch.pipeline.engines.exact.proposers.block import BlockCursor
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.proposers.suffix_index import (
     LONGEST_CONTEXT,
     SuffixIndex,
@@ -23,7 +24,7 @@ _KIND = b"specbatch history 1\n"
 _HEADER = struct.Struct("<Q")  # bytes of the keys
 
 Key = tuple[str, int]  # row id, sample index
-_TAIL = 8  # newest output tokens by which a place in the past output is found again
+_TAIL = 8  # newest output tokens by which a position in the past output is found again
 _NO_RECENT_MISS = 16  # tokens in agreement after which a disagreement is forgotten
 _LONG_MATCH = 8
 _CLEAR_MAJORITY = 0.75
@@ -36,7 +37,7 @@ _MOST_WAITING = 4  # searches in vain after which the wait grows no more: 16 tok
 
 
 @dataclass(slots=True)
-class _Place:
+class _Progress:
     """Where a sequence is in what was written before."""
 
     cursor: BlockCursor | None  # in its own past output
@@ -46,66 +47,60 @@ class _Place:
     agreed: int  # tokens, since the past output was wrong
 
 
-class HistoryProposer:
+class HistoryProposer(Proposer):
     """Follows the request's past output; when that is lost or over, the index of its job."""
 
     name = "history"
-    pass_time = None
 
     def __init__(self, vocab_size: int | None = None) -> None:
         """Ignores outputs with tokens outside `vocab_size`: they come from another tokenizer."""
         self._limit = vocab_size
-        self._places: dict[Sequence, _Place] = {}
+        self._progress: dict[Sequence, _Progress] = {}
 
     def available(self, sequence: Sequence) -> int:
-        place = self._place(sequence)
-        if place.walk is not None:
-            return place.walk.remaining()
-        return 0 if place.cursor is None else place.cursor.remaining()
+        progress = self._progress_of(sequence)
+        source = progress.cursor if progress.walk is None else progress.walk
+        return 0 if source is None else source.remaining()
 
     def confidence_bucket(self, sequence: Sequence) -> int:
         """6 and 5: the past output, without and with a recent disagreement. 4 to 1: the index, by
-        how long the match is (two buckets) and how many of its places go on like it."""
-        place = self._place(sequence)
-        if place.walk is not None:
-            if not place.walk.length:
+        how long the match is (two buckets) and how many of its positions go on like it."""
+        progress = self._progress_of(sequence)
+        if progress.walk is not None:
+            if not progress.walk.length:
                 return 0
-            long, clear = place.walk.length >= _LONG_MATCH, place.walk.share >= _CLEAR_MAJORITY
+            long, clear = (
+                progress.walk.length >= _LONG_MATCH,
+                progress.walk.share >= _CLEAR_MAJORITY,
+            )
             return 1 + 2 * long + clear
-        if place.cursor is None or not place.cursor.remaining():
+        if progress.cursor is None or not progress.cursor.remaining():
             return 0
-        return _PAST if place.agreed >= _NO_RECENT_MISS else _DOUBTED_PAST
+        return _PAST if progress.agreed >= _NO_RECENT_MISS else _DOUBTED_PAST
 
     def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:
         drafts = []
         for sequence, depth in zip(sequences, depths, strict=True):
-            place = self._place(sequence)
-            if place.walk is not None:
-                drafts.append(place.walk.draft(depth))
-            elif place.cursor is not None and (at := place.cursor.at) is not None:
-                drafts.append(list(place.cursor.block[at : at + depth]))
-            else:
-                drafts.append([])
+            progress = self._progress_of(sequence)
+            source = progress.cursor if progress.walk is None else progress.walk
+            drafts.append([] if source is None else source.draft(depth))
         return drafts
 
-    def on_verified(self, sequence: Sequence) -> None:
-        """Nothing to drop: places follow the tokens that were decided."""
-
     def forget(self, sequence: Sequence) -> None:
-        self._places.pop(sequence, None)
+        self._progress.pop(sequence, None)
 
-    # --- a sequence's place --------------------------------------------------------------------
-    def _place(self, sequence: Sequence) -> _Place:
-        """The sequence's place, brought up to the tokens decided so far."""
-        place = self._places.get(sequence)
-        if place is None:
-            place = self._places[sequence] = self._begin(sequence)
-        elif place.seen == len(sequence.tokens):
-            return place
-        self._advance(place, sequence)
-        return place
+    # --- a sequence's progress -----------------------------------------------------------------
+    def _progress_of(self, sequence: Sequence) -> _Progress:
+        """The sequence's progress, brought up to the tokens decided so far."""
+        progress = self._progress.get(sequence)
+        if progress is None:
+            progress = self._progress[sequence] = self._begin(sequence)
+        elif progress.seen == len(sequence.tokens):
+            return progress
+        self._advance(progress, sequence)
+        return progress
 
-    def _begin(self, sequence: Sequence) -> _Place:
+    def _begin(self, sequence: Sequence) -> _Progress:
         request = sequence.request
         past, index = request.past_ids, request.history
         if past and not self._knows(max(past)):
@@ -113,39 +108,41 @@ class HistoryProposer:
         if index is not None and not self._knows(index.largest_token):
             index = None
         cursor = BlockCursor(past) if past else None
-        return _Place(cursor, index, None, len(request.prompt_ids), _NO_RECENT_MISS)
+        return _Progress(cursor, index, None, len(request.prompt_ids), _NO_RECENT_MISS)
 
     def _knows(self, token: int) -> bool:
         return self._limit is None or token < self._limit
 
-    def _advance(self, place: _Place, sequence: Sequence) -> None:
-        tokens, seen = sequence.tokens, place.seen
+    def _advance(self, progress: _Progress, sequence: Sequence) -> None:
+        tokens, seen = sequence.tokens, progress.seen
         new = tokens[seen:]
-        place.seen = len(tokens)
-        cursor = place.cursor
+        progress.seen = len(tokens)
+        cursor = progress.cursor
         if cursor is not None:
             if new:
-                self._follow(place, cursor, new, sequence)
+                self._follow(progress, cursor, new, sequence)
             if cursor.remaining():
-                place.walk = None
+                progress.walk = None
                 return
-        if place.walk is not None:
-            place.walk.follow(new, tokens)
-        elif place.index is not None:
-            place.walk = IndexWalk(place.index, tokens)
+        if progress.walk is not None:
+            progress.walk.follow(new, tokens)
+        elif progress.index is not None:
+            progress.walk = IndexWalk(progress.index, tokens)
 
     @staticmethod
-    def _follow(place: _Place, cursor: BlockCursor, new: list[int], sequence: Sequence) -> None:
+    def _follow(
+        progress: _Progress, cursor: BlockCursor, new: list[int], sequence: Sequence
+    ) -> None:
         at = cursor.at
         fits = at is not None and cursor.block[at : at + len(new)] == tuple(new)
         output_begins = len(sequence.request.prompt_ids)
         tail = sequence.tokens[max(output_begins, len(sequence.tokens) - _TAIL) :]
         cursor.follow(new, tail)
-        place.agreed = place.agreed + len(new) if fits else 0
+        progress.agreed = progress.agreed + len(new) if fits else 0
 
 
 class IndexWalk:
-    """Follows the place of the longest match. It searches only after a disagreement.
+    """Follows the position of the longest match. It searches only after a disagreement.
 
     A search takes longer than all else that is done for a sequence in a step. So each one that
     leads nowhere doubles the tokens that are waited for until the next.
@@ -161,7 +158,7 @@ class IndexWalk:
         self._since = 0  # tokens since the last search
         self._in_vain = 0  # searches, until one proves worth it
         self.length = 0  # tokens in common, with those followed since; 0: it is nowhere
-        self.share = 0.0  # of the places looked at, those that went on like this one
+        self.share = 0.0  # of the positions looked at, those that went on like this one
         self._search(tokens)
 
     def follow(self, new: list[int], tokens: list[int]) -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 
 _HIGHEST_BUCKET = 5
 SHORTEST_MATCH = 2
-LONGEST_MATCH = 64  # tokens in common that are told apart when places are compared
+LONGEST_MATCH = 64  # tokens in common that are told apart when positions are compared
 LONGEST_REPEAT = 64  # draft tokens, where the list repeats itself and could go on for ever
-_LOOKED_AT = 64  # places behind the newest pair that are compared
+_LOOKED_AT = 64  # positions behind the newest pair that are compared
 
 
-class NgramProposer:
+class NgramProposer(Proposer):
     """Goes on like the most recent of the longest matches in prompt and output so far.
 
     A sequence's index is brought up to date when it is asked for, and costs nothing before that.
@@ -21,7 +22,6 @@ class NgramProposer:
     """
 
     name = "ngram"
-    pass_time = None
 
     def __init__(self) -> None:
         self._finders: dict[Sequence, MatchFinder] = {}
@@ -41,9 +41,6 @@ class NgramProposer:
             drafts.append(finder.draft(min(depth, finder.available)))
         return drafts
 
-    def on_verified(self, sequence: Sequence) -> None:
-        """Nothing to drop: the finder reads the tokens that were decided."""
-
     def forget(self, sequence: Sequence) -> None:
         self._finders.pop(sequence, None)
 
@@ -58,17 +55,17 @@ class NgramProposer:
 class MatchFinder:
     """The longest suffix of `tokens` that occurs earlier, as of the last `update`.
 
-    Every pair of neighbours knows the place behind its latest occurrence, and every such place the
-    one before it. A search walks the places behind the newest pair, the most recent first, and
-    keeps the one with the most tokens in common; so of equal ones the most recent wins. While the
-    list goes on like the place found, longer tokens in common can only be there, and nothing is
-    searched.
+    Every pair of neighbours knows the position behind its latest occurrence, and every such
+    position the one before it. A search walks the positions behind the newest pair, the most recent
+    first, and keeps the one with the most tokens in common; so of equal ones the most recent wins.
+    While the list goes on like the position found, longer tokens in common can only be there, and
+    nothing is searched.
 
     An online suffix automaton took longer: 0.44 against 0.12 µs per token of long prompts, and 430
     against 100 bytes; and it knows some earlier occurrence, not the most recent one.
 
     `tokens` is kept, not copied, and may only grow. Amortised cost: O(1) per token; a search looks
-    at 64 places at most, the most recent ones.
+    at 64 positions at most, the most recent ones.
     """
 
     __slots__ = ("_earlier", "_latest", "_seen", "_tokens", "at", "length")
@@ -76,10 +73,10 @@ class MatchFinder:
     def __init__(self, tokens: list[int]) -> None:
         self._tokens = tokens
         self._seen = 0
-        # A place is the index behind a pair. The place at the list's end is not in here.
+        # A position is the index behind a pair. The position at the list's end is not in here.
         self._latest: dict[tuple[int, int], int] = {}
-        self._earlier = [0] * SHORTEST_MATCH  # place: the one before it of the same pair; 0: none
-        self.at = 0  # the place found: what follows from here may follow now; 0: none
+        self._earlier = [0] * SHORTEST_MATCH  # the one before each, of the same pair; 0: none
+        self.at = 0  # the position found: what follows from here may follow now; 0: none
         self.length = 0  # tokens in common before it
 
     def update(self) -> None:
@@ -106,7 +103,7 @@ class MatchFinder:
         return period if self.length < period else max(period, LONGEST_REPEAT)
 
     def draft(self, count: int) -> list[int]:
-        """`count` tokens from the place found; at the list's end it is read from there again."""
+        """`count` tokens from the position found; at the list's end it is read from there again."""
         if not self.at:
             return []
         period = self._seen - self.at
@@ -121,35 +118,37 @@ class MatchFinder:
             return
         self._index(now)
         tokens, earlier = self._tokens, self._earlier
-        place = self._latest.get((tokens[now - 2], tokens[now - 1]), 0)
+        position = self._latest.get((tokens[now - 2], tokens[now - 1]), 0)
         best, length = 0, 0
         for _ in range(_LOOKED_AT):
-            if not place or length >= LONGEST_MATCH:
+            if not position or length >= LONGEST_MATCH:
                 break
-            # Only a place with more in common is better: look at the token that decides it first.
+            # Only one with more in common is better: look at the token that decides it first.
             if not length or (
-                place > length
-                and tokens[place - length - 1] == tokens[now - length - 1]
-                and tokens[place - length : place] == tokens[now - length :]
+                position > length
+                and tokens[position - length - 1] == tokens[now - length - 1]
+                and tokens[position - length : position] == tokens[now - length :]
             ):
                 length = length + 1 if length else SHORTEST_MATCH
-                most = min(place, LONGEST_MATCH)
-                while length < most and tokens[place - length - 1] == tokens[now - length - 1]:
+                most = min(position, LONGEST_MATCH)
+                while length < most and tokens[position - length - 1] == tokens[now - length - 1]:
                     length += 1
-                best = place
-            place = earlier[place]
+                best = position
+            position = earlier[position]
         self.at, self.length = best, length
 
     def _index(self, now: int) -> None:
-        """All places before `now`: the newest pair has nothing behind it yet."""
+        """All positions before `now`: the newest pair has nothing behind it yet."""
         tokens, latest, earlier = self._tokens, self._latest, self._earlier
-        place = len(earlier)
-        if place == now - 1:  # one more token, as in most steps
-            only = (tokens[place - 2], tokens[place - 1])
+        position = len(earlier)
+        if position == now - 1:  # one more token, as in most steps
+            only = (tokens[position - 2], tokens[position - 1])
             earlier.append(latest.get(only, 0))
-            latest[only] = place
+            latest[only] = position
             return
-        for pair in zip(tokens[place - 2 : now - 1], tokens[place - 1 : now - 1], strict=False):
+        for pair in zip(
+            tokens[position - 2 : now - 1], tokens[position - 1 : now - 1], strict=False
+        ):
             earlier.append(latest.get(pair, 0))
-            latest[pair] = place
-            place += 1
+            latest[pair] = position
+            position += 1

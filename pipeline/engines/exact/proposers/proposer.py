@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import Protocol, TypeGuard
 
 from torch import Tensor
 
@@ -11,67 +10,49 @@ from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.policy.step_cost import LinearCost
 
 
-class Proposer(Protocol):
-    """Guesses the next tokens of sequences. Wrong guesses cost time, never correctness."""
+class Proposer:
+    """Guesses the next tokens of sequences. Wrong guesses cost time, never correctness.
+
+    Every proposer has a name, `available` and `propose`. The other methods are for those that
+    have a model or keep something of a sequence.
+    """
 
     name: str
-
-    @property
-    def pass_time(self) -> LinearCost | None:
-        """Seconds of a call of its model, by (calls, passes, tokens fed); None: drafts are free."""
-        ...
+    # Seconds of a call of its model, by (calls, passes, tokens fed); None: drafts are free.
+    pass_time: LinearCost | None = None
+    # Whether it has `draft_probs`, as ratio tests need. It then samples with its own noise for a
+    # sequence whose verification is not coupled.
+    has_draft_probs = False
 
     def available(self, sequence: Sequence) -> int:
         """How many draft tokens it could offer now; 0 when it has nothing to say."""
-        ...
+        raise NotImplementedError
 
-    def confidence_bucket(self, sequence: Sequence) -> int:
+    def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:
+        """At most `depths[i]` (>= 1) draft tokens for `sequences[i]`; fewer or none is allowed."""
+        raise NotImplementedError
+
+    def confidence_bucket(self, sequence: Sequence) -> int:  # noqa: ARG002 - for those that can tell
         """A small number for how sure it is of what it could offer now; 0 if it cannot tell.
 
         Acceptance is measured per bucket, so the number need not mean a probability.
         """
-        ...
+        return 0
 
-    def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:
-        """At most `depths[i]` (>= 1) draft tokens for `sequences[i]`; fewer or none is allowed."""
-        ...
-
-    def on_verified(self, sequence: Sequence) -> None:
-        """The sequence holds the verdict on its last draft: drop what was rejected."""
-        ...
-
-    def forget(self, sequence: Sequence) -> None:
-        """The sequence is finished or was preempted."""
-        ...
-
-
-class ProbabilisticProposer(Proposer, Protocol):
-    """Also knows the distribution that each draft token was sampled from, as ratio tests need.
-
-    It samples with its own noise for a sequence whose verification is not coupled.
-    """
+    def behind(self, sequence: Sequence) -> int:  # noqa: ARG002 - for those with a model
+        """Tokens that its model would have to read before it drafts, at most."""
+        return 0
 
     def draft_probs(self, sequence: Sequence) -> Tensor:
         """float32 [drafted, vocab_size]: what each token of the last draft was sampled from."""
-        ...
+        raise NotImplementedError
 
+    def next_token_logprobs(self, sequence: Sequence) -> Tensor | None:  # noqa: ARG002 - as `behind`
+        """float32 [vocab_size] of the token behind the last; None where it cannot tell cheaply."""
+        return None
 
-class ReadingProposer(Proposer, Protocol):
-    """Has a model that must read a sequence before it drafts."""
+    def on_verified(self, sequence: Sequence) -> None:
+        """The sequence holds the verdict on its last draft: drop what was rejected."""
 
-    def behind(self, sequence: Sequence) -> int:
-        """Tokens it would have to read first, at most."""
-        ...
-
-
-def tokens_behind(proposer: Proposer, sequence: Sequence) -> int:
-    """Tokens that would have to be read before it drafts; 0 where nothing is read."""
-    return proposer.behind(sequence) if _reads(proposer) else 0
-
-
-def _reads(proposer: Proposer) -> TypeGuard[ReadingProposer]:
-    return hasattr(proposer, "behind")
-
-
-def has_draft_probs(proposer: Proposer | None) -> TypeGuard[ProbabilisticProposer]:
-    return hasattr(proposer, "draft_probs")
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence is finished or was preempted."""

@@ -81,12 +81,6 @@ class SuffixIndex:
     def num_tokens(self) -> int:
         return len(self._row) - len(self)
 
-    @property
-    def num_bytes(self) -> int:
-        """That it holds in memory."""
-        arrays = (self._row, self._offsets, self._starts)
-        return len(self._reverse) + sum(array.nbytes for array in arrays)
-
     def output(self, number: int) -> tuple[int, ...]:
         """The one that was taken as `number`, from 0 on."""
         start, end = int(self._starts[number]), int(self._starts[number + 1]) - 1

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
 
+from specbatch.kernels.counters.cpu import gumbel
 from specbatch.kernels.native import NativeUnavailableError, library
-from specbatch.kernels.rejection import cpu as rejection_cpu
-from specbatch.kernels.rejection import reference as rejection
+from specbatch.kernels.rejection.reference import verify_blocks, verify_tokens
 from specbatch.kernels.verify import cpu, reference
 from specbatch.kernels.verify.contract import SamplingRows, Verdict
 from specbatch.pipeline.engines.exact.model.loaded_model import Kernels
@@ -36,17 +36,16 @@ class Sampler:
 @lru_cache(maxsize=4)
 def choose_sampler(device: torch.device, kernels: Kernels = "torch") -> Sampler:
     """Triton where the model runs with it, C on processors that have a compiler, else torch."""
-    of_drafts: tuple[_RatioTest, _RatioTest] = (rejection.verify_tokens, rejection.verify_blocks)
     if kernels == "triton":
         from specbatch.kernels.verify import triton
 
-        return Sampler("triton", triton.verify, triton.sample, *of_drafts)
+        return Sampler("triton", triton.verify, triton.sample, verify_tokens, verify_blocks)
     if device.type == "cpu":
         try:
             library()
         except NativeUnavailableError as reason:
             log.info("sampling in torch: %s", reason)
         else:
-            of_drafts = (rejection_cpu.verify_tokens, rejection_cpu.verify_blocks)
-            return Sampler("native", cpu.verify, cpu.sample, *of_drafts)
-    return Sampler("torch", reference.verify, reference.sample, *of_drafts)
+            tests = (partial(test, noise=gumbel) for test in (verify_tokens, verify_blocks))
+            return Sampler("native", cpu.verify, cpu.sample, *tests)
+    return Sampler("torch", reference.verify, reference.sample, verify_tokens, verify_blocks)

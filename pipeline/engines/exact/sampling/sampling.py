@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from specbatch.kernels.paged_attention.contract import to_device
 from specbatch.kernels.verify.contract import PLACEHOLDER, Adjustments, SamplingRows, TopRows
-from specbatch.pipeline.engines.exact.model.batch import to_device
 from specbatch.pipeline.engines.exact.state.penalties import Ids
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 
@@ -58,14 +58,7 @@ class Columns:
         rows = self._one_row_each
         if one_each:
             return rows
-        of_row = sequence_of_row(counts, rows.top_k.device)
-        return replace(
-            rows,
-            temperature=rows.temperature[of_row],
-            top_k=rows.top_k[of_row],
-            top_p=rows.top_p[of_row],
-            min_p=rows.min_p[of_row],
-        )
+        return rows.at(sequence_of_row(counts, rows.top_k.device))
 
 
 def sequence_of_row(counts: Ids, device: torch.device) -> Tensor:

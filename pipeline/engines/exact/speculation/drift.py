@@ -1,4 +1,4 @@
-"""How far draft models are from the verifier, measured at a few places while they work.
+"""How far draft models are from the verifier, measured at a few positions while they work.
 
 In one step of many, one sequence is drawn by the step's number. A draft model that is about to read
 on there anyway gives log-probabilities of the next token; so does the verifier's pass, in the row
@@ -12,33 +12,18 @@ import logging
 import math
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import Protocol, TypeGuard
 
 from torch import Tensor
 
 from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
-from specbatch.pipeline.engines.exact.state.draft_plan import Draft
 from specbatch.pipeline.engines.exact.state.recovery import Fault, fault_of, with_type
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.exact.state.step import Draft
 
 log = logging.getLogger(__name__)
 
 EVERY_STEPS = 251  # a prime: no rhythm of others falls on its steps alone
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: multiples of it are spread evenly
-
-
-class LogprobsProposer(Protocol):
-    """A proposer whose model can give log-probabilities of a sequence's next token."""
-
-    name: str
-
-    def next_token_logprobs(self, sequence: Sequence) -> Tensor | None:
-        """float32 [vocab_size], log-probabilities; None where it would have to read too much."""
-        ...
-
-
-def gives_logprobs(proposer: Proposer | LogprobsProposer) -> TypeGuard[LogprobsProposer]:
-    return hasattr(proposer, "next_token_logprobs")
 
 
 class DriftWatch:
@@ -48,14 +33,12 @@ class DriftWatch:
         self, proposers: Seq[Proposer], on_drift: Callable[[str, float], None], every: int
     ) -> None:
         """`on_drift` hears a proposer's name and the divergence in nats."""
-        self._models: list[LogprobsProposer] = (
-            [p for p in proposers if gives_logprobs(p)] if every else []
-        )
+        self._models = [p for p in proposers if p.pass_time is not None] if every else []
         self._on_drift = on_drift
         self._every = every
         self._steps = 0
         self._samples = 0
-        self._sample: tuple[LogprobsProposer, Sequence, Tensor] | None = None
+        self._sample: tuple[Proposer, Sequence, Tensor] | None = None
         self._found: tuple[str, Tensor] | None = None
 
     def ask(self, deciding: Seq[Sequence]) -> bool:

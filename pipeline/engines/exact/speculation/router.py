@@ -10,9 +10,10 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from functools import partial
+from operator import attrgetter
 
 from specbatch.pipeline.engines.contract import Cohort
-from specbatch.pipeline.engines.exact.proposers.proposer import Proposer, tokens_behind
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.speculation.options import Option, candidates, model_of
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.policy import tuning
@@ -28,6 +29,8 @@ from specbatch.pipeline.policy.routing import (
     teams,
 )
 
+_SCORE = attrgetter("score")
+
 TrackOf = Callable[[Proposer, Sequence], Track]
 
 
@@ -40,8 +43,6 @@ class Router:
         self._track_of = track_of
         self._teams = teams(list(self._models))
         self._team: tuple[str, ...] = ()
-        self._picked_at = 0  # step
-        self._regret = 0.0  # of not having left the team, in steps
         self._count = 1  # sequences in a step
         self._burdens: dict[str, float] = {}
         self._prices: dict[str, Price] = {}
@@ -82,29 +83,19 @@ class Router:
             if proposers not in seen:
                 seen.add(proposers)
                 found[team] = (self._promise(picked), picked)
-        self._team = self._next_team({team: promise for team, (promise, _) in found.items()}, step)
+        self._team = self._next_team({team: promise for team, (promise, _) in found.items()})
         picked = found[self._team][1]
         self._note_routes(picked, step)
         return picked
 
-    def _next_team(self, promises: dict[tuple[str, ...], float], step: int) -> tuple[str, ...]:
-        """The best set of models; but one that works is only left once staying has cost enough.
+    def _next_team(self, promises: dict[tuple[str, ...], float]) -> tuple[str, ...]:
+        """The best set of models. One that works is left only for one that is clearly better.
 
         Rates waver by some hundredths, and who followed each of them would move all the time.
         """
-        stood, self._picked_at = min(step - self._picked_at, tuning.MOST_REGRET_STEPS), step
         best = max(promises, key=lambda team: promises[team])
-        if self._team not in promises:
-            return best
-        others = [promise for team, promise in promises.items() if team != self._team]
-        if not others or not promises[self._team]:
-            return self._team
-        gain = max(others) / promises[self._team] - tuning.TEAM_STAYS
-        self._regret = max(0.0, self._regret + gain * stood)
-        if self._regret < tuning.REGRET_STEPS or best == self._team:
-            return self._team
-        self._regret = 0.0
-        return best
+        stays = tuning.TEAM_STAYS * promises.get(self._team, 0.0)
+        return best if promises[best] > stays else self._team
 
     def best(self, options: Seq[Option], team: Seq[str] | None = None) -> Option:
         """The most promising source of one sequence; of models, the team's count where they may."""
@@ -112,10 +103,10 @@ class Router:
             return options[0]
         models = [w for w in options if w.model is not None] if self.several else []
         if len(models) < 2:
-            return max(options, key=_score)
+            return max(options, key=_SCORE)
         of_team = [w for w in models if team is None or w.proposer.name in team] or models
         model = max(of_team, key=self._speedup)
-        return max((w for w in options if w.model is None or w is model), key=_score)
+        return max((w for w in options if w.model is None or w is model), key=_SCORE)
 
     def trial(
         self, options: Seq[Seq[Option]], picked: Seq[Option], at_depth_0: bool, step: int
@@ -269,7 +260,7 @@ class Router:
         return tried
 
     def _behind(self, option: Option) -> int:
-        return tokens_behind(option.proposer, option.sequence)
+        return option.proposer.behind(option.sequence)
 
     def _idle(self, route: Cohort, name: str, step: int) -> int:
         """Steps since the model was asked for the route, or since somebody first thought of it."""
@@ -301,10 +292,6 @@ def _members(options: Seq[Seq[Option]], route: Cohort, name: str) -> list[Option
         for option in of_sequence
         if option.proposer.name == name and option.sequence.request.route == route
     ]
-
-
-def _score(option: Option) -> float:
-    return option.score
 
 
 def _horizon(option: Option) -> int:

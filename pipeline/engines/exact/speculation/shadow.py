@@ -1,4 +1,4 @@
-"""Drafts that nobody verifies: they wait until depth 0 has decided the same places.
+"""Drafts that nobody verifies: they wait until depth 0 has decided the same positions.
 
 That counts acceptance exactly, for a draft is accepted where it is what depth 0 decides, and costs
 nothing but the drafting. Only some sequences are drafted for.
@@ -47,7 +47,7 @@ class Shadow:
             self._waiting[sequence] = _Waiting(sequence.num_output, draft, track)
 
     def compare(self) -> None:
-        """Judge the drafts whose places are all decided."""
+        """Judge the drafts whose positions are all decided."""
         over = [s for s, w in self._waiting.items() if s.num_output >= w.begin + len(w.draft)]
         for sequence in over:
             self.forget(sequence)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from specbatch.pipeline.engines.contract import Cohort
-from specbatch.pipeline.engines.exact.proposers.proposer import Proposer, has_draft_probs
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.speculation.options import (
     Choice,
     Option,
@@ -28,8 +28,8 @@ from specbatch.pipeline.engines.exact.speculation.options import (
 from specbatch.pipeline.engines.exact.speculation.router import Router
 from specbatch.pipeline.engines.exact.speculation.shadow import DEPTH as SHADOW_DEPTH
 from specbatch.pipeline.engines.exact.speculation.shadow import Shadow
-from specbatch.pipeline.engines.exact.state.draft_plan import NO_DRAFT, Draft, DraftPlan
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.exact.state.step import NO_DRAFT, Draft, DraftPlan
 from specbatch.pipeline.engines.models.draft_names import kind_of
 from specbatch.pipeline.policy import tuning
 from specbatch.pipeline.policy.acceptance import Own, Track
@@ -100,7 +100,8 @@ class Speculator:
         `room(sequence, wanted)` says how many draft tokens there are KV blocks for.
         """
         nothing = [NO_DRAFT] * len(deciding)
-        if not (self.proposers and any(_may_be_drafted_for(s) for s in deciding)):
+        asking = any(s.request.depth != 0 or s.request.shadow for s in deciding)
+        if not (self.proposers and asking):
             self._settling = 0
             return DraftPlan(nothing)
         self.steps += 1
@@ -213,7 +214,7 @@ class Speculator:
         if depth <= 0:
             return None
         there = proposer.available(sequence)
-        if there > 0 or len(self.proposers) == 1:
+        if there > 0:
             return proposer, min(depth, there)
         for other in self.proposers:
             if other is proposer or not self._router.suits(other, sequence):
@@ -225,10 +226,6 @@ class Speculator:
         return None
 
     def _fixed(self, sequence: Sequence, depth: int) -> Choice | None:
-        if not depth:
-            return None
-        if len(self.proposers) == 1 and self._may(self.proposers[0], sequence):
-            return self.proposers[0], min(depth, self.proposers[0].available(sequence))
         option = self._best_option(sequence, depth)
         return None if option is None else (option.proposer, option.limit)
 
@@ -276,10 +273,10 @@ class Speculator:
         made = proposer.propose(sequences, [depth for _, depth in asked])
         of_model = proposer.pass_time is not None
         took = time.perf_counter() - begun if of_model else 0.0
-        draft_probs = proposer.draft_probs if has_draft_probs(proposer) else None
         for (i, _), token_ids in zip(asked, made, strict=True):
             if token_ids:
-                probs = partial(draft_probs, deciding[i]) if draft_probs is not None else None
+                draft_probs = partial(proposer.draft_probs, deciding[i])
+                probs = draft_probs if proposer.has_draft_probs else None
                 drafts[i] = Draft(token_ids, proposer.name, of_model, probs)
         return took
 
@@ -431,7 +428,7 @@ class Speculator:
             return False
         if proposer.pass_time is not None and request.draft_model not in (None, proposer.name):
             return False
-        if sequence.verification is not Verification.COUPLED and not has_draft_probs(proposer):
+        if sequence.verification is not Verification.COUPLED and not proposer.has_draft_probs:
             return False
         if request.depth is not None and not request.shadow:
             return True  # a fixed depth is what was asked for, whether it pays or not
@@ -453,7 +450,3 @@ class Speculator:
         if own is None or proposer.name not in own:
             return overall
         return own[proposer.name].rate(overall, self.knowledge.spread_of(proposer.name))
-
-
-def _may_be_drafted_for(sequence: Sequence) -> bool:
-    return sequence.request.depth != 0 or sequence.request.shadow

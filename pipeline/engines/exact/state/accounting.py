@@ -106,30 +106,19 @@ class TimeBook:
         count = sum(map(sum, rows))
         padding = ticks - ticks * count // padded(count)
         useful = ticks - padding
-        prefill = verify = rejected = 0
+        totals = self._totals
         seen = given = given_padding = given_overhead = 0
         shares = []
         for i, (prompt, kept, refused) in enumerate(rows):
             of = sequences[i].time
             before = given + given_padding + given_overhead
-            if prompt:
-                seen += prompt
-                part = useful * seen // count - given
-                of[PREFILL] += part
-                prefill += part
-                given += part
-            if kept:
-                seen += kept
-                part = useful * seen // count - given
-                of[VERIFY] += part
-                verify += part
-                given += part
-            if refused:
-                seen += refused
-                part = useful * seen // count - given
-                of[REJECTED] += part
-                rejected += part
-                given += part
+            for kind, some in ((PREFILL, prompt), (VERIFY, kept), (REJECTED, refused)):
+                if some:
+                    seen += some
+                    part = useful * seen // count - given
+                    of[kind] += part
+                    totals[kind] += part
+                    given += part
             if padding:
                 part = padding * seen // count - given_padding
                 of[PADDING] += part
@@ -142,9 +131,7 @@ class TimeBook:
                 of[DRAFT] += drafts[i]
                 share += drafts[i]
             shares.append(share)
-        totals = self._totals
-        for kind, sum_ in enumerate(
-            (prefill, verify, sum(drafts or ()), rejected, padding, overhead)
-        ):
-            totals[kind] += sum_
+        totals[DRAFT] += sum(drafts or ())
+        totals[PADDING] += padding
+        totals[OVERHEAD] += overhead
         return shares

@@ -132,14 +132,3 @@ def has_penalties(params: SamplingParams) -> bool:
         or params.presence_penalty != 0
         or params.frequency_penalty != 0
     )
-
-
-def adjuster_of(params: SamplingParams, prompt_ids: Seq[int]) -> Adjuster | None:
-    """An adjuster, or None if the parameters need none."""
-    needed = has_penalties(params) or params.logit_bias
-    return Adjuster(params, prompt_ids) if needed else None
-
-
-def bad_words_of(params: SamplingParams) -> BadWords | None:
-    """The bad words, or None if there are none."""
-    return BadWords(params) if params.bad_token_ids or params.bad_words else None

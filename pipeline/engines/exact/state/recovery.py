@@ -3,7 +3,7 @@ how large the next pass may be.
 
 A processor's allocator raises a plain `RuntimeError`, so words must decide there. CUDA errors carry
 the runtime's number in `error_code` where torch raised them itself, and only words where a library
-or a kernel of ours did. `Sticky` ones spoil the process's context: each later call fails alike,
+or a kernel of ours did. Sticky ones spoil the process's context: each later call fails alike,
 until a new process is started.
 """
 
@@ -13,9 +13,9 @@ import errno
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from specbatch.schemas.errors import DeviceLostError, EngineError, first_line
 
@@ -34,31 +34,25 @@ class Fault(StrEnum):
     OTHER = "other"
 
 
-@dataclass(frozen=True, slots=True)
-class _Sticky:
-    code: int  # of cudaError_t
-    words: str  # of cudaGetErrorString, in lower case
-    fault: Fault
-
-
-# Codes and messages of the CUDA runtime; HIP uses the same.
+# Codes (cudaError_t) and messages (cudaGetErrorString, in lower case) of the CUDA runtime; HIP uses
+# the same.
 _STICKY = (
-    _Sticky(4, "driver shutting down", Fault.DEVICE),
-    _Sticky(46, "device(s) is/are busy or unavailable", Fault.DEVICE),
-    _Sticky(100, "no cuda-capable device is detected", Fault.DEVICE),
-    _Sticky(214, "uncorrectable ecc error", Fault.DEVICE),
-    _Sticky(220, "uncorrectable nvlink error", Fault.DEVICE),
-    _Sticky(999, "unknown error", Fault.DEVICE),  # what a device that fell off the bus leaves
-    _Sticky(700, "illegal memory access", Fault.KERNEL),
-    _Sticky(702, "the launch timed out and was terminated", Fault.KERNEL),
-    _Sticky(709, "context is destroyed", Fault.KERNEL),
-    _Sticky(710, "device-side assert", Fault.KERNEL),
-    _Sticky(714, "hardware stack error", Fault.KERNEL),
-    _Sticky(715, "an illegal instruction was encountered", Fault.KERNEL),
-    _Sticky(716, "misaligned address", Fault.KERNEL),
-    _Sticky(717, "operation not supported on global/shared address space", Fault.KERNEL),
-    _Sticky(718, "invalid program counter", Fault.KERNEL),
-    _Sticky(719, "unspecified launch failure", Fault.KERNEL),
+    (4, "driver shutting down", Fault.DEVICE),
+    (46, "device(s) is/are busy or unavailable", Fault.DEVICE),
+    (100, "no cuda-capable device is detected", Fault.DEVICE),
+    (214, "uncorrectable ecc error", Fault.DEVICE),
+    (220, "uncorrectable nvlink error", Fault.DEVICE),
+    (999, "unknown error", Fault.DEVICE),  # what a device that fell off the bus leaves
+    (700, "illegal memory access", Fault.KERNEL),
+    (702, "the launch timed out and was terminated", Fault.KERNEL),
+    (709, "context is destroyed", Fault.KERNEL),
+    (710, "device-side assert", Fault.KERNEL),
+    (714, "hardware stack error", Fault.KERNEL),
+    (715, "an illegal instruction was encountered", Fault.KERNEL),
+    (716, "misaligned address", Fault.KERNEL),
+    (717, "operation not supported on global/shared address space", Fault.KERNEL),
+    (718, "invalid program counter", Fault.KERNEL),
+    (719, "unspecified launch failure", Fault.KERNEL),
 )
 _OUT_OF_MEMORY_CODE = 2
 _OUT_OF_MEMORY = (
@@ -91,7 +85,9 @@ def fault_of(error: BaseException) -> Fault:
     if _OFF_THE_BUS in text:
         return Fault.DEVICE
     on_device = _is_torch(error, "AcceleratorError") or any(n in text for n in _ACCELERATORS)
-    known = (s.fault for s in _STICKY if s.code == code or (on_device and s.words in text))
+    known = (
+        fault for number, words, fault in _STICKY if number == code or (on_device and words in text)
+    )
     return next(known, Fault.OTHER)
 
 
@@ -131,26 +127,20 @@ def with_type(error: BaseException) -> str:
 
 
 # --- who is at fault ----------------------------------------------------------------------------
-@dataclass(slots=True)
-class Isolated(Generic[Member, Result]):
-    """Results of the parts of a batch that passed, in order, and the members that raise alone."""
-
-    passed: list[tuple[list[Member], Result]] = field(default_factory=list)
-    raising: list[tuple[Member, Exception]] = field(default_factory=list)
-
-
 def isolate(
     members: Sequence[Member],
     attempt: Callable[[list[Member]], Result],
     is_everyones: Callable[[Exception], bool],
-) -> Isolated[Member, Result]:
+) -> tuple[list[Result], list[tuple[Member, Exception]]]:
     """Attempt halves, and halves of the halves that raise, down to single members.
 
-    For a batch whose attempt raised as a whole. With k of n members at fault it takes about
+    Returns the results of the parts that passed, in order, and the members that raise alone. For a
+    batch whose attempt raised as a whole. With k of n members at fault it takes about
     2 · k · log2(n) attempts. An exception for which no member is to blame (`is_everyones`) is
     raised at once.
     """
-    found: Isolated[Member, Result] = Isolated()
+    passed: list[Result] = []
+    raising: list[tuple[Member, Exception]] = []
     halves = _halves(list(members))
     while halves:
         part = halves.pop(0)
@@ -160,12 +150,12 @@ def isolate(
             if is_everyones(error):
                 raise
             if len(part) == 1:
-                found.raising.append((part[0], error))
+                raising.append((part[0], error))
             else:
                 halves[:0] = _halves(part)
         else:
-            found.passed.append((part, result))
-    return found
+            passed.append(result)
+    return passed, raising
 
 
 def _halves(members: list[Member]) -> list[list[Member]]:

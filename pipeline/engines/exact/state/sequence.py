@@ -12,8 +12,7 @@ from specbatch.pipeline.engines.exact.state.kv_blocks import KvState
 from specbatch.pipeline.engines.exact.state.penalties import (
     Adjuster,
     BadWords,
-    adjuster_of,
-    bad_words_of,
+    has_penalties,
 )
 from specbatch.schemas.provenance import (
     TICKS_PER_SEC,
@@ -75,12 +74,14 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.tokens = [*self.request.prompt_ids, *self.request.decided_ids]
-        self.adjuster = adjuster_of(self.request.params, self.request.prompt_ids)
-        if self.adjuster is not None:
+        params = self.request.params
+        if has_penalties(params) or params.logit_bias:
+            self.adjuster = Adjuster(params, self.request.prompt_ids)
             for token in self.request.decided_ids:
                 self.adjuster.append(token)
-        self.bad_words = bad_words_of(self.request.params)
-        if self.request.params.tells_logprobs:
+        if params.bad_token_ids or params.bad_words:
+            self.bad_words = BadWords(params)
+        if params.tells_logprobs:
             self.top_logprobs = []
         if self.request.watch_text is not None:
             self.ends_text = self.request.watch_text()

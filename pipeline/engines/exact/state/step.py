@@ -1,18 +1,54 @@
-"""The work of one step: its sequences, their drafts, and how its time is shared."""
+"""One step of the engine: its drafts, its sequences, and how its time is shared."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 
+from torch import Tensor
+
 from specbatch.pipeline.engines.exact.state.accounting import Pass, Rows
-from specbatch.pipeline.engines.exact.state.draft_plan import NO_DRAFT, Draft, DraftPlan
 from specbatch.pipeline.engines.exact.state.scheduler import Planned
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.policy.costs.controls import Arm
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """One proposer's guess at what follows one sequence: a hint, and nothing more."""
+
+    token_ids: list[int] = field(default_factory=list)  # [num_draft_tokens]; empty: depth 0
+    proposer: str = ""  # the proposer's name; "": nobody was asked, or had anything to say
+    of_model: bool = False  # a draft model drafted it, in passes that take time
+    # float32 [num_draft_tokens, vocab_size]: what each token was drawn from, processed. Computed
+    # when a ratio test asks for it; None where the proposer does not know.
+    probs: Callable[[], Tensor] | None = None
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def dropped(self) -> Draft:
+        """The same without its tokens: its proposer still hears that the step is over."""
+        return replace(self, token_ids=[])
+
+
+NO_DRAFT = Draft()
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPlan:
+    """The speculator's decision for one step."""
+
+    drafts: list[Draft]  # [num_sequences], in the order of the sequences that decide a token
+    arm: Arm = Arm.PLAIN  # what the step is in the experiment that measures savings
+    odds: float = 0.0  # of drafting in this step, by those of its being a control
+    drafting_sec: float = 0.0  # in models of proposers …
+    replanning_sec: float = 0.0  # … and in choosing who drafts
 
 
 @dataclass(slots=True)
-class Work:
+class Step:
     """One step's sequences that decide tokens, with their drafts."""
 
     plan: list[Planned]
@@ -29,7 +65,7 @@ class Work:
         """Of the sequences in `deciding`."""
         return self.draft_plan.drafts
 
-    def part(self, plan: list[Planned]) -> Work:
+    def part(self, plan: list[Planned]) -> Step:
         """Some of it, without drafts, which are only hints; their proposers still hear the end."""
         draft_of = dict(zip(self.deciding, self.drafts, strict=True))
         deciding = [p.sequence for p in plan if p.decides]
@@ -37,7 +73,7 @@ class Work:
         draft_plan = replace(self.draft_plan, drafts=drafts)
         return replace(self, plan=plan, deciding=deciding, draft_plan=draft_plan, pass_ticks=0)
 
-    def passes(self, parts: Seq[Work]) -> list[Pass]:
+    def passes(self, parts: Seq[Step]) -> list[Pass]:
         """What shares the step's time: `parts`, and the rest, which failed or must wait."""
         if len(parts) == 1 and len(parts[0].plan) == len(self.plan):
             return [parts[0]._as_pass()]

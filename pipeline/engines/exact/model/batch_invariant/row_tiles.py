@@ -142,21 +142,21 @@ def _telling(linear: nn.Linear) -> Tensor:
     count, width = LADDER[-1], linear.in_features
     like, by_rows = linear.weight, _product(linear)
     rows = torch.randn(count, width, generator=generator)
-    places = torch.randperm(width, generator=generator)[: min(width, _CANCELLING) // 2 * 2]
-    units = torch.zeros(len(places), width)
-    units[torch.arange(len(places)), places] = 1.0
-    weights = by_rows(units.to(like.device, like.dtype)).float().cpu()  # (places, outputs)
-    kept = getattr(like, "qdata", like)[:, places.to(like.device)].float().cpu().T
+    positions = torch.randperm(width, generator=generator)[: min(width, _CANCELLING) // 2 * 2]
+    units = torch.zeros(len(positions), width)
+    units[torch.arange(len(positions)), positions] = 1.0
+    weights = by_rows(units.to(like.device, like.dtype)).float().cpu()  # (positions, outputs)
+    kept = getattr(like, "qdata", like)[:, positions.to(like.device)].float().cpu().T
     for first, given in ((1, weights), (2, kept)):
         # By a power of two, which changes no bit of them: no number may be too large for the dtype.
         exact = given * torch.exp2(-given.abs().max().clamp_min(1e-30).log2().ceil())
         chosen = rows[first::3]
         of = torch.randint(linear.out_features, (len(chosen),), generator=generator)
-        pairs = (len(chosen), len(places) // 2)
+        pairs = (len(chosen), len(positions) // 2)
         scale = torch.exp2(torch.randint(-12, 13, pairs, generator=generator))
         chosen[:] = 0.0
-        chosen[:, places[0::2]] = exact[1::2, of].T * scale
-        chosen[:, places[1::2]] = -exact[0::2, of].T * scale
+        chosen[:, positions[0::2]] = exact[1::2, of].T * scale
+        chosen[:, positions[1::2]] = -exact[0::2, of].T * scale
     return rows.to(like.device, like.dtype)
 
 

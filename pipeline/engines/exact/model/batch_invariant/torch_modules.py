@@ -65,14 +65,14 @@ def rewrite(module: nn.Module) -> None:
             module.set_submodule(name, batch_invariant(part) or part)
 
 
-def routers_of(module: nn.Module) -> list[tuple[str, nn.Module]]:
+def routers_of(module: nn.Module) -> list[tuple[str, Any]]:
     """The routers of a mixture of experts, by name."""
     return [(n, m) for n, m in module.named_modules() if type(m).__name__.endswith("TopKRouter")]
 
 
-def router_products(routers: list[tuple[str, nn.Module]]) -> list[nn.Linear]:
+def router_products(routers: list[tuple[str, Any]]) -> list[nn.Linear]:
     """The linear layer inside each router."""
-    return [_linear(_weight(router)) for _, router in routers]
+    return [_linear(router.weight) for _, router in routers]
 
 
 def refuse_batch_dependent(module: nn.Module, ref: str, known: tuple[type[nn.Module], ...]) -> None:
@@ -149,11 +149,6 @@ def _is_batch_dependent(part: nn.Module, known: tuple[type[nn.Module], ...]) -> 
     if isinstance(part, known):
         return False
     return any(parameter.ndim > 1 for parameter in part.parameters(recurse=False))
-
-
-def _weight(router: Any) -> Tensor:
-    weight: Tensor = router.weight
-    return weight
 
 
 def _linear(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:

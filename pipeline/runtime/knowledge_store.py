@@ -1,4 +1,4 @@
-"""The profile store: what engines have learned of their machines, for the next process."""
+"""The knowledge store: what engines have learned of their machines, for the next process."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ log = logging.getLogger(__name__)
 _UNUSABLE = (AttributeError, KeyError, TypeError, ValueError, OverflowError)
 
 
-class ProfileStore:
+class KnowledgeStore:
     """Reads at once and writes in a thread of its own: an engine does not wait for a database.
 
-    Failures are logged: without a profile an engine only measures again.
+    Failures are logged: without knowledge an engine only measures again.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="profiles")
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="knowledge")
 
     def load(self, about: str) -> Knowledge | None:
-        """The profile of a machine with its models, or None."""
+        """What is known of a machine with its models, or None."""
         try:
             state = self._store.knowledge(about)
             return None if state is None else Knowledge.restored(dict(state))

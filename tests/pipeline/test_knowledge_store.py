@@ -11,7 +11,7 @@ import pytest
 
 from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.pipeline.policy.knowledge import Knowledge
-from specbatch.pipeline.runtime.profile_store import ProfileStore
+from specbatch.pipeline.runtime.knowledge_store import KnowledgeStore
 from specbatch.schemas.errors import StoreError
 from support.databases import new_database, sqlite_store
 
@@ -45,19 +45,19 @@ def learned() -> Knowledge:
 
 def test_what_is_kept_comes_back_by_its_key() -> None:
     store, knowledge = sqlite_store(), learned()
-    memory = ProfileStore(store)
+    memory = KnowledgeStore(store)
     assert memory.load(ABOUT) is None
     memory.keep(ABOUT, knowledge)
     memory.close()
-    again = ProfileStore(store).load(ABOUT)
+    again = KnowledgeStore(store).load(ABOUT)
     assert again is not None
     assert again.state() == knowledge.state()
-    assert ProfileStore(store).load("another machine") is None
+    assert KnowledgeStore(store).load("another machine") is None
 
 
 def test_it_is_written_as_it_was_when_it_was_handed_over() -> None:
     store, knowledge = sqlite_store(), learned()
-    memory, held = ProfileStore(store), threading.Event()
+    memory, held = KnowledgeStore(store), threading.Event()
     memory._writer.submit(held.wait, PATIENCE_SEC)  # the writer is busy
     memory.keep(ABOUT, knowledge)
     before = knowledge.state()
@@ -65,19 +65,19 @@ def test_it_is_written_as_it_was_when_it_was_handed_over() -> None:
     assert store.knowledge(ABOUT) is None, "nobody waits for the database"
     held.set()
     memory.close()
-    again = ProfileStore(store).load(ABOUT)
+    again = KnowledgeStore(store).load(ABOUT)
     assert again is not None
     assert again.state() == before != knowledge.state()
 
 
 def test_the_newest_of_several_stays() -> None:
     store, knowledge = sqlite_store(), learned()
-    memory = ProfileStore(store)
+    memory = KnowledgeStore(store)
     for _ in range(5):
         knowledge.acceptance_of("block").observe(4, 0)
         memory.keep(ABOUT, knowledge)
     memory.close()
-    again = ProfileStore(store).load(ABOUT)
+    again = KnowledgeStore(store).load(ABOUT)
     assert again is not None
     assert again.state() == knowledge.state()
 
@@ -98,14 +98,14 @@ def test_something_else_in_the_store_is_ignored_with_a_warning(
     store = sqlite_store()
     store.keep_knowledge(ABOUT, broken)
     with caplog.at_level(logging.WARNING):
-        assert ProfileStore(store).load(ABOUT) is None
+        assert KnowledgeStore(store).load(ABOUT) is None
     (record,) = caplog.records
     assert record.getMessage().startswith(f"the profile of {ABOUT} cannot be used")
 
 
 def test_a_store_that_is_away_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:
     store, knowledge = Broken(new_database()), learned()
-    memory = ProfileStore(store)
+    memory = KnowledgeStore(store)
     store.reads = store.writes = False
     with caplog.at_level(logging.WARNING):
         assert memory.load(ABOUT) is None
