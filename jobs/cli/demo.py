@@ -11,6 +11,7 @@ import random
 import re
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from importlib import resources
 from itertools import islice
@@ -94,8 +95,7 @@ def demo(
     prepare(folder, keep)
     settings = demo_settings(folder)
     specs = [demo_spec(folder, max_tokens, number) for number in RUNS]
-    store = make_store(settings)
-    try:
+    with closing(make_store(settings)) as store:
         c = make_client(settings, silent, store)
         done = [run(c, settings, spec, number) for number, spec in zip(RUNS, specs, strict=True)]
         jobs = [job for job, _ in done]
@@ -106,15 +106,13 @@ def demo(
         show_ledger(store, runs)
         same = unchanged_outputs(specs)
         say_where(folder, specs)
-    finally:
-        store.close()
     check_same(same)
 
 
 def run(c: Client, settings: Settings, spec: JobSpec, number: int) -> tuple[JobRow, TextTokenizer]:
     """One run to its end. Leaves the command where that is not a complete output."""
     from specbatch.jobs.cli.local import run_here
-    from specbatch.jobs.cli.preflight import check_job
+    from specbatch.jobs.cli.reach import check_job
 
     key = f"demo-run-{number}"
     checked = check_job(settings, spec, key, c.is_keys_job)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from specbatch.jobs.cli.connect import load_settings
-from specbatch.jobs.cli.console import complain, err, remark, say
+from specbatch.jobs.cli.console import complain, progress_bar, remark, say
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.runtime.purge import Due, Purger
 from specbatch.schemas.errors import ObjectError, UsageError
@@ -50,8 +50,7 @@ def purge(
     --output) tries the files again; the exit code is 4.
     """
     settings = load_settings()
-    store = make_store(settings)
-    try:
+    with closing(make_store(settings)) as store:
         purger = Purger.of_settings(settings, store)
         due = _due(purger, tenant, older_than, job)
         failures = _Failures(_again(job, output))
@@ -68,8 +67,6 @@ def purge(
                 remark(f"files of {cleared:,} jobs whose texts are not kept were left, and deleted")
         if failures.job_ids:
             raise typer.Exit(ObjectError.exit_code)
-    finally:
-        store.close()
 
 
 def seconds_of(age: str) -> float:
@@ -172,13 +169,11 @@ def _clear_all(purger: Purger, failures: _Failures) -> int:
 def _purge(purger: Purger, due: Due, output: bool) -> tuple[int, ObjectError | None]:
     """Rows that were still to do, and what files could not go for; a bar on a terminal."""
     begun, done = None, 0
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
-        task = bar.add_task(f"job {due.job.job_id}", total=due.job.rows_total or None)
+    with progress_bar(f"job {due.job.job_id}", due.job.rows_total or None) as update:
         try:
             for done in purger.purge(due, output):
                 begun = done if begun is None else begun
-                bar.update(task, completed=done)
+                update(completed=done)
         except ObjectError as error:
             return done - (begun or 0), error
     return done - (begun or 0), None

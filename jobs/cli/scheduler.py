@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import NoReturn
 
@@ -36,14 +37,9 @@ def scheduler(folder: SchedulesFolder = None) -> None:
     signal.signal(signal.SIGTERM, _as_interrupt)
     from specbatch.jobs.schedules.beat import run_beat
 
-    store = make_store(settings)
-    try:
-        with client(settings) as c:
-            run_beat(
-                app, files, Ticker(store, c, time.time, lambda spec: check_input_here(spec.input))
-            )
-    finally:
-        store.close()
+    with closing(make_store(settings)) as store, client(settings) as c:
+        ticker = Ticker(store, c, time.time, lambda spec: check_input_here(spec.input))
+        run_beat(app, files, ticker)
     remark("scheduler ended")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated
@@ -12,12 +13,10 @@ import typer
 from specbatch.jobs.cli.audit import correctness_line
 from specbatch.jobs.cli.connect import client, load_settings
 from specbatch.jobs.cli.console import out, say, say_json
-from specbatch.jobs.cli.cost_tables import saved_json, saved_line
+from specbatch.jobs.cli.cost import saved_json, saved_line
 from specbatch.jobs.cli.options import JobId
 from specbatch.jobs.cli.outcome import as_json, summary_of
-from specbatch.pipeline.bootstrap import (
-    make_store,
-)
+from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.observe.terminal.progress import interrupted_line
 from specbatch.pipeline.observe.terminal.summary import summary_table
@@ -50,8 +49,7 @@ def show(
     with client(settings) as c:
         row, progress = c.job(job), c.progress(job)
         interrupted = bool(c.interrupted([row], settings.lease_sec))
-    store = make_store(settings)
-    try:
+    with closing(make_store(settings)) as store:
         decisions = store.decisions(row.job_id)
         audits = store.audits(row.job_id)
         saved = savings(row.report)
@@ -90,8 +88,6 @@ def show(
             if not _is_one_row(word, prompts):
                 reason = (row.stop_reason if word == "cancelled" else None) or error
                 say(f"group {index} {word}: {reason or 'no reason given'}")
-    finally:
-        store.close()
     for line in (*decision_lines(decisions), *audit_lines(audits)):
         say(line)
     say(f"output: {row.output_uri}")
