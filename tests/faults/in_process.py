@@ -125,8 +125,7 @@ class Shop:
         for host in worker.engines:
             host.close()
         worker.keeper.close()
-        if worker.profiles is not None:
-            worker.profiles.close()
+        worker.profiles.close()
 
     def _models(self) -> FakeModels:
         def engines(model: ModelFolder, beside: ModelFolder | None) -> StandInHost:

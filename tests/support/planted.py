@@ -227,8 +227,7 @@ class Site:
         for host in self.worker.engines:
             host.close()
         self.worker.keeper.close()
-        if self.worker.profiles is not None:
-            self.worker.profiles.close()
+        self.worker.profiles.close()
         self.store.close()
         self.worker.tracing.close()
 
