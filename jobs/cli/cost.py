@@ -119,7 +119,7 @@ def saved_line(saved: Savings | None, is_drafted: bool) -> str:
     told = f"{word} against depth 0: ${abs(saved.usd):.6f} ({saved.speedup:.2f}×)"
     if saved.low_usd is None or saved.high_usd is None:
         return f"{told}, without an interval: there was only one control step"
-    return f"{told}, 95 % sure of {_signed(saved.low_usd)} to {_signed(saved.high_usd)} saved"
+    return f"{told}, 95 % sure of {signed_usd(saved.low_usd)} to {signed_usd(saved.high_usd)} saved"
 
 
 def lines_table(by: By, lines: Sequence[Line]) -> Table:
@@ -137,7 +137,7 @@ def lines_table(by: By, lines: Sequence[Line]) -> Table:
             f"{line.cost.usd:.6f}",
             _usd(line.usd_per_1k_tokens),
             _usd(line.usd_per_document),
-            "-" if saved is None else _signed(saved.usd),  # `figures` says why
+            "-" if saved is None else signed_usd(saved.usd),  # `figures` says why
         )
     return table
 
@@ -185,5 +185,5 @@ def _usd(value: float | None, digits: int = 6) -> str:
     return "-" if value is None else f"${value:.{digits}f}"
 
 
-def _signed(value: float) -> str:
+def signed_usd(value: float) -> str:
     return f"{'-' if value < 0 else ''}${abs(value):.6f}"

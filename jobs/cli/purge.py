@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from contextlib import closing
-from dataclasses import dataclass, field
 from typing import Annotated
 
 import typer
@@ -60,8 +59,8 @@ def purge(
             for row in [] if job else purger.left_behind(failed=failures.note):
                 say(f"would delete the files of job {row.job_id}, whose texts are not kept")
         else:
-            done = _purge_all(purger, due, output, failures, is_listed=job is None)
-            say(f"{done.jobs:,} job{'s' if done.jobs != 1 else ''} purged, {done.rows:,} rows")
+            jobs, rows = _purge_all(purger, due, output, failures, is_listed=job is None)
+            say(f"{jobs:,} job{'s' if jobs != 1 else ''} purged, {rows:,} rows")
             cleared = 0 if job else _clear_all(purger, failures)
             if cleared:
                 remark(f"files of {cleared:,} jobs whose texts are not kept were left, and deleted")
@@ -85,16 +84,6 @@ def _due(
     if tenant is not None or older_than is not None:
         raise UsageError("--job names one job: leave --tenant and --older-than out")
     return [purger.asked_for(job)]
-
-
-@dataclass(slots=True)
-class _Done:
-    """What a run did."""
-
-    jobs: int = 0
-    rows: int = 0
-    seen: set[str] = field(default_factory=set)
-    to_finish: dict[str, list[Due]] = field(default_factory=dict)  # by tenant
 
 
 class _Failures:
@@ -126,33 +115,35 @@ def _again(job: str | None, output: bool) -> str:
 
 def _purge_all(
     purger: Purger, due: Iterable[Due], output: bool, failures: _Failures, is_listed: bool
-) -> _Done:
+) -> tuple[int, int]:
     """All jobs, then what their tenants' others have of them; only then they are due no more.
 
-    A job of a list may have been sent back to work since.
+    A job of a list may have been sent back to work since. Returns how many jobs and rows it purged.
     """
-    done = _Done()
+    jobs = rows = 0
+    seen: set[str] = set()
+    to_finish: dict[str, list[Due]] = {}  # by tenant
     for one in due:
         try:
-            rows, error = _purge(purger, one, output)
+            done, error = _purge(purger, one, output)
         except UsageError as refused:
             if not is_listed:
                 raise
             remark(f"job {one.job.job_id} is left as it is: {refused}")
             continue
-        done.rows += rows
-        done.seen.add(one.job.job_id)
-        of_tenant = done.to_finish.setdefault(one.job.tenant, [])
+        rows += done
+        seen.add(one.job.job_id)
+        of_tenant = to_finish.setdefault(one.job.tenant, [])
         if error is None:
             of_tenant.append(one)
         else:
             failures.note(one.job, error)
-    for tenant, to_finish in done.to_finish.items():
-        if purger.forget_past(tenant, done.seen, failures.note_past):
-            for one in to_finish:
+    for tenant, of_tenant in to_finish.items():
+        if purger.forget_past(tenant, seen, failures.note_past):
+            for one in of_tenant:
                 purger.finish(one)
-            done.jobs += len(to_finish)
-    return done
+            jobs += len(of_tenant)
+    return jobs, rows
 
 
 def _clear_all(purger: Purger, failures: _Failures) -> int:
