@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 
+from specbatch.benchmarks.contenders import random_prompts
 from specbatch.benchmarks.depth import Bed
 from specbatch.benchmarks.engine import RESULTS
+from specbatch.jobs.bench.contenders import ReplayProposer
 from specbatch.jobs.bench.machine import machine
 from specbatch.jobs.bench.models import demo_model
-from specbatch.jobs.bench.replay import ReplayProposer
 from specbatch.pipeline.engines.contract import Cohort, Request
 from specbatch.pipeline.engines.exact.engine import Engine
 from specbatch.schemas.records import SamplingParams
@@ -78,7 +79,7 @@ def main() -> None:
     bed = Bed(model, "bfloat16", 128)
     rows: list[dict[str, Any]] = []
     for n in arguments.n:
-        prompts = model.prompts(n * arguments.waves)
+        prompts = random_prompts(model, n * arguments.waves)
         ratios: list[float] = []
         decisions: list[str] = []
         for turn in range(arguments.runs + 1):

@@ -23,11 +23,12 @@ from typing import Any
 import torch
 
 from specbatch.benchmarks.beside import beside_others
+from specbatch.benchmarks.contenders import random_prompts
 from specbatch.benchmarks.engine import RESULTS
 from specbatch.benchmarks.pass_prices import Spent, TimedRunner, common_prices, priced_sec
+from specbatch.jobs.bench.contenders import ReplayProposer
 from specbatch.jobs.bench.machine import machine
 from specbatch.jobs.bench.models import BenchModel, demo_model, random_model
-from specbatch.jobs.bench.replay import ReplayProposer
 from specbatch.pipeline.engines.contract import Cohort, EngineStats, Request
 from specbatch.pipeline.engines.exact.engine import Engine
 from specbatch.pipeline.engines.exact.model.loader import load_model
@@ -284,7 +285,7 @@ def main() -> None:
         model = demo_model() if arguments.model == "demo" else random_model(folder)
         bed = Bed(model, arguments.dtype, arguments.new_tokens)
         most = max(arguments.n) * arguments.waves
-        prompts = demo_prompts() if arguments.real else model.prompts(most)
+        prompts = demo_prompts() if arguments.real else random_prompts(model, most)
         sources: list[Source] = [*arguments.acceptance]
         suffix = ""
         if arguments.real or arguments.history:

@@ -16,14 +16,18 @@ from pathlib import Path
 
 import torch
 
+from specbatch.benchmarks.contenders import (
+    NEW_TOKENS,
+    our_contenders,
+    random_prompts,
+    transformers_contenders,
+)
 from specbatch.benchmarks.measuring import measure
 from specbatch.benchmarks.peer_roster import Roster
 from specbatch.benchmarks.report import Results, print_table
 from specbatch.jobs.bench.contenders import Ours, looked_at
-from specbatch.jobs.bench.huggingface import transformers_contenders
-from specbatch.jobs.bench.idling import Idling
 from specbatch.jobs.bench.isa import forced_level, restart_held
-from specbatch.jobs.bench.machine import machine
+from specbatch.jobs.bench.machine import Idling, machine
 from specbatch.jobs.bench.models import demo_model, random_model
 
 RUNS = 3
@@ -61,8 +65,8 @@ def run(work: Path, arguments: argparse.Namespace) -> Results:
     isa = None if arguments.ours_only else forced_level(os.environ)
     with Roster(environment, model, dtype, arguments.threads, work, arguments.skip, isa) as roster:
         roster.start()
-        ours = Ours(model, dtype)
-        contenders = [*theirs, *roster.contenders, *ours.contenders()]
+        ours = Ours(model, dtype, NEW_TOKENS)
+        contenders = [*theirs, *roster.contenders, *our_contenders(ours)]
         if not arguments.ours_only:
             contenders = [
                 c if c in roster.contenders else replace(c, complete=looked_at(c.complete, isa))
@@ -79,7 +83,7 @@ def run(work: Path, arguments: argparse.Namespace) -> Results:
             present = [
                 c for c in contenders if c.only_n in (None, n) and c.name not in arguments.skip
             ]
-            results.add(measure(present, model.name, model.prompts(n), runs, idling))
+            results.add(measure(present, model.name, random_prompts(model, n), runs, idling))
     return results
 
 

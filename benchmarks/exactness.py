@@ -19,10 +19,11 @@ from typing import Any
 
 import torch
 
+from specbatch.benchmarks.contenders import random_prompts
 from specbatch.benchmarks.engine import RESULTS
+from specbatch.jobs.bench.contenders import ReplayProposer
 from specbatch.jobs.bench.machine import machine
-from specbatch.jobs.bench.models import BenchModel, demo_model, small_model
-from specbatch.jobs.bench.replay import ReplayProposer
+from specbatch.jobs.bench.models import BenchModel, demo_model
 from specbatch.pipeline.engines.contract import EngineStats, Request
 from specbatch.pipeline.engines.exact.engine import Engine
 from specbatch.pipeline.engines.exact.model.batch import Chunk
@@ -38,6 +39,25 @@ NEW_TOKENS = 64
 COMPARED = 32  # prompts
 DEPTH, ACCEPTANCE = 4, 0.7  # of the drafts that `fast` is compared with
 Texts = list[list[int]]
+_SMALL: dict[str, Any] = {
+    "vocab_size": 4096,
+    "hidden_size": 384,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 1024,
+    "bos_token_id": 0,
+    "pad_token_id": 0,
+    "eos_token_id": 0,
+    "tie_word_embeddings": False,
+}
+_OF_TYPE: dict[str, dict[str, Any]] = {
+    "gemma3_text": {"sliding_window": 128},
+    "qwen3_moe": {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 512},
+    "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
+}
 
 
 def main() -> None:
@@ -70,7 +90,7 @@ def measure(model: BenchModel, dtype: str, sizes: list[int], runs: int) -> dict[
         for run in range(runs + 1):
             for name, mode in modes.items():
                 begun = time.perf_counter()
-                mode.complete(model.prompts(n))
+                mode.complete(random_prompts(model, n))
                 if run:  # the first is to warm up
                     seconds[name].append(time.perf_counter() - begun)
         ratios = [b / f for b, f in zip(*(seconds[m] for m in MODES), strict=True)]
@@ -85,7 +105,7 @@ def measure(model: BenchModel, dtype: str, sizes: list[int], runs: int) -> dict[
                 },
             }
         )
-    row["fast_differs"] = differences(modes["fast"], model.prompts(COMPARED))
+    row["fast_differs"] = differences(modes["fast"], random_prompts(model, COMPARED))
     return row
 
 
@@ -175,6 +195,28 @@ def spread(values: list[int] | list[float]) -> dict[str, float] | None:
     if not values:
         return None
     return {"min": min(values), "median": statistics.median(values), "max": max(values)}
+
+
+def small_model(model_type: str, folder: Path) -> BenchModel:
+    """A random model of another architecture, float32; its logits are spread like real ones.
+
+    It has no draft but itself.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config: Any = AutoConfig.for_model(model_type, **_SMALL, **_OF_TYPE[model_type])
+    model: Any = AutoModelForCausalLM.from_config(config)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                std = parameter.shape[-1] ** -0.5
+                parameter.normal_(0.0, std, generator=generator)
+        model.get_output_embeddings().weight.mul_(4.0)
+    model.save_pretrained(folder / model_type)
+    path = folder / model_type
+    return BenchModel(f"{model_type}-small", path, path, _SMALL["vocab_size"])
 
 
 if __name__ == "__main__":

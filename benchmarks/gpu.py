@@ -23,12 +23,19 @@ from typing import Any
 
 import torch
 
+from specbatch.benchmarks.contenders import (
+    DEPTH_0,
+    NEW_TOKENS,
+    Contender,
+    our_contenders,
+    random_prompts,
+    transformers_contenders,
+)
 from specbatch.benchmarks.engine import RESULTS
 from specbatch.benchmarks.measuring import Row, measure
-from specbatch.jobs.bench.contenders import DEPTH_0, OURS, Completed, Contender, Ours, Prompts
-from specbatch.jobs.bench.huggingface import transformers_contenders
+from specbatch.jobs.bench.contenders import OURS, Completed, Ours, Prompts
 from specbatch.jobs.bench.machine import machine
-from specbatch.jobs.bench.models import RANDOM_MODELS, random_model
+from specbatch.jobs.bench.models import LLAMA_230M, MADE, random_model
 from specbatch.jobs.bench.peer_client import PeerError
 
 TESTS = (
@@ -43,12 +50,23 @@ TESTS = (
 )
 PARTS = ("tests", "rooflines", "engine")
 REPLAYED = (0.5, 0.7, 0.9)
+MODELS = {
+    MADE: LLAMA_230M,
+    "llama-1b": {
+        "vocab_size": 128256,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+    },
+}
 ROOT = Path(__file__).parents[1]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", nargs="+", choices=RANDOM_MODELS, default=list(RANDOM_MODELS))
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--n", type=int, nargs="+", default=[1, 8, 32, 128])
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
@@ -126,23 +144,26 @@ def engine(arguments: argparse.Namespace, device: str = "cuda") -> list[Row]:
     rows: list[Row] = []
     for name in arguments.models:
         with tempfile.TemporaryDirectory() as folder:
-            model = random_model(Path(folder), name)
+            model = random_model(Path(folder), name, MODELS[name])
             contenders = [
                 *transformers_contenders(model, torch.bfloat16, device),
-                *_ours("bitwise", Ours(model, "bfloat16", device, "bitwise")),
-                *_ours("fast", Ours(model, "bfloat16", device, "fast")),
-                *_ours("fast, not recorded", Ours(model, "bfloat16", device, "fast", graphs=False)),
+                *_ours("bitwise", Ours(model, "bfloat16", NEW_TOKENS, device, "bitwise")),
+                *_ours("fast", Ours(model, "bfloat16", NEW_TOKENS, device, "fast")),
+                *_ours(
+                    "fast, not recorded",
+                    Ours(model, "bfloat16", NEW_TOKENS, device, "fast", graphs=False),
+                ),
             ]
             for n in arguments.n:
                 present = [harmless(_watched(c)) for c in contenders if _takes_part(c, n)]
-                rows += measure(present, name, model.prompts(n), arguments.runs)
+                rows += measure(present, name, random_prompts(model, n), arguments.runs)
     return rows
 
 
 def _ours(kind: str, ours: Ours) -> list[Contender]:
     return [
         replace(contender, name=f"{contender.name}, {kind}")
-        for contender in ours.contenders(REPLAYED)
+        for contender in our_contenders(ours, REPLAYED)
     ]
 
 

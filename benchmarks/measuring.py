@@ -6,8 +6,9 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from specbatch.jobs.bench.contenders import NEW_TOKENS, OURS, Completed, Contender, Prompts
-from specbatch.jobs.bench.idling import Idling
+from specbatch.benchmarks.contenders import NEW_TOKENS, Contender
+from specbatch.jobs.bench.contenders import OURS, Completed, Prompts
+from specbatch.jobs.bench.machine import Idling
 from specbatch.jobs.bench.peer_client import PeerError
 
 DEFINITION = "generate"  # whose outputs the others' are compared with

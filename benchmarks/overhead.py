@@ -26,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ from specbatch.benchmarks.processes import cpu_sec
 from specbatch.jobs.bench.machine import machine
 from specbatch.jobs.bench.models import BenchModel, demo_model
 from specbatch.jobs.cli.beside import KINDS as KINDS_BESIDE
-from specbatch.jobs.cli.beside import beside
+from specbatch.jobs.cli.beside import ProcessBeside
 from specbatch.pipeline.bootstrap import KINDS, make_client, make_store
 from specbatch.pipeline.engines.contract import Engines
 from specbatch.pipeline.engines.exact.host import EngineHost
@@ -169,7 +169,7 @@ def worker_all(settings: Settings, model: BenchModel, around: Servers) -> Iterat
     """As `specbatch worker all` has it: what needs no engine is in a process beside this one."""
     kinds = tuple(kind for kind in KINDS if kind not in KINDS_BESIDE)
     with (
-        beside(settings, CONCURRENCY) as other,
+        closing(ProcessBeside(settings, CONCURRENCY)) as other,
         _embedded(settings, model, around, kinds) as course,
     ):
         course.pids["beside"] = other.pid

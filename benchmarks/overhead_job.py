@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from specbatch.jobs.bench.models import BenchModel
-from specbatch.jobs.bench.prompt_set import DEMO_PROMPTS
+from specbatch.jobs.bench.plan import DEMO_PROMPTS
 from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.pipeline.inputs.planner import plan
 from specbatch.pipeline.inputs.rows import RowChecker

@@ -8,9 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specbatch.jobs.bench.contenders import NEW_TOKENS, Completed, Contender, Prompts
+from specbatch.benchmarks.contenders import NEW_TOKENS, Contender
+from specbatch.jobs.bench.contenders import Completed, Prompts
 from specbatch.jobs.bench.models import BenchModel
-from specbatch.jobs.bench.peer_client import Peer, PeerError, PeerSpec
+from specbatch.jobs.bench.peer_client import SERVE, Peer, PeerError, PeerSpec
 
 
 class Known(NamedTuple):
@@ -52,7 +53,7 @@ class Roster:
             for name, options in known.modes.items():
                 if known.engine in self.not_installed or name in skipped:
                     continue
-                engine = Path(__file__).parent / "peers" / f"{known.engine}.py"
+                engine = SERVE.parent / f"{known.engine}.py"
                 python = environment[known.variable]
                 spec = PeerSpec(name, python, engine, model.folder, dtype, threads, work, options)
                 peer = Peer(replace(spec, isa=isa))

@@ -10,8 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from specbatch.benchmarks.contenders import DEPTH_0
 from specbatch.benchmarks.measuring import Row
-from specbatch.jobs.bench.contenders import DEPTH_0
 from specbatch.pipeline.observe.terminal.plain_console import PlainConsole
 
 Header = dict[str, Any]

@@ -9,7 +9,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -126,30 +126,23 @@ class Worker:
     context: StageContext  # of the stages
     store: Store
     keeper: LeaseKeeper
-    sweeper: Sweeper
-    engines: list[Engines] = field(default_factory=list)
-    leader: Leader | None = None
-    knowledge: KnowledgeStore | None = None
-    refills: Refills | None = None
-    refiller: Refiller | None = None
-    stealer: WorkStealer | None = None
-    timekeeper: Timekeeper | None = None
-    tracing: Tracing = UNTRACED
-    presence: Presence | None = None
-    outage: Outage = field(default_factory=Outage)
-    anchoring: Anchoring | None = None  # searches for logs without an anchor
+    presence: Presence
+    searches: Sequence[Sweeper | Anchoring | WorkStealer]  # threads beside the tasks
+    engines: Sequence[Engines]
+    leader: Leader | None
+    knowledge: KnowledgeStore
+    refills: Refills | None
+    refiller: Refiller | None
+    timekeeper: Timekeeper | None
+    tracing: Tracing
+    outage: Outage
 
     def start(self) -> None:
         """Start the threads beside the tasks: presence, sweeper, anchoring, work stealing."""
         if self.timekeeper is not None:
             self.timekeeper.beat()
-        if self.presence is not None:
-            self.presence.start()
-        self.sweeper.start()
-        if self.anchoring is not None:
-            self.anchoring.start()
-        if self.stealer is not None:
-            self.stealer.start()
+        for thread in (self.presence, *self.searches):
+            thread.start()
 
     def run(self, stage: Stage, job_id: str, group_index: int | None) -> None:
         """Do the work that a message points to."""
@@ -165,11 +158,8 @@ class Worker:
 
     def close(self) -> None:
         self.outage.close()
-        self.sweeper.close()
-        if self.anchoring is not None:
-            self.anchoring.close()
-        if self.stealer is not None:
-            self.stealer.close()
+        for thread in self.searches:
+            thread.close()
         if self.refills is not None:
             followed = sum(stats.hints_followed for h in self.engines for stats in h.stats)
             counts = (self.refills.asked, self.refills.answers, followed)
@@ -178,13 +168,11 @@ class Worker:
             host.stop()  # all, before one is waited for
         for host in self.engines:
             host.close()
-        if self.knowledge is not None:
-            self.knowledge.close()
+        self.knowledge.close()
         self.keeper.close()
         if self.timekeeper is not None:
             self.timekeeper.close()
-        if self.presence is not None:
-            self.presence.close()
+        self.presence.close()
         self.store.close()
         self.tracing.close()
         if self.leader is not None:
@@ -300,10 +288,6 @@ def make_worker(
         step_guard.guard(settings.step_deadline_sec, settings.lease_sec)
         keeper.at_heartbeats(Watchdog(engines, settings.step_deadline_sec).check)
         keeper.at_heartbeats(timekeeper.beat)
-    stealer = None
-    if verifier is not None and verifying is not None and only_job is None:
-        every_sec = settings.lease_sec / 3  # as leases are prolonged
-        stealer = WorkStealer(store, keeper, verifier, owner, every_sec, serves)
     outage = Outage(ends=only_job is not None)
     anchors = Anchors.of_settings(settings, objects)
     anchoring = None if anchors is None else Anchoring(store, anchors)
@@ -343,17 +327,8 @@ def make_worker(
         verifier if "verify" in kinds else None,
         proposer if "propose" in kinds else None,
     )
-    presence = Presence(store, process, trouble, settings.lease_sec / 3)
-    return Worker(
-        outage=outage,
-        anchoring=anchoring if only_job is None else None,
-        tracing=tracing,
-        presence=presence,
-        context=context,
-        timekeeper=timekeeper,
-        store=store,
-        keeper=keeper,
-        sweeper=Sweeper(
+    searches: list[Sweeper | Anchoring | WorkStealer] = [
+        Sweeper(
             store,
             sweeper_enqueue,
             settings.sweep_interval_sec,
@@ -362,13 +337,27 @@ def make_worker(
             queue_length,
             silence_sec=silence_sec,
             only_job=only_job,
-        ),
+        )
+    ]
+    if anchoring is not None and only_job is None:
+        searches.append(anchoring)
+    if verifier is not None and verifying is not None and only_job is None:
+        every_sec = settings.lease_sec / 3  # as leases are prolonged
+        searches.append(WorkStealer(store, keeper, verifier, owner, every_sec, serves))
+    return Worker(
+        context=context,
+        store=store,
+        keeper=keeper,
+        presence=Presence(store, process, trouble, settings.lease_sec / 3),
+        searches=searches,
         engines=engines,
         leader=leader,
         knowledge=knowledge,
         refills=refills,
         refiller=Refiller(store, objects, proposing, timekeeper) if proposing else None,
-        stealer=stealer,
+        timekeeper=timekeeper,
+        tracing=tracing,
+        outage=outage,
     )
 
 
@@ -465,8 +454,6 @@ def patient(enqueue: Enqueue) -> Enqueue:
 
 def require_engine_extra() -> None:
     """Raise `MissingExtraError` unless the engine's packages are installed."""
-    from importlib.util import find_spec
-
     missing = [n for n in ("torch", "transformers", "pyarrow") if find_spec(n) is None]
     if missing:
         raise MissingExtraError(

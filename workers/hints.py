@@ -67,8 +67,8 @@ def send_hint(app: Celery, reply_to: str, message: HintMessage) -> None:
         )
 
 
-class HintLine(ConsumerMixin):
-    """This process's line to the proposers. `reply_to` is its queue."""
+class RefillChannel(ConsumerMixin):
+    """This process's requests to the proposers, and their hints. `reply_to` is its queue."""
 
     def __init__(self, app: Celery) -> None:
         self.reply_to = f"hints.{secrets.token_hex(16)}"

@@ -8,7 +8,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from weakref import WeakKeyDictionary
 
 from celery import Celery, _state
 from celery.apps import worker as celery_worker
@@ -24,35 +23,22 @@ from specbatch.pipeline.bootstrap import (
 )
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.runtime.client import Enqueue
-from specbatch.schemas.errors import (
-    StepHungError,
-    UsageError,
-    WorkerEndedError,
-)
+from specbatch.schemas.errors import StepHungError, UsageError, WorkerEndedError
 from specbatch.schemas.records import PRIORITIES, Stage
 from specbatch.schemas.routing import queue_for
 from specbatch.schemas.settings import Settings
 from specbatch.workers.app import make_app, make_enqueue, make_queue_length
-from specbatch.workers.consumer import refuse_compression
-from specbatch.workers.consuming import Consuming, tell
-from specbatch.workers.hints import HintLine
+from specbatch.workers.consumer import Consuming, refuse_compression
+from specbatch.workers.hints import RefillChannel
 from specbatch.workers.shutdown import FatalShutdown, GracefulShutdown, end_at_once
 from specbatch.workers.tasks import register
 
 log = logging.getLogger(__name__)
 
-_STAGE_OF_KIND = {
-    "ingest": Stage.INGEST,
-    "propose": Stage.PROPOSE,
-    "verify": Stage.VERIFY,
-    "record": Stage.RECORD,
-}
-_ORDER = ("ingest", "record", "propose", "verify")
-
-
 PATIENCE_SEC = 10.0  # for tasks once a signal came: shorter than an orchestrator's grace period
 
-_embedded_threads: WeakKeyDictionary[Celery, threading.Thread] = WeakKeyDictionary()
+_ORDER = ("ingest", "record", "propose", "verify")
+_ALONE = {"without_gossip": True, "without_mingle": True, "without_heartbeat": True}
 
 
 def queue_names(kinds: tuple[str, ...], verifier: str | None, proposer: str | None) -> list[str]:
@@ -62,7 +48,7 @@ def queue_names(kinds: tuple[str, ...], verifier: str | None, proposer: str | No
     """
     model = {"propose": proposer, "verify": verifier}
     return [
-        queue_for(_STAGE_OF_KIND[kind], model.get(kind), priority)
+        queue_for(Stage(kind), model.get(kind), priority)
         for kind in sorted(kinds, key=_ORDER.index)
         for priority in range(len(PRIORITIES))
     ]
@@ -101,11 +87,11 @@ def run_worker(
     if settings.log_format == "json":
         celery_worker.safe_say = _unsaid
     app = make_app(settings)
-    line = HintLine(app)
+    channel = RefillChannel(app)
     proposer, extra = (proposers[0] if proposers else None), proposers[1:]
     with ExitStack() as measured, FatalShutdown() as fatal:
-        consuming = tell(app, Consuming(settings.broker_reconnects, fatal))
-        exposure = make_exposure(settings, consuming.trouble)
+        app.consuming = Consuming(settings.broker_reconnects, fatal)
+        exposure = make_exposure(settings, app.consuming.trouble)
         if exposure is not None:
             measured.callback(exposure.close)
         worker = make_worker(
@@ -114,25 +100,25 @@ def run_worker(
             wrap_enqueue(make_enqueue(app)),
             verifier,
             proposer,
-            line=line,
+            line=channel,
             extra_draft_models=extra,
             fake_models=fake_models,
             queue_length=make_queue_length(app),
             meter=None if exposure is None else exposure.meter,
-            trouble=consuming.trouble,
+            trouble=app.consuming.trouble,
         )
         if exposure is not None:
             exposure.watch(worker.store.figures)
         register(app, worker, fatal)
         worker.start()
         if worker.refills is not None:
-            line.start(worker.hint)
+            channel.start(worker.hint)
         try:
             with GracefulShutdown(worker, PATIENCE_SEC):
                 consume(app, queue_names(kinds, verifier, proposer), concurrency)
         finally:
             measured.close()  # first: it reads the store
-            line.close()
+            channel.close()
             worker.close()
     given_up = fatal.error if isinstance(fatal.error, StepHungError) else worker.out_of_step
     if given_up is not None:
@@ -151,11 +137,9 @@ def consume(app: Celery, queues: list[str], concurrency: int) -> None:
         pool="specbatch.workers.shutdown:Threads",
         concurrency=concurrency,
         queues=queues,
-        without_gossip=True,
-        without_mingle=True,
-        without_heartbeat=True,
         loglevel="WARNING",
         quiet=True,  # no banner: it shows settings that are not ours
+        **_ALONE,
     ).start()
     asked = (state.should_stop, state.should_terminate)
     if all(code is None or code is False for code in asked):  # 0 is SIGTERM's
@@ -185,11 +169,11 @@ def embedded(
     kinds = kinds if proposer else tuple(k for k in kinds if k != "propose")
     app = make_app(settings)
     fatal = FatalShutdown()
-    consuming = tell(app, Consuming(settings.broker_reconnects, fatal))
+    app.consuming = Consuming(settings.broker_reconnects, fatal)
     worker = make_worker(
         *(settings, kinds, make_enqueue(app), verifier, proposer, store),
         queue_length=make_queue_length(app),
-        trouble=consuming.trouble,
+        trouble=app.consuming.trouble,
         only_job=only_job,
     )
     register(app, worker, fatal)
@@ -203,12 +187,10 @@ def embedded(
         concurrency=concurrency,
         queues=queue_names(kinds, verifier, proposer),
         loglevel=logging.WARNING,
-        without_gossip=True,
-        without_mingle=True,
-        without_heartbeat=True,
+        **_ALONE,
     )
     thread = threading.Thread(target=controller.start, name="celery", daemon=True)
-    _embedded_threads[app] = thread
+    app.embedded = thread
     thread.start()
     worker.start()
     try:
@@ -223,5 +205,4 @@ def embedded(
 
 def is_alive(app: Celery) -> bool:
     """Whether the embedded worker of this app still runs; if not, nobody does its tasks."""
-    thread = _embedded_threads.get(app)
-    return thread is not None and thread.is_alive()
+    return bool(app.embedded.is_alive())

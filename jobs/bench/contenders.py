@@ -1,15 +1,15 @@
-"""Contenders of a benchmark, and this engine's own: at depth 0, and with replayed drafts.
+"""This engine in a benchmark: at any depth, with replayed drafts and with those of a draft model.
 
-Unless stated otherwise every contender completes the same prompts greedily with exactly
-`NEW_TOKENS` tokens each.
+A replayed draft is the known output, in which each token is spoilt with a fixed probability.
 """
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from specbatch.jobs.bench.isa import Seen
 from specbatch.jobs.bench.isa import facts as isa_facts
 from specbatch.jobs.bench.models import BenchModel
 from specbatch.jobs.bench.peers.serve import seen_since
-from specbatch.jobs.bench.replay import ReplayProposer
 from specbatch.pipeline.engines.contract import Request
 from specbatch.pipeline.engines.exact.engine import Engine
 from specbatch.pipeline.engines.exact.model.device import DeviceOptions, capture_for
@@ -27,16 +26,14 @@ from specbatch.pipeline.engines.exact.model.loader import load_model
 from specbatch.pipeline.engines.exact.model.runner import ModelRunner
 from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelProposer
 from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
+from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.engines.models.draft_names import DRAFT_MODEL as MODEL_NAME
 from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.records import SamplingParams
 
-NEW_TOKENS = 128
 OURS = "specbatch"
-DEPTH_0 = "depth 0"
 DRAFT_MODEL = "draft model"  # in place of an acceptance: real drafts
-REPLAYED = (0.0, 0.5, 0.7, 0.9)
 Prompts = list[list[int]]
 Outputs = list[list[int]]
 
@@ -48,16 +45,6 @@ class Completed:
     seconds: float
     outputs: Outputs
     facts: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Contender:
-    """A way of completing prompts; `engine` groups the ways of one engine."""
-
-    name: str
-    engine: str
-    complete: Callable[[Prompts], Completed]
-    only_n: int | None = None
 
 
 def timed(complete: Callable[[Prompts], Outputs]) -> Callable[[Prompts], Completed]:
@@ -95,10 +82,10 @@ class Ours:
         self,
         model: BenchModel,
         dtype: str,
+        new_tokens: int,
         device: str = "cpu",
         exactness: str = "bitwise",
         graphs: bool = True,
-        new_tokens: int = NEW_TOKENS,
         draft: Path | None = None,
     ) -> None:
         self.vocab_size, self.new_tokens = model.vocab_size, new_tokens
@@ -117,18 +104,6 @@ class Ours:
         self.drafting = runner(draft) if draft else None
         self.known: dict[str, list[int]] = {}
         self.learned: dict[float | str | None, Knowledge] = {}
-
-    def contenders(self, shares: Sequence[float] = REPLAYED) -> list[Contender]:
-        """All contenders, depth 0 first, because the others replay its output."""
-        replayed = [
-            Contender(
-                f"replay {share} auto",
-                OURS,
-                partial(self.complete, depth=None, acceptance=share),
-            )
-            for share in shares
-        ]
-        return [Contender(DEPTH_0, OURS, self.complete), *replayed]
 
     def complete(
         self, prompts: Prompts, depth: int | None = 0, acceptance: float | str | None = None
@@ -168,3 +143,36 @@ class Ours:
                 DraftModelProposer(self.drafting, pass_time=knowledge.draft_time_of(MODEL_NAME)),
             )
         return (ReplayProposer(self.known, acceptance, self.vocab_size),)
+
+
+class ReplayProposer(Proposer):
+    """Proposes what is known to come; a token is right with probability `acceptance`."""
+
+    name = "replay"
+
+    def __init__(
+        self,
+        outputs: Mapping[str, Seq[int]],  # by request id
+        acceptance: float,
+        vocab_size: int,
+        seed: int = 0,
+    ) -> None:
+        self._drafts = {
+            name: spoilt(output, acceptance, vocab_size, f"{seed}/{name}")
+            for name, output in outputs.items()
+        }
+
+    def available(self, sequence: Sequence) -> int:
+        return len(self._drafts[sequence.request.request_id]) - sequence.num_output
+
+    def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:
+        return [
+            self._drafts[s.request.request_id][s.num_output : s.num_output + depth]
+            for s, depth in zip(sequences, depths, strict=True)
+        ]
+
+
+def spoilt(output: Seq[int], acceptance: float, vocab_size: int, seed: str) -> list[int]:
+    """The output with each token right with this probability; the same for the same seed."""
+    rng = random.Random(seed)
+    return [t if rng.random() < acceptance else (t + 1) % vocab_size for t in output]

@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from specbatch.jobs.bench.contenders import NEW_TOKENS, Contender, Outputs, Prompts, timed
-from specbatch.jobs.bench.models import BenchModel
+from specbatch.jobs.bench.contenders import Outputs, Prompts
 
 ENGINE = "transformers"
 DRAFTED = 4  # tokens a step, of the draft model and of prompt lookup
-
-
-def transformers_contenders(
-    model: BenchModel, dtype: torch.dtype, device: str = "cpu"
-) -> list[Contender]:
-    """Assisted generation and prompt lookup take one prompt only."""
-    paths = Transformers(model.folder, dtype, device, draft=model.draft)
-    lookup = partial(paths.generate, prompt_lookup_num_tokens=DRAFTED)
-    assisted = partial(paths.generate, assistant_model=paths.draft)
-    return [
-        Contender("generate", ENGINE, timed(paths.generate)),
-        Contender("generate_batch", ENGINE, timed(paths.generate_batch)),
-        Contender("prompt_lookup", ENGINE, timed(lookup), only_n=1),
-        Contender("assisted", ENGINE, timed(assisted), only_n=1),
-    ]
 
 
 class Transformers:
@@ -39,8 +22,8 @@ class Transformers:
         self,
         folder: Path,
         dtype: torch.dtype,
+        new_tokens: int,
         device: str = "cpu",
-        new_tokens: int = NEW_TOKENS,
         draft: Path | None = None,
     ) -> None:
         from transformers import AutoModelForCausalLM

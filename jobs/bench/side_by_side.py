@@ -23,15 +23,13 @@ import torch
 
 from specbatch.jobs.bench.contenders import OURS, Completed, Ours, Prompts, looked_at
 from specbatch.jobs.bench.huggingface import ENGINE, Transformers
-from specbatch.jobs.bench.idling import Idling
 from specbatch.jobs.bench.isa import forced_level
-from specbatch.jobs.bench.machine import machine
+from specbatch.jobs.bench.machine import Idling, machine
 from specbatch.jobs.bench.models import BenchModel
 from specbatch.jobs.bench.peer_client import PeerError
 from specbatch.jobs.bench.peer_ways import HOW as PEERS_HOW
 from specbatch.jobs.bench.peer_ways import PeerWays
-from specbatch.jobs.bench.plan import OURS_KEY, Plan
-from specbatch.jobs.bench.prompt_set import PromptSet, read_prompts
+from specbatch.jobs.bench.plan import OURS_KEY, Plan, PromptSet, read_prompts
 from specbatch.jobs.bench.ways import (
     AUTO,
     HOW,

@@ -19,11 +19,11 @@ from specbatch.jobs.bench.contenders import (
     Ours,
     Outputs,
     Prompts,
+    spoilt,
     timed,
 )
 from specbatch.jobs.bench.huggingface import DRAFTED, ENGINE, Transformers
 from specbatch.jobs.bench.plan import Plan
-from specbatch.jobs.bench.replay import spoilt
 
 FIXED = (2, 4, 8)
 ONE_BY_ONE = 2  # prompts that are timed of a way that takes them one at a time

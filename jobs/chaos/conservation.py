@@ -11,21 +11,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.outputs.names import MANIFEST, MARKER
 from specbatch.pipeline.outputs.outputs import read_manifest, read_output
-from specbatch.pipeline.policy.costs.balance import (
-    Amount,
-    Sheet,
-    at,
-    by_kind,
-    job_sheet,
-    leased,
-    rows_sheet,
-    sessions_sheet,
-)
+from specbatch.pipeline.policy.costs.balance import Amount, Sheet, at, by_kind
 from specbatch.pipeline.stages.publish import with_unfinished_rows
 from specbatch.pipeline.storage.artefacts import read_prompts
 from specbatch.pipeline.storage.objects import Objects, join
@@ -90,31 +81,23 @@ class Report:
     violations: tuple[str, ...] = ()
 
 
-@dataclass(slots=True)
-class _Found:
-    """Finished keys by how they ended."""
-
-    ends: Counter[FinishReason] = field(default_factory=Counter)
-    keys: Counter[Key] = field(default_factory=Counter)
-
-
 def census(store: Store, objects: Objects, job_id: str, submitted: Collection[Key]) -> Census:
     """Count a job's keys at any time. A key that moves meanwhile counts at one of both places."""
     job = store.get_job(job_id)
     waiting = _planned(store, objects, job)
     reading = job.stage is Stage.INGEST
-    found = _finished(store, objects, job)
-    rest = set(submitted) - found.keys.keys()
+    keys, ends = _finished(store, objects, job)
+    rest = set(submitted) - keys.keys()
     pending = rest if reading else rest & waiting
     return Census(
         submitted=len(submitted),
-        ok=found.ends[FinishReason.STOP] + found.ends[FinishReason.LENGTH],
-        failed=found.ends[FinishReason.ERROR],
-        cancelled=found.ends[FinishReason.CANCELLED],
+        ok=ends[FinishReason.STOP] + ends[FinishReason.LENGTH],
+        failed=ends[FinishReason.ERROR],
+        cancelled=ends[FinishReason.CANCELLED],
         pending=len(pending),
         lost=tuple(sorted(rest - pending)),
-        doubled=tuple(sorted(key for key, times in found.keys.items() if times > 1)),
-        unknown=tuple(sorted(found.keys.keys() - set(submitted))),
+        doubled=tuple(sorted(key for key, times in keys.items() if times > 1)),
+        unknown=tuple(sorted(keys.keys() - set(submitted))),
     )
 
 
@@ -165,15 +148,19 @@ def _planned(store: Store, objects: Objects, job: JobRow) -> set[Key]:
     return keys
 
 
-def _finished(store: Store, objects: Objects, job: JobRow) -> _Found:
-    found = _Found()
+def _finished(
+    store: Store, objects: Objects, job: JobRow
+) -> tuple[Counter[Key], Counter[FinishReason]]:
+    """Finished keys, and how they ended."""
+    keys: Counter[Key] = Counter()
+    ends: Counter[FinishReason] = Counter()
     for record in with_unfinished_rows(store, objects, job):
-        found.keys[record.row_index, record.sample_index] += 1
-        found.ends[record.finish_reason] += 1
+        keys[record.row_index, record.sample_index] += 1
+        ends[record.finish_reason] += 1
     for row in store.rejected(job.job_id):
-        found.keys[row.row_index, 0] += 1
-        found.ends[FinishReason.ERROR] += 1
-    return found
+        keys[row.row_index, 0] += 1
+        ends[FinishReason.ERROR] += 1
+    return keys, ends
 
 
 def _of_census(counted: Census) -> Iterator[str]:
@@ -274,27 +261,3 @@ def job_time_violations(store: Store, job: JobRow, restored: bool = False) -> It
     ):
         if had != in_rows and not (wasted and had.units >= in_rows.units):
             yield f"of {what} time, attempts had {had} and their rows were given {in_rows}"
-
-
-def all_time_violations(store: Store) -> Iterator[str]:
-    """Check the device time of ended workers and of all their jobs."""
-    sessions = store.sessions()
-    for session in sessions:
-        if session.leased is None:
-            yield f"session {session.session_id} has not ended"
-        elif session.leased != session.accounted:
-            yield (
-                f"session {session.session_id} was leased for {session.leased} units, of which "
-                f"{session.accounted} are somewhere"
-            )
-    total = sessions_sheet(sessions)
-    for job in store.list_jobs(limit=1_000_000):
-        times, rows = store.job_times(job.job_id), store.row_times(job.job_id)
-        sheet = job_sheet(times, rows, job.state.is_final)
-        total += sheet
-        if sheet.of(TimeKind.LOST).units < 0 or sheet.pending.units < 0:
-            yield f"the rows of job {job.job_id} were given more than it had"
-        if sheet.total.units < rows_sheet(rows).total.units:
-            yield f"job {job.job_id} cost less than its rows"
-    if total.total != leased(sessions):
-        yield f"{leased(sessions)} was leased, and {total.total} is somewhere"

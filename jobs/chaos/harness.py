@@ -7,13 +7,18 @@ for conservation.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import random
+import shutil
+import sqlite3
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+from specbatch.jobs.chaos import stand_in_model
 from specbatch.jobs.chaos.conservation import (
     Census,
     Key,
@@ -23,12 +28,10 @@ from specbatch.jobs.chaos.conservation import (
     outcomes,
     report,
 )
-from specbatch.jobs.chaos.copies import StoreCopy, copy_of
 from specbatch.jobs.chaos.forkserver import ForkServer
-from specbatch.jobs.chaos.incidents import Running, prepared
 from specbatch.jobs.chaos.job import models, spec_of, write_input
 from specbatch.jobs.chaos.orders import Arming, EngineKind, Order
-from specbatch.jobs.chaos.plan import Disturbance, Plan
+from specbatch.jobs.chaos.plan import Deed, Disturbance, Incident, IncidentKind, Plan
 from specbatch.jobs.chaos.pool import ChaosError, Pool
 from specbatch.jobs.chaos.stand_in import NUMERIC_CLASS
 from specbatch.pipeline.bootstrap import make_client, make_store, patient
@@ -39,24 +42,59 @@ from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.numeric_class import Pinned
 from specbatch.schemas.records import JobRow, JobState
 from specbatch.schemas.settings import Settings
-from specbatch.schemas.spec import JobSpec
 from specbatch.workers.app import make_app, make_enqueue
+from specbatch.workers.lifecycle import queue_names
+
+if TYPE_CHECKING:
+    from redis import Redis
 
 LEASE_SEC = {"stand-in": 0.8, "real": 2.5}  # a fraction of a usual one, so that a run is short
 MOST_JOBS = 60  # of a run: often another worker than the chosen one reaches a place
 _UNDISTURBED = Plan(-1, (), group_size=4, writes_ahead=True)
 
+_BUSY_SEC = 60.0  # of a copy: workers write meanwhile, and one may be frozen during a write
+
+OTHER_CLASS = "stand-in/bf16/1"
+OTHER_WEIGHTS = 1  # version of the verifier's weights on the other host
+MINUTES_APART = (-600.0, -120.0, 120.0, 600.0)  # in seconds
+_FULL = "disk-is-full"
+_EVIL = "nobody-sent-this"
+
 Tell = Callable[[str], None]
+Phases = Generator[None, None, None]
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Jolt:
-    """A change of the surroundings, made when so many rows of the job are done."""
+class StoreCopy:
+    """A copy of a store on SQLite, which can be taken repeatedly, as an operator does."""
 
-    name: str
-    do: Callable[[], None]
-    at_rows: int = 1
+    def __init__(self, database: Path) -> None:
+        self._database = database
+        self._copy = database.with_name("copy.db")
+
+    def take(self) -> None:
+        """Copy the store; workers may be running."""
+        self._copy.unlink(missing_ok=True)
+        _back_up(self._database, self._copy)
+
+    def restore(self, *, at_work: bool) -> None:
+        """Restore the copy. `at_work`: workers are running and have the store open."""
+        if at_work:
+            _back_up(self._copy, self._database)
+            return
+        for suffix in ("-wal", "-shm"):
+            self._database.with_name(self._database.name + suffix).unlink(missing_ok=True)
+        fresh = self._database.with_suffix(".new")
+        shutil.copyfile(self._copy, fresh)
+        fresh.replace(self._database)
+
+
+def _back_up(source: Path, target: Path) -> None:
+    with (
+        closing(sqlite3.connect(source, timeout=_BUSY_SEC)) as reading,
+        closing(sqlite3.connect(target, timeout=_BUSY_SEC)) as writing,
+    ):
+        reading.backup(writing)
 
 
 @dataclass(slots=True)
@@ -65,7 +103,6 @@ class Ran:
 
     plan: Plan
     fired: list[Disturbance] = field(default_factory=list)
-    jolted: list[str] = field(default_factory=list)
     reports: list[Report] = field(default_factory=list)
     restarts: int = 0
     happened: bool = True  # the plan's incident, if it has one
@@ -107,17 +144,20 @@ class Site:
     _learned: dict[Pinned, Mapping[Key, Outcome]] = field(default_factory=dict)
     _number: int = 0
 
-    def run(self, plan: Plan, jolts: Sequence[Jolt] = ()) -> Ran:
-        """Carry out a plan and check that rows and time were conserved."""
+    def run(self, plan: Plan, incident: Running | None = None) -> Ran:
+        """Carry out a plan and check that rows and time were conserved.
+
+        `incident` replaces the plan's.
+        """
         ran = Ran(plan)
         before = self.pool.restarts
         self.full, self.skews_sec = "", ()
-        incident = None if plan.incident is None else prepared(self, plan.incident)
+        if plan.incident is not None:
+            incident = incident or prepared(self, plan.incident)
         self._arm(plan)
-        waiting = list(jolts)
         for attempt in range(MOST_JOBS):
-            self._job(ran, waiting, f"{plan.seed}-{attempt}", incident)
-            if not ran.missed and not waiting and (incident is None or incident.is_over):
+            self._job(ran, f"{plan.seed}-{attempt}", incident)
+            if not ran.missed and (incident is None or incident.is_over):
                 break
         if incident is not None:
             ran.happened = incident.is_over
@@ -132,7 +172,7 @@ class Site:
     def learn(self) -> None:
         """Run the job once undisturbed. Later runs must give the same outcomes."""
         ran = Ran(_UNDISTURBED)
-        self._job(ran, [], "undisturbed")
+        self._job(ran, "undisturbed")
         done = self.store.get_job(ran.reports[0].job_id)
         self.expected = self._learned[_plain(Pinned.of(done))] = self._outcomes(done)
 
@@ -143,7 +183,7 @@ class Site:
         pinned = Pinned(order.numeric_class or NUMERIC_CLASS, fingerprint)
         if pinned not in self._learned:
             ran = Ran(_UNDISTURBED)
-            self._job(ran, [], f"undisturbed-{len(self._learned)}", pinned=pinned)
+            self._job(ran, f"undisturbed-{len(self._learned)}", pinned=pinned)
             done = self.store.get_job(ran.reports[0].job_id)
             self._learned[pinned] = self._outcomes(done)
             if self._learned[pinned] == self.expected:
@@ -187,7 +227,6 @@ class Site:
     def _job(
         self,
         ran: Ran,
-        jolts: list[Jolt],
         name: str,
         incident: Running | None = None,
         pinned: Pinned = Pinned(),
@@ -195,17 +234,13 @@ class Site:
         """Run one job to its end and note what happened to it."""
         output = f"{self.outputs}/{self._number}-{name}"
         spec = spec_of(ran.plan, self.prompts, output, self.verifier, self.proposer, pinned)
-        job = self._submit(spec)
+        job, _ = self.meanwhile(lambda: self.client.submit(spec), "the submission")
 
         def is_over() -> bool:
             self._note_fired(ran, job.job_id)
-            if incident is not None and (what := incident.move_on(self._rows_done(job.job_id))):
+            rows_done = self.store.progress(job.job_id).rows_done
+            if incident is not None and (what := incident.move_on(rows_done)):
                 self.tell(f"  {what}: {self._census(job.job_id)}")
-            if jolts and self._rows_done(job.job_id) >= jolts[0].at_rows:
-                jolt = jolts.pop(0)
-                self.tell(f"  {jolt.name}")
-                jolt.do()
-                ran.jolted.append(jolt.name)
             return self.store.get_job(job.job_id).state.is_final
 
         self.pool.until(is_over, f"the end of job {job.job_id} ({ran.plan})")
@@ -214,12 +249,6 @@ class Site:
             self.pool.until(is_over, f"the end of job {job.job_id}, once more ({ran.plan})")
         self._note_fired(ran, job.job_id)
         ran.reports.append(Report(job.job_id, JobState.RUNNING, self._census(job.job_id)))
-
-    def _submit(self, spec: JobSpec) -> JobRow:
-        return self.meanwhile(lambda: self.client.submit(spec), "the submission")[0]
-
-    def _rows_done(self, job_id: str) -> int:
-        return self.store.progress(job_id).rows_done
 
     def _note_fired(self, ran: Ran, job_id: str) -> None:
         """Note fired disturbances. Even then every key must be in one place."""
@@ -247,7 +276,7 @@ def _names(folder: Path, *paths: str) -> list[str]:
     return [str(Path(path).relative_to(folder.resolve())) for path in paths]
 
 
-@contextlib.contextmanager
+@contextmanager
 def site(
     folder: Path,
     broker_url: str,
@@ -259,13 +288,13 @@ def site(
     s3_endpoint_url: str | None = None,
     workers_s3_url: str | None = None,
     step_sec: float = 0.0,
-    fresh: bool = False,
+    copy: StoreCopy | None = None,
     tell: Tell = lambda _: None,
 ) -> Iterator[Site]:
     """A site with running workers that knows the expected outcomes of its job.
 
-    `fresh`: start each worker as a new interpreter, not as a fork of a warm process.
     `workers_s3_url`: where workers find S3, if that differs from this process.
+    `copy`: copies the store; needed for a store that is not on SQLite.
     """
     folder.mkdir(parents=True, exist_ok=True)
     home = ""
@@ -298,16 +327,11 @@ def site(
         )
         for number in range(workers)
     ]
-    with contextlib.ExitStack() as stack:
-        store = make_store(settings)
-        stack.callback(store.close)
-        forkserver = None
-        if not fresh:
-            forkserver = ForkServer(engine)
-            stack.callback(forkserver.close)
+    with ExitStack() as stack:
+        store = stack.enter_context(closing(make_store(settings)))
+        forkserver = stack.enter_context(closing(ForkServer(engine)))
         pool = stack.enter_context(Pool(orders, settings.lease_sec, forkserver))
-        app = make_app(settings)
-        stack.callback(app.close)
+        app = stack.enter_context(closing(make_app(settings)))
         made = Site(
             store=store,
             objects=Objects(s3_endpoint_url),
@@ -321,8 +345,197 @@ def site(
             order=orders[0],
             workers=workers,
             broker_url=broker_url,
-            copy=copy_of(settings.store_url, folder),
+            copy=copy or StoreCopy(folder / "specbatch.db"),
             tell=tell,
         )
         made.learn()
         yield made
+
+
+# --- incidents ----------------------------------------------------------------------------------
+@dataclass(slots=True)
+class Running:
+    """An incident of a run and its state.
+
+    Its phases prepare it, begin it, and undo what it did; they yield twice, before the last two.
+    """
+
+    incident: Incident
+    phases: Phases
+    begun_at: float | None = None  # on the monotonic clock
+    is_over: bool = False
+
+    def move_on(self, rows_done: int) -> str | None:
+        """Begin or end the incident if that is due. Returns what was done."""
+        if self.begun_at is None:
+            if rows_done < self.incident.at_rows:
+                return None
+            next(self.phases)
+            self.begun_at = time.monotonic()
+            return f"begins: {self.incident.kind}"
+        if self.is_over or time.monotonic() < self.begun_at + self.incident.lasts_sec:
+            return None
+        self.end()
+        return f"ends: {self.incident.kind}"
+
+    def close(self) -> None:
+        """Undo the preparation of an incident that never began."""
+        self.phases.close()
+
+    def end(self) -> None:
+        """End the incident now, if it has begun."""
+        if self.begun_at is not None and not self.is_over:
+            self.is_over = True
+            next(self.phases, None)
+
+
+def prepared(here: Site, incident: Incident) -> Running:
+    """An incident that may begin."""
+    phases = _KINDS[incident.kind](here, incident)
+    next(phases)
+    return Running(incident, phases)
+
+
+def _model_swapped(here: Site, incident: Incident) -> Phases:
+    """Replace the model's files, as a deployment to the same folder does, and restore them later.
+
+    Some workers are killed and then load the new files. Afterwards all workers restart, because a
+    worker keeps the files that it has loaded.
+    """
+    draw = random.Random(incident.variant)
+    folder = here.folder / here.verifier
+    parts = draw.sample(stand_in_model.REPLACED, draw.randint(1, 2))
+    killed = draw.sample(range(here.workers), draw.randint(1, here.workers))
+    name, version = folder.name, 1 + draw.randrange(3)
+    yield
+    for part in parts:
+        stand_in_model.replace_part(folder, part, name, version)
+    for number in killed:
+        here.pool.disturb(number, Deed.KILL)
+    yield
+    for part in parts:
+        stand_in_model.replace_part(folder, part, name, 0)
+    for number in range(here.workers):
+        here.pool.disturb(number, Deed.KILL)
+
+
+def _models_mixed(here: Site, incident: Incident) -> Phases:
+    """Add workers of a host whose folder of that name differs in one part."""
+    home = here.folder / "other-host"
+    for ref in (here.verifier, here.proposer):
+        stand_in_model.write_model(home / ref, Path(ref).name)
+    verifier = home / here.verifier
+    stand_in_model.replace_part(verifier, stand_in_model.REPLACED[0], verifier.name, OTHER_WEIGHTS)
+    return _joined_by(here, incident, home=str(home))
+
+
+def _classes_mixed(here: Site, incident: Incident) -> Phases:
+    return _joined_by(here, incident, numeric_class=OTHER_CLASS)
+
+
+def _joined_by(here: Site, incident: Incident, **unlike: str) -> Phases:
+    """Learn the outcomes of these workers first, then let them work beside the others."""
+    orders = [
+        replace(
+            here.order,
+            number=here.workers + number,
+            log=str(here.folder / f"worker-{here.workers + number}.log"),
+            **unlike,  # type: ignore[arg-type]  # fields that are strings
+        )
+        for number in range(1 + incident.variant % 2)
+    ]
+    here.pool.hire(orders)
+    try:
+        here.learn_as(orders[0])
+        yield
+        yield
+    finally:
+        here.pool.let_go(orders)
+
+
+def _restored(here: Site, incident: Incident) -> Phases:
+    """Copy the store at the beginning and restore it at the end, even after the job's end."""
+    yield
+    here.meanwhile(here.copy.take, "the copy of the store")
+    yield
+    if incident.kind is IncidentKind.STORE_RESTORED:
+        here.meanwhile(lambda: here.copy.restore(at_work=True), "the store to be restored")
+        return
+    with here.pool.stopped():
+        here.store.close()  # the next operation reconnects
+        here.copy.restore(at_work=False)
+
+
+def _queue_of_wrong_type(here: Site, incident: Incident) -> Phases:
+    draw = random.Random(incident.variant)
+    names = queue_names(here.order.kinds, here.verifier, here.proposer)
+    chosen = draw.sample(names, draw.randint(1, 3))
+    yield
+    redis = _redis(here)
+    for name in chosen:
+        redis.set(name, "no list")
+    yield
+    here.pool.until(
+        lambda: all(redis.type(name) != b"string" for name in chosen),
+        "the strings to be moved aside",
+    )
+
+
+def _unacked_garbage(here: Site, incident: Incident) -> Phases:
+    texts: Sequence[bytes] = (
+        b"garbage",
+        b"[1, 2",
+        b"null",
+        b'[{"body": "e30="}, "", ""]',
+        b"\xff\xfe",
+    )
+    tags = [f"{_EVIL}-{number}" for number in range(1 + incident.variant % 3)]
+    yield
+    redis = _redis(here)
+    for number, tag in enumerate(tags):
+        redis.hset("unacked", tag, texts[(incident.variant + number) % len(texts)])
+        redis.zadd("unacked_index", {tag: 0.0})
+    here.pool.disturb(incident.variant % here.workers, Deed.KILL)  # its successor reads them all
+    yield
+    here.pool.until(
+        lambda: all(redis.zscore("unacked_index", tag) is None for tag in tags),
+        "the garbage to be dropped",
+    )
+
+
+def _disk_full(here: Site, _: Incident) -> Phases:
+    """Make every write fail everywhere until there is space again."""
+    flag = here.folder / _FULL
+    here.full = str(flag)
+    yield
+    flag.touch()
+    yield
+    flag.unlink()
+
+
+def _clocks_apart(here: Site, incident: Incident) -> Phases:
+    """Set workers' clocks apart for the whole run. The submitter's own clock is right."""
+    draw = random.Random(incident.variant)
+    here.skews_sec = tuple(draw.choice(MINUTES_APART) for _ in range(here.workers))
+    yield
+    yield
+
+
+def _redis(here: Site) -> Redis:
+    from redis import Redis
+
+    client: Redis = Redis.from_url(here.broker_url)
+    return client
+
+
+_KINDS: dict[IncidentKind, Callable[[Site, Incident], Phases]] = {
+    IncidentKind.MODEL_SWAPPED: _model_swapped,
+    IncidentKind.MODELS_MIXED: _models_mixed,
+    IncidentKind.CLASSES_MIXED: _classes_mixed,
+    IncidentKind.STORE_RESTORED: _restored,
+    IncidentKind.STORE_RESTORED_STOPPED: _restored,
+    IncidentKind.QUEUE_OF_WRONG_TYPE: _queue_of_wrong_type,
+    IncidentKind.UNACKED_GARBAGE: _unacked_garbage,
+    IncidentKind.DISK_FULL: _disk_full,
+    IncidentKind.CLOCKS_APART: _clocks_apart,
+}

@@ -9,13 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import TracebackType
@@ -52,7 +49,6 @@ class Member:
     order: Order
     pid: int
     connection: Connection
-    process: subprocess.Popen[bytes] | None = None  # None: a child of the forkserver
     ready: bool = False
     armed: int | None = None  # the run that it is armed for
     busy: int | None = None  # its tasks; None: unknown, or the question is open
@@ -70,13 +66,11 @@ class Member:
 class Pool:
     """Workers of one store and one broker. One thread at a time."""
 
-    def __init__(
-        self, orders: list[Order], lease_sec: float, forkserver: ForkServer | None = None
-    ) -> None:
-        """Workers are forks of `forkserver`, or new interpreters without one."""
+    def __init__(self, orders: list[Order], lease_sec: float, forkserver: ForkServer) -> None:
+        """Workers are forks of `forkserver`."""
         self._orders = orders
         self._lease_sec = lease_sec
-        self._nursery = forkserver
+        self._forkserver = forkserver
         self._arming = NOTHING
         self._members: list[Member] = []
         self._early_ends = 0
@@ -91,10 +85,7 @@ class Pool:
     def __exit__(
         self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
     ) -> None:
-        for member in self._members:
-            member.signal(signal.SIGKILL)
-        for member in self._members:
-            self._bury(member)
+        self._end(self._members)
 
     @property
     def pids(self) -> list[int]:
@@ -147,18 +138,12 @@ class Pool:
         numbers = {order.number for order in orders}
         leaving = [m for m in self._members if m.order.number in numbers]
         self._members = [m for m in self._members if m not in leaving]
-        for member in leaving:
-            member.signal(signal.SIGKILL)
-        for member in leaving:
-            self._bury(member)
+        self._end(leaving)
 
     @contextlib.contextmanager
     def stopped(self) -> Iterator[None]:
         """Kill all workers, and restart them after the block."""
-        for member in self._members:
-            member.signal(signal.SIGKILL)
-        for member in self._members:
-            self._bury(member)
+        self._end(self._members)
         self.restarts += len(self._members)
         yield
         self._members = [self._start(member.order) for member in self._members]
@@ -234,29 +219,23 @@ class Pool:
             raise ChaosError(f"the workers end before they work; {self._last_words()}")
         self._members[self._members.index(member)] = self._start(member.order)
 
+    def _end(self, members: Sequence[Member]) -> None:
+        for member in members:
+            member.signal(signal.SIGKILL)
+        for member in members:
+            self._bury(member)
+
     def _bury(self, member: Member) -> None:
-        """Read a worker's last messages and wait until its process is gone."""
+        """Read the last messages of a worker that ends."""
         with contextlib.suppress(EOFError, OSError):
             while True:
                 self._take_in(member, member.connection.recv())
         member.connection.close()
-        if member.process is not None:
-            member.process.wait()
 
     def _start(self, order: Order) -> Member:
         order = replace(order, arming=self._arming)
-        if self._nursery is not None:
-            pid, connection = self._nursery.start(order)
-            return Member(order, pid, connection, armed=self._arming.run, busy=0)
-        ours, theirs = Pipe()
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "specbatch.jobs.chaos.worker", str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-            )
-        ours.send(order)
-        return Member(order, process.pid, ours, process, armed=self._arming.run, busy=0)
+        pid, connection = self._forkserver.start(order)
+        return Member(order, pid, connection, armed=self._arming.run, busy=0)
 
     def _last_words(self) -> str:
         """The ends of the workers' logs."""

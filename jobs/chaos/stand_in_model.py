@@ -104,7 +104,7 @@ def _written(part: str, name: str, version: int = 0) -> bytes:
     if part == WEIGHTS:
         return _no_tensors(name, version)
     if part == TOKENIZER:
-        return json.dumps(_tokenizer(version), indent=1).encode()
+        return _tokenizer(version).encode()
     values: dict[str, Any] = {"eos_token_id": EOS}
     if part == CONFIG:
         values |= {
@@ -116,44 +116,18 @@ def _written(part: str, name: str, version: int = 0) -> bytes:
     return json.dumps(values | ({"version": version} if version else {}), indent=1).encode()
 
 
-def _tokenizer(version: int = 0) -> dict[str, Any]:
+def _tokenizer(version: int) -> str:
     """A `tokenizer.json` of bytes without merges. Other versions number bytes differently."""
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {
-                "id": EOS,
-                "content": _END,
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
-                "normalized": False,
-                "special": True,
-            }
-        ],
-        "normalizer": None,
-        "pre_tokenizer": {**byte_level, "use_regex": False},
-        "post_processor": None,
-        "decoder": {**byte_level, "use_regex": False},
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": _byte_symbols(version) | {_END: EOS},
-            "merges": [],
-        },
-    }
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    made = Tokenizer(models.BPE(_byte_symbols(version) | {_END: EOS}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([AddedToken(_END, normalized=False)])
+    return str(made.to_str(pretty=True))
 
 
-def _byte_symbols(shift: int = 0) -> dict[str, int]:
+def _byte_symbols(shift: int) -> dict[str, int]:
     """The printable symbol of every byte; those of unprintable bytes start at 256."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     spare = itertools.count(256)

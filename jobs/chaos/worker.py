@@ -1,10 +1,8 @@
 """A worker process for disturbances: the ordinary worker with armed crash points.
 
-    python -m specbatch.jobs.chaos.worker DESCRIPTOR
-
-`DESCRIPTOR` is an inherited end of a pipe. Its `Order` comes through it (so no password is among
-the arguments), then an `Arming` per run. The worker reports each disturbance through it before the
-disturbance fires, and ends when the other end closes.
+Its `Order` came through a pipe (so no password is among arguments); an `Arming` per run follows.
+The worker reports each disturbance through the pipe before it fires, and ends when the other end
+closes.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import random
 import sys
 import tempfile
 import threading
@@ -26,16 +25,18 @@ from specbatch.jobs.chaos import clock, stand_in_model
 from specbatch.jobs.chaos.faults import Armed
 from specbatch.jobs.chaos.orders import Arming, Ask, Busy, Event, Fired, IsArmed, Order, Ready
 from specbatch.jobs.chaos.stand_in import NUMERIC_CLASS, StandInHost
-from specbatch.jobs.chaos.unruly_queue import UnrulyQueue
 from specbatch.pipeline.bootstrap import FakeModels
 from specbatch.pipeline.engines.contract import ModelFolder
 from specbatch.pipeline.runtime.client import Enqueue
 from specbatch.schemas import crash_points
 from specbatch.schemas.errors import DeviceLostError, WorkerEndedError
+from specbatch.schemas.records import DueWork
 from specbatch.schemas.settings import Settings
 from specbatch.workers.lifecycle import run_worker
 
 AGREEMENT = 0.8  # of the stand-in's draft model
+_COPIES = (1, 1, 2, 3)
+_HELD_BACK = 0.4  # of all messages, until others are sent; the last ones for ever
 
 
 @dataclass(slots=True)
@@ -50,7 +51,7 @@ class Line:
         with self.lock, contextlib.suppress(OSError):  # the supervisor has ended
             self.connection.send(event)
 
-    def listen(self, armed: Armed, queue: SeededQueue) -> None:
+    def listen(self, armed: Armed, queue: UnrulyQueue) -> None:
         """Take what comes until the other end is gone; then this process goes, too."""
         with contextlib.suppress(EOFError, OSError):
             while True:
@@ -65,22 +66,43 @@ class Line:
         os._exit(1)
 
 
-class SeededQueue:
-    """The unruly queue, once the worker has made it."""
+class UnrulyQueue:
+    """Doubles work messages, holds them back and sends them in another order, as brokers may do.
+
+    It passes them on as they are while its seed is None.
+    """
 
     def __init__(self) -> None:
-        self._queue: UnrulyQueue | None = None
-        self._seed: int | None = None
+        self._enqueue: Enqueue | None = None
+        self._draw: random.Random | None = None
+        self._held: list[DueWork] = []
+        self._lock = threading.Lock()
 
     def seed(self, seed: int | None) -> None:
-        self._seed = seed
-        if self._queue is not None:
-            self._queue.seed(seed)
+        """Be unruly in the way of this seed, or not at all."""
+        with self._lock:
+            self._draw = None if seed is None else random.Random(seed)
 
     def wrap(self, enqueue: Enqueue) -> Enqueue:
-        self._queue = UnrulyQueue(enqueue)
-        self._queue.seed(self._seed)
-        return self._queue
+        """Send messages by `enqueue` from now on, and raise what it raises."""
+        self._enqueue = enqueue
+        return self
+
+    def __call__(self, work: DueWork) -> None:
+        assert self._enqueue is not None
+        for each in self._next(work):
+            self._enqueue(each)
+
+    def _next(self, work: DueWork) -> list[DueWork]:
+        with self._lock:
+            if self._draw is None:
+                messages, self._held = [*self._held, work], []
+                return messages
+            messages = [*self._held, *[work] * self._draw.choice(_COPIES)]
+            self._draw.shuffle(messages)
+            now = [each for each in messages if self._draw.random() >= _HELD_BACK]
+            self._held = [each for each in messages if each not in now]
+            return now
 
 
 def work(order: Order, connection: Connection) -> int:
@@ -89,7 +111,7 @@ def work(order: Order, connection: Connection) -> int:
     tempfile.tempdir = str(Path(order.log).parent)  # what a killed one leaves there goes with it
     if order.home:
         os.chdir(order.home)
-    line, queue = Line(connection, order.number), SeededQueue()
+    line, queue = Line(connection, order.number), UnrulyQueue()
     settings = Settings(**order.settings)
     armed = Armed(
         order.number,
@@ -152,14 +174,3 @@ def _write_to(log: Path) -> None:
         force=True,
     )
     logging.getLogger("specbatch").setLevel(logging.INFO)
-
-
-def main(arguments: list[str]) -> int:
-    """The entry point of the process."""
-    connection: Connection = Connection(int(arguments[0]))
-    order: Order = connection.recv()
-    return work(order, connection)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from math import ceil
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from specbatch.jobs.cli.connect import load_settings
-from specbatch.jobs.cli.console import complain, err, remark, say, say_json, show_whole
-from specbatch.jobs.cli.options import JobId
-from specbatch.pipeline.bootstrap import (
-    make_store,
+from specbatch.jobs.cli.console import (
+    complain,
+    progress_bar,
+    remark,
+    say,
+    say_json,
+    show_whole,
 )
+from specbatch.jobs.cli.options import JobId
+from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.operations.audit import Auditor, ChainAudit, ReplayAudit, record_of
 from specbatch.pipeline.operations.coverage import Covered
 from specbatch.pipeline.operations.tools import make_auditor
@@ -48,13 +52,14 @@ def audit(
 ) -> None:
     """Check a job's audit log and all it pins, and replay some completions with its verifier."""
     settings, share = load_settings(), share_of(sample)
-    store = make_store(settings)
-    try:
+    with closing(make_store(settings)) as store:
         auditor = make_auditor(settings, store)
-        with _bar("completions", None) as advance:
-            chain = auditor.chain(job, advance)
-        with _bar("replayed", ceil(share * len(chain.to_replay))) as advance:
-            replayed = auditor.replay(chain, share, seed, verifier, advance)
+        with progress_bar("completions") as update:
+            chain = auditor.chain(job, lambda count: update(advance=count))
+        with progress_bar("replayed", ceil(share * len(chain.to_replay))) as update:
+            replayed = auditor.replay(
+                chain, share, seed, verifier, lambda count: update(advance=count)
+            )
         if anchor:
             _anchor(auditor, chain, replayed)
         record = record_of(chain, replayed)
@@ -62,8 +67,6 @@ def audit(
             auditor.keep(chain, replayed)
         except StoreError as error:
             remark(f"this audit could not be kept: {error}")
-    finally:
-        store.close()
     if json:
         say_json(as_json(chain, replayed, record))
     else:
@@ -168,14 +171,3 @@ def as_json(chain: ChainAudit, replays: ReplayAudit, record: AuditRecord) -> dic
         "anchored": chain.anchors.last is not None and chain.anchors.last.number,
         "covered": [asdict(row) for row in chain.covered(replays.sampled)],
     }
-
-
-@contextmanager
-def _bar(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal; elsewhere nothing."""
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns, TimeRemainingColumn(), console=err, transient=True, disable=not err.is_terminal
-    ) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda count: progress.advance(task, count)

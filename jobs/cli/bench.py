@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from specbatch.jobs.cli.console import INTERRUPTED, err, out, remark, say
+from specbatch.jobs.cli.console import INTERRUPTED, err, out, progress_bar, remark, say
 from specbatch.schemas.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
@@ -137,17 +136,10 @@ def folder_for(output: Path) -> Path:
 @contextmanager
 def progress() -> Iterator[Callable[[int, int, str], None]]:
     """A bar on stderr, or a line after each N, for (runs done, runs in all, what is run)."""
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=err, transient=True) as bar:
-        task = bar.add_task("", total=None)
+    with progress_bar("") as update:
 
         def tell(done: int, total: int, what: str) -> None:
-            bar.update(task, completed=done, total=total, description=what)
+            update(completed=done, total=total, description=what)
             if what.endswith(" done") and not err.is_terminal:
                 remark(f"{what}: {done} of {total} runs")
 

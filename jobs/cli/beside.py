@@ -15,8 +15,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 
 from specbatch.schemas.errors import SpecbatchError, UsageError
 from specbatch.schemas.settings import Settings
@@ -27,19 +26,6 @@ KINDS = ("ingest", "record")  # what needs no engine
 NICENESS = 5
 RESTART_SEC = 2.0  # after it died
 END_SEC = 15.0  # a little more than tasks have to end
-
-
-@contextmanager
-def beside(settings: Settings, concurrency: int) -> Iterator[ProcessBeside]:
-    """Keeps the process running inside the block; at the end its tasks have time to end.
-
-    Raises `UsageError` when it could not serve its metrics.
-    """
-    process = ProcessBeside(with_next_port(settings), concurrency)
-    try:
-        yield process
-    finally:
-        process.close()
 
 
 def with_next_port(settings: Settings) -> Settings:
@@ -63,14 +49,14 @@ def with_next_port(settings: Settings) -> Settings:
 
 
 class ProcessBeside:
-    """Starts the process, and restarts it when it dies."""
+    """Starts the process, and restarts it when it dies, until `close`.
 
-    def __init__(
-        self, settings: Settings, concurrency: int, restart_sec: float = RESTART_SEC
-    ) -> None:
-        self._settings = settings
+    Raises `UsageError` when it could not serve its metrics.
+    """
+
+    def __init__(self, settings: Settings, concurrency: int) -> None:
+        self._settings = with_next_port(settings)
         self._concurrency = concurrency
-        self._restart_sec = restart_sec
         self._closing = threading.Event()
         self._process = self._start()
         self._thread = threading.Thread(target=self._mind, name="beside", daemon=True)
@@ -97,20 +83,16 @@ class ProcessBeside:
             start_new_session=True,  # Ctrl-C is the engine's process's to answer
         )
         assert process.stdin is not None
-        try:
+        with suppress(BrokenPipeError):  # it has ended already: `_mind` sees it
             # Passwords among them, so neither in the arguments nor in a file.
             process.stdin.write(self._settings.model_dump_json().encode() + b"\n")
             process.stdin.flush()
-        except BrokenPipeError:  # it has ended already: `_mind` sees it
-            pass
         return process
 
     def _let_go(self) -> None:
-        try:
+        with suppress(BrokenPipeError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
-        except BrokenPipeError:
-            pass
 
     def _mind(self) -> None:
         while True:
@@ -119,7 +101,7 @@ class ProcessBeside:
                 return
             log.warning("the process that records ended with %d; another is started", code)
             self._let_go()
-            if self._closing.wait(self._restart_sec):
+            if self._closing.wait(RESTART_SEC):
                 return
             self._process = self._start()
             if self._closing.is_set():

@@ -55,7 +55,7 @@ def chaos(
     from specbatch.jobs.chaos.plan import incident_plan_of, plan_of
     from specbatch.jobs.chaos.private_redis import private_redis, refuse_used
 
-    tell = _silent if json else say
+    tell = (lambda _: None) if json else say  # the one line of JSON is all that is wanted
     is_real = engine is EngineChoice.REAL
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specbatch-chaos-")))
@@ -83,10 +83,6 @@ def chaos(
             for violation in ran[-1].violations:
                 tell(f"  BROKEN: {violation}")
     _conclude(ran, json)
-
-
-def _silent(_: str) -> None:
-    """Where the one line of JSON is all that is wanted."""
 
 
 def _conclude(ran: list[Ran], json: bool) -> None:

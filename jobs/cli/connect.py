@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,11 +68,8 @@ def _has_password(path: Path) -> bool:
 @contextmanager
 def client(settings: Settings) -> Iterator[Client]:
     """A client that works without a broker: the store has the work, and the sweeper enqueues it."""
-    store = make_store(settings)
-    try:
+    with closing(make_store(settings)) as store:
         yield make_client(settings, _forgiving_enqueue(settings), store)
-    finally:
-        store.close()
 
 
 def check_broker(settings: Settings) -> None:

@@ -13,10 +13,14 @@ import logging
 import os
 import sys
 import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import IO, Any, NoReturn, cast
 
 import typer
 from rich.logging import RichHandler
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -43,6 +47,16 @@ def show_whole(table: Table) -> None:
     """On stdout, wider than it if need be: rich would cut ids and figures without a sign."""
     needed = out.measure(table, options=out.options.update(max_width=_ANY_WIDTH)).maximum
     PlainConsole(width=max(needed, out.width)).print(table)
+
+
+@contextmanager
+def progress_bar(what: str, total: float | None = None) -> Iterator[Callable[..., None]]:
+    """A bar on stderr, where that is a terminal. Yields what updates it: `Progress.update`."""
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns, TimeRemainingColumn(), console=err, transient=True, disable=not err.is_terminal
+    ) as progress:
+        yield partial(progress.update, progress.add_task(what, total=total))
 
 
 def new_app(help_text: str) -> typer.Typer:

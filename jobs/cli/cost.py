@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import closing
 from typing import Annotated, Any
 
 import typer
+from rich.table import Table
 
 from specbatch.jobs.cli.connect import load_settings
 from specbatch.jobs.cli.console import say, say_json, show_whole
-from specbatch.jobs.cli.cost_tables import (
-    balance_table,
-    figures,
-    line_json,
-    lines_table,
-    sheet_json,
-)
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.policy.costs.balance import Amount, Sheet, leased, sessions_sheet
-from specbatch.pipeline.policy.costs.job_costs import By, JobCost, line_of, lines_by
+from specbatch.pipeline.policy.costs.job_costs import By, JobCost, Line, line_of, lines_by
+from specbatch.pipeline.policy.costs.savings import NOT_MEASURED, NOTHING_DRAFTED
+from specbatch.schemas.job_figures import Savings
+from specbatch.schemas.provenance import TimeKind
 from specbatch.schemas.records import JobRow
 
 MOST_JOBS = 1_000_000
+_MEANING = {
+    TimeKind.PREFILL: "reading prompts",
+    TimeKind.VERIFY: "deciding tokens that were kept",
+    TimeKind.DRAFT: "drafting",
+    TimeKind.REJECTED: "verifying drafts that were refused",
+    TimeKind.PADDING: "rows that only fill up a pass",
+    TimeKind.OVERHEAD: "beside the models, while there was work",
+    TimeKind.LOST: "attempts and drafts that came to nothing",
+    TimeKind.IDLE: "without work",
+}
 
 
 def cost(
@@ -36,16 +45,14 @@ def cost(
     json: Annotated[bool, typer.Option("--json", help="one JSON object on one line")] = False,
 ) -> None:
     """Show where seconds and dollars went, what tokens and documents cost, and what was saved."""
-    store = make_store(load_settings())
-    try:
-        costs = [cost_of(store, store.get_job(job))] if job else all_costs(store)
+    with closing(make_store(load_settings())) as store:
+        jobs = [store.get_job(job)] if job else store.list_jobs(MOST_JOBS)
+        costs = [cost_of(store, one) for one in jobs]
         sheet = sum((cost.sheet for cost in costs), Sheet())
         paid = sheet.total
         if job is None:
             sessions = store.sessions()
             sheet, paid = sheet + sessions_sheet(sessions), leased(sessions)
-    finally:
-        store.close()
     if json:
         say_json(_as_json(job, costs, by, sheet, paid))
         return
@@ -64,10 +71,6 @@ def cost_of(store: Store, job: JobRow) -> JobCost:
     return JobCost(job, store.job_times(job.job_id), store.row_times(job.job_id))
 
 
-def all_costs(store: Store) -> list[JobCost]:
-    return [cost_of(store, job) for job in store.list_jobs(MOST_JOBS)]
-
-
 def _as_json(
     job: str | None, costs: list[JobCost], by: By | None, sheet: Sheet, paid: Amount
 ) -> dict[str, Any]:
@@ -76,3 +79,112 @@ def _as_json(
     if by is not None:
         told |= {"by": by.value, "lines": [line_json(line) for line in lines_by(by, costs)]}
     return told
+
+
+def balance_table(sheet: Sheet, paid: Amount, total: str) -> Table:
+    """Kinds of time with their share of the money, and their sum."""
+    table = Table(title="balance", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table.add_column("kind")
+    for heading in ("seconds", "dollars", "share"):
+        table.add_column(heading, justify="right")
+    table.add_column("", style="dim")
+    parts = [(kind.value, sheet.of(kind), _MEANING[kind]) for kind in TimeKind]
+    if sheet.pending.ticks:
+        parts.append(("pending", sheet.pending, "in flight, or not recorded yet"))
+    for name, amount, meaning in parts:
+        share = amount.units / paid.units if paid.units else 0.0
+        table.add_row(name, f"{amount.sec:,.3f}", f"{amount.usd:.6f}", f"{share:.1%}", meaning)
+    rest = "" if sheet.total == paid else "the parts above do not add up to this"
+    table.add_row("sum", f"{paid.sec:,.3f}", f"{paid.usd:.6f}", "", rest or total)
+    return table
+
+
+def figures(line: Line) -> list[str]:
+    """What tokens and documents cost, and what was saved."""
+    return [
+        f"cost per 1k tokens: {_usd(line.usd_per_1k_tokens)}",
+        f"cost per document: {_usd(line.usd_per_document)}",
+        "cost per accepted draft token, refused ones included: "
+        + _usd(line.usd_per_accepted_token, 9),
+        saved_line(line.saved, line.drafted),
+    ]
+
+
+def saved_line(saved: Savings | None, is_drafted: bool) -> str:
+    """One sentence about depth 0."""
+    if not is_drafted:
+        return f"saved against depth 0: {NOTHING_DRAFTED}"
+    if saved is None:
+        return f"saved against depth 0: {NOT_MEASURED}"
+    word = "saved" if saved.usd >= 0 else "lost"
+    told = f"{word} against depth 0: ${abs(saved.usd):.6f} ({saved.speedup:.2f}×)"
+    if saved.low_usd is None or saved.high_usd is None:
+        return f"{told}, without an interval: there was only one control step"
+    return f"{told}, 95 % sure of {signed_usd(saved.low_usd)} to {signed_usd(saved.high_usd)} saved"
+
+
+def lines_table(by: By, lines: Sequence[Line]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column(by.value, overflow="fold")
+    for heading in ("jobs", "documents", "tokens", "dollars", "per 1k", "per document", "saved"):
+        table.add_column(heading, justify="right")
+    for line in lines:
+        saved = line.saved
+        table.add_row(
+            line.name,
+            f"{line.jobs:,}",
+            f"{line.documents:,}",
+            f"{line.completion_tokens:,}",
+            f"{line.cost.usd:.6f}",
+            _usd(line.usd_per_1k_tokens),
+            _usd(line.usd_per_document),
+            "-" if saved is None else signed_usd(saved.usd),  # `figures` says why
+        )
+    return table
+
+
+def sheet_json(sheet: Sheet, paid: Amount) -> dict[str, Any]:
+    """Times and costs are whole numbers that add up; costs as text, as JSON's are too small."""
+    parts = {kind.value: _amount(sheet.of(kind)) for kind in TimeKind}
+    return {"paid": _amount(paid), "parts": parts | {"pending": _amount(sheet.pending)}}
+
+
+def line_json(line: Line) -> dict[str, Any]:
+    return {
+        "name": line.name,
+        "jobs": line.jobs,
+        "documents": line.documents,
+        "tokens": line.completion_tokens,
+        "accepted": line.accepted,
+        "cost": _amount(line.cost),
+        "usd_per_1k_tokens": line.usd_per_1k_tokens,
+        "usd_per_document": line.usd_per_document,
+        "usd_per_accepted_token": line.usd_per_accepted_token,
+        **saved_json(line.saved, line.drafted),
+    }
+
+
+def saved_json(saved: Savings | None, is_drafted: bool) -> dict[str, float | bool | None]:
+    names = ("saved_usd", "saved_low_usd", "saved_high_usd", "speedup")
+    told: dict[str, float | bool | None] = dict.fromkeys(names)
+    if saved is not None:
+        found = (saved.usd, saved.low_usd, saved.high_usd, saved.speedup)
+        told |= dict(zip(names, found, strict=True))
+    return told | {"drafted": is_drafted}
+
+
+def _amount(amount: Amount) -> dict[str, Any]:
+    return {
+        "ticks": amount.ticks,
+        "units": str(amount.units),
+        "sec": amount.sec,
+        "usd": amount.usd,
+    }
+
+
+def _usd(value: float | None, digits: int = 6) -> str:
+    return "-" if value is None else f"${value:.{digits}f}"
+
+
+def signed_usd(value: float) -> str:
+    return f"{'-' if value < 0 else ''}${abs(value):.6f}"

@@ -10,7 +10,8 @@ from __future__ import annotations
 import random
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from importlib import resources
 from itertools import islice
@@ -24,9 +25,8 @@ from rich.text import Text
 
 from specbatch.jobs.cli.connect import load_settings, silent
 from specbatch.jobs.cli.console import complain, out, remark, say, show_whole
-from specbatch.jobs.cli.cost import cost_of
+from specbatch.jobs.cli.cost import cost_of, signed_usd
 from specbatch.jobs.cli.outcome import leave, print_summary, summary_of
-from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.observe.terminal.summary import JobSummary
 from specbatch.pipeline.operations.spec_input import build_spec
 from specbatch.pipeline.policy.costs.balance import Amount, Sheet, leased, sessions_sheet
@@ -94,27 +94,27 @@ def demo(
     prepare(folder, keep)
     settings = demo_settings(folder)
     specs = [demo_spec(folder, max_tokens, number) for number in RUNS]
-    store = make_store(settings)
-    try:
+    with closing(make_store(settings)) as store:
         c = make_client(settings, silent, store)
         done = [run(c, settings, spec, number) for number, spec in zip(RUNS, specs, strict=True)]
         jobs = [job for job, _ in done]
         tokenizer = done[-1][1]
-        show_examples(specs[-1], tokenizer, list(_spread(store.completions(jobs[-1].job_id))))
+        spread = islice(store.completions(jobs[-1].job_id), 7, None, 51)  # from all over the job
+        show_examples(specs[-1], tokenizer, list(spread))
         runs = [Run(summary_of(job, c.progress(job.job_id)), cost_of(store, job)) for job in jobs]
         show_whole(runs_table(runs))
-        show_ledger(store, runs)
+        sessions = store.sessions()
+        sheets = [*(run.cost.sheet for run in runs), sessions_sheet(sessions)]
+        show_whole(ledger_table(sheets, leased(sessions)))
         same = unchanged_outputs(specs)
         say_where(folder, specs)
-    finally:
-        store.close()
     check_same(same)
 
 
 def run(c: Client, settings: Settings, spec: JobSpec, number: int) -> tuple[JobRow, TextTokenizer]:
     """One run to its end. Leaves the command where that is not a complete output."""
     from specbatch.jobs.cli.local import run_here
-    from specbatch.jobs.cli.preflight import check_job
+    from specbatch.jobs.cli.reach import check_job
 
     key = f"demo-run-{number}"
     checked = check_job(settings, spec, key, c.is_keys_job)
@@ -144,22 +144,18 @@ def prepare(folder: Path, keep: bool) -> None:
     Raises `UsageError` for a folder of somebody else, `OutputError` for one out of reach.
     """
     try:
-        _prepare(folder, keep)
+        if folder.exists() and not (folder / MARKER).is_file():
+            if not folder.is_dir() or any(folder.iterdir()):
+                raise UsageError(
+                    f"{folder} was not made by the demo, so it is left alone: name another --folder"
+                )
+        elif folder.exists() and not keep:
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / MARKER).touch()
     except OSError as error:
         why = (error.strerror or "error").lower()
         raise OutputError(f"the demo cannot use {folder}: {why}; name another --folder") from None
-
-
-def _prepare(folder: Path, keep: bool) -> None:
-    if folder.exists() and not (folder / MARKER).is_file():
-        if not folder.is_dir() or any(folder.iterdir()):
-            raise UsageError(
-                f"{folder} was not made by the demo, so it is left alone: name another --folder"
-            )
-    elif folder.exists() and not keep:
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / MARKER).touch()
 
 
 def demo_settings(folder: Path) -> Settings:
@@ -259,9 +255,9 @@ def _figures(run: Run) -> list[str]:
         _shown(s.progress.acceptance_rate, "{:.1%}"),
         _shown(s.tokens_per_pass, "{:.2f}"),
         *_gain(saved)[:2],
-        _usd(sheet.of(TimeKind.DRAFT, TimeKind.REJECTED).usd),
+        signed_usd(sheet.of(TimeKind.DRAFT, TimeKind.REJECTED).usd),
         *_gain(saved)[2:],
-        _usd(sheet.total.usd),
+        signed_usd(sheet.total.usd),
     ]
 
 
@@ -275,24 +271,16 @@ def _gain(saved: Savings | None) -> list[str]:
     """The speed-up and the dollars that drafts saved, each with its interval."""
     if saved is None:
         return ["not measured", "-"] * 2
-    shown = [f"{saved.speedup:.2f}×", "one control step", _usd(saved.usd), "one control step"]
+    shown = [f"{saved.speedup:.2f}×", "one control step", signed_usd(saved.usd), "one control step"]
     if saved.low_usd is not None and saved.high_usd is not None:
         low, high = (1 + usd / saved.taken_usd for usd in (saved.low_usd, saved.high_usd))
         shown[1] = f"{low:.2f}× to {high:.2f}×"
-        shown[3] = f"{_usd(saved.low_usd)} to {_usd(saved.high_usd)}"
+        shown[3] = f"{signed_usd(saved.low_usd)} to {signed_usd(saved.high_usd)}"
     return shown
 
 
-def show_ledger(store: Store, runs: Sequence[Run]) -> None:
-    """Where the device's time and money went, and that all of it is accounted for."""
-    sessions = store.sessions()
-    sheets = [run.cost.sheet for run in runs]
-    beside, paid = sessions_sheet(sessions), leased(sessions)
-    show_whole(ledger_table([*sheets, beside], paid))
-
-
 def ledger_table(sheets: Sequence[Sheet], paid: Amount) -> Table:
-    """Seconds by kind of both runs and of no run, with their sums beside what was leased."""
+    """Where the device's time went by both runs and by no run, and that all is accounted for."""
     whole = sum(sheets, Sheet())
     table = Table(title="ledger: seconds of the device", title_justify="left")
     table.add_column()
@@ -328,11 +316,6 @@ def show_examples(spec: JobSpec, tokenizer: TextTokenizer, records: list[Complet
     out.print(legend(color))
 
 
-def _spread(completions: Iterator[CompletionRecord]) -> Iterator[CompletionRecord]:
-    """A few completions from all over the job."""
-    return islice(completions, 7, None, 51)
-
-
 def say_where(folder: Path, specs: Sequence[JobSpec]) -> None:
     """The paths a user wants next."""
     for spec in specs:
@@ -343,10 +326,6 @@ def say_where(folder: Path, specs: Sequence[JobSpec]) -> None:
 
 def _shown(value: float | None, form: str) -> str:
     return "-" if value is None else form.format(value)
-
-
-def _usd(value: float) -> str:
-    return f"{'-' if value < 0 else ''}${abs(value):.6f}"
 
 
 # --- whether outputs are the same -------------------------------------------------------------

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import resource
 import sys
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from specbatch.jobs.cli.connect import client
 from specbatch.jobs.cli.console import err, out, say, say_json
-from specbatch.jobs.cli.forecasting import forecast_of, forecast_rows
-from specbatch.jobs.cli.preflight import check_job
-from specbatch.pipeline.bootstrap import priced_device
-from specbatch.pipeline.policy.costs.forecast import Forecast
+from specbatch.jobs.cli.cost import cost_of
+from specbatch.jobs.cli.reach import check_job
+from specbatch.pipeline.bootstrap import make_store, priced_device
+from specbatch.pipeline.policy.costs.forecast import Forecast, PastJob, Range, forecast
+from specbatch.pipeline.policy.costs.job_costs import JobCost
 from specbatch.pipeline.policy.costs.pricing import MICROUSD_PER_USD, device_usd
 from specbatch.schemas.errors import SpecbatchError
-from specbatch.schemas.records import JobRow, JobState
+from specbatch.schemas.provenance import TimeKind
+from specbatch.schemas.records import JobState
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec
 
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 
 ASSUMED_TOKENS_PER_SEC = 1000.0
 HISTORY = 5  # finished jobs that the speed is taken from
+PAST_RUNS = 10  # the newest, that a forecast rests on
+LOOKED_AT = 500  # finished jobs among which both are searched
+NO_HISTORY = "none: no finished job of this name, tenant and verifier has a known time"
 EXAMPLES = 3
 
 
@@ -45,7 +50,9 @@ class Plan:
     quarantined: dict[str, int] = field(default_factory=dict)
     examples: dict[str, list[str]] = field(default_factory=dict)
     tokens_per_sec: float = ASSUMED_TOKENS_PER_SEC
-    speed_from: str = ""
+    speed_from: str = (
+        "assumed, because no job with this verifier has finished here; --tokens-per-sec changes it"
+    )
     estimated_sec: float = 0.0
     estimated_cost_usd: float = 0.0
     forecast: Forecast | None = None
@@ -58,14 +65,12 @@ def show_plan(settings: Settings, spec: JobSpec, tokens_per_sec: float | None, j
     before = _rss_mib()
     plan = make_plan(checked, spec)
     plan.peak_rss_mib_above_imports = round(max(0.0, _peak_rss_mib() - before), 1)
+    _learn_from_earlier_jobs(plan, settings, spec)
     if tokens_per_sec is not None:
         plan.tokens_per_sec, plan.speed_from = tokens_per_sec, "as --tokens-per-sec says"
-    else:
-        plan.tokens_per_sec, plan.speed_from = speed_of_earlier_jobs(settings, spec.verifier)
     plan.estimated_sec = plan.max_completion_tokens / plan.tokens_per_sec
     price_usd = priced_device(settings).price_microusd / MICROUSD_PER_USD
     plan.estimated_cost_usd = device_usd(plan.estimated_sec, price_usd)
-    plan.forecast = _forecast(settings, spec, plan)
     if json:
         say_json({"dry_run": True, **asdict(plan), "output": spec.output.uri})
     else:
@@ -101,40 +106,40 @@ def _count(total: Plan, group: Any, max_tokens: int, context_tokens: int) -> Non
             shown.append(f"row {bad.row_index}: {bad.reason}")
 
 
-def speed_of_earlier_jobs(settings: Settings, verifier: str) -> tuple[float, str]:
-    """Tokens per second of compute of earlier jobs with this verifier, and where it is from."""
-    tokens = seconds = 0.0
-    found: list[JobRow] = []
-    try:
-        if _has_store(settings):
-            with client(settings) as c:
-                found = [j for j in c.jobs(500, JobState.DONE) if j.verifier == verifier][:HISTORY]
-                for progress in (c.progress(job.job_id) for job in found):
-                    tokens += progress.completion_tokens
-                    seconds += progress.compute_sec
-    except SpecbatchError:
-        pass  # a plan needs no store
-    if tokens and seconds:
-        return tokens / seconds, f"measured on earlier jobs with this verifier ({len(found)})"
-    return ASSUMED_TOKENS_PER_SEC, (
-        "assumed, because no job with this verifier has finished here; --tokens-per-sec changes it"
-    )
+def _learn_from_earlier_jobs(plan: Plan, settings: Settings, spec: JobSpec) -> None:
+    """The speed of those with this verifier, and a forecast by those of the same tenant and name.
 
-
-def _forecast(settings: Settings, spec: JobSpec, plan: Plan) -> Forecast | None:
-    try:
-        if not _has_store(settings):
-            return None
-        tokens = (plan.prompt_tokens, plan.completions, plan.max_completion_tokens)
-        return forecast_of(settings, spec, *tokens)
-    except SpecbatchError:
-        return None  # a plan needs no store
-
-
-def _has_store(settings: Settings) -> bool:
-    """A dry run must not make a database."""
+    A plan needs no store, and a dry run must not make a database.
+    """
     scheme, _, path = settings.store_url.partition(":///")
-    return not scheme.startswith("sqlite") or Path(path).is_file()
+    if scheme.startswith("sqlite") and not Path(path).is_file():
+        return
+    with suppress(SpecbatchError), closing(make_store(settings)) as store:
+        done = store.list_jobs(LOOKED_AT, JobState.DONE)
+        alike = [job for job in done if job.verifier == spec.verifier]
+        found = [store.progress(job.job_id) for job in alike[:HISTORY]]
+        tokens = sum(progress.completion_tokens for progress in found)
+        seconds = sum(progress.compute_sec for progress in found)
+        if tokens and seconds:
+            plan.tokens_per_sec = tokens / seconds
+            plan.speed_from = f"measured on earlier jobs with this verifier ({len(found)})"
+        same = [job for job in alike if (job.tenant, job.name) == (spec.tenant, spec.name)]
+        past = [_past(cost_of(store, job)) for job in same[:PAST_RUNS]]
+        most = (plan.prompt_tokens, plan.completions, plan.max_completion_tokens)
+        plan.forecast = forecast([job for job in past if job.seconds], *most)
+
+
+def _past(cost: JobCost) -> PastJob:
+    sheet = cost.sheet
+    prefill = sheet.of(TimeKind.PREFILL)
+    return PastJob(
+        prefill_usd=prefill.usd,
+        other_usd=(sheet.total - prefill).usd,
+        prompt_tokens=sum(row.prompt_tokens for row in cost.rows),
+        completion_tokens=sum(row.completion_tokens for row in cost.rows),
+        completions=sum(row.completions for row in cost.rows),
+        seconds=sheet.total.sec,
+    )
 
 
 def _print(plan: Plan, spec: JobSpec) -> None:
@@ -153,7 +158,7 @@ def _print(plan: Plan, spec: JobSpec) -> None:
         ("speed", speed),
         ("time, at most", f"{plan.estimated_sec:,.0f} s of one device"),
         ("cost, at most", f"${plan.estimated_cost_usd:.6f}"),
-        *forecast_rows(plan.forecast),
+        *_forecast_rows(plan.forecast),
         ("output", spec.output.uri),
         ("peak memory above imports", f"{plan.peak_rss_mib_above_imports:,.0f} MiB"),
     ):
@@ -163,6 +168,25 @@ def _print(plan: Plan, spec: JobSpec) -> None:
         say(f"quarantine, {code}: {count:,}")
         for example in plan.examples[code]:
             say(f"    {example}")
+
+
+def _forecast_rows(told: Forecast | None) -> list[tuple[str, str]]:
+    """Lines of a plan's table."""
+    if told is None:
+        return [("forecast", NO_HISTORY)]
+    return [
+        ("forecast by earlier jobs of this name", f"{told.jobs:,}"),
+        ("forecast cost", _range(told.usd, "${:.6f}")),
+        ("forecast completion tokens", _range(told.completion_tokens, "{:,.0f}")),
+        ("forecast time", _range(told.sec, "{:,.1f} s")),
+        ("cost per 1k prompt tokens", _range(told.usd_per_1k_prompt, "${:.6f}")),
+        ("cost per 1k completion tokens", _range(told.usd_per_1k_completion, "${:.6f}")),
+    ]
+
+
+def _range(told: Range, form: str) -> str:
+    middle, low, high = (form.format(value) for value in (told.middle, told.low, told.high))
+    return middle if low == high else f"{middle} ({low} to {high})"
 
 
 def _peak_rss_mib() -> float:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 from rich.filesize import decimal
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from specbatch.jobs.cli import options as o
 from specbatch.jobs.cli.connect import load_settings
-from specbatch.jobs.cli.console import err, remark, say, say_json
+from specbatch.jobs.cli.console import progress_bar, remark, say, say_json
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.operations.tools import make_exporter
 from specbatch.schemas.exports import Exported, ExportKind, ExportOrder, Selection, kind_of
@@ -56,13 +54,10 @@ def export(
     chosen = Selection(proposer, tag, min_rejections)
     order = ExportOrder(kind_of(what), to, chosen, overwrite, so_far)
     settings = load_settings()
-    store = make_store(settings)
-    try:
-        exporter = make_exporter(settings, store)
-        with _progress() as told:
-            done = exporter.export(job, order, told)
-    finally:
-        store.close()
+    with closing(make_store(settings)) as store, progress_bar("exporting") as update:
+        done = make_exporter(settings, store).export(
+            job, order, lambda read, total: update(completed=read, total=total)
+        )
     for line in done.remarks:
         remark(line)
     if json:
@@ -84,12 +79,3 @@ def as_json(done: Exported) -> dict[str, object]:
         "files": [asdict(file) for file in done.files],
         "left_out": dict(done.left_out),
     }
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr, where that is a terminal."""
-    columns = (TextColumn("exporting"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda read, total: bar.update(task, completed=read, total=total)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -44,19 +45,16 @@ def submit_here(
     settings: Settings, spec: JobSpec, key: str | None, timeout_sec: float | None, json: bool
 ) -> None:
     """Check everything, do the job here, print how it ended."""
-    from specbatch.jobs.cli.preflight import check_job
+    from specbatch.jobs.cli.reach import check_job
 
     with client(settings) as c:
         check_job(settings, spec, key, c.is_keys_job)
         job, created = c.submit(spec, key)
         if not created:
-            remark(f"job {job.job_id} is known by this key and {job.state}: {_going_on(job)}")
+            then = "nothing is done again" if job.state.is_final else "it resumes here"
+            remark(f"job {job.job_id} is known by this key and {job.state}: {then}")
         run_here(settings, spec, job, timeout_sec, "run the same command again" if key else None)
         finish(c, job.job_id, json)
-
-
-def _going_on(job: JobRow) -> str:
-    return "nothing is done again" if job.state.is_final else "it resumes here"
 
 
 def run_here(
@@ -78,7 +76,7 @@ def run_here(
     from specbatch.workers.lifecycle import embedded
 
     settings = settings.model_copy(update={"broker_url": "memory://localhost/"})
-    hint = how_to_go_on or f"`{retry_command(job)}`"
+    hint = how_to_go_on or f"`{resume_command(job.job_id)}`"
     with client(settings) as c:  # before the first sweep, which finds what that has freed
         c.take_over(job.job_id)
     try:
@@ -133,18 +131,13 @@ def _of_other_files(job: JobRow, serves: Serves) -> ModelChangedError:
     if serves.fingerprint is None:
         return ModelChangedError(f"the files of model `{job.verifier}` cannot be read now")
     how = compared(str(job.model_fingerprint), job.model_parts, serves.fingerprint)
-    other = f"continue with these by `{retry_command(job)} --accept-model`"
+    other = f"continue with these by `{resume_command(job.job_id)} --accept-model`"
     if set(differing(job.model_parts, serves.fingerprint.parts)) & set(TEXT_PARTS):
         other = "submit a new job"  # what is read already is tokens
     return ModelChangedError(
         f"model `{job.verifier}` has {how}: job {job.job_id} needs the files that it began with; "
         f"put those back, or {other}"
     )
-
-
-def retry_command(job: JobRow) -> str:
-    """The command that resumes a job in one process."""
-    return resume_command(job.job_id)
 
 
 def _follow(
@@ -168,7 +161,7 @@ def _follow(
                     _check_model(worker, job)
                     raise EngineError(
                         f"the worker in this process died, so job {job.job_id} cannot go on; its "
-                        f"log is above. Try `{retry_command(job)}`"
+                        f"log is above. Try `{resume_command(job.job_id)}`"
                     )
     except KeyboardInterrupt:
         remark("stopping after the current step ...")
@@ -181,8 +174,9 @@ def _check_model(worker: Worker, job: JobRow) -> None:
         try:
             host.check()
         except ModelLostError as error:
+            again = resume_command(job.job_id)
             raise BrokenModelError(
-                f"{error}; job {job.job_id} is kept: then resume it with `{retry_command(job)}`"
+                f"{error}; job {job.job_id} is kept: then resume it with `{again}`"
             ) from None
         except EngineError:
             continue
@@ -204,16 +198,10 @@ def engine_counts(worker: Worker) -> EngineCounts:
 @contextmanager
 def _sigterm_as_interrupt() -> Iterator[None]:
     """An orchestrator's polite end is treated like Ctrl-C."""
-
-    def interrupt(_number: int, _frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before: Callable[..., Any] | int | None
-    try:
-        before = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not in the main thread
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:

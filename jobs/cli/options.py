@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,9 +19,9 @@ SpecFile = Annotated[
 ]
 
 
-def _option(name: str, text: str, panel: str) -> typer.models.OptionInfo:
+def _option(name: str, text: str, panel: str | None = None, **more: Any) -> typer.models.OptionInfo:
     option: typer.models.OptionInfo = typer.Option(
-        name, help=text, rich_help_panel=panel, show_default=False
+        name, help=text, rich_help_panel=panel, show_default=False, **more
     )
     return option
 
@@ -128,54 +128,34 @@ Exactness = Annotated[
 ]
 GroupSize = Annotated[Whole, _option("--group-size", "prompts per unit of work", _SPEED)]
 
-Name = Annotated[Text, typer.Option("--name", help="the job's name", show_default=False)]
-Tenant = Annotated[
-    Text, typer.Option("--tenant", help="the tenant that the job belongs to", show_default=False)
-]
+Name = Annotated[Text, _option("--name", "the job's name")]
+Tenant = Annotated[Text, _option("--tenant", "the tenant that the job belongs to")]
 
-Priority = Annotated[
-    Text, typer.Option("--priority", help="class: high, normal or low", show_default=False)
-]
+Priority = Annotated[Text, _option("--priority", "class: high, normal or low")]
 Deadline = Annotated[
-    Real,
-    typer.Option(
-        "--deadline-sec",
-        help="stop so long after submission, and keep what is done",
-        show_default=False,
-    ),
+    Real, _option("--deadline-sec", "stop so long after submission, and keep what is done")
 ]
 Budget = Annotated[
-    Real,
-    typer.Option(
-        "--budget-usd",
-        help="stop when so much is spent on devices, and keep what is done",
-        show_default=False,
-    ),
+    Real, _option("--budget-usd", "stop when so much is spent on devices, and keep what is done")
 ]
 
 SchedulesFolder = Annotated[
     Path | None,
-    typer.Option(
-        "--folder",
-        help="where the schedule files are; default: SPECBATCH_SCHEDULES_DIR",
-        show_default=False,
-    ),
+    _option("--folder", "where the schedule files are; default: SPECBATCH_SCHEDULES_DIR"),
 ]
 ScheduleFile = Annotated[
     Path | None,
-    typer.Option(
+    _option(
         "--schedule",
+        "submit what is due of this schedule file, instead of a spec; for cron and timers",
         metavar="FILE",
-        help="submit what is due of this schedule file, instead of a spec; for cron and timers",
-        show_default=False,
     ),
 ]
 LogicalTime = Annotated[
     Text,
-    typer.Option(
+    _option(
         "--logical-time",
-        help="with --schedule: only this time: 2026-01-31T02:30, or a day for its first",
-        show_default=False,
+        "with --schedule: only this time: 2026-01-31T02:30, or a day for its first",
     ),
 ]
 
@@ -184,30 +164,24 @@ Local = Annotated[
 ]
 Wait = Annotated[bool, typer.Option("--wait", help="follow the job to its end")]
 Timeout = Annotated[
-    float | None,
-    typer.Option(
-        "--timeout", help="seconds to wait at most; then exit code 6", min=0.0, show_default=False
-    ),
+    Real, _option("--timeout", "seconds to wait at most; then exit code 6", min=0.0)
 ]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="read and check the whole input, start nothing")
 ]
 AssumedSpeed = Annotated[
-    float | None,
-    typer.Option(
+    Real,
+    _option(
         "--tokens-per-sec",
-        help="for --dry-run: speed to reckon with instead of earlier jobs'",
+        "for --dry-run: speed to reckon with instead of earlier jobs'",
         min=0.001,
-        show_default=False,
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="one JSON object as stdout's last line")]
 IdempotencyKey = Annotated[
     Text,
-    typer.Option(
-        "--idempotency-key",
-        help="submitting again with this key finds the same job and resumes it",
-        show_default=False,
+    _option(
+        "--idempotency-key", "submitting again with this key finds the same job and resumes it"
     ),
 ]
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="job id, or at least 6 first characters")]

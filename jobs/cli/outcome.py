@@ -11,10 +11,7 @@ from specbatch.pipeline.observe.terminal.summary import JobSummary, summary_tabl
 from specbatch.pipeline.policy.costs.savings import drafted, savings
 from specbatch.pipeline.runtime.client import Client
 from specbatch.schemas.job_progress import JobProgress
-from specbatch.schemas.records import (
-    JobRow,
-    JobState,
-)
+from specbatch.schemas.records import JobRow, JobState
 
 EXIT_CODES = {JobState.PARTIAL: 3, JobState.FAILED: 4, JobState.CANCELLED: 5}
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from contextlib import closing
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from specbatch.jobs.cli.connect import load_settings
-from specbatch.jobs.cli.console import complain, err, remark, say
+from specbatch.jobs.cli.console import complain, progress_bar, remark, say
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.runtime.purge import Due, Purger
 from specbatch.schemas.errors import ObjectError, UsageError
@@ -50,8 +49,7 @@ def purge(
     --output) tries the files again; the exit code is 4.
     """
     settings = load_settings()
-    store = make_store(settings)
-    try:
+    with closing(make_store(settings)) as store:
         purger = Purger.of_settings(settings, store)
         due = _due(purger, tenant, older_than, job)
         failures = _Failures(_again(job, output))
@@ -61,15 +59,13 @@ def purge(
             for row in [] if job else purger.left_behind(failed=failures.note):
                 say(f"would delete the files of job {row.job_id}, whose texts are not kept")
         else:
-            done = _purge_all(purger, due, output, failures, is_listed=job is None)
-            say(f"{done.jobs:,} job{'s' if done.jobs != 1 else ''} purged, {done.rows:,} rows")
+            jobs, rows = _purge_all(purger, due, output, failures, is_listed=job is None)
+            say(f"{jobs:,} job{'s' if jobs != 1 else ''} purged, {rows:,} rows")
             cleared = 0 if job else _clear_all(purger, failures)
             if cleared:
                 remark(f"files of {cleared:,} jobs whose texts are not kept were left, and deleted")
         if failures.job_ids:
             raise typer.Exit(ObjectError.exit_code)
-    finally:
-        store.close()
 
 
 def seconds_of(age: str) -> float:
@@ -88,16 +84,6 @@ def _due(
     if tenant is not None or older_than is not None:
         raise UsageError("--job names one job: leave --tenant and --older-than out")
     return [purger.asked_for(job)]
-
-
-@dataclass(slots=True)
-class _Done:
-    """What a run did."""
-
-    jobs: int = 0
-    rows: int = 0
-    seen: set[str] = field(default_factory=set)
-    to_finish: dict[str, list[Due]] = field(default_factory=dict)  # by tenant
 
 
 class _Failures:
@@ -129,33 +115,35 @@ def _again(job: str | None, output: bool) -> str:
 
 def _purge_all(
     purger: Purger, due: Iterable[Due], output: bool, failures: _Failures, is_listed: bool
-) -> _Done:
+) -> tuple[int, int]:
     """All jobs, then what their tenants' others have of them; only then they are due no more.
 
-    A job of a list may have been sent back to work since.
+    A job of a list may have been sent back to work since. Returns how many jobs and rows it purged.
     """
-    done = _Done()
+    jobs = rows = 0
+    seen: set[str] = set()
+    to_finish: dict[str, list[Due]] = {}  # by tenant
     for one in due:
         try:
-            rows, error = _purge(purger, one, output)
+            done, error = _purge(purger, one, output)
         except UsageError as refused:
             if not is_listed:
                 raise
             remark(f"job {one.job.job_id} is left as it is: {refused}")
             continue
-        done.rows += rows
-        done.seen.add(one.job.job_id)
-        of_tenant = done.to_finish.setdefault(one.job.tenant, [])
+        rows += done
+        seen.add(one.job.job_id)
+        of_tenant = to_finish.setdefault(one.job.tenant, [])
         if error is None:
             of_tenant.append(one)
         else:
             failures.note(one.job, error)
-    for tenant, to_finish in done.to_finish.items():
-        if purger.forget_past(tenant, done.seen, failures.note_past):
-            for one in to_finish:
+    for tenant, of_tenant in to_finish.items():
+        if purger.forget_past(tenant, seen, failures.note_past):
+            for one in of_tenant:
                 purger.finish(one)
-            done.jobs += len(to_finish)
-    return done
+            jobs += len(of_tenant)
+    return jobs, rows
 
 
 def _clear_all(purger: Purger, failures: _Failures) -> int:
@@ -172,13 +160,11 @@ def _clear_all(purger: Purger, failures: _Failures) -> int:
 def _purge(purger: Purger, due: Due, output: bool) -> tuple[int, ObjectError | None]:
     """Rows that were still to do, and what files could not go for; a bar on a terminal."""
     begun, done = None, 0
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
-        task = bar.add_task(f"job {due.job.job_id}", total=due.job.rows_total or None)
+    with progress_bar(f"job {due.job.job_id}", due.job.rows_total or None) as update:
         try:
             for done in purger.purge(due, output):
                 begun = done if begun is None else begun
-                bar.update(task, completed=done)
+                update(completed=done)
         except ObjectError as error:
             return done - (begun or 0), error
     return done - (begun or 0), None

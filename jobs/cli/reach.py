@@ -1,19 +1,53 @@
-"""What a submitter can say about an input without the engine: is it there, whole, with the column?
+"""What a command checks before a job starts: everything with the engine extra, else the input.
 
-Workers check everything again. Where pyarrow is missing only what needs no reader is checked; an
-input on S3 is left to the workers, who may be the only ones to have its keys.
+Without the engine only a local input is checked: is it there, whole, with the column? Workers check
+everything again. Where pyarrow is missing only what needs no reader is checked; an input on S3 is
+left to the workers, who may be the only ones to have its keys.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from specbatch.pipeline.bootstrap import require_engine_extra
 from specbatch.pipeline.inputs.folders import is_glob, local_files, local_matches, wanted_suffixes
-from specbatch.schemas.errors import InputError, ObjectError
-from specbatch.schemas.spec import InputSpec
+from specbatch.schemas.errors import InputError, JobNotFoundError, ObjectError
+from specbatch.schemas.settings import Settings
+from specbatch.schemas.spec import InputSpec, JobSpec
+
+if TYPE_CHECKING:
+    from specbatch.pipeline.operations.preflight import Checked
 
 _MAGIC = b"PAR1"
+
+
+def check_job(
+    settings: Settings,
+    spec: JobSpec,
+    key: str | None = None,
+    is_keys_job: Callable[[str, str], bool] | None = None,
+) -> Checked:
+    """Raise a `UsageError` naming what is wrong with the models, the input or the output.
+
+    An output that belongs to a job is refused, unless `is_keys_job` says that it is this very
+    `key`'s.
+    """
+    require_engine_extra()
+    from specbatch.pipeline.operations import preflight
+
+    def is_mine(job_id: str) -> bool:
+        if key is None or is_keys_job is None:
+            return False
+        try:
+            return is_keys_job(job_id, key)
+        except JobNotFoundError:
+            return False
+
+    memory = settings.ingest_memory_mib << 20
+    return preflight.check_job(spec, settings.s3_endpoint_url, is_mine, memory)
 
 
 def check_input_here(spec: InputSpec) -> None:

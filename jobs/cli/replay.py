@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,10 +11,7 @@ import typer
 from specbatch.jobs.cli.audit import FOUND
 from specbatch.jobs.cli.connect import load_settings
 from specbatch.jobs.cli.console import say, say_json
-from specbatch.pipeline.bootstrap import (
-    make_store,
-    require_engine_extra,
-)
+from specbatch.pipeline.bootstrap import make_store, require_engine_extra
 from specbatch.pipeline.operations.tools import make_replays
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.numeric_class import class_note
@@ -41,12 +39,9 @@ def replay(
     job_id, row, sample = parts_of(completion)
     settings = load_settings()
     require_engine_extra()
-    store = make_store(settings)
-    try:
+    with closing(make_store(settings)) as store:
         job = store.get_job(job_id)
         twice = make_replays(settings, store, job, verifier).again(row, sample)
-    finally:
-        store.close()
     if json:
         say_json(as_json(job.job_id, twice))
     else:

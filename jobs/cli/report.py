@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.filesize import decimal
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from specbatch.jobs.cli.connect import load_settings
-from specbatch.jobs.cli.console import err, say, say_json
+from specbatch.jobs.cli.console import progress_bar, say, say_json
 from specbatch.jobs.cli.options import JobId, Json
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.observe.report.page import page
@@ -40,16 +38,18 @@ def report(
 ) -> None:
     """Write a job's report: one HTML file with its costs, figures, decisions and some outputs."""
     settings = load_settings()
-    store = make_store(settings)
-    try:
+    with closing(make_store(settings)) as store:
         row = store.get_job(job)
         path = output or Path(f"report-{row.job_id}.html")
         if not path.name or path.is_dir():
             raise OutputError(f"--output {path} is a folder: name a file in it")
-        with _progress() as told:
-            made = page(gather(store, settings, row.job_id, samples, time.time(), texts, told))
-    finally:
-        store.close()
+        with progress_bar("reading completions") as update:
+            made = page(
+                gather(
+                    *(store, settings, row.job_id, samples, time.time(), texts),
+                    lambda read, total: update(completed=read, total=total),
+                )
+            )
     size = _write(path, made)
     if json:
         say_json({"job": row.job_id, "output": str(path), "bytes": size})
@@ -69,12 +69,3 @@ def _write(path: Path, text: str) -> int:
             beside.unlink()
         raise OutputError(f"the report cannot be written to {path}: {error.strerror}") from None
     return len(data)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr, where that is a terminal."""
-    columns = (TextColumn("reading completions"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda read, total: bar.update(task, completed=read, total=total)

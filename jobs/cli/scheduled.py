@@ -6,6 +6,7 @@ For plain cron and systemd timers. They may stand beside a scheduler: each time 
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -40,23 +41,19 @@ def submit_scheduled(
     schedule = load_schedule(file)
     at = None if logical_time is None else time_of(schedule, logical_time)
     check_broker_url(settings)  # it may be away: workers find the job in the store
-    store = make_store(settings)
-    try:
-        with client(settings) as c:
-            ticker = Ticker(store, c, time.time, _check)
-            if at is not None:
-                runs = ticker.run_at(schedule, at)
-            else:  # who is started by a timer the first time comes a little late
-                runs = ticker.tick(schedule, time.time() - schedule.fields.grace_sec)
-            _tell(schedule, runs)
-            submitted = [run.job_id for run in runs if run.job_id]
-            if wait and submitted:
-                job = c.job(submitted[-1])
-                follow(settings, c, job, JobSpec.model_validate(job.spec), timeout_sec)
-                missed = any(run.state is RunState.FAILED for run in runs)
-                finish(c, job.job_id, json, NOT_SUBMITTED if missed else 0)
-    finally:
-        store.close()
+    with closing(make_store(settings)) as store, client(settings) as c:
+        ticker = Ticker(store, c, time.time, lambda spec: check_input_here(spec.input))
+        if at is not None:
+            runs = ticker.run_at(schedule, at)
+        else:  # who is started by a timer the first time comes a little late
+            runs = ticker.tick(schedule, time.time() - schedule.fields.grace_sec)
+        _tell(schedule, runs)
+        submitted = [run.job_id for run in runs if run.job_id]
+        if wait and submitted:
+            job = c.job(submitted[-1])
+            follow(settings, c, job, JobSpec.model_validate(job.spec), timeout_sec)
+            missed = any(run.state is RunState.FAILED for run in runs)
+            finish(c, job.job_id, json, NOT_SUBMITTED if missed else 0)
     if json:
         say_json({"schedule": schedule.name, "runs": [_as_json(schedule, run) for run in runs]})
     else:
@@ -92,10 +89,6 @@ def _first_of(schedule: Schedule, day: date) -> float:
     if first is None or first >= end:
         raise UsageError(f"schedule {schedule.name} ({schedule.timing}) has no time on {day}")
     return first
-
-
-def _check(spec: JobSpec) -> None:
-    check_input_here(spec.input)
 
 
 def _tell(schedule: Schedule, runs: list[ScheduleRun]) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import signal
 import time
+from contextlib import closing
 from pathlib import Path
-from typing import NoReturn
 
 from specbatch.jobs.cli.connect import check_broker_url, client, load_settings
 from specbatch.jobs.cli.console import remark
@@ -33,19 +33,10 @@ def scheduler(folder: SchedulesFolder = None) -> None:
     remark(
         f"scheduler of {counted} in {files.path} on {mask_url(settings.broker_url)}; Ctrl-C ends it"
     )
-    signal.signal(signal.SIGTERM, _as_interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     from specbatch.jobs.schedules.beat import run_beat
 
-    store = make_store(settings)
-    try:
-        with client(settings) as c:
-            run_beat(
-                app, files, Ticker(store, c, time.time, lambda spec: check_input_here(spec.input))
-            )
-    finally:
-        store.close()
+    with closing(make_store(settings)) as store, client(settings) as c:
+        ticker = Ticker(store, c, time.time, lambda spec: check_input_here(spec.input))
+        run_beat(app, files, ticker)
     remark("scheduler ended")
-
-
-def _as_interrupt(_number: int, _frame: object) -> NoReturn:
-    raise KeyboardInterrupt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -44,11 +45,8 @@ def schedules(
     if check:
         say(f"{len(found)} of {len(found) + len(problems)} schedule files are right")
         raise typer.Exit(WRONG_FILE if problems else 0)
-    store = make_store(settings)
-    try:
+    with closing(make_store(settings)) as store:
         standings = [standing(schedule, store, time.time()) for schedule in found]
-    finally:
-        store.close()
     if missed:
         standings = [one for one in standings if not one.is_well]
     if json:

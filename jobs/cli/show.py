@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated
@@ -10,14 +11,12 @@ from typing import Annotated
 import typer
 
 from specbatch.jobs.cli.audit import correctness_line
-from specbatch.jobs.cli.connect import client, load_settings
+from specbatch.jobs.cli.connect import load_settings, silent
 from specbatch.jobs.cli.console import out, say, say_json
-from specbatch.jobs.cli.cost_tables import saved_json, saved_line
+from specbatch.jobs.cli.cost import saved_json, saved_line
 from specbatch.jobs.cli.options import JobId
 from specbatch.jobs.cli.outcome import as_json, summary_of
-from specbatch.pipeline.bootstrap import (
-    make_store,
-)
+from specbatch.pipeline.bootstrap import make_client, make_store
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.observe.terminal.progress import interrupted_line
 from specbatch.pipeline.observe.terminal.summary import summary_table
@@ -47,17 +46,16 @@ def show(
 ) -> None:
     """Show a job's state, progress, costs, errors, quarantined rows and decisions about drafts."""
     settings = load_settings()
-    with client(settings) as c:
+    with closing(make_store(settings)) as store:
+        c = make_client(settings, silent, store)
         row, progress = c.job(job), c.progress(job)
         interrupted = bool(c.interrupted([row], settings.lease_sec))
-    store = make_store(settings)
-    try:
         decisions = store.decisions(row.job_id)
         audits = store.audits(row.job_id)
         saved = savings(row.report)
         is_drafted = drafted(row.report, progress.proposed)
         silence_sec = LEASES_OF_SILENCE * settings.lease_sec
-        waits = waits_for(store, row, silence_sec)
+        waits = c.waits_for(row.job_id, silence_sec)
         unfinished = store.failed_groups(row.job_id)
         alone = [(p, error) for _, word, p, error in unfinished if _is_one_row(word, p)]
         if json:
@@ -90,8 +88,6 @@ def show(
             if not _is_one_row(word, prompts):
                 reason = (row.stop_reason if word == "cancelled" else None) or error
                 say(f"group {index} {word}: {reason or 'no reason given'}")
-    finally:
-        store.close()
     for line in (*decision_lines(decisions), *audit_lines(audits)):
         say(line)
     say(f"output: {row.output_uri}")
@@ -109,13 +105,6 @@ def _say_how_far(row: JobRow, progress: JobProgress) -> None:
         say(f"{ends}: {row.stop_reason or 'a cancel was asked for'}")
     if row.error:
         say(f"error: {row.error}")
-
-
-def waits_for(store: Store, row: JobRow, silence_sec: float) -> str | None:
-    """What a job needs to continue, in words, if no live worker can."""
-    if row.state.is_final:
-        return None
-    return store.backlog().waiting(silence_sec).get(row.job_id)
 
 
 def models_here(store: Store, row: JobRow, silence_sec: float) -> dict[str, str | None]:

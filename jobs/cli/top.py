@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from threading import Event
 from typing import Annotated
 
@@ -36,8 +37,7 @@ def top(
 ) -> None:
     """Watch workers, queues and jobs until Ctrl-C. Prints once if stdout is no terminal."""
     settings = load_settings()
-    store = make_store(settings)
-    try:
+    with closing(make_store(settings)) as store:
         watch = Watch(LEASES_OF_SILENCE * settings.lease_sec, settings.lease_sec)
         if json:
             say_json(as_json(snapshot(store, watch)))
@@ -47,8 +47,6 @@ def top(
             plain.print(tables(board))
         else:
             _watch(store, watch, interval)
-    finally:
-        store.close()
 
 
 def snapshot(store: Store, watch: Watch) -> Board:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +12,7 @@ import typer
 
 from specbatch.jobs.cli import options as o
 from specbatch.jobs.cli.beside import KINDS as KINDS_BESIDE
-from specbatch.jobs.cli.beside import beside
+from specbatch.jobs.cli.beside import ProcessBeside
 from specbatch.jobs.cli.connect import check_broker_url, load_settings
 from specbatch.jobs.cli.console import remark
 from specbatch.schemas.errors import UsageError
@@ -56,7 +57,7 @@ def worker(
     if kind is not Kind.ALL or settings.tensor_parallel > 1:
         run_worker(settings, kinds, served, drafting, concurrency)
         return
-    with beside(settings, concurrency):
+    with closing(ProcessBeside(settings, concurrency)):
         kinds = tuple(name for name in kinds if name not in KINDS_BESIDE)
         run_worker(settings, kinds, served, drafting, concurrency)
 

@@ -221,13 +221,15 @@ def load_folder(folder: Path) -> tuple[list[Schedule], list[str]]:
             problems.append(str(error))
             continue
         if other := found.get(schedule.name):
-            problems.append(
-                f"schedule file {file}: field `schedule`: {schedule.name!r} is the name of "
-                f"{other.file.name} too"
-            )
+            problems.append(_taken(schedule, other))
         else:
             found[schedule.name] = schedule
     return list(found.values()), problems
+
+
+def _taken(schedule: Schedule, other: Schedule) -> str:
+    taken = f"{schedule.name!r} is the name of {other.file.name} too"
+    return f"schedule file {schedule.file}: field `schedule`: {taken}"
 
 
 def zone_of(name: str) -> ZoneInfo:
@@ -294,5 +296,5 @@ class Folder:
             return
         for other, schedule in self._schedules.items():
             if schedule.name == made.name and other != file:
-                log.error("schedule file %s: %s has its name too", file, other)
+                log.error("%s", _taken(made, schedule))
         self._schedules[file] = made

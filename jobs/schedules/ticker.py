@@ -15,10 +15,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from itertools import takewhile
 
-from specbatch.jobs.schedules.definition import CatchUp, Overlap, Schedule
+from specbatch.jobs.schedules.definition import CatchUp, Schedule
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.runtime.client import Client
 from specbatch.schemas.errors import (
@@ -70,21 +69,6 @@ def to_run(
     if catch_up == "none" and newest and now - newest[0] > grace_sec:
         return ()
     return newest
-
-
-class Meeting(StrEnum):
-    """What to do with times to run while an older run is active or waiting."""
-
-    WAIT = "wait"
-    SKIP = "skip"
-    REPLACE = "replace"  # the older runs end
-
-
-def meeting(overlap: Overlap, is_busy: bool) -> Meeting:
-    """Decide about an overlap. Times that are caught up together always wait for each other."""
-    if not is_busy or overlap == "queue":
-        return Meeting.WAIT
-    return Meeting.SKIP if overlap == "skip" else Meeting.REPLACE
 
 
 log = logging.getLogger(__name__)
@@ -222,17 +206,19 @@ class Ticker:
         fields = schedule.fields
         chosen = to_run(due.times, now, fields.catch_up, fields.catch_up_limit, fields.grace_sec)
         older, waiting = self._open(schedule), self._queued(schedule)
-        how = meeting(fields.overlap, bool(older or waiting))
+        # Times that are caught up together always wait for each other.
+        overlap = fields.overlap if older or waiting else "queue"
 
         def entry(at: float) -> ScheduleRun:
-            late = now - at
-            words = f"caught up, {timedelta(seconds=round(late))} late"
-            return _entry(
-                schedule, at, how, older, waiting, words if late > fields.grace_sec else None
-            )
+            if overlap == "skip":
+                met = _met(older, waiting)
+                return ScheduleRun(schedule.name, at, RunState.SKIPPED, reason=met)
+            late = timedelta(seconds=round(now - at))
+            why = f"caught up, {late} late" if now - at > fields.grace_sec else None
+            return ScheduleRun(schedule.name, at, RunState.QUEUED, reason=why)
 
         rows = [*_missed(schedule, due, frozenset(chosen), now), *map(entry, chosen)]
-        ends = how is Meeting.REPLACE and bool(chosen)
+        ends = overlap == "cancel-old" and bool(chosen)
         # Together, so that another ticker sees all of them or none.
         noted = self.store.note_schedule_runs(rows, _passed_by(waiting, chosen[0]) if ends else ())
         yield from noted
@@ -344,23 +330,12 @@ class Ticker:
         return schedule.times.local(at).isoformat()
 
 
-def _entry(
-    schedule: Schedule,
-    at: float,
-    how: Meeting,
-    older: list[_Open],
-    waiting: list[ScheduleRun],
-    words: str | None,
-) -> ScheduleRun:
-    """The row of a time to run."""
-    if how is not Meeting.SKIP:
-        return ScheduleRun(schedule.name, at, RunState.QUEUED, reason=words)
+def _met(older: list[_Open], waiting: list[ScheduleRun]) -> str:
+    """The run that a time to run meets, in words."""
     if older:
         run, job = older[0]
-        met = f"job {job.job_id} of {utc(run.logical_at)} was still running"
-    else:
-        met = f"the run of {utc(waiting[0].logical_at)} was still waiting"
-    return ScheduleRun(schedule.name, at, RunState.SKIPPED, reason=met)
+        return f"job {job.job_id} of {utc(run.logical_at)} was still running"
+    return f"the run of {utc(waiting[0].logical_at)} was still waiting"
 
 
 def _missed(

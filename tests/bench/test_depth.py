@@ -9,6 +9,7 @@ import statistics
 import pytest
 
 from specbatch.benchmarks.beside import beside_best, beside_others
+from specbatch.benchmarks.contenders import random_prompts
 from specbatch.benchmarks.depth import Bed
 from specbatch.jobs.bench.models import demo_model
 from specbatch.pipeline.policy.knowledge import Knowledge
@@ -52,7 +53,7 @@ def test_where_all_are_the_same_none_looks_better_for_being_chosen() -> None:
 
 def test_all_modes_are_at_work_at_once_and_write_what_depth_0_writes() -> None:
     model = demo_model()
-    bed, prompts = Bed(model, "float32", new_tokens=12), model.prompts(3)
+    bed, prompts = Bed(model, "float32", new_tokens=12), random_prompts(model, 3)
     bed.look_up(prompts, at_once=2)
     assert {len(output) for output in bed.known.values()} == {12}
     race = bed.race(prompts, 2, 0.7, teaching=True)  # asserts equal outputs

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from specbatch.benchmarks import gpu
+from specbatch.benchmarks.contenders import Contender
 from specbatch.benchmarks.measuring import measure
 from specbatch.benchmarks.roofline import (
     Roofs,
@@ -21,7 +22,7 @@ from specbatch.benchmarks.roofline import (
     roofs,
     verify_work,
 )
-from specbatch.jobs.bench.contenders import OURS, Completed, Contender, Prompts
+from specbatch.jobs.bench.contenders import OURS, Completed, Prompts
 from support.devices import TRITON_DEVICE
 from support.tree import ROOT
 

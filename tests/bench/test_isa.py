@@ -16,8 +16,8 @@ import pytest
 import specbatch.jobs.bench.peers as package
 from specbatch.jobs.bench import isa
 from specbatch.jobs.bench.contenders import Completed, looked_at
-from specbatch.jobs.bench.idling import Idling, cpu_seconds
 from specbatch.jobs.bench.isa import Seen, denying, facts, forced_level, limits, verdict
+from specbatch.jobs.bench.machine import Idling, cpu_seconds
 from specbatch.jobs.bench.peer_client import PeerSpec, environment_of
 from specbatch.jobs.bench.peers.serve import seen_since
 

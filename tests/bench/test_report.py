@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from specbatch.benchmarks.contenders import NEW_TOKENS, Contender
 from specbatch.benchmarks.measuring import Row, measure
 from specbatch.benchmarks.report import Results, print_table
-from specbatch.jobs.bench.contenders import NEW_TOKENS, OURS, Completed, Contender, Prompts
+from specbatch.jobs.bench.contenders import OURS, Completed, Prompts
 from specbatch.jobs.bench.peer_client import PeerError
 
 HEADER = {"machine": {"cpu": "c", "date": "2026-01-01"}, "runs": 3, "peers": {"x": {"x": "1"}}}

@@ -13,14 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from specbatch.benchmarks.contenders import random_prompts
 from specbatch.jobs.bench import side_by_side
-from specbatch.jobs.bench.contenders import OURS, Completed
+from specbatch.jobs.bench.contenders import OURS, Completed, spoilt
 from specbatch.jobs.bench.huggingface import ReplayCandidates, Transformers
 from specbatch.jobs.bench.models import demo_model
 from specbatch.jobs.bench.peer_client import PeerError
-from specbatch.jobs.bench.plan import ENGINES, Plan
-from specbatch.jobs.bench.prompt_set import read_prompts
-from specbatch.jobs.bench.replay import spoilt
+from specbatch.jobs.bench.plan import ENGINES, Plan, read_prompts
 from specbatch.jobs.bench.side_by_side import DEPTH_OFF, Turns, beside_others, run
 from specbatch.jobs.bench.side_report import plot, reference_count, reference_share, remarks, table
 from specbatch.jobs.bench.ways import NONE, REPLAYED, Way, learning
@@ -248,7 +247,7 @@ def test_candidates_offer_what_follows_and_never_the_last_token() -> None:
 def test_transformers_pads_prompts_of_several_lengths_and_leaves_no_generator_behind() -> None:
     model = demo_model()
     theirs = Transformers(model.folder, torch.float32, new_tokens=6)
-    prompts = [p[:length] for p, length in zip(model.prompts(3), (9, 4, 7), strict=True)]
+    prompts = [p[:length] for p, length in zip(random_prompts(model, 3), (9, 4, 7), strict=True)]
     outputs = theirs.generate(prompts)
     assert outputs == theirs.one_by_one(prompts)
     assert outputs == theirs.generate_batch(prompts)

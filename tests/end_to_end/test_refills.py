@@ -31,7 +31,7 @@ from specbatch.schemas.routing import queue_for
 from specbatch.schemas.settings import Settings
 from specbatch.workers.app import make_app
 from specbatch.workers.guard import REFILL_TASK
-from specbatch.workers.hints import QUEUE_EXPIRES_SEC, HintLine, hint_queue, send_hint
+from specbatch.workers.hints import QUEUE_EXPIRES_SEC, RefillChannel, hint_queue, send_hint
 from support import demo
 from support.workers import command, worker
 
@@ -195,10 +195,10 @@ def test_a_malformed_hint_is_refused(wrong: dict[str, Any]) -> None:
 
 # --- brokers --------------------------------------------------------------------------------
 @contextmanager
-def line_over(broker_url: str) -> Iterator[tuple[Any, HintLine, list[HintMessage], Any]]:
+def line_over(broker_url: str) -> Iterator[tuple[Any, RefillChannel, list[HintMessage], Any]]:
     """(app, line, hints that came, the event of the next one)."""
     app = make_app(Settings(broker_url=broker_url, workspace="unused"))
-    line, came, arrived = HintLine(app), [], threading.Event()
+    line, came, arrived = RefillChannel(app), [], threading.Event()
 
     def take(message: HintMessage) -> None:
         came.append(message)

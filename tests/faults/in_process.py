@@ -125,8 +125,7 @@ class Shop:
         for host in worker.engines:
             host.close()
         worker.keeper.close()
-        if worker.knowledge is not None:
-            worker.knowledge.close()
+        worker.knowledge.close()
 
     def _models(self) -> FakeModels:
         def engines(model: ModelFolder, beside: ModelFolder | None) -> StandInHost:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from faults.in_process import LEASE_SEC, armed, shop
+from faults.sites import Jolt, Jolts
 
-from specbatch.jobs.chaos.harness import Jolt, Ran, Site, site
+from specbatch.jobs.chaos.harness import Ran, Site, site
 from specbatch.jobs.chaos.plan import Deed, Disturbance, Plan
 from specbatch.jobs.chaos.stand_in import NUMERIC_CLASS, Law
 from specbatch.jobs.chaos.stand_in_model import EOS, VOCAB_SIZE, weights_of
@@ -88,7 +89,7 @@ def test_a_worker_that_is_frozen_with_the_databases_lock_holds_no_submission_up(
     one_site._arm(freeze)
     wait_until("one is frozen", lambda: any(map(is_frozen, one_site.pool.pids)))
     ran = Ran(freeze)
-    one_site._job(ran, [], "behind-it")  # SQLite waits for ten seconds, and then refuses
+    one_site._job(ran, "behind-it")  # SQLite waits for ten seconds, and then refuses
     assert not ran.missed
     assert not ran.unlawful
 
@@ -109,12 +110,12 @@ def test_a_worker_that_stops_after_it_was_thawed_is_thawed_again(one_site: Site)
 
 def test_workers_may_be_hit_from_outside(one_site: Site) -> None:
     pool = one_site.pool
-    hits = [
+    hits = Jolts(
         Jolt("kill", lambda: pool.disturb(0, Deed.KILL), at_rows=0),
         Jolt("freeze", lambda: pool.disturb(1, Deed.FREEZE), at_rows=1),
-    ]
+    )
     ran = one_site.run(PLAIN, hits)
-    assert ran.jolted == ["kill", "freeze"]
+    assert hits.done == ["kill", "freeze"]
     assert ran.restarts == 1
     assert ran.violations == []
 
@@ -129,15 +130,6 @@ def test_a_worker_that_loses_its_device_ends_and_is_started_anew(one_site: Site)
     # It ends by itself, in its own time: the job may be over before that.
     pool.until(lambda: pool.restarts == before + 1, "the worker's end")
     assert "the device fell off the bus" in log_of(one_site)
-
-
-def test_workers_in_interpreters_of_their_own_do_the_same(tmp_path: Path, redis_url: str) -> None:
-    with site(tmp_path / "site", redis_url, fresh=True) as here:
-        ran = here.run(plan(Disturbance(CrashPoint.COMMITTED, Deed.KILL, nth=5)))
-        assert ran.restarts == 1
-        assert ran.violations == []
-        pids = here.pool.pids
-    wait_until("their end", lambda: not any(map(is_running, pids)))
 
 
 def is_running(pid: int) -> bool:

@@ -25,6 +25,7 @@ from faults.sites import SITES, Sites
 
 from specbatch.jobs.chaos.harness import Ran, Site, site
 from specbatch.jobs.chaos.plan import INCIDENTS, Incident, IncidentKind, Plan, incident_plan_of
+from support.postgres_copy import PostgresCopy
 from support.servers import PrivatePostgres, PrivateRedis
 
 WORKERS = 2
@@ -78,11 +79,10 @@ def on_postgres(
     tmp_path_factory: pytest.TempPathFactory, postgres_server: PrivatePostgres
 ) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("postgres")
+    url = postgres_server.create_database()
     with (
         PrivateRedis() as redis,
-        site(
-            folder, redis.url, step_sec=0.01, database_url=postgres_server.create_database()
-        ) as here,
+        site(folder, redis.url, step_sec=0.01, database_url=url, copy=PostgresCopy(url)) as here,
     ):
         yield here
 

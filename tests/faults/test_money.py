@@ -17,7 +17,7 @@ from typing import Any, cast
 import pytest
 from faults.in_process import LEASE_SEC, Died, Shop, armed, attempt, shop
 
-from specbatch.jobs.chaos.conservation import all_time_violations, job_time_violations
+from specbatch.jobs.chaos.conservation import job_time_violations
 from specbatch.jobs.chaos.faults import errors_at
 from specbatch.jobs.chaos.harness import site
 from specbatch.jobs.chaos.plan import Deed, Plan, plan_of
@@ -180,6 +180,30 @@ def has_lost_its_device(worker: Worker) -> bool:
     except DeviceLostError:
         return True
     return False
+
+
+def all_time_violations(store: Store) -> Iterator[str]:
+    """Check the device time of ended workers and of all their jobs."""
+    sessions = store.sessions()
+    for session in sessions:
+        if session.leased is None:
+            yield f"session {session.session_id} has not ended"
+        elif session.leased != session.accounted:
+            yield (
+                f"session {session.session_id} was leased for {session.leased} units, of which "
+                f"{session.accounted} are somewhere"
+            )
+    total = sessions_sheet(sessions)
+    for job in store.list_jobs(limit=1_000_000):
+        times, rows = store.job_times(job.job_id), store.row_times(job.job_id)
+        sheet = job_sheet(times, rows, job.state.is_final)
+        total += sheet
+        if sheet.of(TimeKind.LOST).units < 0 or sheet.pending.units < 0:
+            yield f"the rows of job {job.job_id} were given more than it had"
+        if sheet.total.units < rows_sheet(rows).total.units:
+            yield f"job {job.job_id} cost less than its rows"
+    if total.total != leased(sessions):
+        yield f"{leased(sessions)} was leased, and {total.total} is somewhere"
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from specbatch.jobs.chaos.plan import (
     incident_plan_of,
     plan_of,
 )
-from specbatch.jobs.chaos.unruly_queue import UnrulyQueue
+from specbatch.jobs.chaos.worker import UnrulyQueue
 from specbatch.schemas.crash_points import CrashPoint
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.records import DueWork, Stage
@@ -156,10 +156,11 @@ def messages(number: int) -> list[DueWork]:
 
 def test_unruly_messages_are_doubled_held_back_and_changed_in_order() -> None:
     heard: list[DueWork] = []
-    ring = UnrulyQueue(heard.append)
-    ring.seed(5)
+    queue = UnrulyQueue()
+    enqueue = queue.wrap(heard.append)
+    queue.seed(5)
     for message in messages(100):
-        ring(message)
+        enqueue(message)
     times = Counter(heard)
     assert len(times) > 90, "most come in the end"
     assert max(times.values()) > 1, "some are doubled"
@@ -172,10 +173,11 @@ def test_unruly_messages_are_doubled_held_back_and_changed_in_order() -> None:
 def test_the_same_seed_delivers_alike_and_none_delivers_as_it_is() -> None:
     def enqueue_all(seed: int | None) -> list[DueWork]:
         heard: list[DueWork] = []
-        ring = UnrulyQueue(heard.append)
-        ring.seed(seed)
+        queue = UnrulyQueue()
+        enqueue = queue.wrap(heard.append)
+        queue.seed(seed)
         for message in messages(30):
-            ring(message)
+            enqueue(message)
         return heard
 
     assert enqueue_all(None) == messages(30)
@@ -184,12 +186,13 @@ def test_the_same_seed_delivers_alike_and_none_delivers_as_it_is() -> None:
 
 def test_what_was_held_back_comes_with_the_next_message_when_all_is_calm_again() -> None:
     heard: list[DueWork] = []
-    ring = UnrulyQueue(heard.append)
-    ring.seed(3)
+    queue = UnrulyQueue()
+    enqueue = queue.wrap(heard.append)
+    queue.seed(3)
     for message in messages(20):
-        ring(message)
-    ring.seed(None)
+        enqueue(message)
+    queue.seed(None)
     last = DueWork("job00000000000001", Stage.RECORD, 0)
-    ring(last)
+    enqueue(last)
     assert heard[-1] == last
     assert set(messages(20)) <= set(heard)

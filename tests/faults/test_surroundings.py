@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 from conftest import S3
+from faults.sites import Jolt, Jolts
 
-from specbatch.jobs.chaos.harness import Jolt, Ran, Site, site
+from specbatch.jobs.chaos.harness import Ran, Site, site
 from specbatch.jobs.chaos.plan import Deed, Disturbance, Plan
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.crash_points import CrashPoint
@@ -43,12 +44,11 @@ def over(folder: Path, broker_url: str, **values: str) -> Iterator[Site]:
 def test_redis_forgets_everything(own_redis: PrivateRedis, tmp_path: Path) -> None:
     with over(tmp_path, own_redis.url) as here:
         for seed in range(3):
-            flushes = [
-                Jolt("FLUSHALL", lambda: forget(own_redis), at_rows=rows) for rows in (0, 1, 6)
-            ]
-            ran = here.run(plan(seed), flushes)
-            held(ran)
-            assert len(ran.jolted) == 3
+            flushes = Jolts(
+                *(Jolt("FLUSHALL", lambda: forget(own_redis), at_rows=rows) for rows in (0, 1, 6))
+            )
+            held(here.run(plan(seed), flushes))
+            assert len(flushes.done) == 3
 
 
 def forget(redis: PrivateRedis) -> None:
@@ -63,9 +63,9 @@ def test_redis_crashes_and_comes_back_empty(own_redis: PrivateRedis, tmp_path: P
 
     with over(tmp_path, own_redis.url) as here:
         kill = Disturbance(CrashPoint.VERIFY, Deed.KILL, nth=3)
-        ran = here.run(plan(1, kill), [Jolt("restart", crash, at_rows=1)])
-        held(ran)
-        assert ran.jolted == ["restart"]
+        restarts = Jolts(Jolt("restart", crash))
+        held(here.run(plan(1, kill), restarts))
+        assert restarts.done == ["restart"]
 
 
 def test_rabbitmq_restarts(own_rabbit: PrivateRabbit, tmp_path: Path) -> None:
@@ -78,9 +78,9 @@ def test_rabbitmq_restarts(own_rabbit: PrivateRabbit, tmp_path: Path) -> None:
                 own_rabbit.start()
 
             kill = Disturbance(CrashPoint.SUBMIT, Deed.KILL, nth=2)
-            ran = here.run(plan(seed, kill), [Jolt("restart", restart, at_rows=1)])
-            held(ran)
-            assert ran.jolted == ["restart"]
+            restarts = Jolts(Jolt("restart", restart))
+            held(here.run(plan(seed, kill), restarts))
+            assert restarts.done == ["restart"]
 
 
 # --- PostgreSQL -----------------------------------------------------------------------------
@@ -94,9 +94,9 @@ def test_postgres_crashes_and_restarts(
     url = own_postgres.create_database()
     with over(tmp_path, redis_url, database_url=url) as here:
         for seed, what in enumerate((crash, own_postgres.restart)):
-            ran = here.run(plan(seed), [Jolt("restart", what, at_rows=1)])
-            held(ran)
-            assert ran.jolted == ["restart"]
+            restarts = Jolts(Jolt("restart", what))
+            held(here.run(plan(seed), restarts))
+            assert restarts.done == ["restart"]
 
 
 @pytest.mark.parametrize(

@@ -191,4 +191,4 @@ def test_files_are_read_again_when_they_change(
     assert crons() == {"b": "2 * * * *"}
     write("c.yaml", schedule="b", cron="4 * * * *")
     assert crons() == {"b": "2 * * * *"}
-    assert "has its name too" in caplog.text
+    assert "'b' is the name of b.yaml too" in caplog.text

@@ -227,8 +227,7 @@ class Site:
         for host in self.worker.engines:
             host.close()
         self.worker.keeper.close()
-        if self.worker.knowledge is not None:
-            self.worker.knowledge.close()
+        self.worker.knowledge.close()
         self.store.close()
         self.worker.tracing.close()
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from celery import Celery
-
-from specbatch.workers.consuming import (
+from specbatch.workers.consumer import (
     MOST_PAUSE_SEC,
     NOT_YET,
     SETTLED_SEC,
     STEADY_SEC,
     STUCK_SEC,
     Consuming,
-    consuming_of,
-    tell,
 )
 
 
@@ -80,8 +76,3 @@ def test_a_loop_that_turns_no_more_takes_nothing() -> None:
     assert one.trouble() == "the broker does not answer"
     one.turned()
     assert one.trouble() is None
-
-
-def test_an_app_s_consumer_tells_the_one_that_was_named() -> None:
-    app, one = Celery("a", set_as_current=False), Consuming()
-    assert tell(app, one) is consuming_of(app) is one

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specbatch.workers.envelopes import (
+from specbatch.workers.redis_transport import (
     MOST_BYTES,
     UnreadableError,
     check_envelope,
