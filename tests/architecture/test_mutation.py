@@ -1,14 +1,76 @@
-"""The mutation tester: its mutants are Python, its areas exist, and it leaves nothing behind."""
+"""The mutation tester: its mutants are Python, and they change what is imported."""
 
 from __future__ import annotations
 
+import sys
+import types
 from pathlib import Path
 
 import pytest
 
 from specbatch.tools import mutation
-from specbatch.tools.mutation import AREAS, mutants_of, planted, wilson
+from specbatch.tools.mutation import (
+    AREAS,
+    Calls,
+    Mutant,
+    mutants_of,
+    note_calls,
+    plant,
+    wilson,
+)
 from support.tree import ROOT
+
+MODULE = """
+from dataclasses import dataclass
+from functools import cache
+
+LIMIT = 3
+
+
+def is_small(x):
+    return x < LIMIT
+
+
+@cache
+def doubled(x):
+    return x * 2
+
+
+@dataclass(frozen=True)
+class Box:
+    size: int = 1
+
+    @property
+    def is_large(self):
+        return self.size >= 5
+
+    @classmethod
+    def of(cls, size):
+        def inner():
+            return size + 1
+
+        return cls(inner())
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """A module of the product that is imported, and one that imported its names."""
+    monkeypatch.setattr(mutation, "ROOT", tmp_path)
+    (tmp_path / "small.py").write_text(MODULE)
+    made, importer = types.ModuleType("specbatch.small"), types.ModuleType("importer")
+    monkeypatch.setitem(sys.modules, "specbatch.small", made)
+    monkeypatch.setitem(sys.modules, "importer", importer)
+    made.__file__ = str(tmp_path / "small.py")
+    exec(compile(MODULE, str(tmp_path / "small.py"), "exec"), made.__dict__)
+    importer.__dict__.update({k: v for k, v in vars(made).items() if not k.startswith("__")})
+    return importer
+
+
+def mutant_to(now: str) -> Mutant:
+    found = [one for one in mutants_of(mutation.ROOT / "small.py") if one.now == now]
+    assert len(found) == 1, found
+    return found[0]
 
 
 @pytest.mark.parametrize("area", AREAS)
@@ -29,24 +91,49 @@ def test_every_mutant_is_python_and_differs() -> None:
         compile(source[:start] + mutant.now.encode() + source[end:], path, "exec")
 
 
-def test_the_module_is_put_back_when_a_run_is_interrupted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_function_is_changed_for_whoever_imported_it(module: types.ModuleType) -> None:
+    assert module.is_small(2)
+    plant(mutant_to("(x >= LIMIT)"))
+    assert not module.is_small(2)
+
+
+def test_a_cached_function_forgets_what_it_returned(module: types.ModuleType) -> None:
+    assert module.doubled(4) == 8
+    plant(mutant_to("(x / 2)"))
+    assert module.doubled(4) == 2
+
+
+def test_a_property_and_a_function_within_a_class_method_are_changed(
+    module: types.ModuleType,
 ) -> None:
-    monkeypatch.setattr(mutation, "ROOT", tmp_path)
-    path = tmp_path / "module.py"
-    path.write_text("def small(x):\n    return x < 3\n")
-    seen = []
+    box = module.Box(5)
+    plant(mutant_to("(self.size > 5)"))
+    assert not box.is_large
+    plant(mutant_to("(size - 1)"))
+    assert module.Box.of(3) == module.Box(2)
 
-    def interrupted() -> None:
-        with planted(next(iter(mutants_of(path)))):
-            seen.append(path.read_text())
-            raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert seen == ["def small(x):\n    return not (x < 3)\n"]
-    assert path.read_text() == "def small(x):\n    return x < 3\n"
-    assert list(tmp_path.iterdir()) == [path]
+def test_a_constant_and_a_default_are_changed_for_whoever_imported_them(
+    module: types.ModuleType,
+) -> None:
+    plant(mutant_to("(4)"))
+    assert module.LIMIT == 4
+    assert module.is_small(3)
+    [default] = [one for one in mutants_of(mutation.ROOT / "small.py") if one.line == 19]
+    plant(default)
+    assert module.Box().size == 2
+
+
+def test_a_mutant_meets_the_tests_that_call_its_function_quickest_first(
+    module: types.ModuleType,
+) -> None:
+    called: set[tuple[str, str]] = set()
+    note_calls(mutation.ROOT / "small.py", called)
+    module.Box.of(1)
+    assert called == {("small.py", "Box.of")}
+    slow, quick, other = Calls(2.0, set(called)), Calls(1.0, set(called)), Calls(0.5)
+    assert mutation.tests_of(mutant_to("(size - 1)"), [slow, quick, other]) == [1, 0]
+    assert mutation.tests_of(mutant_to("(4)"), [slow, quick, other]) == [2, 1, 0]
 
 
 def test_the_interval_is_wilson_s() -> None:
