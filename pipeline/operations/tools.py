@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from specbatch.pipeline.bootstrap import require_engine_extra
@@ -83,8 +84,6 @@ def first_rows(
 
     None if prompts cannot be read: they are not here, or the light install cannot read Arrow files.
     """
-    from importlib.util import find_spec
-
     if find_spec("pyarrow") is None:
         return None
     from specbatch.pipeline.storage.prompts import reader
@@ -106,8 +105,6 @@ def prompt_row(
 
     Raises `ObjectError` if the file cannot be read.
     """
-    from importlib.util import find_spec
-
     if find_spec("pyarrow") is None:
         return None
     from specbatch.pipeline.storage.prompts import rows_of
@@ -118,8 +115,6 @@ def prompt_row(
 
 def make_exporter(settings: Settings, store: Store) -> Exporter:
     """An exporter for jobs of a store. Raises `MissingExtraError` without pyarrow."""
-    from importlib.util import find_spec
-
     missing = [name for name in ("pyarrow", "numpy") if find_spec(name) is None]
     if missing:
         raise MissingExtraError(
