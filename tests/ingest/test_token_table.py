@@ -97,7 +97,7 @@ CONTRADICTIONS: dict[str, dict[str, Any]] = {
     "1 rejected tokens, and 2 are kept": {
         "provenance": Provenance((1, 2), (1, 2), ("a",), (0,), (2,), (5, 6))
     },
-    "a draft names a source that it does not have": {
+    "a draft names a source that is not listed": {
         "provenance": Provenance((1, 2), (1, 2), ("a",), (1,), (2,), (5,))
     },
 }
