@@ -93,7 +93,7 @@ def test_without_the_key_one_sentence_says_so(opened: Open) -> None:
     [(_, _, _, last_error)] = keyless.failed_groups(JOB)
     assert last_error == SHOWN_WITHOUT_KEY
     assert keyless.progress(JOB).completions == 4
-    with pytest.raises(StoreError, match="not among those of SPECBATCH_ENCRYPTION_KEY"):
+    with pytest.raises(StoreError, match="missing from SPECBATCH_ENCRYPTION_KEY"):
         list(opened(Cipher([b"x" * 32])).completions(JOB))
 
 
@@ -122,7 +122,7 @@ def test_a_group_with_such_an_error_is_closed(opened: Open) -> None:
 
 def test_a_whole_spec_is_never_replaced_by_what_is_shown_of_it(opened: Open) -> None:
     opened(NEW).create_job(new_job(privacy=PrivacyMode.REDACTED, sealed_spec='{"stop": "Anna"}'))
-    with pytest.raises(StoreError, match="not among those of SPECBATCH_ENCRYPTION_KEY"):
+    with pytest.raises(StoreError, match="missing from SPECBATCH_ENCRYPTION_KEY"):
         opened(OLD).get_job(JOB)
 
 
@@ -142,7 +142,7 @@ def test_a_cell_that_was_moved_is_noticed(url: str, opened: Open) -> None:
     ingest(store)
     record(store, 0)
     raw(url, "UPDATE completions SET text = error WHERE row_index = 1")
-    with pytest.raises(StoreError, match="moved here from elsewhere"):
+    with pytest.raises(StoreError, match="copied from elsewhere"):
         list(store.completions(JOB))
 
 
@@ -232,7 +232,7 @@ def test_without_its_key_an_audit_says_so_and_calls_nothing_changed(opened: Open
         record(store, index)
     finish(store, JobState.DONE)
     other = opened(Cipher([b"x" * 32]))
-    with pytest.raises(UnknownKeyError, match="add it behind the others"):
+    with pytest.raises(UnknownKeyError, match="add it after the others"):
         audit_chain(other, Published(), JOB)
 
 

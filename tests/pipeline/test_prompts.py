@@ -65,7 +65,7 @@ def test_a_groups_rows_are_a_slice_of_its_file(
     assert rows_of(objects, job, Prompts(files[0], 0, 8)) == ROWS[:8]
     assert rows_of(objects, job, Prompts(files[0], 2, 3)) == ROWS[2:5]
     assert rows_of(objects, job, Prompts(files[1], 7, 1)) == ROWS[15:]
-    with pytest.raises(ObjectError, match="8 rows, fewer than the store knows of"):
+    with pytest.raises(ObjectError, match="8 rows, fewer than the store says"):
         rows_of(objects, job, Prompts(files[0], 5, 4))
 
 

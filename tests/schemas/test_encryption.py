@@ -50,7 +50,7 @@ def test_equal_texts_differ_and_equal_files_do_not() -> None:
 def test_a_value_of_another_column_or_a_changed_one_is_refused() -> None:
     cipher = Cipher([NEW])
     encrypted = cipher.encrypt_text("a", "completions.text")
-    with pytest.raises(StoreError, match="moved here from elsewhere"):
+    with pytest.raises(StoreError, match="copied from elsewhere"):
         cipher.decrypt_text(encrypted, "completions.error")
     data = bytearray(cipher.encrypt(b"abc", "job/file"))
     data[-1] ^= 1
@@ -67,7 +67,7 @@ def test_keys_are_rotated_by_putting_a_new_one_in_front() -> None:
     old, new = before.encrypt_text("a", "c"), between.encrypt_text("b", "c")
     assert between.decrypt_text(old, "c") == "a"
     assert after.decrypt_text(new, "c") == "b"
-    with pytest.raises(StoreError, match="not among those of SPECBATCH_ENCRYPTION_KEY"):
+    with pytest.raises(StoreError, match="missing from SPECBATCH_ENCRYPTION_KEY"):
         after.decrypt_text(old, "c")
     assert between.hashed("id", "row id") == before.hashed("id", "row id")
     assert after.hashed("id", "row id") != before.hashed("id", "row id")
