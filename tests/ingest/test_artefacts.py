@@ -80,5 +80,5 @@ def test_damaged_bytes_are_an_object_error() -> None:
 
 
 def test_a_file_of_another_kind_is_an_object_error() -> None:
-    with pytest.raises(ObjectError, match="layout of another version"):
+    with pytest.raises(ObjectError, match="a layout of another version"):
         read_prompts(write_drafts(DRAFTS))

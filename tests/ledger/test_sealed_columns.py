@@ -142,7 +142,7 @@ def test_a_cell_that_was_moved_is_noticed(url: str, opened: Open) -> None:
     ingest(store)
     record(store, 0)
     raw(url, "UPDATE completions SET text = error WHERE row_index = 1")
-    with pytest.raises(StoreError, match="changed or copied from elsewhere"):
+    with pytest.raises(StoreError, match="copied from elsewhere"):
         list(store.completions(JOB))
 
 
