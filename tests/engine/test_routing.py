@@ -102,7 +102,7 @@ def test_two_models_are_not_run_where_one_does_for_all() -> None:
 
 def test_sequences_stay_where_they_are_between_models_alike() -> None:
     models = [FakeModel(A, {"en": 0.8}, CHEAP), FakeModel(B, {"en": 0.8}, CHEAP)]
-    simulation = Simulation(models, ("en",), seed=3)  # of one luck: models change places seldom
+    simulation = Simulation(models, ("en",), seed=1)  # of one luck: models change places seldom
     simulation.steps(500)
     run = simulation.steps(4000)
     assert max(run.share("en", A), run.share("en", B)) >= 0.98, "but for trials"

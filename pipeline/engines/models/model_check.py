@@ -18,8 +18,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
 from specbatch.schemas.errors import ModelError
 
 INDEX = "model.safetensors.index.json"
@@ -229,6 +227,8 @@ def _check_number(ref: str, name: str, value: Any, limit: int) -> None:
 # --- the weights --------------------------------------------------------------------------------
 def _header(ref: str, path: Path) -> dict[str, tuple[int, ...]]:
     """The shapes of a file's tensors, once header and size fit together."""
+    from safetensors import SafetensorError, safe_open
+
     try:
         with safe_open(path, framework="numpy") as file:
             return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - no mapping

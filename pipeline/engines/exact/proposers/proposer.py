@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.policy.step_cost import LinearCost
+
+if TYPE_CHECKING:  # stages import proposers, and need no torch
+    from torch import Tensor
 
 
 class Proposer:
