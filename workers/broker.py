@@ -29,7 +29,6 @@ VISIBILITY_TIMEOUT_SEC = 3600
 # A message that ends its worker every time is dropped after so many deliveries; otherwise it would
 # go round for ever. The store counts attempts itself, and the sweeper enqueues while some are left.
 DELIVERY_LIMIT = 10
-MOST_CHARACTERS = 300  # of a client library's error, where it is told
 
 _REQUIREMENTS = {
     "required": ssl.CERT_REQUIRED,

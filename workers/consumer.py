@@ -21,8 +21,7 @@ from kombu.message import Message
 
 from specbatch.schemas.errors import BrokerLostError, first_line
 from specbatch.schemas.masking import mask_url
-from specbatch.workers.broker import MOST_CHARACTERS
-from specbatch.workers.guard import RefusedMessageError, check
+from specbatch.workers.guard import MOST_CHARACTERS, RefusedMessageError, check
 
 log = logging.getLogger(__name__)
 

@@ -23,6 +23,7 @@ from specbatch.schemas.messages import (
 
 WORK_TASK = "specbatch.work"
 REFILL_TASK = "specbatch.refill"
+MOST_CHARACTERS = 300  # of a client library's error, in a log
 
 _KINDS: Mapping[str, tuple[type[BaseModel], int]] = {
     WORK_TASK: (WorkMessage, MAX_WORK_BYTES),

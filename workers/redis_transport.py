@@ -36,7 +36,7 @@ from kombu.transport.virtual import Empty
 from redis.exceptions import ResponseError
 
 from specbatch.schemas.errors import first_line
-from specbatch.workers.broker import MOST_CHARACTERS
+from specbatch.workers.guard import MOST_CHARACTERS
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,10 @@ from rich.console import Console
 
 from specbatch.benchmarks.contenders import NEW_TOKENS, Contender
 from specbatch.benchmarks.measuring import Row, measure
+from specbatch.benchmarks.peer_roster import KNOWN, Roster
 from specbatch.benchmarks.report import Results, print_table
 from specbatch.jobs.bench.contenders import OURS, Completed, Prompts
+from specbatch.jobs.bench.models import demo_model
 from specbatch.jobs.bench.peer_client import PeerError
 
 HEADER = {"machine": {"cpu": "c", "date": "2026-01-01"}, "runs": 3, "peers": {"x": {"x": "1"}}}
@@ -110,3 +112,11 @@ def test_table_says_rates_ratios_and_failures() -> None:
     assert "64 (4.00×)" in lines["generate"]
     assert "512 (0.50×)" in lines["fast"]
     assert "failed" in lines["slow"]
+
+
+def test_each_peer_of_the_roster_has_an_engine_file(tmp_path: Path) -> None:
+    environment = {known.variable: "python" for known in KNOWN}
+    roster = Roster(environment, demo_model(), "float32", 1, tmp_path)
+    files = {peer.spec.engine for peers in roster._peers.values() for peer in peers}
+    assert len(files) == len(KNOWN)
+    assert all(file.is_file() for file in files)
