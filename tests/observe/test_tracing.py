@@ -293,13 +293,13 @@ def test_a_worker_that_ends_gives_attempts_a_moment_to_end(file: Path) -> None:
     assert told.attributes["specbatch.outcome"] == "kept"
 
 
-def test_a_cut_is_an_event_and_what_cannot_be_told_is_logged(
+def test_a_split_is_an_event_and_what_cannot_be_told_is_logged(
     file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tracing = open_tracing(all_of(file))
     broken: Any = None
     with tracing.attempt(LEASE) as span:
-        spans.cut(span, 1_000_000, 3)
+        spans.split(span, 1_000_000, 3)
         spans.verified(span, broken, [], [])
     tracing.close()
     (told,) = read_traces(file)
