@@ -25,7 +25,7 @@ import time
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -373,7 +373,7 @@ class Judge:
                 seconds = sum(calls[number].seconds for number in order)
                 limit = time.monotonic() + max(LEAST_LIMIT_SEC, LIMIT_TIMES * seconds)
                 chosen = [items[number] for number in order]
-                pid, reads = in_fork(lambda m=mutant, c=chosen: verdict(m, c))  # type: ignore[misc]
+                pid, reads = in_fork(partial(verdict, mutant, chosen))
                 running[pid] = (mutant, reads, limit)
             for pid, (mutant, reads, limit) in list(running.items()):
                 hung = time.monotonic() > limit
