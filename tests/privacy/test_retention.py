@@ -162,6 +162,6 @@ def test_a_key_is_needed_and_workers_may_not_keep_less_than_was_submitted() -> N
         keyless.check(job_of(PrivacyMode.REDACTED))
     assert keyless.words(job_of(PrivacyMode.REDACTED), f"of {MAIL}") == "of [EMAIL]"
     strict = privacy(PrivacyMode.HASH_ONLY)
-    with pytest.raises(UsageError, match="the settings here say hash-only for tenant 'clinic'"):
+    with pytest.raises(UsageError, match="the settings here ask for hash-only for tenant 'clinic'"):
         strict.check(job_of(PrivacyMode.REDACTED))
     privacy(PrivacyMode.FULL).check(job_of(PrivacyMode.REDACTED))
