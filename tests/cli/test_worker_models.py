@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -41,7 +41,7 @@ def started(monkeypatch: pytest.MonkeyPatch, redis_url: str) -> Called:
         "specbatch.workers.lifecycle.run_worker",
         lambda _settings, *rest: calls.append(rest),
     )
-    monkeypatch.setattr("specbatch.jobs.cli.worker.beside", lambda *_: nullcontext())
+    monkeypatch.setattr("specbatch.jobs.cli.worker.ProcessBeside", lambda *_: Mock())
     return calls
 
 

@@ -197,7 +197,9 @@ def test_counters_are_the_store_s_totals_to_the_last_token(busy: Busy) -> None:
             assert total("accepted_tokens", tag=label) == sum(r.accepted for r in mine)
         proposers = Counter[str]()
         for record in records:
-            proposers.update({name: of.accepted for name, of in by_proposer(record).items()})
+            proposers.update(
+                {name: accepted for name, (_, accepted) in by_proposer(record).items()}
+            )
         for name, accepted in proposers.items():
             assert total("accepted_tokens", proposer=name) == accepted
         baseline = progress.cost_usd + saved_usd(records)
