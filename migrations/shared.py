@@ -84,10 +84,7 @@ def first_completions() -> list[sa.Column[Any]]:
 
 def top_logprobs() -> list[sa.Column[Any]]:
     """The columns of 0002."""
-    return [sa.Column(n, array(of)) for n, of in _TOP.items()]
-
-
-_TOP: dict[str, type[sa.types.TypeEngine[Any]]] = {
-    "top_token_ids": sa.Integer,
-    "top_logprobs": sa.REAL,
-}
+    return [
+        sa.Column("top_token_ids", array(sa.Integer)),
+        sa.Column("top_logprobs", array(sa.REAL)),
+    ]

@@ -18,6 +18,7 @@ import json
 import math
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -162,7 +163,7 @@ def plant(mutant: Mutant) -> None:
         if getattr(value, "__module__", None) == module.__name__ and callable(value):
             _become(was, value)
         elif _is_plain(value) and value != was:
-            _tell_all(name, was, value)
+            _set_everywhere(name, was, value)
 
 
 def module_of(path: str) -> types.ModuleType:
@@ -200,7 +201,7 @@ def _is_plain(value: object) -> bool:
     return type(value) in (int, float, bool, str)
 
 
-def _tell_all(name: str, was: object, value: object) -> None:
+def _set_everywhere(name: str, was: object, value: object) -> None:
     """Constants are imported by name."""
     for other in list(sys.modules.values()):
         if type(known := getattr(other, "__dict__", {}).get(name)) is type(was) and known == was:
@@ -375,17 +376,19 @@ class Judge:
                 chosen = [items[number] for number in order]
                 pid, reads = in_fork(partial(verdict, mutant, chosen))
                 running[pid] = (mutant, reads, limit)
+            left = min(limit for _, _, limit in running.values()) - time.monotonic()
+            ready, _, _ = select.select([reads for _, reads, _ in running.values()], [], [],
+                                        max(left, 0.0))  # fmt: skip
             for pid, (mutant, reads, limit) in list(running.items()):
-                hung = time.monotonic() > limit
-                if hung or os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                hung = reads not in ready and time.monotonic() >= limit
+                if hung or reads in ready:  # it answered, or it ended
                     with contextlib.suppress(ProcessLookupError):
-                        os.killpg(pid, signal.SIGKILL)
+                        os.killpg(pid, signal.SIGKILL)  # what its tests started, too
                     told = answer_of(pid, reads)
                     results[mutant] = HUNG if hung else told or FAILED
                     del running[pid]
                     said = f"{self.area} {len(results)}/{len(sample)} {results[mutant]}"
                     print(f"{said}: {mutant.path}:{mutant.line}", file=sys.stderr, flush=True)
-            time.sleep(0.01)  # several may end; there is nothing that waits for the first of them
         return results
 
 

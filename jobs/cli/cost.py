@@ -13,6 +13,7 @@ from specbatch.jobs.cli.connect import load_settings
 from specbatch.jobs.cli.console import say, say_json, show_whole
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.operations.report import MEANING
 from specbatch.pipeline.policy.costs.balance import Amount, Sheet, leased, sessions_sheet
 from specbatch.pipeline.policy.costs.job_costs import By, JobCost, Line, line_of, lines_by
 from specbatch.pipeline.policy.costs.savings import NOT_MEASURED, NOTHING_DRAFTED
@@ -21,16 +22,6 @@ from specbatch.schemas.provenance import TimeKind
 from specbatch.schemas.records import JobRow
 
 MOST_JOBS = 1_000_000
-_MEANING = {
-    TimeKind.PREFILL: "reading prompts",
-    TimeKind.VERIFY: "deciding tokens that were kept",
-    TimeKind.DRAFT: "drafting",
-    TimeKind.REJECTED: "verifying drafts that were refused",
-    TimeKind.PADDING: "rows that only fill up a pass",
-    TimeKind.OVERHEAD: "beside the models, while there was work",
-    TimeKind.LOST: "attempts and drafts that came to nothing",
-    TimeKind.IDLE: "without work",
-}
 
 
 def cost(
@@ -88,7 +79,7 @@ def balance_table(sheet: Sheet, paid: Amount, total: str) -> Table:
     for heading in ("seconds", "dollars", "share"):
         table.add_column(heading, justify="right")
     table.add_column("", style="dim")
-    parts = [(kind.value, sheet.of(kind), _MEANING[kind]) for kind in TimeKind]
+    parts = [(kind.value, sheet.of(kind), MEANING[kind]) for kind in TimeKind]
     if sheet.pending.ticks:
         parts.append(("pending", sheet.pending, "in flight, or not recorded yet"))
     for name, amount, meaning in parts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:  # stages import proposers, and need no torch
     from torch import Tensor
 
 
-class Proposer:
+class Proposer(ABC):
     """Guesses the next tokens of sequences. Wrong guesses cost time, never correctness.
 
     Every proposer has a name, `available` and `propose`. The other methods are for those that
@@ -26,13 +27,13 @@ class Proposer:
     # sequence whose verification is not coupled.
     has_draft_probs = False
 
+    @abstractmethod
     def available(self, sequence: Sequence) -> int:
         """How many draft tokens it could offer now; 0 when it has nothing to say."""
-        raise NotImplementedError
 
+    @abstractmethod
     def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:
         """At most `depths[i]` (>= 1) draft tokens for `sequences[i]`; fewer or none is allowed."""
-        raise NotImplementedError
 
     def confidence_bucket(self, sequence: Sequence) -> int:  # noqa: ARG002 - for those that can tell
         """A small number for how sure it is of what it could offer now; 0 if it cannot tell.
@@ -46,15 +47,18 @@ class Proposer:
         return 0
 
     def draft_probs(self, sequence: Sequence) -> Tensor:
-        """float32 [drafted, vocab_size]: what each token of the last draft was sampled from."""
+        """float32 [drafted, vocab_size]: what each token of the last draft was sampled from.
+
+        Only of a proposer that has `has_draft_probs`.
+        """
         raise NotImplementedError
 
     def next_token_logprobs(self, sequence: Sequence) -> Tensor | None:  # noqa: ARG002 - as `behind`
         """float32 [vocab_size] of the token behind the last; None where it cannot tell cheaply."""
         return None
 
-    def on_verified(self, sequence: Sequence) -> None:
+    def on_verified(self, sequence: Sequence) -> None:  # noqa: B027 - most keep nothing
         """The sequence holds the verdict on its last draft: drop what was rejected."""
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence: Sequence) -> None:  # noqa: B027 - as `on_verified`
         """The sequence is finished or was preempted."""
