@@ -331,7 +331,7 @@ class Judge:
         every = [mutant for path in paths for mutant in mutants_of(path)]
         drawn = random.Random(f"{self.area} {self.seed}")
         sample = drawn.sample(every, min(self.count, len(every)))
-        session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+        session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # forks share it
         items = session.items
         calls = self._calls(items, paths)
         results = self._judged(sample, items, calls)

@@ -39,7 +39,7 @@ class Loading(EngineHost):
     """A host that loads its models until `loaded`, of the numeric class of the stand-ins."""
 
     def serves(self) -> Serves:
-        return Serves.of(self.verifier.ref, dict.fromkeys(all_keys(), NUMERIC_CLASS))
+        return Serves.of(self.model.ref, dict.fromkeys(all_keys(), NUMERIC_CLASS))
 
     def __init__(self, model: Path) -> None:
         super().__init__(inspect_model(str(model)), None, 4, 64, 1 << 20, gate=threading.Lock())
@@ -110,7 +110,7 @@ def test_a_task_that_reads_its_prompts_while_the_host_is_stopped_gives_its_group
         job = site.submit(["a", "b"])
         site.work(site.worker("reads", site.host()), Stage.INGEST)
         (message,) = site.store.due()
-        host._models.verifier = inspect_model(site.model)
+        host._models.model = inspect_model(site.model)
         ending = site.worker("ends", host)
         host.stop()
         for _ in range(10):  # forgiven: more often than a group may fail
