@@ -11,17 +11,21 @@ TLS is asked for by the scheme, `rediss://` or `amqps://`; the URL says how it i
 
 from __future__ import annotations
 
+import logging
 import os
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
+from celery import Celery
 from celery.app.amqp import AMQP, Queues
 from kombu.entity import Exchange, Queue
 
 from specbatch.schemas.errors import UsageError
+
+log = logging.getLogger(__name__)
 
 # Groups take minutes; anything unacknowledged for longer is delivered again, and the lease decides
 # which worker goes on. All apps must agree, for on Redis the shortest wins.
@@ -29,6 +33,10 @@ VISIBILITY_TIMEOUT_SEC = 3600
 # A message that ends its worker every time is dropped after so many deliveries; otherwise it would
 # go round for ever. The store counts attempts itself, and the sweeper enqueues while some are left.
 DELIVERY_LIMIT = 10
+
+# A queue that has a leader answers at once. RabbitMQ itself gives up after five seconds, ten times.
+LEADERLESS_SEC = 5.0
+NO_LEADER = 541  # AMQP's internal error: what it then says to whoever wants to consume
 
 _REQUIREMENTS = {
     "required": ssl.CERT_REQUIRED,
@@ -111,6 +119,33 @@ class RabbitAMQP(AMQP):  # type: ignore[misc]  # celery has no types
 def declarations(url: str) -> type[AMQP]:
     """The class that knows how queues are declared on this broker."""
     return RabbitAMQP if is_rabbit(url) else RedisAMQP
+
+
+def replace_leaderless(app: Celery, names: Iterable[str]) -> None:
+    """Delete those of RabbitMQ's quorum queues that have no leader; consumers declare them anew.
+
+    A node that is killed within seconds of a queue's declaration may have lost its replica. It then
+    waits for a leader for ever. No work is lost with the messages: sweepers enqueue it again.
+    """
+    for name in names:
+        if _is_leaderless(app, name):
+            log.warning("queue %s has no leader: it is deleted, and declared anew", name)
+            with app.connection_for_write() as connection, connection.channel() as channel:
+                channel.queue_delete(name)
+
+
+def _is_leaderless(app: Celery, name: str) -> bool:
+    """Whether nobody can consume from the queue. Messages that come meanwhile go back to it."""
+    with app.connection_for_write(transport_options={"read_timeout": LEADERLESS_SEC}) as connection:
+        channel = connection.channel()
+        try:
+            channel.basic_consume(name, callback=lambda _: None)
+        except TimeoutError:
+            connection.collect()  # without a farewell, which would wait for an answer
+            return True
+        except connection.channel_errors:
+            return False  # it does not exist
+        return False
 
 
 def tls_options(url: str) -> tuple[str, dict[str, Any] | None]:

@@ -21,6 +21,7 @@ from kombu.message import Message
 
 from specbatch.schemas.errors import BrokerLostError, first_line
 from specbatch.schemas.masking import mask_url
+from specbatch.workers.broker import NO_LEADER, replace_leaderless
 from specbatch.workers.guard import MOST_CHARACTERS, RefusedMessageError, check
 
 log = logging.getLogger(__name__)
@@ -171,6 +172,9 @@ class CheckedConsumer(Consumer):  # type: ignore[misc]  # celery has no types
                     "the worker"
                 )
             )
+        if getattr(error, "code", None) == NO_LEADER:
+            with suppress(Exception):  # the next attempt says what is wrong
+                replace_leaderless(self.app, self.app.amqp.queues.consume_from)
         until = time.monotonic() + self._consuming.pause_sec
         while True:
             state.maybe_shutdown()
